@@ -1,0 +1,69 @@
+//! Known defects, switched on by name, so that a test can prove it would notice them.
+//!
+//! With the cargo feature `planted`, the environment variable `TIDEWATER_PLANT` names one of
+//! [`Plant`]; without the feature [`on`] is `false` at compile time and costs nothing.
+
+/// A defect that can be planted. The table in `docs/TESTING.md` says which test catches which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Plant {
+    /// A reader accepts a row without recomputing its hash.
+    AcceptWithoutHash,
+    /// A reader compares the version at both ends instead of the hash.
+    HeadTailVersion,
+    /// The row hash XORs key and version together, so (key, version) pairs collide.
+    LinearHashSeed,
+    /// The clock is published before the frames before it are applied.
+    TickBeforeApply,
+    /// A frame is applied again when its sequence number was seen.
+    SkipDuplicateCheck,
+    /// A poller sleeps without looking once more after announcing it.
+    SleepWithoutSecondLook,
+    /// A snapshot flips without copying untouched blocks forward.
+    SnapshotWithoutCopyForward,
+    /// A reply's slot and tag are left out of its hash.
+    ReplySlotOutsideHash,
+    /// A pushed location is believed without comparing the key.
+    PushByStaleLocation,
+    /// Rows before the offending one of a refused frame are applied.
+    ApplyHalfRefusedFrame,
+    /// Pushes of an `AtClock` table are applied on arrival.
+    AtClockOff,
+}
+
+impl Plant {
+    /// Every defect with its name in `TIDEWATER_PLANT`.
+    pub const ALL: &[(&'static str, Self)] = &[
+        ("accept-without-hash", Self::AcceptWithoutHash),
+        ("head-tail-version", Self::HeadTailVersion),
+        ("linear-hash-seed", Self::LinearHashSeed),
+        ("tick-before-apply", Self::TickBeforeApply),
+        ("skip-duplicate-check", Self::SkipDuplicateCheck),
+        ("sleep-without-second-look", Self::SleepWithoutSecondLook),
+        (
+            "snapshot-without-copy-forward",
+            Self::SnapshotWithoutCopyForward,
+        ),
+        ("reply-slot-outside-hash", Self::ReplySlotOutsideHash),
+        ("push-by-stale-location", Self::PushByStaleLocation),
+        ("apply-half-refused-frame", Self::ApplyHalfRefusedFrame),
+        ("at-clock-off", Self::AtClockOff),
+    ];
+}
+
+/// Whether `plant` is switched on in this process.
+#[cfg(feature = "planted")]
+pub fn on(plant: Plant) -> bool {
+    static CHOSEN: std::sync::OnceLock<Option<Plant>> = std::sync::OnceLock::new();
+    *CHOSEN.get_or_init(|| {
+        let name = std::env::var("TIDEWATER_PLANT").ok()?;
+        Plant::ALL.iter().find(|(n, _)| *n == name).map(|&(_, p)| p)
+    }) == Some(plant)
+}
+
+/// Whether `plant` is switched on: never, in a build without the feature `planted`.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn on(_plant: Plant) -> bool {
+    false
+}
