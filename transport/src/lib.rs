@@ -6,6 +6,7 @@
 
 pub mod clock;
 pub mod ids;
+pub mod layout;
 pub mod limits;
 pub mod planted;
 pub mod table;

@@ -1,0 +1,147 @@
+//! Dense tables: which rows or blocks a partition holds, and the version word of a block.
+//!
+//! A table with layout `blocks` is one vector of `rows x cols` elements cut into blocks; the last
+//! block is short in use but whole in memory. Each block has a version word in a separate array:
+//! `{seq u32: even stable, odd being written; tag u32 = mix32(seq ^ salt)}`. A torn word has a
+//! wrong tag. The protocol that reads them is in `docs/PROTOCOL.md`.
+
+use super::hash::mix32;
+use super::{pack, unpack};
+
+/// A 32-bit sequence that proves itself: `seq | mix32(seq ^ salt) << 32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaggedU32(pub u64);
+
+impl TaggedU32 {
+    /// Tags a sequence with a table's salt.
+    #[inline]
+    pub const fn new(seq: u32, salt: u64) -> Self {
+        Self(pack(seq, Self::tag(seq, salt)))
+    }
+
+    /// The sequence, if the tag is right.
+    #[inline]
+    pub const fn seq(self, salt: u64) -> Option<u32> {
+        let (seq, tag) = unpack(self.0);
+        if tag == Self::tag(seq, salt) {
+            Some(seq)
+        } else {
+            None
+        }
+    }
+
+    const fn tag(seq: u32, salt: u64) -> u32 {
+        mix32(seq ^ salt as u32) ^ (salt >> 32) as u32
+    }
+}
+
+/// `count` things cut into `parts` near-equal ranges: sizes differ by at most one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ranges {
+    /// Things.
+    pub count: u64,
+    /// Ranges, at least 1.
+    pub parts: u32,
+}
+
+impl Ranges {
+    /// First thing of range `part`; `part == parts` gives `count`.
+    #[inline]
+    pub const fn start(&self, part: u32) -> u64 {
+        ((self.count as u128 * part as u128) / self.parts as u128) as u64
+    }
+
+    /// Number of things in range `part`.
+    #[inline]
+    pub const fn len(&self, part: u32) -> u64 {
+        self.start(part + 1) - self.start(part)
+    }
+
+    /// Whether there is nothing to cut.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The range that holds `thing` (which must be below `count`).
+    #[inline]
+    pub const fn part_of(&self, thing: u64) -> u32 {
+        // The largest p with floor(count p / parts) <= thing.
+        (((thing as u128 + 1) * self.parts as u128 - 1) / self.count as u128) as u32
+    }
+}
+
+/// Sizes of a table with layout `blocks`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockLayout {
+    /// Elements of the table.
+    pub elements: u64,
+    /// Bytes of an element.
+    pub element_bytes: usize,
+    /// Bytes of a block: a power of two.
+    pub block_bytes: usize,
+}
+
+impl BlockLayout {
+    /// Elements of a whole block.
+    pub const fn block_elements(&self) -> u64 {
+        (self.block_bytes / self.element_bytes) as u64
+    }
+
+    /// Blocks of the table.
+    pub const fn blocks(&self) -> u64 {
+        self.elements.div_ceil(self.block_elements())
+    }
+
+    /// Elements in use in block `block`.
+    pub const fn used(&self, block: u64) -> u64 {
+        let first = block * self.block_elements();
+        let left = self.elements.saturating_sub(first);
+        if left < self.block_elements() {
+            left
+        } else {
+            self.block_elements()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn torn_words_are_refused() {
+        let a = TaggedU32::new(6, 0x1234_5678_9abc_def0);
+        let b = TaggedU32::new(8, 0x1234_5678_9abc_def0);
+        assert_eq!(a.seq(0x1234_5678_9abc_def0), Some(6));
+        for cut in 1..8 {
+            let mask = (1u64 << (8 * cut)) - 1;
+            let torn = TaggedU32((a.0 & mask) | (b.0 & !mask));
+            if torn != a && torn != b {
+                assert_eq!(torn.seq(0x1234_5678_9abc_def0), None, "cut at byte {cut}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_a_partition(count in 1u64..u64::MAX, parts in 1u32..4096, at in any::<u64>()) {
+            let r = Ranges { count, parts };
+            let thing = at % count;
+            let p = r.part_of(thing);
+            prop_assert!(p < parts);
+            prop_assert!(r.start(p) <= thing && thing < r.start(p + 1));
+            prop_assert!(r.len(p) >= count / u64::from(parts));
+            prop_assert!(r.len(p) <= count / u64::from(parts) + 1);
+            prop_assert_eq!(r.start(parts), count);
+        }
+
+        #[test]
+        fn blocks_cover_every_element(elements in 1u64..10_000_000, shift in 12u32..18) {
+            let l = BlockLayout { elements, element_bytes: 4, block_bytes: 1 << shift };
+            let used: u64 = (0..l.blocks()).map(|b| l.used(b)).sum();
+            prop_assert_eq!(used, elements);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The extent table of a sparse table: an append-only array in public memory, one line an extent.
+//!
+//! `base u64 | key u32, slots u32 | len u64 | salt u64 | chk u64 | 0 ...`
+
+use super::hash::line_chk;
+use super::{Line, pack, unpack};
+use crate::ids::RegionKey;
+
+const EXTENT: u64 = u64::from_le_bytes(*b"extent-e");
+
+/// One slab of rows that never moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExtentEntry {
+    /// Address of its first row, in the space that `key` names.
+    pub base: u64,
+    /// Key to read it with.
+    pub key: RegionKey,
+    /// Rows it holds.
+    pub slots: u32,
+    /// Bytes.
+    pub len: u64,
+    /// Salt of its rows' hashes: another one each time the extent is given to a table.
+    pub salt: u64,
+}
+
+impl ExtentEntry {
+    /// As a line, salted with the table's salt and its number in the list.
+    pub fn to_line(&self, table_salt: u64, number: u16) -> Line {
+        let w = [self.base, pack(self.key.0, self.slots), self.len, self.salt];
+        let chk = line_chk(table_salt, EXTENT ^ u64::from(number), &w);
+        [w[0], w[1], w[2], w[3], chk, 0, 0, 0]
+    }
+
+    /// From a line, if it proves itself.
+    pub fn from_line(line: &Line, table_salt: u64, number: u16) -> Option<Self> {
+        if line_chk(table_salt, EXTENT ^ u64::from(number), &line[..4]) != line[4] {
+            return None;
+        }
+        let (key, slots) = unpack(line[1]);
+        Some(Self {
+            base: line[0],
+            key: RegionKey(key),
+            slots,
+            len: line[2],
+            salt: line[3],
+        })
+    }
+}

@@ -1,0 +1,277 @@
+//! Frames: what a client writes into an inbox ring.
+//!
+//! ```text
+//! +0  u32 magic 'TWP1' | u16 kind | u16 flags      +32 u32 table | u32 partition
+//! +8  u64 seq        per ring, from 1              +40 u64 clock
+//! +16 u64 session    nonce of the session          +48 u64 user_tag (reply slot; 0 if none)
+//! +24 u32 payload_len | u32 count                  +56 u64 chk
+//! +64 payload, padded with zeros to a multiple of 64
+//! ```
+//! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing
+//! rows; the rest must be zero. A PAD frame is its header only and uses up no sequence number.
+
+use super::hash::H64;
+use super::{LINE_BYTES, Line, pack, unpack};
+use crate::table::{DType, PushOp};
+
+/// Bytes of a frame's header.
+pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
+/// 'TWP1' in memory order.
+pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"TWP1");
+/// `partition` of a frame whose rows may lie in any partition of the applier.
+pub const PARTITION_ANY: u32 = u32::MAX;
+/// `clock` of a CLOCK frame by which a worker leaves for good.
+pub const CLOCK_FINISHED: u64 = u64::MAX;
+
+/// What a frame asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum FrameKind {
+    /// Rows by key or row index: `count` keys, locations if flagged, then the values.
+    PushRows = 1,
+    /// A range of elements: u64 first element, then `count` values.
+    PushDense = 2,
+    /// Rows or ranges to be copied into the reply slot.
+    Gather = 3,
+    /// Keys to be looked up (and created, if flagged); locations go into the reply slot.
+    Resolve = 4,
+    /// A worker's tick: `clock` ticks completed in the domain `partition`.
+    Clock = 5,
+    /// Fills the ring up to the wrap point.
+    Pad = 6,
+}
+
+impl FrameKind {
+    /// Of a code.
+    pub const fn from_code(code: u16) -> Option<Self> {
+        Some(match code {
+            1 => Self::PushRows,
+            2 => Self::PushDense,
+            3 => Self::Gather,
+            4 => Self::Resolve,
+            5 => Self::Clock,
+            6 => Self::Pad,
+            _ => return None,
+        })
+    }
+}
+
+/// The flags word, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FrameFlags {
+    /// Operation of a push.
+    pub op: Option<PushOp>,
+    /// Element type of the values.
+    pub dtype: Option<DType>,
+    /// Locations follow the keys.
+    pub locs: bool,
+    /// Missing rows are created.
+    pub create: bool,
+}
+
+impl FrameFlags {
+    const LOCS: u16 = 1 << 8;
+    const CREATE: u16 = 1 << 9;
+
+    /// The wire word.
+    pub const fn code(self) -> u16 {
+        let op = match self.op {
+            Some(op) => op as u16,
+            None => 0,
+        };
+        let dtype = match self.dtype {
+            Some(d) => d.code() as u16,
+            None => 0,
+        };
+        op | dtype << 4
+            | if self.locs { Self::LOCS } else { 0 }
+            | if self.create { Self::CREATE } else { 0 }
+    }
+
+    /// Of a wire word; `None` when a reserved bit is set or a code is unknown.
+    pub const fn from_code(code: u16) -> Option<Self> {
+        if code & !(0xff | Self::LOCS | Self::CREATE) != 0 {
+            return None;
+        }
+        let op = match (code & 15) as u8 {
+            0 => None,
+            c => match PushOp::from_code(c) {
+                Some(op) => Some(op),
+                None => return None,
+            },
+        };
+        let dtype = match ((code >> 4) & 15) as u8 {
+            0 => None,
+            c => match DType::from_code(c) {
+                Some(d) => Some(d),
+                None => return None,
+            },
+        };
+        Some(Self {
+            op,
+            dtype,
+            locs: code & Self::LOCS != 0,
+            create: code & Self::CREATE != 0,
+        })
+    }
+}
+
+/// A frame's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameHeader {
+    /// What it asks for.
+    pub kind: FrameKind,
+    /// How.
+    pub flags: FrameFlags,
+    /// Sequence in its ring.
+    pub seq: u64,
+    /// Nonce of the session.
+    pub session: u64,
+    /// Bytes after the header that mean something.
+    pub payload_len: u32,
+    /// Rows, elements or keys.
+    pub count: u32,
+    /// Table.
+    pub table: u32,
+    /// Partition, domain of a CLOCK frame, or [`PARTITION_ANY`].
+    pub partition: u32,
+    /// The worker's iteration.
+    pub clock: u64,
+    /// Names the reply; 0 when none is wanted.
+    pub user_tag: u64,
+    /// Check word; 0 on sessions whose transport delivers in order.
+    pub chk: u64,
+}
+
+/// Why bytes are not a frame. Each of them ends the session: the ring is out of step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FrameError {
+    /// No 'TWP1'.
+    #[error("no frame here: magic is {0:#010x}, not 'TWP1'")]
+    Magic(u32),
+    /// A kind from a later version.
+    #[error("unknown frame kind {0}")]
+    Kind(u16),
+    /// A reserved bit.
+    #[error("frame flags {0:#06x} use reserved bits or unknown codes")]
+    Flags(u16),
+}
+
+impl FrameHeader {
+    /// As eight words.
+    pub const fn to_line(&self) -> Line {
+        [
+            FRAME_MAGIC as u64 | (self.kind as u64) << 32 | (self.flags.code() as u64) << 48,
+            self.seq,
+            self.session,
+            pack(self.payload_len, self.count),
+            pack(self.table, self.partition),
+            self.clock,
+            self.user_tag,
+            self.chk,
+        ]
+    }
+
+    /// From eight words.
+    ///
+    /// # Errors
+    /// [`FrameError`] for a wrong magic, an unknown kind or reserved flags.
+    pub const fn from_line(line: &Line) -> Result<Self, FrameError> {
+        let (magic, rest) = unpack(line[0]);
+        if magic != FRAME_MAGIC {
+            return Err(FrameError::Magic(magic));
+        }
+        let Some(kind) = FrameKind::from_code(rest as u16) else {
+            return Err(FrameError::Kind(rest as u16));
+        };
+        let Some(flags) = FrameFlags::from_code((rest >> 16) as u16) else {
+            return Err(FrameError::Flags((rest >> 16) as u16));
+        };
+        let (payload_len, count) = unpack(line[3]);
+        let (table, partition) = unpack(line[4]);
+        Ok(Self {
+            kind,
+            flags,
+            seq: line[1],
+            session: line[2],
+            payload_len,
+            count,
+            table,
+            partition,
+            clock: line[5],
+            user_tag: line[6],
+            chk: line[7],
+        })
+    }
+
+    /// Bytes the frame takes in the ring: for PAD the caller's business, as it takes all there is.
+    pub const fn ring_bytes(&self) -> u64 {
+        FRAME_HEADER_BYTES as u64 + (self.payload_len as u64).next_multiple_of(LINE_BYTES as u64)
+    }
+
+    /// The hash in progress after the header; the payload follows. PAD hashes its header only.
+    pub fn hasher(&self) -> H64 {
+        let line = self.to_line();
+        let mut h = H64::new([self.session, 0x5457_5031, self.payload_len as u64, 0]);
+        h.block(&[
+            line[0], line[1], line[2], line[3], line[4], line[5], line[6], 0,
+        ]);
+        h
+    }
+}
+
+/// Where the parts of a `PushRows` payload begin: keys, locations, values; each padded to a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowsPayload {
+    /// Offset of the locations; equals `values_at` when there are none.
+    pub locs_at: usize,
+    /// Offset of the values.
+    pub values_at: usize,
+    /// Bytes of the whole payload.
+    pub len: usize,
+}
+
+impl RowsPayload {
+    /// For `count` rows of `row_bytes`.
+    pub const fn new(count: usize, row_bytes: usize, locs: bool) -> Self {
+        let column = (count * 8).next_multiple_of(LINE_BYTES);
+        let values_at = if locs { 2 * column } else { column };
+        Self {
+            locs_at: column,
+            values_at,
+            len: values_at + count * row_bytes,
+        }
+    }
+}
+
+const _: () = assert!(FRAME_HEADER_BYTES == 64);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn decoding_is_total_and_inverts_encoding(line in any::<[u64; 8]>(), valid in any::<bool>()) {
+            let mut line = line;
+            if valid {
+                line[0] = u64::from(FRAME_MAGIC) | (line[0] % 6 + 1) << 32 | 0x0311 << 48;
+            }
+            if let Ok(header) = FrameHeader::from_line(&line) {
+                prop_assert_eq!(header.to_line(), line);
+            } else {
+                prop_assert!(!valid);
+            }
+        }
+
+        #[test]
+        fn flags_round_trip(code in any::<u16>()) {
+            if let Some(flags) = FrameFlags::from_code(code) {
+                prop_assert_eq!(flags.code(), code);
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Byte-exact formats of everything that one side writes into registered memory and the other
+//! reads: rows, blocks, version words, rings, frames, lines. Pure: no I/O, no `unsafe`, no clock.
+//!
+//! Everything is little-endian. Memory that two sides share is read and written in 64-bit words
+//! (see `mem`), so the unit here is the *line*: eight words, 64 bytes, one cache line. Numbers
+//! narrower than a word are packed into words, low half first. `docs/PROTOCOL.md` draws every
+//! format and a test compares its golden bytes with what this module builds.
+
+pub mod dense;
+pub mod extent;
+pub mod frame;
+pub mod hash;
+pub mod lines;
+pub mod reply;
+pub mod ring;
+pub mod row;
+pub mod session;
+
+#[cfg(target_endian = "big")]
+compile_error!("Tidewater's shared-memory formats are little-endian; this host is big-endian");
+
+/// Eight 64-bit words: one cache line.
+pub type Line = [u64; 8];
+
+/// Bytes of a [`Line`].
+pub const LINE_BYTES: usize = 64;
+
+/// The bytes of a line, in memory order.
+pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
+    let mut bytes = [0; LINE_BYTES];
+    for (chunk, word) in bytes.chunks_exact_mut(8).zip(line) {
+        chunk.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// The line of 64 bytes in memory order.
+pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
+    let mut line = [0; 8];
+    for (word, chunk) in line.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = word_at(chunk, 0);
+    }
+    line
+}
+
+/// Little-endian word at `at`; bytes past the end read as zero.
+pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
+    let mut word = [0; 8];
+    let tail = bytes.get(at..).unwrap_or_default();
+    let n = tail.len().min(8);
+    word[..n].copy_from_slice(&tail[..n]);
+    u64::from_le_bytes(word)
+}
+
+/// `low | high << 32`.
+pub(crate) const fn pack(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+/// Low and high half of a word.
+pub(crate) const fn unpack(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}

@@ -1,0 +1,148 @@
+//! Replies: what an applier writes into a slot of the client's mailbox.
+//!
+//! ```text
+//! +0  u32 magic 'TWR1' | u16 kind | u16 status     +32 u64 first number of a refusal
+//! +8  u64 user_tag                                 +40 u64 second number
+//! +16 u32 payload_len | u32 count                  +48 0
+//! +24 u32 slot | u32 table                         +56 u64 chk
+//! +64 payload
+//! ```
+//! The check covers slot and tag: what a slow server writes for an earlier request into a slot
+//! that was given away since is refused.
+
+use super::hash::H64;
+use super::lines::RejectCode;
+use super::{Line, pack, unpack};
+use crate::planted::{self, Plant};
+
+/// 'TWR1' in memory order.
+pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"TWR1");
+/// Bytes of a reply's header.
+pub const REPLY_HEADER_BYTES: usize = 64;
+
+/// A reply's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReplyHeader {
+    /// Kind of the frame it answers.
+    pub kind: u16,
+    /// `None`: done. Otherwise why not.
+    pub refused: Option<RejectCode>,
+    /// Tag of the request.
+    pub user_tag: u64,
+    /// Bytes after the header.
+    pub payload_len: u32,
+    /// Rows, locations or elements in it.
+    pub count: u32,
+    /// The slot it was written into.
+    pub slot: u32,
+    /// Table of the request.
+    pub table: u32,
+    /// What the refusal says they are.
+    pub numbers: [u64; 2],
+}
+
+impl ReplyHeader {
+    const fn words(&self) -> [u64; 7] {
+        let status = match self.refused {
+            Some(code) => code as u64,
+            None => 0,
+        };
+        [
+            REPLY_MAGIC as u64 | (self.kind as u64) << 32 | status << 48,
+            self.user_tag,
+            pack(self.payload_len, self.count),
+            pack(self.slot, self.table),
+            self.numbers[0],
+            self.numbers[1],
+            0,
+        ]
+    }
+
+    /// The hash in progress after the header; the payload follows.
+    pub fn hasher(&self, session: u64) -> H64 {
+        let mut w = self.words();
+        if planted::on(Plant::ReplySlotOutsideHash) {
+            w[1] = 0;
+            w[3] = 0;
+        }
+        let mut h = H64::new([
+            session,
+            u64::from(REPLY_MAGIC),
+            u64::from(self.payload_len),
+            0,
+        ]);
+        h.block(&[w[0], w[1], w[2], w[3], w[4], w[5], w[6], 0]);
+        h
+    }
+
+    /// As a line with its check word.
+    pub const fn to_line(&self, chk: u64) -> Line {
+        let w = self.words();
+        [w[0], w[1], w[2], w[3], w[4], w[5], w[6], chk]
+    }
+
+    /// From a line, with the check word that the payload has yet to prove; `None` when it cannot
+    /// be a reply.
+    pub fn from_line(line: &Line) -> Option<(Self, u64)> {
+        let (magic, rest) = unpack(line[0]);
+        if magic != REPLY_MAGIC || line[6] != 0 {
+            return None;
+        }
+        let status = rest >> 16;
+        let refused = if status == 0 {
+            None
+        } else {
+            Some(RejectCode::from_code(status)?)
+        };
+        let (payload_len, count) = unpack(line[2]);
+        let (slot, table) = unpack(line[3]);
+        let header = Self {
+            kind: rest as u16,
+            refused,
+            user_tag: line[1],
+            payload_len,
+            count,
+            slot,
+            table,
+            numbers: [line[4], line[5]],
+        };
+        Some((header, line[7]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_of_another_slot_tag_or_session_is_refused() {
+        let header = ReplyHeader {
+            kind: 3,
+            refused: None,
+            user_tag: 77,
+            payload_len: 8,
+            count: 1,
+            slot: 2,
+            table: 1,
+            numbers: [0, 0],
+        };
+        let payload = [5u8; 8];
+        let chk = header.hasher(11).finish_bytes(&payload);
+        let (back, told) = ReplyHeader::from_line(&header.to_line(chk)).unwrap();
+        assert_eq!((back, told), (header, chk));
+        for other in [
+            ReplyHeader {
+                user_tag: 78,
+                ..header
+            },
+            ReplyHeader { slot: 3, ..header },
+            ReplyHeader {
+                refused: Some(RejectCode::NotFinite),
+                ..header
+            },
+        ] {
+            assert_ne!(other.hasher(11).finish_bytes(&payload), chk);
+        }
+        assert_ne!(header.hasher(12).finish_bytes(&payload), chk);
+    }
+}

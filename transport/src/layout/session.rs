@@ -1,0 +1,66 @@
+//! Where things are in a session's memory.
+//!
+//! Inbox of one lane (client-written, server-read):
+//! ```text
+//! +0    tail cell: CheckedU64 of the monotonic tail, salted with the nonce
+//! +64   doze word of the client's thread (shared memory only): 1 while it sleeps or is about to
+//! +4096 ring data
+//! ```
+//! Mailbox of one lane (server-written, client-read):
+//! ```text
+//! +0    state line (mirror of the one in META)
+//! +64   clock lines, one a domain
+//! +8192 reject cells
+//! then  reply slots
+//! ```
+
+use super::LINE_BYTES;
+use crate::limits::{DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX};
+
+/// Tail cell in the inbox.
+pub const INBOX_TAIL_AT: usize = 0;
+/// The client's doze word in the inbox.
+pub const INBOX_DOZE_AT: usize = 64;
+/// Ring data in the inbox.
+pub const INBOX_RING_AT: usize = 4096;
+
+/// Bytes of a lane's inbox.
+pub const fn inbox_bytes(ring_bytes: usize) -> usize {
+    INBOX_RING_AT + ring_bytes
+}
+
+/// State line in the mailbox.
+pub const MAILBOX_STATE_AT: usize = 0;
+/// Clock lines in the mailbox.
+pub const MAILBOX_CLOCKS_AT: usize = 64;
+/// Reject cells in the mailbox.
+pub const MAILBOX_REJECTS_AT: usize = 8192;
+/// Reply slots in the mailbox.
+pub const MAILBOX_REPLIES_AT: usize =
+    MAILBOX_REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
+/// Reply slots of a lane: requests that wait for an answer at once.
+pub const REPLY_SLOTS: usize = 8;
+/// Bytes of a reply slot, header included: a gathered window of 64 KiB and its header fit.
+pub const REPLY_SLOT_BYTES: usize = 128 << 10;
+
+/// Bytes of a lane's mailbox.
+pub const MAILBOX_BYTES: usize = MAILBOX_REPLIES_AT + REPLY_SLOTS * REPLY_SLOT_BYTES;
+
+/// Offset of a domain's clock line in the mailbox.
+pub const fn mailbox_clock_at(domain: u8) -> usize {
+    MAILBOX_CLOCKS_AT + domain as usize * LINE_BYTES
+}
+
+/// Offset of the reject cell of a frame.
+pub const fn mailbox_reject_at(seq: u64) -> usize {
+    MAILBOX_REJECTS_AT + (seq % FRAMES_IN_FLIGHT_MAX) as usize * LINE_BYTES
+}
+
+/// Offset of a reply slot.
+pub const fn mailbox_reply_at(slot: usize) -> usize {
+    MAILBOX_REPLIES_AT + slot * REPLY_SLOT_BYTES
+}
+
+const _: () = assert!(MAILBOX_CLOCKS_AT + DOMAINS_MAX * LINE_BYTES <= MAILBOX_REJECTS_AT);
+const _: () = assert!(INBOX_RING_AT.is_multiple_of(LINE_BYTES));
+const _: () = assert!(MAILBOX_REPLIES_AT.is_multiple_of(LINE_BYTES));
