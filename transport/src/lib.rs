@@ -4,9 +4,18 @@
 //! `mem` owns registered memory and is the only code that touches shared words. `fabric` is the
 //! contract that every transport (`shm`, `tcp`, `sim`) keeps.
 
+#[cfg(not(loom))]
 pub mod clock;
+#[cfg(not(loom))]
+mod exports;
+#[cfg(not(loom))]
+pub mod fabric;
 pub mod ids;
 pub mod layout;
 pub mod limits;
+pub mod mem;
 pub mod planted;
+pub mod sync;
 pub mod table;
+#[cfg(not(loom))]
+pub mod wake;

@@ -1,0 +1,10 @@
+//! Registered memory: regions, and the only code that touches words that somebody else may be
+//! writing.
+
+#[cfg(not(loom))]
+pub mod region;
+pub mod shared;
+
+#[cfg(not(loom))]
+pub use region::{MemError, Region};
+pub use shared::{Words, WordsMut};

@@ -1,0 +1,352 @@
+//! A mapped piece of memory that may be shared with other processes and, later, with a NIC.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use memmap2::{MmapOptions, MmapRaw};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+
+use super::shared::{Words, WordsMut};
+use crate::sync::AtomicU64;
+
+/// What went wrong with memory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MemError {
+    /// A system call failed.
+    #[error("{call} of {bytes} bytes failed: {source}; {remedy}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// Bytes asked for.
+        bytes: usize,
+        /// The operating system's word.
+        source: io::Error,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An access that is not inside the region, not aligned, or not allowed.
+    #[error("access of {len} bytes at {at} in a region of {bytes} bytes ({why})")]
+    Bounds {
+        /// Offset asked for.
+        at: usize,
+        /// Bytes asked for.
+        len: usize,
+        /// The region.
+        bytes: usize,
+        /// Outside, misaligned, or read-only.
+        why: &'static str,
+    },
+    /// Locked memory is limited below what was asked for.
+    #[error(
+        "cannot lock {bytes} bytes in memory: the limit is {limit} bytes; raise it with \
+         `ulimit -l unlimited` (or LimitMEMLOCK=infinity, or the container's --ulimit memlock=-1), \
+         or do without --mlock"
+    )]
+    Memlock {
+        /// Bytes asked for.
+        bytes: usize,
+        /// The soft limit.
+        limit: u64,
+    },
+}
+
+/// A mapping. Shared by `Arc`; unmapped when the last owner is gone.
+///
+/// # Invariants
+/// - `map` stays mapped, at one place, for the life of the value; it is never truncated under us
+///   (own memfds are sealed against shrinking; memfds from a peer are accepted only if sealed so).
+/// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel.
+#[derive(Debug)]
+pub struct Region {
+    map: MmapRaw,
+    writable: bool,
+}
+
+impl Region {
+    /// Private zeroed memory.
+    ///
+    /// # Errors
+    /// [`MemError::Os`] when there is no memory.
+    pub fn anonymous(bytes: usize) -> Result<Self, MemError> {
+        let map = MmapOptions::new().len(bytes).map_anon().map_err(os(
+            "mmap",
+            bytes,
+            "free memory, or ask for less",
+        ))?;
+        Ok(Self {
+            map: MmapRaw::from(map),
+            writable: true,
+        })
+    }
+
+    /// A new memfd of `bytes`, sparse (pages cost memory when first touched), sealed against
+    /// resizing, mapped for writing.
+    ///
+    /// # Errors
+    /// [`MemError::Os`] when the kernel refuses.
+    pub fn memfd(name: &str, bytes: usize) -> Result<(Self, OwnedFd), MemError> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create(name, flags)
+            .map_err(|e| os("memfd_create", bytes, "raise the limit of open files")(e.into()))?;
+        rustix::fs::ftruncate(&fd, bytes as u64)
+            .map_err(|e| os("ftruncate", bytes, "lower --capacity")(e.into()))?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(|e| os("F_ADD_SEALS", bytes, "use a kernel with memfd seals")(e.into()))?;
+        let region = Self::map(
+            &File::from(fd.try_clone().map_err(os("dup", bytes, FDS))?),
+            bytes,
+        )?;
+        Ok((region, fd))
+    }
+
+    /// Maps a memfd that a peer passed. It must be sealed against shrinking (else a peer could
+    /// end this process by truncating it) and hold at least `bytes`.
+    ///
+    /// # Errors
+    /// [`MemError::Os`] when it is not such a memfd or cannot be mapped.
+    pub fn from_peer(fd: OwnedFd, bytes: usize, writable: bool) -> Result<Self, MemError> {
+        let bad = |source| os("F_GET_SEALS", bytes, "both ends must be Tidewater")(source);
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|e| bad(e.into()))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|e| bad(e.into()))?;
+        if !seals.contains(SealFlags::SHRINK) || (stat.st_size as u64) < bytes as u64 {
+            return Err(bad(io::Error::other("memory is unsealed or too short")));
+        }
+        let file = File::from(fd);
+        if writable {
+            Self::map(&file, bytes)
+        } else {
+            Self::map_read_only(&file, bytes)
+        }
+    }
+
+    fn map(file: &File, bytes: usize) -> Result<Self, MemError> {
+        let map = MmapOptions::new()
+            .len(bytes)
+            .map_raw(file)
+            .map_err(os("mmap", bytes, SPACE))?;
+        Ok(Self {
+            map,
+            writable: true,
+        })
+    }
+
+    fn map_read_only(file: &File, bytes: usize) -> Result<Self, MemError> {
+        let map = MmapOptions::new()
+            .len(bytes)
+            .map_raw_read_only(file)
+            .map_err(os("mmap", bytes, SPACE))?;
+        Ok(Self {
+            map,
+            writable: false,
+        })
+    }
+
+    /// Bytes of the region.
+    pub fn len(&self) -> usize {
+        self.map.len()
+    }
+
+    /// Whether it is empty (never, in practice).
+    pub fn is_empty(&self) -> bool {
+        self.map.len() == 0
+    }
+
+    /// Whether it may be written through this mapping.
+    pub const fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// A window for reading. `at` is a multiple of 8; `len` is rounded up to whole words.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`] when it is not inside the region.
+    #[inline]
+    pub fn words(&self, at: usize, len: usize) -> Result<Words<'_>, MemError> {
+        Ok(Words::new(self.atomics(at, len)?))
+    }
+
+    /// A window for writing.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`] when it is not inside the region or the region is read-only.
+    #[inline]
+    pub fn words_mut(&self, at: usize, len: usize) -> Result<WordsMut<'_>, MemError> {
+        if !self.writable {
+            return Err(self.bounds(at, len, "it is read-only"));
+        }
+        Ok(WordsMut::new(self.atomics(at, len)?))
+    }
+
+    #[inline]
+    fn atomics(&self, at: usize, len: usize) -> Result<&[AtomicU64], MemError> {
+        self.check(at, len)?;
+        // SAFETY:
+        // - `check`: the range, rounded up to whole words, is inside the mapping, and `at` is a
+        //   multiple of 8; mappings are page aligned, so the pointer is aligned for AtomicU64.
+        // - The mapping lives as long as `self` (invariant), which the slice borrows.
+        // - Any bit pattern is a valid u64, and every access in this program goes through atomics;
+        //   other processes and the kernel are outside the language's model, and nothing that
+        //   they write is believed before it has proved itself.
+        // - A read-only mapping is handed out as `Words` only, which has no store.
+        Ok(unsafe {
+            std::slice::from_raw_parts(
+                self.map.as_ptr().add(at).cast::<AtomicU64>(),
+                len.div_ceil(8),
+            )
+        })
+    }
+
+    /// Refuses what is not inside the region in whole words.
+    #[inline]
+    pub(crate) fn check(&self, at: usize, len: usize) -> Result<(), MemError> {
+        let end = len
+            .checked_next_multiple_of(8)
+            .and_then(|l| at.checked_add(l));
+        match end {
+            Some(end) if end <= self.map.len() && at.is_multiple_of(8) => Ok(()),
+            Some(end) if end <= self.map.len() => Err(self.bounds(at, len, "it is not aligned")),
+            _ => Err(self.bounds(at, len, "it is outside")),
+        }
+    }
+
+    #[cold]
+    fn bounds(&self, at: usize, len: usize, why: &'static str) -> MemError {
+        MemError::Bounds {
+            at,
+            len,
+            bytes: self.map.len(),
+            why,
+        }
+    }
+
+    /// Address of the first byte: for the kernel and the NIC, not for loads and stores.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+
+    /// Makes the pages of a range present and writable, so that nobody faults on them later.
+    /// Does nothing on kernels without `MADV_POPULATE_WRITE` (before 5.14). Cost: one system call
+    /// and the zeroing of the pages.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`], or [`MemError::Os`] when there is no memory.
+    pub fn prefault(&self, at: usize, len: usize) -> Result<(), MemError> {
+        const PAGE: usize = 4096;
+        self.check(at, len)?;
+        let start = at / PAGE * PAGE;
+        let bytes = (at + len).next_multiple_of(PAGE).min(self.map.len()) - start;
+        // SAFETY: the range is inside the mapping; populating changes no byte.
+        let done = unsafe {
+            rustix::mm::madvise(
+                self.base().add(start).cast(),
+                bytes,
+                rustix::mm::Advice::LinuxPopulateWrite,
+            )
+        };
+        match done {
+            Err(rustix::io::Errno::INVAL) | Ok(()) => Ok(()),
+            Err(e) => Err(os("madvise", bytes, "free memory, or lower --capacity")(
+                e.into(),
+            )),
+        }
+    }
+
+    /// Locks a range in memory, so that it is never swapped.
+    ///
+    /// # Errors
+    /// [`MemError::Memlock`] when the limit is too low.
+    pub fn lock(&self, at: usize, len: usize) -> Result<(), MemError> {
+        self.check(at, len)?;
+        // SAFETY: the range is inside the mapping; locking changes no byte.
+        let done = unsafe { rustix::mm::mlock(self.base().add(at).cast(), len) };
+        done.map_err(|_| {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            MemError::Memlock {
+                bytes: len,
+                limit: limit.unwrap_or(u64::MAX),
+            }
+        })
+    }
+}
+
+/// A descriptor of the same memory that can only be mapped for reading. (A sealed memfd passed as
+/// it is could be mapped writable by whoever gets it.)
+///
+/// # Errors
+/// [`MemError::Os`] when `/proc` is not mounted.
+pub fn read_only_fd(fd: impl AsFd) -> Result<OwnedFd, MemError> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|e| os("open of /proc/self/fd", 0, "mount /proc")(e.into()))
+}
+
+const FDS: &str = "raise the limit of open files (ulimit -n)";
+const SPACE: &str = "raise the limit of address space (ulimit -v), or lower --capacity";
+
+fn os(call: &'static str, bytes: usize, remedy: &'static str) -> impl Fn(io::Error) -> MemError {
+    move |source| MemError::Os {
+        call,
+        bytes,
+        source,
+        remedy,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_stay_inside() {
+        let r = Region::anonymous(4096).unwrap();
+        assert_eq!(r.words(4088, 8).unwrap().len(), 8);
+        for (at, len) in [
+            (4096, 1),
+            (4088, 9),
+            (1, 8),
+            (usize::MAX - 7, 8),
+            (0, usize::MAX),
+        ] {
+            assert!(
+                matches!(r.words(at, len), Err(MemError::Bounds { .. })),
+                "{at} {len}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_read_only_view_sees_writes_and_cannot_write() {
+        let (rw, fd) = Region::memfd("test", 8192).unwrap();
+        let ro = Region::from_peer(read_only_fd(&fd).unwrap(), 8192, false).unwrap();
+        rw.words_mut(64, 8).unwrap().store(0, 7);
+        assert_eq!(ro.words(64, 8).unwrap().load(0), 7);
+        assert!(ro.words_mut(64, 8).is_err());
+        let again = Region::from_peer(read_only_fd(&fd).unwrap(), 8192, true);
+        assert!(
+            matches!(again, Err(MemError::Os { call: "mmap", .. })),
+            "{again:?}"
+        );
+    }
+
+    #[test]
+    fn memory_that_can_shrink_or_is_short_is_refused() {
+        let fd = rustix::fs::memfd_create("x", MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&fd, 4096).unwrap();
+        assert!(Region::from_peer(fd, 4096, true).is_err());
+        let (_r, fd) = Region::memfd("test", 4096).unwrap();
+        assert!(Region::from_peer(fd, 8192, true).is_err());
+    }
+
+    #[test]
+    fn prefault_and_lock_report_their_limits() {
+        let r = Region::anonymous(1 << 20).unwrap();
+        r.prefault(100 * 8, 5000).unwrap();
+        assert!(r.prefault(0, 2 << 20).is_err());
+        assert!(
+            r.lock(0, 4096).is_ok() || matches!(r.lock(0, 4096), Err(MemError::Memlock { .. }))
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! Sleeping without losing a wake-up.
+//!
+//! Consumer (a client thread, an applier): set the doze word; full fence; look at everything once
+//! more; sleep only if nothing moved. Producer: store the data; full fence; load the doze word; if
+//! it is set, ring. With a full fence on both sides at least one of them sees the other's store,
+//! so either the consumer finds the data in its second look or the producer rings.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll;
+
+use crate::clock::Deadline;
+use crate::fabric::Sleeper;
+use crate::mem::{Region, Words, WordsMut};
+use crate::sync::{Arc, Ordering, fence};
+
+/// Consumer's half: from now on producers ring. Look once more after this.
+#[inline]
+pub fn announce(word: WordsMut<'_>) {
+    word.store(0, 1);
+    // SYNC: doze. Pairs with the fence in `must_ring`.
+    fence(Ordering::SeqCst);
+}
+
+/// Consumer's half: producers need not ring any more.
+#[inline]
+pub fn retract(word: WordsMut<'_>) {
+    word.store(0, 0);
+}
+
+/// Producer's half, after the data was stored: whether the consumer has to be rung.
+#[inline]
+pub fn must_ring(word: Words<'_>) -> bool {
+    // SYNC: doze. Pairs with the fence in `announce`.
+    fence(Ordering::SeqCst);
+    word.load(0) != 0
+}
+
+/// An eventfd: the doorbell of one thread.
+#[derive(Debug, Clone)]
+pub struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    /// A new one.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn new() -> io::Result<Self> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
+    }
+
+    /// A peer's.
+    pub fn from_fd(fd: OwnedFd) -> Self {
+        Self(Arc::new(fd))
+    }
+
+    /// Rings: one system call. A full counter means that it rings already.
+    pub fn ring(&self) {
+        let _ = rustix::io::write(&*self.0, &1u64.to_le_bytes());
+    }
+
+    /// Takes back all rings so far.
+    pub fn silence(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&*self.0, &mut count);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The set of descriptors one thread sleeps on. Clones share it, so that a socket can change what
+/// it waits for.
+#[derive(Debug, Clone)]
+pub struct Watch(Arc<OwnedFd>);
+
+impl Watch {
+    fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
+    }
+
+    /// Wakes on readable, and on writable while `output` is waiting.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn add(&self, fd: impl AsFd, output: bool) -> io::Result<()> {
+        Ok(epoll::add(
+            &*self.0,
+            fd,
+            epoll::EventData::new_u64(0),
+            flags(output),
+        )?)
+    }
+
+    /// Changes whether writability wakes.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn change(&self, fd: impl AsFd, output: bool) -> io::Result<()> {
+        Ok(epoll::modify(
+            &*self.0,
+            fd,
+            epoll::EventData::new_u64(0),
+            flags(output),
+        )?)
+    }
+
+    /// Takes a descriptor out. (Closing it does the same.)
+    pub fn remove(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&*self.0, fd);
+    }
+}
+
+fn flags(output: bool) -> epoll::EventFlags {
+    let base = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+    if output {
+        base | epoll::EventFlags::OUT
+    } else {
+        base
+    }
+}
+
+/// The real [`Sleeper`]: one `epoll_wait` over the thread's bell and its sockets, and the doze
+/// words of all memory through which others may signal it.
+#[derive(Debug)]
+pub struct OsSleeper {
+    watch: Watch,
+    bell: Bell,
+    doze: Vec<(Arc<Region>, usize)>,
+    spin: Duration,
+}
+
+impl OsSleeper {
+    /// With a bell of its own.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn new(spin: Duration) -> io::Result<Self> {
+        let watch = Watch::new()?;
+        let bell = Bell::new()?;
+        watch.add(&bell, false)?;
+        Ok(Self {
+            watch,
+            bell,
+            doze: Vec::new(),
+            spin,
+        })
+    }
+
+    /// The thread's doorbell, to be told to producers.
+    pub const fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// The thread's descriptors.
+    pub const fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    /// Adds a doze word that producers look at; it must be writable.
+    pub fn add_doze(&mut self, region: Arc<Region>, at: usize) {
+        self.doze.push((region, at));
+    }
+
+    /// Removes the doze words of a region.
+    pub fn remove_doze(&mut self, region: &Arc<Region>) {
+        self.doze.retain(|(r, _)| !Arc::ptr_eq(r, region));
+    }
+
+    fn words(&self) -> impl Iterator<Item = WordsMut<'_>> {
+        self.doze
+            .iter()
+            .filter_map(|(region, at)| region.words_mut(*at, 8).ok())
+    }
+}
+
+impl Sleeper for OsSleeper {
+    fn announce(&mut self) {
+        self.words().for_each(announce);
+    }
+
+    fn sleep(&mut self, deadline: Deadline) {
+        let left = deadline.left();
+        let timeout = rustix::time::Timespec {
+            tv_sec: left.as_secs().min(3600) as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut events = [std::mem::MaybeUninit::uninit(); 16];
+        // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
+        let _ = epoll::wait(&*self.watch.0, &mut events, Some(&timeout));
+        self.bell.silence();
+    }
+
+    fn retract(&mut self) {
+        self.words().for_each(retract);
+    }
+
+    fn spin(&self) -> Duration {
+        self.spin
+    }
+}
