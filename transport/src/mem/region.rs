@@ -182,6 +182,7 @@ impl Region {
     #[inline]
     fn atomics(&self, at: usize, len: usize) -> Result<&[AtomicU64], MemError> {
         self.check(at, len)?;
+        let first = self.map.as_ptr().wrapping_add(at).cast::<AtomicU64>();
         // SAFETY:
         // - `check`: the range, rounded up to whole words, is inside the mapping, and `at` is a
         //   multiple of 8; mappings are page aligned, so the pointer is aligned for AtomicU64.
@@ -190,12 +191,7 @@ impl Region {
         //   other processes and the kernel are outside the language's model, and nothing that
         //   they write is believed before it has proved itself.
         // - A read-only mapping is handed out as `Words` only, which has no store.
-        Ok(unsafe {
-            std::slice::from_raw_parts(
-                self.map.as_ptr().add(at).cast::<AtomicU64>(),
-                len.div_ceil(8),
-            )
-        })
+        Ok(unsafe { std::slice::from_raw_parts(first, len.div_ceil(8)) })
     }
 
     /// Refuses what is not inside the region in whole words.
@@ -237,14 +233,10 @@ impl Region {
         self.check(at, len)?;
         let start = at / PAGE * PAGE;
         let bytes = (at + len).next_multiple_of(PAGE).min(self.map.len()) - start;
+        let first = self.base().wrapping_add(start).cast();
+        let populate = rustix::mm::Advice::LinuxPopulateWrite;
         // SAFETY: the range is inside the mapping; populating changes no byte.
-        let done = unsafe {
-            rustix::mm::madvise(
-                self.base().add(start).cast(),
-                bytes,
-                rustix::mm::Advice::LinuxPopulateWrite,
-            )
-        };
+        let done = unsafe { rustix::mm::madvise(first, bytes, populate) };
         match done {
             Err(rustix::io::Errno::INVAL) | Ok(()) => Ok(()),
             Err(e) => Err(os("madvise", bytes, "free memory, or lower --capacity")(
@@ -259,8 +251,9 @@ impl Region {
     /// [`MemError::Memlock`] when the limit is too low.
     pub fn lock(&self, at: usize, len: usize) -> Result<(), MemError> {
         self.check(at, len)?;
+        let first = self.base().wrapping_add(at).cast();
         // SAFETY: the range is inside the mapping; locking changes no byte.
-        let done = unsafe { rustix::mm::mlock(self.base().add(at).cast(), len) };
+        let done = unsafe { rustix::mm::mlock(first, len) };
         done.map_err(|_| {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             MemError::Memlock {
