@@ -1,5 +1,6 @@
 //! Row kernels against a scalar oracle, against values worked out by hand, and against bits that
 //! may never change.
+#![allow(clippy::unwrap_used)] // helpers outside of `#[test]` functions
 
 mod by_hand;
 mod finite;

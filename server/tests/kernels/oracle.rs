@@ -10,7 +10,11 @@ fn power(b: f64, t: u64) -> f64 {
     }
     let half = power(b, t / 2);
     let square = half * half;
-    if t % 2 == 0 { square } else { square * b }
+    if t.is_multiple_of(2) {
+        square
+    } else {
+        square * b
+    }
 }
 
 macro_rules! oracle {

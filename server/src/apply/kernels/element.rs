@@ -190,47 +190,62 @@ mod integers {
     integer!(i64);
 }
 
+// The loops below stay functions of their own, called once a row: the compiler knows that a
+// function's slices do not overlap and forgets it when it inlines them, and then guards the vector
+// loop with comparisons of addresses, or keeps it scalar. Slices are cut to one length first, so
+// that no index needs a check.
+
 /// `w[i] = f(w[i], x[i])`.
-#[inline(always)]
+#[inline(never)]
 pub(super) fn each<T: Element>(w: &mut [u8], x: &[u8], f: impl Fn(T, T) -> T) {
-    for (w, x) in T::split_mut(w).iter_mut().zip(T::split(x)) {
-        *w = f(T::load(*w), T::load(*x)).store();
+    let (w, x) = (T::split_mut(w), T::split(x));
+    let len = w.len().min(x.len());
+    let (w, x) = (&mut w[..len], &x[..len]);
+    for i in 0..len {
+        w[i] = f(T::load(w[i]), T::load(x[i])).store();
     }
 }
 
 /// `(w[i], s[i]) = f(w[i], s[i], x[i])`.
-#[inline(always)]
+#[inline(never)]
 pub(super) fn each_with_one<T: Element>(
     w: &mut [u8],
     s: &mut [u8],
     x: &[u8],
     f: impl Fn(T, T, T) -> (T, T),
 ) {
-    let rows = T::split_mut(w)
-        .iter_mut()
-        .zip(T::split_mut(s))
-        .zip(T::split(x));
-    for ((w, s), x) in rows {
-        let (new_w, new_s) = f(T::load(*w), T::load(*s), T::load(*x));
-        *w = new_w.store();
-        *s = new_s.store();
+    let (w, s, x) = (T::split_mut(w), T::split_mut(s), T::split(x));
+    let len = w.len().min(s.len()).min(x.len());
+    let (w, s, x) = (&mut w[..len], &mut s[..len], &x[..len]);
+    for i in 0..len {
+        let (new_w, new_s) = f(T::load(w[i]), T::load(s[i]), T::load(x[i]));
+        w[i] = new_w.store();
+        s[i] = new_s.store();
     }
 }
 
 /// `(w[i], [a[i], b[i]]) = f(w[i], [a[i], b[i]], x[i])`.
-#[inline(always)]
+#[inline(never)]
 pub(super) fn each_with_two<T: Element>(
     w: &mut [u8],
-    (a, b): (&mut [u8], &mut [u8]),
+    a: &mut [u8],
+    b: &mut [u8],
     x: &[u8],
     f: impl Fn(T, [T; 2], T) -> (T, [T; 2]),
 ) {
-    let slots = T::split_mut(a).iter_mut().zip(T::split_mut(b));
-    let rows = T::split_mut(w).iter_mut().zip(slots).zip(T::split(x));
-    for ((w, (a, b)), x) in rows {
-        let (new_w, [new_a, new_b]) = f(T::load(*w), [T::load(*a), T::load(*b)], T::load(*x));
-        *w = new_w.store();
-        *a = new_a.store();
-        *b = new_b.store();
+    let (w, a, b, x) = (
+        T::split_mut(w),
+        T::split_mut(a),
+        T::split_mut(b),
+        T::split(x),
+    );
+    let len = w.len().min(a.len()).min(b.len()).min(x.len());
+    let (w, a, b, x) = (&mut w[..len], &mut a[..len], &mut b[..len], &x[..len]);
+    for i in 0..len {
+        let (new_w, [new_a, new_b]) =
+            f(T::load(w[i]), [T::load(a[i]), T::load(b[i])], T::load(x[i]));
+        w[i] = new_w.store();
+        a[i] = new_a.store();
+        b[i] = new_b.store();
     }
 }

@@ -28,13 +28,13 @@ pub(super) fn ignore(_: &Hyper, _: &mut [u8], _: &mut [u8], _: &[u8]) {}
 
 /// `w -= lr g`.
 pub(super) fn sgd<T: Float>(hyper: &Hyper, row: &mut [u8], _: &mut [u8], gradient: &[u8]) {
-    let [lr, ..] = hyper.map(T::nearest);
+    let [lr, ..] = rounded::<T>(hyper);
     each(row, gradient, |w: T, g| w - lr * g);
 }
 
 /// `v = mu v + g; w -= lr v`.
 pub(super) fn momentum<T: Float>(hyper: &Hyper, row: &mut [u8], v: &mut [u8], gradient: &[u8]) {
-    let [lr, mu, ..] = hyper.map(T::nearest);
+    let [lr, mu, ..] = rounded::<T>(hyper);
     each_with_one(row, v, gradient, |w: T, v, g| {
         let v = mu * v + g;
         (w - lr * v, v)
@@ -43,7 +43,7 @@ pub(super) fn momentum<T: Float>(hyper: &Hyper, row: &mut [u8], v: &mut [u8], gr
 
 /// `v = mu v + g; w -= lr (g + mu v)`.
 pub(super) fn nesterov<T: Float>(hyper: &Hyper, row: &mut [u8], v: &mut [u8], gradient: &[u8]) {
-    let [lr, mu, ..] = hyper.map(T::nearest);
+    let [lr, mu, ..] = rounded::<T>(hyper);
     each_with_one(row, v, gradient, |w: T, v, g| {
         let v = mu * v + g;
         (w - lr * (g + mu * v), v)
@@ -52,7 +52,7 @@ pub(super) fn nesterov<T: Float>(hyper: &Hyper, row: &mut [u8], v: &mut [u8], gr
 
 /// `n += g^2; w -= (lr g) / (sqrt(n) + eps)`.
 pub(super) fn adagrad<T: Float>(hyper: &Hyper, row: &mut [u8], n: &mut [u8], gradient: &[u8]) {
-    let [lr, eps, ..] = hyper.map(T::nearest);
+    let [lr, eps, ..] = rounded::<T>(hyper);
     each_with_one(row, n, gradient, |w: T, n, g| {
         let n = n + g * g;
         (w - (lr * g) / (n.sqrt() + eps), n)
@@ -75,37 +75,29 @@ pub(super) fn adam<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], gr
     let spread = T::nearest((1.0 / (1.0 - power(beta2, t))).sqrt());
     let (fresh1, fresh2) = (T::nearest(1.0 - beta1), T::nearest(1.0 - beta2));
     let (beta1, beta2, eps) = (T::nearest(beta1), T::nearest(beta2), T::nearest(eps));
-    each_with_two(
-        row,
-        halves(slots, gradient.len()),
-        gradient,
-        |w: T, [m, v], g| {
-            let m = beta1 * m + fresh1 * g;
-            let v = beta2 * v + fresh2 * (g * g);
-            (w - (rate * m) / (v.sqrt() * spread + eps), [m, v])
-        },
-    );
+    let (m, v) = halves(slots, gradient.len());
+    each_with_two(row, m, v, gradient, |w: T, [m, v], g| {
+        let m = beta1 * m + fresh1 * g;
+        let v = beta2 * v + fresh2 * (g * g);
+        (w - (rate * m) / (v.sqrt() * spread + eps), [m, v])
+    });
 }
 
 /// FTRL-proximal (`McMahan` et al., KDD 2013):
 /// `sigma = (sqrt(n + g^2) - sqrt(n)) / alpha; n += g^2; z += g - sigma w`; then
 /// `w = 0` if `|z| <= l1`, else `-(z - sign(z) l1) / ((beta + sqrt(n)) / alpha + l2)`.
 pub(super) fn ftrl<T: Float>(hyper: &Hyper, row: &mut [u8], state: &mut [u8], gradient: &[u8]) {
-    let [alpha, beta, l1, l2] = hyper.map(T::nearest);
-    each_with_two(
-        row,
-        halves(state, gradient.len()),
-        gradient,
-        |w: T, [z, n], g| {
-            let root_before = n.sqrt();
-            let n = n + g * g;
-            let root = n.sqrt();
-            let z = z + (g - (root - root_before) / alpha * w);
-            let far = -(z - l1.copysign(z)) / ((beta + root) / alpha + l2);
-            // Both sides are computed and one is chosen: a branch would keep the loop scalar.
-            (if z.abs() <= l1 { T::ZERO } else { far }, [z, n])
-        },
-    );
+    let [alpha, beta, l1, l2] = rounded::<T>(hyper);
+    let (z, n) = halves(state, gradient.len());
+    each_with_two(row, z, n, gradient, |w: T, [z, n], g| {
+        let root_before = n.sqrt();
+        let n = n + g * g;
+        let root = n.sqrt();
+        let z = z + (g - (root - root_before) / alpha * w);
+        let far = -(z - l1.copysign(z)) / ((beta + root) / alpha + l2);
+        // Both sides are computed and one is chosen: a branch would keep the loop scalar.
+        (if z.abs() <= l1 { T::ZERO } else { far }, [z, n])
+    });
 }
 
 /// [`sum`] on a table of FTRL.
@@ -135,22 +127,18 @@ fn ftrl_write<T: Float>(
     values: &[u8],
     f: impl Fn(T, T) -> T,
 ) {
-    let hyper = hyper.map(T::nearest);
-    each_with_two(
-        row,
-        halves(state, values.len()),
-        values,
-        |old: T, [z, n], x| {
-            let w = f(old, x);
-            let implied = ftrl_implied(hyper, w, n);
-            (w, [if w == old { z } else { implied }, n])
-        },
-    );
+    let hyper = rounded::<T>(hyper);
+    let (z, n) = halves(state, values.len());
+    each_with_two(row, z, n, values, |old: T, [z, n], x| {
+        let w = f(old, x);
+        let implied = ftrl_implied(hyper, w, n);
+        (w, [if w == old { z } else { implied }, n])
+    });
 }
 
 /// Gives a new row its `z`, so that its first gradient starts from its initial `w`.
 pub(super) fn ftrl_adopt<T: Float>(hyper: &Hyper, row: &[u8], state: &mut [u8]) {
-    let hyper = hyper.map(T::nearest);
+    let hyper = rounded::<T>(hyper);
     let (z, n) = halves(state, row.len());
     each_with_one(z, n, row, |_, n, w: T| (ftrl_implied(hyper, w, n), n));
 }
@@ -161,6 +149,11 @@ pub(super) fn ftrl_adopt<T: Float>(hyper: &Hyper, row: &[u8], state: &mut [u8]) 
 fn ftrl_implied<T: Float>([alpha, beta, l1, l2]: [T; 4], w: T, n: T) -> T {
     let z = -(w * ((beta + n.sqrt()) / alpha + l2) + l1.copysign(w));
     if w == T::ZERO { T::ZERO } else { z }
+}
+
+#[inline(always)]
+fn rounded<T: Element>(&[a, b, c, d]: &Hyper) -> [T; 4] {
+    [T::nearest(a), T::nearest(b), T::nearest(c), T::nearest(d)]
 }
 
 /// Two slots of `row_bytes` each; empty when there is not room for them.
