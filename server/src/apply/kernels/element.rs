@@ -1,0 +1,251 @@
+//! The element types a row may hold, and the loops that run over rows of them.
+//!
+//! Bytes are split into arrays of one element's size, so a loop over elements has no bounds check
+//! and no alignment requirement: `from_le_bytes` is a plain (unaligned) load, and the compiler
+//! vectorises the loop.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+/// One element of a row.
+pub(super) trait Element: Copy + PartialOrd {
+    /// Its little-endian bytes, `[u8; size]`.
+    type Bytes: Copy;
+
+    /// The whole elements of `bytes`; a trailing part of one is left out.
+    fn split(bytes: &[u8]) -> &[Self::Bytes];
+    /// As [`Element::split`], to write.
+    fn split_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
+    fn load(bytes: Self::Bytes) -> Self;
+    fn store(self) -> Self::Bytes;
+
+    /// The sum; integers wrap.
+    fn plus(self, other: Self) -> Self;
+    /// `self * by`: see [`super::scale`].
+    fn scaled(self, by: f64) -> Self;
+    /// The nearest value (ties to even); integers saturate, NaN becomes 0.
+    fn nearest(value: f64) -> Self;
+    /// `nearest` for floats, the largest integer not above `value` for integers.
+    fn floor(value: f64) -> Self;
+    /// The smallest element that is not below `bound`.
+    fn not_below(bound: f64) -> Self;
+    /// The largest element that is below `bound`.
+    fn below(bound: f64) -> Self;
+    /// Whether it is neither NaN nor infinite. Compiles to a mask and a compare on its bits.
+    fn is_finite(self) -> bool;
+}
+
+/// An element that has gradients.
+pub(super) trait Float:
+    Element
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+{
+    const ZERO: Self;
+    fn sqrt(self) -> Self;
+    fn abs(self) -> Self;
+    /// The magnitude of `self` with the sign of `sign`.
+    fn copysign(self, sign: Self) -> Self;
+}
+
+/// What is the same text for every element type.
+macro_rules! bytes_of {
+    ($t:ty) => {
+        type Bytes = [u8; size_of::<$t>()];
+
+        #[inline(always)]
+        fn split(bytes: &[u8]) -> &[Self::Bytes] {
+            bytes.as_chunks().0
+        }
+        #[inline(always)]
+        fn split_mut(bytes: &mut [u8]) -> &mut [Self::Bytes] {
+            bytes.as_chunks_mut().0
+        }
+        #[inline(always)]
+        fn load(bytes: Self::Bytes) -> Self {
+            Self::from_le_bytes(bytes)
+        }
+        #[inline(always)]
+        fn store(self) -> Self::Bytes {
+            self.to_le_bytes()
+        }
+    };
+}
+
+macro_rules! float {
+    ($t:ty, $exponent:expr) => {
+        impl Element for $t {
+            bytes_of!($t);
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self + other
+            }
+            #[inline(always)]
+            fn scaled(self, by: f64) -> Self {
+                self * Self::nearest(by)
+            }
+            #[inline(always)]
+            fn nearest(value: f64) -> Self {
+                value as $t
+            }
+            #[inline(always)]
+            fn floor(value: f64) -> Self {
+                Self::nearest(value)
+            }
+            fn not_below(bound: f64) -> Self {
+                let near = Self::nearest(bound);
+                if f64::from(near) < bound {
+                    near.next_up()
+                } else {
+                    near
+                }
+            }
+            fn below(bound: f64) -> Self {
+                let near = Self::nearest(bound);
+                if f64::from(near) < bound {
+                    near
+                } else {
+                    near.next_down()
+                }
+            }
+            #[inline(always)]
+            fn is_finite(self) -> bool {
+                self.to_bits() & $exponent != $exponent
+            }
+        }
+
+        impl Float for $t {
+            const ZERO: Self = 0.0;
+
+            #[inline(always)]
+            fn sqrt(self) -> Self {
+                <$t>::sqrt(self)
+            }
+            #[inline(always)]
+            fn abs(self) -> Self {
+                <$t>::abs(self)
+            }
+            #[inline(always)]
+            fn copysign(self, sign: Self) -> Self {
+                <$t>::copysign(self, sign)
+            }
+        }
+    };
+}
+
+// `as` between floats and integers is the conversion that is wanted: it rounds or saturates.
+#[allow(clippy::cast_possible_truncation)]
+mod floats {
+    use super::{Element, Float};
+    float!(f32, 0x7f80_0000_u32);
+    float!(f64, 0x7ff0_0000_0000_0000_u64);
+}
+
+macro_rules! integer {
+    ($t:ty) => {
+        impl Element for $t {
+            bytes_of!($t);
+
+            #[inline(always)]
+            fn plus(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn scaled(self, by: f64) -> Self {
+                Self::nearest(self as f64 * by)
+            }
+            #[inline(always)]
+            fn nearest(value: f64) -> Self {
+                value.round_ties_even() as $t
+            }
+            #[inline(always)]
+            fn floor(value: f64) -> Self {
+                value.floor() as $t
+            }
+            fn not_below(bound: f64) -> Self {
+                bound.ceil() as $t
+            }
+            fn below(bound: f64) -> Self {
+                (bound.ceil() as $t).saturating_sub(1)
+            }
+            #[inline(always)]
+            fn is_finite(self) -> bool {
+                true
+            }
+        }
+    };
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    clippy::cast_lossless
+)]
+mod integers {
+    use super::Element;
+    integer!(i32);
+    integer!(i64);
+}
+
+// The loops below stay functions of their own, called once a row: the compiler knows that a
+// function's slices do not overlap and forgets it when it inlines them, and then guards the vector
+// loop with comparisons of addresses, or keeps it scalar. Slices are cut to one length first, so
+// that no index needs a check.
+
+/// `w[i] = f(w[i], x[i])`.
+#[inline(never)]
+pub(super) fn each<T: Element>(w: &mut [u8], x: &[u8], f: impl Fn(T, T) -> T) {
+    let (w, x) = (T::split_mut(w), T::split(x));
+    let len = w.len().min(x.len());
+    let (w, x) = (&mut w[..len], &x[..len]);
+    for i in 0..len {
+        w[i] = f(T::load(w[i]), T::load(x[i])).store();
+    }
+}
+
+/// `(w[i], s[i]) = f(w[i], s[i], x[i])`.
+#[inline(never)]
+pub(super) fn each_with_one<T: Element>(
+    w: &mut [u8],
+    s: &mut [u8],
+    x: &[u8],
+    f: impl Fn(T, T, T) -> (T, T),
+) {
+    let (w, s, x) = (T::split_mut(w), T::split_mut(s), T::split(x));
+    let len = w.len().min(s.len()).min(x.len());
+    let (w, s, x) = (&mut w[..len], &mut s[..len], &x[..len]);
+    for i in 0..len {
+        let (new_w, new_s) = f(T::load(w[i]), T::load(s[i]), T::load(x[i]));
+        w[i] = new_w.store();
+        s[i] = new_s.store();
+    }
+}
+
+/// `(w[i], [a[i], b[i]]) = f(w[i], [a[i], b[i]], x[i])`.
+#[inline(never)]
+pub(super) fn each_with_two<T: Element>(
+    w: &mut [u8],
+    a: &mut [u8],
+    b: &mut [u8],
+    x: &[u8],
+    f: impl Fn(T, [T; 2], T) -> (T, [T; 2]),
+) {
+    let (w, a, b, x) = (
+        T::split_mut(w),
+        T::split_mut(a),
+        T::split_mut(b),
+        T::split(x),
+    );
+    let len = w.len().min(a.len()).min(b.len()).min(x.len());
+    let (w, a, b, x) = (&mut w[..len], &mut a[..len], &mut b[..len], &x[..len]);
+    for i in 0..len {
+        let (new_w, [new_a, new_b]) =
+            f(T::load(w[i]), [T::load(a[i]), T::load(b[i])], T::load(x[i]));
+        w[i] = new_w.store();
+        a[i] = new_a.store();
+        b[i] = new_b.store();
+    }
+}

@@ -1,0 +1,225 @@
+//! Row kernels: what a push does to one row, as a pure function of bytes.
+//!
+//! A kernel works on *private lines*, byte buffers of little-endian elements that nobody else
+//! reads or writes: an applier copies a row out of shared memory, runs the kernel, and stores the
+//! result. Kernels allocate nothing, read no clock, and keep no state of their own; the same
+//! (row, state, values) gives the same bits on every host and in every build.
+//!
+//! | push | on a table of | row | state |
+//! |---|---|---|---|
+//! | sum | any rule but FTRL | `w += x`, integers wrap | untouched: moments describe gradients |
+//! | assign | any rule but FTRL | `w = x` | untouched |
+//! | sum, assign | FTRL | as above, to the bit | `z` follows where `w` changed, `n` untouched |
+//! | gradient | a rule | one step of the rule | one step of the rule |
+//! | gradient | no rule | unchanged; see [`RowKernel::accepts`] | none |
+//!
+//! FTRL computes `w` from `(z, n)`, so a write that left `z` alone would be undone by the next
+//! gradient. `z` becomes the value for which the rule gives the written `w` (up to rounding); an
+//! element written to zero gets `z = 0`, one written with the value it has keeps its `z`.
+//!
+//! Values are not looked at: NaN and infinity go where IEEE 754 sends them, and a finite gradient
+//! may overflow (the square of one above 1.8e19 is infinite in f32, and FTRL then makes NaN).
+//! [`RowKernel::all_finite`] is the check of a table that refuses such frames.
+
+mod check;
+mod element;
+mod error;
+pub mod init;
+mod math;
+mod philox;
+mod rules;
+
+use tidewater_transport::limits::ROW_DIM_MAX;
+use tidewater_transport::table::{DType, Init, Optimizer, PushOp};
+
+use element::{Element, Float, each};
+pub use error::KernelError;
+use rules::{Hyper, Step};
+
+/// One table's rule, chosen once when the table is created: monomorphic functions behind plain
+/// function pointers, one indirect call a row and none an element.
+///
+/// Buffers need no alignment. Their lengths are the caller's duty ([`RowKernel::row_bytes`],
+/// [`RowKernel::state_bytes`]); only whole elements that all buffers hold are touched, and debug
+/// builds assert that nothing is left over.
+#[derive(Debug, Clone, Copy)]
+pub struct RowKernel {
+    dtype: DType,
+    row_bytes: usize,
+    state_bytes: usize,
+    has_gradient: bool,
+    hyper: Hyper,
+    sum: Step,
+    assign: Step,
+    gradient: Step,
+    adopt: Adopt,
+    all_finite: fn(&[u8]) -> bool,
+}
+
+/// Makes the state of a new row agree with its first values.
+type Adopt = fn(&Hyper, &[u8], &mut [u8]);
+
+impl RowKernel {
+    /// The kernel of a table with rows of `dim` elements. It lasts as long as the table; making
+    /// one costs some comparisons.
+    ///
+    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `beta1`, `beta2`) in
+    /// `[0, 1)`, FTRL's `beta`, `l1` and `l2` not below 0, and its `beta` above 0 where `l2` is 0;
+    /// each as given and as rounded to `dtype`. A rate of 0 is refused because it is a mistake far
+    /// more often than a wish: who wants a frozen table does not push to it.
+    ///
+    /// # Errors
+    ///
+    /// [`KernelError::IntegerGradient`], [`KernelError::HyperParameter`], [`KernelError::Dim`].
+    pub fn new(optimizer: &Optimizer, dtype: DType, dim: usize) -> Result<Self, KernelError> {
+        if dim == 0 || dim > ROW_DIM_MAX as usize {
+            return Err(KernelError::Dim {
+                dim,
+                max: ROW_DIM_MAX,
+            });
+        }
+        let hyper = check::hyper(optimizer, dtype)?;
+        let sized = Self {
+            dtype,
+            row_bytes: dim * dtype.size(),
+            state_bytes: optimizer.state_bytes(dim, dtype),
+            has_gradient: false,
+            hyper,
+            sum: rules::ignore,
+            assign: rules::ignore,
+            gradient: rules::ignore,
+            adopt: |_, _, _| {},
+            all_finite: |_| true,
+        };
+        Ok(match dtype {
+            DType::F32 => sized.of_float::<f32>(optimizer),
+            DType::F64 => sized.of_float::<f64>(optimizer),
+            DType::I32 => sized.of_element::<i32>(),
+            DType::I64 => sized.of_element::<i64>(),
+        })
+    }
+
+    fn of_element<T: Element>(self) -> Self {
+        Self {
+            sum: rules::sum::<T>,
+            assign: rules::assign::<T>,
+            all_finite: all_finite::<T>,
+            ..self
+        }
+    }
+
+    fn of_float<T: Float>(self, optimizer: &Optimizer) -> Self {
+        let plain = self.of_element::<T>();
+        let with = |gradient: Step| Self {
+            gradient,
+            has_gradient: true,
+            ..plain
+        };
+        match optimizer {
+            Optimizer::None => plain,
+            Optimizer::Sgd { .. } => with(rules::sgd::<T>),
+            Optimizer::Momentum {
+                nesterov: false, ..
+            } => with(rules::momentum::<T>),
+            Optimizer::Momentum { nesterov: true, .. } => with(rules::nesterov::<T>),
+            Optimizer::AdaGrad { .. } => with(rules::adagrad::<T>),
+            Optimizer::Adam { .. } => with(rules::adam::<T>),
+            Optimizer::Ftrl { .. } => Self {
+                sum: rules::ftrl_sum::<T>,
+                assign: rules::ftrl_assign::<T>,
+                adopt: rules::ftrl_adopt::<T>,
+                ..with(rules::ftrl::<T>)
+            },
+        }
+    }
+
+    /// Bytes of a row's payload.
+    pub const fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Bytes of a row's optimizer state, [`Optimizer::state_bytes`]: each slot as long as the row,
+    /// one after the other; with Adam, padding to 8 bytes and the step count as a `u64`.
+    pub const fn state_bytes(&self) -> usize {
+        self.state_bytes
+    }
+
+    /// Whether `op` does anything on this table: a table without an optimizer has no gradients.
+    /// A frame that is refused on this answer must be refused before any row is applied.
+    pub const fn accepts(&self, op: PushOp) -> bool {
+        self.has_gradient || !matches!(op, PushOp::Gradient)
+    }
+
+    /// Applies `values` to the row in `payload` and to its `state`.
+    #[inline]
+    pub fn apply(&self, op: PushOp, payload: &mut [u8], state: &mut [u8], values: &[u8]) {
+        debug_assert_eq!(payload.len(), self.row_bytes, "payload of another length");
+        debug_assert_eq!(state.len(), self.state_bytes, "state of another length");
+        debug_assert_eq!(values.len(), self.row_bytes, "values of another length");
+        let step = match op {
+            PushOp::Sum => self.sum,
+            PushOp::Assign => self.assign,
+            PushOp::Gradient => self.gradient,
+        };
+        step(&self.hyper, payload, state, values);
+    }
+
+    /// The state of a new row **whose elements are all zero**: all zero, for every rule. A row
+    /// with other first values is made by [`RowKernel::init_row`]; with this state, FTRL's first
+    /// gradient would start from zero and forget them.
+    pub fn init_state(&self, state: &mut [u8]) {
+        state.fill(0);
+    }
+
+    /// Makes the new row `key`: its payload from `init` and `seed`, and the state that belongs to
+    /// that payload.
+    pub fn init_row(&self, init: &Init, seed: u64, key: u64, payload: &mut [u8], state: &mut [u8]) {
+        init::fill_row(init, seed, key, self.dtype, payload);
+        self.init_state(state);
+        (self.adopt)(&self.hyper, payload, state);
+    }
+
+    /// Whether `values` hold neither NaN nor infinity; true for integers. Reads all of them.
+    #[inline]
+    pub fn all_finite(&self, values: &[u8]) -> bool {
+        (self.all_finite)(values)
+    }
+}
+
+fn all_finite<T: Element>(values: &[u8]) -> bool {
+    // No early exit: a row is short, and a loop without one is vectorised.
+    T::split(values)
+        .iter()
+        .fold(true, |finite, x| finite & T::load(*x).is_finite())
+}
+
+/// `acc += values`, element by element; integers wrap. Lengths should be equal: elements that one
+/// side lacks are left out.
+pub fn accumulate(dtype: DType, acc: &mut [u8], values: &[u8]) {
+    debug_assert_eq!(acc.len(), values.len(), "rows of different lengths");
+    match dtype {
+        DType::F32 => each(acc, values, f32::plus),
+        DType::F64 => each(acc, values, f64::plus),
+        DType::I32 => each(acc, values, i32::plus),
+        DType::I64 => each(acc, values, i64::plus),
+    }
+}
+
+/// `acc *= by`, element by element: the mean of n rows is their sum scaled by `1.0 / n`.
+///
+/// f32 rounds `by` to f32 first. Integers are multiplied in f64 and rounded to the nearest, ties
+/// to even, and saturate: beyond 2^53 an i64 loses its low bits.
+pub fn scale(dtype: DType, acc: &mut [u8], by: f64) {
+    match dtype {
+        DType::F32 => scale_row::<f32>(acc, by),
+        DType::F64 => scale_row::<f64>(acc, by),
+        DType::I32 => scale_row::<i32>(acc, by),
+        DType::I64 => scale_row::<i64>(acc, by),
+    }
+}
+
+fn scale_row<T: Element>(acc: &mut [u8], by: f64) {
+    for x in T::split_mut(acc) {
+        *x = T::load(*x).scaled(by).store();
+    }
+}

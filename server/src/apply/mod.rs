@@ -1,0 +1,3 @@
+//! Applying pushes: what an applier does with a frame once it has been accepted.
+
+pub mod kernels;

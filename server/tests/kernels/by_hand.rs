@@ -1,0 +1,279 @@
+//! Three steps of each rule, worked out on paper, and what a refused rule says.
+
+use tidewater_server::apply::kernels::{KernelError, RowKernel};
+use tidewater_transport::limits::ROW_DIM_MAX;
+use tidewater_transport::table::{DType, Init, Optimizer, PushOp};
+
+use crate::{Line, bytes32, bytes64, f32s, f64s};
+
+/// `w` after each gradient, from `w = start`, in both float types and in each lane of nine.
+fn steps(rule: Optimizer, start: f64, gradients: [f64; 3], want: [f64; 3]) {
+    let mut wide = Line::new(RowKernel::new(&rule, DType::F64, 9).unwrap());
+    let mut line = Line::new(RowKernel::new(&rule, DType::F32, 9).unwrap());
+    wide.apply(PushOp::Assign, &bytes64(&[start; 9]));
+    line.apply(PushOp::Assign, &bytes32(&[start as f32; 9]));
+    for (g, want) in gradients.into_iter().zip(want) {
+        wide.apply(PushOp::Gradient, &bytes64(&[g; 9]));
+        line.apply(PushOp::Gradient, &bytes32(&[g as f32; 9]));
+        let near = |got: f64, error: f64| (got - want).abs() <= error * want.abs();
+        let got = f64s(wide.payload());
+        assert!(
+            got.iter().all(|&w| near(w, 4e-16)),
+            "{rule:?}: {got:?}, not {want}"
+        );
+        let got = f32s(line.payload());
+        assert!(
+            got.iter().all(|&w| near(w.into(), 3e-7)),
+            "{rule:?}: {got:?}, not {want}"
+        );
+    }
+}
+
+#[test]
+fn sgd() {
+    steps(
+        Optimizer::Sgd { lr: 0.5 },
+        1.0,
+        [1.0, 2.0, -4.0],
+        [0.5, -0.5, 1.5],
+    );
+}
+
+#[test]
+fn momentum() {
+    // v = 1, 2.5, -2.75.
+    let rule = |nesterov| Optimizer::Momentum {
+        lr: 0.5,
+        mu: 0.5,
+        nesterov,
+    };
+    steps(rule(false), 0.0, [1.0, 2.0, -4.0], [-0.5, -1.75, -0.375]);
+    steps(rule(true), 0.0, [1.0, 2.0, -4.0], [-0.75, -2.375, 0.3125]);
+}
+
+#[test]
+fn adagrad() {
+    // sqrt(n) = 3, 5, 13.
+    let rule = Optimizer::AdaGrad { lr: 2.0, eps: 3.0 };
+    steps(rule, 0.0, [3.0, 4.0, -12.0], [-1.0, -2.0, -0.5]);
+}
+
+#[test]
+fn adam() {
+    // m^ = 2, 0, 16/7 and v^ = 4, 16/7, 304/37.
+    let rule = Optimizer::Adam {
+        lr: 1.0,
+        beta1: 0.5,
+        beta2: 0.75,
+        eps: 1.0,
+    };
+    let last = -2.0 / 3.0 - (16.0 / 7.0) / ((304.0f64 / 37.0).sqrt() + 1.0);
+    steps(rule, 0.0, [2.0, -1.0, 4.0], [-2.0 / 3.0, -2.0 / 3.0, last]);
+}
+
+#[test]
+fn adam_counts_the_steps_of_each_row() {
+    let rule = Optimizer::Adam {
+        lr: 0.1,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    };
+    let mut line = Line::new(RowKernel::new(&rule, DType::F32, 3).unwrap());
+    for op in [
+        PushOp::Gradient,
+        PushOp::Sum,
+        PushOp::Assign,
+        PushOp::Gradient,
+    ] {
+        line.apply(op, &bytes32(&[1.0, -1.0, 2.0]));
+    }
+    // Two gradients; sums and assigns are none. Before it: two slots of three f32, padded.
+    assert_eq!(line.state().len(), 32);
+    assert_eq!(line.state()[24..], 2u64.to_le_bytes());
+}
+
+#[test]
+fn ftrl() {
+    // sqrt(n) = 3, 5, 13; sigma = 3, 2, 8; z = 3, 8, 16/3.
+    let rule = Optimizer::Ftrl {
+        alpha: 1.0,
+        beta: 1.0,
+        l1: 1.0,
+        l2: 0.0,
+    };
+    steps(
+        rule,
+        0.0,
+        [3.0, 4.0, -12.0],
+        [-0.5, -7.0 / 6.0, -13.0 / 42.0],
+    );
+}
+
+#[test]
+fn ftrl_is_exactly_zero_up_to_l1() {
+    let rule = Optimizer::Ftrl {
+        alpha: 0.1,
+        beta: 1.0,
+        l1: 1.0,
+        l2: 0.0,
+    };
+    let mut line = Line::new(RowKernel::new(&rule, DType::F32, 7).unwrap());
+    let z = [1.0, -1.0, 0.5, -0.5, 0.0, 1.000_000_1, -1.000_000_1];
+    line.apply(PushOp::Gradient, &bytes32(&z));
+    let w = f32s(line.payload());
+    assert!(w[..5].iter().all(|w| w.to_bits() == 0), "{w:?}");
+    assert!(w[5] < 0.0 && w[6] > 0.0, "{w:?}");
+}
+
+/// What is written to an FTRL table stays, and learning goes on from there.
+#[test]
+fn ftrl_keeps_what_is_written() {
+    let rule = Optimizer::Ftrl {
+        alpha: 0.5,
+        beta: 1.0,
+        l1: 0.25,
+        l2: 0.5,
+    };
+    let mut line = Line::new(RowKernel::new(&rule, DType::F64, 3).unwrap());
+    line.apply(PushOp::Gradient, &bytes64(&[3.0, -2.0, 1.0]));
+    line.apply(PushOp::Assign, &bytes64(&[0.75, -0.1, 0.0]));
+    assert_eq!(f64s(line.payload()), [0.75, -0.1, 0.0]);
+    line.apply(PushOp::Gradient, &bytes64(&[0.0; 3]));
+    let w = f64s(line.payload());
+    assert!(
+        (w[0] - 0.75).abs() < 1e-15 && (w[1] + 0.1).abs() < 1e-15 && w[2] == 0.0,
+        "{w:?}"
+    );
+    // A sum of nothing changes nothing, not even below the rounding of z.
+    let before = (line.payload().to_vec(), line.state().to_vec());
+    line.apply(PushOp::Sum, &bytes64(&[0.0; 3]));
+    assert_eq!(before, (line.payload().to_vec(), line.state().to_vec()));
+}
+
+/// A row that begins elsewhere than at zero starts to learn from there.
+#[test]
+fn ftrl_learns_from_its_first_values() {
+    let rule = Optimizer::Ftrl {
+        alpha: 0.1,
+        beta: 1.0,
+        l1: 0.5,
+        l2: 0.1,
+    };
+    let kernel = RowKernel::new(&rule, DType::F64, 4).unwrap();
+    let (mut payload, mut state) = (vec![1; 32], vec![1; 64]);
+    kernel.init_row(&Init::Constant(-0.3), 1, 2, &mut payload, &mut state);
+    assert_eq!(f64s(&payload), [-0.3; 4]);
+    kernel.apply(
+        PushOp::Gradient,
+        &mut payload,
+        &mut state,
+        &bytes64(&[0.0; 4]),
+    );
+    assert!(
+        f64s(&payload).iter().all(|w| (w + 0.3).abs() < 1e-15),
+        "{:?}",
+        f64s(&payload)
+    );
+}
+
+#[test]
+fn a_table_without_a_rule_accepts_no_gradient() {
+    let kernel = RowKernel::new(&Optimizer::None, DType::F32, 4).unwrap();
+    assert!(kernel.accepts(PushOp::Sum) && kernel.accepts(PushOp::Assign));
+    assert!(!kernel.accepts(PushOp::Gradient));
+    let mut line = Line::new(kernel);
+    line.apply(PushOp::Gradient, &bytes32(&[1.0; 4]));
+    assert_eq!(f32s(line.payload()), [0.0; 4]);
+    let sgd = RowKernel::new(&Optimizer::Sgd { lr: 1.0 }, DType::F32, 4).unwrap();
+    assert!(sgd.accepts(PushOp::Gradient));
+}
+
+#[test]
+fn rules_that_make_no_sense_are_refused() {
+    let refused = |rule, dtype| RowKernel::new(&rule, dtype, 4).unwrap_err();
+    let error = refused(Optimizer::Sgd { lr: 0.1 }, DType::I64);
+    assert_eq!(
+        error,
+        KernelError::IntegerGradient {
+            rule: "Sgd",
+            dtype: DType::I64
+        }
+    );
+    assert!(RowKernel::new(&Optimizer::None, DType::I64, 4).is_ok());
+
+    let adam = |lr, beta1, beta2, eps| Optimizer::Adam {
+        lr,
+        beta1,
+        beta2,
+        eps,
+    };
+    let ftrl = |alpha, beta, l1, l2| Optimizer::Ftrl {
+        alpha,
+        beta,
+        l1,
+        l2,
+    };
+    let cases = [
+        (Optimizer::Sgd { lr: 0.0 }, "lr"),
+        (Optimizer::Sgd { lr: -0.1 }, "lr"),
+        (Optimizer::Sgd { lr: f64::NAN }, "lr"),
+        (Optimizer::Sgd { lr: f64::INFINITY }, "lr"),
+        // Zero, infinite and one, once rounded to f32.
+        (Optimizer::Sgd { lr: 1e-50 }, "lr"),
+        (Optimizer::Sgd { lr: 1e50 }, "lr"),
+        (
+            Optimizer::Momentum {
+                lr: 0.1,
+                mu: 1.0 - 1e-9,
+                nesterov: false,
+            },
+            "mu",
+        ),
+        (
+            Optimizer::Momentum {
+                lr: 0.1,
+                mu: 1.0,
+                nesterov: false,
+            },
+            "mu",
+        ),
+        (Optimizer::AdaGrad { lr: 0.1, eps: 0.0 }, "eps"),
+        (adam(0.1, 1.0, 0.9, 1e-8), "beta1"),
+        (adam(0.1, 0.9, -0.1, 1e-8), "beta2"),
+        (adam(0.1, 0.9, 0.9, 0.0), "eps"),
+        (ftrl(0.0, 1.0, 0.0, 0.0), "alpha"),
+        (ftrl(0.1, 0.0, 0.0, 0.0), "beta"),
+        (ftrl(0.1, 1.0, -1.0, 0.0), "l1"),
+        (ftrl(0.1, 1.0, 0.0, f64::NAN), "l2"),
+    ];
+    for (rule, want) in cases {
+        let error = refused(rule, DType::F32);
+        let KernelError::HyperParameter { name, .. } = error else {
+            panic!("{error}")
+        };
+        assert_eq!(name, want, "{rule:?}");
+    }
+    let fine = Optimizer::Momentum {
+        lr: 1e-50,
+        mu: 1.0 - 1e-9,
+        nesterov: true,
+    };
+    assert!(RowKernel::new(&fine, DType::F64, 4).is_ok());
+}
+
+#[test]
+fn rows_of_no_or_too_many_elements_are_refused() {
+    for dim in [0, ROW_DIM_MAX as usize + 1, usize::MAX] {
+        let error = RowKernel::new(&Optimizer::None, DType::F64, dim).unwrap_err();
+        assert_eq!(
+            error,
+            KernelError::Dim {
+                dim,
+                max: ROW_DIM_MAX
+            }
+        );
+    }
+    let kernel = RowKernel::new(&Optimizer::None, DType::F64, ROW_DIM_MAX as usize).unwrap();
+    assert_eq!(kernel.row_bytes(), 512 << 10);
+}

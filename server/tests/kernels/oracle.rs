@@ -1,0 +1,144 @@
+//! The rules once more, element by element, from their formulas: the code that kernels must agree
+//! with to the bit. It shares nothing with them.
+
+use tidewater_transport::table::{Optimizer, PushOp};
+
+/// `b^t` by its definition: `b^(2k) = (b^k)^2`, `b^(2k+1) = (b^k)^2 b`.
+fn power(b: f64, t: u64) -> f64 {
+    if t == 0 {
+        return 1.0;
+    }
+    let half = power(b, t / 2);
+    let square = half * half;
+    if t.is_multiple_of(2) {
+        square
+    } else {
+        square * b
+    }
+}
+
+macro_rules! oracle {
+    ($name:ident, $t:ident) => {
+        pub(crate) struct $name {
+            pub(crate) w: Vec<$t>,
+            /// The first and the second slot of each element.
+            pub(crate) first: Vec<$t>,
+            pub(crate) second: Vec<$t>,
+            pub(crate) steps: u64,
+            rule: Optimizer,
+        }
+
+        impl $name {
+            pub(crate) fn new(rule: Optimizer, dim: usize) -> Self {
+                let zeros = vec![0.0; dim];
+                Self {
+                    w: zeros.clone(),
+                    first: zeros.clone(),
+                    second: zeros,
+                    steps: 0,
+                    rule,
+                }
+            }
+
+            pub(crate) fn push(&mut self, op: PushOp, x: &[$t]) {
+                if op == PushOp::Gradient {
+                    self.steps += 1;
+                }
+                for i in 0..self.w.len() {
+                    match op {
+                        PushOp::Sum => self.write(i, self.w[i] + x[i]),
+                        PushOp::Assign => self.write(i, x[i]),
+                        PushOp::Gradient => self.gradient(i, x[i]),
+                    }
+                }
+            }
+
+            fn write(&mut self, i: usize, w: $t) {
+                if let Optimizer::Ftrl {
+                    alpha,
+                    beta,
+                    l1,
+                    l2,
+                } = self.rule
+                    && w != self.w[i]
+                {
+                    let n = self.second[i];
+                    let slope = (beta as $t + n.sqrt()) / alpha as $t + l2 as $t;
+                    self.first[i] = if w > 0.0 {
+                        -(w * slope + l1 as $t)
+                    } else if w < 0.0 {
+                        -(w * slope - l1 as $t)
+                    } else if w == 0.0 {
+                        0.0
+                    } else {
+                        w // NaN for ever
+                    };
+                }
+                self.w[i] = w;
+            }
+
+            fn gradient(&mut self, i: usize, g: $t) {
+                match self.rule {
+                    Optimizer::None => {}
+                    Optimizer::Sgd { lr } => self.w[i] -= lr as $t * g,
+                    Optimizer::Momentum { lr, mu, nesterov } => {
+                        self.first[i] = mu as $t * self.first[i] + g;
+                        let v = self.first[i];
+                        self.w[i] -= lr as $t * if nesterov { g + mu as $t * v } else { v };
+                    }
+                    Optimizer::AdaGrad { lr, eps } => {
+                        self.first[i] += g * g;
+                        self.w[i] -= lr as $t * g / (self.first[i].sqrt() + eps as $t);
+                    }
+                    Optimizer::Adam {
+                        lr,
+                        beta1,
+                        beta2,
+                        eps,
+                    } => {
+                        let (m, v) = (self.first[i], self.second[i]);
+                        let m = beta1 as $t * m + (1.0 - beta1) as $t * g;
+                        let v = beta2 as $t * v + (1.0 - beta2) as $t * (g * g);
+                        (self.first[i], self.second[i]) = (m, v);
+                        let rate = (lr / (1.0 - power(beta1, self.steps))) as $t;
+                        let spread = (1.0 / (1.0 - power(beta2, self.steps))).sqrt() as $t;
+                        self.w[i] -= rate * m / (v.sqrt() * spread + eps as $t);
+                    }
+                    Optimizer::Ftrl {
+                        alpha,
+                        beta,
+                        l1,
+                        l2,
+                    } => {
+                        let n = self.second[i] + g * g;
+                        let sigma = (n.sqrt() - self.second[i].sqrt()) / alpha as $t;
+                        let z = self.first[i] + (g - sigma * self.w[i]);
+                        (self.first[i], self.second[i]) = (z, n);
+                        let sign: $t = if z < 0.0 { -1.0 } else { 1.0 };
+                        self.w[i] = if z.abs() <= l1 as $t {
+                            0.0
+                        } else {
+                            -(z - sign * l1 as $t)
+                                / ((beta as $t + n.sqrt()) / alpha as $t + l2 as $t)
+                        };
+                    }
+                }
+            }
+
+            /// The state as a kernel lays it out.
+            pub(crate) fn state(&self) -> Vec<u8> {
+                let slots = [&self.first, &self.second];
+                let slots = slots.into_iter().take(self.rule.state_slots()).flatten();
+                let mut bytes: Vec<u8> = slots.flat_map(|x| x.to_le_bytes()).collect();
+                if self.rule.counts_steps() {
+                    bytes.resize(bytes.len().next_multiple_of(8), 0);
+                    bytes.extend(self.steps.to_le_bytes());
+                }
+                bytes
+            }
+        }
+    };
+}
+
+oracle!(Oracle32, f32);
+oracle!(Oracle64, f64);
