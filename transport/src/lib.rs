@@ -14,6 +14,7 @@ pub mod ids;
 pub mod layout;
 pub mod limits;
 pub mod mem;
+pub mod placement;
 pub mod planted;
 pub mod sync;
 pub mod table;

@@ -1,0 +1,386 @@
+//! The server's memories and who was given which part of them.
+//!
+//! ```text
+//! public:  +0 superblock line | +64 bytes in use | +4096 doze lines, one an applier
+//!          +8192 directory, one line a block | then blocks
+//! private: +0 superblock line | +64 bytes in use | +8192 directory | then blocks
+//! counters: ticket lines, one an applier
+//! ```
+//! A block is never moved and never returned to the system: what is freed goes to a list by size
+//! and is given out again, zeroed, to whoever asks for that size.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use tidewater_transport::fabric::{Export, Exports, Rights};
+use tidewater_transport::ids::{Incarnation, RegionKey};
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::hash::line_chk;
+use tidewater_transport::limits::APPLIERS_MAX;
+use tidewater_transport::mem::Region;
+
+use super::StoreError;
+
+/// First doze line in public memory.
+pub const DOZE_AT: usize = 4096;
+const DIRECTORY_AT: usize = 8192;
+/// Blocks a memory can hold: 64 bytes of directory each.
+const BLOCKS_MAX: usize = 65_536;
+const BLOCKS_AT: usize = DIRECTORY_AT + BLOCKS_MAX * LINE_BYTES;
+/// Blocks begin at multiples of this, as slabs need.
+const BLOCK_ALIGN: usize = 64;
+const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
+const ENTRY: u64 = u64::from_le_bytes(*b"mem-dirE");
+
+/// What a block is for; the code stands in the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BlockKind {
+    /// Given back.
+    Free = 0,
+    /// Rows of a sparse table (public) or their keys and optimizer state (private).
+    Extent = 1,
+    /// A partition's index (private).
+    Index = 2,
+    /// Rows or blocks of a dense table's partition, or their optimizer state.
+    Dense = 3,
+    /// Version words, snapshot lines, extent tables (public).
+    Meta = 4,
+    /// An applier's redo area (private).
+    Redo = 5,
+    /// Frames held back for an open iteration (private).
+    Pending = 6,
+    /// State line of a ring (public).
+    Ring = 7,
+}
+
+/// Whose block it is; part of the directory entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockOwner {
+    /// What for.
+    pub kind: BlockKind,
+    /// Table, or 0.
+    pub table: u32,
+    /// Applier.
+    pub applier: u32,
+    /// Partition or extent number.
+    pub part: u32,
+}
+
+/// A block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// Offset in its memory.
+    pub at: usize,
+    /// Bytes: at least what was asked for.
+    pub len: usize,
+    entry: u32,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    used: usize,
+    entries: u32,
+    free: HashMap<usize, Vec<Block>>,
+}
+
+/// One memory and its books.
+#[derive(Debug)]
+pub struct Arena {
+    name: &'static str,
+    region: Arc<Region>,
+    fd: OwnedFd,
+    books: Mutex<Books>,
+}
+
+impl Arena {
+    fn new(name: &'static str, bytes: usize, incarnation: Incarnation) -> Result<Self, StoreError> {
+        let bytes = bytes.max(2 * BLOCKS_AT).next_multiple_of(4096);
+        let (region, fd) = Region::memfd(name, bytes)?;
+        let words = [
+            SUPER,
+            bytes as u64,
+            incarnation.0,
+            DIRECTORY_AT as u64,
+            BLOCKS_AT as u64,
+        ];
+        let chk = line_chk(incarnation.0, SUPER, &words);
+        let [a, b, c, d, e] = words;
+        region
+            .words_mut(0, LINE_BYTES)?
+            .store_line(0, &[a, b, c, d, e, chk, 0, 0]);
+        let books = Mutex::new(Books {
+            used: BLOCKS_AT,
+            ..Books::default()
+        });
+        Ok(Self {
+            name,
+            region: Arc::new(region),
+            fd,
+            books,
+        })
+    }
+
+    /// The memory.
+    pub const fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Its descriptor, to be passed on (see `mem::region::read_only_fd`).
+    pub const fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// Bytes given out, and bytes there are.
+    pub fn usage(&self) -> (usize, usize) {
+        (self.books().used, self.region.len())
+    }
+
+    fn books(&self) -> MutexGuard<'_, Books> {
+        match self.books.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// A zeroed block. Not for the data path: takes a lock, and the pages of a new block are not
+    /// yet present.
+    ///
+    /// # Errors
+    /// [`StoreError::NoMemory`], [`StoreError::Limit`] when the directory is full.
+    pub fn alloc(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
+        let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
+        let mut books = self.books();
+        let reused = books.free.get_mut(&len).and_then(Vec::pop);
+        let block = match reused {
+            Some(block) => {
+                self.region
+                    .words_mut(block.at, block.len)?
+                    .zero(0, block.len);
+                block
+            }
+            None => self.fresh(&mut books, len)?,
+        };
+        self.write_entry(block, owner)?;
+        self.region.words_mut(64, 8)?.store(0, books.used as u64);
+        Ok(block)
+    }
+
+    fn fresh(&self, books: &mut Books, len: usize) -> Result<Block, StoreError> {
+        let capacity = self.region.len();
+        if len > capacity - books.used {
+            return Err(StoreError::NoMemory {
+                what: "a block",
+                memory: self.name,
+                bytes: len,
+                used: books.used,
+                capacity,
+            });
+        }
+        if books.entries as usize >= BLOCKS_MAX {
+            let limit = BLOCKS_MAX as u64;
+            return Err(StoreError::Limit {
+                what: "blocks of memory",
+                have: limit + 1,
+                limit,
+            });
+        }
+        let block = Block {
+            at: books.used,
+            len,
+            entry: books.entries,
+        };
+        books.used += len;
+        books.entries += 1;
+        Ok(block)
+    }
+
+    /// Gives a block back, to be reused by whoever asks for the same size.
+    ///
+    /// # Errors
+    /// Never for a block of this arena.
+    pub fn free(&self, block: Block) -> Result<(), StoreError> {
+        let none = BlockOwner {
+            kind: BlockKind::Free,
+            table: 0,
+            applier: 0,
+            part: 0,
+        };
+        let mut books = self.books();
+        self.write_entry(block, none)?;
+        books.free.entry(block.len).or_default().push(block);
+        Ok(())
+    }
+
+    fn write_entry(&self, block: Block, owner: BlockOwner) -> Result<(), StoreError> {
+        let words = [
+            u64::from(owner.kind as u32) | u64::from(owner.table) << 32,
+            u64::from(owner.applier) | u64::from(owner.part) << 32,
+            block.at as u64,
+            block.len as u64,
+        ];
+        let chk = line_chk(ENTRY, u64::from(block.entry), &words);
+        let at = DIRECTORY_AT + block.entry as usize * LINE_BYTES;
+        let [a, b, c, d] = words;
+        self.region
+            .words_mut(at, LINE_BYTES)?
+            .store_line(0, &[a, b, c, d, chk, 0, 0, 0]);
+        Ok(())
+    }
+
+    /// Every block in the directory with its owner, in the order of allocation: how another
+    /// process finds the model.
+    ///
+    /// # Errors
+    /// Never for a memory this code wrote.
+    pub fn directory(&self) -> Result<Vec<(Block, [u32; 4])>, StoreError> {
+        let entries = self.books().entries;
+        let mut all = Vec::with_capacity(entries as usize);
+        for entry in 0..entries {
+            let at = DIRECTORY_AT + entry as usize * LINE_BYTES;
+            let line = self.region.words(at, LINE_BYTES)?.line(0);
+            if line_chk(ENTRY, u64::from(entry), &line[..4]) == line[4] {
+                let block = Block {
+                    at: line[2] as usize,
+                    len: line[3] as usize,
+                    entry,
+                };
+                let half = |w: u64| [w as u32, (w >> 32) as u32];
+                let ([kind, table], [applier, part]) = (half(line[0]), half(line[1]));
+                all.push((block, [kind, table, applier, part]));
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// All memory of one server.
+#[derive(Debug)]
+pub struct ServerMemory {
+    /// What clients read.
+    pub public: Arena,
+    /// What they do not.
+    pub private: Arena,
+    /// Advisory counters: one line an applier, which clients may add to.
+    pub counters: Arc<Region>,
+    /// Its descriptor.
+    pub counters_fd: OwnedFd,
+    /// Key of the counters.
+    pub counters_key: RegionKey,
+    /// What peers may read.
+    pub exports: Arc<Exports>,
+    /// This start of the server.
+    pub incarnation: Incarnation,
+}
+
+impl ServerMemory {
+    /// Reserves `capacity` bytes for each memory; they cost nothing until touched.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn new(capacity: usize, incarnation: Incarnation) -> Result<Self, StoreError> {
+        let (counters, counters_fd) =
+            Region::memfd("tidewater-counters", APPLIERS_MAX as usize * LINE_BYTES)?;
+        let counters = Arc::new(counters);
+        let exports = Arc::new(Exports::new(incarnation.0 as u8));
+        let len = counters.len() as u64;
+        let export = Export {
+            region: Arc::clone(&counters),
+            start: 0,
+            len,
+            rights: Rights::Atomic,
+            memory: 1,
+        };
+        let counters_key = exports.add(export).ok_or(KEYS)?;
+        Ok(Self {
+            public: Arena::new("tidewater-public", capacity, incarnation)?,
+            private: Arena::new("tidewater-private", capacity, incarnation)?,
+            counters,
+            counters_fd,
+            counters_key,
+            exports,
+            incarnation,
+        })
+    }
+
+    /// A zeroed public block that peers may read with the key.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory or keys are used up.
+    pub fn public_block(
+        &self,
+        bytes: usize,
+        owner: BlockOwner,
+    ) -> Result<(Block, RegionKey), StoreError> {
+        let block = self.public.alloc(bytes, owner)?;
+        let export = Export {
+            region: Arc::clone(self.public.region()),
+            start: block.at as u64,
+            len: block.len as u64,
+            rights: Rights::Read,
+            memory: 0,
+        };
+        Ok((block, self.exports.add(export).ok_or(KEYS)?))
+    }
+
+    /// A random salt that no earlier table or extent had.
+    pub fn salt(&self) -> u64 {
+        static NEXT: Mutex<u64> = Mutex::new(0);
+        let mut next = match NEXT.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        *next += 1;
+        tidewater_transport::layout::hash::mix64(self.incarnation.0 ^ next.rotate_left(40))
+    }
+}
+
+const KEYS: StoreError = StoreError::Limit {
+    what: "registered regions",
+    have: (1 << 20) + 1,
+    limit: 1 << 20,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: BlockOwner = BlockOwner {
+        kind: BlockKind::Extent,
+        table: 1,
+        applier: 0,
+        part: 2,
+    };
+
+    #[test]
+    fn blocks_are_found_again_and_reused_zeroed() {
+        let memory = ServerMemory::new(64 << 20, Incarnation(7)).unwrap();
+        let a = memory.public.alloc(1000, OWNER).unwrap();
+        let b = memory.public.alloc(64, OWNER).unwrap();
+        assert!(b.at >= a.at + a.len && a.len == 1024);
+        memory
+            .public
+            .region()
+            .words_mut(a.at, a.len)
+            .unwrap()
+            .store(8, 9);
+        let found = memory.public.directory().unwrap();
+        assert_eq!(found, [(a, [1, 1, 0, 2]), (b, [1, 1, 0, 2])]);
+        memory.public.free(a).unwrap();
+        let c = memory.public.alloc(1024, OWNER).unwrap();
+        assert_eq!(c, a);
+        assert_eq!(
+            memory.public.region().words(c.at, c.len).unwrap().load(8),
+            0
+        );
+    }
+
+    #[test]
+    fn a_full_memory_says_so_and_stays_usable() {
+        let memory = ServerMemory::new(16 << 20, Incarnation(7)).unwrap();
+        let e = memory.public.alloc(1 << 30, OWNER).unwrap_err();
+        assert!(e.to_string().contains("--capacity"), "{e}");
+        memory.public.alloc(64, OWNER).unwrap();
+    }
+}

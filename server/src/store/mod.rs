@@ -1,0 +1,17 @@
+//! Model state in registered memory: rows, keys, index, optimizer state.
+//!
+//! Everything lives in two memfds and is found by offset from self-describing headers: `public`
+//! (what clients read) and `private` (what they must not). Nothing here knows of frames, lanes or
+//! clocks.
+
+pub mod cursor;
+pub mod error;
+pub mod extents;
+pub mod index;
+pub mod memory;
+pub mod redo;
+pub mod rows;
+pub mod sparse;
+
+pub use error::StoreError;
+pub use memory::ServerMemory;

@@ -1,0 +1,288 @@
+//! The redo line: where the result of a row stands before it is stored.
+//!
+//! A kernel's result (payload, state, version, check) is copied here, then the header line that
+//! names its target, then the target is written. Who attaches the memory of a server that died in
+//! between finds a header that proves itself and stores the same bytes again: idempotent. A header
+//! that does not prove itself means that no byte of its target was written.
+
+use std::sync::Arc;
+
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::hash::line_chk;
+use tidewater_transport::layout::row::ROW_HEADER_BYTES;
+use tidewater_transport::mem::Region;
+use tidewater_transport::sync::{Ordering, fence};
+
+use super::StoreError;
+use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+
+const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
+
+/// Where a row and its optimizer state are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowPlace {
+    /// Offset of the row's header in public memory.
+    pub row_at: usize,
+    /// Offset of its state in private memory.
+    pub state_at: usize,
+    /// What its hash is keyed by: the key, or the row's index.
+    pub key: u64,
+    /// Salt of its hash.
+    pub salt: u64,
+}
+
+/// How far an applier got: frame `lsn`, and the row of it whose result is in the redo line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Number of the frame in the applier's total order.
+    pub lsn: u64,
+    /// Row in the frame; all rows before it are stored whole.
+    pub row: u32,
+}
+
+/// One applier's redo area. Used by that applier, or by its successor once it is gone.
+#[derive(Debug)]
+pub struct Redo {
+    memory: Arc<ServerMemory>,
+    block: Block,
+}
+
+impl Redo {
+    /// A new area for rows of at most `row_bytes` payload and `state_bytes` state.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory is used up.
+    pub fn new(
+        memory: Arc<ServerMemory>,
+        applier: u32,
+        row_bytes: usize,
+        state_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        let owner = BlockOwner {
+            kind: BlockKind::Redo,
+            table: 0,
+            applier,
+            part: 0,
+        };
+        let bytes = LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
+        let block = memory.private.alloc(bytes, owner)?;
+        Ok(Self { memory, block })
+    }
+
+    /// The area that a dead applier left.
+    pub const fn attach(memory: Arc<ServerMemory>, block: Block) -> Self {
+        Self { memory, block }
+    }
+
+    /// Stores a row's result: first here, then in its place.
+    #[inline]
+    pub fn commit(
+        &self,
+        progress: Progress,
+        place: RowPlace,
+        header: [u64; 2],
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        self.record(progress, place, header, payload, state)?;
+        self.store(place, header, payload, state)
+    }
+
+    fn record(
+        &self,
+        progress: Progress,
+        place: RowPlace,
+        [ver, chk]: [u64; 2],
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        let area = self
+            .memory
+            .private
+            .region()
+            .words_mut(self.block.at, self.block.len)?;
+        area.store(56, 0);
+        // SYNC: redo. A header is never valid over bytes of another row: it is void first.
+        fence(Ordering::Release);
+        area.copy_in(LINE_BYTES, payload);
+        area.copy_in(LINE_BYTES + payload.len().next_multiple_of(8), state);
+        let lens = payload.len() as u64 | (state.len() as u64) << 32;
+        let words = [
+            progress.lsn,
+            u64::from(progress.row),
+            place.row_at as u64,
+            place.state_at as u64,
+            ver,
+            chk,
+            lens,
+        ];
+        let proof = line_chk(REDO, u64::from(progress.row), &words);
+        let [a, b, c, d, e, f, g] = words;
+        fence(Ordering::Release);
+        area.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    fn store(
+        &self,
+        place: RowPlace,
+        [ver, chk]: [u64; 2],
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        let bytes = ROW_HEADER_BYTES + payload.len();
+        let row = self.memory.public.region().words_mut(place.row_at, bytes)?;
+        row.store(0, ver);
+        row.store(8, chk);
+        row.copy_in(ROW_HEADER_BYTES, payload);
+        if !state.is_empty() {
+            let region: &Region = self.memory.private.region();
+            region
+                .words_mut(place.state_at, state.len())?
+                .copy_in(0, state);
+        }
+        Ok(())
+    }
+
+    /// Finishes the row that was being stored when the applier died, if any, and says how far it
+    /// had got.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when the line names a place outside the memory.
+    pub fn finish(&self) -> Result<Option<Progress>, StoreError> {
+        let area = self
+            .memory
+            .private
+            .region()
+            .words(self.block.at, self.block.len)?;
+        let line = area.line(0);
+        if line_chk(REDO, line[1], &line[..7]) != line[7] {
+            return Ok(None);
+        }
+        let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
+        let mut payload = vec![0; payload_len];
+        let mut state = vec![0; state_len];
+        let state_from = LINE_BYTES + payload_len.next_multiple_of(8);
+        if state_from + state_len.next_multiple_of(8) > self.block.len {
+            return Ok(None);
+        }
+        area.copy_out(LINE_BYTES, &mut payload);
+        area.copy_out(state_from, &mut state);
+        let place = RowPlace {
+            row_at: line[2] as usize,
+            state_at: line[3] as usize,
+            key: 0,
+            salt: 0,
+        };
+        self.store(place, [line[4], line[5]], &payload, &state)?;
+        Ok(Some(Progress {
+            lsn: line[0],
+            row: line[1] as u32,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_transport::ids::Incarnation;
+
+    use super::*;
+
+    fn setup() -> (Arc<ServerMemory>, Redo, RowPlace) {
+        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(3)).unwrap());
+        let owner = BlockOwner {
+            kind: BlockKind::Extent,
+            table: 1,
+            applier: 0,
+            part: 1,
+        };
+        let row = memory.public.alloc(128, owner).unwrap();
+        let state = memory.private.alloc(128, owner).unwrap();
+        let redo = Redo::new(Arc::clone(&memory), 0, 64, 64).unwrap();
+        (
+            memory,
+            redo,
+            RowPlace {
+                row_at: row.at,
+                state_at: state.at,
+                key: 1,
+                salt: 2,
+            },
+        )
+    }
+
+    fn row(memory: &ServerMemory, place: RowPlace) -> (Vec<u8>, Vec<u8>) {
+        let (mut row, mut state) = (vec![0; 16 + 36], vec![0; 40]);
+        memory
+            .public
+            .region()
+            .words(place.row_at, 64)
+            .unwrap()
+            .copy_out(0, &mut row);
+        memory
+            .private
+            .region()
+            .words(place.state_at, 64)
+            .unwrap()
+            .copy_out(0, &mut state);
+        (row, state)
+    }
+
+    /// Death between any two words of the store: the successor makes the row whole.
+    #[test]
+    fn a_row_cut_at_any_word_is_finished() {
+        let (payload, state) = ([7u8; 36], [9u8; 40]);
+        let (memory, redo, place) = setup();
+        redo.commit(
+            Progress { lsn: 4, row: 2 },
+            place,
+            [11, 12],
+            &payload,
+            &state,
+        )
+        .unwrap();
+        let whole = row(&memory, place);
+        for cut in 0..12 {
+            // As it was when the applier died: the first `cut` words stored, the rest old.
+            let r = memory.public.region().words_mut(place.row_at, 64).unwrap();
+            (cut..8).for_each(|w| r.store(w * 8, 0xdead));
+            let s = memory
+                .private
+                .region()
+                .words_mut(place.state_at, 40)
+                .unwrap();
+            (cut.saturating_sub(7)..5).for_each(|w| s.store(w * 8, 0xdead));
+            let done = redo.finish().unwrap();
+            assert_eq!(done, Some(Progress { lsn: 4, row: 2 }), "cut {cut}");
+            assert_eq!(row(&memory, place), whole, "cut {cut}");
+        }
+    }
+
+    /// Death while the redo line itself was written: the target was not touched, nothing to do.
+    #[test]
+    fn a_torn_redo_line_is_ignored() {
+        let (memory, redo, place) = setup();
+        redo.commit(
+            Progress { lsn: 4, row: 2 },
+            place,
+            [11, 12],
+            &[7; 36],
+            &[9; 40],
+        )
+        .unwrap();
+        let before = row(&memory, place);
+        let area = memory
+            .private
+            .region()
+            .words_mut(redo.block.at, 64)
+            .unwrap();
+        for word in 0..8 {
+            let was = area.as_read().load(word * 8);
+            area.store(word * 8, was ^ 0x10);
+            assert_eq!(redo.finish().unwrap(), None, "word {word}");
+            area.store(word * 8, was);
+        }
+        assert_eq!(row(&memory, place), before);
+    }
+}

@@ -1,0 +1,391 @@
+//! A sparse table's rows on one applier: u64 keys over the full range, created at first touch.
+
+use std::sync::Arc;
+
+use tidewater_transport::ids::{PartitionId, TableId};
+use tidewater_transport::layout::row::{Loc, RowVersion};
+use tidewater_transport::placement::partition_of_key;
+use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::table::TableSpec;
+
+use super::StoreError;
+use super::extents::{Extents, Preparer};
+use super::index::Index;
+use super::memory::{BlockKind, BlockOwner, ServerMemory};
+use super::redo::{Progress, Redo, RowPlace};
+use super::rows::RowWriter;
+use crate::apply::kernels::KernelError;
+
+/// Slots a partition takes at once: its rows then lie together, in the order of their creation.
+const RUN_SLOTS: [u32; 2] = [8, 1_024];
+
+/// Consecutive slots of one extent that belong to one partition.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Run {
+    pub(super) extent: u16,
+    pub(super) first: u32,
+    pub(super) len: u32,
+    pub(super) used: u32,
+}
+
+/// One partition's rows.
+#[derive(Debug)]
+pub(super) struct Partition {
+    pub(super) index: Index,
+    pub(super) runs: Vec<Run>,
+    /// Slots of removed rows, oldest first, with their next generation.
+    pub(super) vacant: std::collections::VecDeque<Loc>,
+}
+
+/// A removed slot is given out again only after this many others were removed: a late reader that
+/// checks nothing but the generation (Hogwild) has then long stopped using its hint.
+const QUARANTINE_SLOTS: usize = 64;
+
+/// What of a sparse table one applier owns.
+#[derive(Debug)]
+pub struct SparseShard {
+    pub(super) extents: Extents,
+    pub(super) partitions: Vec<Option<Partition>>,
+    rows: RowWriter,
+    len: usize,
+}
+
+/// Why a shard could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardError {
+    /// Memory.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The rule does not fit.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+}
+
+impl SparseShard {
+    /// An empty shard that owns `partitions`.
+    ///
+    /// # Errors
+    /// [`ShardError`].
+    pub fn new(
+        memory: &Arc<ServerMemory>,
+        preparer: Preparer,
+        (table, applier): (TableId, u32),
+        spec: &Arc<TableSpec>,
+        partitions: impl Iterator<Item = PartitionId>,
+    ) -> Result<Self, ShardError> {
+        let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
+        let state_bytes = rows.kernel().state_bytes();
+        let layout = rows.layout();
+        let extents = Extents::new(
+            Arc::clone(memory),
+            preparer,
+            (table, applier),
+            layout,
+            state_bytes,
+        )?;
+        let mut all: Vec<Option<Partition>> = Vec::new();
+        all.resize_with(spec.partitions as usize, || None);
+        for p in partitions {
+            let owner = BlockOwner {
+                kind: BlockKind::Index,
+                table: table.0,
+                applier,
+                part: p.0,
+            };
+            let index = Index::new(Arc::clone(memory), owner)?;
+            if let Some(slot) = all.get_mut(p.0 as usize) {
+                *slot = Some(Partition {
+                    index,
+                    runs: Vec::new(),
+                    vacant: Default::default(),
+                });
+            }
+        }
+        Ok(Self {
+            extents,
+            partitions: all,
+            rows,
+            len: 0,
+        })
+    }
+
+    /// Rows.
+    pub const fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it holds no row.
+    pub const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The rows' sizes, rule and private lines.
+    pub const fn rows(&mut self) -> &mut RowWriter {
+        &mut self.rows
+    }
+
+    /// The extents, for the table's descriptor.
+    pub const fn extents(&self) -> &Extents {
+        &self.extents
+    }
+
+    fn partition_of(&self, key: u64) -> usize {
+        partition_of_key(key, self.partitions.len() as u32).0 as usize
+    }
+
+    /// Whether this applier owns a key's partition; the partition.
+    #[inline]
+    pub fn owns(&self, key: u64) -> (bool, u32) {
+        let p = self.partition_of(key);
+        (
+            self.partitions.get(p).is_some_and(Option::is_some),
+            p as u32,
+        )
+    }
+
+    /// Where a key's row is; `None` for a key that has none, or is not this applier's.
+    #[inline]
+    pub fn find(&self, key: u64) -> Option<Loc> {
+        self.partitions
+            .get(self.partition_of(key))?
+            .as_ref()?
+            .index
+            .get(key)
+    }
+
+    /// Where a key's row is, trying the client's hint first: it counts only if generation and key
+    /// of the slot agree.
+    #[inline]
+    pub fn find_hinted(&self, key: u64, hint: Loc) -> Option<Loc> {
+        if let Some(place) = self.extents.place(hint) {
+            let same_key = place.key == key || planted::on(Plant::PushByStaleLocation);
+            let ver = self.rows.version(place).unwrap_or_default();
+            let same_row = ver.generation() == hint.generation() && ver.is_valid();
+            if same_key && (same_row || planted::on(Plant::PushByStaleLocation)) {
+                return Some(hint);
+            }
+        }
+        self.find(key)
+    }
+
+    /// A row's place in memory.
+    #[inline]
+    pub fn place(&self, loc: Loc) -> Option<RowPlace> {
+        self.extents.place(loc)
+    }
+
+    /// Where a key's row is, after creating it if there is none. Bounded work.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory is used up or the key is not this applier's; nothing was
+    /// changed.
+    pub fn find_or_create(
+        &mut self,
+        key: u64,
+        redo: &Redo,
+        progress: Progress,
+    ) -> Result<Loc, StoreError> {
+        if let Some(loc) = self.find(key) {
+            return Ok(loc);
+        }
+        let p = self.partition_of(key);
+        let loc = self.take_slot(p)?;
+        let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
+            return Err(not_owned(p));
+        };
+        self.extents.set_key(loc, key)?;
+        if let Some(place) = self.extents.place(loc) {
+            self.rows.create(redo, progress, place)?;
+        }
+        partition.index.insert(key, loc)?;
+        self.len += 1;
+        Ok(loc)
+    }
+
+    fn take_slot(&mut self, p: usize) -> Result<Loc, StoreError> {
+        let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
+            return Err(not_owned(p));
+        };
+        if partition.vacant.len() > QUARANTINE_SLOTS
+            && let Some(loc) = partition.vacant.pop_front()
+        {
+            return Ok(loc);
+        }
+        let rows = partition.index.len() as u32;
+        if partition.runs.last().is_none_or(|r| r.used == r.len) {
+            let want = rows.next_power_of_two().clamp(RUN_SLOTS[0], RUN_SLOTS[1]);
+            let (extent, first, len) = self.extents.take(want)?;
+            partition.runs.push(Run {
+                extent,
+                first,
+                len,
+                used: 0,
+            });
+        }
+        let Some(run) = partition.runs.last_mut() else {
+            return Err(not_owned(p));
+        };
+        let slot = run.first + run.used;
+        run.used += 1;
+        Ok(Loc::new(0, run.extent, slot))
+    }
+
+    /// Removes a key's row; its slot is given to another key later, as the next generation. True
+    /// if there was one.
+    ///
+    /// # Errors
+    /// Never for a row of this shard.
+    pub fn remove(&mut self, key: u64) -> Result<bool, StoreError> {
+        let p = self.partition_of(key);
+        let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
+            return Ok(false);
+        };
+        let Some(loc) = partition.index.remove(key) else {
+            return Ok(false);
+        };
+        if let Some(place) = self.extents.place(loc) {
+            let next: RowVersion = self.rows.vacate(place)?;
+            partition
+                .vacant
+                .push_back(Loc::new(next.generation(), loc.extent(), loc.slot()));
+        }
+        self.len -= 1;
+        Ok(true)
+    }
+
+    /// Gives all memory back.
+    ///
+    /// # Errors
+    /// Never for blocks of this memory.
+    pub fn release(self) -> Result<(), StoreError> {
+        for partition in self.partitions.into_iter().flatten() {
+            partition.index.release()?;
+        }
+        self.extents.release()
+    }
+}
+
+fn not_owned(p: usize) -> StoreError {
+    StoreError::Limit {
+        what: "partition of another applier",
+        have: p as u64,
+        limit: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+    use tidewater_transport::ids::{DomainId, Incarnation};
+    use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp, Shape};
+
+    use super::*;
+
+    fn shard(dim: u32) -> (Arc<ServerMemory>, Redo, SparseShard) {
+        let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
+        let spec = Arc::new(TableSpec {
+            name: "t".into(),
+            shape: Shape::Sparse { dim },
+            dtype: DType::F32,
+            optimizer: Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 },
+            init: Init::Constant(1.0),
+            seed: 1,
+            effect: Effect::Immediate,
+            finite_check: true,
+            domain: DomainId(0),
+            partitions: 16,
+        });
+        let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
+        let all = (0..16).map(PartitionId);
+        let shard = SparseShard::new(
+            &memory,
+            Preparer::start().unwrap(),
+            (TableId(1), 0),
+            &spec,
+            all,
+        )
+        .unwrap();
+        (memory, redo, shard)
+    }
+
+    fn value(shard: &mut SparseShard, key: u64) -> Option<f32> {
+        let place = shard.find(key).and_then(|l| shard.place(l))?;
+        let mut out = [0; 4];
+        shard.rows().read(place, &mut out).unwrap();
+        Some(f32::from_le_bytes(out))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(16))]
+        #[test]
+        fn agrees_with_a_map_through_removals_and_reuse(
+            ops in proptest::collection::vec((0u8..4, 0u64..300), 0..4000),
+        ) {
+            let (_memory, redo, mut shard) = shard(1);
+            let mut model: HashMap<u64, f32> = HashMap::new();
+            for (n, (op, key)) in ops.into_iter().enumerate() {
+                let key = key.wrapping_mul(0x1_0000_0001);
+                let progress = Progress { lsn: n as u64, row: 0 };
+                if op == 0 {
+                    prop_assert_eq!(shard.remove(key).unwrap(), model.remove(&key).is_some());
+                } else {
+                    let loc = shard.find_or_create(key, &redo, progress).unwrap();
+                    let place = shard.place(loc).unwrap();
+                    prop_assert_eq!(place.key, key);
+                    shard.rows().apply(&redo, progress, place, PushOp::Sum, &2f32.to_le_bytes()).unwrap();
+                    *model.entry(key).or_insert(1.0) += 2.0;
+                }
+                prop_assert_eq!(shard.len(), model.len());
+            }
+            for key in (0..300u64).map(|k| k.wrapping_mul(0x1_0000_0001)) {
+                prop_assert_eq!(value(&mut shard, key), model.get(&key).copied());
+            }
+        }
+    }
+
+    #[test]
+    fn a_stale_hint_never_leads_to_another_keys_row() {
+        let (_memory, redo, mut shard) = shard(4);
+        let progress = Progress::default();
+        let keys: Vec<u64> = (0..2_000).collect();
+        let old: Vec<Loc> = keys
+            .iter()
+            .map(|&k| shard.find_or_create(k, &redo, progress).unwrap())
+            .collect();
+        for &k in &keys {
+            assert!(shard.remove(k).unwrap());
+        }
+        for k in 10_000..12_000u64 {
+            shard.find_or_create(k, &redo, progress).unwrap();
+        }
+        let reused = old
+            .iter()
+            .filter(|l| shard.place(**l).unwrap().key >= 10_000)
+            .count();
+        assert!(
+            reused > 500,
+            "only {reused} slots were reused: nothing tested"
+        );
+        for (&k, &hint) in keys.iter().zip(&old) {
+            assert_eq!(shard.find_hinted(k, hint), None, "key {k}");
+        }
+    }
+
+    #[test]
+    fn growth_keeps_every_row() {
+        let (_memory, redo, mut shard) = shard(8);
+        for k in 0..50_000u64 {
+            shard
+                .find_or_create(k << 32, &redo, Progress::default())
+                .unwrap();
+        }
+        let all: std::collections::HashSet<Loc> = (0..50_000u64)
+            .map(|k| shard.find(k << 32).unwrap())
+            .collect();
+        assert_eq!(all.len(), 50_000);
+        shard.release().unwrap();
+    }
+}
