@@ -185,8 +185,6 @@ pub enum RejectCode {
     ReplyTooLarge = 11,
     /// A clock that goes back, skips, or is of an unknown domain. numbers: clock, expected.
     BadClock = 12,
-    /// A key that occurs twice in one frame. numbers: key, row.
-    DuplicateKey = 13,
 }
 
 impl RejectCode {
@@ -205,7 +203,6 @@ impl RejectCode {
             10 => Self::PendingFull,
             11 => Self::ReplyTooLarge,
             12 => Self::BadClock,
-            13 => Self::DuplicateKey,
             _ => return None,
         })
     }
