@@ -1,3 +1,20 @@
-//! Applying pushes: what an applier does with a frame once it has been accepted.
+//! Applying pushes: what an applier does with a frame once it is out of its ring.
+//!
+//! Applying is a pure function of (state, frame): no clock, no random source, no dependence on how
+//! frames were batched. Each frame that takes effect has a number, `lsn`, in the applier's total
+//! order.
 
+pub mod applier;
+pub mod command;
+pub mod engine;
+mod gather;
 pub mod kernels;
+pub mod pending;
+mod push;
+pub mod table;
+mod tick;
+
+use tidewater_transport::layout::lines::RejectCode;
+
+/// Why a frame is refused, and the numbers that its code explains.
+pub type Refusal = (RejectCode, [u64; 2]);

@@ -1,0 +1,337 @@
+//! The applier: one thread that owns partitions, their rings and ports, and is the only writer of
+//! their rows.
+//!
+//! [`Applier::step`] does a bounded amount of everything and never blocks; [`Applier::run`] steps,
+//! and sleeps when nothing moves. The simulator calls `step` itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{ExportView, Sleeper};
+use tidewater_transport::ids::{DomainId, SessionId, WorkerId};
+use tidewater_transport::layout::frame::FrameHeader;
+use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_transport::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
+use tidewater_transport::layout::{LINE_BYTES, line_bytes};
+use tidewater_transport::limits::{APPLY_BATCH_BYTES, DOMAINS_MAX};
+use tidewater_transport::wait::wait_until;
+
+use super::Refusal;
+use super::command::Command;
+use super::engine::{Effect, Engine};
+use crate::inbox::{Next, Ring};
+use crate::store::memory::{Block, BlockKind, BlockOwner};
+use crate::store::{ServerMemory, StoreError};
+
+/// An idle applier looks around this often even if nobody wakes it: to notice that it should end.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// One applier.
+pub struct Applier {
+    engine: Engine,
+    memory: Arc<ServerMemory>,
+    exports: ExportView,
+    rings: Vec<Ring>,
+    commands: Receiver<Command>,
+    clock_lines: Block,
+    payload: Vec<u8>,
+    stopped: bool,
+}
+
+impl std::fmt::Debug for Applier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut s = f.debug_struct("Applier");
+        s.field("engine", &self.engine).field("rings", &self.rings).finish_non_exhaustive()
+    }
+}
+
+/// What happens with one frame.
+enum Done {
+    Applied,
+    Refused(Refusal),
+}
+
+impl Applier {
+    /// Without tables and rings; `workers` are members of every clock domain.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory is used up.
+    pub fn new(
+        memory: Arc<ServerMemory>,
+        number: u32,
+        workers: impl IntoIterator<Item = WorkerId>,
+        commands: Receiver<Command>,
+    ) -> Result<Self, StoreError> {
+        let owner = BlockOwner { kind: BlockKind::Meta, table: 0, applier: number, part: 0 };
+        let (clock_lines, _key) = memory.public_block(DOMAINS_MAX * LINE_BYTES, owner)?;
+        Ok(Self {
+            engine: Engine::new(Arc::clone(&memory), number, workers)?,
+            exports: memory.exports.view(),
+            memory,
+            rings: Vec::new(),
+            commands,
+            clock_lines,
+            payload: Vec::new(),
+            stopped: false,
+        })
+    }
+
+    /// Works until told to stop; sleeps when there is nothing to do.
+    pub fn run(&mut self, sleeper: &mut dyn Sleeper) {
+        while !self.stopped {
+            let found = wait_until(sleeper, Deadline::after(IDLE), || {
+                Ok::<_, std::convert::Infallible>(self.step().then_some(()))
+            });
+            let _ = found;
+        }
+        for ring in &mut self.rings {
+            ring.destroy_port();
+        }
+    }
+
+    /// Whether it was told to stop.
+    pub const fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// The engine, for tests that look.
+    pub const fn engine(&mut self) -> &mut Engine {
+        &mut self.engine
+    }
+
+    /// One round over commands and rings: bounded, never blocks. True if anything moved.
+    pub fn step(&mut self) -> bool {
+        let mut moved = self.commands();
+        self.engine.apply_deferred();
+        let mut n = 0;
+        while n < self.rings.len() {
+            match self.serve(n) {
+                Ok(served) => moved |= served,
+                Err(why) => {
+                    tracing::debug!(session = %self.rings[n].session, why, "lane ended");
+                    self.rings[n].destroy_port();
+                    moved = true;
+                }
+            }
+            n += 1;
+        }
+        moved | self.announce_clocks()
+    }
+
+    fn commands(&mut self) -> bool {
+        let mut any = false;
+        while let Ok(command) = self.commands.try_recv() {
+            any = true;
+            self.command(command);
+        }
+        any
+    }
+
+    /// An answer that nobody waits for any more is dropped: the asker has gone.
+    fn command(&mut self, command: Command) {
+        match command {
+            Command::AddRing(ring, tx) => {
+                self.rings.push(*ring);
+                let last = self.rings.len() - 1;
+                let _ = self.tell_clocks(last);
+                let _ = tx.send(());
+            }
+            Command::AttachPort(session, port, tx) => {
+                let _ = tx.send(self.attach(session, port));
+            }
+            Command::Recover(session, tx) => {
+                let _ = tx.send(self.recover(session));
+            }
+            Command::DropRing(session, tx) => {
+                self.drop_ring(session);
+                let _ = tx.send(());
+            }
+            Command::RemoveWorker(worker, tx) => {
+                self.engine.remove_worker(worker);
+                let _ = tx.send(());
+            }
+            Command::AddTable(table, tx) => {
+                self.engine.add_table(*table);
+                let _ = tx.send(());
+            }
+            Command::TakeTable(id, tx) => {
+                let _ = tx.send(self.engine.take_table(id).map(Box::new));
+            }
+            Command::With(f) => f(&mut self.engine),
+            Command::Stop => self.stopped = true,
+        }
+    }
+
+    fn ring(&self, session: SessionId) -> Option<usize> {
+        self.rings.iter().position(|r| r.session == session)
+    }
+
+    fn attach(
+        &mut self,
+        session: SessionId,
+        port: Box<dyn tidewater_transport::fabric::Port>,
+    ) -> bool {
+        let Some(n) = self.ring(session) else { return false };
+        let ring = &mut self.rings[n];
+        let attached = ring.attach(port).is_ok()
+            && self.tell_clocks(n).is_ok()
+            && self.rings[n].port.as_mut().is_some_and(|p| p.signal().is_ok());
+        if !attached {
+            self.rings[n].destroy_port();
+        }
+        attached
+    }
+
+    fn recover(&mut self, session: SessionId) -> Option<tidewater_transport::layout::lines::StateLine> {
+        let n = self.ring(session)?;
+        // Destroyed first: after this nothing lands, so what is whole now is all there will be.
+        self.rings[n].destroy_port();
+        while let Ok(true) = self.consume(n, usize::MAX) {}
+        let _ = self.rings[n].publish(&self.memory);
+        Some(self.rings[n].rewind())
+    }
+
+    fn drop_ring(&mut self, session: SessionId) {
+        if let Some(n) = self.ring(session) {
+            let _ = self.rings.swap_remove(n).release(&self.memory);
+        }
+    }
+
+    /// One ring: its port, its frames, what its client is told.
+    fn serve(&mut self, n: usize) -> Result<bool, String> {
+        let ring = &mut self.rings[n];
+        let Some(port) = &mut ring.port else { return Ok(false) };
+        // `Inbox` is three words and an Arc count; the port needs it while the ring is borrowed.
+        let polled = port.poll(&mut self.exports, ring.inbox());
+        let mut moved = polled.map_err(|e| e.to_string())?;
+        moved |= self.consume(n, APPLY_BATCH_BYTES)?;
+        let ring = &mut self.rings[n];
+        if ring.publish(&self.memory).map_err(|e| e.to_string())?
+            && let Some(port) = &mut ring.port
+        {
+            port.signal().map_err(|e| e.to_string())?;
+        }
+        Ok(moved)
+    }
+
+    /// Takes frames out of a ring, at most `budget` bytes of them. An error ends the session's
+    /// lane: its client must recover it, or is no client of ours.
+    fn consume(&mut self, n: usize, budget: usize) -> Result<bool, String> {
+        let mut payload = std::mem::take(&mut self.payload);
+        let mut bytes = 0;
+        let mut result = Ok(());
+        while bytes < budget {
+            match self.rings[n].next(&mut payload) {
+                Ok(Next::Empty) => break,
+                Ok(Next::Duplicate) => bytes += LINE_BYTES,
+                Ok(Next::Frame(header)) => {
+                    bytes += header.ring_bytes() as usize;
+                    let _ = self.frame(n, &header, &payload);
+                }
+                Err(e) => {
+                    result = Err(e.to_string());
+                    break;
+                }
+            }
+        }
+        self.payload = payload;
+        result.map(|()| bytes > 0)
+    }
+
+    /// One frame takes effect, or is refused; a reply is posted before the state line counts it.
+    fn frame(
+        &mut self,
+        n: usize,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), tidewater_transport::fabric::LaneError> {
+        let (rank, clocked) = (self.rings[n].rank, self.rings[n].clocked);
+        let done = match self.engine.frame(rank, clocked, header, payload) {
+            Ok(Effect::Reply { count }) => {
+                self.reply(n, header, None, count)?;
+                Done::Applied
+            }
+            Ok(Effect::Applied | Effect::Clock) => Done::Applied,
+            Err(refusal) => {
+                if header.user_tag != 0 {
+                    self.reply(n, header, Some(refusal), 0)?;
+                }
+                Done::Refused(refusal)
+            }
+        };
+        match done {
+            Done::Applied => {
+                self.rings[n].done(header);
+                Ok(())
+            }
+            Done::Refused((code, numbers)) => self.rings[n].reject(header, code, numbers),
+        }
+    }
+
+    /// Payload first, then the header that proves it. The low byte of the tag names the slot.
+    fn reply(
+        &mut self,
+        n: usize,
+        header: &FrameHeader,
+        refused: Option<Refusal>,
+        count: u32,
+    ) -> Result<(), tidewater_transport::fabric::LaneError> {
+        let slot = (header.user_tag & 0xff) as usize;
+        if slot >= REPLY_SLOTS {
+            return Ok(());
+        }
+        let payload: &[u8] = if refused.is_some() { &[] } else { &self.engine.reply };
+        let reply = ReplyHeader {
+            kind: header.kind as u16,
+            refused: refused.map(|(code, _)| code),
+            user_tag: header.user_tag,
+            payload_len: payload.len() as u32,
+            count,
+            slot: slot as u32,
+            table: header.table,
+            numbers: refused.map_or([0, 0], |(_, numbers)| numbers),
+        };
+        let ring = &mut self.rings[n];
+        let chk = reply.hasher(ring.session.0).finish_bytes(payload);
+        let at = mailbox_reply_at(slot);
+        ring.post(at + REPLY_HEADER_BYTES, payload)?;
+        ring.post(at, &line_bytes(&reply.to_line(chk)))
+    }
+
+    /// Tells everybody about minimums that moved.
+    fn announce_clocks(&mut self) -> bool {
+        let moved = std::mem::take(&mut self.engine.moved);
+        let mut domains: Vec<DomainId> = moved.iter().map(|m| m.0).collect();
+        domains.dedup();
+        for &domain in &domains {
+            let line = self.engine.clocks.line(domain);
+            let at = self.clock_lines.at + domain.0 as usize * LINE_BYTES;
+            if let Ok(words) = self.memory.public.region().words_mut(at, LINE_BYTES) {
+                words.store_line(0, &line.to_line(self.memory.incarnation.0, domain.0));
+            }
+            for ring in &mut self.rings {
+                let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
+                let told = ring.post(mailbox_clock_at(domain.0), &bytes);
+                let sent = told.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
+                if sent.is_err() {
+                    ring.destroy_port();
+                }
+            }
+        }
+        !domains.is_empty()
+    }
+
+    /// Tells one client every clock: it has just come or come back.
+    fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_transport::fabric::LaneError> {
+        let domains: Vec<DomainId> = self.engine.clocks.domains().collect();
+        for domain in domains {
+            let line = self.engine.clocks.line(domain);
+            let ring = &mut self.rings[n];
+            let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
+            ring.post(mailbox_clock_at(domain.0), &bytes)?;
+        }
+        Ok(())
+    }
+}

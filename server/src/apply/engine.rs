@@ -1,0 +1,164 @@
+//! The engine of one applier: tables, clocks, held-back pushes, and what a frame does to them.
+//!
+//! It knows nothing of lanes and threads: a frame goes in, state changes or a refusal comes out.
+//! A frame is validated whole before its first row is touched (all or nothing).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tidewater_transport::ids::{TableId, WorkerId};
+use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
+use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::limits::ROW_DIM_MAX;
+
+use super::Refusal;
+use super::pending::Pending;
+use super::table::Table;
+use crate::clocks::Clocks;
+use crate::store::redo::{Progress, Redo, RowPlace};
+use crate::store::{ServerMemory, StoreError};
+
+/// What a frame wants told to its client.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing but that it is applied.
+    Applied,
+    /// A reply is in [`Engine::reply`]: this many rows, locations or elements.
+    Reply {
+        /// Things in the reply.
+        count: u32,
+    },
+    /// A clock: the domains whose minimum moved are in [`Engine::moved`].
+    Clock,
+}
+
+/// Model state and rules of one applier.
+pub struct Engine {
+    pub(super) memory: Arc<ServerMemory>,
+    pub(super) tables: HashMap<u32, Table>,
+    pub(super) released: Vec<u32>,
+    pub(super) redo: Redo,
+    pub(super) pending: Pending,
+    pub(super) lsn: u64,
+    pub(super) places: Vec<RowPlace>,
+    pub(super) scratch: Vec<u8>,
+    /// Clocks of the workers.
+    pub clocks: Clocks,
+    /// Payload of the reply of the last frame.
+    pub reply: Vec<u8>,
+    /// Ticks that took effect but are not yet announced: domain, minimum before and after.
+    pub moved: Vec<(tidewater_transport::ids::DomainId, u64, u64)>,
+    /// Why this applier can go on no more, if it cannot.
+    pub failed: Option<&'static str>,
+    pub(super) deferred: Vec<(tidewater_transport::ids::DomainId, u64, u64)>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("lsn", &self.lsn).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Without tables; `workers` are members of every clock domain.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory is used up.
+    pub fn new(
+        memory: Arc<ServerMemory>,
+        applier: u32,
+        workers: impl IntoIterator<Item = WorkerId>,
+    ) -> Result<Self, StoreError> {
+        let widest = ROW_DIM_MAX as usize * 8;
+        let redo = Redo::new(Arc::clone(&memory), applier, widest, 2 * widest + 16)?;
+        let pending = Pending::new(Arc::clone(&memory), applier);
+        Ok(Self {
+            memory,
+            tables: HashMap::new(),
+            released: Vec::new(),
+            redo,
+            pending,
+            lsn: 0,
+            places: Vec::new(),
+            scratch: Vec::new(),
+            clocks: Clocks::new(workers),
+            reply: Vec::new(),
+            moved: Vec::new(),
+            failed: None,
+            deferred: Vec::new(),
+        })
+    }
+
+    /// Frames that took effect so far.
+    pub const fn lsn(&self) -> u64 {
+        self.lsn
+    }
+
+    /// Adds a table.
+    pub fn add_table(&mut self, table: Table) {
+        self.tables.insert(table.id.0, table);
+    }
+
+    /// Takes a table out; from now on its frames are refused. What was held back for it is gone.
+    pub fn take_table(&mut self, id: TableId) -> Option<Table> {
+        let table = self.tables.remove(&id.0)?;
+        self.released.push(id.0);
+        self.pending.forget_table(id.0);
+        Some(table)
+    }
+
+    /// A table.
+    pub fn table(&mut self, id: TableId) -> Option<&mut Table> {
+        self.tables.get_mut(&id.0)
+    }
+
+    /// Every table.
+    pub fn tables(&self) -> impl Iterator<Item = &Table> {
+        self.tables.values()
+    }
+
+    /// What a frame of worker `rank` does. `clocked` says whether its session's CLOCK frames
+    /// count.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing was changed but rows that were created with their first values.
+    pub fn frame(
+        &mut self,
+        rank: WorkerId,
+        clocked: bool,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        self.lsn += 1;
+        match header.kind {
+            FrameKind::PushRows => self.push_rows(rank, clocked, header, payload),
+            FrameKind::PushDense => self.push_dense(rank, clocked, header, payload),
+            FrameKind::Gather => self.gather(header, payload),
+            FrameKind::Resolve => self.resolve(header, payload),
+            FrameKind::Clock => self.clock(rank, clocked, header),
+            FrameKind::Pad => Ok(Effect::Applied),
+        }
+    }
+
+    pub(super) const fn progress(&self, row: usize) -> Progress {
+        Progress { lsn: self.lsn, row: row as u32 }
+    }
+
+    /// The table of a frame, or why there is none.
+    pub(super) fn known(&self, table: u32) -> Result<&Table, Refusal> {
+        self.tables.get(&table).ok_or_else(|| {
+            let code = if self.released.contains(&table) {
+                RejectCode::TableReleased
+            } else {
+                RejectCode::UnknownTable
+            };
+            (code, [u64::from(table), 0])
+        })
+    }
+
+    /// A store's failure as a refusal.
+    pub(super) fn no_memory(&self, _: &StoreError) -> Refusal {
+        let (used, capacity) = self.memory.public.usage();
+        (RejectCode::NoMemory, [used as u64, capacity as u64])
+    }
+}

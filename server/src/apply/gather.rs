@@ -1,0 +1,124 @@
+//! Requests that are answered: rows or ranges gathered into one reply, locations of keys.
+
+use tidewater_transport::layout::frame::FrameHeader;
+use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reply::REPLY_HEADER_BYTES;
+use tidewater_transport::layout::row::Loc;
+use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::push::word;
+use super::table::{Store, Table};
+
+impl Engine {
+    fn room(bytes: u64) -> Result<(), Refusal> {
+        let slot = (REPLY_SLOT_BYTES - REPLY_HEADER_BYTES) as u64;
+        if bytes > slot { Err((RejectCode::ReplyTooLarge, [bytes, slot])) } else { Ok(()) }
+    }
+
+    pub(super) fn gather(
+        &mut self,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let table = self.known(header.table)?;
+        let size = match table.store {
+            Store::Blocks(_) => table.spec.dtype.size(),
+            _ => table.spec.row_bytes(),
+        };
+        let bytes = u64::from(header.count) * size as u64;
+        Self::room(bytes)?;
+        self.reply.clear();
+        self.reply.resize(bytes as usize, 0);
+        if matches!(table.store, Store::Blocks(_)) {
+            self.gather_range(header, payload)?;
+        } else {
+            self.gather_rows(header, payload, size)?;
+        }
+        Ok(Effect::Reply { count: header.count })
+    }
+
+    fn gather_range(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Refusal> {
+        let table = self.known(header.table)?;
+        let Store::Blocks(blocks) = &table.store else { return Ok(()) };
+        let first = word(payload, 0);
+        if payload.len() != 8 || !blocks.owns_range(first, u64::from(header.count)) {
+            return Err((RejectCode::WrongOwner, [first, u64::from(header.count)]));
+        }
+        let mut reply = std::mem::take(&mut self.reply);
+        let read = match self.tables.get_mut(&header.table) {
+            Some(Table { store: Store::Blocks(blocks), .. }) => blocks.read_range(first, &mut reply),
+            _ => Ok(()),
+        };
+        self.reply = reply;
+        read.map_err(|e| self.no_memory(&e))
+    }
+
+    fn check_keys(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), Refusal> {
+        let table = self.known(header.table)?;
+        let bytes = u64::from(header.count) * 8;
+        if payload.len() as u64 != bytes {
+            return Err((RejectCode::WrongLength, [payload.len() as u64, bytes]));
+        }
+        (0..header.count as usize).try_for_each(|row| table.check_key(word(payload, row * 8)))
+    }
+
+    fn gather_rows(
+        &mut self,
+        header: &FrameHeader,
+        payload: &[u8],
+        row_bytes: usize,
+    ) -> Result<(), Refusal> {
+        self.check_keys(header, payload)?;
+        if header.flags.create {
+            self.find_rows(header.table, header.count as usize, |row| (word(payload, row * 8), None))?;
+        }
+        let Some(table) = self.tables.get_mut(&header.table) else { return Ok(()) };
+        for (row, out) in self.reply.chunks_exact_mut(row_bytes.max(1)).enumerate() {
+            let key = word(payload, row * 8);
+            let place = table.place(key);
+            if let Some(rows) = table.rows() {
+                match place {
+                    // Places come from the store itself: they are inside its memory.
+                    Some(place) => drop(rows.read(place, out)),
+                    None => rows.initial(key, out),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Locations of keys; [`Loc::NONE`] for one that has no row and is not to get one.
+    pub(super) fn resolve(
+        &mut self,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let table = self.known(header.table)?;
+        if !matches!(table.store, Store::Sparse(_)) {
+            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+        }
+        Self::room(u64::from(header.count) * 8)?;
+        self.check_keys(header, payload)?;
+        self.reply.clear();
+        for row in 0..header.count as usize {
+            let key = word(payload, row * 8);
+            let progress = self.progress(row);
+            let Some(Table { store: Store::Sparse(s), .. }) = self.tables.get_mut(&header.table)
+            else {
+                break;
+            };
+            let loc = if header.flags.create {
+                match s.find_or_create(key, &self.redo, progress) {
+                    Ok(loc) => loc,
+                    Err(e) => return Err(self.no_memory(&e)),
+                }
+            } else {
+                s.find(key).unwrap_or(Loc::NONE)
+            };
+            self.reply.extend_from_slice(&loc.0.to_le_bytes());
+        }
+        Ok(Effect::Reply { count: header.count })
+    }
+}

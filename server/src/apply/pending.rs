@@ -1,0 +1,157 @@
+//! Pushes held back until their iteration closes.
+//!
+//! An applier takes frames of tables with `AtClock` out of the ring into private memory; they
+//! count as applied, and take effect exactly once, at the tick.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tidewater_transport::ids::{DomainId, WorkerId};
+use tidewater_transport::layout::frame::FrameHeader;
+
+use super::Refusal;
+use crate::store::StoreError;
+use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+use tidewater_transport::layout::lines::RejectCode;
+
+/// Bytes of a page: the payload of the largest frame fits.
+const PAGE_BYTES: usize = 4 << 20;
+/// Bytes held back by one applier: what a slow worker can make the others pile up.
+pub const PENDING_BYTES_MAX: usize = 512 << 20;
+
+/// A frame that was taken over.
+#[derive(Debug, Clone, Copy)]
+pub struct Held {
+    /// Who pushed it.
+    pub rank: WorkerId,
+    /// Its header.
+    pub header: FrameHeader,
+    page: usize,
+    at: usize,
+}
+
+/// One applier's pages and what is in them.
+#[derive(Debug)]
+pub struct Pending {
+    memory: Arc<ServerMemory>,
+    owner: BlockOwner,
+    pages: Vec<Page>,
+    open: Option<usize>,
+    spare: Vec<usize>,
+    held: BTreeMap<(DomainId, u64), Vec<Held>>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Page {
+    block: Block,
+    used: usize,
+    frames: usize,
+}
+
+impl Pending {
+    /// Nothing held.
+    pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
+        let owner = BlockOwner { kind: BlockKind::Pending, table: 0, applier, part: 0 };
+        let held = BTreeMap::new();
+        Self { memory, owner, pages: Vec::new(), open: None, spare: Vec::new(), held, bytes: 0 }
+    }
+
+    /// Bytes held.
+    pub const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes a frame over; it belongs to iteration `header.clock` of `domain`.
+    ///
+    /// # Errors
+    /// [`RejectCode::PendingFull`], [`RejectCode::NoMemory`]; nothing was taken.
+    pub fn hold(
+        &mut self,
+        domain: DomainId,
+        rank: WorkerId,
+        header: FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let len = payload.len().next_multiple_of(64);
+        if self.bytes + len > PENDING_BYTES_MAX {
+            let numbers = [self.bytes as u64, PENDING_BYTES_MAX as u64];
+            return Err((RejectCode::PendingFull, numbers));
+        }
+        let page = self.page_for(len).map_err(|_| {
+            let (used, capacity) = self.memory.private.usage();
+            (RejectCode::NoMemory, [used as u64, capacity as u64])
+        })?;
+        let Some(p) = self.pages.get_mut(page) else { return Ok(()) };
+        let at = p.block.at + p.used;
+        if let Ok(words) = self.memory.private.region().words_mut(at, payload.len()) {
+            words.copy_in(0, payload);
+        }
+        p.used += len;
+        p.frames += 1;
+        self.bytes += len;
+        let held = Held { rank, header, page, at };
+        self.held.entry((domain, header.clock)).or_default().push(held);
+        Ok(())
+    }
+
+    fn page_for(&mut self, len: usize) -> Result<usize, StoreError> {
+        if let Some(open) = self.open {
+            let room = self.pages.get(open).map_or(0, |p| p.block.len - p.used);
+            if room >= len {
+                return Ok(open);
+            }
+        }
+        let page = match self.spare.pop() {
+            Some(page) => page,
+            None => {
+                let block = self.memory.private.alloc(PAGE_BYTES, self.owner)?;
+                self.pages.push(Page { block, used: 0, frames: 0 });
+                self.pages.len() - 1
+            }
+        };
+        self.open = Some(page);
+        Ok(page)
+    }
+
+    /// What is held for an iteration, in the order it is reduced: by rank, then as pushed. The
+    /// frames stay until [`Pending::free`].
+    pub fn take(&mut self, domain: DomainId, iteration: u64) -> Vec<Held> {
+        let mut held = self.held.remove(&(domain, iteration)).unwrap_or_default();
+        held.sort_by_key(|h| (h.rank, h.header.seq));
+        held
+    }
+
+    /// Copies a held frame's payload out.
+    pub fn payload(&self, held: &Held, out: &mut Vec<u8>) {
+        out.resize(held.header.payload_len as usize, 0);
+        if let Ok(words) = self.memory.private.region().words(held.at, out.len()) {
+            words.copy_out(0, out);
+        }
+    }
+
+    /// Forgets frames that took effect.
+    pub fn free(&mut self, held: &[Held]) {
+        for h in held {
+            self.bytes -= (h.header.payload_len as usize).next_multiple_of(64);
+            if let Some(page) = self.pages.get_mut(h.page) {
+                page.frames -= 1;
+                if page.frames == 0 {
+                    page.used = 0;
+                    if self.open != Some(h.page) {
+                        self.spare.push(h.page);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops what is held for a released table.
+    pub fn forget_table(&mut self, table: u32) {
+        let mut gone = Vec::new();
+        for held in self.held.values_mut() {
+            gone.extend(held.extract_if(.., |h| h.header.table == table));
+        }
+        self.free(&gone);
+    }
+}

@@ -1,0 +1,223 @@
+//! Pushes: validation of the whole frame, then its rows one after the other.
+
+use tidewater_transport::ids::WorkerId;
+use tidewater_transport::layout::frame::{FrameHeader, RowsPayload};
+use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::row::Loc;
+use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::table::{PushOp, Shape};
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::table::{Store, Table};
+
+/// Little-endian word at `at` of a payload that was measured before.
+pub(super) fn word(payload: &[u8], at: usize) -> u64 {
+    let mut raw = [0; 8];
+    if let Some(bytes) = payload.get(at..at + 8) {
+        raw.copy_from_slice(bytes);
+    }
+    u64::from_le_bytes(raw)
+}
+
+/// Checks what header and table must agree on; the operation.
+fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
+    let told = header.flags.dtype.map_or(0, |d| d.code());
+    if told != table.spec.dtype.code() {
+        let numbers = [u64::from(told), u64::from(table.spec.dtype.code())];
+        return Err((RejectCode::WrongDType, numbers));
+    }
+    match header.flags.op {
+        Some(op) if table.kernel().accepts(op) => Ok(op),
+        Some(op) => Err((RejectCode::WrongOperation, [op as u64, 0])),
+        None => Err((RejectCode::WrongOperation, [0, 0])),
+    }
+}
+
+fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> {
+    if payload.len() == expected {
+        return Ok(());
+    }
+    Err((RejectCode::WrongLength, [payload.len() as u64, expected as u64]))
+}
+
+/// Whether all rows of a push are right; the number of good rows before a bad one with the error.
+fn check_rows(
+    table: &Table,
+    payload: &[u8],
+    parts: RowsPayload,
+    count: usize,
+) -> Result<(), (usize, Refusal)> {
+    let row_bytes = table.spec.row_bytes();
+    for row in 0..count {
+        let key = word(payload, row * 8);
+        table.check_key(key).map_err(|refusal| (row, refusal))?;
+        if table.spec.finite_check {
+            let at = parts.values_at + row * row_bytes;
+            let values = payload.get(at..at + row_bytes).unwrap_or_default();
+            if !table.kernel().all_finite(values) {
+                return Err((row, (RejectCode::NotFinite, [row as u64, key])));
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Engine {
+    pub(super) fn push_rows(
+        &mut self,
+        rank: WorkerId,
+        clocked: bool,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let table = self.known(header.table)?;
+        if matches!(table.store, Store::Blocks(_)) {
+            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+        }
+        let op = operation(table, header)?;
+        let count = header.count as usize;
+        let row_bytes = table.spec.row_bytes();
+        // Before any arithmetic on `count`: more rows than bytes is never a push.
+        if count > payload.len() {
+            return Err((RejectCode::WrongLength, [payload.len() as u64, u64::from(header.count)]));
+        }
+        let parts = RowsPayload::new(count, row_bytes, header.flags.locs);
+        check_len(payload, parts.len)?;
+        if let Err((good, refusal)) = check_rows(table, payload, parts, count) {
+            if planted::on(Plant::ApplyHalfRefusedFrame) {
+                let _ = self.apply_rows(header.table, op, payload, parts, good, false);
+            }
+            return Err(refusal);
+        }
+        if table.at_clock() {
+            self.hold(rank, clocked, header, payload)?;
+            return Ok(Effect::Applied);
+        }
+        self.apply_rows(header.table, op, payload, parts, count, header.flags.locs)?;
+        Ok(Effect::Applied)
+    }
+
+    /// Looks all rows up (creating what is missing), then applies them.
+    pub(super) fn apply_rows(
+        &mut self,
+        table: u32,
+        op: PushOp,
+        payload: &[u8],
+        parts: RowsPayload,
+        count: usize,
+        hints: bool,
+    ) -> Result<(), Refusal> {
+        let hint_at = |row: usize| hints.then(|| Loc(word(payload, parts.locs_at + row * 8)));
+        self.find_rows(table, count, |row| (word(payload, row * 8), hint_at(row)))?;
+        let places = std::mem::take(&mut self.places);
+        let lsn = self.progress(0);
+        if let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) {
+            let row_bytes = rows.layout().payload_bytes;
+            let values = payload.get(parts.values_at..).unwrap_or_default();
+            for (row, (place, values)) in
+                places.iter().zip(values.chunks_exact(row_bytes)).enumerate()
+            {
+                let progress = crate::store::redo::Progress { row: row as u32, ..lsn };
+                // Places come from the store itself: they are inside its memory.
+                let _ = rows.apply(&self.redo, progress, *place, op, values);
+            }
+        }
+        self.places = places;
+        Ok(())
+    }
+
+    /// Fills `self.places` with the rows of a frame.
+    pub(super) fn find_rows(
+        &mut self,
+        table: u32,
+        count: usize,
+        key_of: impl Fn(usize) -> (u64, Option<Loc>),
+    ) -> Result<(), Refusal> {
+        self.places.clear();
+        for row in 0..count {
+            let (key, hint) = key_of(row);
+            let progress = self.progress(row);
+            let Some(t) = self.tables.get_mut(&table) else { break };
+            let place = match &mut t.store {
+                Store::Rows(rows) => rows.place(key),
+                Store::Blocks(_) => None,
+                Store::Sparse(s) => {
+                    let known = hint.and_then(|h| s.find_hinted(key, h));
+                    let loc = match known {
+                        Some(loc) => Ok(loc),
+                        None => s.find_or_create(key, &self.redo, progress),
+                    };
+                    match loc {
+                        Ok(loc) => s.place(loc),
+                        Err(e) => return Err(self.no_memory(&e)),
+                    }
+                }
+            };
+            let Some(place) = place else {
+                return Err((RejectCode::IndexOutOfRange, [key, 0]));
+            };
+            self.places.push(place);
+        }
+        Ok(())
+    }
+
+    pub(super) fn push_dense(
+        &mut self,
+        rank: WorkerId,
+        clocked: bool,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<Effect, Refusal> {
+        let table = self.known(header.table)?;
+        let Store::Blocks(blocks) = &table.store else {
+            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+        };
+        let op = operation(table, header)?;
+        let bytes = u64::from(header.count) * table.spec.dtype.size() as u64;
+        check_len(payload, 8 + bytes as usize)?;
+        let first = word(payload, 0);
+        let Shape::Dense { rows, cols, .. } = table.spec.shape else {
+            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+        };
+        let elements = rows.saturating_mul(u64::from(cols));
+        let end = first.checked_add(u64::from(header.count));
+        if end.is_none_or(|end| end > elements) {
+            return Err((RejectCode::IndexOutOfRange, [first, elements]));
+        }
+        if !blocks.owns_range(first, u64::from(header.count)) {
+            return Err((RejectCode::WrongOwner, [first, u64::from(header.partition)]));
+        }
+        let values = payload.get(8..).unwrap_or_default();
+        if table.spec.finite_check && !table.kernel().all_finite(values) {
+            return Err((RejectCode::NotFinite, [0, first]));
+        }
+        if table.at_clock() {
+            self.hold(rank, clocked, header, payload)?;
+            return Ok(Effect::Applied);
+        }
+        let progress = self.progress(0);
+        if let Some(Table { store: Store::Blocks(blocks), .. }) =
+            self.tables.get_mut(&header.table)
+            && let Err(e) = blocks.apply_range(&self.redo, progress, first, op, values)
+        {
+            return Err(self.no_memory(&e));
+        }
+        Ok(Effect::Applied)
+    }
+
+    fn hold(
+        &mut self,
+        rank: WorkerId,
+        clocked: bool,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let domain = self.known(header.table)?.spec.domain;
+        let open = self.clocks.clock(domain, rank);
+        if !clocked || open != Some(header.clock) {
+            return Err((RejectCode::BadClock, [header.clock, open.unwrap_or(u64::MAX)]));
+        }
+        self.pending.hold(domain, rank, *header, payload)
+    }
+}

@@ -1,0 +1,132 @@
+//! One table on one applier, whatever its kind.
+
+use std::sync::Arc;
+
+use tidewater_transport::ids::{PartitionId, TableId};
+use tidewater_transport::table::{DenseLayout, Effect, Shape, TableSpec};
+
+use super::Refusal;
+use super::kernels::RowKernel;
+use crate::store::ServerMemory;
+use crate::store::dense_blocks::DenseBlocks;
+use crate::store::dense_rows::DenseRows;
+use crate::store::extents::Preparer;
+use crate::store::redo::RowPlace;
+use crate::store::rows::RowWriter;
+use crate::store::sparse::{ShardError, SparseShard};
+use tidewater_transport::layout::lines::RejectCode;
+
+/// The three kinds of store.
+#[derive(Debug)]
+pub enum Store {
+    /// Keys.
+    Sparse(SparseShard),
+    /// Rows by index.
+    Rows(DenseRows),
+    /// Ranges of elements.
+    Blocks(DenseBlocks),
+}
+
+/// A table's share on one applier.
+#[derive(Debug)]
+pub struct Table {
+    /// Number.
+    pub id: TableId,
+    /// Definition.
+    pub spec: Arc<TableSpec>,
+    /// Rows.
+    pub store: Store,
+}
+
+impl Table {
+    /// Makes the share of `partitions`: dense tables whole and initialised, sparse ones empty. May
+    /// take long: not for the applier's thread.
+    ///
+    /// # Errors
+    /// [`ShardError`].
+    pub fn new(
+        memory: &Arc<ServerMemory>,
+        preparer: &Preparer,
+        (id, applier): (TableId, u32),
+        spec: &Arc<TableSpec>,
+        partitions: impl Iterator<Item = PartitionId>,
+    ) -> Result<Self, ShardError> {
+        super::kernels::init::check(&spec.init, spec.dtype)?;
+        let who = (id, applier);
+        let store = match spec.shape {
+            Shape::Sparse { .. } => {
+                Store::Sparse(SparseShard::new(memory, preparer.clone(), who, spec, partitions)?)
+            }
+            Shape::Dense { layout: DenseLayout::Rows, .. } => {
+                Store::Rows(DenseRows::new(memory, who, spec, partitions)?)
+            }
+            Shape::Dense { layout: DenseLayout::Blocks { .. }, .. } => {
+                Store::Blocks(DenseBlocks::new(memory, who, spec, partitions)?)
+            }
+        };
+        Ok(Self { id, spec: Arc::clone(spec), store })
+    }
+
+    /// Whether pushes wait for the tick.
+    pub fn at_clock(&self) -> bool {
+        use tidewater_transport::planted::{Plant, on};
+        matches!(self.spec.effect, Effect::AtClock(_)) && !on(Plant::AtClockOff)
+    }
+
+    /// The rule for rows, if the table has rows.
+    pub fn rows(&mut self) -> Option<&mut RowWriter> {
+        match &mut self.store {
+            Store::Sparse(s) => Some(s.rows()),
+            Store::Rows(r) => Some(r.rows()),
+            Store::Blocks(_) => None,
+        }
+    }
+
+    /// The rule.
+    pub fn kernel(&self) -> &RowKernel {
+        match &self.store {
+            Store::Sparse(s) => s.kernel(),
+            Store::Rows(r) => r.kernel(),
+            Store::Blocks(b) => b.kernel(),
+        }
+    }
+
+    /// Where an existing row is; `None` for a missing sparse key or a row of somebody else.
+    #[inline]
+    pub fn place(&self, key: u64) -> Option<RowPlace> {
+        match &self.store {
+            Store::Sparse(s) => s.find(key).and_then(|loc| s.place(loc)),
+            Store::Rows(r) => r.place(key),
+            Store::Blocks(_) => None,
+        }
+    }
+
+    /// Refuses a key that is out of range or another applier's.
+    #[inline]
+    pub fn check_key(&self, key: u64) -> Result<(), Refusal> {
+        let (mine, partition) = match &self.store {
+            Store::Sparse(s) => s.owns(key),
+            Store::Rows(r) => {
+                let Shape::Dense { rows, .. } = self.spec.shape else { return Ok(()) };
+                if key >= rows {
+                    return Err((RejectCode::IndexOutOfRange, [key, rows]));
+                }
+                r.owns(key)
+            }
+            Store::Blocks(_) => return Err((RejectCode::WrongOperation, [0, 0])),
+        };
+        if mine { Ok(()) } else { Err((RejectCode::WrongOwner, [key, u64::from(partition)])) }
+    }
+
+    /// Gives all memory back.
+    ///
+    /// # Errors
+    /// Never for blocks of this server.
+    pub fn release(self) -> Result<(), crate::store::StoreError> {
+        match self.store {
+            Store::Sparse(s) => s.release(),
+            Store::Rows(r) => r.release(),
+            Store::Blocks(b) => b.release(),
+        }
+    }
+}

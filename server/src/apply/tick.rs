@@ -1,0 +1,245 @@
+//! Ticks: a worker's clock moves; when the minimum moves, the iterations it closes take effect.
+//!
+//! Pushes of a closed iteration are reduced in rank order, row by row, and each row takes one
+//! optimizer step: the bits depend neither on timing nor on who owns which partition. Only then is
+//! the new minimum announced, so no reader at clock c sees an update of an iteration >= c.
+
+use std::collections::BTreeMap;
+
+use tidewater_transport::ids::{DomainId, WorkerId};
+use tidewater_transport::layout::frame::{FrameHeader, FrameKind, RowsPayload};
+use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::table::{DType, PushOp, Reduce};
+
+use super::Refusal;
+use super::engine::{Effect, Engine};
+use super::kernels::{accumulate, scale};
+use super::pending::Held;
+use super::push::word;
+use super::table::{Store, Table};
+
+/// One thing's reduced pushes of one iteration: first the last assign, then the sums, then one
+/// gradient step.
+#[derive(Debug, Default)]
+struct Reduced {
+    assign: Option<Vec<u8>>,
+    sum: Option<Vec<u8>>,
+    gradient: Option<Vec<u8>>,
+    ranks: Vec<WorkerId>,
+}
+
+impl Reduced {
+    fn add(&mut self, dtype: DType, rank: WorkerId, op: PushOp, values: &[u8]) {
+        let slot = match op {
+            PushOp::Assign => {
+                self.assign = Some(values.to_vec());
+                return;
+            }
+            PushOp::Sum => &mut self.sum,
+            PushOp::Gradient => {
+                if self.ranks.last() != Some(&rank) {
+                    self.ranks.push(rank);
+                }
+                &mut self.gradient
+            }
+        };
+        match slot {
+            Some(acc) => accumulate(dtype, acc, values),
+            None => *slot = Some(values.to_vec()),
+        }
+    }
+
+    /// What is to be applied, in order.
+    fn steps(mut self, dtype: DType, reduce: Reduce) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
+        if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient) {
+            scale(dtype, g, 1.0 / self.ranks.len().max(1) as f64);
+        }
+        let of = |op, values: Option<Vec<u8>>| values.map(|v| (op, v));
+        [
+            of(PushOp::Assign, self.assign),
+            of(PushOp::Sum, self.sum),
+            of(PushOp::Gradient, self.gradient),
+        ]
+        .into_iter()
+        .flatten()
+    }
+}
+
+impl Engine {
+    pub(super) fn clock(
+        &mut self,
+        rank: WorkerId,
+        clocked: bool,
+        header: &FrameHeader,
+    ) -> Result<Effect, Refusal> {
+        let told = header.clock;
+        if !clocked || header.partition >= 64 {
+            return Err((RejectCode::BadClock, [told, u64::from(header.partition)]));
+        }
+        let domain = DomainId(header.partition as u8);
+        match self.clocks.tick(domain, rank, told) {
+            Ok(moved) => {
+                self.advance(moved.map(|(from, to)| (domain, from, to)));
+                Ok(Effect::Clock)
+            }
+            Err(e) => Err((RejectCode::BadClock, [told, e.expected])),
+        }
+    }
+
+    /// A worker is gone: it is waited for no more.
+    pub fn remove_worker(&mut self, rank: WorkerId) {
+        let moved = self.clocks.remove(rank);
+        self.advance(moved);
+    }
+
+    fn advance(&mut self, moved: impl IntoIterator<Item = (DomainId, u64, u64)>) {
+        for (domain, from, to) in moved {
+            if planted::on(Plant::TickBeforeApply) {
+                // The defect: announced now, applied at the next call.
+                self.deferred.push((domain, from, to));
+            } else {
+                self.close(domain, from, to);
+            }
+            self.moved.push((domain, from, to));
+        }
+    }
+
+    /// Applies what a planted defect put off; nothing without one.
+    pub fn apply_deferred(&mut self) {
+        for (domain, from, to) in std::mem::take(&mut self.deferred) {
+            self.close(domain, from, to);
+        }
+    }
+
+    fn close(&mut self, domain: DomainId, from: u64, to: u64) {
+        for iteration in from..to {
+            let held = self.pending.take(domain, iteration);
+            let mut tables: Vec<u32> = held.iter().map(|h| h.header.table).collect();
+            tables.extend(self.snapshot_tables(domain));
+            tables.sort_unstable();
+            tables.dedup();
+            for id in tables {
+                let of_table: Vec<Held> =
+                    held.iter().filter(|h| h.header.table == id).copied().collect();
+                match self.tables.get(&id).map(|t| &t.store) {
+                    Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &of_table),
+                    Some(_) => self.close_rows(id, &of_table),
+                    None => {}
+                }
+            }
+            self.pending.free(&held);
+        }
+    }
+
+    fn snapshot_tables(&self, domain: DomainId) -> Vec<u32> {
+        let flips = |t: &&Table| match &t.store {
+            Store::Blocks(b) => t.spec.domain == domain && b.is_snapshot(),
+            _ => false,
+        };
+        self.tables.values().filter(flips).map(|t| t.id.0).collect()
+    }
+
+    fn close_rows(&mut self, id: u32, held: &[Held]) {
+        let Some(table) = self.tables.get(&id) else { return };
+        let (dtype, row_bytes) = (table.spec.dtype, table.spec.row_bytes());
+        let mut rows: BTreeMap<u64, Reduced> = BTreeMap::new();
+        let mut payload = std::mem::take(&mut self.scratch);
+        for h in held {
+            self.pending.payload(h, &mut payload);
+            let Some(op) = h.header.flags.op else { continue };
+            let count = h.header.count as usize;
+            let parts = RowsPayload::new(count, row_bytes, h.header.flags.locs);
+            let values = payload.get(parts.values_at..).unwrap_or_default();
+            for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
+                let key = word(&payload, row * 8);
+                rows.entry(key).or_default().add(dtype, h.rank, op, values);
+            }
+        }
+        self.scratch = payload;
+        self.step_rows(id, rows);
+    }
+
+    fn step_rows(&mut self, id: u32, rows: BTreeMap<u64, Reduced>) {
+        self.lsn += 1;
+        let keys: Vec<u64> = rows.keys().copied().collect();
+        // Rows are created before the first step, so that a full memory drops none half done. A
+        // memory that is full at a tick loses the rows it cannot hold; pushes to them were
+        // acknowledged, so this is an error that the server reports and stops on.
+        let found = self.find_rows(id, keys.len(), |row| (keys[row], None));
+        if found.is_err() {
+            self.failed = Some("a tick found no memory for new rows: raise --capacity");
+            return;
+        }
+        let places = std::mem::take(&mut self.places);
+        let Some(table) = self.tables.get_mut(&id) else { return };
+        let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
+        if let Some(writer) = table.rows() {
+            for (row, (place, reduced)) in places.iter().zip(rows.into_values()).enumerate() {
+                for (op, values) in reduced.steps(dtype, reduce) {
+                    let progress =
+                        crate::store::redo::Progress { lsn: self.lsn, row: row as u32 };
+                    let _ = writer.apply(&self.redo, progress, *place, op, &values);
+                }
+            }
+        }
+        self.places = places;
+    }
+
+    fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
+        let Some(table) = self.tables.get(&id) else { return };
+        let Store::Blocks(blocks) = &table.store else { return };
+        let (dtype, layout) = (table.spec.dtype, blocks.layout());
+        let size = dtype.size();
+        let mut reduced: BTreeMap<u64, Reduced> = BTreeMap::new();
+        let mut payload = std::mem::take(&mut self.scratch);
+        for h in held.iter().filter(|h| h.header.kind == FrameKind::PushDense) {
+            self.pending.payload(h, &mut payload);
+            let Some(op) = h.header.flags.op else { continue };
+            let mut at = word(&payload, 0);
+            let mut values = payload.get(8..).unwrap_or_default();
+            while !values.is_empty() {
+                // A frame may hold part of a block: the rest of the block gets zeros.
+                let block = at / layout.block_elements();
+                let first = (at % layout.block_elements()) as usize;
+                let used = layout.used(block) as usize;
+                let n = values.len().min((used - first) * size);
+                let mut whole = vec![0; used * size];
+                whole[first * size..first * size + n].copy_from_slice(&values[..n]);
+                reduced.entry(block).or_default().add(dtype, h.rank, op, &whole);
+                at += (n / size) as u64;
+                values = &values[n..];
+            }
+        }
+        self.scratch = payload;
+        self.step_blocks(id, iteration, reduced);
+    }
+
+    fn step_blocks(&mut self, id: u32, iteration: u64, reduced: BTreeMap<u64, Reduced>) {
+        self.lsn += 1;
+        let lsn = self.lsn;
+        let Some(table) = self.tables.get_mut(&id) else { return };
+        let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
+        let Store::Blocks(blocks) = &mut table.store else { return };
+        let snapshot = blocks.is_snapshot();
+        if snapshot {
+            let _ = blocks.begin_epoch(iteration + 1);
+        }
+        for (row, (block, r)) in reduced.into_iter().enumerate() {
+            for (op, values) in r.steps(dtype, reduce) {
+                let progress = crate::store::redo::Progress { lsn, row: row as u32 };
+                let _ = blocks.step(&self.redo, progress, block, op, &values);
+            }
+        }
+        if snapshot {
+            let _ = blocks.flip(iteration + 1, iteration + 1);
+        }
+    }
+}
+
+fn reduce_of(table: &Table) -> Reduce {
+    match table.spec.effect {
+        tidewater_transport::table::Effect::AtClock(reduce) => reduce,
+        tidewater_transport::table::Effect::Immediate => Reduce::Sum,
+    }
+}
