@@ -66,6 +66,16 @@ impl Exports {
         Some(RegionKey(key))
     }
 
+    /// The check bits of this start's keys, for peers that map memories whole.
+    pub const fn check_bits(&self) -> u8 {
+        (self.check >> INDEX_BITS) as u8
+    }
+
+    /// The check bits of a key.
+    pub const fn check_of(key: RegionKey) -> u8 {
+        (key.0 >> INDEX_BITS) as u8
+    }
+
     /// Which memory a key belongs to, for peers that map memories whole.
     pub const fn memory_of(key: RegionKey) -> u8 {
         (key.0 >> MEMORY_SHIFT) as u8

@@ -36,7 +36,7 @@ use crate::ids::RegionKey;
 use crate::layout::ring::RingGeometry;
 use crate::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
 use crate::layout::{LINE_BYTES, Line, lines::CheckedU64};
-use crate::mem::{MemError, Region, Words, WordsMut};
+use crate::mem::{MemError, Region, Words, WordsMut, publish};
 use crate::sync::{Arc, Ordering, fence};
 
 /// Every clause, for the conformance suite.
@@ -449,14 +449,7 @@ impl Inbox {
     /// The client's tail, if the cell proves itself; all frames below it are then visible.
     #[inline]
     pub fn tail(&self) -> Option<u64> {
-        let w = self.window();
-        let r = w.as_read();
-        let cell = [
-            r.load_acquire(INBOX_TAIL_AT),
-            r.load_acquire(INBOX_TAIL_AT + 8),
-        ];
-        // SYNC: inbox-tail. Pairs with the Release fence before the client's tail store.
-        fence(Ordering::Acquire);
+        let cell = publish::cell(self.window().as_read(), INBOX_TAIL_AT);
         CheckedU64(cell).value(self.salt)
     }
 

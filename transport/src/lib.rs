@@ -6,6 +6,7 @@
 
 #[cfg(not(loom))]
 pub mod clock;
+pub mod doze;
 #[cfg(not(loom))]
 mod exports;
 #[cfg(not(loom))]
@@ -16,7 +17,11 @@ pub mod limits;
 pub mod mem;
 pub mod placement;
 pub mod planted;
+#[cfg(not(loom))]
+pub mod shm;
 pub mod sync;
 pub mod table;
+#[cfg(not(loom))]
+pub mod wait;
 #[cfg(not(loom))]
 pub mod wake;

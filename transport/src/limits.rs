@@ -20,6 +20,9 @@ pub const SERVERS_MAX: u32 = 1_024;
 pub const WORKERS_MAX: u32 = 65_536;
 /// Appliers of a server.
 pub const APPLIERS_MAX: u16 = 64;
+/// Descriptors of one message: four memories and a bell for each applier. The kernel's own limit
+/// is 253.
+pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 /// Sessions (client threads) of a server.
 pub const SESSIONS_MAX: usize = 4_096;
 /// A ring's data bytes; a frame is at most a quarter of it.

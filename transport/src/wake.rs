@@ -1,9 +1,6 @@
-//! Sleeping without losing a wake-up.
+//! What wakes a thread: its bell, the descriptors it watches, the real [`Sleeper`].
 //!
-//! Consumer (a client thread, an applier): set the doze word; full fence; look at everything once
-//! more; sleep only if nothing moved. Producer: store the data; full fence; load the doze word; if
-//! it is set, ring. With a full fence on both sides at least one of them sees the other's store,
-//! so either the consumer finds the data in its second look or the producer rings.
+//! `doze` has the protocol by which no wake-up is lost, `wait` the loop that keeps it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,31 +9,10 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 use crate::clock::Deadline;
+use crate::doze::{announce, retract};
 use crate::fabric::Sleeper;
-use crate::mem::{Region, Words, WordsMut};
-use crate::sync::{Arc, Ordering, fence};
-
-/// Consumer's half: from now on producers ring. Look once more after this.
-#[inline]
-pub fn announce(word: WordsMut<'_>) {
-    word.store(0, 1);
-    // SYNC: doze. Pairs with the fence in `must_ring`.
-    fence(Ordering::SeqCst);
-}
-
-/// Consumer's half: producers need not ring any more.
-#[inline]
-pub fn retract(word: WordsMut<'_>) {
-    word.store(0, 0);
-}
-
-/// Producer's half, after the data was stored: whether the consumer has to be rung.
-#[inline]
-pub fn must_ring(word: Words<'_>) -> bool {
-    // SYNC: doze. Pairs with the fence in `announce`.
-    fence(Ordering::SeqCst);
-    word.load(0) != 0
-}
+use crate::mem::{Region, WordsMut};
+use crate::sync::Arc;
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]
@@ -52,9 +28,24 @@ impl Bell {
         Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
     }
 
-    /// A peer's.
-    pub fn from_fd(fd: OwnedFd) -> Self {
-        Self(Arc::new(fd))
+    /// A peer's, from a descriptor that it passed. Only an eventfd is taken: to write into
+    /// anything else could block or destroy. (A peer that clears the non-blocking flag and fills
+    /// the counter can still make `ring` block: among processes of one user this protects against
+    /// accident, not against malice.)
+    ///
+    /// # Errors
+    /// When it is not an eventfd, or `/proc` is not mounted.
+    pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
+        use std::os::fd::AsRawFd;
+        let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        if kind.as_os_str() != "anon_inode:[eventfd]" {
+            return Err(io::Error::other(
+                "the descriptor of a bell is not an eventfd",
+            ));
+        }
+        let flags = rustix::fs::fcntl_getfl(&fd)? | rustix::fs::OFlags::NONBLOCK;
+        rustix::fs::fcntl_setfl(&fd, flags)?;
+        Ok(Self(Arc::new(fd)))
     }
 
     /// Rings: one system call. A full counter means that it rings already.

@@ -10,6 +10,7 @@
 //! ```text
 //! +0    state line (mirror of the one in META)
 //! +64   clock lines, one a domain
+//! +8128 closed word (shared memory only): 1 once the server has destroyed the lane
 //! +8192 reject cells
 //! then  reply slots
 //! ```
@@ -33,6 +34,8 @@ pub const fn inbox_bytes(ring_bytes: usize) -> usize {
 pub const MAILBOX_STATE_AT: usize = 0;
 /// Clock lines in the mailbox.
 pub const MAILBOX_CLOCKS_AT: usize = 64;
+/// The closed word in the mailbox.
+pub const MAILBOX_CLOSED_AT: usize = MAILBOX_REJECTS_AT - LINE_BYTES;
 /// Reject cells in the mailbox.
 pub const MAILBOX_REJECTS_AT: usize = 8192;
 /// Reply slots in the mailbox.
@@ -61,6 +64,6 @@ pub const fn mailbox_reply_at(slot: usize) -> usize {
     MAILBOX_REPLIES_AT + slot * REPLY_SLOT_BYTES
 }
 
-const _: () = assert!(MAILBOX_CLOCKS_AT + DOMAINS_MAX * LINE_BYTES <= MAILBOX_REJECTS_AT);
+const _: () = assert!(MAILBOX_CLOCKS_AT + DOMAINS_MAX * LINE_BYTES <= MAILBOX_CLOSED_AT);
 const _: () = assert!(INBOX_RING_AT.is_multiple_of(LINE_BYTES));
 const _: () = assert!(MAILBOX_REPLIES_AT.is_multiple_of(LINE_BYTES));

@@ -1,6 +1,7 @@
 //! Registered memory: regions, and the only code that touches words that somebody else may be
 //! writing.
 
+pub mod publish;
 #[cfg(not(loom))]
 pub mod region;
 pub mod shared;

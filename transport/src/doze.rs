@@ -1,0 +1,107 @@
+//! The doze protocol: how a thread goes to sleep without losing a wake-up.
+//!
+//! Consumer (a client thread, an applier): set the doze word; full fence; look at everything once
+//! more; sleep only if nothing moved. Producer: store the data; full fence; load the doze word; if
+//! it is set, ring. With a full fence on both sides at least one of them sees the other's store,
+//! so either the consumer finds the data in its second look or the producer rings.
+//!
+//! Pure: a word and two fences, modelled below. `wake` has the bells, `wait` the loop.
+
+use crate::mem::{Words, WordsMut};
+use crate::sync::{Ordering, fence};
+
+/// Consumer's half: from now on producers ring. Look once more after this.
+#[inline]
+pub fn announce(word: WordsMut<'_>) {
+    word.store(0, 1);
+    // SYNC: doze. Pairs with the fence in `must_ring`.
+    fence(Ordering::SeqCst);
+}
+
+/// Consumer's half: producers need not ring any more. One that has not noticed yet rings once too
+/// often, which costs a spurious wake-up.
+#[inline]
+pub fn retract(word: WordsMut<'_>) {
+    word.store(0, 0);
+}
+
+/// Producer's half, after the data was stored: whether the consumer has to be rung.
+#[inline]
+pub fn must_ring(word: Words<'_>) -> bool {
+    // SYNC: doze. Pairs with the fence in `announce`.
+    fence(Ordering::SeqCst);
+    word.load(0) != 0
+}
+
+#[cfg(all(test, loom))]
+mod tests {
+    use loom::sync::{Condvar, Mutex};
+    use loom::thread;
+
+    use super::*;
+    use crate::sync::{Arc, AtomicU64};
+
+    /// An eventfd: remembers rings, blocks while there is none.
+    #[derive(Default)]
+    struct ModelBell {
+        rung: Mutex<bool>,
+        wake: Condvar,
+    }
+
+    impl ModelBell {
+        fn ring(&self) {
+            *self.rung.lock().unwrap() = true;
+            self.wake.notify_one();
+        }
+
+        fn sleep(&self) {
+            let mut rung = self.rung.lock().unwrap();
+            while !*rung {
+                rung = self.wake.wait(rung).unwrap();
+            }
+            *rung = false;
+        }
+    }
+
+    /// A producer signals twice; the consumer waits for both as `wait::wait_until` does. A lost
+    /// wake-up leaves it asleep for ever, which loom reports as a deadlock.
+    fn doorbell(second_look: bool) {
+        loom::model(move || {
+            let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+            let bell = Arc::new(ModelBell::default());
+            let producer = {
+                let (words, bell) = (Arc::clone(&words), Arc::clone(&bell));
+                thread::spawn(move || {
+                    for tail in 1..=2 {
+                        WordsMut::new(&words[..1]).store(0, tail);
+                        if must_ring(Words::new(&words[1..])) {
+                            bell.ring();
+                        }
+                    }
+                })
+            };
+            let look = || Words::new(&words[..1]).load(0) == 2;
+            let doze = WordsMut::new(&words[1..]);
+            while !look() {
+                announce(doze);
+                if second_look && look() {
+                    break;
+                }
+                bell.sleep();
+                retract(doze);
+            }
+            producer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn loom_no_wake_up_is_lost() {
+        doorbell(true);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn loom_finds_the_lost_wake_up_without_the_second_look() {
+        doorbell(false);
+    }
+}

@@ -1,0 +1,320 @@
+//! The client's end of a lane over shared memory: loads, stores and atomics on mapped memory.
+
+use std::collections::VecDeque;
+
+use crate::clock::Deadline;
+use crate::doze::must_ring;
+use crate::fabric::{
+    Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr,
+    SIGNAL_BYTES_MAX, TransportKind,
+};
+use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
+use crate::mem::publish::{publish, read_fence};
+use crate::mem::{Region, WordsMut};
+use crate::sync::{Arc, Ordering, fence};
+use crate::wake::Bell;
+
+/// Which of the server's memories is public.
+const PUBLIC: u8 = 0;
+/// Which of the server's memories holds counters.
+const COUNTERS: u8 = 1;
+
+/// A client thread's end, made by [`super::attach`].
+///
+/// Every operation is done when its call returns, so no deadline can pass inside one and none is
+/// looked at. A read checks its key's memory and start, and that it stays inside that memory; the
+/// ranges registered inside it are not told to clients on this transport, since all of it is
+/// mapped and none of it is secret.
+#[derive(Debug)]
+pub struct ShmLane {
+    pub(super) peer: String,
+    pub(super) key_check: u8,
+    pub(super) public: Arc<Region>,
+    pub(super) counters: Arc<Region>,
+    pub(super) inbox: Arc<Region>,
+    pub(super) inbox_at: usize,
+    pub(super) inbox_bytes: usize,
+    pub(super) mailbox: Mailbox,
+    pub(super) applier_doze_at: usize,
+    pub(super) applier: Bell,
+    pub(super) done: VecDeque<ReadBatch>,
+    pub(super) broken: Option<String>,
+}
+
+/// Why an access is refused: becomes [`LaneError::Access`] in one place.
+struct Refused {
+    key: u32,
+    addr: u64,
+    len: u64,
+    why: &'static str,
+}
+
+impl ShmLane {
+    /// Breaks the lane: the control connection told that the server is gone. Later operations fail
+    /// with [`LaneError::Broken`] and `why`.
+    pub fn mark_broken(&mut self, why: &str) {
+        self.broken.get_or_insert_with(|| why.to_owned());
+    }
+
+    /// The doze word by which the port knows whether to ring: for
+    /// [`crate::wake::OsSleeper::add_doze`].
+    pub fn doze(&self) -> (Arc<Region>, usize) {
+        (Arc::clone(&self.inbox), self.inbox_at + INBOX_DOZE_AT)
+    }
+
+    /// Whether the lane may still be used (F10). Cost: a load of a line that nobody writes.
+    #[inline]
+    fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
+        if self.broken.is_none() && self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) == 0 {
+            return Ok(());
+        }
+        Err(self.closed(op))
+    }
+
+    #[cold]
+    fn closed(&mut self, op: &'static str) -> LaneError {
+        let why = self
+            .broken
+            .get_or_insert_with(|| "the server has closed the lane".to_owned());
+        LaneError::Broken {
+            transport: TransportKind::Shm,
+            peer: self.peer.clone(),
+            op,
+            why: why.clone(),
+        }
+    }
+
+    /// An access error breaks the lane for good (F09).
+    #[cold]
+    fn refuse(&mut self, op: &'static str, refused: Refused) -> LaneError {
+        let Refused {
+            key,
+            addr,
+            len,
+            why,
+        } = refused;
+        let peer = self.peer.clone();
+        let error = LaneError::Access {
+            peer,
+            op,
+            key,
+            addr,
+            len,
+            why,
+        };
+        self.broken.get_or_insert_with(|| error.to_string());
+        error
+    }
+
+    /// The memory that a key names.
+    #[inline]
+    fn memory(&self, at: RemoteAddr) -> Result<&Region, &'static str> {
+        if at.key == INBOX_KEY {
+            return Err("no right to do that there");
+        }
+        let region = match Exports::memory_of(at.key) {
+            PUBLIC => &self.public,
+            COUNTERS => &self.counters,
+            _ => return Err("unknown key"),
+        };
+        if Exports::check_of(at.key) != self.key_check {
+            return Err("key of another start of this server");
+        }
+        Ok(region)
+    }
+
+    /// Copies all of `ops`, in order.
+    fn copy(&self, ops: &[ReadOp], into: &mut Landing<'_>) -> Result<(), Refused> {
+        for op in ops {
+            let (head_len, body_len) = (op.head_len as usize, (op.len - op.head_len) as usize);
+            let words = self.memory(op.from).and_then(|region| {
+                let at = place(op.from.addr, op.len as usize, region.len())?;
+                region.words(at, op.len as usize).map_err(|_| OUTSIDE)
+            });
+            let words = words.map_err(|why| refused(op.from, u64::from(op.len), why))?;
+            if op.fence {
+                read_fence();
+            }
+            let head = &mut into.head[op.head_at..op.head_at + head_len];
+            words.copy_out(0, head);
+            let body = &mut into.body[op.body_at..op.body_at + body_len];
+            words.copy_out(head_len, body);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, ops: &[ReadOp], mut into: Landing<'_>) -> Result<(), LaneError> {
+        const OP: &str = "read";
+        self.open(OP)?;
+        let (head, body) = (into.head.len(), into.body.len());
+        for op in ops {
+            if !op.fits(head, body) {
+                return Err(usage(OP, "a landing too short for its reads"));
+            }
+            if !op.head_len.is_multiple_of(8) {
+                return Err(usage(OP, "a head that is not whole words"));
+            }
+        }
+        self.copy(ops, &mut into)
+            .map_err(|refused| self.refuse(OP, refused))
+    }
+
+    fn store(&mut self, op: &'static str, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        self.open(op)?;
+        let window = if to.key == INBOX_KEY {
+            place(to.addr, bytes.len(), self.inbox_bytes).and_then(|at| {
+                let window = self.inbox.words_mut(self.inbox_at + at, bytes.len());
+                window.map_err(|_| OUTSIDE)
+            })
+        } else {
+            Err("no right to do that there")
+        };
+        match window {
+            Ok(window) => publish(window, 0, bytes),
+            Err(why) => return Err(self.refuse(op, refused(to, bytes.len() as u64, why))),
+        }
+        Ok(())
+    }
+
+    /// The word of a counter. All atomics of this transport are the processor's, on the same
+    /// memory (F08).
+    fn counter(&self, at: RemoteAddr) -> Result<WordsMut<'_>, &'static str> {
+        let region = self.memory(at)?;
+        if Exports::memory_of(at.key) != COUNTERS {
+            return Err("no right to do that there");
+        }
+        let at = place(at.addr, 8, region.len())?;
+        region.words_mut(at, 8).map_err(|_| OUTSIDE)
+    }
+
+    fn atomic(
+        &mut self,
+        op: &'static str,
+        at: RemoteAddr,
+        act: impl FnOnce(WordsMut<'_>) -> u64,
+    ) -> Result<u64, LaneError> {
+        self.open(op)?;
+        // F05, also for what the atomic merely reads: a full fence puts it after earlier stores.
+        fence(Ordering::SeqCst);
+        match self.counter(at) {
+            Ok(word) => Ok(act(word)),
+            Err(why) => Err(self.refuse(op, refused(at, 8, why))),
+        }
+    }
+}
+
+const OUTSIDE: &str = "outside the region";
+
+/// Offset of `[addr, addr + len)` in a memory of `bytes`, whole words.
+#[inline]
+fn place(addr: u64, len: usize, bytes: usize) -> Result<usize, &'static str> {
+    let at = usize::try_from(addr).map_err(|_| OUTSIDE)?;
+    let end = len
+        .checked_next_multiple_of(8)
+        .and_then(|len| at.checked_add(len));
+    if end.is_none_or(|end| end > bytes) {
+        return Err(OUTSIDE);
+    }
+    if at.is_multiple_of(8) {
+        Ok(at)
+    } else {
+        Err("misaligned")
+    }
+}
+
+const fn refused(at: RemoteAddr, len: u64, why: &'static str) -> Refused {
+    Refused {
+        key: at.key.0,
+        addr: at.addr,
+        len,
+        why,
+    }
+}
+
+const fn usage(op: &'static str, what: &'static str) -> LaneError {
+    LaneError::Usage { op, what }
+}
+
+impl Lane for ShmLane {
+    fn transport(&self) -> TransportKind {
+        TransportKind::Shm
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn read(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        _deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        self.run(ops, into)
+    }
+
+    /// Copies at once: there is nobody to whom the copy could be left. A batch that fails is
+    /// dropped: nothing writes it any more (F14).
+    fn post_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
+        let ReadBatch {
+            ops, head, body, ..
+        } = &mut batch;
+        self.run(ops, Landing { head, body })?;
+        self.done.push_back(batch);
+        Ok(())
+    }
+
+    fn take_read(&mut self) -> Option<ReadBatch> {
+        self.done.pop_front()
+    }
+
+    fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        self.store("write", to, bytes)
+    }
+
+    fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        const OP: &str = "write_signal";
+        if bytes.len() > SIGNAL_BYTES_MAX {
+            return Err(usage(OP, "more bytes than a signal carries"));
+        }
+        self.store(OP, to, bytes)?;
+        // F06. The word was inside when the lane was attached.
+        if let Ok(doze) = self.public.words(self.applier_doze_at, 8)
+            && must_ring(doze)
+        {
+            self.applier.ring();
+        }
+        Ok(())
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        add: u64,
+        _deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.atomic("fetch_add", at, |word| word.fetch_add(0, add))
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: RemoteAddr,
+        expect: u64,
+        new: u64,
+        _deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.atomic("compare_swap", at, |word| word.compare_swap(0, expect, new))
+    }
+
+    fn flush(&mut self) -> Result<(), LaneError> {
+        self.open("flush")
+    }
+
+    fn poll(&mut self) -> Result<bool, LaneError> {
+        self.open("poll").map(|()| false)
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+}

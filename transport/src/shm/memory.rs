@@ -1,0 +1,363 @@
+//! The memories of a server and of its sessions, and how a client attaches to them.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ShmError, ShmLane, ShmPort};
+use crate::fabric::{Inbox, Mailbox};
+use crate::layout::ring::RingGeometry;
+use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes};
+use crate::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use crate::mem::region::read_only_fd;
+use crate::mem::{MemError, Region};
+use crate::sync::Arc;
+use crate::wake::Bell;
+
+/// Descriptors before the bells: public, counters, inbox, mailbox.
+const MEMORIES: usize = 4;
+
+/// What a server process shares with all its clients on this host.
+#[derive(Debug)]
+pub struct ServerMemory {
+    public: Arc<Region>,
+    public_fd: OwnedFd,
+    counters: Arc<Region>,
+    counters_fd: OwnedFd,
+    key_check: u8,
+}
+
+impl ServerMemory {
+    /// Of the server's memfds (`Region::memfd`); `key_check` is [`crate::fabric::Exports::check_bits`].
+    /// The public one is passed on for reading only.
+    ///
+    /// # Errors
+    /// [`ShmError::Memory`] when `/proc` is not mounted.
+    pub fn new(
+        public: (Arc<Region>, impl AsFd),
+        counters: (Arc<Region>, OwnedFd),
+        key_check: u8,
+    ) -> Result<Self, ShmError> {
+        Ok(Self {
+            public_fd: read_only_fd(&public.1).map_err(memory("public"))?,
+            public: public.0,
+            counters: counters.0,
+            counters_fd: counters.1,
+            key_check,
+        })
+    }
+
+    /// Parameters and META; appliers' doze words lie here.
+    pub const fn public(&self) -> &Arc<Region> {
+        &self.public
+    }
+
+    /// Advisory counters.
+    pub const fn counters(&self) -> &Arc<Region> {
+        &self.counters
+    }
+}
+
+/// How a lane wakes its applier.
+#[derive(Debug, Clone)]
+pub struct ApplierEnd {
+    /// Offset of the applier's doze word in public memory, a multiple of 8.
+    pub doze_at: u64,
+    /// Its doorbell.
+    pub bell: Bell,
+}
+
+/// The numbers of a session, which travel in a control message beside the descriptors
+/// ([`SessionMemory::descriptors`]). Offsets of lanes follow from them: lane `i` has the `i`-th
+/// slice of the inbox and of the mailbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShmAttach {
+    /// Check bits of this start's region keys.
+    pub key_check: u8,
+    /// Bytes of the server's public memory.
+    pub public_bytes: u64,
+    /// Bytes of its counters.
+    pub counters_bytes: u64,
+    /// Data bytes of each lane's ring.
+    pub ring_bytes: u64,
+    /// Bytes of each lane's mailbox.
+    pub mailbox_bytes: u64,
+    /// For each lane: offset of its applier's doze word in public memory.
+    pub doze_at: Vec<u64>,
+}
+
+/// The server's side of one session: inbox and mailbox memory of all its lanes. Dropping it frees
+/// the memory once the client has gone too.
+#[derive(Debug)]
+pub struct SessionMemory {
+    server: Arc<ServerMemory>,
+    appliers: Vec<ApplierEnd>,
+    ring: RingGeometry,
+    salt: u64,
+    inbox: Arc<Region>,
+    inbox_fd: OwnedFd,
+    mailbox: Arc<Region>,
+    mailbox_fd: OwnedFd,
+}
+
+impl SessionMemory {
+    /// New memory for one lane to each of `appliers`, with rings of `ring_bytes` (a power of two
+    /// within the limits); `salt` is the session's nonce. Tails are set to 0. Cost: two memfds;
+    /// their pages take memory when first touched.
+    ///
+    /// # Errors
+    /// [`ShmError`]: a number past its limit, or no descriptors or memory left.
+    pub fn create(
+        server: &Arc<ServerMemory>,
+        appliers: &[ApplierEnd],
+        ring_bytes: usize,
+        salt: u64,
+    ) -> Result<Self, ShmError> {
+        let ring = ring_of(ring_bytes as u64)?;
+        let lanes = lanes_of(appliers.len())?;
+        for applier in appliers {
+            doze_of(&server.public, applier.doze_at)?;
+        }
+        let (inbox, inbox_fd) = Region::memfd("tidewater-inbox", lanes * inbox_bytes(ring_bytes))
+            .map_err(memory("inbox"))?;
+        let (mailbox, mailbox_fd) =
+            Region::memfd("tidewater-mailbox", lanes * MAILBOX_BYTES).map_err(memory("mailbox"))?;
+        let session = Self {
+            server: Arc::clone(server),
+            appliers: appliers.to_vec(),
+            ring,
+            salt,
+            inbox: Arc::new(inbox),
+            inbox_fd,
+            mailbox: Arc::new(mailbox),
+            mailbox_fd: read_only_fd(&mailbox_fd).map_err(memory("mailbox"))?,
+        };
+        for lane in 0..lanes {
+            session.inbox(lane)?.reset_tail(0);
+        }
+        Ok(session)
+    }
+
+    /// Lanes of the session.
+    pub fn lanes(&self) -> usize {
+        self.appliers.len()
+    }
+
+    /// What the applier of a lane reads.
+    ///
+    /// # Errors
+    /// [`ShmError::Memory`] when there is no such lane.
+    pub fn inbox(&self, lane: usize) -> Result<Inbox, ShmError> {
+        let at = lane.saturating_mul(inbox_bytes(self.ring.bytes() as usize));
+        Inbox::new(Arc::clone(&self.inbox), at, self.ring, self.salt).map_err(memory("inbox"))
+    }
+
+    /// What the applier of a lane writes, by way of the lane's port.
+    ///
+    /// # Errors
+    /// [`ShmError::Memory`] when there is no such lane.
+    pub fn mailbox(&self, lane: usize) -> Result<Mailbox, ShmError> {
+        let at = lane.saturating_mul(MAILBOX_BYTES);
+        Mailbox::new(Arc::clone(&self.mailbox), at, MAILBOX_BYTES).map_err(memory("mailbox"))
+    }
+
+    /// The applier's end of a lane. `client` is the bell that the client passed
+    /// ([`Bell::from_peer`]); clones of it serve all lanes.
+    ///
+    /// # Errors
+    /// [`ShmError::Memory`] when there is no such lane.
+    pub fn port(&self, lane: usize, peer: &str, client: &Bell) -> Result<ShmPort, ShmError> {
+        let (inbox, mailbox) = (self.inbox(lane)?, self.mailbox(lane)?);
+        Ok(ShmPort::new(
+            peer.to_owned(),
+            inbox,
+            mailbox,
+            client.clone(),
+        ))
+    }
+
+    /// The numbers to tell the client.
+    pub fn numbers(&self) -> ShmAttach {
+        ShmAttach {
+            key_check: self.server.key_check,
+            public_bytes: self.server.public.len() as u64,
+            counters_bytes: self.server.counters.len() as u64,
+            ring_bytes: self.ring.bytes(),
+            mailbox_bytes: MAILBOX_BYTES as u64,
+            doze_at: self.appliers.iter().map(|a| a.doze_at).collect(),
+        }
+    }
+
+    /// The descriptors to pass to the client, in this order: public memory (for reading), counters,
+    /// inbox, mailbox (for reading), then the bell of each lane's applier.
+    pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let mut fds = vec![
+            self.server.public_fd.as_fd(),
+            self.server.counters_fd.as_fd(),
+            self.inbox_fd.as_fd(),
+            self.mailbox_fd.as_fd(),
+        ];
+        fds.extend(self.appliers.iter().map(|a| a.bell.as_fd()));
+        fds
+    }
+}
+
+impl ShmAttach {
+    /// How many descriptors belong to it.
+    pub const fn descriptors(&self) -> usize {
+        MEMORIES + self.doze_at.len()
+    }
+}
+
+/// Attaches to a server: maps its memories and returns one lane for each applier, in order. Nothing
+/// that the peer said is believed: memories must be sealed and as large as told, sizes and offsets
+/// possible, bells eventfds. Descriptors are taken in the order of [`SessionMemory::descriptors`]
+/// and closed when they are no longer needed. `peer` names the server in messages.
+///
+/// The caller adds [`ShmLane::doze`] of each lane to its sleeper.
+///
+/// # Errors
+/// [`ShmError`]; all descriptors are closed then.
+pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
+    let lanes = lanes_of(told.doze_at.len())?;
+    let ring = ring_of(told.ring_bytes)?;
+    if told.mailbox_bytes != MAILBOX_BYTES as u64 {
+        return Err(number(
+            "mailbox_bytes",
+            told.mailbox_bytes,
+            "that of this version",
+        ));
+    }
+    if fds.len() != told.descriptors() {
+        return Err(ShmError::Descriptors {
+            expected: told.descriptors(),
+            got: fds.len(),
+            lanes,
+        });
+    }
+    let window = inbox_bytes(ring.bytes() as usize);
+    let mut fds = fds.into_iter();
+    let mut map = |name, bytes: u64, writable| -> Result<Arc<Region>, ShmError> {
+        let missing = || ShmError::Descriptors {
+            expected: MEMORIES,
+            got: 0,
+            lanes,
+        };
+        let fd = fds.next().ok_or_else(missing)?;
+        if bytes == 0 || bytes > isize::MAX as u64 {
+            return Err(number(name, bytes, "the size of a memory"));
+        }
+        let region = Region::from_peer(fd, bytes as usize, writable).map_err(memory(name))?;
+        Ok(Arc::new(region))
+    };
+    let public = map("public", told.public_bytes, false)?;
+    let counters = map("counters", told.counters_bytes, true)?;
+    let inbox = map("inbox", (lanes * window) as u64, true)?;
+    let mailbox = map("mailbox", (lanes * MAILBOX_BYTES) as u64, false)?;
+    let mut made = Vec::with_capacity(lanes);
+    for (lane, (bell, doze_at)) in fds.zip(&told.doze_at).enumerate() {
+        made.push(ShmLane {
+            peer: peer.to_owned(),
+            key_check: told.key_check,
+            applier_doze_at: doze_of(&public, *doze_at)?,
+            public: Arc::clone(&public),
+            counters: Arc::clone(&counters),
+            inbox: Arc::clone(&inbox),
+            inbox_at: lane * window,
+            inbox_bytes: window,
+            mailbox: Mailbox::new(Arc::clone(&mailbox), lane * MAILBOX_BYTES, MAILBOX_BYTES)
+                .map_err(memory("mailbox"))?,
+            applier: Bell::from_peer(bell).map_err(ShmError::Bell)?,
+            done: VecDeque::new(),
+            broken: None,
+        });
+    }
+    Ok(made)
+}
+
+/// Both ends of one lane in one process.
+#[derive(Debug)]
+pub struct ShmPair {
+    /// The client's.
+    pub lane: ShmLane,
+    /// The applier's.
+    pub port: ShmPort,
+    /// What the applier reads.
+    pub inbox: Inbox,
+    /// What keeps the memory alive for more of them.
+    pub session: SessionMemory,
+}
+
+/// Connects a client thread with an applier of the same process, with no socket between them; by
+/// the same steps as two processes, so that what is tested is what runs.
+///
+/// # Errors
+/// [`ShmError`].
+pub fn pair(
+    server: &Arc<ServerMemory>,
+    applier: &ApplierEnd,
+    client: &Bell,
+    ring_bytes: usize,
+    salt: u64,
+) -> Result<ShmPair, ShmError> {
+    let session = SessionMemory::create(server, std::slice::from_ref(applier), ring_bytes, salt)?;
+    let (mut lanes, lacking) = (session.attach_here("server")?, number("lanes", 0, "one"));
+    Ok(ShmPair {
+        lane: lanes.pop().ok_or(lacking)?,
+        port: session.port(0, "client", client)?,
+        inbox: session.inbox(0)?,
+        session,
+    })
+}
+
+impl SessionMemory {
+    /// Attaches a client thread of this process (embedded mode).
+    ///
+    /// # Errors
+    /// [`ShmError`].
+    pub fn attach_here(&self, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
+        let fds: Result<Vec<_>, _> = self
+            .descriptors()
+            .iter()
+            .map(BorrowedFd::try_clone_to_owned)
+            .collect();
+        attach(&self.numbers(), fds.map_err(ShmError::Bell)?, peer)
+    }
+}
+
+fn ring_of(bytes: u64) -> Result<RingGeometry, ShmError> {
+    let ring = usize::try_from(bytes)
+        .ok()
+        .filter(|bytes| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(bytes))
+        .and_then(RingGeometry::new);
+    ring.ok_or_else(|| number("ring_bytes", bytes, "a power of two, 16 KiB to 16 MiB"))
+}
+
+fn lanes_of(lanes: usize) -> Result<usize, ShmError> {
+    if (1..=usize::from(APPLIERS_MAX)).contains(&lanes) {
+        Ok(lanes)
+    } else {
+        Err(number("lanes", lanes as u64, "1 to 64"))
+    }
+}
+
+fn doze_of(public: &Region, at: u64) -> Result<usize, ShmError> {
+    let wrong = || number("doze_at", at, "an aligned word inside public memory");
+    let at = usize::try_from(at).map_err(|_| wrong())?;
+    public.check(at, 8).map_err(|_| wrong())?;
+    Ok(at)
+}
+
+const fn number(what: &'static str, value: u64, must: &'static str) -> ShmError {
+    ShmError::Number { what, value, must }
+}
+
+fn memory(memory: &'static str) -> impl Fn(MemError) -> ShmError {
+    move |source| ShmError::Memory { memory, source }
+}
+
+// Slices of a memfd begin on pages, so that two lanes never share a cache line.
+const _: () = assert!(inbox_bytes(RING_BYTES_MIN).is_multiple_of(4096));
+const _: () = assert!(MAILBOX_BYTES.is_multiple_of(4096));
+const _: () = assert!(INBOX_DOZE_AT + 8 <= inbox_bytes(0));

@@ -1,0 +1,248 @@
+//! Passing descriptors between processes of one user: `SCM_RIGHTS` over unix stream sockets with
+//! abstract names (no file is left behind).
+//!
+//! Descriptors ride on the first byte of a message. The receiver reads its connection through
+//! [`receive`] only, so that no descriptor is lost to a plain `read`, and takes them from
+//! [`Descriptors`] when the message that announces their number is complete.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::clock::Deadline;
+use crate::limits::DESCRIPTORS_MAX;
+
+/// What went wrong between two processes of one host.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PassError {
+    /// A system call failed.
+    #[error("{call}: {source}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// The operating system's word.
+        source: io::Error,
+    },
+    /// More descriptors than any message carries: sent by mistake, or to use them up.
+    #[error("the peer passed more than {limit} descriptors; it is not a Tidewater of this version")]
+    TooMany {
+        /// Most that are taken.
+        limit: usize,
+    },
+    /// Another number of descriptors than the message says.
+    #[error("{got} descriptors came, {expected} belong to the message")]
+    Count {
+        /// Announced.
+        expected: usize,
+        /// Came.
+        got: usize,
+    },
+    /// A process of somebody else.
+    #[error(
+        "the peer runs as user {peer}, this process as user {own}: shared memory is for processes \
+         of one user; use --transport tcp"
+    )]
+    OtherUser {
+        /// The peer's effective user id.
+        peer: u32,
+        /// Ours.
+        own: u32,
+    },
+    /// Nobody accepted before the deadline.
+    #[error("nobody accepted on abstract socket {name} before the deadline")]
+    Deadline {
+        /// The socket's name.
+        name: String,
+    },
+}
+
+impl PassError {
+    /// Whether it only says that a non-blocking socket is not ready.
+    pub fn would_block(&self) -> bool {
+        matches!(self, Self::Os { source, .. } if source.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+fn os(call: &'static str) -> impl Fn(rustix::io::Errno) -> PassError {
+    move |e| PassError::Os {
+        call,
+        source: e.into(),
+    }
+}
+
+/// Descriptors received and not yet taken; closed when dropped. Holds at most
+/// [`DESCRIPTORS_MAX`].
+#[derive(Debug, Default)]
+pub struct Descriptors(Vec<OwnedFd>);
+
+impl Descriptors {
+    /// All of them, which must be `expected`; else they are closed.
+    ///
+    /// # Errors
+    /// [`PassError::Count`].
+    pub fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
+        let fds = std::mem::take(&mut self.0);
+        if fds.len() != expected {
+            return Err(PassError::Count {
+                expected,
+                got: fds.len(),
+            });
+        }
+        Ok(fds)
+    }
+
+    /// How many there are.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Sends bytes and, with the first of them, descriptors: one system call. Returns how many bytes
+/// went; if that is not all, the rest is sent with no descriptors. With no byte no descriptor goes.
+/// The descriptors stay open here.
+///
+/// # Errors
+/// [`PassError::TooMany`]; [`PassError::Os`], also when the socket is not ready. Nothing was sent
+/// then.
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, PassError> {
+    if fds.len() > DESCRIPTORS_MAX {
+        return Err(PassError::TooMany {
+            limit: DESCRIPTORS_MAX,
+        });
+    }
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    // An empty list is no message at all: the kernel would refuse it on some sockets. Above the
+    // limit it would not fit, which was checked.
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(PassError::TooMany {
+            limit: DESCRIPTORS_MAX,
+        });
+    }
+    let iov = [IoSlice::new(bytes)];
+    rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(&socket, &iov, &mut control, SendFlags::NOSIGNAL)
+    })
+    .map_err(os("sendmsg"))
+}
+
+/// Receives at most `bytes.len()` bytes, and the descriptors that came with them, which are closed
+/// on exec. Returns how many bytes came; 0 is the end of the stream. Allocates at most
+/// [`DESCRIPTORS_MAX`] descriptors, whatever the peer sends.
+///
+/// # Errors
+/// [`PassError::TooMany`] when the peer passed more than that without their being taken; all are
+/// closed then. [`PassError::Os`], also when nothing has arrived on a non-blocking socket.
+pub fn receive(
+    socket: impl AsFd,
+    bytes: &mut [u8],
+    held: &mut Descriptors,
+) -> Result<usize, PassError> {
+    let mut space = [MaybeUninit::uninit(); SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let got = rustix::io::retry_on_intr(|| {
+        let mut iov = [IoSliceMut::new(bytes)];
+        rustix::net::recvmsg(&socket, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })
+    .map_err(os("recvmsg"))?;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            held.0.extend(fds);
+        }
+    }
+    // CTRUNC: there were more than fit, and the kernel has closed those.
+    if got.flags.contains(ReturnFlags::CTRUNC) || held.0.len() > DESCRIPTORS_MAX {
+        held.0.clear();
+        return Err(PassError::TooMany {
+            limit: DESCRIPTORS_MAX,
+        });
+    }
+    Ok(got.bytes)
+}
+
+/// Whether the process at the other end has our user id (the kernel's word, at connect time).
+///
+/// # Errors
+/// [`PassError::OtherUser`]: close the connection, tell it nothing.
+pub fn same_user(socket: impl AsFd) -> Result<(), PassError> {
+    let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(os("SO_PEERCRED"))?;
+    let own = rustix::process::geteuid();
+    if peer.uid == own {
+        return Ok(());
+    }
+    Err(PassError::OtherUser {
+        peer: peer.uid.as_raw(),
+        own: own.as_raw(),
+    })
+}
+
+/// Listens on an abstract name of at most 107 bytes, known in this network namespace only. Accepted
+/// connections are checked with [`same_user`]. The listener does not block.
+///
+/// # Errors
+/// [`PassError::Os`], for instance when the name is taken.
+pub fn listen(name: &str) -> Result<UnixListener, PassError> {
+    let io = |source| PassError::Os {
+        call: "bind of an abstract socket",
+        source,
+    };
+    let address = SocketAddr::from_abstract_name(name).map_err(io)?;
+    let listener = UnixListener::bind_addr(&address).map_err(io)?;
+    listener.set_nonblocking(true).map_err(io)?;
+    Ok(listener)
+}
+
+/// Connects to an abstract name and checks that a process of the same user answers: anybody in the
+/// network namespace may take a name. The stream blocks.
+///
+/// # Errors
+/// [`PassError::Deadline`] while the listener's queue is full; [`PassError::OtherUser`];
+/// [`PassError::Os`], for instance when nobody listens.
+pub fn connect(name: &str, deadline: Deadline) -> Result<UnixStream, PassError> {
+    // A blocking connect would wait for a place in the queue with no deadline.
+    const PAUSE: Duration = Duration::from_millis(2);
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(os("connect"))?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(os("socket"))?;
+    loop {
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) if !deadline.passed() => {
+                std::thread::sleep(PAUSE.min(deadline.left()));
+            }
+            Err(rustix::io::Errno::AGAIN) => {
+                return Err(PassError::Deadline {
+                    name: name.to_owned(),
+                });
+            }
+            Err(e) => return Err(os("connect to an abstract socket")(e)),
+        }
+    }
+    same_user(&socket)?;
+    let stream = UnixStream::from(socket);
+    stream
+        .set_nonblocking(false)
+        .map_err(|source| PassError::Os {
+            call: "fcntl",
+            source,
+        })?;
+    Ok(stream)
+}
+
+/// Bytes of the control data of one message.
+const SPACE: usize = rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX));

@@ -1,0 +1,112 @@
+//! The applier's end of a lane over shared memory: it writes the mailbox and rings the client.
+
+use crate::doze::must_ring;
+use crate::fabric::{ExportView, Inbox, LaneError, Mailbox, Port, TransportKind};
+use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
+use crate::mem::publish::publish;
+use crate::wake::Bell;
+
+/// An applier's end, made by [`super::SessionMemory::port`].
+#[derive(Debug)]
+pub struct ShmPort {
+    peer: String,
+    inbox: Inbox,
+    mailbox: Mailbox,
+    client: Bell,
+    destroyed: bool,
+}
+
+impl ShmPort {
+    pub(super) const fn new(peer: String, inbox: Inbox, mailbox: Mailbox, client: Bell) -> Self {
+        Self {
+            peer,
+            inbox,
+            mailbox,
+            client,
+            destroyed: false,
+        }
+    }
+
+    fn open(&self, op: &'static str) -> Result<(), LaneError> {
+        if !self.destroyed {
+            return Ok(());
+        }
+        Err(LaneError::Broken {
+            transport: TransportKind::Shm,
+            peer: self.peer.clone(),
+            op,
+            why: "the lane was destroyed".to_owned(),
+        })
+    }
+
+    fn store(&self, op: &'static str, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
+        let (region, base) = self.mailbox.region();
+        let end = at.checked_add(bytes.len().next_multiple_of(8));
+        let window = match end {
+            Some(end) if end <= self.mailbox.len() => region.words_mut(base + at, bytes.len()),
+            _ => {
+                return Err(LaneError::Usage {
+                    op,
+                    what: "a place outside the mailbox",
+                });
+            }
+        };
+        let Ok(window) = window else {
+            return Err(LaneError::Usage {
+                op,
+                what: "a misaligned place in the mailbox",
+            });
+        };
+        publish(window, 0, bytes);
+        Ok(())
+    }
+
+    /// Rings a client that sleeps or is about to. The word is the client's: if it lies it sleeps
+    /// on, or costs the applier one system call a signal.
+    fn ring(&self) {
+        if must_ring(self.inbox.window().slice(INBOX_DOZE_AT, 8).as_read()) {
+            self.client.ring();
+        }
+    }
+}
+
+impl Port for ShmPort {
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    /// Nothing to execute: the client does it all by itself.
+    fn poll(&mut self, _exports: &mut ExportView, _inbox: &Inbox) -> Result<bool, LaneError> {
+        self.open("poll").map(|()| false)
+    }
+
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
+        self.open("post")?;
+        self.store("post", at, bytes)
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        self.open("signal")?;
+        self.ring();
+        Ok(())
+    }
+
+    /// Tells the client's lane that it is closed, so that it posts no more. A client that does not
+    /// listen (or is in the middle of a write) still writes its own memory, which the server no
+    /// longer reads: the session's memory goes with the session and is never given to another, and
+    /// a recovered lane gets new memory (F11).
+    fn destroy(&mut self) {
+        if !self.destroyed {
+            self.destroyed = true;
+            // The place is the layout's own, so it is inside and aligned.
+            let _ = self.store("destroy", MAILBOX_CLOSED_AT, &1u64.to_le_bytes());
+            self.ring();
+        }
+    }
+}
+
+impl Drop for ShmPort {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
