@@ -20,3 +20,4 @@ pub mod sync;
 pub mod table;
 #[cfg(not(loom))]
 pub mod wake;
+pub mod wire;
