@@ -6,6 +6,7 @@
 //!
 //! The corpus is `tests/corpus/ENTRY/*`; entries without seeds fail the test. New seeds are files
 //! put there; `cargo fuzz` finds them too.
+#![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers")]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -127,6 +128,19 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
     files.into_values().collect()
 }
 
+/// With `TIDEWATER_FUZZ_EXPORT=DIR`, writes the seeds there as `cargo fuzz` wants them: behind a
+/// byte that is the decoder's position.
+fn export(index: usize, name: &str) {
+    let Ok(dir) = std::env::var("TIDEWATER_FUZZ_EXPORT") else {
+        return;
+    };
+    fs::create_dir_all(&dir).unwrap();
+    for (number, seed) in seeds(name).into_iter().enumerate() {
+        let bytes = [&[index as u8][..], &seed].concat();
+        fs::write(PathBuf::from(&dir).join(format!("{name}-{number}")), bytes).unwrap();
+    }
+}
+
 fn run(name: &str, decode: fn(&[u8]), execs: u64, seed: u64) {
     let corpus = seeds(name);
     for input in corpus.iter().map(Vec::as_slice).chain([&[][..]]) {
@@ -171,7 +185,11 @@ fn every_decoder_survives() {
     let only = std::env::var("TIDEWATER_FUZZ_ONLY").ok();
     let chosen = |name: &str| only.as_deref().is_none_or(|only| only == name);
     let mut ran = 0;
-    for (name, decode) in DECODERS.iter().filter(|(name, _)| chosen(name)) {
+    for (index, (name, decode)) in DECODERS.iter().enumerate() {
+        if !chosen(name) {
+            continue;
+        }
+        export(index, name);
         run(name, *decode, execs, seed);
         ran += 1;
     }
@@ -193,6 +211,7 @@ fn the_corpus_and_the_registry_name_the_same_decoders() {
     dirs.sort_unstable();
     assert_eq!(names, dirs);
     names.dedup();
+    assert!(names.len() <= 256, "cargo fuzz names a decoder by one byte");
     assert_eq!(names.len(), DECODERS.len(), "two decoders of one name");
 }
 

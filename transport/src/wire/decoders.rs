@@ -16,8 +16,11 @@ use super::hello::{
 };
 use crate::ids::{ClusterId, Incarnation};
 
+/// Runs a decoder on any bytes and drops what it makes of them.
+pub type Decode = fn(&[u8]);
+
 /// Name and function of each decoder.
-pub const DECODERS: &[(&str, fn(&[u8]))] = &[
+pub const DECODERS: &[(&str, Decode)] = &[
     ("frame", frames),
     ("hello", |bytes| drop(Hello::decode(bytes))),
     ("challenge", |bytes| drop(Challenge::decode(bytes))),
@@ -68,7 +71,7 @@ fn control<M: Message>(bytes: &[u8]) {
 
 fn token(bytes: &[u8]) {
     if let Ok(text) = core::str::from_utf8(bytes) {
-        drop(JobToken::from_hex(text));
+        let _ = JobToken::from_hex(text);
     }
 }
 
@@ -91,25 +94,9 @@ fn framed(bytes: &[u8]) -> Decoder {
     decoder
 }
 
-const IDS: Ids = Ids {
-    cluster: ClusterId(1),
-    epoch: 1,
-    incarnation: Incarnation(1),
-};
-
 fn client(bytes: &[u8]) {
-    let hello = Hello {
-        features: Features::default(),
-        ids: IDS,
-        namespace: "fuzz".into(),
-        role: Role::Worker,
-        rank: 0,
-        purpose: Purpose::Control,
-        random: [1; RANDOM_BYTES],
-    };
     let mut out = Vec::new();
-    let token = JobToken::new([2; 32]);
-    let Ok(mut client) = ClientHandshake::start(&token, hello, &mut out) else {
+    let Ok(mut client) = ClientHandshake::start(&policy().token, hello(), &mut out) else {
         return;
     };
     let mut decoder = framed(bytes);
@@ -119,7 +106,38 @@ fn client(bytes: &[u8]) {
 }
 
 fn server(bytes: &[u8]) {
-    let policy = ServerPolicy {
+    let policy = policy();
+    let mut server = ServerHandshake::new(SERVER_RANDOM);
+    let mut out = Vec::new();
+    let mut decoder = framed(bytes);
+    while let Ok(Some(frame)) = decoder.next_frame() {
+        drop(server.step(&policy, frame, &mut out, |_| Ok(())));
+    }
+}
+
+const IDS: Ids = Ids {
+    cluster: ClusterId(1),
+    epoch: 1,
+    incarnation: Incarnation(1),
+};
+const SERVER_RANDOM: [u8; RANDOM_BYTES] = [3; RANDOM_BYTES];
+
+/// A fixed client, so that recorded handshakes verify.
+fn hello() -> Hello {
+    Hello {
+        features: Features::default(),
+        ids: IDS,
+        namespace: "fuzz".into(),
+        role: Role::Worker,
+        rank: 0,
+        purpose: Purpose::Control,
+        random: [1; RANDOM_BYTES],
+    }
+}
+
+/// A fixed server, whose token guards nothing.
+fn policy() -> ServerPolicy {
+    ServerPolicy {
         token: JobToken::new([2; 32]),
         features: Features::default(),
         ids: IDS,
@@ -129,11 +147,8 @@ fn server(bytes: &[u8]) {
         control_roles: Roles::of(&[Role::Worker]),
         lane_roles: Roles::of(&[Role::Worker]),
         tells_ids: true,
-    };
-    let mut server = ServerHandshake::new([3; RANDOM_BYTES]);
-    let mut out = Vec::new();
-    let mut decoder = framed(bytes);
-    while let Ok(Some(frame)) = decoder.next_frame() {
-        drop(server.step(&policy, frame, &mut out, |_| Ok(())));
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -96,8 +96,8 @@ pub enum HandshakeError {
         /// The peer's.
         theirs: u32,
     },
-    /// What came is no handshake message.
-    #[error("handshake: {0}")]
+    /// What came is no message, or not the one that belongs here.
+    #[error(transparent)]
     Wire(#[from] WireError),
     /// The peer's HMAC does not verify.
     #[error(

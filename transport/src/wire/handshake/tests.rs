@@ -174,91 +174,52 @@ fn a_wrong_token_is_refused_by_the_server() {
     assert_eq!(outcome.client, Err(HandshakeError::TokenRefused));
 }
 
-#[test]
-fn each_wrong_claim_has_its_refusal_and_both_ends_name_it() {
-    let base = control_hello;
-    let ids = |cluster, epoch, incarnation| Ids {
-        cluster: ClusterId(cluster),
-        epoch,
-        incarnation: Incarnation(incarnation),
+/// Hellos with one claim that does not fit [`policy`], and the refusal with its numbers.
+fn wrong_claims() -> Vec<(Hello, RefusalCode, [u64; 2])> {
+    let but = |mut hello: Hello, change: fn(&mut Hello)| {
+        change(&mut hello);
+        hello
     };
-    for (hello, code, numbers) in [
+    let control = |change| but(control_hello(), change);
+    let lane = |change| but(lane_hello(), change);
+    use RefusalCode as C;
+    vec![
+        (control(|h| h.ids.cluster.0 = 7), C::WrongCluster, [7, 0xc1]),
+        (control(|h| h.ids.cluster.0 = 0), C::WrongCluster, [0, 0xc1]),
+        (control(|h| h.ids.epoch = 4), C::WrongEpoch, [4, 5]),
         (
-            Hello {
-                ids: ids(7, 5, 0x1c),
-                ..base()
-            },
-            RefusalCode::WrongCluster,
-            [7, 0xc1],
-        ),
-        (
-            Hello {
-                ids: ids(0xc1, 4, 0x1c),
-                ..base()
-            },
-            RefusalCode::WrongEpoch,
-            [4, 5],
-        ),
-        (
-            Hello {
-                ids: ids(0xc1, 5, 1),
-                ..base()
-            },
-            RefusalCode::WrongIncarnation,
+            control(|h| h.ids.incarnation.0 = 1),
+            C::WrongIncarnation,
             [1, 0x1c],
         ),
         (
-            Hello {
-                ids: ids(0, 5, 0x1c),
-                ..base()
-            },
-            RefusalCode::WrongCluster,
-            [0, 0xc1],
+            lane(|h| h.ids.incarnation.0 = 1),
+            C::WrongIncarnation,
+            [1, 0x1c],
         ),
         (
-            Hello {
-                namespace: "other".into(),
-                ..base()
-            },
-            RefusalCode::WrongNamespace,
+            control(|h| h.namespace = "other".into()),
+            C::WrongNamespace,
             [0, 0],
         ),
+        (control(|h| h.role = Role::Admin), C::RoleNotAllowed, [4, 0]),
         (
-            Hello {
-                role: Role::Admin,
-                ..base()
-            },
-            RefusalCode::RoleNotAllowed,
-            [4, 0],
-        ),
-        (
-            Hello {
-                role: Role::Coordinator,
-                ..lane_hello()
-            },
-            RefusalCode::RoleNotAllowed,
+            lane(|h| h.role = Role::Coordinator),
+            C::RoleNotAllowed,
             [3, 0],
         ),
         (
-            Hello {
-                features: Features {
-                    offered: 1,
-                    required: 0b100,
-                },
-                ..base()
-            },
-            RefusalCode::Features,
+            control(|h| h.features.required = 0b100),
+            C::Features,
             [0b100, 0],
         ),
-        (
-            Hello {
-                features: Features::default(),
-                ..base()
-            },
-            RefusalCode::Features,
-            [0b01, 0],
-        ),
-    ] {
+        (control(|h| h.features.offered = 0), C::Features, [0b01, 0]),
+    ]
+}
+
+#[test]
+fn each_wrong_claim_has_its_refusal_and_both_ends_name_it() {
+    for (hello, code, numbers) in wrong_claims() {
         let (role, rank) = (hello.role, hello.rank);
         let outcome = shake_plain(hello, &policy());
         let mut refusal = Refusal::new(code, [numbers[0], numbers[1], 0, 0]);
