@@ -25,3 +25,4 @@ pub mod table;
 pub mod wait;
 #[cfg(not(loom))]
 pub mod wake;
+pub mod wire;

@@ -1,0 +1,347 @@
+//! A blocking control connection for a caller that has a deadline.
+//!
+//! The caller passes `left`, which says how much of its time is left (`|| deadline.left()`); each
+//! read and write is armed with it, so that a peer that sends one byte at a time gains nothing.
+
+use std::collections::VecDeque;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use super::WireError;
+use super::control::{self, Answer, Message, Notice, Request};
+use super::frame::{Decoder, kind};
+use super::handshake::{ClientHandshake, HandshakeError, JobToken};
+use super::hello::{Hello, Welcome};
+use super::peer::ControlPeer;
+use super::refusal::Refusal;
+use crate::limits::NOTICES_MAX;
+
+/// Bytes asked of one read.
+const READ_BYTES: usize = 16 << 10;
+
+/// A byte stream whose next read or write gives up after a time.
+pub trait TimedStream: Read + Write {
+    /// Sets it; `left` is not zero.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    fn set_time_left(&mut self, left: Duration) -> io::Result<()>;
+}
+
+impl TimedStream for TcpStream {
+    fn set_time_left(&mut self, left: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(left))?;
+        self.set_write_timeout(Some(left))
+    }
+}
+
+impl TimedStream for UnixStream {
+    fn set_time_left(&mut self, left: Duration) -> io::Result<()> {
+        self.set_read_timeout(Some(left))?;
+        self.set_write_timeout(Some(left))
+    }
+}
+
+/// Why a call has no answer.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConnError {
+    /// The operating system's word.
+    #[error(
+        "control connection: {operation}: {source}; check that the peer lives and is reachable"
+    )]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// The error.
+        #[source]
+        source: io::Error,
+    },
+    /// The peer closed the connection.
+    #[error("control connection: closed by the peer during {operation}; look at its output")]
+    Closed {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// The caller's time is over. A later call may still succeed if this one was waiting for its
+    /// answer, which is then dropped.
+    #[error("control connection: no time left during {operation}; the peer is slow or stopped")]
+    TimedOut {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// An earlier call broke off in the middle of a message.
+    #[error("control connection: broken by an earlier error; connect again")]
+    Broken,
+    /// The handshake failed.
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    /// The peer sent no message, or ours must not be sent.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The peer says no.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+}
+
+/// One end of a proven control connection, used by one thread, one call at a time.
+#[derive(Debug)]
+pub struct ControlConn<S> {
+    stream: S,
+    decoder: Decoder,
+    welcome: Welcome,
+    last_id: u64,
+    notices: VecDeque<Notice>,
+    /// A message was sent in part, or the stream's position is lost.
+    broken: bool,
+}
+
+impl<S: TimedStream> ControlConn<S> {
+    /// Shakes hands over `stream`. `hello.random` must be fresh from the system's random source.
+    ///
+    /// # Errors
+    /// The stream's, the deadline's or the handshake's.
+    pub fn open(
+        mut stream: S,
+        token: &JobToken,
+        hello: Hello,
+        left: impl Fn() -> Duration,
+    ) -> Result<Self, ConnError> {
+        let mut decoder = Decoder::unproven();
+        let mut out = Vec::new();
+        let mut handshake = ClientHandshake::start(token, hello, &mut out)?;
+        let welcome = loop {
+            // A server may refuse and close before it has read everything: its reason, if it can
+            // be read, says more than our failed write.
+            let written = write_all(&mut stream, &out, &left, "handshake");
+            out.clear();
+            match read_frame(&mut stream, &mut decoder, &left, "handshake") {
+                Ok(()) => {}
+                Err(error) => return Err(written.err().unwrap_or(error)),
+            }
+            let Some(frame) = decoder.next_frame()? else {
+                continue;
+            };
+            let stepped = handshake.step(frame, &mut out)?;
+            if let Some(welcome) = stepped {
+                break welcome;
+            }
+            written?;
+        };
+        decoder.trust();
+        let notices = VecDeque::new();
+        Ok(Self {
+            stream,
+            decoder,
+            welcome,
+            last_id: 0,
+            notices,
+            broken: false,
+        })
+    }
+
+    /// Who the peer proved to be.
+    pub const fn welcome(&self) -> &Welcome {
+        &self.welcome
+    }
+
+    /// The stream, for what travels beside the bytes (descriptors).
+    pub const fn stream_mut(&mut self) -> &mut S {
+        &mut self.stream
+    }
+
+    /// Sends `request` and waits for its answer. Notices that come meanwhile are kept.
+    ///
+    /// # Errors
+    /// [`ConnError::Refused`] if the peer says no: the connection stays good. After
+    /// [`ConnError::TimedOut`] while waiting it stays good too. All others are final.
+    pub fn call<R: Request>(
+        &mut self,
+        request: &R,
+        left: impl Fn() -> Duration,
+    ) -> Result<R::Answer, ConnError> {
+        if self.broken {
+            return Err(ConnError::Broken);
+        }
+        let mut out = Vec::new();
+        let id = self.last_id + 1;
+        control::encode(id, request, &mut out)?;
+        self.last_id = id;
+        write_all(&mut self.stream, &out, &left, R::NAME).inspect_err(|_| self.broken = true)?;
+        let answer = self.await_answer::<R::Answer>(id, left, R::NAME);
+        self.broken = !matches!(answer, Ok(_) | Err(ConnError::TimedOut { .. }));
+        Ok(answer?.accepted()?)
+    }
+
+    /// The oldest notice kept, without reading.
+    pub fn take_notice(&mut self) -> Option<Notice> {
+        self.notices.pop_front()
+    }
+
+    /// Waits for a notice.
+    ///
+    /// # Errors
+    /// As of [`Self::call`]; after [`ConnError::TimedOut`] the connection stays good.
+    pub fn wait_notice(&mut self, left: impl Fn() -> Duration) -> Result<Notice, ConnError> {
+        loop {
+            if let Some(notice) = self.notices.pop_front() {
+                return Ok(notice);
+            }
+            if self.broken {
+                return Err(ConnError::Broken);
+            }
+            // No answer is awaited; late ones of calls that timed out are dropped.
+            let awaited = self.last_id + 1;
+            let step = self.take_one::<NoAnswer>(awaited, &left, "waiting for a notice");
+            self.broken = !matches!(step, Ok(_) | Err(ConnError::TimedOut { .. }));
+            step?;
+        }
+    }
+
+    /// Gives up the connection: the stream and bytes that came after the last message. A lane's
+    /// connection is its lane's from here.
+    pub fn into_parts(self) -> (S, Vec<u8>) {
+        (self.stream, self.decoder.into_rest())
+    }
+
+    /// The stream and an event loop's buffers for it, for a process that also takes orders over
+    /// the connection it opened. Notices not taken are lost.
+    pub fn into_peer(self) -> (S, ControlPeer) {
+        (self.stream, ControlPeer::proven(self.decoder))
+    }
+
+    fn await_answer<A: Answer>(
+        &mut self,
+        id: u64,
+        left: impl Fn() -> Duration,
+        operation: &'static str,
+    ) -> Result<A, ConnError> {
+        loop {
+            if let Some(answer) = self.take_one::<A>(id, &left, operation)? {
+                return Ok(answer);
+            }
+        }
+    }
+
+    /// Reads one frame: the answer awaited, or a notice that is kept, or a late answer.
+    fn take_one<A: Message>(
+        &mut self,
+        awaited: u64,
+        left: impl Fn() -> Duration,
+        operation: &'static str,
+    ) -> Result<Option<A>, ConnError> {
+        read_frame(&mut self.stream, &mut self.decoder, left, operation)?;
+        let Some(frame) = self.decoder.next_frame()? else {
+            return Ok(None);
+        };
+        if frame.kind() == kind::NOTICE {
+            let (_, notice) = control::decode(&frame)?;
+            if self.notices.len() == NOTICES_MAX {
+                // The newest say most: a membership supersedes those before.
+                self.notices.pop_front();
+            }
+            self.notices.push_back(notice);
+            return Ok(None);
+        }
+        let (id, _) = frame
+            .body()
+            .split_first_chunk()
+            .ok_or(WireError::Malformed {
+                what: A::NAME,
+                why: "has no id",
+            })?;
+        match u64::from_le_bytes(*id) {
+            id if id == awaited => Ok(Some(control::decode::<A>(&frame)?.1)),
+            id if (1..awaited).contains(&id) => Ok(None),
+            _ => Err(WireError::Malformed {
+                what: A::NAME,
+                why: "answers nothing asked",
+            }
+            .into()),
+        }
+    }
+}
+
+/// The answer to nothing: no frame is of its kind.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+enum NoAnswer {}
+
+impl Message for NoAnswer {
+    const KIND: u16 = 0;
+    const NAME: &'static str = "answer";
+
+    fn validate(&self) -> Result<(), WireError> {
+        match *self {}
+    }
+}
+
+/// Reads until the decoder holds a whole frame (or an error, which its caller meets).
+fn read_frame<S: TimedStream>(
+    stream: &mut S,
+    decoder: &mut Decoder,
+    left: impl Fn() -> Duration,
+    operation: &'static str,
+) -> Result<(), ConnError> {
+    let mut bytes = vec![0; READ_BYTES];
+    while !decoder.is_ready() {
+        // What does not fit stays in the socket.
+        let room = decoder.room().min(bytes.len());
+        let count = retry(stream, &left, operation, |s| s.read(&mut bytes[..room]))?;
+        if count == 0 {
+            return Err(ConnError::Closed { operation });
+        }
+        let taken = decoder.push(&bytes[..count]);
+        debug_assert_eq!(taken, count, "no more is read than fits");
+    }
+    Ok(())
+}
+
+fn write_all<S: TimedStream>(
+    stream: &mut S,
+    mut bytes: &[u8],
+    left: impl Fn() -> Duration,
+    operation: &'static str,
+) -> Result<(), ConnError> {
+    while !bytes.is_empty() {
+        let count = retry(stream, &left, operation, |s| s.write(bytes))?;
+        if count == 0 {
+            return Err(ConnError::Closed { operation });
+        }
+        bytes = bytes.get(count..).unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// One read or write, armed with the time left; signals do not end it.
+fn retry<S: TimedStream>(
+    stream: &mut S,
+    left: impl Fn() -> Duration,
+    operation: &'static str,
+    mut io: impl FnMut(&mut S) -> io::Result<usize>,
+) -> Result<usize, ConnError> {
+    loop {
+        let time = left();
+        if time.is_zero() {
+            return Err(ConnError::TimedOut { operation });
+        }
+        let done = stream.set_time_left(time).and_then(|()| io(stream));
+        let source = match done {
+            Ok(count) => return Ok(count),
+            Err(source) => source,
+        };
+        match source.kind() {
+            io::ErrorKind::Interrupted => {}
+            // The socket's timer may be a little early: `left` decides.
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {}
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                return Err(ConnError::Closed { operation });
+            }
+            _ => return Err(ConnError::Io { operation, source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,198 @@
+use std::cell::Cell;
+use std::thread;
+
+use super::*;
+use crate::ids::TableId;
+use crate::wire::control::{CoordinatorAnswer, CoordinatorRequest};
+use crate::wire::handshake::ServerPolicy;
+use crate::wire::handshake::tests::{control_hello, policy};
+use crate::wire::peer::PeerEvent;
+use crate::wire::refusal::RefusalCode;
+
+/// Serves one connection with a `ControlPeer`, `answer` by `answer`, until the client closes.
+fn serve(
+    mut stream: UnixStream,
+    policy: &ServerPolicy,
+    mut answer: impl FnMut(u64, CoordinatorRequest, &mut ControlPeer),
+) {
+    let mut peer = ControlPeer::accepted([7; 32]);
+    let mut bytes = [0; 1024];
+    loop {
+        let Ok(count @ 1..) = stream.read(&mut bytes) else {
+            return;
+        };
+        let mut fed = 0;
+        while fed < count {
+            fed += peer.feed(&bytes[fed..count]);
+            loop {
+                let request = match peer.next(policy, |_| Ok(())) {
+                    Ok(None) => break,
+                    Ok(Some(PeerEvent::Admitted(_))) => continue,
+                    Ok(Some(PeerEvent::Message(frame))) => control::decode(&frame).unwrap(),
+                    Err(_) => {
+                        stream.write_all(peer.outgoing()).unwrap();
+                        return;
+                    }
+                };
+                answer(request.0, request.1, &mut peer);
+            }
+            stream.write_all(peer.outgoing()).unwrap();
+            peer.sent(peer.outgoing().len());
+        }
+    }
+}
+
+/// Time enough for a busy machine; no test measures it.
+fn long() -> Duration {
+    Duration::from_secs(60)
+}
+
+fn with_server<T>(
+    answer: impl FnMut(u64, CoordinatorRequest, &mut ControlPeer) + Send,
+    client: impl FnOnce(UnixStream) -> T,
+) -> T {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| serve(theirs, &policy(), answer));
+        client(ours)
+    })
+}
+
+fn open(stream: UnixStream) -> ControlConn<UnixStream> {
+    ControlConn::open(stream, &policy().token, control_hello(), long).unwrap()
+}
+
+fn echo(id: u64, request: CoordinatorRequest, peer: &mut ControlPeer) {
+    let answer = match request {
+        CoordinatorRequest::Members => CoordinatorAnswer::Members(Default::default()),
+        CoordinatorRequest::ReleaseTable { id } => {
+            let numbers = [u64::from(id.0), 0, 0, 0];
+            CoordinatorAnswer::Refused(Refusal::new(RefusalCode::UnknownTable, numbers))
+        }
+        _ => CoordinatorAnswer::Done,
+    };
+    peer.queue(id, &answer).unwrap();
+}
+
+#[test]
+fn calls_are_answered_and_refusals_leave_the_connection_good() {
+    with_server(echo, |stream| {
+        let mut conn = open(stream);
+        assert_eq!(conn.welcome().number, 1);
+        for _ in 0..3 {
+            let answer = conn.call(&CoordinatorRequest::Members, long).unwrap();
+            assert_eq!(answer, CoordinatorAnswer::Members(Default::default()));
+            let release = CoordinatorRequest::ReleaseTable { id: TableId(9) };
+            let Err(ConnError::Refused(refusal)) = conn.call(&release, long) else {
+                panic!("not refused")
+            };
+            assert_eq!(
+                (refusal.code, refusal.numbers[0]),
+                (RefusalCode::UnknownTable, 9)
+            );
+        }
+        // A message that must not be sent is not, and harms nothing.
+        let bad = CoordinatorRequest::OpenTable {
+            name: String::new(),
+        };
+        assert!(matches!(conn.call(&bad, long), Err(ConnError::Wire(_))));
+        conn.call(&CoordinatorRequest::Finished, long).unwrap();
+    });
+}
+
+#[test]
+fn notices_between_are_kept_and_bounded() {
+    let told = NOTICES_MAX as u32 + 10;
+    let server = move |id, request, peer: &mut ControlPeer| {
+        for table in 0..told {
+            peer.queue(0, &Notice::TableReleased { id: TableId(table) })
+                .unwrap();
+        }
+        echo(id, request, peer);
+    };
+    with_server(server, |stream| {
+        let mut conn = open(stream);
+        conn.call(&CoordinatorRequest::Finished, long).unwrap();
+        for table in 10..told {
+            assert_eq!(
+                conn.take_notice(),
+                Some(Notice::TableReleased { id: TableId(table) })
+            );
+        }
+        assert_eq!(conn.take_notice(), None);
+    });
+}
+
+#[test]
+fn a_late_answer_is_dropped_and_the_next_call_gets_its_own() {
+    let mut held = None;
+    let server = move |id, request, peer: &mut ControlPeer| match request {
+        CoordinatorRequest::Members => held = Some(id),
+        other => {
+            if let Some(late) = held.take() {
+                echo(late, CoordinatorRequest::Members, peer);
+            }
+            echo(id, other, peer);
+        }
+    };
+    with_server(server, |stream| {
+        let mut conn = open(stream);
+        // The time is over once the request is written and one read was tried.
+        let looks = Cell::new(0);
+        let left = || match looks.replace(looks.get() + 1) {
+            0 | 1 => Duration::from_millis(1),
+            _ => Duration::ZERO,
+        };
+        let timed_out = conn.call(&CoordinatorRequest::Members, left);
+        assert!(
+            matches!(timed_out, Err(ConnError::TimedOut { .. })),
+            "{timed_out:?}"
+        );
+        let answer = conn.call(&CoordinatorRequest::Finished, long).unwrap();
+        assert_eq!(answer, CoordinatorAnswer::Done);
+        let none = conn.wait_notice(|| Duration::ZERO);
+        assert!(matches!(none, Err(ConnError::TimedOut { .. })));
+        conn.call(&CoordinatorRequest::Finished, long).unwrap();
+    });
+}
+
+#[test]
+fn an_answer_to_nothing_breaks_the_connection() {
+    let server = |id: u64, request, peer: &mut ControlPeer| echo(id + 1, request, peer);
+    with_server(server, |stream| {
+        let mut conn = open(stream);
+        let answer = conn.call(&CoordinatorRequest::Members, long);
+        assert!(matches!(answer, Err(ConnError::Wire(_))), "{answer:?}");
+        let answer = conn.call(&CoordinatorRequest::Members, long);
+        assert!(matches!(answer, Err(ConnError::Broken)), "{answer:?}");
+    });
+}
+
+#[test]
+fn a_refused_handshake_and_a_closed_peer_are_told_apart() {
+    use crate::wire::handshake::JobToken;
+    with_server(echo, |stream| {
+        let wrong = JobToken::new([0; 32]);
+        let error = ControlConn::open(stream, &wrong, control_hello(), long).unwrap_err();
+        assert!(
+            matches!(error, ConnError::Handshake(HandshakeError::TokenRefused)),
+            "{error:?}"
+        );
+    });
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    drop(theirs);
+    let error = ControlConn::open(ours, &policy().token, control_hello(), long).unwrap_err();
+    assert!(matches!(error, ConnError::Closed { .. }), "{error:?}");
+}
+
+#[test]
+fn a_silent_peer_costs_no_more_than_the_time_given() {
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let looks = Cell::new(0);
+    let left = || match looks.replace(looks.get() + 1) {
+        0..3 => Duration::from_millis(1),
+        _ => Duration::ZERO,
+    };
+    let error = ControlConn::open(ours, &policy().token, control_hello(), left).unwrap_err();
+    assert!(matches!(error, ConnError::TimedOut { .. }), "{error:?}");
+}

@@ -1,0 +1,117 @@
+//! Control messages: requests and their answers, orders, notices.
+//!
+//! A body is a u64 request id, then the message in postcard's encoding. An answer carries its
+//! request's id; a notice carries 0. The encoding changes with [`super::PROTOCOL_VERSION`] and
+//! with nothing else. Every message is validated against the limits where it is made and again
+//! where it comes in. While it is decoded a message takes at most about 20 times its bytes, so at
+//! most 20 MiB: lists grow with the elements that came, not with the length that was claimed.
+//!
+//! | who asks whom | request | answer |
+//! |---|---|---|
+//! | worker or server the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
+//! | coordinator a server | [`Order`] | [`OrderAnswer`] |
+//! | worker a server | [`ServerRequest`] | [`ServerAnswer`] |
+//! | coordinator or server tells | [`Notice`] | none |
+
+mod coordinator;
+mod members;
+#[cfg(test)]
+pub(super) mod samples;
+mod server;
+#[cfg(test)]
+mod tests;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub use coordinator::{
+    CoordinatorAnswer, CoordinatorRequest, Join, Joined, Notice, Order, OrderAnswer, SavedPart,
+    TableInfo,
+};
+pub use members::{
+    DomainClock, Endpoints, Members, Owner, ServerMember, WorkerClock, WorkerMember, WorkerState,
+};
+pub use server::{
+    Attach, Attached, DescriptorKind, LaneGrant, PartitionDescriptor, Recovered, Remote,
+    ServerAnswer, ServerRequest, TableDescriptor, Transport,
+};
+
+use super::WireError;
+use super::frame::{self, Frame};
+use super::refusal::Refusal;
+
+/// A message that travels in a control frame of its own kind.
+pub trait Message: Serialize + DeserializeOwned {
+    /// The frame's kind.
+    const KIND: u16;
+    /// What errors call it.
+    const NAME: &'static str;
+
+    /// Whether every field is within its limit.
+    ///
+    /// # Errors
+    /// The first field that is not.
+    fn validate(&self) -> Result<(), WireError>;
+}
+
+/// A message that is answered.
+pub trait Request: Message {
+    /// Its answers.
+    type Answer: Answer;
+}
+
+/// A message that answers.
+pub trait Answer: Message {
+    /// The refusal, if it is one.
+    ///
+    /// # Errors
+    /// The answer is a refusal.
+    fn accepted(self) -> Result<Self, Refusal>;
+}
+
+/// Appends `message` as a frame. On an error `out` is as it was.
+///
+/// # Errors
+/// A field, or the whole message, is over its limit.
+pub fn encode<M: Message>(id: u64, message: &M, out: &mut Vec<u8>) -> Result<(), WireError> {
+    message.validate()?;
+    frame::append_with(out, M::KIND, |out| {
+        out.extend_from_slice(&id.to_le_bytes());
+        // Writing to a vector cannot fail; what can is a type without a known length.
+        postcard::to_io(message, out)
+            .map(|_| ())
+            .map_err(|_| malformed::<M>("cannot be encoded"))
+    })
+}
+
+/// Reads a message and its id from a frame.
+///
+/// # Errors
+/// The frame is of another kind, is malformed, or holds a field over its limit.
+pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
+    if frame.kind() != M::KIND {
+        return Err(WireError::Kind {
+            found: frame.kind(),
+            expected: M::KIND,
+        });
+    }
+    decode_body(frame.body())
+}
+
+/// Reads a message and its id from a frame's body.
+pub(crate) fn decode_body<M: Message>(body: &[u8]) -> Result<(u64, M), WireError> {
+    let (id, body) = body
+        .split_first_chunk()
+        .ok_or_else(|| malformed::<M>("has no id"))?;
+    let (message, rest) =
+        postcard::take_from_bytes::<M>(body).map_err(|_| malformed::<M>("cannot be decoded"))?;
+    if !rest.is_empty() {
+        return Err(malformed::<M>("is followed by bytes"));
+    }
+    message.validate()?;
+    Ok((u64::from_le_bytes(*id), message))
+}
+
+const fn malformed<M: Message>(why: &'static str) -> WireError {
+    WireError::Malformed { what: M::NAME, why }
+}

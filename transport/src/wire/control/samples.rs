@@ -1,0 +1,398 @@
+//! Messages with fields of all magnitudes, from a seed: for tests and for the corpus.
+
+use super::*;
+use crate::ids::{
+    ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, TableId,
+    WorkerId,
+};
+use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec};
+use crate::wire::refusal::RefusalCode;
+
+/// Values for messages, from a seed.
+pub(in crate::wire) struct Gen(pub(in crate::wire) u64);
+
+impl Gen {
+    fn next(&mut self) -> u64 {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Of any magnitude, so that all lengths of a varint come.
+    fn any(&mut self) -> u64 {
+        let shift = self.next() % 64;
+        self.next() >> shift
+    }
+
+    fn under(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    fn name(&mut self, max: u64) -> String {
+        (0..1 + self.under(max))
+            .map(|_| (b'a' + self.under(26) as u8) as char)
+            .collect()
+    }
+
+    fn list<T>(&mut self, max: u64, mut item: impl FnMut(&mut Self) -> T) -> Vec<T> {
+        (0..self.under(max + 1)).map(|_| item(self)).collect()
+    }
+
+    fn maybe<T>(&mut self, item: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        (self.under(2) == 0).then(|| item(self))
+    }
+
+    pub(super) fn spec(&mut self) -> TableSpec {
+        let shape = match self.under(3) {
+            0 => Shape::Sparse {
+                dim: 1 + self.under(100) as u32,
+            },
+            1 => Shape::Dense {
+                rows: 1 + self.under(1 << 30),
+                cols: 1 + self.under(64) as u32,
+                layout: DenseLayout::Rows,
+            },
+            _ => Shape::Dense {
+                rows: 1 + self.under(1 << 30),
+                cols: 1 + self.under(64) as u32,
+                layout: DenseLayout::Blocks {
+                    block_bytes: 4096 << self.under(7),
+                    snapshot: true,
+                },
+            },
+        };
+        TableSpec {
+            name: self.name(20),
+            shape,
+            dtype: if self.under(2) == 0 {
+                DType::F32
+            } else {
+                DType::F64
+            },
+            optimizer: [
+                Optimizer::None,
+                Optimizer::Sgd { lr: 0.1 },
+                Optimizer::Adam {
+                    lr: 0.1,
+                    beta1: 0.9,
+                    beta2: 0.99,
+                    eps: 1e-8,
+                },
+                Optimizer::Ftrl {
+                    alpha: 0.1,
+                    beta: 1.0,
+                    l1: 1.0,
+                    l2: 0.0,
+                },
+            ][self.under(4) as usize],
+            init: Init::Uniform {
+                low: -1.0,
+                high: 1.0,
+            },
+            seed: self.any(),
+            effect: Effect::AtClock(Reduce::Mean),
+            finite_check: self.under(2) == 0,
+            domain: DomainId(self.under(64) as u8),
+            partitions: 1 + self.under(40) as u32,
+        }
+    }
+
+    pub(super) fn table(&mut self) -> TableInfo {
+        let spec = self.spec();
+        let placement = (0..spec.partitions).map(|_| self.owner()).collect();
+        TableInfo {
+            id: TableId(self.any() as u32),
+            spec,
+            placement,
+        }
+    }
+
+    fn owner(&mut self) -> Owner {
+        Owner {
+            server: ServerId(self.under(1024) as u32),
+            applier: self.applier(),
+        }
+    }
+
+    fn applier(&mut self) -> ApplierId {
+        ApplierId(self.under(64) as u16)
+    }
+
+    fn endpoints(&mut self) -> Endpoints {
+        Endpoints {
+            tcp: self.name(20),
+            unix: self.name(20),
+        }
+    }
+
+    pub(super) fn members(&mut self) -> Members {
+        let states = [
+            WorkerState::Expected,
+            WorkerState::Live,
+            WorkerState::Finished,
+            WorkerState::Lost,
+        ];
+        Members {
+            epoch: self.any(),
+            revision: self.any(),
+            servers: self.list(4, |g| ServerMember {
+                id: ServerId(g.under(1024) as u32),
+                incarnation: Incarnation(g.any()),
+                host: g.name(20),
+                host_id: g.name(36),
+                endpoints: g.endpoints(),
+                appliers: g.under(65) as u16,
+            }),
+            workers: self.list(9, |g| WorkerMember {
+                id: WorkerId(g.under(65_536) as u32),
+                state: states[g.under(4) as usize],
+            }),
+        }
+    }
+
+    fn clocks(&mut self) -> Vec<DomainClock> {
+        self.list(5, |g| DomainClock {
+            domain: DomainId(g.under(64) as u8),
+            clock: g.any(),
+        })
+    }
+
+    fn refusal(&mut self) -> Refusal {
+        let code = RefusalCode::from(self.any() as u16);
+        Refusal::new(code, [self.any(), 0, self.any(), 0]).with_text(self.name(40))
+    }
+
+    fn remote(&mut self) -> Remote {
+        let key = RegionKey(self.any() as u32);
+        Remote {
+            key,
+            address: self.any() >> 1,
+            len: self.any() >> 1,
+        }
+    }
+
+    pub(super) fn lane(&mut self) -> LaneGrant {
+        LaneGrant {
+            applier: self.applier(),
+            nonce: self.any(),
+            ring: self.remote(),
+            tail: self.remote(),
+            state: self.remote(),
+            ticket: self.maybe(Self::remote),
+        }
+    }
+
+    fn descriptors(&mut self) -> Vec<DescriptorKind> {
+        self.list(6, |g| match g.under(5) {
+            0 => DescriptorKind::Public,
+            1 => DescriptorKind::Inbox,
+            2 => DescriptorKind::Mailbox,
+            3 => DescriptorKind::ApplierDoorbell(g.applier()),
+            _ => DescriptorKind::ClientDoorbell,
+        })
+    }
+
+    pub(in crate::wire) fn coordinator_requests(&mut self) -> Vec<CoordinatorRequest> {
+        use CoordinatorRequest as R;
+        vec![
+            R::Join(Join {
+                host: self.name(20),
+                host_id: self.name(36),
+                pid: self.any() as u32,
+                incarnation: Incarnation(self.any()),
+                endpoints: self.endpoints(),
+                appliers: self.under(65) as u16,
+            }),
+            R::CreateTable(self.spec()),
+            R::OpenTable {
+                name: self.name(20),
+            },
+            R::ReleaseTable {
+                id: TableId(self.any() as u32),
+            },
+            R::Members,
+            R::Barrier {
+                name: self.name(9),
+                count: self.under(9) as u32,
+                timeout_ms: self.any(),
+            },
+            R::Save { dir: self.name(99) },
+            R::Load { dir: self.name(99) },
+            R::Finished,
+            R::Failed {
+                reason: self.name(99),
+            },
+            R::Goodbye,
+        ]
+    }
+
+    pub(in crate::wire) fn coordinator_answers(&mut self) -> Vec<CoordinatorAnswer> {
+        use CoordinatorAnswer as A;
+        vec![
+            A::Done,
+            A::Joined(Joined {
+                rank: self.any() as u32,
+                servers_expected: self.under(1025) as u32,
+                workers_expected: self.under(65_537) as u32,
+                clocks: self.clocks(),
+                members: self.members(),
+            }),
+            A::Table(self.table()),
+            A::Members(self.members()),
+            A::Saved {
+                tables: self.any() as u32,
+                rows: self.any(),
+                bytes: self.any(),
+            },
+            A::Loaded {
+                tables: self.list(5, |g| g.name(9)),
+                rows: self.any(),
+                clocks: self.clocks(),
+            },
+            A::Refused(self.refusal()),
+        ]
+    }
+
+    pub(in crate::wire) fn orders(&mut self) -> Vec<Order> {
+        vec![
+            Order::CreateTable {
+                namespace: self.name(64),
+                table: self.table(),
+            },
+            Order::ReleaseTable {
+                id: TableId(self.any() as u32),
+            },
+            Order::HoldClocks {
+                namespace: self.name(64),
+            },
+            Order::MembersChanged {
+                namespace: self.name(64),
+                members: self.members(),
+                admitted: self.maybe(|g| (WorkerId(g.under(65_536) as u32), g.clocks())),
+            },
+            Order::Save {
+                namespace: self.name(64),
+                dir: self.name(99),
+            },
+            Order::Load {
+                id: TableId(self.any() as u32),
+                name: self.name(9),
+                dir: self.name(99),
+            },
+            Order::Shutdown,
+        ]
+    }
+
+    pub(in crate::wire) fn order_answers(&mut self) -> Vec<OrderAnswer> {
+        vec![
+            OrderAnswer::Done,
+            OrderAnswer::Clocks(self.clocks()),
+            OrderAnswer::Saved(SavedPart {
+                file: self.name(20),
+                rows: self.any(),
+                bytes: self.any(),
+                check: self.any(),
+                clocks: self.clocks(),
+            }),
+            OrderAnswer::Refused(self.refusal()),
+        ]
+    }
+
+    pub(in crate::wire) fn server_requests(&mut self) -> Vec<ServerRequest> {
+        use ServerRequest as R;
+        let transports = [
+            Transport::Shm,
+            Transport::Tcp,
+            Transport::Verbs,
+            Transport::Sim,
+        ];
+        vec![
+            R::Attach(Attach {
+                transport: transports[self.under(4) as usize],
+                ring_bytes: (16 << 10) << self.under(11),
+                thread: self.any() as u32,
+                mailbox: self.maybe(Self::remote),
+                descriptors: self.descriptors(),
+            }),
+            R::Recover {
+                session: SessionId(self.any()),
+                applier: self.applier(),
+            },
+            R::Describe {
+                table: TableId(self.any() as u32),
+            },
+            R::Clocks {
+                domain: DomainId(self.under(64) as u8),
+            },
+            R::ReleaseSeen {
+                table: TableId(self.any() as u32),
+            },
+            R::Detach {
+                session: SessionId(self.any()),
+            },
+        ]
+    }
+
+    pub(in crate::wire) fn server_answers(&mut self) -> Vec<ServerAnswer> {
+        use ServerAnswer as A;
+        vec![
+            A::Done,
+            A::Attached(Attached {
+                session: SessionId(self.any()),
+                lanes: self.list(4, Self::lane),
+                public_bytes: self.any(),
+                inbox_bytes: self.any(),
+                descriptors: self.descriptors(),
+            }),
+            A::Recovered(Recovered {
+                lane: self.lane(),
+                applied_seq: self.any(),
+                durable_seq: self.any(),
+                head_bytes: self.any(),
+            }),
+            A::Table(TableDescriptor {
+                id: TableId(self.any() as u32),
+                salt: self.any(),
+                header_bytes: 16,
+                payload_bytes: 40,
+                stride_bytes: 64,
+                block_bytes: 0,
+                state: self.remote(),
+                partitions: self.list(5, |g| PartitionDescriptor {
+                    partition: PartitionId(g.under(4096) as u32),
+                    applier: g.applier(),
+                    first_row: g.any() >> 1,
+                    rows: g.any() >> 1,
+                    payload: g.maybe(Self::remote),
+                    payload_back: g.maybe(Self::remote),
+                    versions: g.maybe(Self::remote),
+                    snapshot: g.maybe(Self::remote),
+                    extents: g.maybe(Self::remote),
+                }),
+            }),
+            A::Clocks {
+                global: self.any(),
+                workers: self.list(5, |g| WorkerClock {
+                    worker: WorkerId(g.under(65_536) as u32),
+                    clock: g.any(),
+                }),
+            },
+            A::Refused(self.refusal()),
+        ]
+    }
+
+    pub(in crate::wire) fn notices(&mut self) -> Vec<Notice> {
+        vec![
+            Notice::MembersChanged(self.members()),
+            Notice::PeerFailed(self.refusal()),
+            Notice::Shutdown {
+                reason: self.name(99),
+            },
+            Notice::TableReleased {
+                id: TableId(self.any() as u32),
+            },
+        ]
+    }
+}

@@ -1,0 +1,274 @@
+use proptest::prelude::*;
+
+use super::samples::Gen;
+use super::*;
+use crate::ids::{ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, WorkerId};
+use crate::limits::{
+    CONTROL_BYTES_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
+    TEXT_BYTES_MAX, WORKERS_MAX,
+};
+use crate::table::{Optimizer, TableSpec};
+use crate::wire::frame::Decoder;
+
+/// Encodes, decodes, and cuts at every byte.
+fn check<M: Message + PartialEq + core::fmt::Debug>(id: u64, messages: &[M]) {
+    for message in messages {
+        let mut bytes = Vec::new();
+        encode(id, message, &mut bytes).unwrap();
+        let mut decoder = Decoder::unproven();
+        decoder.trust();
+        assert_eq!(decoder.push(&bytes), bytes.len());
+        let frame = decoder.next_frame().unwrap().unwrap();
+        let back = decode::<M>(&frame).unwrap();
+        assert_eq!((back.0, &back.1), (id, message));
+        for len in 0..frame.body().len() {
+            assert!(
+                decode_body::<M>(&frame.body()[..len]).is_err(),
+                "{message:?} cut at {len}"
+            );
+        }
+        let longer = [frame.body(), &[0]].concat();
+        assert!(
+            decode_body::<M>(&longer).is_err(),
+            "{message:?} with a byte more"
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn every_message_comes_back_and_no_part_of_one_is_one(seed: u64, id: u64) {
+        let mut g = Gen(seed);
+        check(id, &g.coordinator_requests());
+        check(id, &g.coordinator_answers());
+        check(id, &g.orders());
+        check(id, &g.order_answers());
+        check(id, &g.server_requests());
+        check(id, &g.server_answers());
+        check(id, &g.notices());
+    }
+}
+
+/// Variants are numbered 0, 1, ... on the wire: the samples leave none out.
+fn variants<M: Message>(messages: &[M]) {
+    for (index, message) in messages.iter().enumerate() {
+        let mut bytes = Vec::new();
+        encode(0, message, &mut bytes).unwrap();
+        assert_eq!(
+            usize::from(bytes[frame::HEADER_BYTES + 8]),
+            index,
+            "{}",
+            M::NAME
+        );
+    }
+    let beyond = [&[0; 8][..], &[messages.len() as u8], &[0; 600]].concat();
+    let error = decode_body::<M>(&beyond).err();
+    assert_eq!(
+        error,
+        Some(malformed::<M>("cannot be decoded")),
+        "{}: a variant more",
+        M::NAME
+    );
+}
+
+#[test]
+fn samples_have_every_variant() {
+    let mut g = Gen(1);
+    variants(&g.coordinator_requests());
+    variants(&g.coordinator_answers());
+    variants(&g.orders());
+    variants(&g.order_answers());
+    variants(&g.server_requests());
+    variants(&g.server_answers());
+    variants(&g.notices());
+}
+
+/// Refused where it is made, and refused where it comes in from somebody who did not look.
+fn refuses<M: Message + core::fmt::Debug>(message: &M) {
+    let mut out = vec![9];
+    assert!(encode(1, message, &mut out).is_err(), "{message:?}");
+    assert_eq!(out, [9]);
+    let body = [&[0; 8][..], &postcard::to_stdvec(message).unwrap()].concat();
+    let error = decode_body::<M>(&body).expect_err("over its limit");
+    assert_ne!(error, malformed::<M>("cannot be decoded"), "{message:?}");
+}
+
+#[test]
+fn text_limits_hold_at_both_ends() {
+    let long = |bytes: usize| "x".repeat(bytes + 1);
+    refuses(&CoordinatorRequest::OpenTable { name: long(128) });
+    refuses(&CoordinatorRequest::OpenTable {
+        name: String::new(),
+    });
+    refuses(&CoordinatorRequest::Save {
+        dir: long(PATH_BYTES_MAX),
+    });
+    refuses(&CoordinatorRequest::Failed {
+        reason: long(TEXT_BYTES_MAX),
+    });
+    refuses(&CoordinatorRequest::Failed {
+        reason: "\u{1b}[2J".into(),
+    });
+    refuses(&Order::HoldClocks {
+        namespace: long(NAMESPACE_BYTES_MAX),
+    });
+    for file in ["", "..", "a/b", "/etc/passwd"] {
+        let clocks = Vec::new();
+        let part = SavedPart {
+            file: file.into(),
+            rows: 0,
+            bytes: 0,
+            check: 0,
+            clocks,
+        };
+        refuses(&OrderAnswer::Saved(part));
+    }
+}
+
+#[test]
+fn number_limits_hold_at_both_ends() {
+    let mut g = Gen(2);
+    refuses(&CoordinatorRequest::Barrier {
+        name: "b".into(),
+        count: WORKERS_MAX + 1,
+        timeout_ms: 1,
+    });
+    refuses(&CoordinatorRequest::CreateTable(TableSpec {
+        partitions: 0,
+        ..g.spec()
+    }));
+    let sgd = Optimizer::Sgd { lr: f64::NAN };
+    refuses(&CoordinatorRequest::CreateTable(TableSpec {
+        optimizer: sgd,
+        ..g.spec()
+    }));
+    let mut members = g.members();
+    let worker = WorkerMember {
+        id: WorkerId(0),
+        state: WorkerState::Live,
+    };
+    members.workers = vec![worker; WORKERS_MAX as usize + 1];
+    refuses(&CoordinatorAnswer::Members(members));
+    let mut table = g.table();
+    table.placement.pop();
+    refuses(&CoordinatorAnswer::Table(table));
+    let mut table = g.table();
+    table.placement[0].server = ServerId(SERVERS_MAX);
+    refuses(&CoordinatorAnswer::Table(table));
+    for ring_bytes in [0, 8192, 20_000, 32 << 20] {
+        let transport = Transport::Tcp;
+        let attach = Attach {
+            transport,
+            ring_bytes,
+            thread: 0,
+            mailbox: None,
+            descriptors: Vec::new(),
+        };
+        refuses(&ServerRequest::Attach(attach));
+    }
+    let clocks = DomainClock {
+        domain: DomainId(64),
+        clock: 0,
+    };
+    refuses(&OrderAnswer::Clocks(vec![clocks]));
+    refuses(&ServerRequest::Clocks {
+        domain: DomainId(64),
+    });
+    let mut lane = g.lane();
+    lane.tail = Remote {
+        key: RegionKey(1),
+        address: u64::MAX,
+        len: 1,
+    };
+    let recovered = Recovered {
+        lane,
+        applied_seq: 0,
+        durable_seq: 0,
+        head_bytes: 0,
+    };
+    refuses(&ServerAnswer::Recovered(recovered));
+}
+
+#[test]
+fn the_largest_of_each_list_fits_a_message() {
+    let text = |bytes: usize| "x".repeat(bytes);
+    let server = ServerMember {
+        id: ServerId(SERVERS_MAX - 1),
+        incarnation: Incarnation(u64::MAX),
+        host: text(255),
+        host_id: text(36),
+        endpoints: Endpoints {
+            tcp: text(262),
+            unix: text(107),
+        },
+        appliers: 64,
+    };
+    let worker = WorkerMember {
+        id: WorkerId(WORKERS_MAX - 1),
+        state: WorkerState::Live,
+    };
+    let members = Members {
+        epoch: u64::MAX,
+        revision: u64::MAX,
+        servers: vec![server; SERVERS_MAX as usize],
+        workers: vec![worker; WORKERS_MAX as usize],
+    };
+    let mut out = Vec::new();
+    encode(u64::MAX, &CoordinatorAnswer::Members(members), &mut out).unwrap();
+    // 47-bit addresses, as processes have.
+    let remote = Some(Remote {
+        key: RegionKey(u32::MAX),
+        address: 1 << 47,
+        len: 1 << 40,
+    });
+    let partition = PartitionDescriptor {
+        partition: PartitionId(PARTITIONS_MAX - 1),
+        applier: ApplierId(63),
+        first_row: 1 << 40,
+        rows: 1 << 40,
+        payload: remote,
+        payload_back: remote,
+        versions: remote,
+        snapshot: remote,
+        extents: remote,
+    };
+    let mut g = Gen(3);
+    let Some(ServerAnswer::Table(table)) = g.server_answers().into_iter().nth(3) else {
+        panic!("the samples are in order")
+    };
+    let partitions = vec![partition; PARTITIONS_MAX as usize];
+    encode(
+        1,
+        &ServerAnswer::Table(TableDescriptor {
+            partitions,
+            ..table
+        }),
+        &mut out,
+    )
+    .unwrap();
+    assert!(out.len() <= 2 * CONTROL_BYTES_MAX);
+}
+
+#[test]
+fn a_claimed_length_reserves_nothing() {
+    // Members with 2^60 servers in 20 bytes: refused for want of bytes, not of memory.
+    let body = [&[0; 8][..], &[3, 0, 0], &[0xff; 8], &[0x0f]].concat();
+    assert_eq!(
+        decode_body::<CoordinatorAnswer>(&body),
+        Err(malformed::<CoordinatorAnswer>("cannot be decoded"))
+    );
+}
+
+#[test]
+fn kinds_are_not_confused() {
+    let mut bytes = Vec::new();
+    encode(1, &CoordinatorRequest::Members, &mut bytes).unwrap();
+    let mut decoder = Decoder::unproven();
+    assert_eq!(decoder.push(&bytes), bytes.len());
+    let frame = decoder.next_frame().unwrap().unwrap();
+    assert!(matches!(
+        decode::<ServerRequest>(&frame),
+        Err(WireError::Kind { .. })
+    ));
+}

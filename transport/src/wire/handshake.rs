@@ -1,0 +1,490 @@
+//! The handshake: who both ends are, proven before anything is told.
+//!
+//! ```text
+//! client                                        server
+//! Hello{claims, random}            ->
+//!                                  <-           Challenge{random}, or Refused
+//! Proof{HMAC("client", transcript)} ->
+//!                                  <-           Welcome{identity, HMAC("server", transcript)}, or Refused
+//! ```
+//! The HMACs are SHA-256 under the job's token. Each covers a label of its side and every byte that
+//! went over the connection before it in both directions, headers included; so a changed byte, a
+//! recorded handshake (both randoms are fresh) and an HMAC sent back to its maker (other label) all
+//! fail. They are compared in constant time.
+//!
+//! Until its proof verifies a peer is told its version does not fit, or [`RefusalCode::Refused`];
+//! the precise reason goes to the log of the refusing end. After that it is told the reason.
+//! What follows the handshake is neither encrypted nor authenticated: the token keeps strangers and
+//! mistakes out, not somebody who can change packets on the way.
+
+use core::fmt;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::frame::{self, Frame, kind};
+use super::hello::{
+    Challenge, Features, Hello, Ids, Proof, Purpose, RANDOM_BYTES, Refused, Role, Roles, Welcome,
+    version_of,
+};
+use super::refusal::{Refusal, RefusalCode};
+use super::{PROTOCOL_VERSION, WireError};
+
+const CLIENT_LABEL: &[u8] = b"tidewater client proof\0";
+const SERVER_LABEL: &[u8] = b"tidewater server proof\0";
+
+/// The secret of a job: 32 random bytes that all of its processes hold.
+#[derive(Clone, PartialEq, Eq)]
+pub struct JobToken([u8; 32]);
+
+impl JobToken {
+    /// The token of these bytes.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// Reads 64 hexadecimal digits, with white space around them.
+    pub fn from_hex(text: &str) -> Option<Self> {
+        let digits = text.trim().as_bytes();
+        let mut bytes = [0; 32];
+        if digits.len() != 2 * bytes.len() {
+            return None;
+        }
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            let [high, low] = [pair[0], pair[1]].map(|digit| (digit as char).to_digit(16));
+            *byte = (high? << 4 | low?) as u8;
+        }
+        Some(Self(bytes))
+    }
+
+    /// 64 hexadecimal digits, for a file of mode 0600 and nothing else.
+    pub fn to_hex(&self) -> String {
+        let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
+        self.0
+            .iter()
+            .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
+            .collect()
+    }
+
+    fn mac(&self, label: &[u8], transcript: &[u8]) -> Hmac<Sha256> {
+        let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0)
+            .expect("HMAC takes keys of every length");
+        mac.update(label);
+        mac.update(transcript);
+        mac
+    }
+}
+
+impl fmt::Debug for JobToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JobToken(..)")
+    }
+}
+
+/// Why a handshake ended without a connection. Final: send what is to be sent, then close.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The ends speak different versions.
+    #[error(
+        "handshake: this end speaks protocol version {ours}, the peer {theirs}; \
+         install the same release on both ends"
+    )]
+    Version {
+        /// Ours.
+        ours: u32,
+        /// The peer's.
+        theirs: u32,
+    },
+    /// What came is no message, or not the one that belongs here.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// The peer's HMAC does not verify.
+    #[error(
+        "handshake: the peer does not hold this job's token; \
+         check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
+    )]
+    PeerUnproven,
+    /// The peer closed the door right after our proof: it took our HMAC for a wrong one.
+    #[error(
+        "handshake: the peer does not take this process's job token; \
+         check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
+    )]
+    TokenRefused,
+    /// We refuse a peer that holds the token.
+    #[error("handshake: refused a {role:?} of rank {rank}: {refusal}")]
+    Rejected {
+        /// Why.
+        refusal: Refusal,
+        /// The peer's role.
+        role: Role,
+        /// The peer's rank or number.
+        rank: u32,
+    },
+    /// The peer refuses us.
+    #[error("handshake: the peer says: {0}")]
+    RefusedByPeer(Refusal),
+    /// A message after the end.
+    #[error("handshake: it is over; this is a defect of the caller")]
+    Over,
+}
+
+/// The client's half, on every connection a process opens.
+#[derive(Debug)]
+pub struct ClientHandshake {
+    token: JobToken,
+    hello: Hello,
+    transcript: Vec<u8>,
+    state: ClientState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClientState {
+    AwaitChallenge,
+    AwaitWelcome,
+    Over,
+}
+
+impl ClientHandshake {
+    /// Appends the hello to `out`. `hello.random` must be fresh from the system's random source.
+    ///
+    /// # Errors
+    /// The namespace is empty or too long.
+    pub fn start(
+        token: &JobToken,
+        hello: Hello,
+        out: &mut Vec<u8>,
+    ) -> Result<Self, HandshakeError> {
+        let mut transcript = Vec::with_capacity(512);
+        frame::append_with(&mut transcript, kind::HELLO, |body| hello.encode(body))?;
+        out.extend_from_slice(&transcript);
+        let state = ClientState::AwaitChallenge;
+        Ok(Self {
+            token: token.clone(),
+            hello,
+            transcript,
+            state,
+        })
+    }
+
+    /// Takes the server's next frame and appends what answers it. `Some`: both ends are proven.
+    ///
+    /// # Errors
+    /// [`HandshakeError`]; the connection is of no more use.
+    pub fn step(
+        &mut self,
+        frame: Frame<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<Option<Welcome>, HandshakeError> {
+        let state = core::mem::replace(&mut self.state, ClientState::Over);
+        match (state, frame.kind()) {
+            (ClientState::Over, _) => Err(HandshakeError::Over),
+            (_, kind::REFUSED) => Err(refused_by_peer(frame, state)),
+            (ClientState::AwaitChallenge, kind::CHALLENGE) => {
+                self.prove(frame, out)?;
+                self.state = ClientState::AwaitWelcome;
+                Ok(None)
+            }
+            (ClientState::AwaitWelcome, kind::WELCOME) => self.verify(frame).map(Some),
+            (ClientState::AwaitChallenge, found) => Err(unexpected(found, kind::CHALLENGE)),
+            (ClientState::AwaitWelcome, found) => Err(unexpected(found, kind::WELCOME)),
+        }
+    }
+
+    fn prove(&mut self, frame: Frame<'_>, out: &mut Vec<u8>) -> Result<(), HandshakeError> {
+        same_version(frame.body())?;
+        Challenge::decode(frame.body())?;
+        self.transcript.extend_from_slice(frame.bytes());
+        let mac = self
+            .token
+            .mac(CLIENT_LABEL, &self.transcript)
+            .finalize()
+            .into_bytes();
+        let start = self.transcript.len();
+        frame::append(&mut self.transcript, kind::PROOF, &mac)?;
+        out.extend_from_slice(&self.transcript[start..]);
+        Ok(())
+    }
+
+    fn verify(&self, frame: Frame<'_>) -> Result<Welcome, HandshakeError> {
+        let welcome = Welcome::decode(frame.body())?;
+        let (proven, _) = frame.body().split_at(Welcome::PROVEN_BYTES);
+        let mut mac = self.token.mac(SERVER_LABEL, &self.transcript);
+        mac.update(proven);
+        mac.verify_slice(&welcome.mac)
+            .map_err(|_| HandshakeError::PeerUnproven)?;
+        // The server has checked the same; a client that means one server checks for itself.
+        let refusal = ids_refusal(self.hello.ids, welcome.ids, true)
+            .or_else(|| features_refusal(self.hello.features, welcome.features));
+        match refusal {
+            None => Ok(welcome),
+            Some(refusal) => Err(HandshakeError::Rejected {
+                refusal,
+                role: welcome.role,
+                rank: welcome.number,
+            }),
+        }
+    }
+}
+
+/// Which namespaces a service takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Namespaces {
+    /// Each, kept apart by name.
+    Any,
+    /// These.
+    Only(Vec<String>),
+}
+
+/// Who a listening process is, and whom it lets in.
+#[derive(Debug, Clone)]
+pub struct ServerPolicy {
+    /// The job's secret.
+    pub token: JobToken,
+    /// What this end can do and cannot do without.
+    pub features: Features,
+    /// Which it is; none of the three is 0.
+    pub ids: Ids,
+    /// Its role.
+    pub role: Role,
+    /// Its number in that role.
+    pub number: u32,
+    /// Namespaces served.
+    pub namespaces: Namespaces,
+    /// Roles let in for control.
+    pub control_roles: Roles,
+    /// Roles let in for lanes: workers on servers, nobody on the coordinator.
+    pub lane_roles: Roles,
+    /// Whether control connections may ask who this is (ids 0): so on a coordinator, which is
+    /// where a process learns the ids. Lanes never may.
+    pub tells_ids: bool,
+}
+
+impl ServerPolicy {
+    /// Why `hello`, whose maker has proven that it holds the token, is not let in.
+    fn refusal(&self, hello: &Hello) -> Option<Refusal> {
+        let is_control = hello.purpose == Purpose::Control;
+        let roles = if is_control {
+            self.control_roles
+        } else {
+            self.lane_roles
+        };
+        if let Some(refusal) = ids_refusal(hello.ids, self.ids, self.tells_ids && is_control) {
+            return Some(refusal);
+        }
+        let served = match &self.namespaces {
+            Namespaces::Any => true,
+            Namespaces::Only(names) => names.contains(&hello.namespace),
+        };
+        if !served {
+            let refusal = Refusal::new(RefusalCode::WrongNamespace, [0; 4]);
+            return Some(refusal.with_text(&hello.namespace));
+        }
+        if !roles.contains(hello.role) {
+            let numbers = [u64::from(hello.role.code()), 0, 0, 0];
+            return Some(Refusal::new(RefusalCode::RoleNotAllowed, numbers));
+        }
+        features_refusal(self.features, hello.features)
+    }
+}
+
+/// The server's half, one per accepted connection.
+#[derive(Debug)]
+pub struct ServerHandshake {
+    random: [u8; RANDOM_BYTES],
+    transcript: Vec<u8>,
+    state: ServerState,
+}
+
+#[derive(Debug)]
+enum ServerState {
+    AwaitHello,
+    AwaitProof(Hello),
+    Over,
+}
+
+impl ServerHandshake {
+    /// A handshake with `random`, fresh from the system's random source.
+    pub const fn new(random: [u8; RANDOM_BYTES]) -> Self {
+        Self {
+            random,
+            transcript: Vec::new(),
+            state: ServerState::AwaitHello,
+        }
+    }
+
+    /// Takes the client's next frame and appends what answers it, also when that is a refusal.
+    /// `Some`: the peer holds the token, is what it says, and is let in. `admit` is asked last and
+    /// may still refuse, with a reason that the peer is told (an unknown session, say).
+    ///
+    /// # Errors
+    /// [`HandshakeError`] for this end's log; send `out`, then close.
+    pub fn step(
+        &mut self,
+        policy: &ServerPolicy,
+        frame: Frame<'_>,
+        out: &mut Vec<u8>,
+        admit: impl FnOnce(&Hello) -> Result<(), Refusal>,
+    ) -> Result<Option<Hello>, HandshakeError> {
+        let result = match core::mem::replace(&mut self.state, ServerState::Over) {
+            ServerState::AwaitHello => self.hear(frame, out).map(|()| None),
+            ServerState::AwaitProof(hello) => {
+                self.judge(policy, hello, frame, out, admit).map(Some)
+            }
+            ServerState::Over => return Err(HandshakeError::Over),
+        };
+        if let Err(error) = &result {
+            let refused = Refused {
+                version: PROTOCOL_VERSION,
+                refusal: told(error),
+            };
+            frame::append_with(out, kind::REFUSED, |body| {
+                refused.encode(body);
+                Ok(())
+            })?;
+        }
+        result
+    }
+
+    fn hear(&mut self, frame: Frame<'_>, out: &mut Vec<u8>) -> Result<(), HandshakeError> {
+        if frame.kind() != kind::HELLO {
+            return Err(unexpected(frame.kind(), kind::HELLO));
+        }
+        same_version(frame.body())?;
+        let hello = Hello::decode(frame.body())?;
+        self.transcript.extend_from_slice(frame.bytes());
+        let start = self.transcript.len();
+        let challenge = Challenge {
+            random: self.random,
+        };
+        frame::append_with(&mut self.transcript, kind::CHALLENGE, |body| {
+            challenge.encode(body);
+            Ok(())
+        })?;
+        out.extend_from_slice(&self.transcript[start..]);
+        self.state = ServerState::AwaitProof(hello);
+        Ok(())
+    }
+
+    fn judge(
+        &mut self,
+        policy: &ServerPolicy,
+        hello: Hello,
+        frame: Frame<'_>,
+        out: &mut Vec<u8>,
+        admit: impl FnOnce(&Hello) -> Result<(), Refusal>,
+    ) -> Result<Hello, HandshakeError> {
+        if frame.kind() != kind::PROOF {
+            return Err(unexpected(frame.kind(), kind::PROOF));
+        }
+        let proof = Proof::decode(frame.body())?;
+        let expected = policy.token.mac(CLIENT_LABEL, &self.transcript);
+        expected
+            .verify_slice(&proof.mac)
+            .map_err(|_| HandshakeError::PeerUnproven)?;
+        self.transcript.extend_from_slice(frame.bytes());
+        let judged = policy.refusal(&hello).map_or_else(|| admit(&hello), Err);
+        if let Err(refusal) = judged {
+            return Err(HandshakeError::Rejected {
+                refusal,
+                role: hello.role,
+                rank: hello.rank,
+            });
+        }
+        let ServerPolicy {
+            features,
+            ids,
+            role,
+            number,
+            ..
+        } = *policy;
+        let welcome = Welcome {
+            features,
+            ids,
+            role,
+            number,
+            mac: [0; RANDOM_BYTES],
+        };
+        frame::append_with(out, kind::WELCOME, |body| {
+            let start = body.len();
+            welcome.encode_proven(body);
+            let mut mac = policy.token.mac(SERVER_LABEL, &self.transcript);
+            mac.update(&body[start..]);
+            body.extend_from_slice(&mac.finalize().into_bytes());
+            Ok(())
+        })?;
+        Ok(hello)
+    }
+}
+
+/// What a peer is told of `error`: everything once it is proven, else only a version mismatch.
+fn told(error: &HandshakeError) -> Refusal {
+    match error {
+        HandshakeError::Rejected { refusal, .. } => refusal.clone(),
+        HandshakeError::Version { ours, theirs } => Refusal::new(
+            RefusalCode::Version,
+            [u64::from(*ours), u64::from(*theirs), 0, 0],
+        ),
+        _ => Refusal::new(RefusalCode::Refused, [0; 4]),
+    }
+}
+
+fn refused_by_peer(frame: Frame<'_>, state: ClientState) -> HandshakeError {
+    match Refused::decode(frame.body()) {
+        Err(error) => HandshakeError::Wire(error),
+        Ok(Refused { version, .. }) if version != PROTOCOL_VERSION => HandshakeError::Version {
+            ours: PROTOCOL_VERSION,
+            theirs: version,
+        },
+        // A server that took our hello has one reason for a bare "refused": our proof.
+        Ok(Refused { refusal, .. })
+            if refusal.code == RefusalCode::Refused && state == ClientState::AwaitWelcome =>
+        {
+            HandshakeError::TokenRefused
+        }
+        Ok(Refused { refusal, .. }) => HandshakeError::RefusedByPeer(refusal),
+    }
+}
+
+fn same_version(body: &[u8]) -> Result<(), HandshakeError> {
+    let malformed = WireError::Malformed {
+        what: "handshake",
+        why: "has no version",
+    };
+    match version_of(body).ok_or(malformed)? {
+        PROTOCOL_VERSION => Ok(()),
+        theirs => Err(HandshakeError::Version {
+            ours: PROTOCOL_VERSION,
+            theirs,
+        }),
+    }
+}
+
+const fn unexpected(found: u16, expected: u16) -> HandshakeError {
+    HandshakeError::Wire(WireError::Kind { found, expected })
+}
+
+/// Compares what a client means with what is here; 0 passes as "tell me" if `may_ask`.
+fn ids_refusal(meant: Ids, here: Ids, may_ask: bool) -> Option<Refusal> {
+    let pairs = [
+        (RefusalCode::WrongCluster, meant.cluster.0, here.cluster.0),
+        (RefusalCode::WrongEpoch, meant.epoch, here.epoch),
+        (
+            RefusalCode::WrongIncarnation,
+            meant.incarnation.0,
+            here.incarnation.0,
+        ),
+    ];
+    let wrong = pairs
+        .into_iter()
+        .find(|&(_, m, h)| m != h && !(m == 0 && may_ask));
+    wrong.map(|(code, meant, here)| Refusal::new(code, [meant, here, 0, 0]))
+}
+
+fn features_refusal(ours: Features, theirs: Features) -> Option<Refusal> {
+    let missing = ours.missing(theirs);
+    (missing != 0).then(|| Refusal::new(RefusalCode::Features, [missing, 0, 0, 0]))
+}
+
+#[cfg(test)]
+pub(super) mod tests;

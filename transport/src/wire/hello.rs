@@ -1,0 +1,494 @@
+//! The handshake's five messages: fixed layouts, little-endian, reserved bytes zero and checked.
+//!
+//! The frame header, the first 8 bytes of [`Hello`] and [`Challenge`] and the first 40 of
+//! [`Refused`] never change, so that any two versions can tell each other which they are.
+//!
+//! ```text
+//! Hello (176)                          Challenge (40)          Welcome (80)
+//! +0   u32 version | +4 u32 0          +0 u32 version          +0  u64 features offered
+//! +8   u64 features offered            +4 u32 0                +8  u64 features required
+//! +16  u64 features required           +8 32 B random          +16 u64 cluster
+//! +24  u64 cluster                                             +24 u64 epoch
+//! +32  u64 epoch                       Proof (32)              +32 u64 incarnation
+//! +40  u64 incarnation                 +0 32 B HMAC            +40 u32 number
+//! +48  u32 rank                                                +44 u8 role | 3 B 0
+//! +52  u8 role | +53 u8 purpose        Refused (40 + n)        +48 32 B HMAC
+//! +54  u16 namespace bytes             +0 u32 version
+//! +56  u64 session                     +4 u16 code | +6 u16 n
+//! +64  u64 lane nonce                  +8 4 x u64 numbers
+//! +72  u16 applier | 6 B 0             +40 n B text
+//! +80  32 B random
+//! +112 64 B namespace, zero padded
+//! ```
+
+use super::error::{name_at_most, text_at_most};
+use super::refusal::{Refusal, RefusalCode};
+use super::{PROTOCOL_VERSION, WireError};
+use crate::ids::{ApplierId, ClusterId, Incarnation, SessionId};
+use crate::limits::{HANDSHAKE_TEXT_BYTES_MAX, NAMESPACE_BYTES_MAX};
+
+/// Bytes of a random or of an HMAC-SHA256.
+pub const RANDOM_BYTES: usize = 32;
+/// A worker without a rank of its own asks the coordinator for one.
+pub const RANK_ANY: u32 = u32::MAX;
+
+const HELLO_BYTES: usize = 176;
+const CHALLENGE_BYTES: usize = 40;
+const WELCOME_BYTES: usize = 80;
+const REFUSED_BYTES: usize = 40;
+
+/// Who a peer is. Codes are wire format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Role {
+    /// Links the client.
+    Worker = 1,
+    /// Owns partitions.
+    Server = 2,
+    /// Membership and catalogue.
+    Coordinator = 3,
+    /// `tidewater status` and its kin.
+    Admin = 4,
+}
+
+impl Role {
+    const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Worker),
+            2 => Some(Self::Server),
+            3 => Some(Self::Coordinator),
+            4 => Some(Self::Admin),
+            _ => None,
+        }
+    }
+
+    /// The wire code.
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// A set of roles.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Roles(u8);
+
+impl Roles {
+    /// The set of `roles`.
+    pub fn of(roles: &[Role]) -> Self {
+        Self(roles.iter().fold(0, |set, role| set | 1 << role.code()))
+    }
+
+    /// Whether `role` is in the set.
+    pub const fn contains(self, role: Role) -> bool {
+        self.0 & (1 << role.code()) != 0
+    }
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Control messages.
+    Control,
+    /// One lane of a session: after the handshake the connection belongs to its applier.
+    Lane {
+        /// The session.
+        session: SessionId,
+        /// The applier.
+        applier: ApplierId,
+        /// The nonce that Attach or Recover gave this lane: a lane of before a Recover is refused.
+        nonce: u64,
+    },
+}
+
+/// Which cluster, which state of it, which start of the server. As a client says it, 0 means "I do
+/// not know, tell me", which only a coordinator takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Ids {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Its epoch: one more with each change of the servers.
+    pub epoch: u64,
+    /// The start of the process that is connected to.
+    pub incarnation: Incarnation,
+}
+
+/// Feature words. Bits of 0 today: none is defined in version 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Features {
+    /// What this end can do.
+    pub offered: u64,
+    /// What this end cannot do without.
+    pub required: u64,
+}
+
+impl Features {
+    /// Bits that either requires and the other does not offer.
+    pub const fn missing(self, other: Self) -> u64 {
+        (self.required & !other.offered) | (other.required & !self.offered)
+    }
+
+    /// What both can do.
+    pub const fn shared(self, other: Self) -> u64 {
+        self.offered & other.offered
+    }
+}
+
+/// The first message on every connection: everything the client claims to be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hello {
+    /// What the client can do.
+    pub features: Features,
+    /// Whom it means to reach.
+    pub ids: Ids,
+    /// The job among those on one service; 1 to 64 bytes.
+    pub namespace: String,
+    /// Its role.
+    pub role: Role,
+    /// Its rank in that role, or [`RANK_ANY`].
+    pub rank: u32,
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// Fresh on every connection.
+    pub random: [u8; RANDOM_BYTES],
+}
+
+/// The version in the first four bytes of a [`Hello`], [`Challenge`] or [`Refused`] of any version.
+pub fn version_of(body: &[u8]) -> Option<u32> {
+    body.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+impl Hello {
+    /// Appends the body.
+    ///
+    /// # Errors
+    /// The namespace is empty, too long, or holds control characters.
+    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
+        name_at_most("namespace", &self.namespace, NAMESPACE_BYTES_MAX)?;
+        let (purpose, session, nonce, applier) = match self.purpose {
+            Purpose::Control => (1, 0, 0, 0),
+            Purpose::Lane {
+                session,
+                applier,
+                nonce,
+            } => (2, session.0, nonce, applier.0),
+        };
+        put_u32(out, &[PROTOCOL_VERSION, 0]);
+        let Ids {
+            cluster,
+            epoch,
+            incarnation,
+        } = self.ids;
+        let Features { offered, required } = self.features;
+        put_u64(out, &[offered, required, cluster.0, epoch, incarnation.0]);
+        put_u32(out, &[self.rank]);
+        out.extend_from_slice(&[self.role.code(), purpose]);
+        out.extend_from_slice(&(self.namespace.len() as u16).to_le_bytes());
+        put_u64(out, &[session, nonce]);
+        out.extend_from_slice(&applier.to_le_bytes());
+        out.extend_from_slice(&[0; 6]);
+        out.extend_from_slice(&self.random);
+        out.extend_from_slice(self.namespace.as_bytes());
+        out.resize(out.len() + NAMESPACE_BYTES_MAX - self.namespace.len(), 0);
+        Ok(())
+    }
+
+    /// Reads a body of this version (compare [`version_of`] first).
+    ///
+    /// # Errors
+    /// It is not a hello of this version.
+    pub fn decode(body: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new("hello", body, HELLO_BYTES)?;
+        r.version()?;
+        let features = Features {
+            offered: r.u64()?,
+            required: r.u64()?,
+        };
+        let ids = Ids {
+            cluster: ClusterId(r.u64()?),
+            epoch: r.u64()?,
+            incarnation: Incarnation(r.u64()?),
+        };
+        let rank = r.u32()?;
+        let role = Role::from_code(r.u8()?).ok_or_else(|| r.bad("unknown role"))?;
+        let purpose = r.u8()?;
+        let namespace_len = usize::from(r.u16()?);
+        let (session, nonce, applier) = (r.u64()?, r.u64()?, r.u16()?);
+        r.zero(6)?;
+        let random = r.array()?;
+        let (name, padding) = r
+            .take(NAMESPACE_BYTES_MAX)?
+            .split_at_checked(namespace_len)
+            .ok_or_else(|| r.bad("namespace length"))?;
+        if padding.iter().any(|&b| b != 0) {
+            return Err(r.bad("bytes after the namespace"));
+        }
+        let namespace = core::str::from_utf8(name).map_err(|_| r.bad("namespace is not UTF-8"))?;
+        name_at_most("namespace", namespace, NAMESPACE_BYTES_MAX)?;
+        let purpose = match purpose {
+            1 if session == 0 && nonce == 0 && applier == 0 => Purpose::Control,
+            2 => Purpose::Lane {
+                session: SessionId(session),
+                applier: ApplierId(applier),
+                nonce,
+            },
+            _ => return Err(r.bad("purpose")),
+        };
+        let namespace = namespace.to_owned();
+        Ok(Self {
+            features,
+            ids,
+            namespace,
+            role,
+            rank,
+            purpose,
+            random,
+        })
+    }
+}
+
+/// The server's question. It tells a peer that has proven nothing no more than the version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Challenge {
+    /// Fresh on every connection.
+    pub random: [u8; RANDOM_BYTES],
+}
+
+impl Challenge {
+    /// Appends the body.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put_u32(out, &[PROTOCOL_VERSION, 0]);
+        out.extend_from_slice(&self.random);
+    }
+
+    /// Reads a body of this version.
+    ///
+    /// # Errors
+    /// It is not a challenge of this version.
+    pub fn decode(body: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new("challenge", body, CHALLENGE_BYTES)?;
+        r.version()?;
+        Ok(Self { random: r.array()? })
+    }
+}
+
+/// The client's answer: its HMAC over the transcript so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Proof {
+    /// HMAC-SHA256.
+    pub mac: [u8; RANDOM_BYTES],
+}
+
+impl Proof {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It has another length.
+    pub fn decode(body: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new("proof", body, RANDOM_BYTES)?;
+        Ok(Self { mac: r.array()? })
+    }
+}
+
+/// The server's acceptance, with its own proof. It is the first message that tells who the server
+/// is, and only a peer that holds the token gets it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Welcome {
+    /// What the server can do.
+    pub features: Features,
+    /// Which it is.
+    pub ids: Ids,
+    /// Its role.
+    pub role: Role,
+    /// Its number in that role.
+    pub number: u32,
+    /// HMAC-SHA256 over the transcript and the bytes before.
+    pub mac: [u8; RANDOM_BYTES],
+}
+
+impl Welcome {
+    /// Bytes of the body that the HMAC covers.
+    pub const PROVEN_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
+
+    /// The bytes of the body that the HMAC covers.
+    pub fn encode_proven(&self, out: &mut Vec<u8>) {
+        let Ids {
+            cluster,
+            epoch,
+            incarnation,
+        } = self.ids;
+        let Features { offered, required } = self.features;
+        put_u64(out, &[offered, required, cluster.0, epoch, incarnation.0]);
+        put_u32(out, &[self.number]);
+        out.extend_from_slice(&[self.role.code(), 0, 0, 0]);
+    }
+
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is not a welcome of this version.
+    pub fn decode(body: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new("welcome", body, WELCOME_BYTES)?;
+        let features = Features {
+            offered: r.u64()?,
+            required: r.u64()?,
+        };
+        let ids = Ids {
+            cluster: ClusterId(r.u64()?),
+            epoch: r.u64()?,
+            incarnation: Incarnation(r.u64()?),
+        };
+        let number = r.u32()?;
+        let role = Role::from_code(r.u8()?).ok_or_else(|| r.bad("unknown role"))?;
+        r.zero(3)?;
+        Ok(Self {
+            features,
+            ids,
+            role,
+            number,
+            mac: r.array()?,
+        })
+    }
+}
+
+/// A refused handshake, with the version of who refuses. It is not authenticated: whoever can
+/// forge it can cut the connection as well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// Protocol version of the refusing end.
+    pub version: u32,
+    /// Why.
+    pub refusal: Refusal,
+}
+
+impl Refused {
+    /// Appends the body; a long text is cut.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        let text = &self.refusal.text;
+        let text = &text[..text.floor_char_boundary(HANDSHAKE_TEXT_BYTES_MAX)];
+        put_u32(out, &[self.version]);
+        out.extend_from_slice(&self.refusal.code.code().to_le_bytes());
+        out.extend_from_slice(&(text.len() as u16).to_le_bytes());
+        put_u64(out, &self.refusal.numbers);
+        out.extend_from_slice(text.as_bytes());
+    }
+
+    /// Reads a body of any version.
+    ///
+    /// # Errors
+    /// It is not a refusal.
+    pub fn decode(body: &[u8]) -> Result<Self, WireError> {
+        let (head, text) = body.split_at_checked(REFUSED_BYTES).unwrap_or((body, &[]));
+        let mut r = Reader::new("refused", head, REFUSED_BYTES)?;
+        let version = r.u32()?;
+        let code = RefusalCode::from(r.u16()?);
+        if usize::from(r.u16()?) != text.len() {
+            return Err(r.bad("text length"));
+        }
+        let numbers = [r.u64()?, r.u64()?, r.u64()?, r.u64()?];
+        let text = core::str::from_utf8(text).map_err(|_| r.bad("text is not UTF-8"))?;
+        text_at_most("refused text", text, HANDSHAKE_TEXT_BYTES_MAX)?;
+        Ok(Self {
+            version,
+            refusal: Refusal {
+                code,
+                text: text.to_owned(),
+                numbers,
+            },
+        })
+    }
+}
+
+fn put_u32(out: &mut Vec<u8>, words: &[u32]) {
+    words
+        .iter()
+        .for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+}
+
+fn put_u64(out: &mut Vec<u8>, words: &[u64]) {
+    words
+        .iter()
+        .for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+}
+
+/// Reads a message of known length front to back.
+struct Reader<'a> {
+    what: &'static str,
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn new(what: &'static str, body: &'a [u8], bytes: usize) -> Result<Self, WireError> {
+        if body.len() != bytes {
+            return Err(WireError::Malformed {
+                what,
+                why: "wrong length",
+            });
+        }
+        Ok(Self { what, rest: body })
+    }
+
+    const fn bad(&self, why: &'static str) -> WireError {
+        WireError::Malformed {
+            what: self.what,
+            why,
+        }
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], WireError> {
+        let (head, rest) = self
+            .rest
+            .split_at_checked(bytes)
+            .ok_or_else(|| self.bad("too short"))?;
+        self.rest = rest;
+        Ok(head)
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+        let (head, rest) = self
+            .rest
+            .split_first_chunk()
+            .ok_or_else(|| self.bad("too short"))?;
+        self.rest = rest;
+        Ok(*head)
+    }
+
+    fn u8(&mut self) -> Result<u8, WireError> {
+        self.array().map(|[byte]| byte)
+    }
+
+    fn u16(&mut self) -> Result<u16, WireError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, WireError> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, WireError> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn zero(&mut self, bytes: usize) -> Result<(), WireError> {
+        let bits = self
+            .take(bytes)?
+            .iter()
+            .fold(0, |bits, &b| bits << 8 | u64::from(b));
+        if bits != 0 {
+            return Err(WireError::Reserved {
+                what: self.what,
+                bits,
+            });
+        }
+        Ok(())
+    }
+
+    fn version(&mut self) -> Result<(), WireError> {
+        if self.u32()? != PROTOCOL_VERSION {
+            return Err(self.bad("of another version"));
+        }
+        self.zero(4)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,34 @@
+//! Control messages: what the ends of a connection say before and beside the data.
+//!
+//! Everything here is pure, with two adapters at the end. Bytes go in, messages, bytes to send or
+//! typed errors come out; there is no socket, clock or random source. Every decoder is total: no
+//! input panics, indexes out of range, or makes it hold more memory than its limit.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`frame`] | the 16-byte header and the incremental [`frame::Decoder`] |
+//! | [`hello`] | the fixed layouts of the handshake's five messages |
+//! | [`handshake`] | [`handshake::ClientHandshake`] and [`handshake::ServerHandshake`] |
+//! | [`refusal`] | refusal codes, their numbers and remedies |
+//! | [`spec`] | `TableSpec::validate` |
+//! | [`control`] | requests, answers, orders, notices |
+//! | [`peer`] | [`peer::ControlPeer`]: a connection's buffers for an event loop |
+//! | [`conn`] | [`conn::ControlConn`]: a blocking connection for a caller with a deadline |
+//! | [`decoders`] | the list of all decoders, which the fuzzers read |
+
+pub mod conn;
+pub mod control;
+pub mod decoders;
+pub mod error;
+pub mod frame;
+pub mod handshake;
+pub mod hello;
+pub mod peer;
+pub mod refusal;
+pub mod spec;
+
+pub use error::WireError;
+
+/// Version of everything behind the handshake's fixed prefix. Peers of different versions part
+/// with an error that names both.
+pub const PROTOCOL_VERSION: u32 = 1;

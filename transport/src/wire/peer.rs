@@ -1,0 +1,248 @@
+//! One accepted control connection inside an event loop: buffers and handshake, no socket.
+//!
+//! ```text
+//! loop {
+//!     read some bytes; feed them                     feed() says how many were taken
+//!     while let Some(event) = peer.next(..)? { .. }  admitted, or a message; queue() answers
+//!     write peer.outgoing(); peer.sent(n)            also after an error: it may hold the refusal
+//! }
+//! ```
+
+use super::WireError;
+use super::control::{self, Message};
+use super::error::at_most;
+use super::frame::{Decoder, Frame};
+use super::handshake::{HandshakeError, ServerHandshake, ServerPolicy};
+use super::hello::{Hello, RANDOM_BYTES};
+use super::refusal::Refusal;
+use crate::limits::CONTROL_QUEUE_BYTES_MAX;
+
+/// What came of the bytes fed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PeerEvent<'a> {
+    /// The peer is proven and let in; comes once, before all messages. After the hello of a lane,
+    /// take [`ControlPeer::into_buffers`]: the connection is its applier's from here.
+    Admitted(Hello),
+    /// A frame of a proven peer, for [`control::decode`].
+    Message(Frame<'a>),
+}
+
+/// The listening side of one control connection. Bounded: it holds at most one unread frame and
+/// [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes.
+#[derive(Debug)]
+pub struct ControlPeer {
+    decoder: Decoder,
+    /// Until it is over.
+    handshake: Option<ServerHandshake>,
+    outgoing: Vec<u8>,
+    /// Bytes of `outgoing` that are sent.
+    sent: usize,
+}
+
+impl ControlPeer {
+    /// A connection just accepted. `random` must be fresh from the system's random source.
+    pub const fn accepted(random: [u8; RANDOM_BYTES]) -> Self {
+        Self {
+            decoder: Decoder::unproven(),
+            handshake: Some(ServerHandshake::new(random)),
+            outgoing: Vec::new(),
+            sent: 0,
+        }
+    }
+
+    /// A connection whose handshake is over, as [`super::conn::ControlConn::into_peer`] makes it.
+    pub(super) const fn proven(decoder: Decoder) -> Self {
+        Self {
+            decoder,
+            handshake: None,
+            outgoing: Vec::new(),
+            sent: 0,
+        }
+    }
+
+    /// Whether the handshake is over.
+    pub const fn is_proven(&self) -> bool {
+        self.handshake.is_none()
+    }
+
+    /// Takes as many bytes as fit, and says how many; call [`Self::next`] until it has no more,
+    /// then feed the rest.
+    #[must_use = "bytes that were not taken must be fed again"]
+    pub fn feed(&mut self, bytes: &[u8]) -> usize {
+        self.decoder.push(bytes)
+    }
+
+    /// What the bytes fed so far amount to; `None` until more come. `admit` may still refuse a
+    /// proven peer, with a reason that it is told.
+    ///
+    /// # Errors
+    /// The peer is to be disconnected, after [`Self::outgoing`] is written: it may hold a refusal.
+    pub fn next(
+        &mut self,
+        policy: &ServerPolicy,
+        admit: impl Fn(&Hello) -> Result<(), Refusal>,
+    ) -> Result<Option<PeerEvent<'_>>, HandshakeError> {
+        while let Some(handshake) = &mut self.handshake {
+            let Some(frame) = self.decoder.next_frame()? else {
+                return Ok(None);
+            };
+            if let Some(hello) = handshake.step(policy, frame, &mut self.outgoing, &admit)? {
+                self.handshake = None;
+                self.decoder.trust();
+                return Ok(Some(PeerEvent::Admitted(hello)));
+            }
+        }
+        Ok(self.decoder.next_frame()?.map(PeerEvent::Message))
+    }
+
+    /// The next message of a connection whose handshake is over.
+    ///
+    /// # Errors
+    /// The stream is damaged; disconnect.
+    pub fn next_message(&mut self) -> Result<Option<Frame<'_>>, WireError> {
+        if self.handshake.is_some() {
+            return Ok(None);
+        }
+        self.decoder.next_frame()
+    }
+
+    /// Queues a message: an answer with its request's id, a request of ours, or a notice (id 0).
+    ///
+    /// # Errors
+    /// [`WireError::Limit`] if the peer has not read for so long that the queue is full: disconnect
+    /// it. Otherwise a field of the message is over its limit. The queue is as it was.
+    pub fn queue<M: Message>(&mut self, id: u64, message: &M) -> Result<(), WireError> {
+        if self.sent > 0 {
+            self.outgoing.drain(..self.sent);
+            self.sent = 0;
+        }
+        let before = self.outgoing.len();
+        control::encode(id, message, &mut self.outgoing)?;
+        let queued = self.outgoing.len() as u64;
+        at_most(
+            "bytes queued for a peer",
+            queued,
+            CONTROL_QUEUE_BYTES_MAX as u64,
+        )
+        .inspect_err(|_| self.outgoing.truncate(before))
+    }
+
+    /// Bytes to be written; empty if there are none.
+    pub fn outgoing(&self) -> &[u8] {
+        &self.outgoing[self.sent..]
+    }
+
+    /// `bytes` of [`Self::outgoing`] were written.
+    pub fn sent(&mut self, bytes: usize) {
+        self.sent = (self.sent + bytes).min(self.outgoing.len());
+        if self.sent == self.outgoing.len() {
+            self.outgoing.clear();
+            self.sent = 0;
+        }
+    }
+
+    /// Gives up the connection: bytes that came and were not read, and bytes still to be written.
+    pub fn into_buffers(mut self) -> (Vec<u8>, Vec<u8>) {
+        self.outgoing.drain(..self.sent);
+        (self.decoder.into_rest(), self.outgoing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::control::{CoordinatorAnswer, CoordinatorRequest};
+    use crate::wire::handshake::ClientHandshake;
+    use crate::wire::handshake::tests::{control_hello, policy};
+    use crate::wire::refusal::RefusalCode;
+
+    fn say_hello(peer: &mut ControlPeer) -> Hello {
+        let mut bytes = Vec::new();
+        let mut client =
+            ClientHandshake::start(&policy().token, control_hello(), &mut bytes).unwrap();
+        let mut decoder = Decoder::unproven();
+        for _ in 0..2 {
+            assert_eq!(peer.feed(&bytes), bytes.len());
+            bytes.clear();
+            let event = peer.next(&policy(), |_| Ok(())).unwrap();
+            if let Some(PeerEvent::Admitted(hello)) = event {
+                return hello;
+            }
+            assert!(event.is_none());
+            let count = peer.outgoing().len();
+            assert_eq!(decoder.push(peer.outgoing()), count);
+            peer.sent(count);
+            client
+                .step(decoder.next_frame().unwrap().unwrap(), &mut bytes)
+                .unwrap();
+        }
+        panic!("not admitted");
+    }
+
+    #[test]
+    fn admits_then_passes_messages() {
+        let mut peer = ControlPeer::accepted([3; 32]);
+        assert_eq!(say_hello(&mut peer), control_hello());
+        assert!(peer.is_proven());
+        let mut bytes = Vec::new();
+        control::encode(5, &CoordinatorRequest::Members, &mut bytes).unwrap();
+        for byte in &bytes[..bytes.len() - 1] {
+            assert_eq!(peer.feed(&[*byte]), 1);
+            assert_eq!(peer.next(&policy(), |_| Ok(())), Ok(None));
+        }
+        assert_eq!(peer.feed(&bytes[bytes.len() - 1..]), 1);
+        let Ok(Some(PeerEvent::Message(frame))) = peer.next(&policy(), |_| Ok(())) else {
+            panic!("no message")
+        };
+        assert_eq!(
+            control::decode(&frame),
+            Ok((5, CoordinatorRequest::Members))
+        );
+    }
+
+    #[test]
+    fn a_message_before_the_proof_is_refused_and_told_nothing() {
+        let mut peer = ControlPeer::accepted([3; 32]);
+        let mut bytes = Vec::new();
+        control::encode(5, &CoordinatorRequest::Members, &mut bytes).unwrap();
+        assert_eq!(peer.feed(&bytes), bytes.len());
+        assert!(peer.next(&policy(), |_| Ok(())).is_err());
+        let mut decoder = Decoder::unproven();
+        assert_eq!(decoder.push(peer.outgoing()), peer.outgoing().len());
+        let frame = decoder.next_frame().unwrap().unwrap();
+        let refused = crate::wire::hello::Refused::decode(frame.body()).unwrap();
+        assert_eq!(refused.refusal, Refusal::new(RefusalCode::Refused, [0; 4]));
+    }
+
+    #[test]
+    fn the_queue_is_bounded_and_drains_in_order() {
+        let mut peer = ControlPeer::accepted([3; 32]);
+        say_hello(&mut peer);
+        let written = peer.outgoing().len();
+        peer.sent(written);
+        let long = Refusal::new(RefusalCode::Io, [0; 4]).with_text("x".repeat(1000));
+        let answer = CoordinatorAnswer::Refused(long);
+        let mut queued = 0;
+        let error = loop {
+            match peer.queue(queued, &answer) {
+                Ok(()) => queued += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, WireError::Limit { .. }), "{error}");
+        assert!(peer.outgoing().len() <= CONTROL_QUEUE_BYTES_MAX);
+        let mut decoder = Decoder::unproven();
+        for id in 0..queued {
+            loop {
+                let taken = decoder.push(&peer.outgoing()[..peer.outgoing().len().min(700)]);
+                peer.sent(taken);
+                if let Some(frame) = decoder.next_frame().unwrap() {
+                    assert_eq!(control::decode(&frame), Ok((id, answer.clone())));
+                    break;
+                }
+            }
+        }
+        assert!(peer.outgoing().is_empty());
+        peer.queue(0, &answer).unwrap();
+    }
+}

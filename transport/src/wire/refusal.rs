@@ -1,0 +1,189 @@
+//! A typed "no": a stable number, a sentence, what to do, and the numbers that explain it.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::WireError;
+use super::error::text_at_most;
+use crate::limits::TEXT_BYTES_MAX;
+
+macro_rules! codes {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $says:literal, $remedy:literal;)*) => {
+        /// Why something was refused. The numbers are wire format and never change meaning.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(from = "u16", into = "u16")]
+        #[non_exhaustive]
+        pub enum RefusalCode {
+            $($(#[$doc])* $name,)*
+            /// A code this version does not know.
+            Unknown(u16),
+        }
+
+        impl RefusalCode {
+            /// Every code this version knows.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// The wire number.
+            pub const fn code(self) -> u16 {
+                match self { $(Self::$name => $code,)* Self::Unknown(code) => code }
+            }
+
+            /// What it means, without the numbers.
+            pub const fn says(self) -> &'static str {
+                match self { $(Self::$name => $says,)* Self::Unknown(_) => "refused for a reason this version does not know" }
+            }
+
+            /// What to do about it.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Self::$name => $remedy,)* Self::Unknown(_) => "compare the versions of both ends" }
+            }
+        }
+
+        impl From<u16> for RefusalCode {
+            fn from(code: u16) -> Self {
+                match code { $($code => Self::$name,)* _ => Self::Unknown(code) }
+            }
+        }
+    };
+}
+
+codes! {
+    /// All that an unproven peer is told.
+    Refused = 1, "refused", "check that both ends were given the same job token (TIDEWATER_TOKEN_FILE)";
+    /// Numbers: version of the refusing end, version of the other.
+    Version = 2, "the two ends speak different protocol versions", "install the same release on both ends";
+    /// Numbers: features required and not offered.
+    Features = 3, "a required feature is missing at the other end", "install the same release, built with the same cargo features, on both ends";
+    /// Numbers: cluster asked for, cluster here.
+    WrongCluster = 4, "the peer belongs to another cluster", "check the coordinator's address (TIDEWATER_COORDINATOR)";
+    /// Numbers: epoch asked for, epoch here.
+    WrongEpoch = 5, "the peer's view of the membership is out of date", "ask the coordinator for the members and connect again";
+    /// Numbers: incarnation asked for, incarnation here.
+    WrongIncarnation = 6, "the server was restarted since the peer learned of it", "ask the coordinator for the members and attach again";
+    /// The namespace is not served here.
+    WrongNamespace = 7, "the namespace is not served here", "check the namespace that the job was started with";
+    /// Numbers: the role's code.
+    RoleNotAllowed = 8, "the role may not connect here", "workers join through the coordinator and attach to servers; check the address";
+    /// Numbers: session asked for.
+    UnknownSession = 9, "no such session", "attach again";
+    /// Numbers: applier asked for, appliers here.
+    UnknownApplier = 10, "no such applier", "ask the coordinator for the members and attach again";
+    /// Numbers: rank asked for.
+    RankTaken = 11, "another live process has this rank", "start each rank once";
+    /// Numbers: how many there are, limit.
+    TooMany = 12, "the limit is reached", "use fewer of them, or raise the limit where it is settable";
+    /// Numbers: table id.
+    UnknownTable = 13, "no such table", "create it, or check the name and the namespace";
+    /// Numbers: table id.
+    TableReleased = 14, "the table was released", "create it again under a name of its own";
+    /// The name exists with another definition. Numbers: table id.
+    TableDiffers = 15, "a table of this name exists with another definition", "open it, or use another name";
+    /// The definition does not hold.
+    BadSpec = 16, "the table's definition is refused", "correct the field that is named";
+    /// Numbers: ranks missing.
+    Timeout = 17, "not everybody came in time", "look at the ranks that are named, or wait longer";
+    /// Numbers: bytes asked for, bytes free.
+    OutOfMemory = 18, "the server's memory is used up", "start servers with more memory, or more servers";
+    /// An operating system call failed. Numbers: errno.
+    Io = 19, "an operation of the operating system failed", "see the text";
+    /// The request is well formed and makes no sense now.
+    BadRequest = 20, "the request makes no sense here", "report it: the client and the server disagree";
+    /// A peer failed and the job's policy is to end. Numbers: its rank.
+    PeerFailed = 21, "another process of the job failed", "look at its output";
+    /// It is being shut down.
+    ShuttingDown = 22, "the cluster is shutting down", "nothing to do";
+    /// Numbers: bytes asked for, least, most.
+    BadRing = 23, "the ring's size is refused", "use a power of two within the limits";
+    /// The transport is not offered here. Numbers: its code.
+    BadTransport = 24, "the transport is not offered here", "choose another with TIDEWATER_TRANSPORT";
+    /// A saved model is damaged or of another version.
+    BadCheckpoint = 25, "the saved model cannot be read", "see the text; restore it from another copy";
+}
+
+impl From<RefusalCode> for u16 {
+    fn from(code: RefusalCode) -> Self {
+        code.code()
+    }
+}
+
+/// A typed "no" of a peer, or ours to a peer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+pub struct Refusal {
+    /// Why.
+    pub code: RefusalCode,
+    /// What in particular; may be empty.
+    pub text: String,
+    /// What the code's documentation says; zero where it says nothing.
+    pub numbers: [u64; 4],
+}
+
+impl Refusal {
+    /// A refusal without a text.
+    pub const fn new(code: RefusalCode, numbers: [u64; 4]) -> Self {
+        Self {
+            code,
+            text: String::new(),
+            numbers,
+        }
+    }
+
+    /// The same with a text, made fit to be sent: control characters become spaces, and it is cut
+    /// at [`TEXT_BYTES_MAX`].
+    #[must_use]
+    pub fn with_text(mut self, text: impl fmt::Display) -> Self {
+        let mut clean: String = text
+            .to_string()
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        clean.truncate(clean.floor_char_boundary(TEXT_BYTES_MAX));
+        self.text = clean;
+        self
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), WireError> {
+        text_at_most("refusal text", &self.text, TEXT_BYTES_MAX)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.code.says())?;
+        if !self.text.is_empty() {
+            write!(f, ": {}", self.text)?;
+        }
+        let used = self
+            .numbers
+            .iter()
+            .rposition(|&n| n != 0)
+            .map_or(0, |last| last + 1);
+        if used > 0 {
+            write!(f, " {:?}", &self.numbers[..used])?;
+        }
+        write!(f, " (code {}; {})", self.code.code(), self.code.remedy())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_dense_and_round_trip() {
+        for (index, &code) in RefusalCode::ALL.iter().enumerate() {
+            assert_eq!(usize::from(code.code()), index + 1, "{code:?}");
+            assert_eq!(RefusalCode::from(code.code()), code);
+        }
+        assert_eq!(RefusalCode::from(999), RefusalCode::Unknown(999));
+    }
+
+    #[test]
+    fn texts_are_made_fit() {
+        let refusal = Refusal::new(RefusalCode::Io, [28, 0, 0, 0])
+            .with_text(format!("no\nspace {}", "\u{e9}".repeat(TEXT_BYTES_MAX)));
+        refusal.validate().unwrap();
+        assert!(refusal.text.starts_with("no space"));
+        assert!(refusal.to_string().contains("[28] (code 19;"), "{refusal}");
+    }
+}

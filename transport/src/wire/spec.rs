@@ -1,0 +1,282 @@
+//! `TableSpec::validate`: the one place that says which tables may exist.
+
+use crate::ids::DomainId;
+use crate::limits::{
+    BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_MAX, ROW_BYTES_MAX,
+    ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
+};
+use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+
+/// What is wrong with a table's definition.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpecError {
+    /// The name is empty, too long, or holds control characters.
+    #[error(
+        "table name of {bytes} bytes: give 1 to {TABLE_NAME_BYTES_MAX} bytes of UTF-8 \
+         without control characters"
+    )]
+    Name {
+        /// Its length.
+        bytes: usize,
+    },
+    /// A row has no or too many elements.
+    #[error("rows of {dim} elements: give 1 to {ROW_DIM_MAX}")]
+    Dim {
+        /// Elements of a row.
+        dim: u64,
+    },
+    /// A row does not fit a frame.
+    #[error(
+        "rows of {bytes} bytes: at most {ROW_BYTES_MAX} fit a frame; use layout blocks or fewer elements"
+    )]
+    RowBytes {
+        /// Payload bytes of a row.
+        bytes: usize,
+    },
+    /// A dense table has no or too many rows.
+    #[error(
+        "{rows} rows of {row_bytes} bytes: give at least one row and at most {DENSE_BYTES_MAX} bytes in all"
+    )]
+    Rows {
+        /// Rows.
+        rows: u64,
+        /// Payload bytes of a row.
+        row_bytes: usize,
+    },
+    /// The block size is no power of two in its range.
+    #[error(
+        "blocks of {bytes} bytes: give a power of two from {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}"
+    )]
+    BlockBytes {
+        /// Bytes asked for.
+        bytes: u32,
+    },
+    /// A snapshot is flipped by the clock, so the table must be applied at the clock.
+    #[error("a snapshot table takes effect at the clock: set effect to AtClock")]
+    SnapshotNeedsAtClock,
+    /// Gradients are real numbers.
+    #[error("optimizers and random initialisers need f32 or f64 elements, not {dtype:?}")]
+    NeedsFloat {
+        /// The table's element type.
+        dtype: DType,
+    },
+    /// A number of the optimizer or the initialiser is out of its range.
+    #[error("{name} is {value}: must be {range}")]
+    Parameter {
+        /// Which.
+        name: &'static str,
+        /// Its value.
+        value: f64,
+        /// What it must be.
+        range: &'static str,
+    },
+    /// The clock domain does not exist.
+    #[error("clock domain {domain}: give 0 to {}", DOMAINS_MAX - 1)]
+    Domain {
+        /// The domain.
+        domain: DomainId,
+    },
+    /// No or too many partitions.
+    #[error("{partitions} partitions: give 1 to {PARTITIONS_MAX}")]
+    Partitions {
+        /// Partitions asked for.
+        partitions: u32,
+    },
+}
+
+impl TableSpec {
+    /// Whether such a table may exist. Checked where it is asked for, where it is sent, and where
+    /// it comes in.
+    ///
+    /// # Errors
+    /// The first field that does not hold.
+    pub fn validate(&self) -> Result<(), SpecError> {
+        let bytes = self.name.len();
+        if bytes == 0 || bytes > TABLE_NAME_BYTES_MAX || self.name.chars().any(char::is_control) {
+            return Err(SpecError::Name { bytes });
+        }
+        if !(1..=ROW_DIM_MAX as usize).contains(&self.dim()) {
+            return Err(SpecError::Dim {
+                dim: self.dim() as u64,
+            });
+        }
+        self.validate_shape()?;
+        self.validate_optimizer()?;
+        self.validate_init()?;
+        if usize::from(self.domain.0) >= DOMAINS_MAX {
+            return Err(SpecError::Domain {
+                domain: self.domain,
+            });
+        }
+        if !(1..=PARTITIONS_MAX).contains(&self.partitions) {
+            return Err(SpecError::Partitions {
+                partitions: self.partitions,
+            });
+        }
+        Ok(())
+    }
+
+    fn validate_shape(&self) -> Result<(), SpecError> {
+        let row_bytes = self.row_bytes();
+        let in_blocks = matches!(
+            self.shape,
+            Shape::Dense {
+                layout: DenseLayout::Blocks { .. },
+                ..
+            }
+        );
+        if !in_blocks && row_bytes > ROW_BYTES_MAX {
+            return Err(SpecError::RowBytes { bytes: row_bytes });
+        }
+        let Shape::Dense { rows, layout, .. } = self.shape else {
+            return Ok(());
+        };
+        let fits = rows
+            .checked_mul(row_bytes as u64)
+            .is_some_and(|b| b <= DENSE_BYTES_MAX);
+        if rows == 0 || !fits {
+            return Err(SpecError::Rows { rows, row_bytes });
+        }
+        let DenseLayout::Blocks {
+            block_bytes,
+            snapshot,
+        } = layout
+        else {
+            return Ok(());
+        };
+        let in_range = (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes);
+        if !in_range || !block_bytes.is_power_of_two() {
+            return Err(SpecError::BlockBytes { bytes: block_bytes });
+        }
+        if snapshot && !matches!(self.effect, Effect::AtClock(_)) {
+            return Err(SpecError::SnapshotNeedsAtClock);
+        }
+        Ok(())
+    }
+
+    fn validate_optimizer(&self) -> Result<(), SpecError> {
+        if self.optimizer != Optimizer::None && !self.dtype.is_float() {
+            return Err(SpecError::NeedsFloat { dtype: self.dtype });
+        }
+        match self.optimizer {
+            Optimizer::None => Ok(()),
+            Optimizer::Sgd { lr } => self.not_negative("lr", lr),
+            Optimizer::Momentum {
+                lr,
+                mu,
+                nesterov: _,
+            } => {
+                self.not_negative("lr", lr)?;
+                decay("mu", mu)
+            }
+            Optimizer::AdaGrad { lr, eps } => {
+                self.not_negative("lr", lr)?;
+                self.positive("eps", eps)
+            }
+            Optimizer::Adam {
+                lr,
+                beta1,
+                beta2,
+                eps,
+            } => {
+                self.not_negative("lr", lr)?;
+                decay("beta1", beta1)?;
+                decay("beta2", beta2)?;
+                self.positive("eps", eps)
+            }
+            Optimizer::Ftrl {
+                alpha,
+                beta,
+                l1,
+                l2,
+            } => {
+                self.positive("alpha", alpha)?;
+                self.not_negative("beta", beta)?;
+                self.not_negative("l1", l1)?;
+                self.not_negative("l2", l2)
+            }
+        }
+    }
+
+    fn validate_init(&self) -> Result<(), SpecError> {
+        match self.init {
+            Init::Zeros => Ok(()),
+            Init::Constant(value) => self.element("constant", value),
+            Init::Uniform { .. } | Init::Normal { .. } if !self.dtype.is_float() => {
+                Err(SpecError::NeedsFloat { dtype: self.dtype })
+            }
+            Init::Uniform { low, high } => {
+                self.element("low", low)?;
+                self.element("high", high)?;
+                holds("high", high, low <= high, "at least low")
+            }
+            Init::Normal { mean, std } => {
+                self.element("mean", mean)?;
+                self.not_negative("std", std)
+            }
+        }
+    }
+
+    /// `value` is one of the table's element type.
+    fn element(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
+        match self.dtype {
+            DType::F32 => holds(
+                name,
+                value,
+                value.abs() <= f64::from(f32::MAX),
+                "a finite f32",
+            ),
+            DType::F64 => holds(name, value, value.is_finite(), "finite"),
+            DType::I32 => holds(name, value, f64::from(value as i32) == value, "an i32"),
+            // Past 2^53 not every integer is an f64; whoever needs one assigns it.
+            DType::I64 => {
+                let fits = value.fract() == 0.0 && value.abs() <= (1_u64 << 53) as f64;
+                holds(name, value, fits, "an integer of at most 53 bits")
+            }
+        }
+    }
+
+    /// At least 0, and finite in the element type, in which kernels compute.
+    fn not_negative(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
+        self.element(name, value)?;
+        holds(name, value, value >= 0.0, "at least 0")
+    }
+
+    /// Over 0 in the element type: 1e-50 is a zero f32.
+    fn positive(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
+        self.element(name, value)?;
+        let kept = if self.dtype == DType::F32 {
+            f64::from(value as f32)
+        } else {
+            value
+        };
+        holds(
+            name,
+            value,
+            kept > 0.0,
+            "over 0 in the table's element type",
+        )
+    }
+}
+
+/// In `[0, 1)`.
+fn decay(name: &'static str, value: f64) -> Result<(), SpecError> {
+    holds(
+        name,
+        value,
+        (0.0..1.0).contains(&value),
+        "at least 0 and under 1",
+    )
+}
+
+fn holds(name: &'static str, value: f64, ok: bool, range: &'static str) -> Result<(), SpecError> {
+    if ok {
+        Ok(())
+    } else {
+        Err(SpecError::Parameter { name, value, range })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,263 @@
+use super::*;
+use crate::table::Reduce;
+
+fn dense(layout: DenseLayout) -> TableSpec {
+    TableSpec {
+        name: "w".into(),
+        shape: Shape::Dense {
+            rows: 10,
+            cols: 8,
+            layout,
+        },
+        dtype: DType::F32,
+        optimizer: Optimizer::None,
+        init: Init::Zeros,
+        seed: 1,
+        effect: Effect::Immediate,
+        finite_check: true,
+        domain: DomainId(0),
+        partitions: 4,
+    }
+}
+
+fn sparse(dim: u32) -> TableSpec {
+    TableSpec {
+        shape: Shape::Sparse { dim },
+        ..dense(DenseLayout::Rows)
+    }
+}
+
+#[test]
+fn names() {
+    for (name, ok) in [
+        ("", false),
+        ("w", true),
+        ("wortgewichte-\u{e4}", true),
+        ("a\nb", false),
+        ("a\u{7f}", false),
+        (&"x".repeat(TABLE_NAME_BYTES_MAX), true),
+        (&"x".repeat(TABLE_NAME_BYTES_MAX + 1), false),
+    ] {
+        let spec = TableSpec {
+            name: name.into(),
+            ..sparse(8)
+        };
+        assert_eq!(spec.validate().is_ok(), ok, "{name:?}");
+    }
+}
+
+#[test]
+fn dimensions() {
+    let longest = (ROW_BYTES_MAX / 4) as u32;
+    assert_eq!(sparse(longest).validate(), Ok(()));
+    assert_eq!(
+        sparse(longest + 1).validate(),
+        Err(SpecError::RowBytes {
+            bytes: ROW_BYTES_MAX + 4
+        })
+    );
+    assert_eq!(sparse(0).validate(), Err(SpecError::Dim { dim: 0 }));
+    let dim = u64::from(ROW_DIM_MAX) + 1;
+    assert_eq!(
+        sparse(ROW_DIM_MAX + 1).validate(),
+        Err(SpecError::Dim { dim })
+    );
+    for (rows, ok) in [
+        (0, false),
+        (1, true),
+        (1 << 41, true),
+        (1 << 42, false),
+        (u64::MAX, false),
+    ] {
+        let shape = Shape::Dense {
+            rows,
+            cols: 8,
+            layout: DenseLayout::Rows,
+        };
+        assert_eq!(
+            TableSpec { shape, ..sparse(8) }.validate().is_ok(),
+            ok,
+            "{rows} rows"
+        );
+    }
+}
+
+#[test]
+fn blocks_and_snapshots() {
+    for (block_bytes, ok) in [
+        (0, false),
+        (2048, false),
+        (4096, true),
+        (12_288, false),
+        (1 << 18, true),
+        (1 << 19, false),
+    ] {
+        let spec = dense(DenseLayout::Blocks {
+            block_bytes,
+            snapshot: false,
+        });
+        assert_eq!(spec.validate().is_ok(), ok, "{block_bytes}");
+    }
+    let spec = dense(DenseLayout::Blocks {
+        block_bytes: 4096,
+        snapshot: true,
+    });
+    assert_eq!(spec.validate(), Err(SpecError::SnapshotNeedsAtClock));
+    assert_eq!(
+        TableSpec {
+            effect: Effect::AtClock(Reduce::Sum),
+            ..spec
+        }
+        .validate(),
+        Ok(())
+    );
+}
+
+#[test]
+fn optimizers() {
+    let good = Optimizer::Adam {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    };
+    assert_eq!(
+        TableSpec {
+            optimizer: good,
+            ..sparse(8)
+        }
+        .validate(),
+        Ok(())
+    );
+    let on_integers = TableSpec {
+        optimizer: good,
+        dtype: DType::I32,
+        ..sparse(8)
+    };
+    assert_eq!(
+        on_integers.validate(),
+        Err(SpecError::NeedsFloat { dtype: DType::I32 })
+    );
+    for bad in [
+        Optimizer::Sgd { lr: f64::NAN },
+        Optimizer::Sgd { lr: f64::INFINITY },
+        Optimizer::Sgd { lr: -0.1 },
+        Optimizer::Sgd { lr: 1e39 },
+        Optimizer::Momentum {
+            lr: 0.1,
+            mu: 1.0,
+            nesterov: false,
+        },
+        Optimizer::AdaGrad { lr: 0.1, eps: 0.0 },
+        Optimizer::AdaGrad {
+            lr: 0.1,
+            eps: 1e-50,
+        },
+        Optimizer::Adam {
+            lr: 1e-3,
+            beta1: 0.9,
+            beta2: f64::NAN,
+            eps: 1e-8,
+        },
+        Optimizer::Ftrl {
+            alpha: 0.0,
+            beta: 1.0,
+            l1: 0.0,
+            l2: 0.0,
+        },
+        Optimizer::Ftrl {
+            alpha: 0.1,
+            beta: 1.0,
+            l1: -1.0,
+            l2: 0.0,
+        },
+    ] {
+        let error = TableSpec {
+            optimizer: bad,
+            ..sparse(8)
+        }
+        .validate();
+        assert!(matches!(error, Err(SpecError::Parameter { .. })), "{bad:?}");
+    }
+}
+
+#[test]
+fn initialisers() {
+    let ok = |dtype, init| {
+        TableSpec {
+            dtype,
+            init,
+            ..sparse(8)
+        }
+        .validate()
+        .is_ok()
+    };
+    assert!(ok(DType::I32, Init::Constant(-3.0)));
+    assert!(!ok(DType::I32, Init::Constant(0.5)));
+    assert!(!ok(DType::I32, Init::Constant(3e9)));
+    assert!(ok(DType::I64, Init::Constant(3e9)));
+    assert!(!ok(DType::I64, Init::Constant(1e300)));
+    assert!(!ok(
+        DType::I64,
+        Init::Uniform {
+            low: 0.0,
+            high: 1.0
+        }
+    ));
+    assert!(ok(
+        DType::F64,
+        Init::Uniform {
+            low: -1.0,
+            high: 1.0
+        }
+    ));
+    assert!(!ok(
+        DType::F64,
+        Init::Uniform {
+            low: 1.0,
+            high: -1.0
+        }
+    ));
+    assert!(!ok(DType::F32, Init::Constant(1e300)));
+    assert!(!ok(
+        DType::F32,
+        Init::Normal {
+            mean: 0.0,
+            std: -1.0
+        }
+    ));
+    assert!(!ok(
+        DType::F32,
+        Init::Normal {
+            mean: f64::NAN,
+            std: 1.0
+        }
+    ));
+}
+
+#[test]
+fn domains_and_partitions() {
+    for (domain, ok) in [(63, true), (64, false)] {
+        let spec = TableSpec {
+            domain: DomainId(domain),
+            ..sparse(8)
+        };
+        assert_eq!(spec.validate().is_ok(), ok);
+    }
+    for (partitions, ok) in [
+        (0, false),
+        (1, true),
+        (PARTITIONS_MAX, true),
+        (PARTITIONS_MAX + 1, false),
+    ] {
+        assert_eq!(
+            TableSpec {
+                partitions,
+                ..sparse(8)
+            }
+            .validate()
+            .is_ok(),
+            ok
+        );
+    }
+}
