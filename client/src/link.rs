@@ -1,0 +1,94 @@
+//! How a client reaches the control planes: traits, so that the simulator and the embedded cluster
+//! stand behind the same client as sockets do.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{Lane, TransportKind};
+use tidewater_transport::ids::{ApplierId, SessionId, TableId};
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::table::TableSpec;
+use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
+
+use crate::error::ClientError;
+
+/// A lane as a session begins with it, or as it came back.
+pub struct OpenLane {
+    /// The lane.
+    pub lane: Box<dyn Lane>,
+    /// How far its ring is at the server.
+    pub state: StateLine,
+}
+
+/// The control connection to one server, and the session on it.
+pub trait ServerLink: Send {
+    /// Name for messages.
+    fn name(&self) -> &str;
+
+    /// The session.
+    fn session(&self) -> SessionId;
+
+    /// What carries the lanes.
+    fn transport(&self) -> TransportKind;
+
+    /// Bytes of each lane's ring.
+    fn ring_bytes(&self) -> usize;
+
+    /// The server's part of a table.
+    ///
+    /// # Errors
+    /// The server's refusal, or the connection's failure.
+    fn describe(&mut self, table: TableId, deadline: Deadline)
+    -> Result<TableDescriptor, ClientError>;
+
+    /// Re-establishes a broken lane. Idempotent: a call that was cut is repeated.
+    ///
+    /// # Errors
+    /// The server's refusal, or that it cannot be reached.
+    fn recover(&mut self, applier: ApplierId, deadline: Deadline)
+    -> Result<OpenLane, ClientError>;
+}
+
+/// The control connection to the coordinator.
+pub trait CoordinatorLink: Send {
+    /// Creates a table, or opens it if it exists with an equal spec.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, or the connection's failure.
+    fn create_table(&mut self, spec: &TableSpec, deadline: Deadline)
+    -> Result<TableInfo, ClientError>;
+
+    /// Opens an existing table.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, or the connection's failure.
+    fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError>;
+
+    /// Releases a table on all servers.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, or the connection's failure.
+    fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError>;
+
+    /// Waits until `count` workers have come to the barrier `name`.
+    ///
+    /// # Errors
+    /// A refusal that names who is missing, or the connection's failure.
+    fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError>;
+
+    /// Saves all tables into a directory that all servers see.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, or the connection's failure.
+    fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError>;
+
+    /// Loads all tables of a saved model; their names.
+    ///
+    /// # Errors
+    /// The coordinator's refusal, or the connection's failure.
+    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Vec<String>, ClientError>;
+
+    /// This worker is done: nobody waits for it any more.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError>;
+}

@@ -1,0 +1,95 @@
+//! Duplicate keys of one push: sums and gradients are added, of assigns the last wins.
+
+use tidewater_transport::table::{DType, PushOp};
+
+/// Scratch memory, kept between calls so that none allocates once warm.
+#[derive(Debug, Default)]
+pub(crate) struct Combiner {
+    order: Vec<(u64, u32)>,
+    /// Distinct keys, ascending.
+    pub(crate) keys: Vec<u64>,
+    /// Their values.
+    pub(crate) values: Vec<u8>,
+}
+
+impl Combiner {
+    /// Combines `keys` with rows of `row_bytes`; the result is in `keys` and `values`. Rows of one
+    /// key are added in the caller's order.
+    pub(crate) fn combine(
+        &mut self,
+        dtype: DType,
+        op: PushOp,
+        keys: &[u64],
+        values: &[u8],
+        row_bytes: usize,
+    ) {
+        self.order.clear();
+        self.order.extend(keys.iter().enumerate().map(|(i, &k)| (k, i as u32)));
+        self.order.sort_unstable();
+        self.keys.clear();
+        self.values.clear();
+        for &(key, i) in &self.order {
+            let at = i as usize * row_bytes;
+            let Some(row) = values.get(at..at + row_bytes) else { continue };
+            if self.keys.last() != Some(&key) {
+                self.keys.push(key);
+                self.values.extend_from_slice(row);
+                continue;
+            }
+            let start = self.values.len() - row_bytes;
+            let acc = &mut self.values[start..];
+            match op {
+                PushOp::Assign => acc.copy_from_slice(row),
+                PushOp::Sum | PushOp::Gradient => add(dtype, acc, row),
+            }
+        }
+    }
+}
+
+/// `acc += row`; integers wrap.
+fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
+    macro_rules! each {
+        ($t:ty, $add:expr) => {{
+            const N: usize = size_of::<$t>();
+            let (acc, _) = acc.as_chunks_mut::<N>();
+            let (row, _) = row.as_chunks::<N>();
+            for (a, r) in acc.iter_mut().zip(row) {
+                *a = $add(<$t>::from_le_bytes(*a), <$t>::from_le_bytes(*r)).to_le_bytes();
+            }
+        }};
+    }
+    match dtype {
+        DType::F32 => each!(f32, |a: f32, b: f32| a + b),
+        DType::F64 => each!(f64, |a: f64, b: f64| a + b),
+        DType::I32 => each!(i32, i32::wrapping_add),
+        DType::I64 => each!(i64, i64::wrapping_add),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn gradients_add_and_assigns_take_the_last() {
+        let mut c = Combiner::default();
+        let keys = [7, 3, 7, u64::MAX, 3, 7];
+        let values = bytes(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
+        c.combine(DType::F32, PushOp::Gradient, &keys, &values, 4);
+        assert_eq!((&c.keys[..], &c.values[..]), (&[3, 7, u64::MAX][..], &bytes(&[18.0, 37.0, 8.0])[..]));
+        c.combine(DType::F32, PushOp::Assign, &keys, &values, 4);
+        assert_eq!(c.values, bytes(&[16.0, 32.0, 8.0]));
+    }
+
+    #[test]
+    fn integers_wrap() {
+        let mut c = Combiner::default();
+        let values: Vec<u8> = [i64::MAX, 1].iter().flat_map(|v| v.to_le_bytes()).collect();
+        c.combine(DType::I64, PushOp::Sum, &[1, 1], &values, 8);
+        assert_eq!(c.values, i64::MIN.to_le_bytes());
+    }
+}

@@ -1,0 +1,184 @@
+//! The client's half of one ring: staging, credits, sequence numbers.
+//!
+//! Frames are built in a staging ring with the offsets of the real one and written from there.
+//! Staging is kept until the server has applied a frame, so that a broken lane can be re-written:
+//! same offsets, same sequence numbers.
+
+use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
+use tidewater_transport::ids::SessionId;
+use tidewater_transport::layout::frame::{
+    FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY,
+};
+use tidewater_transport::layout::line_bytes;
+use tidewater_transport::layout::lines::{CheckedU64, StateLine};
+use tidewater_transport::layout::ring::RingGeometry;
+use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
+
+/// A ring as its client keeps it.
+#[derive(Debug)]
+pub(crate) struct PushRing {
+    session: SessionId,
+    ring: RingGeometry,
+    staging: Vec<u8>,
+    check_frames: bool,
+    /// Monotonic end of what was built.
+    tail: u64,
+    /// Monotonic end of what was written to the lane.
+    written: u64,
+    /// Tail that the lane was last signalled with.
+    signalled: u64,
+    next_seq: u64,
+    state: StateLine,
+}
+
+impl PushRing {
+    pub(crate) fn new(session: SessionId, ring: RingGeometry, check_frames: bool) -> Self {
+        Self {
+            session,
+            ring,
+            staging: vec![0; ring.bytes() as usize],
+            check_frames,
+            tail: 0,
+            written: 0,
+            signalled: 0,
+            next_seq: 1,
+            state: StateLine::default(),
+        }
+    }
+
+    /// Most payload bytes of a frame.
+    pub(crate) const fn payload_bytes_max(&self) -> usize {
+        self.ring.frame_bytes_max() as usize - FRAME_HEADER_BYTES
+    }
+
+    /// What the server said last.
+    pub(crate) const fn state(&self) -> &StateLine {
+        &self.state
+    }
+
+    /// Takes in what the server says now; false if that is not news.
+    pub(crate) fn learn(&mut self, state: StateLine) -> bool {
+        let news = state.applied_seq > self.state.applied_seq
+            || state.head_bytes > self.state.head_bytes
+            || state.durable_seq > self.state.durable_seq;
+        // A state beyond what was sent is nonsense and ignored; the deadline will tell.
+        if news && state.head_bytes <= self.tail && state.applied_seq < self.next_seq {
+            self.state = state;
+        }
+        news
+    }
+
+    /// Whether a frame with this payload fits now.
+    pub(crate) fn has_room(&self, payload_len: usize) -> bool {
+        let len = frame_bytes(payload_len);
+        self.next_seq - self.state.applied_seq <= FRAMES_IN_FLIGHT_MAX
+            && self.ring.place(self.state.head_bytes, self.tail, len).is_some()
+    }
+
+    /// Builds a frame in staging; `fill` writes its payload. Returns its sequence number, or
+    /// `None` without room. The payload arrives zeroed.
+    pub(crate) fn build(
+        &mut self,
+        mut header: FrameHeader,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]),
+    ) -> Option<u64> {
+        if !self.has_room(payload_len) {
+            return None;
+        }
+        let len = frame_bytes(payload_len);
+        let place = self.ring.place(self.state.head_bytes, self.tail, len)?;
+        if place.pad > 0 {
+            self.pad();
+        }
+        header.session = self.session.0;
+        header.seq = self.next_seq;
+        header.payload_len = payload_len as u32;
+        header.chk = 0;
+        let at = self.ring.offset(place.at) as usize;
+        let frame = self.staging.get_mut(at..at + len as usize)?;
+        let (head, body) = frame.split_at_mut(FRAME_HEADER_BYTES);
+        body.fill(0);
+        fill(body.get_mut(..payload_len)?);
+        if self.check_frames {
+            header.chk = header.hasher().finish_bytes(&body[..payload_len]);
+        }
+        head.copy_from_slice(&line_bytes(&header.to_line()));
+        self.tail = place.at + len;
+        self.next_seq += 1;
+        Some(header.seq)
+    }
+
+    fn pad(&mut self) {
+        let mut header = FrameHeader {
+            kind: FrameKind::Pad,
+            flags: FrameFlags::default(),
+            seq: self.next_seq,
+            session: self.session.0,
+            payload_len: 0,
+            count: 0,
+            table: 0,
+            partition: PARTITION_ANY,
+            clock: 0,
+            user_tag: 0,
+            chk: 0,
+        };
+        if self.check_frames {
+            header.chk = header.hasher().finish(&[]);
+        }
+        let at = self.ring.offset(self.tail) as usize;
+        if let Some(head) = self.staging.get_mut(at..at + FRAME_HEADER_BYTES) {
+            head.copy_from_slice(&line_bytes(&header.to_line()));
+        }
+        self.tail += self.ring.to_wrap(self.tail);
+    }
+
+    /// Writes what was built and tells the applier.
+    pub(crate) fn send(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
+        self.write_frames(lane)?;
+        if self.signalled != self.tail {
+            self.signal(lane)?;
+        }
+        Ok(())
+    }
+
+    fn write_frames(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
+        while self.written < self.tail {
+            let at = self.ring.offset(self.written);
+            let len = (self.tail - self.written).min(self.ring.to_wrap(self.written));
+            let bytes = self.staging.get(at as usize..(at + len) as usize).unwrap_or_default();
+            let to = RemoteAddr { key: INBOX_KEY, addr: INBOX_RING_AT as u64 + at };
+            lane.write(to, bytes)?;
+            self.written += len;
+        }
+        Ok(())
+    }
+
+    fn signal(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
+        let mut cell = [0; 16];
+        let [value, chk] = CheckedU64::new(self.tail, self.session.0).0;
+        cell[..8].copy_from_slice(&value.to_le_bytes());
+        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        let to = RemoteAddr { key: INBOX_KEY, addr: INBOX_TAIL_AT as u64 };
+        lane.write_signal(to, &cell)?;
+        self.signalled = self.tail;
+        Ok(())
+    }
+
+    /// After recovery: the server stands at `state`; everything behind it is written again.
+    pub(crate) fn resend(
+        &mut self,
+        state: StateLine,
+        lane: &mut dyn Lane,
+    ) -> Result<(), LaneError> {
+        self.learn(state);
+        self.written = state.head_bytes;
+        self.write_frames(lane)?;
+        self.signal(lane)
+    }
+}
+
+const fn frame_bytes(payload_len: usize) -> u64 {
+    (FRAME_HEADER_BYTES + payload_len.next_multiple_of(64)) as u64
+}
