@@ -1,1 +1,3 @@
 //! Tidewater.
+
+pub mod data;

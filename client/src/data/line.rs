@@ -1,0 +1,322 @@
+//! One line of a training file to one row: total, bounded, and without allocation once warm.
+
+use std::str::FromStr;
+
+use tidewater_transport::limits;
+
+use super::error::{LineFault, LineProblem};
+
+/// How the features of a line are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// `label index:value ...`, indices from 1.
+    Libsvm,
+    /// `label index:value ...`, indices from 0, as some tools write.
+    LibsvmZeroBased,
+    /// `label index ...`, indices from 0, each with the value 1.
+    Dummy,
+}
+
+impl Format {
+    /// Its name on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Libsvm => "libsvm",
+            Self::LibsvmZeroBased => "libsvm0",
+            Self::Dummy => "dummy",
+        }
+    }
+}
+
+/// No format has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "no data format is called `{0}`; there are libsvm (indices from 1), libsvm0 (from 0), dummy"
+)]
+pub struct UnknownFormat(pub String);
+
+impl FromStr for Format {
+    type Err = UnknownFormat;
+
+    fn from_str(name: &str) -> Result<Self, UnknownFormat> {
+        [Self::Libsvm, Self::LibsvmZeroBased, Self::Dummy]
+            .into_iter()
+            .find(|format| format.name() == name)
+            .ok_or_else(|| UnknownFormat(name.to_owned()))
+    }
+}
+
+/// What becomes of labels. It never depends on which labels a part of the file happens to hold.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum LabelMap {
+    /// Two classes: +1 to 1, -1 and 0 to 0; any other label is an error.
+    #[default]
+    Binary,
+    /// This class to 1, all others to 0.
+    OneVsRest(f32),
+    /// Kept as written.
+    Raw,
+}
+
+impl LabelMap {
+    /// The stored label, `None` for one that is not of two classes.
+    pub fn map(self, label: f32) -> Option<f32> {
+        match self {
+            Self::Binary if label == 1.0 => Some(1.0),
+            Self::Binary if label == 0.0 || label == -1.0 => Some(0.0),
+            Self::Binary => None,
+            Self::OneVsRest(class) => Some(f32::from(u8::from(label == class))),
+            Self::Raw => Some(label),
+        }
+    }
+}
+
+/// Parses lines into one row, whose buffers it keeps.
+///
+/// After a line was accepted, keys ascend strictly: a line whose indices are in another order is
+/// sorted (`O(n log n)`), an index given twice is refused.
+#[derive(Debug)]
+pub struct LineParser {
+    format: Format,
+    labels: LabelMap,
+    label: f32,
+    keys: Vec<u64>,
+    values: Vec<f32>,
+    /// Column of each feature, for faults that show only after the line was read.
+    columns: Vec<usize>,
+    /// Scratch of the sort.
+    order: Vec<(u64, usize)>,
+}
+
+impl LineParser {
+    /// A parser of one format.
+    pub fn new(format: Format, labels: LabelMap) -> Self {
+        Self {
+            format,
+            labels,
+            label: 0.0,
+            keys: Vec::new(),
+            values: Vec::new(),
+            columns: Vec::new(),
+            order: Vec::new(),
+        }
+    }
+
+    /// Parses a line without its line end. `false` for one that holds no row: blank or a comment.
+    ///
+    /// # Errors
+    /// The first fault of the line; the row of the last accepted line is lost.
+    pub fn parse(&mut self, line: &[u8]) -> Result<bool, LineFault> {
+        self.keys.clear();
+        self.values.clear();
+        self.columns.clear();
+        if line.len() > limits::DATA_LINE_BYTES_MAX {
+            return Err(LineFault::new(1, line, LineProblem::LineTooLong));
+        }
+        let mut fields = Fields::new(line).peekable();
+        let Some(label) = fields.next() else {
+            return Ok(false);
+        };
+        self.label = self.parse_label(label)?;
+        if let Some(qid) = fields.next_if(Field::is_qid) {
+            qid.check_qid()?;
+        }
+        for field in fields {
+            self.parse_feature(field)?;
+        }
+        if !self.keys.is_sorted_by(|a, b| a < b) {
+            self.sort(line)?;
+        }
+        Ok(true)
+    }
+
+    /// The accepted line's label, mapped.
+    pub fn label(&self) -> f32 {
+        self.label
+    }
+
+    /// The accepted line's keys, strictly ascending, all below [`limits::DATA_KEY_LIMIT`].
+    pub fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+
+    /// The values, aligned with the keys; finite.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    fn parse_label(&self, field: Field<'_>) -> Result<f32, LineFault> {
+        let label = parse_f32(field.text).ok_or_else(|| field.fault(LineProblem::Label))?;
+        self.labels
+            .map(label)
+            .ok_or_else(|| field.fault(LineProblem::LabelNotBinary))
+    }
+
+    fn parse_feature(&mut self, field: Field<'_>) -> Result<(), LineFault> {
+        if self.keys.len() == limits::DATA_ROW_FEATURES_MAX {
+            return Err(field.fault(LineProblem::TooManyFeatures));
+        }
+        let colon = field.text.iter().position(|&b| b == b':');
+        let (key, value) = match (self.format, colon) {
+            (Format::Dummy, None) => (parse_key(field, 0)?, 1.0),
+            (Format::Dummy, Some(_)) => return Err(field.fault(LineProblem::Colon)),
+            (_, None) => return Err(field.fault(LineProblem::NoColon)),
+            (format, Some(colon)) => {
+                let (index, value) = field.split(colon);
+                let base = u64::from(format == Format::Libsvm);
+                let number = parse_f32(value.text);
+                let number = number.ok_or_else(|| value.fault(LineProblem::Value))?;
+                (parse_key(index, base)?, number)
+            }
+        };
+        self.keys.push(key);
+        self.values.push(value);
+        self.columns.push(field.column);
+        Ok(())
+    }
+
+    /// Brings the row into ascending order and refuses duplicates.
+    fn sort(&mut self, line: &[u8]) -> Result<(), LineFault> {
+        self.order.clear();
+        let numbered = self.keys.iter().enumerate().map(|(at, &key)| (key, at));
+        self.order.extend(numbered);
+        self.order.sort_unstable();
+        if let Some(twice) = self.order.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+            let column = self.columns[twice[1].1];
+            let text = Fields::starting_at(line, column).next();
+            let text = text.map_or(&[][..], |field| field.text);
+            return Err(LineFault::new(column, text, LineProblem::Duplicate));
+        }
+        // Values move as the keys do; the old ones go to the end of the same vector meanwhile.
+        let count = self.values.len();
+        self.values.extend_from_within(..);
+        for (at, &(key, from)) in self.order.iter().enumerate() {
+            self.keys[at] = key;
+            self.values[at] = self.values[count + from];
+        }
+        self.values.truncate(count);
+        Ok(())
+    }
+}
+
+/// A run of bytes between blanks, and its column from 1.
+#[derive(Debug, Clone, Copy)]
+struct Field<'a> {
+    column: usize,
+    text: &'a [u8],
+}
+
+impl<'a> Field<'a> {
+    fn fault(self, problem: LineProblem) -> LineFault {
+        LineFault::new(self.column, self.text, problem)
+    }
+
+    fn is_qid(&self) -> bool {
+        self.text.starts_with(b"qid:")
+    }
+
+    fn check_qid(self) -> Result<(), LineFault> {
+        match &self.text[b"qid:".len()..] {
+            [] => Err(self.fault(LineProblem::Qid)),
+            digits if digits.iter().all(u8::is_ascii_digit) => Ok(()),
+            _ => Err(self.fault(LineProblem::Qid)),
+        }
+    }
+
+    /// What is before and after the colon at byte `colon`.
+    fn split(self, colon: usize) -> (Self, Self) {
+        let (index, value) = (&self.text[..colon], &self.text[colon + 1..]);
+        let value = Field {
+            column: self.column + colon + 1,
+            text: value,
+        };
+        (
+            Field {
+                text: index,
+                ..self
+            },
+            value,
+        )
+    }
+}
+
+/// The fields of a line up to its comment.
+struct Fields<'a> {
+    line: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Fields<'a> {
+    fn new(line: &'a [u8]) -> Self {
+        Self::starting_at(line, 1)
+    }
+
+    fn starting_at(line: &'a [u8], column: usize) -> Self {
+        let end = line.iter().position(|&b| b == b'#').unwrap_or(line.len());
+        Self {
+            line: &line[..end],
+            at: column - 1,
+        }
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = Field<'a>;
+
+    fn next(&mut self) -> Option<Field<'a>> {
+        let is_blank = |&b: &u8| b == b' ' || b == b'\t';
+        let rest = self.line.get(self.at..)?;
+        let start = self.at + rest.iter().position(|b| !is_blank(b))?;
+        let rest = &self.line[start..];
+        let length = rest.iter().position(is_blank).unwrap_or(rest.len());
+        self.at = start + length;
+        Some(Field {
+            column: start + 1,
+            text: &rest[..length],
+        })
+    }
+}
+
+/// Whether the first feature of a line has a colon: what tells LIBSVM from dummy. `None` for a
+/// line without features.
+pub(crate) fn first_feature_has_colon(line: &[u8]) -> Option<bool> {
+    let mut features = Fields::new(line).skip(1).skip_while(Field::is_qid);
+    features.next().map(|field| field.text.contains(&b':'))
+}
+
+/// A key from an index that counts from `base`.
+fn parse_key(field: Field<'_>, base: u64) -> Result<u64, LineFault> {
+    if field.text.is_empty() {
+        return Err(field.fault(LineProblem::Index));
+    }
+    let mut index: Option<u64> = Some(0);
+    for &byte in field.text {
+        if !byte.is_ascii_digit() {
+            return Err(field.fault(LineProblem::Index));
+        }
+        let digit = u64::from(byte - b'0');
+        index = index.and_then(|i| i.checked_mul(10)?.checked_add(digit));
+    }
+    let index = index.ok_or_else(|| field.fault(LineProblem::IndexTooLarge))?;
+    match index.checked_sub(base) {
+        None => Err(field.fault(LineProblem::IndexZero)),
+        Some(key) if key >= limits::DATA_KEY_LIMIT => Err(field.fault(LineProblem::IndexTooLarge)),
+        Some(key) => Ok(key),
+    }
+}
+
+/// A finite number; `1` and `0`, most of what such files hold, need no general parser.
+fn parse_f32(text: &[u8]) -> Option<f32> {
+    match text {
+        b"1" | b"+1" => Some(1.0),
+        b"0" => Some(0.0),
+        _ => {
+            let number: f32 = std::str::from_utf8(text).ok()?.parse().ok()?;
+            number.is_finite().then_some(number)
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "line_tests.rs"]
+mod tests;
