@@ -1,3 +1,4 @@
 //! Tidewater.
 
 pub mod data;
+pub mod train;

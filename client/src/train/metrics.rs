@@ -1,0 +1,280 @@
+//! How good predictions are: log-loss, AUC, accuracy, precision, recall.
+//!
+//! Two forms, for test sets of any size spread over any number of workers:
+//!
+//! - [`auc_exact`] sorts all (score, label) pairs: exact, 8 bytes a row gathered in one place. It
+//!   counts in integers, so the order in which workers' pairs are joined does not matter.
+//! - [`Evaluation`] is of fixed size (16 KiB of AUC histogram) and merges; its AUC comes with a
+//!   bound on its error that is computed from the histogram itself.
+
+use serde::{Deserialize, Serialize};
+
+/// Probabilities are moved into `[CLIP, 1 - CLIP]` before their logarithm is taken, so that one
+/// certain and wrong prediction costs 34.5 and not infinity (scikit-learn's former default).
+pub const CLIP: f64 = 1e-15;
+
+/// Bins of the AUC histogram, of equal width in probability.
+pub const AUC_BINS: usize = 1024;
+
+/// A row's score (any increasing function of its probability) and label.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scored {
+    /// Larger means more likely positive.
+    pub score: f32,
+    /// Whether it is.
+    pub positive: bool,
+}
+
+/// What cannot be evaluated.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MetricsError {
+    /// A score is not a number.
+    #[error("row {row} has score {score}; the model diverged: lower the learning rate")]
+    NotFinite {
+        /// Position of the row.
+        row: u64,
+        /// Its score.
+        score: f64,
+    },
+    /// AUC compares positives with negatives.
+    #[error(
+        "no AUC with {positives} positive and {negatives} negative rows; both kinds are needed"
+    )]
+    OneClass {
+        /// Positive rows.
+        positives: u64,
+        /// Negative rows.
+        negatives: u64,
+    },
+    /// An evaluation from elsewhere contradicts itself.
+    #[error("an evaluation of {rows} rows does not add up; is the worker of another version?")]
+    Inconsistent {
+        /// Rows it claims.
+        rows: u64,
+    },
+}
+
+/// Probability that a random positive row scores above a random negative one, ties counting half
+/// (the Mann-Whitney statistic with average ranks). Sorts `rows`, `O(n log n)`; the result is exact
+/// up to one rounding.
+///
+/// # Errors
+/// A score that is no finite number; rows of one class only.
+pub fn auc_exact(rows: &mut [Scored]) -> Result<f64, MetricsError> {
+    if let Some(row) = rows.iter().position(|row| !row.score.is_finite()) {
+        return Err(MetricsError::NotFinite {
+            row: row as u64,
+            score: f64::from(rows[row].score),
+        });
+    }
+    rows.sort_unstable_by(|a, b| a.score.total_cmp(&b.score));
+    // `==`, so that -0 and 0, neighbours in the total order, are one group.
+    let groups = rows.chunk_by(|a, b| a.score == b.score).map(|group| {
+        let positives = group.iter().filter(|row| row.positive).count() as u64;
+        [group.len() as u64 - positives, positives]
+    });
+    let wins = Wins::count(groups);
+    wins.auc()
+}
+
+/// Comparisons of positives with negatives, in halves so that ties are integers.
+#[derive(Default)]
+struct Wins {
+    negatives: u64,
+    positives: u64,
+    halves: u128,
+    tied_pairs: u128,
+}
+
+impl Wins {
+    /// From `[negatives, positives]` of groups of tied rows, by ascending score.
+    fn count(groups: impl Iterator<Item = [u64; 2]>) -> Self {
+        groups.fold(Self::default(), |mut wins, [negatives, positives]| {
+            let tied = u128::from(positives) * u128::from(negatives);
+            wins.halves += 2 * u128::from(positives) * u128::from(wins.negatives) + tied;
+            wins.tied_pairs += tied;
+            wins.negatives += negatives;
+            wins.positives += positives;
+            wins
+        })
+    }
+
+    fn pairs(&self) -> u128 {
+        u128::from(self.positives) * u128::from(self.negatives)
+    }
+
+    fn auc(&self) -> Result<f64, MetricsError> {
+        if self.pairs() == 0 {
+            return Err(MetricsError::OneClass {
+                positives: self.positives,
+                negatives: self.negatives,
+            });
+        }
+        Ok(self.halves as f64 / (2 * self.pairs()) as f64)
+    }
+}
+
+/// AUC from a histogram.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AucEstimate {
+    /// Rows of one bin counted as ties.
+    pub auc: f64,
+    /// The exact AUC of the same probabilities is within this of `auc`: half the share of pairs
+    /// that fell into one bin.
+    pub error: f64,
+}
+
+/// Counts and sums over evaluated rows. Fixed size, mergeable, serialisable.
+///
+/// Merge evaluations in rank order: all counts are integers, but `loss_sum` is a floating-point
+/// sum, whose last bits depend on the order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    rows: u64,
+    loss_sum: f64,
+    true_positives: u64,
+    false_positives: u64,
+    true_negatives: u64,
+    false_negatives: u64,
+    /// `[negatives, positives]` by bin of probability.
+    bins: Vec<[u64; 2]>,
+}
+
+impl Default for Evaluation {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Evaluation {
+    /// Of no rows.
+    pub fn new() -> Self {
+        Self {
+            rows: 0,
+            loss_sum: 0.0,
+            true_positives: 0,
+            false_positives: 0,
+            true_negatives: 0,
+            false_negatives: 0,
+            bins: vec![[0; 2]; AUC_BINS],
+        }
+    }
+
+    /// Counts a row that was predicted to be positive with `probability` in `[0, 1]`. It counts as
+    /// classified positive from 1/2 on.
+    ///
+    /// # Errors
+    /// A probability that is not a number.
+    pub fn add(&mut self, probability: f64, positive: bool) -> Result<(), MetricsError> {
+        if probability.is_nan() {
+            return Err(MetricsError::NotFinite {
+                row: self.rows,
+                score: probability,
+            });
+        }
+        let p = probability.clamp(CLIP, 1.0 - CLIP);
+        self.rows += 1;
+        self.loss_sum -= if positive { p.ln() } else { (-p).ln_1p() };
+        *match (probability >= 0.5, positive) {
+            (true, true) => &mut self.true_positives,
+            (true, false) => &mut self.false_positives,
+            (false, false) => &mut self.true_negatives,
+            (false, true) => &mut self.false_negatives,
+        } += 1;
+        // Rounds towards zero; below `AUC_BINS` because `p` is below 1.
+        self.bins[(p * AUC_BINS as f64) as usize][usize::from(positive)] += 1;
+        Ok(())
+    }
+
+    /// Adds the rows of another worker's evaluation, which may come from outside.
+    ///
+    /// # Errors
+    /// An evaluation that contradicts itself or overflows a count; `self` stays as it was.
+    pub fn merge(&mut self, other: &Self) -> Result<(), MetricsError> {
+        let inconsistent = || MetricsError::Inconsistent { rows: other.rows };
+        if !other.is_consistent() {
+            return Err(inconsistent());
+        }
+        // No count exceeds `rows`, so if this sum fits, all do.
+        self.rows = self.rows.checked_add(other.rows).ok_or_else(inconsistent)?;
+        self.loss_sum += other.loss_sum;
+        self.true_positives += other.true_positives;
+        self.false_positives += other.false_positives;
+        self.true_negatives += other.true_negatives;
+        self.false_negatives += other.false_negatives;
+        for (bin, theirs) in self.bins.iter_mut().zip(&other.bins) {
+            bin[0] += theirs[0];
+            bin[1] += theirs[1];
+        }
+        Ok(())
+    }
+
+    fn is_consistent(&self) -> bool {
+        let total = |counts: &[u64]| {
+            let mut counts = counts.iter();
+            counts.try_fold(0u64, |sum, &n| sum.checked_add(n))
+        };
+        let by_label = |label: usize| {
+            let mut bins = self.bins.iter();
+            bins.try_fold(0u64, |sum, bin| sum.checked_add(bin[label]))
+        };
+        let positives = total(&[self.true_positives, self.false_negatives]);
+        let negatives = total(&[self.true_negatives, self.false_positives]);
+        let rows = positives.zip(negatives).and_then(|(p, n)| total(&[p, n]));
+        self.bins.len() == AUC_BINS
+            && rows == Some(self.rows)
+            && by_label(1) == positives
+            && by_label(0) == negatives
+            && self.loss_sum.is_finite()
+            && self.loss_sum >= 0.0
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> u64 {
+        self.rows
+    }
+
+    /// Mean log-loss, natural logarithm, probabilities clipped by [`CLIP`]. `None` without rows.
+    pub fn log_loss(&self) -> Option<f64> {
+        (self.rows > 0).then(|| self.loss_sum / self.rows as f64)
+    }
+
+    /// Share of rows classified rightly at 1/2. `None` without rows.
+    pub fn accuracy(&self) -> Option<f64> {
+        ratio(self.true_positives + self.true_negatives, self.rows)
+    }
+
+    /// Share of positives among the rows classified positive. `None` if there are none.
+    pub fn precision(&self) -> Option<f64> {
+        let classified = self.true_positives + self.false_positives;
+        ratio(self.true_positives, classified)
+    }
+
+    /// Share of the positives that were classified positive. `None` if there are none.
+    pub fn recall(&self) -> Option<f64> {
+        let positives = self.true_positives + self.false_negatives;
+        ratio(self.true_positives, positives)
+    }
+
+    /// AUC with a bound on its error.
+    ///
+    /// # Errors
+    /// Rows of one class only.
+    pub fn auc(&self) -> Result<AucEstimate, MetricsError> {
+        let wins = Wins::count(self.bins.iter().copied());
+        let auc = wins.auc()?;
+        Ok(AucEstimate {
+            auc,
+            error: wins.tied_pairs as f64 / (2 * wins.pairs()) as f64,
+        })
+    }
+}
+
+fn ratio(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;
