@@ -30,6 +30,9 @@ pub const SERVERS_MAX: u32 = 1_024;
 pub const WORKERS_MAX: u32 = 65_536;
 /// Appliers of a server.
 pub const APPLIERS_MAX: u16 = 64;
+/// Descriptors of one message: four memories and a bell for each applier. The kernel's own limit
+/// is 253.
+pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 /// Sessions (client threads) of a server.
 pub const SESSIONS_MAX: usize = 4_096;
 /// A ring's data bytes; a frame is at most a quarter of it.
@@ -56,3 +59,35 @@ pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 pub const PULL_RETRIES_MAX: u32 = 8;
 /// Frame bytes one applier takes from one ring before it looks at its sockets again.
 pub const APPLY_BATCH_BYTES: usize = 64 << 10;
+/// Bytes of a control frame's body before the peer has proven that it holds the job's token: the
+/// largest handshake message is under 512 bytes, later versions may grow.
+pub const UNPROVEN_BYTES_MAX: usize = 4 << 10;
+/// Bytes queued for a control peer that does not read: two of the largest messages; past it the
+/// peer is cut off instead of growing our memory.
+pub const CONTROL_QUEUE_BYTES_MAX: usize = 2 * CONTROL_BYTES_MAX + 4096;
+/// Notices that a blocking control connection keeps while nobody asks for them.
+pub const NOTICES_MAX: usize = 256;
+/// Bytes of a namespace: fixed room in the handshake's first message.
+pub const NAMESPACE_BYTES_MAX: usize = 64;
+/// Bytes of a host name (RFC 1035) or of the kernel's boot id.
+pub const HOST_BYTES_MAX: usize = 255;
+/// Bytes of `host:port`: a host name, a colon, five digits, and brackets of an IPv6 literal.
+pub const ADDRESS_BYTES_MAX: usize = HOST_BYTES_MAX + 8;
+/// Bytes of an abstract unix socket's name: `sun_path` less its leading zero.
+pub const UNIX_NAME_BYTES_MAX: usize = 107;
+/// Bytes of a directory name: `PATH_MAX` less its final zero.
+pub const PATH_BYTES_MAX: usize = 4_095;
+/// Bytes of the text of a refusal or of a failure's reason: one or two lines of a log.
+pub const TEXT_BYTES_MAX: usize = 1_024;
+/// Bytes of the text of a refused handshake: it must fit before the peer is proven.
+pub const HANDSHAKE_TEXT_BYTES_MAX: usize = 256;
+/// Bytes of a dense block: a page at least; at most what one frame of 256 KiB carries.
+pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
+/// See [`BLOCK_BYTES_MIN`].
+pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
+/// Payload bytes of a dense table: 64 TiB stay inside a process's 47 bits of address.
+pub const DENSE_BYTES_MAX: u64 = 1 << 46;
+/// Bytes of a frame that are not values when it pushes one row: header and one key, 64 B each.
+pub const FRAME_ROW_OVERHEAD_BYTES: usize = 128;
+/// Payload bytes of a row: one row and its key fit the largest frame of a ring of default size.
+pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYTES;
