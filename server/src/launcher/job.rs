@@ -26,6 +26,7 @@ const READ_BYTES: usize = 64 << 10;
 pub(super) struct Job {
     pub(super) config: RunConfig,
     pub(super) spawner: Spawner,
+    /// The guard first; then the others, as they were started.
     pub(super) processes: Vec<Process>,
     /// stdout and stderr; one sink when both are the same file.
     pub(super) sinks: Vec<Sink>,
@@ -151,6 +152,30 @@ impl Job {
             Ok(process) => self.processes.push(process),
             Err(error) => self.fail(Failure::Start {
                 member,
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// Puts a new guard in the place of one that died before its work.
+    pub(super) fn renew_guard(&mut self) {
+        if self.processes[0].exit.is_none() {
+            return;
+        }
+        let groups: String = self.processes[1..]
+            .iter()
+            .map(|process| format!("{}\n", process.pid_raw()))
+            .collect();
+        let renewed = self.spawner.guard().and_then(|mut guard| {
+            if let Some(control) = guard.control.as_mut() {
+                control.write_all(groups.as_bytes())?;
+            }
+            Ok(guard)
+        });
+        match renewed {
+            Ok(guard) => self.processes[0] = guard,
+            Err(error) => self.fail(Failure::Start {
+                member: Member::Guard,
                 reason: error.to_string(),
             }),
         }

@@ -93,6 +93,9 @@ impl Job {
             _ => self.config.grace,
         };
         self.deadline = Some(Deadline::after(patience));
+        if stage == Stage::Guard {
+            self.renew_guard();
+        }
         for process in self
             .processes
             .iter_mut()

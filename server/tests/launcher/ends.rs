@@ -5,17 +5,17 @@ use std::time::Duration;
 use rustix::process::{Signal, kill_process};
 use tidewater_transport::clock;
 
-use crate::harness::{COORDINATOR, Job, Run, SERVER, is_alive};
+use crate::harness::{AWAIT, COORDINATOR, Job, Run, SERVER, is_alive};
 
 /// A worker that would stay for ever.
 const STAY: &str = "echo worker-pid $$ >&2; while :; do sleep 1; done";
 
 #[test]
 fn the_first_failure_gives_the_code_and_the_others_are_told() {
-    let script = "trap 'echo told; exit 9' TERM; echo up >&2
-        if [ $TIDEWATER_RANK = 1 ]; then sleep 0.2; echo boom >&2; exit 7; fi
+    let script = "trap 'echo told; exit 9' TERM; : > $TEST_FOLDER/$TIDEWATER_RANK
+        if [ $TIDEWATER_RANK = 1 ]; then await 0 2; echo boom >&2; exit 7; fi
         while :; do sleep 0.05; done";
-    let ended = Job::of(&["-w", "3"], script).end();
+    let ended = Job::of(&["-w", "3"], &format!("{AWAIT}{script}")).end();
     assert_eq!(ended.code, 7, "{}", ended.stderr);
     assert_eq!(ended.stdout, "told\ntold\n");
     let message = ended
@@ -228,9 +228,11 @@ fn a_server_that_leaves_early_is_a_failure_even_with_code_0() {
 
 #[test]
 fn servers_are_asked_to_end_after_the_workers_even_if_stopped() {
+    let worker = format!("{AWAIT} await up; sleep 0.1; echo work done >&2");
     let job = Job {
-        server: "trap 'echo bye >&2; exit 143' TERM; echo up >&2; kill -STOP $$; sleep 5 & wait",
-        ..Job::of(&[], "sleep 0.2; echo work done >&2")
+        server: "trap 'echo bye >&2; exit 143' TERM; : > $TEST_FOLDER/up; kill -STOP $$
+            sleep 5 & wait",
+        ..Job::of(&[], &worker)
     };
     let start = clock::now();
     let ended = job.end();
@@ -247,13 +249,10 @@ fn servers_are_asked_to_end_after_the_workers_even_if_stopped() {
 
 #[test]
 fn a_server_that_fails_while_it_ends_is_a_failure() {
+    let worker = format!("{AWAIT} await up");
     let job = Job {
-        server: "cat >/dev/null; trap '' TERM; exit 5",
-        ..Job::of(&[], "sleep 0.1")
-    };
-    let job = Job {
-        server: &format!("trap '' TERM; {}", job.server),
-        ..job
+        server: "trap '' TERM; : > $TEST_FOLDER/up; cat >/dev/null; exit 5",
+        ..Job::of(&[], &worker)
     };
     assert_eq!(job.end().code, 5);
 }
@@ -262,12 +261,12 @@ fn a_server_that_fails_while_it_ends_is_a_failure() {
 fn a_coordinator_that_does_not_get_ready_is_not_awaited() {
     let job = Job {
         coordinator: "echo gibberish >&0; exec cat >/dev/null",
-        ..Job::of(&["--start-timeout", "200ms"], "echo never")
+        ..Job::of(&["--start-timeout", "1s"], "echo never")
     };
     let ended = job.end();
     assert_eq!((ended.code, &*ended.stdout), (4, ""));
     assert!(
-        ended.stderr.contains("not ready after 200ms"),
+        ended.stderr.contains("not ready after 1s"),
         "{}",
         ended.stderr
     );
@@ -293,12 +292,12 @@ fn a_coordinator_that_does_not_get_ready_is_not_awaited() {
 #[test]
 fn a_timeout_names_who_had_not_finished() {
     let script = "[ $TIDEWATER_RANK = 0 ] || sleep 1000";
-    let ended = Job::of(&["-w", "3", "--timeout", "300ms"], script).end();
+    let ended = Job::of(&["-w", "3", "--timeout", "1s"], script).end();
     assert_eq!(ended.code, 4);
     assert!(
         ended
             .stderr
-            .contains("within 300ms; still running: worker 1, worker 2,")
+            .contains("within 1s; still running: worker 1, worker 2,")
     );
 }
 

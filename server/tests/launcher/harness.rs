@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
+use tempfile::TempDir;
 use tidewater_transport::clock::Deadline;
 
 /// Nothing in these tests takes longer, on a machine that is ten times too busy.
@@ -17,6 +18,10 @@ pub(crate) const COORDINATOR: &str =
     "echo 'tidewater-coordinator ready 127.0.0.1:7' >&0; exec cat >/dev/null";
 pub(crate) const SERVER: &str = "exec cat >/dev/null";
 
+/// A shell function: scripts wait for each other through files, so that no test stands on a sleep.
+pub(crate) const AWAIT: &str =
+    "await() { for f; do while [ ! -e $TEST_FOLDER/$f ]; do sleep 0.01; done; done; }; ";
+
 /// A `tidewater run` on its way. Dropping it kills the launcher, and so the job.
 pub(crate) struct Run {
     launcher: Child,
@@ -24,6 +29,7 @@ pub(crate) struct Run {
     pub(crate) mark: String,
     stdout: File,
     stderr: File,
+    _folder: TempDir,
 }
 
 /// How a run ended.
@@ -63,6 +69,7 @@ impl<'a> Job<'a> {
         let mark = format!("TEST_MARK={}-{number}", std::process::id());
         let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let own_stdout = || stdout.try_clone().unwrap().into();
+        let folder = tempfile::tempdir().unwrap();
         let launcher = Command::new(env!("CARGO_BIN_EXE_tidewater"))
             .arg("run")
             .args([
@@ -74,6 +81,7 @@ impl<'a> Job<'a> {
             .args(self.options)
             .args(["--", "/bin/sh", "-c", self.worker])
             .env("TEST_MARK", mark.strip_prefix("TEST_MARK=").unwrap())
+            .env("TEST_FOLDER", folder.path())
             .stdin(self.stdin)
             .stdout(self.stdout.unwrap_or_else(own_stdout))
             .stderr(stderr.try_clone().unwrap())
@@ -84,6 +92,7 @@ impl<'a> Job<'a> {
             mark,
             stdout,
             stderr,
+            _folder: folder,
         }
     }
 

@@ -9,7 +9,7 @@ mod output;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-use harness::{COORDINATOR, Job, SERVER};
+use harness::{AWAIT, COORDINATOR, Job, SERVER};
 use tidewater_server::launcher::{self, LaunchError, Prefix, ProcessCommand, RunConfig};
 
 fn config(worker: &str) -> RunConfig {
@@ -27,22 +27,14 @@ fn every_child_is_told_its_place() {
                 $TIDEWATER_APPLIERS at ${TIDEWATER_COORDINATOR:-nowhere} \
                 mode $(stat -L -c %a $TIDEWATER_TOKEN_FILE) \
                 digits $(head -c 99 $TIDEWATER_TOKEN_FILE | tr -d -c 0-9a-f | wc -c)";
+    let worker = format!("{AWAIT} await 0 1; {tell}");
+    let options = "-s 2 -w 3 --transport tcp --appliers 4"
+        .split(' ')
+        .collect::<Vec<_>>();
     let job = Job {
         coordinator: &format!("{tell}; {COORDINATOR}"),
-        server: &format!("{tell}; {SERVER}"),
-        ..Job::of(
-            &[
-                "-s",
-                "2",
-                "-w",
-                "3",
-                "--transport",
-                "tcp",
-                "--appliers",
-                "4",
-            ],
-            tell,
-        )
+        server: &format!("{tell}; : > $TEST_FOLDER/$TIDEWATER_RANK; {SERVER}"),
+        ..Job::of(&options, &worker)
     };
     let ended = job.end();
     assert_eq!(ended.code, 0, "{}", ended.stderr);
