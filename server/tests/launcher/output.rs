@@ -111,3 +111,22 @@ fn worker_0_reads_the_launchers_stdin_and_the_others_nothing() {
         ["[worker 0] a line", "[worker 0] end", "[worker 1] end"]
     );
 }
+
+#[test]
+fn what_dead_children_left_in_their_pipes_is_passed_on() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // Fills the launcher's own pipe (64 KiB) and queue (1 MiB, and at most one read more); the
+    // rest fits into the worker's pipe and stays there, so that the worker ends.
+    let bytes = (1 << 20) + (124 << 10);
+    let script = format!("head -c {bytes} /dev/zero; echo written >&2");
+    let job = Job {
+        stdout: Some(Stdio::from(writer)),
+        ..Job::of(&[], &script)
+    };
+    let mut run = job.start();
+    run.until("written");
+    std::thread::sleep(Duration::from_millis(200));
+    let mut taken = Vec::new();
+    reader.read_to_end(&mut taken).unwrap();
+    assert_eq!((run.end().code, taken.len()), (0, bytes));
+}
