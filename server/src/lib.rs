@@ -1,5 +1,6 @@
 //! Tidewater's server: partitions of tables in registered memory, and the appliers that alone
-//! write them.
+//! write them; the coordinator; and the launcher that starts both.
 
 pub mod apply;
+pub mod launcher;
 pub mod store;

@@ -1,3 +1,9 @@
-//! Entry point.
+//! `tidewater`: the launcher, and the roles that it starts.
 
-fn main() {}
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::main()
+}

@@ -12,6 +12,7 @@ mod exports;
 #[cfg(not(loom))]
 pub mod fabric;
 pub mod ids;
+pub mod launch;
 pub mod layout;
 pub mod limits;
 pub mod mem;

@@ -28,6 +28,30 @@ pub const DOMAINS_MAX: usize = 64;
 pub const SERVERS_MAX: u32 = 1_024;
 /// Workers of a cluster.
 pub const WORKERS_MAX: u32 = 65_536;
+/// Bytes of a token file that are read: 64 hex digits, a newline, and room to say "too long".
+pub const TOKEN_FILE_BYTES_MAX: u64 = 128;
+/// Processes that one launcher starts: each costs it five descriptors.
+pub const LOCAL_PROCESSES_MAX: u32 = 512;
+/// A child's output line longer than this is broken, so that one child cannot fill the memory.
+pub const OUTPUT_LINE_BYTES_MAX: usize = 1 << 20;
+/// Output that waits for a slow reader; past this the children are not read, and they wait too.
+pub const OUTPUT_QUEUE_BYTES_MAX: usize = 1 << 20;
+/// A launcher whose reader takes nothing for this long (a forgotten pager) drops the rest.
+pub const OUTPUT_STALL_MAX: Duration = Duration::from_secs(600);
+/// Largest pipe (the kernel's default `pipe-max-size`): what a dead child can have left in its own.
+pub const PIPE_BYTES_MAX: usize = 1 << 20;
+/// SIGKILL takes effect within this time unless the kernel itself is stuck.
+pub const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// From the coordinator's start to its `ready` line.
+pub const COORDINATOR_START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between the polite signal and SIGKILL for those who do not say.
+pub const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Bytes of the coordinator's `ready` line: the longest host name is 253.
+pub const READY_LINE_BYTES_MAX: usize = 512;
+/// Bytes of a process's environment that are searched for the mark of its job.
+pub const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of a child's last stderr line that an error quotes.
+pub const QUOTED_LINE_BYTES_MAX: usize = 400;
 /// Appliers of a server.
 pub const APPLIERS_MAX: u16 = 64;
 /// Descriptors of one message: four memories and a bell for each applier. The kernel's own limit

@@ -1,0 +1,164 @@
+//! `tidewater run`.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use tidewater_server::launcher::{self, Prefix, ProcessCommand, RunConfig};
+use tidewater_transport::launch::{TransportChoice, unknown_variables};
+
+/// The arguments of `run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit code is that of the first process that failed (128+n for signal n), 0 if all workers \
+succeeded, 2 for a wrong command line, 3 or 4 if the job could not start or took too long.
+SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the workers; a second SIGINT kills.
+Example: tidewater run --servers 2 --workers 4 -- ./sim --steps 100")]
+pub(crate) struct RunArgs {
+    /// Servers to start.
+    #[arg(long, short, default_value_t = 1, value_name = "S")]
+    servers: u32,
+    /// Copies of PROGRAM to start.
+    #[arg(long, short, default_value_t = 1, value_name = "W")]
+    workers: u32,
+    /// How workers reach servers: auto, shm or tcp.
+    #[arg(long, default_value = "auto", value_parser = parse_transport)]
+    transport: TransportChoice,
+    /// Begin each line of output with who wrote it [default: stderr, and stdout on a terminal].
+    #[arg(long)]
+    prefix: bool,
+    /// Pass output on as it is.
+    #[arg(long, conflicts_with = "prefix")]
+    no_prefix: bool,
+    /// Applier threads of each server [default: the server chooses].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: Option<u16>,
+    /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    timeout: Option<Duration>,
+    /// Time between SIGTERM and SIGKILL.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    grace: Duration,
+    /// Time the coordinator has to get ready.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    start_timeout: Duration,
+    /// Run servers as this shell command, say under a debugger.
+    #[arg(long, value_name = "LINE", hide_short_help = true)]
+    server_command: Option<OsString>,
+    /// Run the coordinator as this shell command.
+    #[arg(long, value_name = "LINE", hide_short_help = true)]
+    coordinator_command: Option<OsString>,
+    /// The program each worker runs, and its arguments.
+    #[arg(
+        required = true,
+        num_args = 1..,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Runs the job; its exit code is this program's.
+pub(crate) fn run(args: RunArgs) -> ExitCode {
+    for name in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+        super::complain(format_args!(
+            "nothing reads the environment variable {name}; a misprint?"
+        ));
+    }
+    let executable = match std::env::current_exe() {
+        Ok(path) => path,
+        Err(error) => {
+            super::complain(format_args!(
+                "cannot find my own executable: {error}; mount /proc"
+            ));
+            return ExitCode::from(3);
+        }
+    };
+    let mut command = args.command.into_iter();
+    let program = command.next().unwrap_or_default();
+    let mut config = RunConfig::new(executable, ProcessCommand::new(program, command));
+    config.servers = args.servers;
+    config.workers = args.workers;
+    config.transport = args.transport;
+    config.appliers = args.appliers;
+    config.timeout = args.timeout;
+    config.grace = args.grace;
+    config.start_timeout = args.start_timeout;
+    config.prefix = match (args.prefix, args.no_prefix) {
+        (true, _) => Prefix::Always,
+        (_, true) => Prefix::Never,
+        _ => Prefix::Auto,
+    };
+    // A worker is in a process group of its own, in the background: reading the terminal would
+    // stop it.
+    config.forward_stdin = !std::io::stdin().is_terminal();
+    if let Some(line) = args.server_command {
+        config.server = ProcessCommand::shell(line);
+    }
+    if let Some(line) = args.coordinator_command {
+        config.coordinator = ProcessCommand::shell(line);
+    }
+    match launcher::run(config) {
+        Ok(outcome) => {
+            if outcome.output_lost > 0 {
+                let lost = outcome.output_lost;
+                super::complain(format_args!(
+                    "{lost} bytes of output were not taken and are lost"
+                ));
+            }
+            ExitCode::from(outcome.code())
+        }
+        Err(error) => {
+            super::complain(&error);
+            ExitCode::from(error.code())
+        }
+    }
+}
+
+fn parse_transport(text: &str) -> Result<TransportChoice, &'static str> {
+    text.parse()
+}
+
+/// A whole number of seconds, or with a unit: ms, s, m, h.
+fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+    const EXPECTED: &str = "not a time; write a whole number and ms, s, m or h, as in 90s";
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u32 = number.parse().map_err(|_| EXPECTED)?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number.into())),
+        "" | "s" => Ok(Duration::from_secs(number.into())),
+        "m" => Ok(Duration::from_secs(60) * number),
+        "h" => Ok(Duration::from_secs(3600) * number),
+        _ => Err(EXPECTED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let good = [
+            ("90", 90_000),
+            ("1s", 1_000),
+            ("5ms", 5),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ];
+        for (text, millis) in good {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)));
+        }
+        for text in ["", "s", "-1", "1.5s", "99999999999s", "4294967295d"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+        assert!(
+            parse_duration("4294967295h").is_ok(),
+            "the largest does not overflow"
+        );
+    }
+}

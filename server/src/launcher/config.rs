@@ -1,0 +1,162 @@
+//! What to run, and how.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::Access;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::limits::{
+    COORDINATOR_START_TIMEOUT, LOCAL_PROCESSES_MAX, SERVERS_MAX, STOP_GRACE,
+};
+
+use super::error::LaunchError;
+
+/// A program and its arguments.
+#[derive(Debug, Clone)]
+pub struct ProcessCommand {
+    /// A path, or a name that is looked up in `PATH`.
+    pub program: OsString,
+    /// Its arguments, without the program's name.
+    pub args: Vec<OsString>,
+}
+
+impl ProcessCommand {
+    /// The command of `program` with `args`.
+    pub fn new(
+        program: impl Into<OsString>,
+        args: impl IntoIterator<Item = impl Into<OsString>>,
+    ) -> Self {
+        Self {
+            program: program.into(),
+            args: args.into_iter().map(Into::into).collect(),
+        }
+    }
+
+    /// A line for `/bin/sh`, as debuggers and tests need.
+    pub fn shell(line: impl Into<OsString>) -> Self {
+        Self::new("/bin/sh", [OsString::from("-c"), line.into()])
+    }
+}
+
+/// Which lines of output begin with `[worker 2] `.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Prefix {
+    /// stderr always; stdout when it is a terminal and there is more than one worker, so that
+    /// what a file or a pipe receives is what the workers wrote.
+    #[default]
+    Auto,
+    /// All.
+    Always,
+    /// None.
+    Never,
+}
+
+/// What [`super::run`] runs.
+///
+/// Workers' stdout goes to `stdout`; workers' stderr, and both outputs of servers and
+/// coordinator, go to `stderr`.
+#[derive(Debug)]
+pub struct RunConfig {
+    /// Servers, 1 to 1,024.
+    pub servers: u32,
+    /// Workers, at least 1.
+    pub workers: u32,
+    /// Told to every process; `Auto` lets client and server agree.
+    pub transport: TransportChoice,
+    /// Applier threads of each server; `None` lets the server choose.
+    pub appliers: Option<u16>,
+    /// Which lines are prefixed.
+    pub prefix: Prefix,
+    /// The job is stopped, as by SIGTERM, after this time.
+    pub timeout: Option<Duration>,
+    /// From the polite signal to SIGKILL, for workers, servers and coordinator each.
+    pub grace: Duration,
+    /// From the coordinator's start to its ready line.
+    pub start_timeout: Duration,
+    /// Whether worker 0 gets the launcher's stdin; the others read nothing.
+    pub forward_stdin: bool,
+    /// What each worker runs.
+    pub worker: ProcessCommand,
+    /// What each server runs.
+    pub server: ProcessCommand,
+    /// What the coordinator runs.
+    pub coordinator: ProcessCommand,
+    /// The `tidewater` executable: shim and guard are its hidden subcommands.
+    pub executable: PathBuf,
+    /// Takes the workers' stdout; `None` is the launcher's own.
+    pub stdout: Option<OwnedFd>,
+    /// Takes the rest; `None` is the launcher's own.
+    pub stderr: Option<OwnedFd>,
+}
+
+impl RunConfig {
+    /// One server and one worker that runs `worker`; coordinator, server, shim and guard are
+    /// subcommands of `executable`, which is `tidewater`.
+    pub fn new(executable: PathBuf, worker: ProcessCommand) -> Self {
+        Self {
+            servers: 1,
+            workers: 1,
+            transport: TransportChoice::Auto,
+            appliers: None,
+            prefix: Prefix::Auto,
+            timeout: None,
+            grace: STOP_GRACE,
+            start_timeout: COORDINATOR_START_TIMEOUT,
+            forward_stdin: false,
+            worker,
+            server: ProcessCommand::new(&executable, ["server"]),
+            coordinator: ProcessCommand::new(&executable, ["coordinator"]),
+            executable,
+            stdout: None,
+            stderr: None,
+        }
+    }
+
+    /// Refuses what cannot work, before anything is started.
+    pub(super) fn check(&self) -> Result<(), LaunchError> {
+        let processes = self.servers.saturating_add(self.workers);
+        if self.servers == 0 || self.servers > SERVERS_MAX || self.workers == 0 {
+            return Err(LaunchError::Counts {
+                servers: self.servers,
+                workers: self.workers,
+            });
+        }
+        if processes > LOCAL_PROCESSES_MAX {
+            return Err(LaunchError::TooMany {
+                processes,
+                max: LOCAL_PROCESSES_MAX,
+            });
+        }
+        for command in [&self.coordinator, &self.server, &self.worker] {
+            find_program(&command.program)?;
+        }
+        Ok(())
+    }
+}
+
+/// Looks where `execvp` will look, so that a misspelt program is one clear message and not W of
+/// them from half a job.
+fn find_program(program: &OsStr) -> Result<(), LaunchError> {
+    let missing = || LaunchError::ProgramMissing {
+        program: program.into(),
+    };
+    let runs = |path: &Path| path.is_file() && rustix::fs::access(path, Access::EXEC_OK).is_ok();
+    if program.as_bytes().contains(&b'/') {
+        return match Path::new(program) {
+            path if runs(path) => Ok(()),
+            path if path.exists() => Err(LaunchError::NotExecutable {
+                program: program.into(),
+            }),
+            _ => Err(missing()),
+        };
+    }
+    let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
+    match std::env::split_paths(&path).any(|folder| runs(&folder.join(program))) {
+        true if !program.is_empty() => Ok(()),
+        _ => Err(missing()),
+    }
+}

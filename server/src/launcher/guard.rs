@@ -1,0 +1,137 @@
+//! The guard: outlives the launcher by a moment, and kills what else does.
+//!
+//! Its stdin is a stream from the launcher: first the job's mark, then one process group per
+//! line. At the end of file it looks through `/proc` for members of the job and kills them until
+//! two looks in a row find none.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read as _};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
+
+/// The variable whose value marks the processes of a job, as `environ` holds it.
+const MARK: &str = "TIDEWATER_JOB=";
+
+/// Runs the guard on `control` until the job is over and nothing of it is left.
+///
+/// A process is a member if its environment holds the job's mark, or if it is in one of the
+/// job's process groups and in this session. Only a process that drops both escapes.
+///
+/// # Errors
+/// `control` or `/proc` cannot be read, or a member survived [`KILL_TIMEOUT`].
+///
+/// # Cost
+/// Sleeps until the end of the job; then reads the `environ` of each process of this user.
+pub fn guard(control: impl io::Read) -> io::Result<()> {
+    let mut lines = BufReader::new(control).lines().map_while(Result::ok);
+    let job = lines.next().filter(|mark| !mark.is_empty());
+    let job = job.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "no mark came"))?;
+    let groups = lines.filter_map(|line| line.parse().ok()).collect();
+    let me = i32::try_from(std::process::id()).map_err(io::Error::other)?;
+    let (_, _, session) = read_stat(me).ok_or(io::ErrorKind::Unsupported)?;
+    Sweep {
+        mark: format!("{MARK}{job}").into_bytes(),
+        groups,
+        session,
+    }
+    .run()
+}
+
+struct Sweep {
+    mark: Vec<u8>,
+    groups: BTreeSet<i32>,
+    session: i32,
+}
+
+impl Sweep {
+    fn run(&self) -> io::Result<()> {
+        let deadline = Deadline::after(KILL_TIMEOUT);
+        let mut clean = 0;
+        // A process that forks during a look can hide its child from this look, not from two.
+        while clean < 2 {
+            if self.kill_members()? == 0 {
+                clean += 1;
+                continue;
+            }
+            clean = 0;
+            if deadline.passed() {
+                return Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "a process does not die",
+                ));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Sends SIGKILL to every member that is found; returns how many there were.
+    fn kill_members(&self) -> io::Result<usize> {
+        let me = std::process::id();
+        let mut found = 0;
+        for entry in std::fs::read_dir("/proc")? {
+            let Ok(entry) = entry else { continue };
+            let Some(pid) = entry
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse::<i32>().ok())
+            else {
+                continue;
+            };
+            if pid.unsigned_abs() != me && self.kill_if_member(pid) {
+                found += 1;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The descriptor is opened before the look, so that what is killed is what was looked at.
+    fn kill_if_member(&self, pid: i32) -> bool {
+        let Some(Ok(process)) = Pid::from_raw(pid).map(|p| pidfd_open(p, PidfdFlags::empty()))
+        else {
+            return false;
+        };
+        self.is_member(pid) && pidfd_send_signal(&process, Signal::KILL).is_ok()
+    }
+
+    fn is_member(&self, pid: i32) -> bool {
+        let Some((state, group, session)) = read_stat(pid) else {
+            return false;
+        };
+        let is_dead = matches!(state, 'Z' | 'X');
+        let in_group = session == self.session && self.groups.contains(&group);
+        !is_dead && (in_group || self.is_marked(pid))
+    }
+
+    fn is_marked(&self, pid: i32) -> bool {
+        let Ok(file) = File::open(format!("/proc/{pid}/environ")) else {
+            return false;
+        };
+        let mut variables = Vec::new();
+        let read = file.take(ENVIRONMENT_BYTES_MAX).read_to_end(&mut variables);
+        read.is_ok()
+            && variables
+                .split(|byte| *byte == 0)
+                .any(|variable| variable == self.mark)
+    }
+}
+
+/// State, process group and session of a process, from `/proc/PID/stat`.
+fn read_stat(pid: i32) -> Option<(char, i32, i32)> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name stands in parentheses and may hold any byte, so the fields begin after the last.
+    let name_end = text.iter().rposition(|byte| *byte == b')')?;
+    let fields = std::str::from_utf8(text.get(name_end + 1..)?).ok()?;
+    let mut fields = fields.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let _parent = fields.next()?;
+    Some((
+        state,
+        fields.next()?.parse().ok()?,
+        fields.next()?.parse().ok()?,
+    ))
+}

@@ -1,0 +1,426 @@
+//! One job: its processes, and the loop that watches them.
+
+use std::io::{self, IsTerminal as _, Read as _, Write as _};
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::Signal;
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::limits::{PIPE_BYTES_MAX, READY_LINE_BYTES_MAX};
+
+use super::config::{Prefix, ProcessCommand, RunConfig};
+use super::control::ReadyLine;
+use super::error::{Failure, LaunchError, Member, Outcome};
+use super::output::{Lines, Sink, Stream, Taken};
+use super::process::{Input, Process, Spawner, take_pipes};
+use super::signals::Signals;
+use super::stages::Stage;
+use super::token::TokenFile;
+
+/// Bytes read from a child at once: a pipe's default size.
+const READ_BYTES: usize = 64 << 10;
+
+/// Everything about a running job. Fields that are dropped kill and reap what they stand for.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) config: RunConfig,
+    pub(super) spawner: Spawner,
+    /// The guard first; then the others, as they were started.
+    pub(super) processes: Vec<Process>,
+    /// stdout and stderr; one sink when both are the same file.
+    pub(super) sinks: Vec<Sink>,
+    pub(super) stage: Stage,
+    /// When the current stage gets impatient.
+    pub(super) deadline: Option<Deadline>,
+    /// Whether the current stage has sent SIGKILL.
+    pub(super) killed: bool,
+    /// SIGINTs that came.
+    pub(super) interrupts: usize,
+    /// When the whole job must have ended.
+    pub(super) timeout: Option<Deadline>,
+    pub(super) failure: Option<Failure>,
+    signals: Signals,
+    host: String,
+    verbatim_stdout: bool,
+    /// What the coordinator said so far, up to its ready line.
+    pub(super) said: Vec<u8>,
+    scratch: Vec<u8>,
+    _token: TokenFile,
+}
+
+/// What `poll` found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Signals,
+    Ended(usize),
+    Control(usize),
+    Output(usize, usize),
+    Writable(usize),
+}
+
+impl Job {
+    /// Makes the token, starts guard and coordinator.
+    pub(super) fn start(mut config: RunConfig) -> Result<Self, LaunchError> {
+        let token = TokenFile::create()?;
+        let sinks = open_sinks(&mut config).map_err(LaunchError::system("open its output"))?;
+        let spawner = Spawner {
+            executable: config.executable.clone(),
+            job: job_mark()?,
+            token: token.path(),
+            servers: config.servers,
+            workers: config.workers,
+            transport: config.transport,
+            appliers: config.appliers,
+            coordinator: None,
+        };
+        let guard = spawner
+            .guard()
+            .map_err(LaunchError::system("start its guard"))?;
+        let host = rustix::system::uname()
+            .nodename()
+            .to_string_lossy()
+            .into_owned();
+        let mut job = Self {
+            verbatim_stdout: config.workers == 1 && sinks.len() == 2,
+            timeout: config.timeout.map(Deadline::after),
+            deadline: Some(Deadline::after(config.start_timeout)),
+            signals: Signals::catch()?,
+            processes: vec![guard],
+            stage: Stage::Starting,
+            killed: false,
+            interrupts: 0,
+            failure: None,
+            said: Vec::new(),
+            scratch: vec![0; READ_BYTES],
+            _token: token,
+            config,
+            spawner,
+            sinks,
+            host,
+        };
+        let command = job.config.coordinator.clone();
+        job.launch(Member::Coordinator, &command, Input::Control);
+        Ok(job)
+    }
+
+    /// Watches the job until it has ended and nothing of it is left.
+    pub(super) fn supervise(mut self) -> Result<Outcome, LaunchError> {
+        while self.stage != Stage::Done {
+            let events = self
+                .wait()
+                .map_err(LaunchError::system("wait for its children"))?;
+            let mut ended = Vec::new();
+            for event in events {
+                match event {
+                    Event::Signals => self.take_signals(),
+                    Event::Ended(process) => ended.push(process),
+                    Event::Control(process) => self.take_control(process),
+                    Event::Output(process, stream) => self.take_output(process, stream),
+                    Event::Writable(sink) => self.write_sink(sink),
+                }
+            }
+            self.take_ends(ended)
+                .map_err(LaunchError::system("wait for its children"))?;
+            while self.step() {}
+        }
+        let output_lost = self.sinks.iter().map(Sink::lost).sum();
+        Ok(Outcome {
+            failure: self.failure.take(),
+            output_lost,
+        })
+    }
+
+    /// Starts a member and tells the guard its process group. A failure is the job's.
+    pub(super) fn launch(&mut self, member: Member, command: &ProcessCommand, input: Input) {
+        let started = self
+            .spawner
+            .member(member, command, input)
+            .and_then(|mut process| {
+                let pipes = take_pipes(&mut process);
+                for (number, pipe) in pipes.into_iter().enumerate() {
+                    if let Some(pipe) = pipe {
+                        process.streams[number] = Some(self.open_stream(member, number, pipe)?);
+                    }
+                }
+                if let Some(guard) = self.processes[0].control.as_mut() {
+                    guard.write_all(format!("{}\n", process.pid_raw()).as_bytes())?;
+                }
+                Ok(process)
+            });
+        match started {
+            Ok(process) => self.processes.push(process),
+            Err(error) => self.fail(Failure::Start {
+                member,
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// Puts a new guard in the place of one that died before its work.
+    pub(super) fn renew_guard(&mut self) {
+        if self.processes[0].exit.is_none() {
+            return;
+        }
+        let groups: String = self.processes[1..]
+            .iter()
+            .map(|process| format!("{}\n", process.pid_raw()))
+            .collect();
+        let renewed = self.spawner.guard().and_then(|mut guard| {
+            if let Some(control) = guard.control.as_mut() {
+                control.write_all(groups.as_bytes())?;
+            }
+            Ok(guard)
+        });
+        match renewed {
+            Ok(guard) => self.processes[0] = guard,
+            Err(error) => self.fail(Failure::Start {
+                member: Member::Guard,
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    /// Notes the first failure, says so, and stops the job.
+    pub(super) fn fail(&mut self, failure: Failure) {
+        if self.failure.is_some() {
+            return;
+        }
+        self.notice(&failure.to_string());
+        self.failure = Some(failure);
+        if self.stage < Stage::Workers {
+            self.enter(Stage::Workers, Some(Signal::TERM));
+        }
+    }
+
+    /// A line of the launcher's own on stderr.
+    pub(super) fn notice(&mut self, text: &str) {
+        if let Some(sink) = self.sinks.last_mut() {
+            sink.push(format!("tidewater run: {text}\n").as_bytes());
+        }
+    }
+
+    /// The failure that `process` has become stuck.
+    pub(super) fn stuck(&self, process: &Process) -> Failure {
+        let (member, pid) = (process.member, process.pid_raw());
+        Failure::Stuck {
+            member,
+            pid,
+            host: self.host.clone(),
+        }
+    }
+
+    /// Passes on what ended processes left in their pipes; nothing that is alive writes to them.
+    /// Returns whether all of it is passed on.
+    pub(super) fn drain(&mut self) -> bool {
+        let mut drained = true;
+        for process in &mut self.processes {
+            for (number, slot) in process.streams.iter_mut().enumerate() {
+                let Some(stream) = slot else { continue };
+                let sink = &mut self.sinks[stream.sink];
+                if !sink.has_room() {
+                    drained = false;
+                    continue;
+                }
+                // Who escaped the guard may write for ever: what fits into a pipe is enough.
+                let mut taken = 0;
+                while let Taken::Bytes(count) = stream.take(&mut self.scratch, sink) {
+                    taken += count;
+                    if taken > PIPE_BYTES_MAX {
+                        break;
+                    }
+                }
+                close_stream(slot, sink, (number == 1).then_some(&mut process.last_line));
+            }
+        }
+        drained
+    }
+
+    fn wait(&self) -> io::Result<Vec<Event>> {
+        let mut fds = Vec::new();
+        let mut events = Vec::new();
+        let mut watch = |event, fd, flags| {
+            events.push(event);
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        };
+        for fd in self.signals.descriptors() {
+            watch(Event::Signals, fd, PollFlags::IN);
+        }
+        for (index, process) in self.processes.iter().enumerate() {
+            if process.exit.is_none() {
+                watch(Event::Ended(index), process.pidfd(), PollFlags::IN);
+            }
+            if let Some(control) = &process.control {
+                watch(Event::Control(index), control.as_fd(), PollFlags::IN);
+            }
+            for (number, stream) in process.streams.iter().enumerate() {
+                if let Some(stream) = stream.as_ref().filter(|s| self.sinks[s.sink].has_room()) {
+                    watch(Event::Output(index, number), stream.as_fd(), PollFlags::IN);
+                }
+            }
+        }
+        for (number, sink) in self
+            .sinks
+            .iter()
+            .enumerate()
+            .filter(|(_, sink)| sink.is_pending())
+        {
+            watch(Event::Writable(number), sink.as_fd(), PollFlags::OUT);
+        }
+        let timeout = self.timeout.filter(|_| self.stage < Stage::Workers);
+        let first = [self.deadline, timeout].into_iter().flatten().min();
+        let limit = first.and_then(|deadline| deadline.left().try_into().ok());
+        match rustix::event::poll(&mut fds, limit.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let ready = fds.iter().map(|fd| !fd.revents().is_empty());
+        let mut happened: Vec<Event> = events
+            .into_iter()
+            .zip(ready)
+            .filter(|(_, ready)| *ready)
+            .map(|(e, _)| e)
+            .collect();
+        happened.dedup();
+        Ok(happened)
+    }
+
+    fn take_signals(&mut self) {
+        for (signal, times) in self.signals.take() {
+            self.forward(signal, times);
+        }
+    }
+
+    /// Reads the coordinator's ready line; what else is said on a control line is dropped.
+    fn take_control(&mut self, index: usize) {
+        let process = &mut self.processes[index];
+        let Some(control) = &mut process.control else {
+            return;
+        };
+        let mut bytes = [0; READY_LINE_BYTES_MAX];
+        let count = match control.read(&mut bytes) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(_) => 0,
+        };
+        if count == 0 {
+            // It closed its end, so nothing can be told to it this way.
+            process.control = None;
+        }
+        if process.member == Member::Coordinator && self.spawner.coordinator.is_none() {
+            self.said.extend_from_slice(&bytes[..count]);
+            let complete = self
+                .said
+                .split_inclusive(|b| *b == b'\n')
+                .filter(|l| l.ends_with(b"\n"));
+            let address = complete
+                .filter_map(ReadyLine::parse)
+                .next()
+                .map(|line| line.address);
+            self.spawner.coordinator = address;
+            let excess = self.said.len().saturating_sub(READY_LINE_BYTES_MAX);
+            self.said.drain(..excess);
+        }
+    }
+
+    fn take_output(&mut self, index: usize, number: usize) {
+        let process = &mut self.processes[index];
+        let slot = &mut process.streams[number];
+        let Some(stream) = slot else { return };
+        let sink = &mut self.sinks[stream.sink];
+        if stream.take(&mut self.scratch, sink) == Taken::End {
+            close_stream(slot, sink, (number == 1).then_some(&mut process.last_line));
+        }
+    }
+
+    fn write_sink(&mut self, number: usize) {
+        if self.sinks[number].write_some() {
+            self.output_moved();
+        }
+    }
+
+    fn take_ends(&mut self, mut ended: Vec<usize>) -> io::Result<()> {
+        ended.sort_by_key(|index| self.processes[*index].member);
+        for index in ended {
+            self.processes[index].look()?;
+            let Some(exit) = self.processes[index].exit else {
+                continue;
+            };
+            let member = self.processes[index].member;
+            if !self.is_failure(member, exit) {
+                continue;
+            }
+            // Its last words are still in the pipe.
+            for _ in 0..PIPE_BYTES_MAX / READ_BYTES {
+                self.take_output(index, 1);
+            }
+            let process = &self.processes[index];
+            let held = process.streams[1].as_ref().and_then(Stream::last_line);
+            self.fail(Failure::Process {
+                member,
+                pid: process.pid_raw(),
+                host: self.host.clone(),
+                exit,
+                last_line: held.or_else(|| process.last_line.clone()),
+            });
+        }
+        Ok(())
+    }
+
+    fn open_stream(&self, member: Member, number: usize, pipe: OwnedFd) -> io::Result<Stream> {
+        let is_result = number == 0 && matches!(member, Member::Worker(_));
+        let sink = if is_result { 0 } else { self.sinks.len() - 1 };
+        let prefixed = match self.config.prefix {
+            Prefix::Always => true,
+            Prefix::Never => false,
+            Prefix::Auto if is_result => {
+                self.config.workers > 1 && self.sinks[sink].as_fd().is_terminal()
+            }
+            Prefix::Auto => true,
+        };
+        let prefix = if prefixed {
+            format!("[{member}] ")
+        } else {
+            String::new()
+        };
+        let verbatim = is_result && !prefixed && self.verbatim_stdout;
+        Stream::new(pipe, Lines::new(prefix.into_bytes(), verbatim), sink)
+    }
+}
+
+/// Ends a stream, keeping its last line if asked to.
+fn close_stream(slot: &mut Option<Stream>, sink: &mut Sink, last: Option<&mut Option<String>>) {
+    if let Some(mut stream) = slot.take() {
+        stream.finish(sink);
+        if let Some(last) = last {
+            *last = stream.last_line();
+        }
+    }
+}
+
+/// The mark of a job: 16 hex digits that no other job on this host has.
+fn job_mark() -> Result<String, LaunchError> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| LaunchError::system("mark its children")(io::Error::other(error)))?;
+    Ok(format!("{:016x}", u64::from_le_bytes(bytes)))
+}
+
+/// stdout and stderr; only one when both are the same file, so that no line of one ends up
+/// inside a line of the other.
+fn open_sinks(config: &mut RunConfig) -> io::Result<Vec<Sink>> {
+    let own = |fd: io::Result<OwnedFd>, given: Option<OwnedFd>| given.map_or(fd, Ok);
+    let stdout = own(
+        io::stdout().as_fd().try_clone_to_owned(),
+        config.stdout.take(),
+    )?;
+    let stderr = own(
+        io::stderr().as_fd().try_clone_to_owned(),
+        config.stderr.take(),
+    )?;
+    let (out, err) = (rustix::fs::fstat(&stdout)?, rustix::fs::fstat(&stderr)?);
+    if (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino) {
+        return Ok(vec![Sink::new(stdout)]);
+    }
+    Ok(vec![Sink::new(stdout), Sink::new(stderr)])
+}

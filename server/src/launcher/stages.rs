@@ -1,0 +1,281 @@
+//! The stages of a job, from start to nothing left, each with its deadline.
+
+use rustix::process::Signal;
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::limits::{KILL_TIMEOUT, OUTPUT_STALL_MAX};
+
+use super::config::ProcessCommand;
+use super::error::{Exit, Failure, Member};
+use super::job::Job;
+use super::output::Sink;
+use super::process::{Input, Process};
+
+/// Where a job is. From `Workers` on it is being stopped: each of those stages asks, waits for
+/// the grace period, sends SIGKILL, waits [`KILL_TIMEOUT`], and goes on whatever happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// The coordinator has not said where it listens.
+    Starting,
+    /// Everything runs.
+    Running,
+    /// Workers are ending.
+    Workers,
+    /// Servers are ending.
+    Servers,
+    /// The coordinator is ending.
+    Coordinator,
+    /// The guard kills what is left.
+    Guard,
+    /// Everything is dead; what it wrote is passed on.
+    Output,
+    /// Over.
+    Done,
+}
+
+impl Stage {
+    fn next(self) -> Self {
+        match self {
+            Self::Starting => Self::Running,
+            Self::Running => Self::Workers,
+            Self::Workers => Self::Servers,
+            Self::Servers => Self::Coordinator,
+            Self::Coordinator => Self::Guard,
+            Self::Guard => Self::Output,
+            Self::Output | Self::Done => Self::Done,
+        }
+    }
+
+    /// Whether this stage waits for `member`'s end.
+    fn concerns(self, member: Member) -> bool {
+        match member {
+            Member::Worker(_) => self == Self::Workers,
+            Member::Server(_) => self == Self::Servers,
+            Member::Coordinator => self == Self::Coordinator,
+            Member::Guard => self == Self::Guard,
+        }
+    }
+}
+
+impl Job {
+    /// Goes one stage further if it is time to; returns whether it did.
+    pub(super) fn step(&mut self) -> bool {
+        if self.stage < Stage::Workers && self.timeout.is_some_and(|timeout| timeout.passed()) {
+            self.time_out();
+            return true;
+        }
+        match self.stage {
+            Stage::Starting => self.step_starting(),
+            Stage::Running => {
+                let over = !self.processes.iter().any(is_running_worker);
+                if over {
+                    self.enter(Stage::Workers, None);
+                }
+                over
+            }
+            Stage::Workers | Stage::Servers | Stage::Coordinator | Stage::Guard => {
+                self.step_stopping()
+            }
+            Stage::Output => self.step_output(),
+            Stage::Done => false,
+        }
+    }
+
+    /// Begins a stage and asks those it concerns to end, workers by `signal`.
+    pub(super) fn enter(&mut self, stage: Stage, signal: Option<Signal>) {
+        self.stage = stage;
+        self.killed = false;
+        // Two SIGINTs: the user has no patience left for any stage.
+        let patience = match stage {
+            // The guard is quick, and only it can do what it does.
+            Stage::Guard => KILL_TIMEOUT * 2,
+            Stage::Output => OUTPUT_STALL_MAX,
+            _ if self.interrupts > 1 => std::time::Duration::ZERO,
+            _ => self.config.grace,
+        };
+        self.deadline = Some(Deadline::after(patience));
+        if stage == Stage::Guard {
+            self.renew_guard();
+        }
+        for process in self
+            .processes
+            .iter_mut()
+            .filter(|p| stage.concerns(p.member))
+        {
+            process.control = None;
+            let signal = match process.member {
+                Member::Worker(_) => signal,
+                Member::Guard => None,
+                Member::Server(_) | Member::Coordinator => Some(Signal::TERM),
+            };
+            if let Some(signal) = signal {
+                process.signal(signal);
+                // A stopped process does not see that it is asked.
+                process.signal(Signal::CONT);
+            }
+        }
+    }
+
+    /// A signal of the launcher: to the workers, and the second SIGINT is SIGKILL to all.
+    pub(super) fn forward(&mut self, signal: Signal, times: usize) {
+        if signal == Signal::INT {
+            self.interrupts += times;
+        }
+        let asks_to_end = [Signal::INT, Signal::TERM, Signal::HUP].contains(&signal);
+        if self.stage < Stage::Workers && asks_to_end {
+            let nothing_ran = self.stage == Stage::Starting;
+            self.enter(Stage::Workers, Some(signal));
+            if nothing_ran {
+                self.fail(Failure::Interrupted {
+                    signal: signal.as_raw(),
+                });
+            }
+        } else if self.stage <= Stage::Workers {
+            let workers = self
+                .processes
+                .iter()
+                .filter(|p| matches!(p.member, Member::Worker(_)));
+            workers.for_each(|worker| worker.signal(signal));
+        } else if self.stage == Stage::Output && asks_to_end {
+            self.sinks.iter_mut().for_each(Sink::give_up);
+        }
+        if self.interrupts > 1 && self.stage < Stage::Guard && !self.killed {
+            self.deadline = Some(Deadline::after(std::time::Duration::ZERO));
+        }
+    }
+
+    /// Whether it is wrong that `member` ended like this, now.
+    pub(super) fn is_failure(&self, member: Member, exit: Exit) -> bool {
+        let asked = match member {
+            Member::Worker(_) => return exit != Exit::Code(0),
+            Member::Server(_) => self.stage >= Stage::Servers,
+            Member::Coordinator => self.stage >= Stage::Coordinator,
+            Member::Guard => self.stage >= Stage::Guard,
+        };
+        let term = Signal::TERM.as_raw();
+        let orderly = [Exit::Code(0), Exit::Code(128 + term), Exit::Signal(term)].contains(&exit);
+        !asked || !orderly
+    }
+
+    /// Output went on its way: the reader is alive.
+    pub(super) fn output_moved(&mut self) {
+        if self.stage == Stage::Output {
+            self.deadline = Some(Deadline::after(OUTPUT_STALL_MAX));
+        }
+    }
+
+    fn step_starting(&mut self) -> bool {
+        if self.spawner.coordinator.is_some() {
+            self.stage = Stage::Running;
+            self.deadline = None;
+            self.start_members();
+            return true;
+        }
+        if !self.deadline.is_some_and(|deadline| deadline.passed()) {
+            return false;
+        }
+        let coordinator = self
+            .processes
+            .iter()
+            .find(|p| p.member == Member::Coordinator);
+        let said = String::from_utf8_lossy(self.said.trim_ascii())
+            .escape_debug()
+            .to_string();
+        self.fail(Failure::CoordinatorSilent {
+            pid: coordinator.map_or(0, Process::pid_raw),
+            waited: self.config.start_timeout,
+            said: Some(said).filter(|said| !said.is_empty()),
+        });
+        true
+    }
+
+    fn start_members(&mut self) {
+        let (server, worker) = (self.config.server.clone(), self.config.worker.clone());
+        for number in 0..self.config.servers {
+            self.launch_if_well(Member::Server(number), &server, Input::Control);
+        }
+        for rank in 0..self.config.workers {
+            let reads = rank == 0 && self.config.forward_stdin;
+            let input = if reads {
+                Input::Inherited
+            } else {
+                Input::Nothing
+            };
+            self.launch_if_well(Member::Worker(rank), &worker, input);
+        }
+    }
+
+    /// After a failure nothing more is started.
+    fn launch_if_well(&mut self, member: Member, command: &ProcessCommand, input: Input) {
+        if self.failure.is_none() {
+            self.launch(member, command, input);
+        }
+    }
+
+    fn step_stopping(&mut self) -> bool {
+        let stage = self.stage;
+        let alive = |p: &&Process| stage.concerns(p.member) && p.exit.is_none();
+        let Some(straggler) = self.processes.iter().find(alive) else {
+            self.enter(stage.next(), None);
+            return true;
+        };
+        if !self.deadline.is_some_and(|deadline| deadline.passed()) {
+            return false;
+        }
+        if self.killed {
+            let stuck = self.stuck(straggler);
+            self.fail(stuck);
+            self.enter(stage.next(), None);
+            return true;
+        }
+        let count = self.processes.iter().filter(alive).count();
+        if self.interrupts < 2 {
+            let (member, grace) = (straggler.member, self.config.grace);
+            let others = if count > 1 {
+                format!(" and {} more", count - 1)
+            } else {
+                String::new()
+            };
+            self.notice(&format!(
+                "{member}{others} did not end within {grace:?}: SIGKILL"
+            ));
+        }
+        self.processes
+            .iter()
+            .filter(alive)
+            .for_each(|process| process.signal(Signal::KILL));
+        self.killed = true;
+        self.deadline = Some(Deadline::after(KILL_TIMEOUT));
+        true
+    }
+
+    fn step_output(&mut self) -> bool {
+        let drained = self.drain();
+        if drained && !self.sinks.iter().any(Sink::is_pending) {
+            self.stage = Stage::Done;
+            return true;
+        }
+        if self.deadline.is_some_and(|deadline| deadline.passed()) {
+            self.sinks.iter_mut().for_each(Sink::give_up);
+            return true;
+        }
+        false
+    }
+
+    fn time_out(&mut self) {
+        self.timeout = None;
+        let waited_for = |p: &&Process| p.exit.is_none() && p.member != Member::Guard;
+        let running = self.processes.iter().filter(waited_for).map(|p| p.member);
+        let mut running: Vec<Member> = running
+            .filter(|member| matches!(member, Member::Worker(_)))
+            .collect();
+        if running.is_empty() {
+            running.push(Member::Coordinator);
+        }
+        let allowed = self.config.timeout.unwrap_or_default();
+        self.fail(Failure::Timeout { allowed, running });
+    }
+}
+
+fn is_running_worker(process: &Process) -> bool {
+    matches!(process.member, Member::Worker(_)) && process.exit.is_none()
+}

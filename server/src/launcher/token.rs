@@ -1,0 +1,73 @@
+//! The token as a file that has no name in any file system.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::path::PathBuf;
+
+use rustix::fs::{MemfdFlags, Mode, SealFlags};
+use tidewater_transport::launch::Token;
+
+use super::error::LaunchError;
+
+/// A new token in a sealed memfd of mode 0600, which exists as long as this value.
+#[derive(Debug)]
+pub(super) struct TokenFile {
+    file: File,
+}
+
+impl TokenFile {
+    /// Makes a token.
+    pub(super) fn create() -> Result<Self, LaunchError> {
+        let text = Token::random()?.to_hex();
+        let file = sealed(text.as_bytes()).map_err(LaunchError::system("hold the job token"))?;
+        Ok(Self { file })
+    }
+
+    /// Where processes of this user open it while this process lives.
+    pub(super) fn path(&self) -> PathBuf {
+        let (pid, fd) = (std::process::id(), self.file.as_raw_fd());
+        PathBuf::from(format!("/proc/{pid}/fd/{fd}"))
+    }
+}
+
+/// Holds `text` where nobody can change it.
+fn sealed(text: &[u8]) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let fd = rustix::fs::memfd_create("tidewater-token", flags)?;
+    rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
+    let mut file = File::from(fd);
+    file.write_all(text)?;
+    let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+    rustix::fs::fcntl_add_seals(&file, seals)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_private_readable_by_path_and_read_only() {
+        let token = TokenFile::create().unwrap();
+        let read = Token::read_file(&token.path()).unwrap();
+        assert_eq!(read.to_hex().len(), 64);
+        let again = File::options().write(true).open(token.path());
+        assert!(
+            again.and_then(|mut file| file.write_all(b"0")).is_err(),
+            "sealed"
+        );
+        assert_eq!(
+            Token::read_file(&token.path()).unwrap().to_hex(),
+            read.to_hex()
+        );
+        let other = TokenFile::create().unwrap();
+        assert_ne!(
+            Token::read_file(&other.path()).unwrap().to_hex(),
+            read.to_hex()
+        );
+        let path = other.path();
+        drop(other);
+        assert!(Token::read_file(&path).is_err(), "vanishes with its owner");
+    }
+}

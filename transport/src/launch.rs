@@ -1,0 +1,374 @@
+//! Who am I: the place of this process in its job, read from the environment.
+//!
+//! `tidewater run` sets the variables of [`VARIABLES`] for its children; the same variables start
+//! a process by hand. The job token never stands in the environment, where every process of the
+//! user could be made to print it: a variable names the file or descriptor that holds it.
+
+#[cfg(test)]
+mod tests;
+mod token;
+
+use std::ffi::{OsStr, OsString};
+use std::str::FromStr;
+
+pub use token::{Token, TokenError};
+
+use crate::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+
+/// An environment variable that Tidewater reads.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// What it says, and in which form.
+    pub meaning: &'static str,
+}
+
+/// Every `TIDEWATER_*` variable; one that is not here is reported as unknown.
+pub const VARIABLES: &[Variable] = &[
+    variable("TIDEWATER_APPLIERS", "applier threads of a server, 1..=64"),
+    variable(
+        "TIDEWATER_COORDINATOR",
+        "address of the coordinator, HOST:PORT",
+    ),
+    variable(
+        "TIDEWATER_JOB",
+        "marks the processes of one launch; not a secret",
+    ),
+    variable(
+        "TIDEWATER_LOCAL_RANK",
+        "number of this process among those of its role on this host",
+    ),
+    variable(
+        "TIDEWATER_PLANT",
+        "defect switched on for a test, builds with feature `planted`",
+    ),
+    variable(
+        "TIDEWATER_RANK",
+        "number of this process among those of its role",
+    ),
+    variable(
+        "TIDEWATER_READY_FD",
+        "descriptor that takes the ready line; its end of file says stop",
+    ),
+    variable("TIDEWATER_ROLE", "worker, server or coordinator"),
+    variable("TIDEWATER_SEED", "seed that repeats a random test"),
+    variable("TIDEWATER_SERVERS", "servers of the job"),
+    variable(
+        "TIDEWATER_TOKEN_FD",
+        "descriptor of an open file that holds the job token",
+    ),
+    variable(
+        "TIDEWATER_TOKEN_FILE",
+        "file, mode 0600, that holds the job token as 64 hex digits",
+    ),
+    variable("TIDEWATER_TRANSPORT", "auto, shm or tcp"),
+    variable("TIDEWATER_WORKERS", "workers of the job"),
+];
+
+const fn variable(name: &'static str, meaning: &'static str) -> Variable {
+    Variable { name, meaning }
+}
+
+/// What a process is in its job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Role {
+    /// Keeps membership, catalogue and clocks' membership.
+    Coordinator,
+    /// Owns partitions of tables.
+    Server,
+    /// Links the client.
+    Worker,
+}
+
+impl Role {
+    /// The word used in `TIDEWATER_ROLE` and in messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Coordinator => "coordinator",
+            Self::Server => "server",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+impl FromStr for Role {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let roles = [Self::Coordinator, Self::Server, Self::Worker];
+        roles.into_iter().find(|role| role.name() == text).ok_or(())
+    }
+}
+
+/// Which transport the user asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum TransportChoice {
+    /// The fastest one that both ends can use.
+    #[default]
+    Auto,
+    /// Shared memory; an error between hosts.
+    Shm,
+    /// TCP, also on one host.
+    Tcp,
+}
+
+impl TransportChoice {
+    /// The word used in `TIDEWATER_TRANSPORT` and on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Shm => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl FromStr for TransportChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let choices = [Self::Auto, Self::Shm, Self::Tcp];
+        choices
+            .into_iter()
+            .find(|choice| choice.name() == text)
+            .ok_or("not a transport; use auto, shm or tcp")
+    }
+}
+
+/// The place of this process in its job.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct JobEnv {
+    /// What it is.
+    pub role: Role,
+    /// Its number among those of its role.
+    pub rank: u32,
+    /// Its number among those of its role on this host.
+    pub local_rank: u32,
+    /// Workers of the job.
+    pub workers: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// `HOST:PORT` of the coordinator; only the coordinator itself may have none.
+    pub coordinator: Option<String>,
+    /// The secret that members of the job share.
+    pub token: Token,
+    /// Which transport the user asked for.
+    pub transport: TransportChoice,
+    /// Applier threads of a server; `None` lets the server choose.
+    pub appliers: Option<u16>,
+    /// The descriptor that takes the ready line, when a launcher waits for one.
+    pub ready_fd: Option<u32>,
+}
+
+/// Why the environment does not say who this process is.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EnvError {
+    /// A variable is needed and not set.
+    #[error(
+        "{name} is not set; it says: {meaning}. \
+         Start the program under `tidewater run`, or set the variable"
+    )]
+    Missing {
+        /// Its name.
+        name: &'static str,
+        /// What it should say.
+        meaning: &'static str,
+    },
+    /// A variable says something that cannot be.
+    #[error("{name}={value:?} is not valid: {expected}. Correct the variable or unset it")]
+    Invalid {
+        /// Its name.
+        name: &'static str,
+        /// What it says, shortened.
+        value: String,
+        /// What it should say.
+        expected: String,
+    },
+    /// The job token could not be had.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+}
+
+impl JobEnv {
+    /// Reads the environment of this process. `None` means that it belongs to no job: neither
+    /// `TIDEWATER_ROLE` nor `TIDEWATER_COORDINATOR` is set.
+    ///
+    /// # Errors
+    /// A variable is missing or wrong, or the token cannot be read: [`EnvError`] names it.
+    ///
+    /// # Cost
+    /// Reads the token's file: four system calls.
+    pub fn from_env() -> Result<Option<Self>, EnvError> {
+        Self::from_vars(std::env::vars_os())
+    }
+
+    /// As [`JobEnv::from_env`], from variables given.
+    ///
+    /// # Errors
+    /// As [`JobEnv::from_env`].
+    pub fn from_vars(
+        vars: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Option<Self>, EnvError> {
+        let vars = Vars::new(vars);
+        if vars.find("TIDEWATER_ROLE").is_none() && vars.find("TIDEWATER_COORDINATOR").is_none() {
+            return Ok(None);
+        }
+        let role = match vars.text("TIDEWATER_ROLE")? {
+            None => Role::Worker,
+            Some(text) => text.parse().map_err(|()| {
+                invalid("TIDEWATER_ROLE", text, "one of worker, server, coordinator")
+            })?,
+        };
+        let workers = vars.required_number("TIDEWATER_WORKERS", 1, WORKERS_MAX)?;
+        let servers = vars.required_number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?;
+        let peers = match role {
+            Role::Coordinator => 1,
+            Role::Server => servers,
+            Role::Worker => workers,
+        };
+        let rank = match role {
+            Role::Coordinator => vars.number("TIDEWATER_RANK", 0, 0)?.unwrap_or(0),
+            _ => vars.required_number("TIDEWATER_RANK", 0, peers - 1)?,
+        };
+        Ok(Some(Self {
+            role,
+            rank,
+            local_rank: vars
+                .number("TIDEWATER_LOCAL_RANK", 0, peers - 1)?
+                .unwrap_or(0),
+            workers,
+            servers,
+            coordinator: vars.coordinator(role)?,
+            token: vars.token()?,
+            transport: vars.transport()?,
+            appliers: vars
+                .number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?
+                .and_then(|count| u16::try_from(count).ok()),
+            ready_fd: vars.number("TIDEWATER_READY_FD", 0, i32::MAX.unsigned_abs())?,
+        }))
+    }
+}
+
+/// The names of `TIDEWATER_*` variables among `names` that nothing reads, sorted: most likely
+/// misspelt, so programs warn of each.
+pub fn unknown_variables(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
+    let mut unknown: Vec<String> = names
+        .into_iter()
+        .filter(|name| name.as_encoded_bytes().starts_with(b"TIDEWATER_"))
+        .map(|name| name.to_string_lossy().into_owned())
+        .filter(|name| !VARIABLES.iter().any(|variable| variable.name == name))
+        .collect();
+    unknown.sort();
+    unknown
+}
+
+/// The variables that count: known, and not empty (an empty one is an unset one).
+struct Vars(Vec<(&'static str, OsString)>);
+
+impl Vars {
+    fn new(vars: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let known = |name: &OsStr| VARIABLES.iter().find(|variable| name == variable.name);
+        Self(
+            vars.into_iter()
+                .filter(|(_, value)| !value.is_empty())
+                .filter_map(|(name, value)| Some((known(&name)?.name, value)))
+                .collect(),
+        )
+    }
+
+    fn find(&self, name: &str) -> Option<(&'static str, &OsStr)> {
+        self.0
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(known, value)| (*known, value.as_os_str()))
+    }
+
+    fn text(&self, name: &str) -> Result<Option<&str>, EnvError> {
+        let Some((name, value)) = self.find(name) else {
+            return Ok(None);
+        };
+        match value.to_str() {
+            Some(text) => Ok(Some(text)),
+            None => Err(invalid(name, &value.to_string_lossy(), "UTF-8 text")),
+        }
+    }
+
+    fn number(&self, name: &'static str, low: u32, high: u32) -> Result<Option<u32>, EnvError> {
+        let Some(text) = self.text(name)? else {
+            return Ok(None);
+        };
+        match text.parse() {
+            Ok(number) if (low..=high).contains(&number) => Ok(Some(number)),
+            _ => Err(invalid(
+                name,
+                text,
+                &format!("a number from {low} to {high}"),
+            )),
+        }
+    }
+
+    fn required_number(&self, name: &'static str, low: u32, high: u32) -> Result<u32, EnvError> {
+        self.number(name, low, high)?.ok_or_else(|| missing(name))
+    }
+
+    fn coordinator(&self, role: Role) -> Result<Option<String>, EnvError> {
+        let name = "TIDEWATER_COORDINATOR";
+        match self.text(name)? {
+            Some(address) if is_address(address) => Ok(Some(address.to_owned())),
+            Some(address) => Err(invalid(name, address, "an address HOST:PORT")),
+            None if role == Role::Coordinator => Ok(None),
+            None => Err(missing(name)),
+        }
+    }
+
+    fn transport(&self) -> Result<TransportChoice, EnvError> {
+        let name = "TIDEWATER_TRANSPORT";
+        let Some(text) = self.text(name)? else {
+            return Ok(TransportChoice::Auto);
+        };
+        text.parse().map_err(|reason| invalid(name, text, reason))
+    }
+
+    fn token(&self) -> Result<Token, EnvError> {
+        if let Some(fd) = self.number("TIDEWATER_TOKEN_FD", 0, i32::MAX.unsigned_abs())? {
+            return Ok(Token::read_descriptor(fd)?);
+        }
+        match self.find("TIDEWATER_TOKEN_FILE") {
+            Some((_, path)) => Ok(Token::read_file(path.as_ref())?),
+            None => Err(missing("TIDEWATER_TOKEN_FILE")),
+        }
+    }
+}
+
+/// Whether `text` reads as `HOST:PORT`: a host of at most 253 printable bytes, a port but 0.
+pub fn is_address(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else {
+        return false;
+    };
+    let host_is_sane =
+        (1..=253).contains(&host.len()) && host.bytes().all(|b| b.is_ascii_graphic());
+    host_is_sane && port.parse::<u16>().is_ok_and(|port| port != 0)
+}
+
+fn missing(name: &'static str) -> EnvError {
+    let meaning = VARIABLES
+        .iter()
+        .find(|known| known.name == name)
+        .map_or("", |known| known.meaning);
+    EnvError::Missing { name, meaning }
+}
+
+fn invalid(name: &'static str, value: &str, expected: &str) -> EnvError {
+    let value = value.chars().take(80).collect();
+    EnvError::Invalid {
+        name,
+        value,
+        expected: expected.to_owned(),
+    }
+}

@@ -1,0 +1,174 @@
+//! The job token: what members of a job prove to each other that they know.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+use crate::limits::TOKEN_FILE_BYTES_MAX;
+
+/// Bytes of a token: the key length of HMAC-SHA256.
+const TOKEN_BYTES: usize = 32;
+
+/// A secret of 32 random bytes that the members of one job share. `Debug` does not show it, and
+/// there is no `==`: tokens are compared through an HMAC, in constant time.
+#[derive(Clone)]
+pub struct Token([u8; TOKEN_BYTES]);
+
+/// Why the job token could not be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// The operating system has no random bytes.
+    #[error("no random bytes for a job token: {0}. Check that /dev/urandom exists")]
+    Random(getrandom::Error),
+    /// The file cannot be opened or read.
+    #[error(
+        "cannot read the job token from {origin}: {source}. \
+         Set TIDEWATER_TOKEN_FILE to the file that the launcher or your site made"
+    )]
+    Unreadable {
+        /// Where it was looked for.
+        origin: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// It is a directory, pipe or device.
+    #[error("{origin} is not a regular file; put the job token (64 hex digits) into one")]
+    NotAFile {
+        /// Where it was looked for.
+        origin: String,
+    },
+    /// Others than its owner may read or write it, or it belongs to another user.
+    #[error(
+        "the job token in {origin} is not private (mode {mode:04o}, owner {owner}): \
+         anyone who reads it can join the job. Run `chmod 600` on it, as its owner, \
+         and make a new token"
+    )]
+    Exposed {
+        /// Where it was looked for.
+        origin: String,
+        /// Permission bits found.
+        mode: u32,
+        /// User id of its owner.
+        owner: u32,
+    },
+    /// It does not hold 64 hex digits. The content is a secret and is not quoted.
+    #[error("{origin} holds {bytes} bytes that are not a job token; write 64 hex digits into it")]
+    Malformed {
+        /// Where it was looked for.
+        origin: String,
+        /// Bytes found, at most one more than are read.
+        bytes: usize,
+    },
+}
+
+impl Token {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The system has no random bytes.
+    pub fn random() -> Result<Self, TokenError> {
+        let mut bytes = [0; TOKEN_BYTES];
+        getrandom::fill(&mut bytes).map_err(TokenError::Random)?;
+        Ok(Self(bytes))
+    }
+
+    /// The token with these bytes.
+    pub const fn from_bytes(bytes: [u8; TOKEN_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// The secret itself, to key an HMAC with.
+    pub const fn as_bytes(&self) -> &[u8; TOKEN_BYTES] {
+        &self.0
+    }
+
+    /// The secret as 64 hex digits, as files hold it.
+    pub fn to_hex(&self) -> String {
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
+        self.0
+            .iter()
+            .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
+            .collect()
+    }
+
+    /// Reads 64 hex digits, and perhaps white space after them; `None` if it is anything else.
+    pub fn from_hex(text: &[u8]) -> Option<Self> {
+        let text = text.trim_ascii_end();
+        if text.len() != 2 * TOKEN_BYTES {
+            return None;
+        }
+        let mut bytes = [0; TOKEN_BYTES];
+        let digit = |byte: u8| {
+            char::from(byte)
+                .to_digit(16)
+                .and_then(|d| u8::try_from(d).ok())
+        };
+        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
+            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+        }
+        Some(Self(bytes))
+    }
+
+    /// Reads the token from a private file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not a private regular file, or holds no token.
+    ///
+    /// # Cost
+    /// Four system calls; never waits, whatever the path names.
+    pub fn read_file(path: &Path) -> Result<Self, TokenError> {
+        read(path, format!("{}", path.display()))
+    }
+
+    /// Reads the token from a descriptor that this process inherited. Its offset does not move,
+    /// so that others that share it read the same.
+    ///
+    /// # Errors
+    /// As [`Token::read_file`].
+    pub fn read_descriptor(fd: u32) -> Result<Self, TokenError> {
+        let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+        read(&path, format!("descriptor {fd} (TIDEWATER_TOKEN_FD)"))
+    }
+}
+
+impl core::fmt::Debug for Token {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+fn read(path: &Path, origin: String) -> Result<Token, TokenError> {
+    let unreadable = |source| TokenError::Unreadable {
+        origin: origin.clone(),
+        source,
+    };
+    // NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unreadable(e.into()))?;
+    let file = File::from(fd);
+    let found = file.metadata().map_err(unreadable)?;
+    if !found.is_file() {
+        return Err(TokenError::NotAFile { origin });
+    }
+    let (mode, owner) = (found.mode() & 0o7777, found.uid());
+    let mine = owner == rustix::process::geteuid().as_raw() || owner == 0;
+    if mode & 0o077 != 0 || !mine {
+        return Err(TokenError::Exposed {
+            origin,
+            mode,
+            owner,
+        });
+    }
+    let mut text = Vec::new();
+    file.take(TOKEN_FILE_BYTES_MAX)
+        .read_to_end(&mut text)
+        .map_err(unreadable)?;
+    Token::from_hex(&text).ok_or(TokenError::Malformed {
+        origin,
+        bytes: text.len(),
+    })
+}
