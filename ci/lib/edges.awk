@@ -1,6 +1,7 @@
 # Judges the output of rust_paths.awk by ci/edges.table (variable `table`); prints what is wrong.
 BEGIN {
     while ((getline line < table) > 0) {
+        sub(/#.*/, "", line)
         n = split(line, f, " ")
         if (f[1] == "module") {
             name = f[3]; sub(/:$/, "", name)
