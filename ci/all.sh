@@ -12,12 +12,14 @@ source "$(dirname "$0")/lib.sh"
 RUN_ID="$$.$(date +%s%N)"
 LOGS=target/ci-logs
 GRACE_S=10 # from TERM to KILL
+SETTLE_S=2  # a process that was told to end may take this long
 FULL=0
 ONLY=()
 declare -A CFG # "stage.fmt.script" -> ci/fmt.sh
 declare -A RESULT SECONDS_OF
 STAGES=()
-CHILD=
+CHILD= # the stage that runs now, under timeout
+TEE=   # what copies its output to the log
 
 usage() { sed -n '2,/^$/{/^#/s/^# \{0,1\}//p;}' "$0"; }
 
@@ -66,7 +68,7 @@ left_behind() {
 
 # end_left_behind: TERM, a grace, then KILL, to exactly those processes.
 end_left_behind() {
-    local pids
+    local pids i
     pids=$(left_behind | cut -d' ' -f1)
     [[ -n $pids ]] || return 0
     # shellcheck disable=SC2086  # one word per process
@@ -116,14 +118,27 @@ groups_missing() {
     return 0
 }
 
+# log_complete: waits a moment for the rest of the stage's output to be written.
+log_complete() {
+    local i
+    for ((i = 0; i < 20; i++)); do
+        [[ -n $TEE ]] && kill -0 "$TEE" 2>/dev/null || return 0
+        sleep 0.1
+    done
+}
+
 # verdict STAGE EXIT_CODE: what its exit code, its leftovers and its counts amount to.
 verdict() {
-    local left missing
+    local left missing i
     left=$(left_behind)
-    if [[ -n $left ]]; then
-        say "left these processes behind:"$'\n'"$left" | tee -a "$LOGS/$1.log" >&2
-        end_left_behind
-    fi
+    for ((i = 0; i < SETTLE_S * 10; i++)); do
+        [[ -n $left ]] || break
+        sleep 0.1
+        left=$(left_behind)
+    done
+    end_left_behind
+    log_complete
+    [[ -z $left ]] || say "left these processes behind:"$'\n'"$left" | tee -a "$LOGS/$1.log" >&2
     missing=$(groups_missing "$1")
     case $2 in
     0)
@@ -166,10 +181,12 @@ run_stage() {
         printf 'note\tno %s\n' "$script" >"$LOGS/$stage.report"
         code=$NOTHING_TO_RUN
     else
+        exec {out}> >(exec tee "$LOGS/$stage.log")
+        TEE=$!
         CI_RUN_ID=$RUN_ID CI_REPORT=$PWD/$LOGS/$stage.report \
-            timeout -k "$GRACE_S" "$allowed" "$script" \
-            > >(exec tee "$LOGS/$stage.log") 2>&1 </dev/null &
+            timeout -k "$GRACE_S" "$allowed" "$script" </dev/null >&"$out" 2>&1 {out}>&- &
         CHILD=$!
+        exec {out}>&-
         wait "$CHILD" || code=$?
         CHILD=
     fi
@@ -188,7 +205,7 @@ what_ran() {
         $1 == "note" { note = $2 }
         END {
             if (n) {
-                line = (p + f) " tests"
+                line = (p + f) (p + f == 1 ? " test" : " tests")
                 if (f) line = line ", " f " FAILED"
                 if (i) line = line ", " i " ignored"
                 if (n > 1) for (k = 1; k <= n; k++) {
