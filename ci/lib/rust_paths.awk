@@ -1,8 +1,9 @@
 # Reads Rust sources (file names as arguments) and prints what the checks need to know of them,
 # comments and literals left out:
-#   path <TAB> file:line <TAB> inline modules open here <TAB> a::path::as::written
+#   path <TAB> file:line <TAB> inline modules open here <TAB> a::path::as::written <TAB> test
 #   word <TAB> file:line <TAB> next token <TAB> unsafe     (one line per `unsafe`)
-# `use a::{b, c::*}` gives a::b and a::c::*. Good enough for style checks; not a parser.
+# The last field is "test" inside `mod tests { }`. `use a::{b, c::*}` gives a::b and a::c::*.
+# Good enough for style checks; not a parser.
 
 function reset_file() {
     in_comment = in_string = in_raw = 0
@@ -12,14 +13,17 @@ function reset_file() {
 
 function flush() {
     if (path != "" && (index(path, "::") || groups > 0))
-        print "path\t" FILENAME ":" path_line "\t" modules "\t" path
+        print "path\t" FILENAME ":" path_line "\t" modules "\t" path "\t" (in_tests[modules] ? "test" : "")
     path = ""; pending = 0
 }
 
 function open_brace() {
     if (in_use) { group[++groups] = path; path = ""; pending = 0; return }
     flush(); depth++
-    if (mod_name) { module_depth[++modules] = depth; mod_name = 0 }
+    if (mod_name) {
+        module_depth[++modules] = depth; mod_name = 0
+        in_tests[modules] = in_tests[modules - 1] || mod_called == "tests"
+    }
 }
 
 function close_brace() {
@@ -51,7 +55,11 @@ function token(t, is_word) {
             if (t == "use") in_use = 1
             else if (t == "as" && in_use) skip = 1
             else if (t == "unsafe") { watch_unsafe = 1; unsafe_at = FILENAME ":" FNR }
-            else { mod_name = previous == "mod"; start(t) }
+            else {
+                mod_name = previous == "mod"
+                if (mod_name) mod_called = t
+                start(t)
+            }
         }
         else if (t == "*" && groups > 0) start(t)
     }
