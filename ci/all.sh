@@ -21,7 +21,7 @@ STAGES=()
 CHILD= # the stage that runs now, under timeout
 TEE=   # what copies its output to the log
 
-usage() { sed -n '2,/^$/{/^#/s/^# \{0,1\}//p;}' "$0"; }
+usage() { sed -n '2,/^source/s/^# \{0,1\}//p' "$0" | sed '/^Exit code/q'; }
 
 load_budget() {
     local section key value
@@ -242,6 +242,7 @@ print_failures() {
     for stage in "${STAGES[@]}"; do
         [[ ${RESULT[$stage]} != ok && ${RESULT[$stage]} != nothing ]] || continue
         FAILED_STAGES=$((FAILED_STAGES + 1))
+        grep -hE '^test .* FAILED$|^--- .* to repeat: ' "$LOGS/$stage.log" | head -n 20 || true
         say "${RESULT[$stage]}: $stage; log: $LOGS/$stage.log; again: ci/all.sh --only $stage"
     done
 }

@@ -7,6 +7,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
 cd "$REPO_ROOT"
 export LC_ALL=C
+find_cargo
 no_color_unless_terminal
 
 # One build serves every stage: flags from outside would make a second one.

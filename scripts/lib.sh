@@ -30,12 +30,15 @@ need_cc() {
     command -v cc >/dev/null || apt_install gcc libc6-dev || die "rustc needs cc to link"
 }
 
+# find_cargo: a shell that was open when rustup was installed does not know its folder yet.
+find_cargo() {
+    local bin=${CARGO_HOME:-${HOME:-}/.cargo}/bin
+    command -v cargo >/dev/null || [[ ! -x $bin/cargo ]] || export PATH=$bin:$PATH
+}
+
 # need_rust: the toolchain that rust-toolchain.toml pins, with clippy and rustfmt.
 need_rust() {
-    if ! command -v cargo >/dev/null && [[ -x ${CARGO_HOME:-${HOME:-}/.cargo}/bin/cargo ]]; then
-        PATH=${CARGO_HOME:-${HOME:-}/.cargo}/bin:$PATH
-        export PATH
-    fi
+    find_cargo
     command -v cargo >/dev/null || die "no cargo: install rustup from https://rustup.rs"
     (cd "$REPO_ROOT" && cargo --version && cargo clippy --version && cargo fmt --version) \
         >/dev/null 2>&1 && return 0
