@@ -15,7 +15,7 @@ unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_RUSTFLAGS RUSTDOCFLAGS CARGO
 unset CARGO_TARGET_DIR
 # Nor may a job's environment, or a planted defect, leak in; a seed to repeat may.
 for _name in "${!TIDEWATER_@}"; do
-    [[ $_name == TIDEWATER_SEED || $_name == TIDEWATER_TEST_FULL ]] || unset "$_name"
+    [[ $_name =~ ^TIDEWATER_(SEED$|TEST_|FUZZ_) ]] || unset "$_name"
 done
 
 NOTHING_TO_RUN=77

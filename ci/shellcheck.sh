@@ -4,7 +4,7 @@ source "$(dirname "$0")/lib.sh"
 command -v shellcheck >/dev/null || nothing_to_run "shellcheck is not installed"
 scripts=()
 while IFS= read -r -d '' file; do
-    if [[ $file == *.sh ]] || head -n 1 "$file" | grep -q '^#!.*bash'; then scripts+=("$file"); fi
+    if [[ $file == *.sh ]] || grep -q '^#!.*bash' <<<"$(head -n 1 "$file" | tr -d '\0')"; then scripts+=("$file"); fi
 done < <(git_files ci .ci scripts)
 shellcheck -x --severity style "${scripts[@]}"
 note "${#scripts[@]} scripts"

@@ -33,7 +33,7 @@ unargued_unsafe() {
         awk -F '\t' '$1 == "word" && ($3 == "{" || $3 == "impl") { print $2 }' |
         while IFS=: read -r file line; do
             from=$((line > SAFETY_REACH ? line - SAFETY_REACH : 1))
-            sed -n "${from},${line}p" "$file" | grep -q 'SAFETY:' ||
+            grep -q 'SAFETY:' <<<"$(sed -n "${from},${line}p" "$file")" ||
                 say "$file:$line: unsafe without a SAFETY comment"
         done
 }
@@ -60,7 +60,7 @@ dead_links() {
             target=${target:-$file}
             if [[ ! -e $target ]]; then
                 say "$file:$line: link leads nowhere: $link"
-            elif [[ -n $anchor && $target == *.md ]] && ! headings "$target" | grep -qxF -- "$anchor"; then
+            elif [[ -n $anchor && $target == *.md ]] && ! grep -qxF -- "$anchor" <<<"$(headings "$target")"; then
                 say "$file:$line: no heading for the link $link"
             fi
         done
@@ -77,13 +77,14 @@ planted_table() {
     local plant crate target test
     [[ -f docs/TESTING.md ]] || { say "docs/TESTING.md:1: missing"; return; }
     planted_rows | while IFS=$'\t' read -r plant crate target test; do
-        plants | grep -qxF -- "$plant" ||
+        grep -qxF -- "$plant" <<<"$(plants)" ||
             say "docs/TESTING.md:1: $plant is not in transport/src/planted.rs"
         git_files "${crate#tidewater-}/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
             say "docs/TESTING.md:1: $plant: no test ${test##*::} in $crate"
     done
+    # <<<: grep -q ends early, and with pipefail its writer's SIGPIPE would be a finding.
     plants | while IFS= read -r plant; do
-        planted_rows | cut -f1 | grep -qxF -- "$plant" && continue
+        grep -qxF -- "$plant" <<<"$(planted_rows | cut -f1)" && continue
         if [[ $(budget | awk -F '\t' '$1 == "stage.planted" && $2 == "required" { print $3 }') == true ]]; then
             say "docs/TESTING.md:1: no test catches the planted defect $plant"
         else
