@@ -1,0 +1,121 @@
+# shellcheck shell=bash
+# What the stages share. A stage is a bash script that sources this file, does one thing, exits
+# 0 (passed), 77 (nothing to run here; say why with `note`) or anything else (failed), and may
+# tell ci/all.sh what it ran with `report` and `note`. Each also runs alone.
+set -euo pipefail
+# shellcheck source=scripts/lib.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../scripts/lib.sh"
+cd "$REPO_ROOT"
+export LC_ALL=C
+find_cargo
+no_color_unless_terminal
+
+# One build serves every stage: flags from outside would make a second one.
+unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_RUSTFLAGS RUSTDOCFLAGS CARGO_BUILD_TARGET
+unset CARGO_TARGET_DIR
+# Nor may a job's environment, or a planted defect, leak in; a seed to repeat may.
+for _name in "${!TIDEWATER_@}"; do
+    [[ $_name =~ ^TIDEWATER_(SEED$|TEST_|FUZZ_) ]] || unset "$_name"
+done
+
+NOTHING_TO_RUN=77
+TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
+
+# note TEXT: shown in the stage's line of the final table.
+note() {
+    say "$*"
+    [[ -z ${CI_REPORT:-} ]] || printf 'note\t%s\n' "$*" >>"$CI_REPORT"
+}
+
+# report GROUP PASSED FAILED IGNORED: tests that this stage ran.
+report() {
+    [[ -z ${CI_REPORT:-} ]] || printf 'tests\t%s\t%s\t%s\t%s\n' "$@" >>"$CI_REPORT"
+}
+
+# nothing_to_run WHY: ends the stage without a verdict.
+nothing_to_run() {
+    note "$*"
+    exit "$NOTHING_TO_RUN"
+}
+
+# git_files PATTERN...: files of the project, committed or not, as NUL-terminated names.
+git_files() {
+    git ls-files -z --cached --others --exclude-standard --deduplicate -- "$@" |
+        while IFS= read -r -d '' _file; do
+            [[ ! -f $_file ]] || printf '%s\0' "$_file"
+        done
+}
+
+# budget: ci/budget.toml as lines "section<TAB>key<TAB>value".
+budget() {
+    awk '
+        { sub(/[ \t]*#.*$/, "") }
+        /^\[.*\]$/ { section = substr($0, 2, length($0) - 2); next }
+        /=/ {
+            key = $0; sub(/[ \t]*=.*/, "", key)
+            value = $0; sub(/^[^=]*=[ \t]*/, "", value); gsub(/^"|"$/, "", value)
+            print section "\t" key "\t" value
+        }' "${CI_BUDGET:-ci/budget.toml}"
+}
+
+# build_tests: everything the later stages run, built once; writes $TEST_BINARIES.
+build_tests() {
+    local messages=target/ci-build.json
+    mkdir -p target
+    cargo build --locked --profile ci --workspace --all-targets --features planted \
+        --message-format json-render-diagnostics >"$messages"
+    awk -f ci/lib/test_binaries.awk "$messages" | sort >"$TEST_BINARIES"
+    rm -f "$messages"
+}
+
+# summarize LOG: sums libtest's "test result" lines: passed failed ignored.
+summarize() {
+    awk '/^test result: / {
+            for (i = 1; i < NF; i++) {
+                if ($(i + 1) == "passed;") p += $i
+                if ($(i + 1) == "failed;") f += $i
+                if ($(i + 1) == "ignored;") n += $i
+            }
+        }
+        END { print p + 0, f + 0, n + 0 }' "$1"
+}
+
+# run_test_binaries include|exclude TARGET [ARGUMENT...]: runs those test binaries one after another,
+# the way cargo would, and reports their counts per crate. Fails if any binary fails.
+run_test_binaries() {
+    local how=$1 named=$2 failed=0 crate target folder exe log p f i began status
+    shift 2
+    log=$(mktemp)
+    while IFS=$'\t' read -r crate target folder exe; do
+        began=$SECONDS
+        say "--- $crate $target"
+        status=0
+        (cd "$folder" && CARGO_MANIFEST_DIR=$folder "$exe" "$@" </dev/null) 2>&1 |
+            tee "$log" || status=$?
+        read -r p f i < <(summarize "$log")
+        if ((status != 0)); then
+            failed=1
+            ((f > 0)) || f=1 # it died before it could tell
+            say "--- $crate $target FAILED; to repeat: $(repeat_command "$crate" "$target")"
+        fi
+        report "$crate" "$p" "$f" "$i"
+        say "--- $crate $target: $p passed, $f failed, $i ignored, $((SECONDS - began)) s"
+    done < <(awk -F '\t' -v how="$how" -v t="$named" \
+        '($2 == t) == (how == "include")' "$TEST_BINARIES")
+    rm -f "$log"
+    return "$failed"
+}
+
+# repeat_command CRATE TARGET: what a person types to run one test binary again.
+repeat_command() {
+    local which=(--test "$2")
+    case $2 in
+    lib) which=(--lib) ;;
+    bin:*) which=(--bin "${2#bin:}") ;;
+    bench:*) which=(--bench "${2#bench:}") ;;
+    esac
+    local features=(--features planted)
+    # A crate without that feature refuses it.
+    grep -qs '^planted *=' "${1#tidewater-}/Cargo.toml" || features=()
+    say cargo test --profile ci -p "$1" "${features[@]}" "${which[@]}"
+}

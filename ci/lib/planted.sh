@@ -1,0 +1,16 @@
+# shellcheck shell=bash
+# The planted defects: their names in the code, and the table of docs/TESTING.md.
+
+# plants: the names that TIDEWATER_PLANT understands.
+plants() {
+    sed -n '/const ALL/,/];/p' transport/src/planted.rs | grep -o '"[a-z0-9-]*"' | tr -d '"'
+}
+
+# planted_rows: the table's rows as plant, crate, target, test.
+planted_rows() {
+    awk -F '|' '
+        function cell(n,    s) { s = $n; gsub(/[ \t`]/, "", s); return s }
+        /^\| *plant *\|/ { table = 1; getline; next }
+        table && !/^\|/ { table = 0 }
+        table { print cell(2) "\t" cell(3) "\t" cell(4) "\t" cell(5) }' docs/TESTING.md
+}

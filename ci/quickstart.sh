@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# What a newcomer types, in a clean clone of HEAD, with nothing beside it and a build of its own.
+source "$(dirname "$0")/lib.sh"
+git cat-file -e HEAD:scripts/quickstart.sh 2>/dev/null || nothing_to_run "no scripts/quickstart.sh in HEAD"
+git diff --quiet HEAD || warn "uncommitted changes are not part of the clone"
+scratch_dir
+git clone --quiet --no-hardlinks . "$SCRATCH/tidewater"
+cd "$SCRATCH/tidewater"
+CARGO_TARGET_DIR=$REPO_ROOT/target/quickstart ./scripts/quickstart.sh
+left=$(git status --porcelain)
+[[ -z $left ]] || die "quickstart left files behind: $left"
+note "clone of $(git rev-parse --short HEAD)"

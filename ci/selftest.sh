@@ -1,0 +1,210 @@
+#!/usr/bin/env bash
+# Who checks the checks: plants one violation at a time in a copy of the project and requires
+# that the check finds it by name; and that it has nothing against what is allowed.
+source "$(dirname "$0")/lib.sh"
+passed=0 failed=0
+REPORT_TO=${CI_REPORT:-} # the checks run here report to nobody
+unset CI_REPORT
+scratch_dir
+ORIGINAL=$SCRATCH/original
+COPY=$SCRATCH/copy
+OUT=$SCRATCH/out
+
+# fresh_copy: the project as it is in this folder, its own repository, without a build.
+fresh_copy() {
+    rm -rf "$COPY"
+    cp -a "$ORIGINAL" "$COPY"
+}
+
+outcome() {
+    if [[ $1 == ok ]]; then passed=$((passed + 1)); else
+        failed=$((failed + 1))
+        say "FAILED: $2"
+        tail -n 15 "$OUT" | sed 's/^/    /'
+    fi
+    [[ $1 != ok ]] || say "ok: $2"
+}
+
+# relock FILE: a new edge needs a new lock file.
+relock() {
+    [[ $1 != *Cargo.toml ]] || (cd "$COPY" && cargo metadata --offline --format-version 1) >/dev/null 2>&1 || true
+}
+
+# run_check "SCRIPT [ARGUMENT]"
+run_check() {
+    local words
+    read -ra words <<<"$1"
+    "./${words[0]}" "${words[@]:1}"
+}
+
+# finds CHECK TEXT FILE <CONTENT: appends CONTENT to FILE; CHECK must fail and say TEXT.
+finds() {
+    local check=$1 text=$2 file=$COPY/$3
+    fresh_copy
+    mkdir -p "$(dirname "$file")"
+    cat >>"$file"
+    relock "$file"
+    if (cd "$COPY" && run_check "$check") >"$OUT" 2>&1; then
+        outcome no "$check did not find: $text"
+    elif grep -qF -- "$text" "$OUT"; then
+        outcome ok "$check finds: $text"
+    else
+        outcome no "$check failed, but did not say: $text"
+    fi
+}
+
+# allows CHECK FILE WHAT <CONTENT: with CONTENT appended to FILE, CHECK has nothing against FILE.
+allows() {
+    local check=$1 file=$COPY/$2
+    fresh_copy
+    mkdir -p "$(dirname "$file")"
+    cat >>"$file"
+    relock "$file"
+    (cd "$COPY" && run_check "$check") >"$OUT" 2>&1 || true
+    if grep -qE "^($2:|[a-z]*awk: )" "$OUT"; then outcome no "$check must allow $3"; else
+        outcome ok "$check allows $3"
+    fi
+}
+
+# all_sh WANTED_CODE TEXT: ci/all.sh of the copy, with the stages of $COPY/budget.toml.
+all_sh() {
+    local code=0
+    (cd "$COPY" && CI_BUDGET=budget.toml ./ci/all.sh) >"$OUT" 2>&1 || code=$?
+    if [[ $code -eq $1 ]] && grep -qE -- "$2" "$OUT"; then outcome ok "all.sh: $3"; else
+        outcome no "all.sh: $3 (exit code $code)"
+    fi
+}
+
+# stage NAME SCRIPT_BODY [LINE_OF_TOML...]: a stage for all_sh.
+stage() {
+    local name=$1
+    { say '#!/usr/bin/env bash' && say 'source ci/lib.sh' && say "$2"; } >"$COPY/ci/t_$name.sh"
+    chmod +x "$COPY/ci/t_$name.sh"
+    shift 2
+    {
+        say "[stage.$name]" && say "script = \"ci/t_$name.sh\"" && say "does = \"test\""
+        say "budget_s = 5" && say "timeout_s = 20"
+        printf '%s\n' "$@"
+    } >>"$COPY/budget.toml"
+}
+
+no_stages() {
+    fresh_copy
+    printf '[run]\nbudget_s = 60\nhard_s = 60\nfull_factor = 1\n' >"$COPY/budget.toml"
+}
+
+test_edges() {
+    finds "ci/edges crates" "tidewater-server imports tidewater-client in its tests" server/Cargo.toml \
+        <<<'tidewater-client.workspace = true'
+    finds "ci/edges crates" "tidewater-client imports tidewater-server without" client/Cargo.toml \
+        <<<$'[build-dependencies]\ntidewater-server.workspace = true'
+    finds "ci/edges sources" "layout may not import mem" transport/src/layout/row.rs \
+        <<<'use crate::{ids, mem::{Region, shared as s}};'
+    finds "ci/edges sources" "layout is pure and may not name std::io::Read" transport/src/layout/row.rs \
+        <<<'use std::{fmt, io::Read};'
+    allows "ci/edges sources" transport/src/layout/row.rs "a test of a pure module that reads a file" \
+        <<<'mod tests { use std::{fs, env}; }'
+    finds "ci/edges sources" "mem may not import wire" transport/src/mem/region.rs \
+        <<<'mod tests { use super::super::super::wire::Frame; }'
+    finds "ci/edges sources" "shm may not import tcp" transport/src/shm/mod.rs <<<'fn f() { super::tcp::connect() }'
+    finds "ci/edges sources" "module surprise has no line" transport/src/surprise.rs <<<'use crate::ids::TableId;'
+    finds "ci/edges sources" "through the crate root" transport/src/wire.rs <<<'use crate::TableSpec;'
+    finds "ci/edges sources" "unsafe code outside its home" server/src/store.rs <<<'fn f() { unsafe { g() } }'
+    finds "ci/edges sources" "names std::sync::atomic::AtomicU64" server/src/store.rs \
+        <<<'use std::{fmt, sync::{Arc, atomic::{AtomicU64, Ordering}}};'
+    finds "ci/edges sources" "names core::sync::atomic::fence" transport/src/mem.rs \
+        <<<'fn f() { core::sync::atomic::fence(x) }'
+    finds "ci/edges sources" "names std::time::Instant::now" client/src/pull.rs \
+        <<<'fn f() { std::time::Instant::now(); }'
+    finds "ci/edges sources" "names SystemTime::now" client/tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
+    allows "ci/edges sources" transport/src/mem.rs "comments, literals, tests of one's own module" <<'RUST'
+//! Says unsafe { } and std::sync::atomic::AtomicU64, and imports nothing.
+use super::sync::AtomicU64;
+const A: &str = "use crate::tcp; unsafe { \" }";
+const B: &str = r#"Instant::now() " unsafe "#; /* unsafe /* */ { */
+fn f<'a>(c: &'a u8) -> char { '"' }
+#[cfg(test)]
+mod tests { use super::*; use super::super::layout::row; }
+RUST
+}
+
+test_tidy() {
+    finds ci/tidy.sh "over 600 needs its reason" server/src/long.rs < <(yes '// x' | head -n 601)
+    allows ci/tidy.sh server/src/long.rs "a long file with a reason" \
+        < <(say '// long: a table' && yes '// x' | head -n 601)
+    finds ci/tidy.sh "not ASCII" server/src/a.rs <<<$'// caf\xc3\xa9'
+    finds ci/tidy.sh "unfinished" server/src/a.rs <<<'// TO''DO: later'
+    finds ci/tidy.sh "names a path of one machine" docs/a.md <<<'See /ho''me/me/tidewater.'
+    finds ci/tidy.sh "unsafe without a SAFETY comment" transport/src/mem.rs <<<'fn f() { unsafe { g() } }'
+    allows ci/tidy.sh transport/src/mem.rs "an argued unsafe" <<<$'// SAFETY: so.\nunsafe { g() }'
+    finds ci/tidy.sh "link leads nowhere: nowhere.md" docs/a.md <<<'[there](nowhere.md)'
+    finds ci/tidy.sh "no heading for the link TESTING.md#nope" docs/a.md <<<'[there](TESTING.md#nope)'
+    finds ci/tidy.sh "no test nobody_wrote_this in tidewater-server" docs/TESTING.md \
+        <<<$'\n| plant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-server | lib | nobody_wrote_this |'
+}
+
+test_all_sh() {
+    no_stages && stage good 'report g 3 0 1' 'required = true' 'groups = "g"'
+    stage optional 'nothing_to_run "not here"' 'required = false'
+    all_sh 0 '^3 passed, 0 failed$' "a good run"
+    no_stages && stage bad 'report g 3 2 0; exit 1'
+    stage after : 'needs = "bad"'
+    all_sh 1 '^3 passed, 3 failed$' "a failed stage and the one it blocks"
+    no_stages && stage empty 'nothing_to_run "not here"' 'required = true'
+    all_sh 1 'RAN NOTHING: empty' "a required stage that ran nothing"
+    no_stages && stage hollow 'report g 0 0 5' 'groups = "g"'
+    all_sh 1 'RAN NOTHING: hollow' "a required group of which every test was ignored"
+    no_stages && stage slow 'sleep 30' 'timeout_s = 1'
+    all_sh 1 'TIMED OUT: slow' "a stage that hangs"
+    no_stages && stage litter 'setsid sleep 86399 >/dev/null 2>&1 &'
+    all_sh 1 'LEFT PROCESSES: litter' "a stage that leaves a process behind"
+    if grep -lsxz 86399 /proc/[0-9]*/cmdline; then outcome no "all.sh: ends what was left behind"; else
+        outcome ok "all.sh: ends what was left behind"
+    fi
+}
+
+# A fake cargo "builds" this test binary: it fails as told when its defect is planted.
+test_planted() {
+    fresh_copy
+    mkdir -p "$SCRATCH/bin"
+    cat >"$SCRATCH/bin/cargo" <<'SH'
+#!/usr/bin/env bash
+echo '{"reason":"compiler-artifact","package_id":"path+file:///x#tidewater-server@0.1.0","manifest_path":"/tmp/Cargo.toml","target":{"kind":["lib"],"name":"s"},"profile":{"test":true},"executable":"'"$(dirname "$0")"'/fake"}'
+SH
+    cat >"$SCRATCH/bin/fake" <<'SH'
+#!/usr/bin/env bash
+[[ $2 == known ]] && echo "running 1 test" || { echo "running 0 tests"; exit 0; }
+[[ -z ${TIDEWATER_PLANT:-} || $TIDEWATER_PLANT == at-clock-off ]] || kill -ABRT $$
+[[ ${TIDEWATER_PLANT:-} != "$CATCHES" ]] || { echo "test result: FAILED. 0 passed; 1 failed;"; exit 101; }
+echo "test result: ok. 1 passed; 0 failed;"
+SH
+    chmod +x "$SCRATCH/bin"/*
+    planted_case at-clock-off at-clock-off known 'at-clock-off +caught' 0
+    planted_case at-clock-off nothing known 'at-clock-off +NOT NOTICED' 1
+    planted_case at-clock-off '' known 'fails even without it' 1
+    planted_case tick-before-apply '-' known 'dies .* instead of failing' 1
+    planted_case at-clock-off at-clock-off unknown 'no test of that name' 1
+}
+
+# planted_case PLANT CATCHES TEST TEXT CODE
+planted_case() {
+    local code=0
+    printf '\n| plant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-server | lib | %s |\n' \
+        "$1" "$3" >"$COPY/docs/TESTING.md"
+    (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$2 ./ci/planted.sh) >"$OUT" 2>&1 || code=$?
+    if [[ $code -eq $5 ]] && grep -qE "$4" "$OUT"; then outcome ok "planted.sh says: $4"; else
+        outcome no "planted.sh must say: $4 (exit code $code)"
+    fi
+}
+
+mkdir -p "$ORIGINAL"
+git_files . | xargs -0 cp --parents -t "$ORIGINAL"
+git -C "$ORIGINAL" init -q
+git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost add -A
+git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost commit -qm copy
+test_edges
+test_tidy
+test_all_sh
+test_planted
+CI_REPORT=$REPORT_TO report selftest "$passed" "$failed" 0
+((failed == 0))

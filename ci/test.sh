@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Unit, integration and documentation tests, and each benchmark once. The test target `fuzz` has
+# a stage of its own.
+source "$(dirname "$0")/lib.sh"
+build_tests
+failed=0
+run_test_binaries exclude fuzz || failed=1
+
+log=$(mktemp)
+cargo test --locked --profile ci --workspace --features planted --doc 2>&1 | tee "$log" || failed=1
+read -r p f i < <(summarize "$log")
+rm -f "$log"
+report doc "$p" "$f" "$i"
+exit "$failed"

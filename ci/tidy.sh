@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# House rules that no other tool holds. Prints one line per finding: file:line: what.
+source "$(dirname "$0")/lib.sh"
+LINES_MAX=600     # longer files say why in their first line ("long: ...")
+SAFETY_REACH=12   # lines above an `unsafe` in which its SAFETY argument starts
+findings=$(mktemp)
+
+# Patterns are written with [] so that this file does not find itself.
+UNFINISHED='\b(TOD[O]|FIXM[E]|XX[X])\b|\b(dbg|todo|unimplemented)[!]'
+MACHINE='(^|[^A-Za-z0-9_.-])/(work|root|home|Users)/[A-Za-z0-9_.]|/tmp/w[t]/|shared/desig[n]'
+
+# found REGEX WHAT PATTERN...: lines of the named files that match.
+found() {
+    local regex=$1 what=$2
+    shift 2
+    git_files "$@" | xargs -0 -r grep -HnIP -e "$regex" | cut -d: -f1,2 | sed "s/\$/: $what/" || true
+}
+
+long_files() {
+    git_files '*.rs' '*.sh' '*.awk' | xargs -0 awk -v most="$LINES_MAX" '
+        FNR == 1 { tell(); file = FILENAME; reason = $0 ~ /long: / }
+        { lines = FNR }
+        function tell() {
+            if (lines > most && !reason)
+                print file ":1: " lines " lines; over " most " needs its reason in line 1 (long: ...)"
+        }
+        END { tell() }'
+}
+
+# Every `unsafe` block and impl has its argument near; clippy sees only the configured build.
+unargued_unsafe() {
+    git_files '*.rs' | xargs -0 awk -f ci/lib/rust_paths.awk |
+        awk -F '\t' '$1 == "word" && ($3 == "{" || $3 == "impl") { print $2 }' |
+        while IFS=: read -r file line; do
+            from=$((line > SAFETY_REACH ? line - SAFETY_REACH : 1))
+            grep -q 'SAFETY:' <<<"$(sed -n "${from},${line}p" "$file")" ||
+                say "$file:$line: unsafe without a SAFETY comment"
+        done
+}
+
+# Relative links of the Markdown files lead to a file, and their anchors to a heading.
+dead_links() {
+    local file line link target anchor
+    git_files '*.md' | xargs -0 awk '
+        /^```/ { code = !code }
+        FNR == 1 { code = /^```/ }
+        code { next }
+        {
+            rest = $0; gsub(/`[^`]*`/, "", rest)
+            while (match(rest, /\]\([^) ]+\)/)) {
+                print FILENAME "\t" FNR "\t" substr(rest, RSTART + 2, RLENGTH - 3)
+                rest = substr(rest, RSTART + RLENGTH)
+            }
+        }' |
+        while IFS=$'\t' read -r file line link; do
+            [[ $link =~ ^(https?|mailto): ]] && continue
+            target=${link%%#*} anchor=
+            [[ $link != *'#'* ]] || anchor=${link#*#}
+            target=${target:+$(dirname "$file")/$target}
+            target=${target:-$file}
+            if [[ ! -e $target ]]; then
+                say "$file:$line: link leads nowhere: $link"
+            elif [[ -n $anchor && $target == *.md ]] && ! grep -qxF -- "$anchor" <<<"$(headings "$target")"; then
+                say "$file:$line: no heading for the link $link"
+            fi
+        done
+}
+
+# headings FILE: the anchors a Markdown viewer gives its headings.
+headings() {
+    awk '/^```/ { code = !code } !code && /^#+ / {
+        sub(/^#+ +/, ""); $0 = tolower($0); gsub(/[^a-z0-9 _-]/, ""); gsub(/ /, "-"); print }' "$1"
+}
+
+# Each planted defect has a row in docs/TESTING.md, and each row a test that exists.
+planted_table() {
+    local plant crate target test
+    [[ -f docs/TESTING.md ]] || { say "docs/TESTING.md:1: missing"; return; }
+    planted_rows | while IFS=$'\t' read -r plant crate target test; do
+        grep -qxF -- "$plant" <<<"$(plants)" ||
+            say "docs/TESTING.md:1: $plant is not in transport/src/planted.rs"
+        git_files "${crate#tidewater-}/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
+            say "docs/TESTING.md:1: $plant: no test ${test##*::} in $crate"
+    done
+    # <<<: grep -q ends early, and with pipefail its writer's SIGPIPE would be a finding.
+    plants | while IFS= read -r plant; do
+        grep -qxF -- "$plant" <<<"$(planted_rows | cut -f1)" && continue
+        if [[ $(budget | awk -F '\t' '$1 == "stage.planted" && $2 == "required" { print $3 }') == true ]]; then
+            say "docs/TESTING.md:1: no test catches the planted defect $plant"
+        else
+            warn "no test catches the planted defect $plant yet"
+        fi
+    done
+}
+
+source ci/lib/planted.sh
+{
+    long_files
+    found '[^\x00-\x7F]' 'not ASCII' '*.rs' '*.sh' '*.awk' '*.toml' '*.c' '*.h'
+    found "$UNFINISHED" 'unfinished: finish it or file it' '*.rs' '*.sh' '*.awk' '*.toml' '*.md'
+    found "$MACHINE" 'names a path of one machine' '*.rs' '*.sh' '*.awk' '*.toml' '*.md' ci .ci scripts
+    found '[ \t]+$' 'blanks at the end of the line' '*.rs' '*.sh' '*.awk' '*.toml'
+    unargued_unsafe
+    dead_links
+    planted_table
+} >"$findings"
+if [[ -s $findings ]]; then
+    sort -u "$findings"
+    die "$(sort -u "$findings" | wc -l) findings"
+fi
+rm -f "$findings"
+note "$(git_files '*' | tr '\0' '\n' | wc -l) files"

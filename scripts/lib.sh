@@ -1,0 +1,59 @@
+# shellcheck shell=bash
+# What quickstart, CI and the examples share: messages, the toolchain, scratch folders.
+# Source it from a bash script that has set -euo pipefail; it changes nothing until called.
+
+# The repository's root, wherever the script was called from.
+REPO_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+say() { printf '%s\n' "$*"; }
+warn() { printf 'warning: %s\n' "$*" >&2; }
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+# apt_install PACKAGE...: on Debian as root, installs; otherwise says what to type and fails.
+apt_install() {
+    local remedy="apt-get update && apt-get install -y --no-install-recommends $*"
+    if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
+        warn "missing: $*. As root, type: $remedy"
+        return 1
+    fi
+    say "installing $* (apt-get)"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 && return 0
+    apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+}
+
+# need_cc: rustc links with the system's C compiler.
+need_cc() {
+    command -v cc >/dev/null || apt_install gcc libc6-dev || die "rustc needs cc to link"
+}
+
+# find_cargo: a shell that was open when rustup was installed does not know its folder yet.
+find_cargo() {
+    local bin=${CARGO_HOME:-${HOME:-}/.cargo}/bin
+    command -v cargo >/dev/null || [[ ! -x $bin/cargo ]] || export PATH=$bin:$PATH
+}
+
+# need_rust: the toolchain that rust-toolchain.toml pins, with clippy and rustfmt.
+need_rust() {
+    find_cargo
+    command -v cargo >/dev/null || die "no cargo: install rustup from https://rustup.rs"
+    (cd "$REPO_ROOT" && cargo --version && cargo clippy --version && cargo fmt --version) \
+        >/dev/null 2>&1 && return 0
+    command -v rustup >/dev/null || die "the pinned toolchain needs rustup: https://rustup.rs"
+    # Without a name, rustup installs what rust-toolchain.toml asks for (since 1.28).
+    (cd "$REPO_ROOT" && rustup toolchain install) || die "rustup could not install the toolchain"
+}
+
+# no_color_unless_terminal: escape codes are noise in a log.
+no_color_unless_terminal() {
+    [[ -t 1 ]] || export CARGO_TERM_COLOR=never
+}
+
+# scratch_dir: sets SCRATCH to a new folder that is removed when the calling script exits.
+scratch_dir() {
+    SCRATCH=$(mktemp -d "${TMPDIR:-/tmp}/tidewater.XXXXXXXX")
+    trap 'rm -rf -- "$SCRATCH"' EXIT
+}
