@@ -166,16 +166,22 @@ impl PushRing {
         Ok(())
     }
 
-    /// After recovery: the server stands at `state`; everything behind it is written again.
-    pub(crate) fn resend(
-        &mut self,
-        state: StateLine,
-        lane: &mut dyn Lane,
-    ) -> Result<(), LaneError> {
-        self.learn(state);
-        self.written = state.head_bytes;
+    /// After recovery: the server has consumed `head_bytes`; everything behind it is written
+    /// again, at the same offsets.
+    pub(crate) fn resend(&mut self, head_bytes: u64, lane: &mut dyn Lane) -> Result<(), LaneError> {
+        self.written = head_bytes.clamp(self.state.head_bytes, self.tail);
         self.write_frames(lane)?;
         self.signal(lane)
+    }
+
+    /// Whether the server has applied everything that was built.
+    pub(crate) const fn is_drained(&self) -> bool {
+        self.state.applied_seq + 1 >= self.next_seq
+    }
+
+    /// How far it is, for messages.
+    pub(crate) fn describe(&self) -> String {
+        format!("{} of {} frames", self.state.applied_seq, self.next_seq - 1)
     }
 }
 

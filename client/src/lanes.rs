@@ -1,0 +1,384 @@
+//! All lanes of one client thread, and what waits on them.
+//!
+//! A lane that breaks is marked; the call that was using it recovers it (see [`Lanes::mend`]) and
+//! goes on: frames are re-sent from staging, reads are repeated, requests that wait for a reply
+//! are asked again.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{Lane, LaneError, Sleeper};
+use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
+use tidewater_transport::layout::frame::FrameHeader;
+use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
+use tidewater_transport::layout::ring::RingGeometry;
+use tidewater_transport::layout::session::{
+    MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at,
+};
+use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
+use tidewater_transport::placement::Owner;
+use tidewater_transport::wait::wait_until;
+
+use crate::counters::Counters;
+use crate::error::ClientError;
+use crate::link::{OpenLane, ServerLink};
+use crate::push::Ticket;
+use crate::push::ring::PushRing;
+use crate::replies::Replies;
+
+/// Rejects kept for tickets that have not been waited for.
+const REJECTS_KEPT: usize = FRAMES_IN_FLIGHT_MAX as usize;
+
+/// One lane and its ring.
+pub(crate) struct LaneState {
+    pub(crate) server: usize,
+    pub(crate) applier: ApplierId,
+    pub(crate) session: SessionId,
+    pub(crate) ring: PushRing,
+    pub(crate) replies: Replies,
+    lane: Box<dyn Lane>,
+    broken: Option<LaneError>,
+    rejects_seen: u64,
+    rejects: std::collections::VecDeque<Reject>,
+}
+
+/// A server and its lanes: `first_lane ..` in order of its appliers.
+struct Server {
+    link: Box<dyn ServerLink>,
+    first_lane: usize,
+    lanes: usize,
+}
+
+/// Every lane of the thread.
+pub(crate) struct Lanes {
+    servers: Vec<Server>,
+    all: Vec<LaneState>,
+    sleeper: Box<dyn Sleeper>,
+    pub(crate) counters: Counters,
+}
+
+/// Why a look at the lanes ended early.
+pub(crate) enum Interrupt {
+    /// Lane `.0` broke: mend it and look again.
+    Broken(usize),
+    /// The call has failed.
+    Failed(ClientError),
+}
+
+impl From<ClientError> for Interrupt {
+    fn from(e: ClientError) -> Self {
+        Self::Failed(e)
+    }
+}
+
+impl LaneState {
+    fn new(server: usize, applier: usize, link: &dyn ServerLink, open: OpenLane) -> Option<Self> {
+        let ring = RingGeometry::new(link.ring_bytes())?;
+        let session = link.session();
+        // Frames prove themselves where the transport may place bytes out of order.
+        let checked = matches!(
+            open.lane.transport(),
+            tidewater_transport::fabric::TransportKind::Sim
+        );
+        let mut ring = PushRing::new(session, ring, checked);
+        ring.learn(open.state);
+        Some(Self {
+            server,
+            applier: ApplierId(applier as u16),
+            session,
+            ring,
+            replies: Replies::new(),
+            lane: open.lane,
+            broken: None,
+            rejects_seen: open.state.rejected,
+            rejects: std::collections::VecDeque::new(),
+        })
+    }
+
+    /// The lane, for reads.
+    pub(crate) fn lane(&mut self) -> &mut dyn Lane {
+        &mut *self.lane
+    }
+
+    /// Sends what was built in the ring.
+    pub(crate) fn send(&mut self) -> Result<(), LaneError> {
+        self.ring.send(&mut *self.lane)
+    }
+
+    /// Takes in what the server told: state, and the rejects that came before it.
+    fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
+        self.lane.poll()?;
+        let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
+        let Some(state) = StateLine::from_line(&line, self.session.0) else { return Ok(()) };
+        let before = self.ring.state().applied_seq;
+        if self.ring.learn(state) && state.rejected != self.rejects_seen {
+            self.collect_rejects(before, state, counters);
+        }
+        Ok(())
+    }
+
+    fn collect_rejects(&mut self, before: u64, state: StateLine, counters: &mut Counters) {
+        for seq in before + 1..=state.applied_seq {
+            let line = self.lane.mailbox().line(mailbox_reject_at(seq));
+            let Some(reject) = Reject::from_line(&line, self.session.0) else { continue };
+            if reject.seq == seq {
+                counters.rejects += 1;
+                if self.rejects.len() == REJECTS_KEPT {
+                    self.rejects.pop_front();
+                    counters.rejects_unclaimed += 1;
+                }
+                self.rejects.push_back(reject);
+            }
+        }
+        self.rejects_seen = state.rejected;
+    }
+
+    /// The clock of a domain as this lane's applier tells it.
+    pub(crate) fn clock(&self, domain: DomainId) -> ClockLine {
+        let line = self.lane.mailbox().line(mailbox_clock_at(domain.0));
+        ClockLine::from_line(&line, self.session.0, domain.0).unwrap_or_default()
+    }
+
+    /// Takes the first reject of `first..=last` out, if there is one.
+    fn claim_reject(&mut self, first: u64, last: u64) -> Option<Reject> {
+        let at = self.rejects.iter().position(|r| (first..=last).contains(&r.seq))?;
+        let found = self.rejects.remove(at);
+        self.rejects.retain(|r| !(first..=last).contains(&r.seq));
+        found
+    }
+}
+
+impl Lanes {
+    pub(crate) fn new(
+        servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
+        sleeper: Box<dyn Sleeper>,
+    ) -> Result<Self, ClientError> {
+        let mut all: Vec<LaneState> = Vec::new();
+        let mut made = Vec::new();
+        for (s, (link, lanes)) in servers.into_iter().enumerate() {
+            let first_lane = all.len();
+            let count = lanes.len();
+            for (applier, open) in lanes.into_iter().enumerate() {
+                let state = LaneState::new(s, applier, &*link, open);
+                all.push(state.ok_or_else(|| ClientError::Protocol {
+                    server: link.name().to_owned(),
+                    what: format!("a ring of {} bytes", link.ring_bytes()),
+                })?);
+            }
+            made.push(Server { link, first_lane, lanes: count });
+        }
+        Ok(Self { servers: made, all, sleeper, counters: Counters::default() })
+    }
+
+    /// Number of lanes.
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Number of servers.
+    pub(crate) fn servers(&self) -> usize {
+        self.servers.len()
+    }
+
+    /// Appliers of a server.
+    pub(crate) fn appliers(&self, server: usize) -> usize {
+        self.servers.get(server).map_or(0, |s| s.lanes)
+    }
+
+    /// A server's control connection.
+    pub(crate) fn link(&mut self, server: usize) -> Option<&mut Box<dyn ServerLink>> {
+        self.servers.get_mut(server).map(|s| &mut s.link)
+    }
+
+    /// Name of a lane's server.
+    pub(crate) fn name(&self, lane: usize) -> &str {
+        let server = self.all.get(lane).and_then(|l| self.servers.get(l.server));
+        server.map_or("unknown server", |s| s.link.name())
+    }
+
+    /// Lane to an owner of partitions.
+    pub(crate) fn of(&self, owner: Owner) -> Option<usize> {
+        let server = self.servers.get(owner.server.0 as usize)?;
+        let applier = owner.applier.0 as usize;
+        (applier < server.lanes).then_some(server.first_lane + applier)
+    }
+
+    /// A lane by number, which must be one that `of` gave.
+    pub(crate) fn get(&mut self, lane: usize) -> &mut LaneState {
+        &mut self.all[lane]
+    }
+
+    /// Notes that a lane failed; final errors make it broken.
+    pub(crate) fn failed(&mut self, lane: usize, e: LaneError) -> Interrupt {
+        if matches!(e, LaneError::Usage { .. }) {
+            return Interrupt::Failed(e.into());
+        }
+        self.all[lane].broken = Some(e);
+        Interrupt::Broken(lane)
+    }
+
+    /// Polls every lane. The first that is broken interrupts.
+    pub(crate) fn poll(&mut self) -> Result<(), Interrupt> {
+        for n in 0..self.all.len() {
+            if self.all[n].broken.is_some() {
+                return Err(Interrupt::Broken(n));
+            }
+            if let Err(e) = self.all[n].learn(&mut self.counters) {
+                return Err(self.failed(n, e));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until `look` finds what it is after, mending lanes on the way.
+    pub(crate) fn wait<T>(
+        &mut self,
+        op: &'static str,
+        deadline: Deadline,
+        mut look: impl FnMut(&mut Self) -> Result<Option<T>, Interrupt>,
+    ) -> Result<T, ClientError> {
+        loop {
+            // The sleeper is lent to the loop: looking borrows everything else.
+            let mut sleeper = std::mem::replace(&mut self.sleeper, Box::new(NoSleep));
+            let found = wait_until(&mut *sleeper, deadline, || {
+                self.poll()?;
+                look(self)
+            });
+            self.sleeper = sleeper;
+            match found {
+                Ok(Some(found)) => return Ok(found),
+                Ok(None) => {
+                    return Err(ClientError::Deadline { op, missing: self.missing() });
+                }
+                Err(Interrupt::Failed(e)) => return Err(e),
+                Err(Interrupt::Broken(lane)) => self.mend(lane, deadline)?,
+            }
+        }
+    }
+
+    /// Who has not answered, for a deadline's error.
+    fn missing(&self) -> String {
+        let behind = |l: &&LaneState| !l.ring.is_drained();
+        let names: Vec<String> = self
+            .all
+            .iter()
+            .filter(behind)
+            .map(|l| {
+                let name = self.servers.get(l.server).map_or("?", |s| s.link.name());
+                format!("{name} applier {} has applied {}", l.applier, l.ring.describe())
+            })
+            .collect();
+        if names.is_empty() { "no answer".into() } else { names.join("; ") }
+    }
+
+    /// Re-establishes a broken lane and re-sends what the server has not consumed.
+    pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
+        loop {
+            let (server, applier) = (self.all[lane].server, self.all[lane].applier);
+            let Some(s) = self.servers.get_mut(server) else { return Ok(()) };
+            let open = s.link.recover(applier, deadline)?;
+            self.counters.recoveries += 1;
+            let l = &mut self.all[lane];
+            l.lane = open.lane;
+            l.broken = None;
+            l.replies.lane_came_back();
+            // What is applied is learned from the mailbox, where the rejects come before it.
+            match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
+                Ok(()) => return Ok(()),
+                Err(e) if deadline.passed() => return Err(e.into()),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Waits until every frame of a ticket is applied.
+    pub(crate) fn wait_applied(
+        &mut self,
+        ticket: &Ticket,
+        deadline: Deadline,
+    ) -> Result<Result<(), (usize, Reject)>, ClientError> {
+        self.wait("wait for a push", deadline, |lanes| Ok(lanes.try_applied(ticket)))
+    }
+
+    /// Whether every frame of a ticket is applied; the first that was refused.
+    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Reject)>> {
+        let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
+            lanes.all.get(p.lane as usize).is_none_or(|l| l.ring.state().applied_seq >= p.last)
+        };
+        if !ticket.parts().all(|p| done(p, self)) {
+            return None;
+        }
+        let mut refused = None;
+        for p in ticket.parts() {
+            let lane = p.lane as usize;
+            let Some(l) = self.all.get_mut(lane) else { continue };
+            if let Some(reject) = l.claim_reject(p.first, p.last) {
+                refused = refused.or(Some((lane, reject)));
+            }
+        }
+        Some(refused.map_or(Ok(()), Err))
+    }
+
+    /// Builds a frame in a lane's ring, waiting for room.
+    pub(crate) fn build(
+        &mut self,
+        lane: usize,
+        header: FrameHeader,
+        payload_len: usize,
+        fill: impl FnOnce(&mut [u8]),
+        deadline: Deadline,
+    ) -> Result<u64, ClientError> {
+        let l = &self.all[lane];
+        let most = l.ring.payload_bytes_max();
+        if payload_len > most {
+            return Err(ClientError::Argument {
+                op: "push",
+                table: header.table.to_string(),
+                what: format!("a frame of {payload_len} bytes; the ring takes at most {most}"),
+            });
+        }
+        if !l.ring.has_room(payload_len) {
+            self.wait_room(lane, payload_len, deadline)?;
+        }
+        let built = self.all[lane].ring.build(header, payload_len, fill);
+        self.counters.frames += 1;
+        self.counters.bytes_pushed += payload_len as u64 + 64;
+        built.ok_or_else(|| ClientError::Deadline { op: "push", missing: "room".into() })
+    }
+
+    #[cold]
+    fn wait_room(
+        &mut self,
+        lane: usize,
+        payload_len: usize,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        self.counters.credit_waits += 1;
+        self.send(lane, deadline)?;
+        self.wait("wait for room in a ring", deadline, |lanes| {
+            Ok(lanes.all[lane].ring.has_room(payload_len).then_some(()))
+        })
+    }
+
+    /// Sends what was built in a lane's ring.
+    pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
+        if self.all[lane].broken.is_none() {
+            match self.all[lane].send() {
+                Ok(()) => return Ok(()),
+                Err(e) => match self.failed(lane, e) {
+                    Interrupt::Failed(e) => return Err(e),
+                    Interrupt::Broken(_) => {}
+                },
+            }
+        }
+        // Mending writes everything that was built.
+        self.mend(lane, deadline)
+    }
+}
+
+/// Stands in while the sleeper is lent out; never asked.
+struct NoSleep;
+
+impl Sleeper for NoSleep {
+    fn announce(&mut self) {}
+    fn sleep(&mut self, _: Deadline) {}
+    fn retract(&mut self) {}
+}

@@ -1,0 +1,189 @@
+//! Requests that an applier answers: locations of keys, rows and ranges copied together.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
+use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_transport::layout::row::Loc;
+use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
+
+use crate::error::{ClientError, rejected};
+use crate::lanes::{Interrupt, Lanes};
+use crate::table::state::TableState;
+
+/// Payload bytes of a reply.
+pub(crate) const REPLY_BYTES_MAX: usize = REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
+
+/// A request without its payload.
+pub(crate) fn request(table: &TableState, kind: FrameKind, count: usize, create: bool) -> FrameHeader {
+    FrameHeader {
+        kind,
+        flags: FrameFlags { create, ..FrameFlags::default() },
+        seq: 0,
+        session: 0,
+        payload_len: 0,
+        count: count as u32,
+        table: table.id.0,
+        partition: PARTITION_ANY,
+        clock: 0,
+        user_tag: 0,
+        chk: 0,
+    }
+}
+
+impl Lanes {
+    /// Asks the applier of a lane and waits for its reply; the payload is in `out`. Asks again
+    /// when the lane was replaced meanwhile: requests may be repeated.
+    pub(crate) fn exchange(
+        &mut self,
+        lane: usize,
+        table: &TableState,
+        mut header: FrameHeader,
+        payload: &[u8],
+        out: &mut Vec<u8>,
+        deadline: Deadline,
+    ) -> Result<ReplyHeader, ClientError> {
+        loop {
+            let tag = self.wait("wait for a reply slot", deadline, |lanes| {
+                let l = lanes.get(lane);
+                let applied = l.ring.state().applied_seq;
+                Ok(l.replies.begin(applied))
+            })?;
+            header.user_tag = tag;
+            let fill = |to: &mut [u8]| to.copy_from_slice(payload);
+            let seq = self.build(lane, header, payload.len(), fill, deadline)?;
+            self.get(lane).replies.asked(tag, seq);
+            let replaced = self.get(lane).replies.replaced();
+            self.send(lane, deadline)?;
+            let answer = self.wait("wait for a reply", deadline, |lanes| {
+                let l = lanes.get(lane);
+                let (session, mailbox) = (l.session, l.lane().mailbox().clone());
+                let found = l.replies.take(&mailbox, session, tag, out);
+                if found.is_none() && l.replies.replaced() != replaced {
+                    // The reply may have gone down with the old lane.
+                    return Ok(Some(None));
+                }
+                Ok::<_, Interrupt>(found.map(Some))
+            });
+            match answer {
+                Ok(Some(reply)) => return self.accept(lane, table, seq, reply),
+                Ok(None) => self.get(lane).replies.abandon(tag),
+                Err(e) => {
+                    self.get(lane).replies.abandon(tag);
+                    return Err(e);
+                }
+            }
+        }
+    }
+
+    fn accept(
+        &mut self,
+        lane: usize,
+        table: &TableState,
+        seq: u64,
+        reply: ReplyHeader,
+    ) -> Result<ReplyHeader, ClientError> {
+        match reply.refused {
+            None => Ok(reply),
+            Some(code) => {
+                let id = (seq, table.id.0);
+                Err(rejected(table.name(), self.name(lane), id, code, reply.numbers))
+            }
+        }
+    }
+
+    /// Asks where keys are; `create` makes rows for unknown ones. Locations in the keys' order.
+    pub(crate) fn resolve(
+        &mut self,
+        lane: usize,
+        table: &TableState,
+        keys: &[u64],
+        create: bool,
+        deadline: Deadline,
+        mut found: impl FnMut(usize, Loc),
+    ) -> Result<(), ClientError> {
+        let most = (REPLY_BYTES_MAX / 8).min(self.get(lane).ring.payload_bytes_max() / 8);
+        let mut reply = Vec::new();
+        for (chunk_at, chunk) in keys.chunks(most).enumerate() {
+            let payload: Vec<u8> = chunk.iter().flat_map(|k| k.to_le_bytes()).collect();
+            let header = request(table, FrameKind::Resolve, chunk.len(), create);
+            self.exchange(lane, table, header, &payload, &mut reply, deadline)?;
+            let (locs, _) = reply.as_chunks::<8>();
+            if locs.len() != chunk.len() {
+                return Err(self.nonsense(lane, "locations", chunk.len(), locs.len()));
+            }
+            for (n, loc) in locs.iter().enumerate() {
+                found(chunk_at * most + n, Loc(u64::from_le_bytes(*loc)));
+            }
+            self.counters.resolved_keys += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Has rows copied together; `place` gets each row's number in `keys` and its bytes.
+    pub(crate) fn gather_rows(
+        &mut self,
+        lane: usize,
+        table: &TableState,
+        keys: &[u64],
+        create: bool,
+        deadline: Deadline,
+        mut place: impl FnMut(usize, &[u8]),
+    ) -> Result<(), ClientError> {
+        let row_bytes = table.row.payload_bytes;
+        let most = (REPLY_BYTES_MAX / row_bytes).min(self.get(lane).ring.payload_bytes_max() / 8);
+        if most == 0 {
+            return Err(ClientError::Argument {
+                op: "gather",
+                table: table.name().to_owned(),
+                what: format!("a row of {row_bytes} bytes; a reply takes {REPLY_BYTES_MAX}"),
+            });
+        }
+        let mut reply = Vec::new();
+        for (chunk_at, chunk) in keys.chunks(most).enumerate() {
+            let payload: Vec<u8> = chunk.iter().flat_map(|k| k.to_le_bytes()).collect();
+            let header = request(table, FrameKind::Gather, chunk.len(), create);
+            self.exchange(lane, table, header, &payload, &mut reply, deadline)?;
+            if reply.len() != chunk.len() * row_bytes {
+                return Err(self.nonsense(lane, "row bytes", chunk.len() * row_bytes, reply.len()));
+            }
+            for (n, row) in reply.chunks_exact(row_bytes).enumerate() {
+                place(chunk_at * most + n, row);
+            }
+            self.counters.rows_gathered += chunk.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Has a range of a table by ranges copied; it must lie in one partition.
+    pub(crate) fn gather_range(
+        &mut self,
+        lane: usize,
+        table: &TableState,
+        first: u64,
+        out: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let size = table.spec.dtype.size();
+        let most = REPLY_BYTES_MAX / 64 * 64;
+        let mut reply = Vec::new();
+        let mut at = first;
+        for chunk in out.chunks_mut(most) {
+            let count = chunk.len() / size;
+            let header = request(table, FrameKind::Gather, count, false);
+            self.exchange(lane, table, header, &at.to_le_bytes(), &mut reply, deadline)?;
+            if reply.len() != chunk.len() {
+                return Err(self.nonsense(lane, "range bytes", chunk.len(), reply.len()));
+            }
+            chunk.copy_from_slice(&reply);
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    fn nonsense(&self, lane: usize, what: &str, due: usize, got: usize) -> ClientError {
+        ClientError::Protocol {
+            server: self.name(lane).to_owned(),
+            what: format!("a reply with {got} {what} where {due} are due"),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Pulls: one-sided reads that prove themselves, and what to do when they do not.
+
+mod blocks;
+mod gather;
+mod rows;
+
+use std::time::Duration;
+
+use tidewater_transport::limits::DATA_DEADLINE;
+
+pub(crate) use rows::RowScratch;
+
+/// How a pull reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PullMode {
+    /// Every row or block is one committed version: read one-sidedly, verified, read again when it
+    /// was being written, and gathered by the server after a bounded number of tries.
+    #[default]
+    Consistent,
+    /// Whatever is there: rows may mix two versions. Only that the slot still holds the same
+    /// generation is checked.
+    Hogwild,
+    /// The whole range as of one tick (tables made with `snapshot`).
+    Snapshot,
+    /// The server copies the rows together.
+    Gather,
+}
+
+/// What a pull of a key without a row does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Missing {
+    /// Creates the row with its first values (training).
+    #[default]
+    Create,
+    /// Answers the first values and stores nothing (evaluation).
+    Initial,
+}
+
+/// Options of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PullOptions {
+    /// How to read.
+    pub mode: PullMode,
+    /// What to do with unknown keys.
+    pub missing: Missing,
+    /// Longest time it may take.
+    pub timeout: Duration,
+}
+
+impl Default for PullOptions {
+    fn default() -> Self {
+        Self { mode: PullMode::default(), missing: Missing::default(), timeout: DATA_DEADLINE }
+    }
+}
+
+impl PullOptions {
+    /// With another mode.
+    #[must_use]
+    pub const fn mode(mut self, mode: PullMode) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// With another treatment of unknown keys.
+    #[must_use]
+    pub const fn missing(mut self, missing: Missing) -> Self {
+        self.missing = missing;
+        self
+    }
+}

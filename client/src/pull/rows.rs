@@ -1,0 +1,331 @@
+//! Pulls of rows by key or index.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{Landing, LaneError, ReadOp};
+use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, RowVersion, verify_row};
+use tidewater_transport::limits::PULL_RETRIES_MAX;
+
+use super::{Missing, PullMode, PullOptions};
+use crate::error::ClientError;
+use crate::lanes::{Interrupt, Lanes};
+use crate::table::state::{RowSource, TableState};
+
+/// Memory of a pull, kept between calls so that none allocates once warm.
+#[derive(Debug, Default)]
+pub(crate) struct RowScratch {
+    heads: Vec<u8>,
+    todo: Vec<u32>,
+    again: Vec<u32>,
+    ops: Vec<ReadOp>,
+    reading: Vec<(u32, RowSource, Loc)>,
+    sources: Vec<(RowSource, Loc)>,
+    missing: Vec<u32>,
+    keys: Vec<u64>,
+    lines: Vec<u8>,
+}
+
+/// One pull in progress.
+struct RowPull<'a> {
+    lanes: &'a mut Lanes,
+    table: &'a mut TableState,
+    keys: &'a [u64],
+    out: &'a mut [u8],
+    options: PullOptions,
+    deadline: Deadline,
+}
+
+/// Pulls `keys` into `out`, row after row in the caller's order.
+pub(crate) fn pull(
+    lanes: &mut Lanes,
+    table: &mut TableState,
+    scratch: &mut RowScratch,
+    keys: &[u64],
+    out: &mut [u8],
+    options: PullOptions,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    lanes.counters.pulls += 1;
+    lanes.counters.bytes_pulled += out.len() as u64;
+    let mut pull = RowPull { lanes, table, keys, out, options, deadline };
+    scratch.todo.clear();
+    scratch.todo.extend(0..keys.len() as u32);
+    if options.mode == PullMode::Gather {
+        return pull.gather(&mut scratch.keys, &scratch.todo);
+    }
+    scratch.heads.resize(keys.len() * ROW_HEADER_BYTES, 0);
+    for attempt in 0..=PULL_RETRIES_MAX {
+        pull.locate(scratch, attempt)?;
+        pull.read(scratch)?;
+        if scratch.again.is_empty() {
+            return Ok(());
+        }
+        let rejected = scratch.again.len() as u64;
+        pull.lanes.counters.torn_rejected += rejected;
+        pull.lanes.counters.retries += rejected;
+        std::mem::swap(&mut scratch.todo, &mut scratch.again);
+        pause(attempt);
+    }
+    pull.lanes.counters.gather_fallbacks += 1;
+    pull.gather(&mut scratch.keys, &scratch.todo)
+}
+
+/// Lets the writer finish: longer with each try, up to about a microsecond.
+fn pause(attempt: u32) {
+    for _ in 0..(16u32 << attempt.min(6)) {
+        tidewater_transport::sync::spin_hint();
+    }
+}
+
+impl RowPull<'_> {
+    fn key(&self, row: u32) -> u64 {
+        self.keys.get(row as usize).copied().unwrap_or_default()
+    }
+
+    fn lane(&self, row: u32) -> Result<usize, ClientError> {
+        let key = self.key(row);
+        self.table.lane_of(key).ok_or_else(|| ClientError::Argument {
+            op: "pull_rows",
+            table: self.table.name().to_owned(),
+            what: format!("row {key} is past the end"),
+        })
+    }
+
+    /// Finds where every row of `todo` is; rows that are answered without reading (first values of
+    /// unknown keys) are done here and drop out of `sources`.
+    fn locate(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
+        s.sources.clear();
+        s.reading.clear();
+        s.missing.clear();
+        if !self.table.is_sparse() {
+            for &row in &s.todo {
+                let source = self.table.dense_row(self.key(row));
+                let Some(source) = source else {
+                    self.lane(row)?;
+                    return Err(self.undescribed());
+                };
+                s.reading.push((row, source, Loc::NONE));
+            }
+            return Ok(());
+        }
+        for &row in &s.todo {
+            let key = self.key(row);
+            // A hint that failed twice is not a row being written: ask.
+            if attempt >= 2 {
+                self.table.hints.forget(key);
+            }
+            match self.table.hints.get(key).filter(|l| l.is_some()) {
+                Some(loc) => {
+                    let lane = self.lane(row)?;
+                    let source = self.source(s_lines(&mut s.lines), lane, loc)?;
+                    s.reading.push((row, source, loc));
+                }
+                None => s.missing.push(row),
+            }
+        }
+        if s.missing.is_empty() { Ok(()) } else { self.resolve(s) }
+    }
+
+    fn undescribed(&self) -> ClientError {
+        ClientError::Protocol {
+            server: "a server".into(),
+            what: format!("no description of a partition of \"{}\"", self.table.name()),
+        }
+    }
+
+    /// Asks for locations lane by lane.
+    #[cold]
+    fn resolve(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
+        let create = self.options.missing == Missing::Create;
+        for lane in 0..self.lanes.len() {
+            s.keys.clear();
+            s.again.clear();
+            for &row in &s.missing {
+                if self.lane(row)? == lane {
+                    s.keys.push(self.key(row));
+                    s.again.push(row);
+                }
+            }
+            if s.keys.is_empty() {
+                continue;
+            }
+            let mut locs = vec![Loc::NONE; s.keys.len()];
+            self.lanes.resolve(lane, self.table, &s.keys, create, self.deadline, |n, loc| {
+                if let Some(slot) = locs.get_mut(n) {
+                    *slot = loc;
+                }
+            })?;
+            let mut initial = Vec::new();
+            for (&row, &loc) in s.again.iter().zip(&locs) {
+                if loc.is_some() {
+                    self.table.hints.put(self.key(row), loc);
+                    let source = self.source(s_lines(&mut s.lines), lane, loc)?;
+                    s.reading.push((row, source, loc));
+                } else {
+                    initial.push(row);
+                }
+            }
+            if !initial.is_empty() {
+                self.gather_lane(lane, &mut s.keys, &initial)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The place of a row; reads the extent table when its extent is new.
+    fn source(
+        &mut self,
+        line: &mut [u8],
+        lane: usize,
+        loc: Loc,
+    ) -> Result<RowSource, ClientError> {
+        let number = match self.table.sparse_row(lane, loc) {
+            Ok(source) => return Ok(source),
+            Err(number) => number,
+        };
+        let nonsense = || ClientError::Protocol {
+            server: "a server".into(),
+            what: format!("location {:#x}, in extent {number} that there is not", loc.0),
+        };
+        let op = self.table.extent_op(lane, number).ok_or_else(nonsense)?;
+        for _ in 0..=PULL_RETRIES_MAX {
+            read_ops(self.lanes, lane, &[op], line, &mut [], self.deadline)?;
+            let mut raw = [0; 64];
+            raw.copy_from_slice(line.get(..64).unwrap_or(&[0; 64]));
+            if self.table.learn_extent(lane, number, &raw) {
+                return self.table.sparse_row(lane, loc).map_err(|_| nonsense());
+            }
+        }
+        Err(nonsense())
+    }
+
+    /// Reads what `reading` says, lane by lane, and verifies it; rows that did not prove
+    /// themselves are in `again`.
+    fn read(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
+        s.again.clear();
+        let row_bytes = self.table.row.payload_bytes;
+        let len = self.table.row.read_bytes() as u32;
+        for lane in 0..self.lanes.len() {
+            s.ops.clear();
+            let of_lane = s.reading.iter().filter(|(_, source, _)| source.lane == lane);
+            s.ops.extend(of_lane.map(|(row, source, _)| ReadOp {
+                from: source.from,
+                len,
+                head_len: ROW_HEADER_BYTES as u32,
+                head_at: *row as usize * ROW_HEADER_BYTES,
+                body_at: *row as usize * row_bytes,
+                fence: false,
+            }));
+            if !s.ops.is_empty() {
+                read_ops(self.lanes, lane, &s.ops, &mut s.heads, self.out, self.deadline)?;
+            }
+        }
+        for (row, source, loc) in &s.reading {
+            if !self.accept(*row, source, *loc, &s.heads, row_bytes) {
+                s.again.push(*row);
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn accept(
+        &mut self,
+        row: u32,
+        source: &RowSource,
+        loc: Loc,
+        heads: &[u8],
+        row_bytes: usize,
+    ) -> bool {
+        let key = self.key(row);
+        let at = row as usize;
+        let (Some(head), Some(payload)) = (
+            heads.get(at * ROW_HEADER_BYTES..).and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>()),
+            self.out.get(at * row_bytes..(at + 1) * row_bytes),
+        ) else {
+            return false;
+        };
+        let (ver, _) = head.split_at(8);
+        let mut raw = [0; 8];
+        raw.copy_from_slice(ver);
+        let told = RowVersion(u64::from_le_bytes(raw));
+        let same_row = !self.table.is_sparse() || told.generation() == loc.generation();
+        if !same_row {
+            self.lanes.counters.stale_hints += 1;
+            self.table.hints.forget(key);
+            return false;
+        }
+        if self.options.mode == PullMode::Hogwild {
+            self.lanes.counters.rows_hogwild += 1;
+            return told.is_valid();
+        }
+        let proven = verify_row(source.salt, key, head, payload).is_some();
+        self.lanes.counters.rows_consistent += u64::from(proven);
+        proven
+    }
+
+    fn gather(&mut self, keys: &mut Vec<u64>, todo: &[u32]) -> Result<(), ClientError> {
+        for lane in 0..self.lanes.len() {
+            let mut rows = Vec::new();
+            for &row in todo {
+                if self.lane(row)? == lane {
+                    rows.push(row);
+                }
+            }
+            if !rows.is_empty() {
+                self.gather_lane(lane, keys, &rows)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn gather_lane(
+        &mut self,
+        lane: usize,
+        keys: &mut Vec<u64>,
+        rows: &[u32],
+    ) -> Result<(), ClientError> {
+        keys.clear();
+        keys.extend(rows.iter().map(|&row| self.key(row)));
+        let create = self.options.missing == Missing::Create;
+        let row_bytes = self.table.row.payload_bytes;
+        let out = &mut *self.out;
+        self.lanes.gather_rows(lane, self.table, keys, create, self.deadline, |n, bytes| {
+            let at = rows[n] as usize * row_bytes;
+            if let Some(to) = out.get_mut(at..at + row_bytes) {
+                to.copy_from_slice(bytes);
+            }
+        })
+    }
+}
+
+fn s_lines(lines: &mut Vec<u8>) -> &mut [u8] {
+    lines.resize(64, 0);
+    lines
+}
+
+/// Reads on a lane, mending it as often as needed until the deadline.
+pub(super) fn read_ops(
+    lanes: &mut Lanes,
+    lane: usize,
+    ops: &[ReadOp],
+    head: &mut [u8],
+    body: &mut [u8],
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    loop {
+        let into = Landing { head, body };
+        let done = lanes.get(lane).lane().read(ops, into, deadline);
+        match done {
+            Ok(()) => return Ok(()),
+            // A refused read would be refused again: the table was released, or we are wrong.
+            Err(e @ (LaneError::Deadline { .. } | LaneError::Access { .. })) => {
+                lanes.failed(lane, e.clone());
+                return Err(e.into());
+            }
+            Err(e) => match lanes.failed(lane, e) {
+                Interrupt::Failed(e) => return Err(e),
+                Interrupt::Broken(_) => lanes.mend(lane, deadline)?,
+            },
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Numbers a table can hold.
+
+use tidewater_transport::table::DType;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// An element type: slices of it are seen as bytes without a copy.
+pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Default + Send + 'static {
+    /// Its code.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for f64 {
+    const DTYPE: DType = DType::F64;
+}
+
+impl Element for i32 {
+    const DTYPE: DType = DType::I32;
+}
+
+impl Element for i64 {
+    const DTYPE: DType = DType::I64;
+}

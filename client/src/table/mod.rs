@@ -1,0 +1,150 @@
+//! Typed handles of tables, and what a client knows about them.
+
+pub mod element;
+pub(crate) mod hints;
+pub(crate) mod state;
+
+use std::marker::PhantomData;
+
+use tidewater_transport::ids::{DomainId, TableId};
+use tidewater_transport::table::{
+    DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
+};
+
+pub use element::Element;
+
+/// A table that was created or opened by a client; valid with that client only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Table<T> {
+    pub(crate) id: TableId,
+    pub(crate) index: usize,
+    pub(crate) dim: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Table<T> {
+    pub(crate) const fn new(id: TableId, index: usize, dim: usize) -> Self {
+        Self { id, index, dim, element: PhantomData }
+    }
+
+    /// Elements of a row.
+    pub const fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Number in the cluster.
+    pub const fn id(&self) -> TableId {
+        self.id
+    }
+}
+
+/// A table's definition, with the defaults of a training job: f32, plain SGD with rate 0.01,
+/// zeros, pushes take effect on arrival, NaN and infinity refused.
+#[derive(Debug, Clone)]
+pub struct TableBuilder(TableSpec);
+
+impl TableBuilder {
+    fn of(name: &str, shape: Shape, dtype: DType) -> Self {
+        let optimizer =
+            if dtype.is_float() { Optimizer::Sgd { lr: 0.01 } } else { Optimizer::None };
+        Self(TableSpec {
+            name: name.to_owned(),
+            shape,
+            dtype,
+            optimizer,
+            init: Init::Zeros,
+            seed: 0,
+            effect: Effect::Immediate,
+            finite_check: true,
+            domain: DomainId(0),
+            partitions: 64,
+        })
+    }
+
+    /// Rows of `dim` elements by 64-bit key, created at first touch.
+    pub fn sparse<T: Element>(name: &str, dim: u32) -> Self {
+        Self::of(name, Shape::Sparse { dim }, T::DTYPE)
+    }
+
+    /// `rows x cols`, pulled and pushed row by row at random.
+    pub fn rows<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
+        Self::of(name, Shape::Dense { rows, cols, layout: DenseLayout::Rows }, T::DTYPE)
+    }
+
+    /// `rows x cols`, pulled and pushed by ranges of elements.
+    pub fn blocks<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
+        let layout = DenseLayout::Blocks { block_bytes: 16 << 10, snapshot: false };
+        Self::of(name, Shape::Dense { rows, cols, layout }, T::DTYPE)
+    }
+
+    /// Bytes of a block, a power of two (tables by ranges).
+    #[must_use]
+    pub fn block_bytes(mut self, bytes: u32) -> Self {
+        if let Shape::Dense { layout: DenseLayout::Blocks { block_bytes, .. }, .. } =
+            &mut self.0.shape
+        {
+            *block_bytes = bytes;
+        }
+        self
+    }
+
+    /// Double buffered, so that [`crate::PullMode::Snapshot`] can read it (tables by ranges, with
+    /// [`Self::at_clock`]).
+    #[must_use]
+    pub fn snapshot(mut self) -> Self {
+        if let Shape::Dense { layout: DenseLayout::Blocks { snapshot, .. }, .. } =
+            &mut self.0.shape
+        {
+            *snapshot = true;
+        }
+        self
+    }
+
+    /// The rule for gradients.
+    #[must_use]
+    pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
+        self.0.optimizer = optimizer;
+        self
+    }
+
+    /// First values and their seed.
+    #[must_use]
+    pub fn init(mut self, init: Init, seed: u64) -> Self {
+        self.0.init = init;
+        self.0.seed = seed;
+        self
+    }
+
+    /// Pushes take effect at the tick, reduced in rank order.
+    #[must_use]
+    pub fn at_clock(mut self, reduce: Reduce) -> Self {
+        self.0.effect = Effect::AtClock(reduce);
+        self
+    }
+
+    /// Whether frames with NaN or infinity are refused (default: yes).
+    #[must_use]
+    pub fn finite_check(mut self, check: bool) -> Self {
+        self.0.finite_check = check;
+        self
+    }
+
+    /// Clock domain.
+    #[must_use]
+    pub fn domain(mut self, domain: DomainId) -> Self {
+        self.0.domain = domain;
+        self
+    }
+
+    /// Virtual partitions.
+    #[must_use]
+    pub fn partitions(mut self, partitions: u32) -> Self {
+        self.0.partitions = partitions;
+        self
+    }
+
+    /// The definition.
+    pub fn spec(&self) -> &TableSpec {
+        &self.0
+    }
+}

@@ -1,0 +1,225 @@
+//! What a client knows about one table: definition, placement, where the rows are.
+
+use tidewater_transport::fabric::{ReadOp, RemoteAddr};
+use tidewater_transport::ids::{PartitionId, TableId};
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::dense::{BlockLayout, Ranges};
+use tidewater_transport::layout::extent::ExtentEntry;
+use tidewater_transport::layout::row::{Loc, RowLayout};
+use tidewater_transport::placement::{Placement, partition_of_key};
+use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
+
+use super::hints::Hints;
+use crate::error::ClientError;
+use crate::lanes::Lanes;
+
+/// A partition of a dense table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DensePart {
+    pub(crate) lane: usize,
+    pub(crate) salt: u64,
+    pub(crate) payload: RemoteAddr,
+    pub(crate) back: Option<RemoteAddr>,
+    pub(crate) versions: Option<RemoteAddr>,
+    pub(crate) snapshot: Option<RemoteAddr>,
+}
+
+/// A sparse table at one lane.
+#[derive(Debug, Default)]
+pub(crate) struct SparseLane {
+    salt: u64,
+    table: Option<Remote>,
+    pub(crate) extents: Vec<Option<ExtentEntry>>,
+}
+
+/// Where one row is to be read, and what it must prove.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowSource {
+    pub(crate) lane: usize,
+    pub(crate) from: RemoteAddr,
+    pub(crate) salt: u64,
+}
+
+/// A table.
+#[derive(Debug)]
+pub(crate) struct TableState {
+    pub(crate) id: TableId,
+    pub(crate) spec: TableSpec,
+    pub(crate) placement: Placement,
+    pub(crate) row: RowLayout,
+    pub(crate) hints: Hints,
+    pub(crate) sparse: Vec<SparseLane>,
+    pub(crate) dense: Vec<Option<DensePart>>,
+    lane_of_partition: Vec<usize>,
+}
+
+fn remote(r: Remote) -> RemoteAddr {
+    RemoteAddr { key: r.key, addr: r.address }
+}
+
+impl TableState {
+    pub(crate) fn new(info: TableInfo, lanes: &Lanes) -> Result<Self, ClientError> {
+        let spec = info.spec;
+        let placement = Placement(info.placement);
+        let mut lane_of_partition = Vec::with_capacity(placement.0.len());
+        for owner in &placement.0 {
+            let lane = lanes.of(*owner).ok_or_else(|| ClientError::Protocol {
+                server: owner.server.to_string(),
+                what: format!("table \"{}\" has a partition on applier {}, where there is no lane",
+                    spec.name, owner.applier),
+            })?;
+            lane_of_partition.push(lane);
+        }
+        if lane_of_partition.len() != spec.partitions as usize {
+            return Err(ClientError::Protocol {
+                server: "coordinator".into(),
+                what: format!("table \"{}\" has {} partitions and {} owners",
+                    spec.name, spec.partitions, lane_of_partition.len()),
+            });
+        }
+        let mut sparse = Vec::new();
+        sparse.resize_with(lanes.len(), SparseLane::default);
+        Ok(Self {
+            id: info.id,
+            row: RowLayout::new(spec.row_bytes()),
+            hints: Hints::new(),
+            dense: vec![None; spec.partitions as usize],
+            sparse,
+            placement,
+            lane_of_partition,
+            spec,
+        })
+    }
+
+    /// Takes in a server's description.
+    pub(crate) fn learn(&mut self, descriptor: &TableDescriptor, first_lane: usize) {
+        for part in &descriptor.parts {
+            let lane = first_lane + part.applier.0 as usize;
+            if let Some(sparse) = self.sparse.get_mut(lane) {
+                *sparse = SparseLane { salt: part.salt, table: part.extents, extents: Vec::new() };
+            }
+            for p in &part.partitions {
+                let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else { continue };
+                *slot = p.payload.map(|payload| DensePart {
+                    lane,
+                    salt: part.salt,
+                    payload: remote(payload),
+                    back: p.payload_back.map(remote),
+                    versions: p.versions.map(remote),
+                    snapshot: p.snapshot.map(remote),
+                });
+            }
+        }
+    }
+
+    pub(crate) const fn is_sparse(&self) -> bool {
+        matches!(self.spec.shape, Shape::Sparse { .. })
+    }
+
+    pub(crate) const fn is_blocks(&self) -> bool {
+        matches!(self.spec.shape, Shape::Dense { layout: DenseLayout::Blocks { .. }, .. })
+    }
+
+    /// Geometry of a table by ranges, and its partitions in blocks.
+    pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
+        let Shape::Dense { rows, cols, layout: DenseLayout::Blocks { block_bytes, .. } } =
+            self.spec.shape
+        else {
+            return None;
+        };
+        let layout = BlockLayout {
+            elements: rows * u64::from(cols),
+            element_bytes: self.spec.dtype.size(),
+            block_bytes: block_bytes as usize,
+        };
+        Some((layout, Ranges { count: layout.blocks(), parts: self.spec.partitions }))
+    }
+
+    /// The lane to the owner of a key or row.
+    #[inline]
+    pub(crate) fn lane_of(&self, key: u64) -> Option<usize> {
+        let partition = match self.spec.shape {
+            Shape::Sparse { .. } => partition_of_key(key, self.spec.partitions),
+            Shape::Dense { rows, .. } if key < rows => {
+                let ranges = Ranges { count: rows, parts: self.spec.partitions };
+                PartitionId(ranges.part_of(key))
+            }
+            Shape::Dense { .. } => return None,
+        };
+        self.lane_of_partition.get(partition.0 as usize).copied()
+    }
+
+    /// The lane to the owner of a partition.
+    pub(crate) fn lane_of_partition(&self, partition: u32) -> Option<usize> {
+        self.lane_of_partition.get(partition as usize).copied()
+    }
+
+    /// Where a row of a dense table is.
+    #[inline]
+    pub(crate) fn dense_row(&self, row: u64) -> Option<RowSource> {
+        let Shape::Dense { rows, .. } = self.spec.shape else { return None };
+        if row >= rows {
+            return None;
+        }
+        let ranges = Ranges { count: rows, parts: self.spec.partitions };
+        let partition = ranges.part_of(row);
+        let part = self.dense.get(partition as usize)?.as_ref()?;
+        let at = (row - ranges.start(partition)) * self.row.stride as u64;
+        let from = RemoteAddr { key: part.payload.key, addr: part.payload.addr + at };
+        Some(RowSource { lane: part.lane, from, salt: part.salt })
+    }
+
+    /// Where a sparse row is, if its extent is known; `Err` names the extent to be asked for.
+    #[inline]
+    pub(crate) fn sparse_row(&self, lane: usize, loc: Loc) -> Result<RowSource, u16> {
+        let number = loc.extent();
+        let known = (number as usize)
+            .checked_sub(1)
+            .and_then(|n| self.sparse.get(lane)?.extents.get(n)?.as_ref());
+        match known {
+            Some(e) if loc.slot() < e.slots => {
+                let at = e.base + u64::from(loc.slot()) * self.row.stride as u64;
+                Ok(RowSource { lane, from: RemoteAddr { key: e.key, addr: at }, salt: e.salt })
+            }
+            _ => Err(number),
+        }
+    }
+
+    /// The read of an entry of a lane's extent table.
+    pub(crate) fn extent_op(&self, lane: usize, number: u16) -> Option<ReadOp> {
+        let table = self.sparse.get(lane)?.table?;
+        let at = (u64::from(number).checked_sub(1)?) * LINE_BYTES as u64;
+        if at + LINE_BYTES as u64 > table.len {
+            return None;
+        }
+        let line = LINE_BYTES as u32;
+        Some(ReadOp {
+            from: RemoteAddr { key: table.key, addr: table.address + at },
+            len: line,
+            head_len: line,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        })
+    }
+
+    /// Takes in an entry that was read; false if it does not prove itself.
+    pub(crate) fn learn_extent(&mut self, lane: usize, number: u16, line: &[u8; 64]) -> bool {
+        let Some(sparse) = self.sparse.get_mut(lane) else { return false };
+        let line = tidewater_transport::layout::line_from_bytes(line);
+        let Some(entry) = ExtentEntry::from_line(&line, sparse.salt, number) else { return false };
+        let n = number as usize;
+        if sparse.extents.len() < n {
+            sparse.extents.resize(n, None);
+        }
+        sparse.extents[n - 1] = Some(entry);
+        true
+    }
+
+    /// Name for errors.
+    pub(crate) fn name(&self) -> &str {
+        &self.spec.name
+    }
+}
+
