@@ -72,3 +72,6 @@ pub enum ShmError {
     #[error("doorbell: {0}; mount /proc and run the same version of Tidewater at both ends")]
     Bell(#[source] std::io::Error),
 }
+
+#[cfg(test)]
+mod tests;
