@@ -163,7 +163,8 @@ impl SessionMemory {
     }
 
     /// The applier's end of a lane. `client` is the bell that the client passed
-    /// ([`Bell::from_peer`]); clones of it serve all lanes.
+    /// ([`Bell::from_peer`]); clones of it serve all lanes. A lane is recovered by destroying its
+    /// port and then making another one, which opens the lane again.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.

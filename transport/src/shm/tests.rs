@@ -491,6 +491,32 @@ fn f11_a_destroyed_port_closes_the_lane_and_wakes_its_client() {
 }
 
 #[test]
+fn a_recovered_lane_works_again_on_the_same_memory() {
+    let mut w = world();
+    let write = |lane: &mut ShmLane, tail| lane.write(inbox(INBOX_TAIL_AT), &tail_cell(tail));
+    write(&mut w.pair.lane, 128).unwrap();
+    w.pair.port.destroy();
+    assert!(write(&mut w.pair.lane, 192).is_err());
+    assert_eq!(w.pair.inbox.tail(), Some(128));
+    w.pair.inbox.reset_tail(64);
+    let port = w.pair.session.port(0, "client", w.client.bell()).unwrap();
+    // The old end's drop must not close the new one.
+    drop(std::mem::replace(&mut w.pair.port, port));
+    assert!(
+        write(&mut w.pair.lane, 192).is_err(),
+        "a broken lane stays broken"
+    );
+    let mut lane = w.pair.lane.recovered();
+    write(&mut lane, 192).unwrap();
+    assert_eq!(w.pair.inbox.tail(), Some(192));
+    w.pair.port.post(MAILBOX_STATE_AT, &[3; 64]).unwrap();
+    assert_eq!(
+        lane.mailbox().line(MAILBOX_STATE_AT)[7],
+        u64::from_le_bytes([3; 8])
+    );
+}
+
+#[test]
 fn f14_owned_batches_come_back_filled() {
     let mut w = world();
     for tag in 0..3 {
