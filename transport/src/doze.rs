@@ -65,7 +65,7 @@ mod tests {
 
     /// A producer signals twice; the consumer waits for both as `wait::wait_until` does. A lost
     /// wake-up leaves it asleep for ever, which loom reports as a deadlock.
-    fn doorbell(second_look: bool) {
+    fn doorbell(second_look: bool, must_ring: fn(Words<'_>) -> bool) {
         loom::model(move || {
             let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
             let bell = Arc::new(ModelBell::default());
@@ -96,12 +96,18 @@ mod tests {
 
     #[test]
     fn loom_no_wake_up_is_lost() {
-        doorbell(true);
+        doorbell(true, must_ring);
     }
 
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_finds_the_lost_wake_up_without_the_second_look() {
-        doorbell(false);
+        doorbell(false, must_ring);
+    }
+
+    #[test]
+    #[should_panic(expected = "deadlock")]
+    fn loom_finds_the_lost_wake_up_without_the_producers_fence() {
+        doorbell(true, |word| word.load(0) != 0);
     }
 }

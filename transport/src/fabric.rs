@@ -355,7 +355,7 @@ impl Mailbox {
     #[inline]
     pub fn line(&self, at: usize) -> Line {
         let line = self.words(at, LINE_BYTES).line(0);
-        // SYNC: mailbox. Pairs with the Release fence in the port's post.
+        // SYNC: publish. Pairs with the Release fence in `mem::publish::publish`.
         fence(Ordering::Acquire);
         line
     }

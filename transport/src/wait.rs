@@ -80,3 +80,95 @@ fn spin<T, E>(
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::sync::{Arc, AtomicBool, Ordering};
+
+    /// Records what the loop does. With `late`, a producer stores its data just before it could
+    /// see the announcement, and so does not ring.
+    #[derive(Default)]
+    struct Script {
+        calls: Vec<&'static str>,
+        late: Option<Arc<AtomicBool>>,
+    }
+
+    impl Sleeper for Script {
+        fn announce(&mut self) {
+            self.calls.push("announce");
+            if let Some(data) = &self.late {
+                data.store(true, Ordering::Release);
+            }
+        }
+
+        fn sleep(&mut self, deadline: Deadline) {
+            self.calls.push("sleep");
+            std::thread::sleep(deadline.left());
+        }
+
+        fn retract(&mut self) {
+            self.calls.push("retract");
+        }
+
+        fn spin(&self) -> Duration {
+            Duration::from_micros(5)
+        }
+    }
+
+    const SOON: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn data_that_comes_just_before_the_announcement_is_found_without_sleeping() {
+        let data = Arc::new(AtomicBool::new(false));
+        let mut sleeper = Script {
+            late: Some(Arc::clone(&data)),
+            ..Script::default()
+        };
+        let look = || Ok::<_, ()>(data.load(Ordering::Acquire).then_some(7));
+        let found = wait_until(&mut sleeper, Deadline::after(SOON), look);
+        assert_eq!(found, Ok(Some(7)));
+        assert_eq!(sleeper.calls, ["announce", "retract"]);
+    }
+
+    #[test]
+    fn what_is_there_already_costs_one_look() {
+        let mut sleeper = Script::default();
+        let found = wait_until(&mut sleeper, Deadline::after(SOON), || Ok::<_, ()>(Some(1)));
+        assert_eq!((found, sleeper.calls.len()), (Ok(Some(1)), 0));
+    }
+
+    #[test]
+    fn a_deadline_ends_the_wait_after_a_last_look() {
+        let mut sleeper = Script::default();
+        let deadline = Deadline::after(SOON);
+        let mut last_look_was_late = false;
+        let found = wait_until(&mut sleeper, deadline, || {
+            last_look_was_late = deadline.passed();
+            Ok::<Option<()>, ()>(None)
+        });
+        assert_eq!(found, Ok(None));
+        assert!(last_look_was_late);
+        assert_eq!(sleeper.calls.last(), Some(&"retract"));
+    }
+
+    #[test]
+    fn an_error_of_the_second_look_retracts_the_announcement() {
+        let data = Arc::new(AtomicBool::new(false));
+        let mut sleeper = Script {
+            late: Some(Arc::clone(&data)),
+            ..Script::default()
+        };
+        let look = || match data.load(Ordering::Acquire) {
+            true => Err("broken"),
+            false => Ok(None::<()>),
+        };
+        assert_eq!(
+            wait_until(&mut sleeper, Deadline::after(SOON), look),
+            Err("broken")
+        );
+        assert_eq!(sleeper.calls, ["announce", "retract"]);
+    }
+}

@@ -185,6 +185,8 @@ impl Sleeper for OsSleeper {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
         let _ = epoll::wait(&*self.watch.0, &mut events, Some(&timeout));
+        // A ring that comes in between is taken back too, but its data was stored before it, and
+        // the caller looks after this.
         self.bell.silence();
     }
 

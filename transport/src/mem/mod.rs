@@ -1,6 +1,8 @@
 //! Registered memory: regions, and the only code that touches words that somebody else may be
 //! writing.
 
+#[cfg(all(test, loom))]
+mod models;
 pub mod publish;
 #[cfg(not(loom))]
 pub mod region;

@@ -56,6 +56,18 @@ impl ShmLane {
         self.broken.get_or_insert_with(|| why.to_owned());
     }
 
+    /// The lane anew on the same memory, once the server has recovered it and made its new port.
+    /// Batches that were not taken are dropped. (To attach again with the session's numbers and
+    /// descriptors does the same.)
+    #[must_use]
+    pub fn recovered(self) -> Self {
+        Self {
+            done: VecDeque::new(),
+            broken: None,
+            ..self
+        }
+    }
+
     /// The doze word by which the port knows whether to ring: for
     /// [`crate::wake::OsSleeper::add_doze`].
     pub fn doze(&self) -> (Arc<Region>, usize) {

@@ -163,7 +163,8 @@ impl SessionMemory {
     }
 
     /// The applier's end of a lane. `client` is the bell that the client passed
-    /// ([`Bell::from_peer`]); clones of it serve all lanes.
+    /// ([`Bell::from_peer`]); clones of it serve all lanes. A lane is recovered by destroying its
+    /// port and then making another one, which opens the lane again.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -200,6 +201,19 @@ impl SessionMemory {
         ];
         fds.extend(self.appliers.iter().map(|a| a.bell.as_fd()));
         fds
+    }
+
+    /// Attaches a client thread of this process (embedded mode).
+    ///
+    /// # Errors
+    /// [`ShmError`].
+    pub fn attach_here(&self, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
+        let fds: Result<Vec<_>, _> = self
+            .descriptors()
+            .iter()
+            .map(BorrowedFd::try_clone_to_owned)
+            .collect();
+        attach(&self.numbers(), fds.map_err(ShmError::Bell)?, peer)
     }
 }
 
@@ -285,7 +299,7 @@ pub struct ShmPair {
     pub port: ShmPort,
     /// What the applier reads.
     pub inbox: Inbox,
-    /// What keeps the memory alive for more of them.
+    /// The memory behind them.
     pub session: SessionMemory,
 }
 
@@ -302,28 +316,13 @@ pub fn pair(
     salt: u64,
 ) -> Result<ShmPair, ShmError> {
     let session = SessionMemory::create(server, std::slice::from_ref(applier), ring_bytes, salt)?;
-    let (mut lanes, lacking) = (session.attach_here("server")?, number("lanes", 0, "one"));
+    let mut lanes = session.attach_here("server")?;
     Ok(ShmPair {
-        lane: lanes.pop().ok_or(lacking)?,
+        lane: lanes.pop().ok_or(number("lanes", 0, "one"))?,
         port: session.port(0, "client", client)?,
         inbox: session.inbox(0)?,
         session,
     })
-}
-
-impl SessionMemory {
-    /// Attaches a client thread of this process (embedded mode).
-    ///
-    /// # Errors
-    /// [`ShmError`].
-    pub fn attach_here(&self, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
-        let fds: Result<Vec<_>, _> = self
-            .descriptors()
-            .iter()
-            .map(BorrowedFd::try_clone_to_owned)
-            .collect();
-        attach(&self.numbers(), fds.map_err(ShmError::Bell)?, peer)
-    }
 }
 
 fn ring_of(bytes: u64) -> Result<RingGeometry, ShmError> {

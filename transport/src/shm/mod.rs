@@ -13,7 +13,7 @@
 //!
 //! All are memfds sealed against resizing, so that neither end can end the other by truncating
 //! them; what a client may not write it gets as a read-only descriptor. A session's two memfds are
-//! never given to another session: a client that goes on writing after its lane was destroyed
+//! never given to another session: a client that goes on writing after its session has ended
 //! writes where nobody reads any more (F11).
 //!
 //! This protects against accident. Processes of one user can trace each other; against malice of
@@ -72,3 +72,6 @@ pub enum ShmError {
     #[error("doorbell: {0}; mount /proc and run the same version of Tidewater at both ends")]
     Bell(#[source] std::io::Error),
 }
+
+#[cfg(test)]
+mod tests;

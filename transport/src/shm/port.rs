@@ -17,14 +17,22 @@ pub struct ShmPort {
 }
 
 impl ShmPort {
-    pub(super) const fn new(peer: String, inbox: Inbox, mailbox: Mailbox, client: Bell) -> Self {
-        Self {
+    pub(super) fn new(peer: String, inbox: Inbox, mailbox: Mailbox, client: Bell) -> Self {
+        let port = Self {
             peer,
             inbox,
             mailbox,
             client,
             destroyed: false,
-        }
+        };
+        port.mark(0);
+        port
+    }
+
+    /// Tells the client's lane whether it is closed.
+    fn mark(&self, closed: u64) {
+        // The place is the layout's own, so it is inside and aligned.
+        let _ = self.store("destroy", MAILBOX_CLOSED_AT, &closed.to_le_bytes());
     }
 
     fn open(&self, op: &'static str) -> Result<(), LaneError> {
@@ -92,14 +100,14 @@ impl Port for ShmPort {
     }
 
     /// Tells the client's lane that it is closed, so that it posts no more. A client that does not
-    /// listen (or is in the middle of a write) still writes its own memory, which the server no
-    /// longer reads: the session's memory goes with the session and is never given to another, and
-    /// a recovered lane gets new memory (F11).
+    /// listen (or is in the middle of a write) still writes its own session's memory, which the
+    /// server no longer reads: it goes with the session and is never given to another (F11). When
+    /// the lane is recovered, nothing late can land either: the memory has one writer, and that
+    /// thread asked for the recovery after its last write.
     fn destroy(&mut self) {
         if !self.destroyed {
             self.destroyed = true;
-            // The place is the layout's own, so it is inside and aligned.
-            let _ = self.store("destroy", MAILBOX_CLOSED_AT, &1u64.to_le_bytes());
+            self.mark(1);
             self.ring();
         }
     }
