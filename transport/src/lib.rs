@@ -18,4 +18,6 @@ pub mod planted;
 pub mod sync;
 pub mod table;
 #[cfg(not(loom))]
+pub mod tcp;
+#[cfg(not(loom))]
 pub mod wake;

@@ -46,3 +46,23 @@ pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 pub const PULL_RETRIES_MAX: u32 = 8;
 /// Frame bytes one applier takes from one ring before it looks at its sockets again.
 pub const APPLY_BATCH_BYTES: usize = 64 << 10;
+/// Reads of one request on a TCP lane: its list has to be whole in the input buffer to be checked.
+pub const LANE_READV_ENTRIES_MAX: usize = 512;
+/// Bytes that one read request on a TCP lane asks for: other lanes wait while they are sent.
+pub const LANE_READV_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one write on a TCP lane: the largest inbox.
+pub const LANE_WRITE_BYTES_MAX: usize = crate::layout::session::inbox_bytes(RING_BYTES_MAX);
+/// Bytes a TCP lane receives at once: a window of small replies in one system call.
+pub const LANE_IN_BYTES: usize = 64 << 10;
+/// Copied bytes that wait for a TCP socket before the sender stops taking on more.
+pub const LANE_OUT_BYTES: usize = 256 << 10;
+/// Pieces of registered memory that wait for a TCP socket: one gather list of the kernel.
+pub const LANE_OUT_SPANS: usize = 64;
+/// Mailbox bytes that wait for a client that does not read: two whole mailboxes, which is all it
+/// can have asked for and as much again in clock lines. A client that is further behind has to
+/// recover its lane.
+pub const LANE_POSTS_BYTES_MAX: usize = 2 * crate::layout::session::MAILBOX_BYTES;
+/// Operations one poll of a TCP port executes before other lanes have their turn.
+pub const LANE_POLL_OPS: usize = 64;
+/// Bytes one poll of a TCP port moves before other lanes have their turn.
+pub const LANE_POLL_BYTES: usize = 256 << 10;

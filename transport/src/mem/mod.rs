@@ -2,6 +2,8 @@
 //! writing.
 
 #[cfg(not(loom))]
+pub(crate) mod io;
+#[cfg(not(loom))]
 pub mod region;
 pub mod shared;
 
