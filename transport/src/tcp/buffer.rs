@@ -27,10 +27,6 @@ impl Input {
         self.tail - self.head
     }
 
-    pub(super) const fn is_full(&self) -> bool {
-        self.len() == self.bytes.len()
-    }
-
     /// Drops the first `n` bytes.
     pub(super) fn consume(&mut self, n: usize) {
         self.head += n.min(self.len());
@@ -70,11 +66,6 @@ impl Fifo {
 
     pub(super) const fn len(&self) -> usize {
         self.bytes.len() - self.head
-    }
-
-    /// Position of the first byte that waits.
-    pub(super) const fn start(&self) -> u64 {
-        self.sent
     }
 
     /// Position after the last byte.
@@ -157,8 +148,8 @@ mod tests {
                 }
                 prop_assert!(input.pending().iter().eq(a.iter()));
                 prop_assert!(fifo.pending().iter().eq(b.iter()));
-                prop_assert_eq!(fifo.end() - fifo.start(), b.len() as u64);
-                prop_assert_eq!(input.room().is_empty(), input.is_full());
+                prop_assert_eq!(fifo.len(), b.len());
+                prop_assert_eq!(input.room().is_empty(), input.len() == LANE_IN_BYTES);
             }
         }
     }

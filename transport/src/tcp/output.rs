@@ -13,11 +13,16 @@ use crate::mem::io::SendList;
 use crate::sync::Arc;
 
 /// Output in order. Bounded: see [`Output::is_full`] and [`Output::post`].
+///
+/// Posts are held beside the stream while an answer is under way, which they must not cut in two,
+/// and while the stream is full, where a newer state can still take the place of an older one.
 #[derive(Default)]
 pub(super) struct Output {
     copied: Fifo,
     queue: VecDeque<Piece>,
     spans: usize,
+    answering: bool,
+    posts: Fifo,
     last_post: Option<Posted>,
 }
 
@@ -32,7 +37,7 @@ enum Piece {
     },
 }
 
-/// A post, and where in `copied` its message begins.
+/// The last post that is held, and where in `posts` its message begins.
 struct Posted {
     start: u64,
     at: usize,
@@ -56,11 +61,7 @@ impl Output {
 
     /// Appends `len` bytes, to be filled in.
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
-        match self.queue.back_mut() {
-            Some(Piece::Copied(n)) => *n += len,
-            _ => self.queue.push_back(Piece::Copied(len)),
-        }
-        self.copied.grow(len)
+        grow(&mut self.queue, &mut self.copied, len)
     }
 
     /// Appends a header.
@@ -74,14 +75,22 @@ impl Output {
         self.spans += 1;
     }
 
-    /// Appends a post. If it goes to where the post right before it goes, and nothing of that was
-    /// sent, it takes its place: no reader can tell. False when the client is too far behind.
+    /// The bytes of an answer follow.
+    pub(super) const fn begin_answer(&mut self) {
+        self.answering = true;
+    }
+
+    /// The bytes of an answer are all here.
+    pub(super) const fn end_answer(&mut self) {
+        self.answering = false;
+    }
+
+    /// Takes a post. If it goes to where the post right before it goes, and that is still held, it
+    /// takes its place: no reader can tell. False when the client is too far behind.
     pub(super) fn post(&mut self, at: usize, bytes: &[u8]) -> bool {
         if let Some(last) = &self.last_post
             && (last.at, last.len) == (at, bytes.len())
-            && last.start + (HEADER_BYTES + last.len) as u64 == self.copied.end()
-            && matches!(self.queue.back(), Some(Piece::Copied(_)))
-            && let Some(message) = self.copied.since(last.start)
+            && let Some(message) = self.posts.since(last.start)
         {
             message[HEADER_BYTES..].copy_from_slice(bytes);
             return true;
@@ -89,17 +98,29 @@ impl Output {
         let (Ok(place), Ok(len)) = (u32::try_from(at), u32::try_from(bytes.len())) else {
             return false;
         };
-        if self.copied.len() + HEADER_BYTES + bytes.len() > LANE_POSTS_BYTES_MAX {
+        if self.posts.len() + HEADER_BYTES + bytes.len() > LANE_POSTS_BYTES_MAX {
             return false;
         }
         self.last_post = Some(Posted {
-            start: self.copied.end(),
+            start: self.posts.end(),
             at,
             len: bytes.len(),
         });
-        self.reply(&Reply::Mailbox { at: place, len });
-        self.grow(bytes.len()).copy_from_slice(bytes);
+        self.posts
+            .push(&Reply::Mailbox { at: place, len }.to_bytes());
+        self.posts.push(bytes);
         true
+    }
+
+    /// Moves posts into the stream, if it is their turn.
+    pub(super) fn take_posts(&mut self) {
+        let len = self.posts.len();
+        if len == 0 || self.answering || self.is_full() {
+            return;
+        }
+        self.last_post = None;
+        grow(&mut self.queue, &mut self.copied, len).copy_from_slice(self.posts.pending());
+        self.posts.consume(len);
     }
 
     /// Sends as far as the socket takes it; true if anything went.
@@ -168,4 +189,12 @@ impl Output {
             }
         }
     }
+}
+
+fn grow<'a>(queue: &mut VecDeque<Piece>, copied: &'a mut Fifo, len: usize) -> &'a mut [u8] {
+    match queue.back_mut() {
+        Some(Piece::Copied(n)) => *n += len,
+        _ => queue.push_back(Piece::Copied(len)),
+    }
+    copied.grow(len)
 }

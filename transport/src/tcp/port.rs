@@ -117,6 +117,7 @@ impl TcpPort {
 
     fn work(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
         let mut any = self.send()?;
+        self.out.take_posts();
         let mut budget = Budget {
             ops: LANE_POLL_OPS,
             bytes: LANE_POLL_BYTES,
@@ -140,6 +141,7 @@ impl TcpPort {
                 stop => break stop,
             }
         };
+        self.out.take_posts();
         any |= self.send()?;
         self.blocked = stop == Stop::Blocked;
         self.settle()?;
@@ -148,10 +150,12 @@ impl TcpPort {
 
     /// Says what should wake the thread.
     fn settle(&mut self) -> Result<(), LaneError> {
-        let interest = match (self.out.is_empty(), self.blocked) {
-            (true, _) => Interest::Input,
+        // While blocked, requests may lie in our own buffer, of which the system knows nothing: it
+        // is room in the socket that lets us go on, even if nothing waits for it any more.
+        let interest = match (self.blocked, self.out.is_empty()) {
+            (true, _) => Interest::Output,
+            (false, true) => Interest::Input,
             (false, false) => Interest::Both,
-            (false, true) => Interest::Output,
         };
         match self.socket.as_mut().map(|s| s.want(interest)) {
             Some(Err(e)) => Err(self.failed("poll", e)),
@@ -232,6 +236,10 @@ impl TcpPort {
                     let entries = *entries;
                     self.execute_read(exports, entries, budget)?
                 }
+                // A short write lands whole or not at all: a cut stream leaves no torn tail cell.
+                Task::Write { left, .. } if *left < DIRECT_BYTES && self.input.len() < *left => {
+                    Some(Stop::Starved)
+                }
                 Task::Write { at, left } => {
                     let now = self.input.len().min(*left);
                     store_bytes(inbox.window(), *at, &self.input.pending()[..now]);
@@ -275,6 +283,9 @@ impl TcpPort {
                 }
                 self.check_reads(exports, entries, bytes)?.map(|()| {
                     self.out.reply(&Reply::Read { bytes, cookie });
+                    if entries > 0 {
+                        self.out.begin_answer();
+                    }
                     self.task = Task::Reads { entries };
                 })
             }
@@ -387,6 +398,9 @@ impl TcpPort {
         self.task = Task::Reads {
             entries: entries - 1,
         };
+        if entries == 1 {
+            self.out.end_answer();
+        }
         budget.spend(1, len);
         Ok(None)
     }
@@ -520,6 +534,7 @@ impl Port for TcpPort {
 
     fn signal(&mut self) -> Result<(), LaneError> {
         self.begin()?;
+        self.out.take_posts();
         let result = self.send().and_then(|_| self.settle());
         self.end(result)
     }
