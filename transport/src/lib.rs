@@ -23,6 +23,8 @@ pub mod shm;
 pub mod sync;
 pub mod table;
 #[cfg(not(loom))]
+pub mod tcp;
+#[cfg(not(loom))]
 pub mod wait;
 #[cfg(not(loom))]
 pub mod wake;

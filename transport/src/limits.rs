@@ -115,3 +115,23 @@ pub const DENSE_BYTES_MAX: u64 = 1 << 46;
 pub const FRAME_ROW_OVERHEAD_BYTES: usize = 128;
 /// Payload bytes of a row: one row and its key fit the largest frame of a ring of default size.
 pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYTES;
+/// Reads of one request on a TCP lane: its list has to be whole in the input buffer to be checked.
+pub const LANE_READV_ENTRIES_MAX: usize = 512;
+/// Bytes that one read request on a TCP lane asks for: other lanes wait while they are sent.
+pub const LANE_READV_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one write on a TCP lane: the largest inbox.
+pub const LANE_WRITE_BYTES_MAX: usize = crate::layout::session::inbox_bytes(RING_BYTES_MAX);
+/// Bytes a TCP lane receives at once: a window of small replies in one system call.
+pub const LANE_IN_BYTES: usize = 64 << 10;
+/// Copied bytes that wait for a TCP socket before the sender stops taking on more.
+pub const LANE_OUT_BYTES: usize = 256 << 10;
+/// Pieces of registered memory that wait for a TCP socket: one gather list of the kernel.
+pub const LANE_OUT_SPANS: usize = 64;
+/// Mailbox bytes that wait for a client that does not read: two whole mailboxes, which is all it
+/// can have asked for and as much again in clock lines. A client that is further behind has to
+/// recover its lane.
+pub const LANE_POSTS_BYTES_MAX: usize = 2 * crate::layout::session::MAILBOX_BYTES;
+/// Operations one poll of a TCP port executes before other lanes have their turn.
+pub const LANE_POLL_OPS: usize = 64;
+/// Bytes one poll of a TCP port moves before other lanes have their turn.
+pub const LANE_POLL_BYTES: usize = 256 << 10;

@@ -102,6 +102,20 @@ impl Watch {
         )?)
     }
 
+    /// Wakes on writable only: for a peer that has to read its answers before it may ask on. What
+    /// it sent meanwhile must not wake, or this thread would spin.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn output_only(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::modify(
+            &*self.0,
+            fd,
+            epoll::EventData::new_u64(0),
+            epoll::EventFlags::OUT,
+        )?)
+    }
+
     /// Takes a descriptor out. (Closing it does the same.)
     pub fn remove(&self, fd: impl AsFd) {
         let _ = epoll::delete(&*self.0, fd);

@@ -5,6 +5,8 @@
 mod models;
 pub mod publish;
 #[cfg(not(loom))]
+pub(crate) mod io;
+#[cfg(not(loom))]
 pub mod region;
 pub mod shared;
 

@@ -1,0 +1,156 @@
+//! Bounded buffers of a socket, reused for ever.
+
+use crate::limits::LANE_IN_BYTES;
+
+/// What was received and not yet understood.
+pub(super) struct Input {
+    bytes: Box<[u8]>,
+    head: usize,
+    tail: usize,
+}
+
+impl Input {
+    pub(super) fn new() -> Self {
+        Self {
+            bytes: vec![0; LANE_IN_BYTES].into_boxed_slice(),
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    /// What is there.
+    pub(super) fn pending(&self) -> &[u8] {
+        &self.bytes[self.head..self.tail]
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.tail - self.head
+    }
+
+    /// Drops the first `n` bytes.
+    pub(super) fn consume(&mut self, n: usize) {
+        self.head += n.min(self.len());
+        if self.head == self.tail {
+            (self.head, self.tail) = (0, 0);
+        }
+    }
+
+    /// Room for more; empty only when full. Moves what is there when it stands in the way.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        if self.head > 0 && self.bytes.len() - self.tail < self.bytes.len() / 4 {
+            self.bytes.copy_within(self.head..self.tail, 0);
+            (self.head, self.tail) = (0, self.len());
+        }
+        &mut self.bytes[self.tail..]
+    }
+
+    /// Takes in `n` bytes that were put into [`Self::room`].
+    pub(super) fn arrived(&mut self, n: usize) {
+        self.tail += n.min(self.bytes.len() - self.tail);
+    }
+}
+
+/// Bytes that wait to be sent. Positions count from the beginning of the stream, so that what is
+/// still here can be named.
+#[derive(Default)]
+pub(super) struct Fifo {
+    bytes: Vec<u8>,
+    head: usize,
+    sent: u64,
+}
+
+impl Fifo {
+    pub(super) fn pending(&self) -> &[u8] {
+        &self.bytes[self.head..]
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.bytes.len() - self.head
+    }
+
+    /// Position after the last byte.
+    pub(super) const fn end(&self) -> u64 {
+        self.sent + self.len() as u64
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.make_room(bytes.len());
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Adds `len` bytes to be filled in.
+    pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
+        self.make_room(len);
+        let at = self.bytes.len();
+        self.bytes.resize(at + len, 0);
+        &mut self.bytes[at..]
+    }
+
+    /// Bytes from a position on, if they are all still here.
+    pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
+        let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
+        self.bytes.get_mut(self.head.checked_add(at)?..)
+    }
+
+    /// Drops the first `n` bytes: they were sent.
+    pub(super) fn consume(&mut self, n: usize) {
+        let n = n.min(self.len());
+        self.head += n;
+        self.sent += n as u64;
+        if self.head == self.bytes.len() {
+            self.bytes.clear();
+            self.head = 0;
+        }
+    }
+
+    /// Reuses the space of what was sent before asking for more memory.
+    fn make_room(&mut self, len: usize) {
+        if self.head > 0 && self.bytes.len() + len > self.bytes.capacity() {
+            self.bytes.copy_within(self.head.., 0);
+            self.bytes.truncate(self.bytes.len() - self.head);
+            self.head = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn both_are_queues(steps in proptest::collection::vec((any::<bool>(), 0usize..30_000), 1..200)) {
+            let (mut input, mut fifo) = (Input::new(), Fifo::default());
+            let (mut a, mut b) = (VecDeque::new(), VecDeque::new());
+            let mut next = 0u8;
+            for (push, n) in steps {
+                if push {
+                    let bytes: Vec<u8> = (0..n).map(|i| next.wrapping_add(i as u8)).collect();
+                    next = next.wrapping_add(n as u8);
+                    let room = input.room();
+                    let fits = n.min(room.len());
+                    room[..fits].copy_from_slice(&bytes[..fits]);
+                    input.arrived(fits);
+                    a.extend(&bytes[..fits]);
+                    let end = fifo.end();
+                    fifo.push(&bytes);
+                    b.extend(&bytes);
+                    prop_assert_eq!(fifo.since(end).unwrap(), &bytes[..]);
+                } else {
+                    input.consume(n);
+                    a.drain(..n.min(a.len()));
+                    fifo.consume(n);
+                    b.drain(..n.min(b.len()));
+                }
+                prop_assert!(input.pending().iter().eq(a.iter()));
+                prop_assert!(fifo.pending().iter().eq(b.iter()));
+                prop_assert_eq!(fifo.len(), b.len());
+                prop_assert_eq!(input.room().is_empty(), input.len() == LANE_IN_BYTES);
+            }
+        }
+    }
+}

@@ -1,0 +1,525 @@
+//! The client's end.
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::buffer::{Fifo, Input};
+use super::op::{HEADER_BYTES, Request};
+use super::plan::{Plan, Target};
+use super::receive::{Incoming, Link};
+use super::socket::{Interest, Moved, Socket, broken};
+use crate::clock::Deadline;
+use crate::fabric::{
+    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX, SPIN,
+    TransportKind,
+};
+use crate::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
+use crate::mem::io::SendList;
+use crate::wake::Watch;
+
+/// Writes up to this are copied behind each other and sent together; a longer copy would cost
+/// more than the system call that it saves.
+const COPIED_WRITE_BYTES: usize = 8 << 10;
+/// With this much waiting, a write sends without being asked to flush.
+const EAGER_BYTES: usize = 64 << 10;
+
+/// A lane over TCP.
+///
+/// It belongs to one thread, which sleeps on the `Watch` it was made with. Dropping it closes the
+/// socket. Memory: 64 KiB for input and up to 256 KiB for output, kept.
+pub struct TcpLane {
+    peer: String,
+    mailbox: Mailbox,
+    /// `None` once the lane broke.
+    socket: Option<Socket>,
+    broken: Option<LaneError>,
+    spin: Duration,
+    /// The call under way, for errors.
+    op: &'static str,
+    out: Fifo,
+    pub(super) inbound: Inbound,
+}
+
+/// The receiving half: what is awaited, and where it goes.
+pub(super) struct Inbound {
+    pub(super) input: Input,
+    pub(super) incoming: Incoming,
+    /// Requests without an answer, in the order in which the answers come.
+    pub(super) awaited: VecDeque<Awaited>,
+    /// Batches that are not finished, in the order in which they are asked for.
+    pub(super) batches: VecDeque<Posted>,
+    /// How many of them, from the front, were asked for whole.
+    pub(super) batches_asked: usize,
+    pub(super) done: VecDeque<ReadBatch>,
+    /// Old value of the counter that was asked for.
+    pub(super) counter: Option<u64>,
+}
+
+/// A request without an answer.
+pub(super) struct Awaited {
+    pub(super) whose: Whose,
+    pub(super) bytes: u32,
+    pub(super) cookie: u64,
+}
+
+/// Whom an answer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// The call under way.
+    Caller,
+    /// The first batch that is not finished.
+    Batch,
+    /// An atomic.
+    Counter,
+}
+
+/// A batch and how far it is.
+pub(super) struct Posted {
+    pub(super) plan: Plan,
+    pub(super) batch: ReadBatch,
+}
+
+impl Posted {
+    pub(super) fn target(&mut self) -> Target<'_> {
+        Target {
+            plan: &mut self.plan,
+            ops: &self.batch.ops,
+            head: &mut self.batch.head,
+            body: &mut self.batch.body,
+        }
+    }
+}
+
+impl TcpLane {
+    /// Takes over a connected stream, past the handshake; `peer` names the other end in errors.
+    /// The socket is registered with `watch`.
+    ///
+    /// # Errors
+    /// [`LaneError::Broken`] when the system refuses.
+    pub fn new(
+        stream: TcpStream,
+        peer: String,
+        mailbox: Mailbox,
+        watch: Watch,
+    ) -> Result<Self, LaneError> {
+        let socket = Socket::new(stream, watch).map_err(|e| broken(&peer, "open", e))?;
+        // On one core whoever spins keeps the peer from answering.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Ok(Self {
+            peer,
+            mailbox,
+            socket: Some(socket),
+            broken: None,
+            spin: if cores > 1 { SPIN } else { Duration::ZERO },
+            op: "open",
+            out: Fifo::default(),
+            inbound: Inbound {
+                input: Input::new(),
+                incoming: Incoming::Header,
+                awaited: VecDeque::new(),
+                batches: VecDeque::new(),
+                batches_asked: 0,
+                done: VecDeque::new(),
+                counter: None,
+            },
+        })
+    }
+
+    /// Begins a call; refused once the lane broke.
+    fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
+        self.op = op;
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    /// Ends a call: settles what should wake the thread, or breaks the lane for good.
+    fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
+        let result = result.and_then(|value| {
+            let waiting = self.out.len() > 0;
+            let interest = if waiting {
+                Interest::Both
+            } else {
+                Interest::Input
+            };
+            match self.socket.as_mut().map(|s| s.want(interest)) {
+                Some(Err(e)) => Err(self.failed(e)),
+                _ => Ok(value),
+            }
+        });
+        if let Err(e) = &result
+            && e.is_fatal()
+            && self.broken.is_none()
+        {
+            self.broken = Some(e.clone());
+            self.socket = None;
+        }
+        result
+    }
+
+    #[cold]
+    fn failed(&self, why: impl ToString) -> LaneError {
+        broken(&self.peer, self.op, why)
+    }
+
+    #[cold]
+    fn late(&self) -> LaneError {
+        LaneError::Deadline {
+            transport: TransportKind::Tcp,
+            peer: self.peer.clone(),
+            op: self.op,
+        }
+    }
+
+    /// Appends requests for what was posted and for the call under way, in this order, while there
+    /// is room.
+    fn ask(&mut self, caller: &mut Option<Target<'_>>) {
+        let Inbound {
+            batches,
+            batches_asked,
+            awaited,
+            ..
+        } = &mut self.inbound;
+        let posted = batches.iter_mut().skip(*batches_asked);
+        let posted = posted.map(|p| (Whose::Batch, p.target()));
+        let called = caller.as_mut().map(|t| (Whose::Caller, t.again()));
+        for (whose, target) in posted.chain(called) {
+            while !target.plan.is_asked(target.ops) {
+                if self.out.len() >= LANE_OUT_BYTES {
+                    return;
+                }
+                let cookie = self.out.end();
+                awaited.push_back(Awaited {
+                    whose,
+                    bytes: target.plan.ask(target.ops, cookie, &mut self.out),
+                    cookie,
+                });
+            }
+            *batches_asked += usize::from(whose == Whose::Batch);
+        }
+    }
+
+    /// Sends what waits, as far as the socket takes it; true if anything went.
+    fn send(&mut self) -> Result<bool, LaneError> {
+        let mut any = false;
+        while self.out.len() > 0 {
+            let Some(socket) = &self.socket else { break };
+            match socket.send_bytes(self.out.pending()) {
+                Ok(Moved::Bytes(n)) => self.out.consume(n),
+                Ok(_) => break,
+                Err(e) => return Err(self.refused_or(e)),
+            }
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// After a failed send: the peer may have said why before it closed.
+    #[cold]
+    fn refused_or(&mut self, e: std::io::Error) -> LaneError {
+        match self.receive(&mut None) {
+            Err(said @ LaneError::Access { .. }) => said,
+            _ => self.failed(e),
+        }
+    }
+
+    fn receive(&mut self, caller: &mut Option<Target<'_>>) -> Result<bool, LaneError> {
+        let link = Link {
+            peer: &self.peer,
+            op: self.op,
+        };
+        match &self.socket {
+            Some(socket) => self.inbound.receive(socket, &self.mailbox, caller, link),
+            None => Ok(false),
+        }
+    }
+
+    /// Asks, sends and receives once; true if anything moved.
+    fn advance(&mut self, caller: &mut Option<Target<'_>>) -> Result<bool, LaneError> {
+        let mut any = false;
+        loop {
+            self.ask(caller);
+            if !self.send()? {
+                break;
+            }
+            any = true;
+        }
+        Ok(self.receive(caller)? || any)
+    }
+
+    /// Waits until `done`: looks for a while, then sleeps on the socket.
+    fn wait(
+        &mut self,
+        caller: &mut Option<Target<'_>>,
+        deadline: Deadline,
+        done: impl Fn(&Self, &Option<Target<'_>>) -> bool,
+    ) -> Result<(), LaneError> {
+        let mut spin = Deadline::after(self.spin);
+        loop {
+            let moved = self.advance(caller)?;
+            if done(self, caller) {
+                return Ok(());
+            }
+            if deadline.passed() {
+                return Err(self.late());
+            }
+            if moved {
+                spin = Deadline::after(self.spin);
+            } else if !self.spin.is_zero() && !spin.passed() {
+                std::thread::yield_now();
+                continue;
+            }
+            if !moved || self.spin.is_zero() {
+                self.sleep(deadline);
+            }
+        }
+    }
+
+    fn sleep(&self, deadline: Deadline) {
+        if let Some(socket) = &self.socket {
+            socket.sleep(self.out.len() > 0, deadline);
+        }
+    }
+
+    /// Makes room for `len` bytes of output, receiving meanwhile so that two full ends never wait
+    /// for each other.
+    fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
+        if self.out.len() + len <= LANE_OUT_BYTES {
+            return Ok(());
+        }
+        let deadline = Deadline::after(DATA_DEADLINE);
+        loop {
+            let moved = self.send()?;
+            if self.out.len() + len <= LANE_OUT_BYTES {
+                return Ok(());
+            }
+            if !self.receive(&mut None)? && !moved {
+                if deadline.passed() {
+                    return Err(self.late());
+                }
+                self.sleep(deadline);
+            }
+        }
+    }
+
+    fn put(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let header = Request::Write {
+            key: to.key,
+            addr: to.addr,
+            len: bytes.len() as u32,
+        }
+        .to_bytes();
+        if bytes.len() > COPIED_WRITE_BYTES {
+            return self.put_large(&header, bytes);
+        }
+        self.make_room(HEADER_BYTES + bytes.len())?;
+        self.out.push(&header);
+        self.out.push(bytes);
+        if self.out.len() >= EAGER_BYTES {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// Sends straight from the caller's bytes, and copies only what the socket does not take now.
+    fn put_large(&mut self, header: &[u8], bytes: &[u8]) -> Result<(), LaneError> {
+        let deadline = Deadline::after(DATA_DEADLINE);
+        let (mut header, mut bytes) = (header, bytes);
+        loop {
+            let Some(socket) = &self.socket else {
+                return Ok(());
+            };
+            let mut list = SendList::new();
+            let _ = [self.out.pending(), header, bytes].map(|part| list.bytes(part));
+            let sent = match socket.send(&mut list) {
+                Ok(Moved::Bytes(n)) => n,
+                Ok(_) => 0,
+                Err(e) => return Err(self.refused_or(e)),
+            };
+            let waited = self.out.len().min(sent);
+            self.out.consume(waited);
+            let headed = header.len().min(sent - waited);
+            header = &header[headed..];
+            bytes = &bytes[sent - waited - headed..];
+            if self.out.len() + header.len() + bytes.len() <= LANE_OUT_BYTES {
+                self.out.push(header);
+                self.out.push(bytes);
+                return Ok(());
+            }
+            if !self.receive(&mut None)? && sent == 0 {
+                if deadline.passed() {
+                    return Err(self.late());
+                }
+                // What is left does not fit the buffer, so room in the socket matters too.
+                if let Some(socket) = &self.socket {
+                    socket.sleep(true, deadline);
+                }
+            }
+        }
+    }
+
+    fn write_as(
+        &mut self,
+        op: &'static str,
+        to: RemoteAddr,
+        bytes: &[u8],
+        limit: usize,
+        flush: bool,
+    ) -> Result<(), LaneError> {
+        self.begin(op)?;
+        if bytes.len() > limit {
+            let what = "more bytes than one write takes";
+            return Err(LaneError::Usage { op, what });
+        }
+        let mut done = self.put(to, bytes);
+        if flush && done.is_ok() {
+            done = self.send().map(drop);
+        }
+        self.end(done)
+    }
+
+    fn count(
+        &mut self,
+        op: &'static str,
+        request: &Request,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.begin(op)?;
+        let result = self.try_count(request, deadline);
+        self.end(result)
+    }
+
+    fn try_count(&mut self, request: &Request, deadline: Deadline) -> Result<u64, LaneError> {
+        self.make_room(HEADER_BYTES)?;
+        self.out.push(&request.to_bytes());
+        self.inbound.awaited.push_back(Awaited {
+            whose: Whose::Counter,
+            bytes: 0,
+            cookie: 0,
+        });
+        self.inbound.counter = None;
+        self.wait(&mut None, deadline, |lane, _| {
+            lane.inbound.counter.is_some()
+        })?;
+        self.inbound.counter.ok_or_else(|| self.failed("no answer"))
+    }
+}
+
+impl std::fmt::Debug for TcpLane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpLane")
+            .field("peer", &self.peer)
+            .field("broken", &self.broken)
+            .field("waiting_bytes", &self.out.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lane for TcpLane {
+    fn transport(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn read(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        self.begin("read")?;
+        fits("read", ops, into.head, into.body)?;
+        let mut plan = Plan::default();
+        let mut caller = Some(Target {
+            plan: &mut plan,
+            ops,
+            head: into.head,
+            body: into.body,
+        });
+        let result = self.wait(&mut caller, deadline, |_, caller| {
+            caller.as_ref().is_none_or(|t| t.plan.is_done(t.ops))
+        });
+        self.end(result)
+    }
+
+    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        self.begin("post_read")?;
+        fits("post_read", &batch.ops, &batch.head, &batch.body)?;
+        if batch.ops.is_empty() {
+            self.inbound.done.push_back(batch);
+        } else {
+            let plan = Plan::default();
+            self.inbound.batches.push_back(Posted { plan, batch });
+        }
+        Ok(())
+    }
+
+    fn take_read(&mut self) -> Option<ReadBatch> {
+        self.inbound.done.pop_front()
+    }
+
+    fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        self.write_as("write", to, bytes, LANE_WRITE_BYTES_MAX, false)
+    }
+
+    fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        self.write_as("write_signal", to, bytes, SIGNAL_BYTES_MAX, true)
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        add: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        let request = Request::FetchAdd {
+            key: at.key,
+            addr: at.addr,
+            add,
+        };
+        self.count("fetch_add", &request, deadline)
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: RemoteAddr,
+        expect: u64,
+        new: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        let request = Request::CompareSwap {
+            key: at.key,
+            addr: at.addr,
+            expect,
+            new,
+        };
+        self.count("compare_swap", &request, deadline)
+    }
+
+    fn flush(&mut self) -> Result<(), LaneError> {
+        self.begin("flush")?;
+        self.ask(&mut None);
+        let sent = self.send().map(drop);
+        self.end(sent)
+    }
+
+    fn poll(&mut self) -> Result<bool, LaneError> {
+        self.begin("poll")?;
+        let moved = self.advance(&mut None);
+        self.end(moved)
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+}
+
+fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<(), LaneError> {
+    if ops.iter().all(|o| o.fits(head.len(), body.len())) {
+        return Ok(());
+    }
+    let what = "a read that does not fit its landing";
+    Err(LaneError::Usage { op, what })
+}

@@ -1,0 +1,200 @@
+//! What a port has yet to send: copied bytes, and spans of registered memory that the kernel will
+//! read when it sends them.
+
+use std::collections::VecDeque;
+use std::io;
+
+use super::buffer::Fifo;
+use super::op::{HEADER_BYTES, Reply};
+use super::socket::{Moved, Socket};
+use crate::limits::{LANE_OUT_BYTES, LANE_OUT_SPANS, LANE_POSTS_BYTES_MAX};
+use crate::mem::Region;
+use crate::mem::io::SendList;
+use crate::sync::Arc;
+
+/// Output in order. Bounded: see [`Output::is_full`] and [`Output::post`].
+///
+/// Posts are held beside the stream while an answer is under way, which they must not cut in two,
+/// and while the stream is full, where a newer state can still take the place of an older one.
+#[derive(Default)]
+pub(super) struct Output {
+    copied: Fifo,
+    queue: VecDeque<Piece>,
+    spans: usize,
+    answering: bool,
+    posts: Fifo,
+    last_post: Option<Posted>,
+}
+
+enum Piece {
+    /// So many bytes of `copied`.
+    Copied(usize),
+    /// Bytes of a region.
+    Span {
+        region: Arc<Region>,
+        at: usize,
+        len: usize,
+    },
+}
+
+/// The last post that is held, and where in `posts` its message begins.
+struct Posted {
+    start: u64,
+    at: usize,
+    len: usize,
+}
+
+impl Output {
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// Whether spans wait: memory that the kernel has yet to look at.
+    pub(super) const fn has_spans(&self) -> bool {
+        self.spans > 0
+    }
+
+    /// Whether no more requests should be executed before something was sent.
+    pub(super) const fn is_full(&self) -> bool {
+        self.copied.len() >= LANE_OUT_BYTES || self.spans >= LANE_OUT_SPANS
+    }
+
+    /// Appends `len` bytes, to be filled in.
+    pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
+        grow(&mut self.queue, &mut self.copied, len)
+    }
+
+    /// Appends a header.
+    pub(super) fn reply(&mut self, reply: &Reply) {
+        self.grow(HEADER_BYTES).copy_from_slice(&reply.to_bytes());
+    }
+
+    /// Appends bytes of a region, as they will be when they are sent.
+    pub(super) fn span(&mut self, region: Arc<Region>, at: usize, len: usize) {
+        self.queue.push_back(Piece::Span { region, at, len });
+        self.spans += 1;
+    }
+
+    /// The bytes of an answer follow.
+    pub(super) const fn begin_answer(&mut self) {
+        self.answering = true;
+    }
+
+    /// The bytes of an answer are all here.
+    pub(super) const fn end_answer(&mut self) {
+        self.answering = false;
+    }
+
+    /// Takes a post. If it goes to where the post right before it goes, and that is still held, it
+    /// takes its place: no reader can tell. False when the client is too far behind.
+    pub(super) fn post(&mut self, at: usize, bytes: &[u8]) -> bool {
+        if let Some(last) = &self.last_post
+            && (last.at, last.len) == (at, bytes.len())
+            && let Some(message) = self.posts.since(last.start)
+        {
+            message[HEADER_BYTES..].copy_from_slice(bytes);
+            return true;
+        }
+        let (Ok(place), Ok(len)) = (u32::try_from(at), u32::try_from(bytes.len())) else {
+            return false;
+        };
+        if self.posts.len() + HEADER_BYTES + bytes.len() > LANE_POSTS_BYTES_MAX {
+            return false;
+        }
+        self.last_post = Some(Posted {
+            start: self.posts.end(),
+            at,
+            len: bytes.len(),
+        });
+        self.posts
+            .push(&Reply::Mailbox { at: place, len }.to_bytes());
+        self.posts.push(bytes);
+        true
+    }
+
+    /// Moves posts into the stream, if it is their turn.
+    pub(super) fn take_posts(&mut self) {
+        let len = self.posts.len();
+        if len == 0 || self.answering || self.is_full() {
+            return;
+        }
+        self.last_post = None;
+        grow(&mut self.queue, &mut self.copied, len).copy_from_slice(self.posts.pending());
+        self.posts.consume(len);
+    }
+
+    /// Sends as far as the socket takes it; true if anything went.
+    pub(super) fn send(&mut self, socket: &Socket) -> io::Result<bool> {
+        let mut any = false;
+        while !self.is_empty() {
+            let moved = if self.spans == 0 {
+                socket.send_bytes(self.copied.pending())?
+            } else {
+                self.send_list(socket)?
+            };
+            let Moved::Bytes(n) = moved else { break };
+            self.sent(n);
+            any = true;
+        }
+        Ok(any)
+    }
+
+    fn send_list(&self, socket: &Socket) -> io::Result<Moved> {
+        let mut list = SendList::new();
+        let mut copied = self.copied.pending();
+        for piece in &self.queue {
+            let fits = match piece {
+                Piece::Copied(n) => {
+                    let (now, rest) = copied.split_at((*n).min(copied.len()));
+                    copied = rest;
+                    list.bytes(now)
+                }
+                Piece::Span { region, at, len } => {
+                    list.span(region, *at, *len).map_err(io::Error::other)?
+                }
+            };
+            if !fits {
+                break;
+            }
+        }
+        socket.send(&mut list)
+    }
+
+    /// Drops the first `n` bytes.
+    fn sent(&mut self, mut n: usize) {
+        while n > 0
+            && let Some(piece) = self.queue.front_mut()
+        {
+            let step;
+            match piece {
+                Piece::Copied(left) => {
+                    step = n.min(*left);
+                    *left -= step;
+                    self.copied.consume(step);
+                }
+                Piece::Span { at, len, .. } => {
+                    step = n.min(*len);
+                    *at += step;
+                    *len -= step;
+                }
+            }
+            n -= step;
+            match piece {
+                Piece::Copied(0) => drop(self.queue.pop_front()),
+                Piece::Span { len: 0, .. } => {
+                    self.spans -= 1;
+                    self.queue.pop_front();
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn grow<'a>(queue: &mut VecDeque<Piece>, copied: &'a mut Fifo, len: usize) -> &'a mut [u8] {
+    match queue.back_mut() {
+        Some(Piece::Copied(n)) => *n += len,
+        _ => queue.push_back(Piece::Copied(len)),
+    }
+    copied.grow(len)
+}

@@ -1,0 +1,262 @@
+//! How far a list of reads is: what was asked for and what has landed.
+
+use super::buffer::Fifo;
+use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Request};
+use crate::fabric::ReadOp;
+use crate::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
+use crate::mem::io::{Place, RecvList};
+
+/// A byte of a list of reads.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cursor {
+    op: usize,
+    at: u32,
+}
+
+/// A piece of a landing without a seam.
+struct Piece {
+    in_head: bool,
+    at: usize,
+    len: usize,
+}
+
+impl Cursor {
+    /// The piece that begins here; `None` at the end.
+    fn piece(&mut self, ops: &[ReadOp]) -> Option<Piece> {
+        loop {
+            let op = ops.get(self.op)?;
+            let in_head = self.at < op.head_len;
+            let (at, len) = if in_head {
+                (op.head_at + self.at as usize, op.head_len - self.at)
+            } else {
+                let skip = self.at - op.head_len;
+                (op.body_at + skip as usize, op.len - self.at)
+            };
+            if len > 0 {
+                let len = len as usize;
+                return Some(Piece { in_head, at, len });
+            }
+            *self = Self {
+                op: self.op + 1,
+                at: 0,
+            };
+        }
+    }
+}
+
+/// A list of reads on its way.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    asked: Cursor,
+    landed: Cursor,
+    /// Requests without an answer.
+    open: usize,
+}
+
+impl Plan {
+    /// Whether all of it was asked for.
+    pub(super) const fn is_asked(&self, ops: &[ReadOp]) -> bool {
+        self.asked.op >= ops.len()
+    }
+
+    /// Whether all of it has landed.
+    pub(super) const fn is_done(&self, ops: &[ReadOp]) -> bool {
+        self.is_asked(ops) && self.open == 0
+    }
+
+    /// Appends one request for what is next; returns the bytes it asks for.
+    pub(super) fn ask(&mut self, ops: &[ReadOp], cookie: u64, out: &mut Fifo) -> u32 {
+        let start = out.end();
+        out.grow(HEADER_BYTES);
+        let (mut entries, mut bytes) = (0, 0);
+        while let Some(op) = ops.get(self.asked.op)
+            && entries < LANE_READV_ENTRIES_MAX as u32
+        {
+            let at = self.asked.at;
+            let room = LANE_READV_BYTES_MAX as u32 - bytes;
+            let whole = op.len - at <= room;
+            // A part ends at a whole word, so that the next one is aligned.
+            let len = if whole { op.len - at } else { room & !7 };
+            if len == 0 && !whole {
+                break;
+            }
+            let entry = Entry {
+                key: op.from.key,
+                len,
+                fence: op.fence && at == 0,
+                addr: op.from.addr.wrapping_add(u64::from(at)),
+            };
+            out.grow(ENTRY_BYTES).copy_from_slice(&entry.to_bytes());
+            (entries, bytes) = (entries + 1, bytes + len);
+            self.asked = match whole {
+                true => Cursor {
+                    op: self.asked.op + 1,
+                    at: 0,
+                },
+                false => Cursor {
+                    at: at + len,
+                    ..self.asked
+                },
+            };
+        }
+        let header = Request::ReadV {
+            entries,
+            bytes,
+            cookie,
+        };
+        if let Some(place) = out.since(start) {
+            place[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
+        }
+        self.open += 1;
+        bytes
+    }
+
+    /// A request was answered.
+    pub(super) const fn answered(&mut self) {
+        self.open = self.open.saturating_sub(1);
+    }
+}
+
+/// A list of reads with its landing, for as long as bytes are put there.
+pub(super) struct Target<'a> {
+    pub(super) plan: &'a mut Plan,
+    pub(super) ops: &'a [ReadOp],
+    pub(super) head: &'a mut [u8],
+    pub(super) body: &'a mut [u8],
+}
+
+impl Target<'_> {
+    /// The same, borrowed for less long.
+    pub(super) fn again(&mut self) -> Target<'_> {
+        Target {
+            plan: self.plan,
+            ops: self.ops,
+            head: self.head,
+            body: self.body,
+        }
+    }
+
+    /// Lands bytes that were received elsewhere.
+    pub(super) fn land(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty()
+            && let Some(piece) = self.plan.landed.piece(self.ops)
+        {
+            let (now, rest) = bytes.split_at(piece.len.min(bytes.len()));
+            let into = if piece.in_head {
+                &mut *self.head
+            } else {
+                &mut *self.body
+            };
+            into[piece.at..piece.at + now.len()].copy_from_slice(now);
+            self.plan.landed.at += now.len() as u32;
+            bytes = rest;
+        }
+    }
+
+    /// Bytes without a seam that come next.
+    pub(super) fn run(&mut self) -> usize {
+        self.plan.landed.piece(self.ops).map_or(0, |p| p.len)
+    }
+
+    /// Names where the next bytes land, at most `max`, in a list; `spare` takes what comes behind
+    /// them. Returns the bytes named.
+    pub(super) fn with_list<T>(
+        &mut self,
+        max: usize,
+        spare: &mut [u8],
+        receive: impl FnOnce(&mut RecvList<'_>) -> T,
+    ) -> (usize, T) {
+        let mut cursor = self.plan.landed;
+        let (head, body) = (Place::new(self.head), Place::new(self.body));
+        let (room, spare) = (spare.len(), Place::new(spare));
+        let mut list = RecvList::new();
+        while list.len() < max
+            && let Some(piece) = cursor.piece(self.ops)
+        {
+            let place = if piece.in_head { &head } else { &body };
+            let len = piece.len.min(max - list.len());
+            if !list.piece(place, piece.at, len) {
+                break;
+            }
+            cursor.at += len as u32;
+        }
+        let named = list.len();
+        if named == max {
+            list.piece(&spare, 0, room);
+        }
+        (named, receive(&mut list))
+    }
+
+    /// So many bytes have landed where [`Self::with_list`] said.
+    pub(super) fn landed(&mut self, mut n: usize) {
+        while n > 0
+            && let Some(piece) = self.plan.landed.piece(self.ops)
+        {
+            let step = piece.len.min(n);
+            self.plan.landed.at += step as u32;
+            n -= step;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fabric::RemoteAddr;
+    use crate::ids::RegionKey;
+
+    proptest! {
+        #[test]
+        fn requests_cover_every_byte_once_and_replies_find_their_place(
+            shapes in proptest::collection::vec((0u32..5, 0u32..300, any::<bool>()), 1..40),
+            huge in 0u32..3 << 20,
+            cuts in proptest::collection::vec(1usize..5000, 1..50),
+        ) {
+            let (mut head_at, mut body_at, mut addr) = (0, 0, 0);
+            let mut ops = Vec::new();
+            for (i, (h, b, fence)) in shapes.into_iter().enumerate() {
+                let body = if i == 0 { huge } else { b };
+                let head_len = h * 8;
+                ops.push(ReadOp {
+                    from: RemoteAddr { key: RegionKey(1), addr },
+                    len: head_len + body,
+                    head_len, head_at, body_at, fence,
+                });
+                head_at += head_len as usize;
+                body_at += body as usize;
+                addr += u64::from(head_len + body).next_multiple_of(8);
+            }
+            let memory: Vec<u8> = (0..addr).map(|i| crate::layout::hash::mix64(i) as u8).collect();
+            let mut plan = Plan::default();
+            let mut stream = Vec::new();
+            while !plan.is_asked(&ops) {
+                let mut out = Fifo::default();
+                let bytes = plan.ask(&ops, 1, &mut out);
+                let raw = out.pending();
+                let header = Request::from_bytes(raw.first_chunk().unwrap()).unwrap();
+                let list = raw[HEADER_BYTES..].as_chunks::<ENTRY_BYTES>().0;
+                prop_assert_eq!(header, Request::ReadV { entries: list.len() as u32, bytes, cookie: 1 });
+                for e in list.iter().map(Entry::from_bytes) {
+                    prop_assert!(e.addr % 8 == 0);
+                    stream.extend_from_slice(&memory[e.addr as usize..][..e.len as usize]);
+                }
+            }
+            let (mut head, mut body) = (vec![0; head_at], vec![0; body_at]);
+            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body };
+            let (mut rest, mut cuts) = (&stream[..], cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(rest.len().min(cuts.next().unwrap() * 7));
+                target.land(now);
+                rest = later;
+            }
+            for op in &ops {
+                let from = &memory[op.from.addr as usize..][..op.len as usize];
+                let (h, b) = from.split_at(op.head_len as usize);
+                prop_assert_eq!(&head[op.head_at..][..h.len()], h);
+                prop_assert_eq!(&body[op.body_at..][..b.len()], b);
+            }
+        }
+    }
+}

@@ -1,0 +1,548 @@
+//! The applier's end: executes what the client asks for, as a NIC would.
+
+use std::net::TcpStream;
+
+use super::buffer::Input;
+use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Refusal, Refused, Reply, Request, RequestKind};
+use super::output::Output;
+use super::receive::DIRECT_BYTES;
+use super::socket::{Interest, Moved, Socket, broken};
+use super::store::store_bytes;
+use crate::clock::Deadline;
+use crate::fabric::{ExportView, INBOX_KEY, Inbox, LaneError, Port, Rights};
+use crate::ids::RegionKey;
+use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
+use crate::mem::io::{Place, RecvList};
+use crate::sync::{Arc, Ordering, fence};
+use crate::wake::Watch;
+
+/// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
+const COPIED_READ_BYTES: usize = 2 << 10;
+/// Input that is thrown away, in buffers, so that a refusal is not lost with a reset connection.
+const DISCARD_ROUNDS: usize = 16;
+
+/// The port of a TCP lane.
+///
+/// It belongs to one applier's thread, which sleeps on the `Watch` it was made with; what lands in
+/// the inbox is stored by that thread inside [`Port::poll`], in the order of the stream, so the
+/// thread never sees a later write without the earlier ones (F04). Memory: 64 KiB for input, and
+/// for output what the client has not taken, at most `limits::LANE_POSTS_BYTES_MAX`.
+pub struct TcpPort {
+    peer: String,
+    /// `None` once the lane broke or was destroyed.
+    socket: Option<Socket>,
+    broken: Option<LaneError>,
+    input: Input,
+    out: Output,
+    /// Nothing is executed before the client takes some of its answers.
+    blocked: bool,
+    task: Task,
+}
+
+/// What the port is in the middle of.
+enum Task {
+    /// Nothing: a header comes next.
+    Header,
+    /// A list of reads, checked; so many entries are left.
+    Reads { entries: usize },
+    /// The payload of a write, checked: where in the inbox, and how much is missing.
+    Write { at: usize, left: usize },
+    /// An access was refused. The lane breaks when the client was told, or when time is up.
+    Refused { error: LaneError, until: Deadline },
+}
+
+/// What one poll may do.
+struct Budget {
+    ops: usize,
+    bytes: usize,
+}
+
+impl Budget {
+    const fn is_spent(&self) -> bool {
+        self.ops == 0 || self.bytes == 0
+    }
+
+    const fn spend(&mut self, ops: usize, bytes: usize) {
+        self.ops = self.ops.saturating_sub(ops);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
+/// Why executing stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// For lack of input.
+    Starved,
+    /// Too much output waits.
+    Blocked,
+    /// Others have their turn.
+    Spent,
+}
+
+impl TcpPort {
+    /// Takes over a connected stream, past the handshake; `peer` names the client in errors. The
+    /// socket is registered with `watch`.
+    ///
+    /// # Errors
+    /// [`LaneError::Broken`] when the system refuses.
+    pub fn new(stream: TcpStream, peer: String, watch: Watch) -> Result<Self, LaneError> {
+        let socket = Socket::new(stream, watch).map_err(|e| broken(&peer, "open", e))?;
+        Ok(Self {
+            peer,
+            socket: Some(socket),
+            broken: None,
+            input: Input::new(),
+            out: Output::default(),
+            blocked: false,
+            task: Task::Header,
+        })
+    }
+
+    #[cold]
+    fn failed(&self, op: &'static str, why: impl ToString) -> LaneError {
+        broken(&self.peer, op, why)
+    }
+
+    fn begin(&self) -> Result<(), LaneError> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
+        if let Err(e) = &result {
+            self.broken = Some(e.clone());
+            self.socket = None;
+        }
+        result
+    }
+
+    fn work(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+        let mut any = self.send()?;
+        self.out.take_posts();
+        let mut budget = Budget {
+            ops: LANE_POLL_OPS,
+            bytes: LANE_POLL_BYTES,
+        };
+        let mut drained = false;
+        let stop = loop {
+            if matches!(self.task, Task::Refused { .. }) {
+                return self.part();
+            }
+            match self.execute(exports, inbox, &mut budget)? {
+                Stop::Starved if drained => break Stop::Starved,
+                Stop::Starved => {
+                    let (came, asked) = self.receive(inbox, &mut budget)?;
+                    any |= came > 0;
+                    drained = came < asked;
+                    if came == 0 {
+                        break Stop::Starved;
+                    }
+                }
+                Stop::Blocked if self.send()? => any = true,
+                stop => break stop,
+            }
+        };
+        self.out.take_posts();
+        any |= self.send()?;
+        self.blocked = stop == Stop::Blocked;
+        self.settle()?;
+        Ok(any || stop == Stop::Spent)
+    }
+
+    /// Says what should wake the thread.
+    fn settle(&mut self) -> Result<(), LaneError> {
+        // While blocked, requests may lie in our own buffer, of which the system knows nothing: it
+        // is room in the socket that lets us go on, even if nothing waits for it any more.
+        let interest = match (self.blocked, self.out.is_empty()) {
+            (true, _) => Interest::Output,
+            (false, true) => Interest::Input,
+            (false, false) => Interest::Both,
+        };
+        match self.socket.as_mut().map(|s| s.want(interest)) {
+            Some(Err(e)) => Err(self.failed("poll", e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn send(&mut self) -> Result<bool, LaneError> {
+        match &self.socket {
+            Some(socket) => self
+                .out
+                .send(socket)
+                .map_err(|e| broken(&self.peer, "send", e)),
+            None => Ok(false),
+        }
+    }
+
+    /// Receives once; returns the bytes that came and the bytes asked for. The payload of a large
+    /// write goes straight into the inbox.
+    fn receive(&mut self, inbox: &Inbox, budget: &mut Budget) -> Result<(usize, usize), LaneError> {
+        let Some(socket) = &self.socket else {
+            return Ok((0, 0));
+        };
+        let fail = |e: std::io::Error| broken(&self.peer, "receive", e);
+        let room = self.input.room();
+        let (moved, asked) = match &mut self.task {
+            Task::Write { at, left } if *left >= DIRECT_BYTES => {
+                let (region, base) = inbox.region();
+                let (spare_len, spare) = (room.len(), Place::new(room));
+                let mut list = RecvList::new();
+                list.span(region, base + *at, *left)
+                    .map_err(|e| fail(std::io::Error::other(e)))?;
+                list.piece(&spare, 0, spare_len);
+                let asked = list.len();
+                let moved = socket.recv(&mut list).map_err(fail)?;
+                if let Moved::Bytes(n) = moved {
+                    let here = n.min(*left);
+                    (*at, *left) = (*at + here, *left - here);
+                    budget.spend(0, here);
+                    self.input.arrived(n - here);
+                }
+                (moved, asked)
+            }
+            _ => {
+                let asked = room.len();
+                let moved = socket.recv_bytes(room).map_err(fail)?;
+                if let Moved::Bytes(n) = moved {
+                    self.input.arrived(n);
+                }
+                (moved, asked)
+            }
+        };
+        match moved {
+            Moved::Bytes(n) => Ok((n, asked)),
+            Moved::Nothing => Ok((0, asked)),
+            Moved::Closed => Err(self.failed("receive", "the client closed the connection")),
+        }
+    }
+
+    /// Does what the input says, until it ends or something is in the way.
+    fn execute(
+        &mut self,
+        exports: &mut ExportView,
+        inbox: &Inbox,
+        budget: &mut Budget,
+    ) -> Result<Stop, LaneError> {
+        loop {
+            if budget.is_spent() {
+                return Ok(Stop::Spent);
+            }
+            let stop = match &mut self.task {
+                Task::Header => self.execute_header(exports, inbox, budget)?,
+                Task::Reads { entries: 0 } | Task::Write { left: 0, .. } => {
+                    self.task = Task::Header;
+                    None
+                }
+                Task::Reads { entries } => {
+                    let entries = *entries;
+                    self.execute_read(exports, entries, budget)?
+                }
+                // A short write lands whole or not at all: a cut stream leaves no torn tail cell.
+                Task::Write { left, .. } if *left < DIRECT_BYTES && self.input.len() < *left => {
+                    Some(Stop::Starved)
+                }
+                Task::Write { at, left } => {
+                    let now = self.input.len().min(*left);
+                    store_bytes(inbox.window(), *at, &self.input.pending()[..now]);
+                    self.input.consume(now);
+                    (*at, *left) = (*at + now, *left - now);
+                    budget.spend(0, now);
+                    (*left > 0).then_some(Stop::Starved)
+                }
+                Task::Refused { .. } => Some(Stop::Starved),
+            };
+            if let Some(stop) = stop {
+                return Ok(stop);
+            }
+        }
+    }
+
+    /// Begins a request, or does it whole.
+    fn execute_header(
+        &mut self,
+        exports: &mut ExportView,
+        inbox: &Inbox,
+        budget: &mut Budget,
+    ) -> Result<Option<Stop>, LaneError> {
+        let Some(raw) = self.input.pending().first_chunk::<HEADER_BYTES>() else {
+            return Ok(Some(Stop::Starved));
+        };
+        let request = Request::from_bytes(raw).map_err(|e| self.failed("receive", e))?;
+        let answered = !matches!(request, Request::Write { .. });
+        if answered && self.out.is_full() {
+            return Ok(Some(Stop::Blocked));
+        }
+        let done = match request {
+            Request::ReadV {
+                entries,
+                bytes,
+                cookie,
+            } => {
+                let entries = entries as usize;
+                if self.input.len() < HEADER_BYTES + entries * ENTRY_BYTES {
+                    return Ok(Some(Stop::Starved));
+                }
+                self.check_reads(exports, entries, bytes)?.map(|()| {
+                    self.out.reply(&Reply::Read { bytes, cookie });
+                    if entries > 0 {
+                        self.out.begin_answer();
+                    }
+                    self.task = Task::Reads { entries };
+                })
+            }
+            Request::Write { key, addr, len } => {
+                check_write(exports, inbox, key, addr, len).map(|at| {
+                    let left = len as usize;
+                    self.task = Task::Write { at, left };
+                })
+            }
+            Request::FetchAdd { key, addr, add } => {
+                count(exports, RequestKind::FetchAdd, key, addr, |word| {
+                    word.fetch_add(0, add)
+                })
+                .map(|was| self.out.reply(&Reply::Atomic { was }))
+            }
+            Request::CompareSwap {
+                key,
+                addr,
+                expect,
+                new,
+            } => count(exports, RequestKind::CompareSwap, key, addr, |word| {
+                word.compare_swap(0, expect, new)
+            })
+            .map(|was| self.out.reply(&Reply::Atomic { was })),
+        };
+        self.input.consume(HEADER_BYTES);
+        budget.spend(1, 0);
+        if let Err(refused) = done {
+            self.refuse(&refused);
+        }
+        Ok(None)
+    }
+
+    /// Checks a whole list before the first of it is answered.
+    fn check_reads(
+        &self,
+        exports: &mut ExportView,
+        entries: usize,
+        bytes: u32,
+    ) -> Result<Result<(), Refused>, LaneError> {
+        let list = self.input.pending()[HEADER_BYTES..]
+            .as_chunks::<ENTRY_BYTES>()
+            .0;
+        let mut sum = 0;
+        for entry in list[..entries].iter().map(Entry::from_bytes) {
+            let len = u64::from(entry.len);
+            sum += len;
+            let checked = exports
+                .check(entry.key, entry.addr, len, Rights::Read)
+                .and_then(|export| {
+                    let there = export.region.check(entry.addr as usize, entry.len as usize);
+                    there.map_err(|_| "outside the region")
+                });
+            if let Err(why) = checked {
+                return Ok(Err(Refused {
+                    kind: RequestKind::ReadV,
+                    why: Refusal::of(why),
+                    key: entry.key,
+                    addr: entry.addr,
+                    len,
+                }));
+            }
+        }
+        if sum != u64::from(bytes) {
+            let why = "its list of reads does not add up: it is out of step";
+            return Err(self.failed("receive", why));
+        }
+        Ok(Ok(()))
+    }
+
+    /// Answers the next read of a checked list. Short ones are copied now, word by word; long ones
+    /// are read by the kernel when they are sent. Either way bytes may be torn (F02).
+    fn execute_read(
+        &mut self,
+        exports: &mut ExportView,
+        entries: usize,
+        budget: &mut Budget,
+    ) -> Result<Option<Stop>, LaneError> {
+        let Some(raw) = self.input.pending().first_chunk::<ENTRY_BYTES>() else {
+            return Ok(Some(Stop::Starved));
+        };
+        let entry = Entry::from_bytes(raw);
+        if self.out.is_full() {
+            return Ok(Some(Stop::Blocked));
+        }
+        if entry.fence {
+            // All earlier reads have to be over (F03), those left to the kernel too.
+            if self.out.has_spans() {
+                self.send()?;
+            }
+            if self.out.has_spans() {
+                return Ok(Some(Stop::Blocked));
+            }
+            // SYNC: read-fence. Orders the loads of earlier reads before those of this one; the
+            // writer's half is the fence of the protocol that is read.
+            fence(Ordering::Acquire);
+        }
+        let (at, len) = (entry.addr as usize, entry.len as usize);
+        let export = exports
+            .check(entry.key, entry.addr, len as u64, Rights::Read)
+            .map_err(|why| self.failed("read", why))?;
+        if len <= COPIED_READ_BYTES {
+            let words = export.region.words(at, len);
+            let words = words.map_err(|e| self.failed("read", e))?;
+            words.copy_out(0, self.out.grow(len));
+        } else {
+            self.out.span(Arc::clone(&export.region), at, len);
+        }
+        self.input.consume(ENTRY_BYTES);
+        self.task = Task::Reads {
+            entries: entries - 1,
+        };
+        if entries == 1 {
+            self.out.end_answer();
+        }
+        budget.spend(1, len);
+        Ok(None)
+    }
+
+    /// Tells the client, and executes nothing more.
+    #[cold]
+    fn refuse(&mut self, refused: &Refused) {
+        self.out.reply(&Reply::Refused(*refused));
+        let why = format!(
+            "its access of {} bytes at {:#x} with key {:#010x} was refused: {}",
+            refused.len,
+            refused.addr,
+            refused.key.0,
+            refused.why.text()
+        );
+        self.task = Task::Refused {
+            error: self.failed(refused.kind.name(), why),
+            until: Deadline::after(DATA_DEADLINE),
+        };
+    }
+
+    /// Parts with a client that was refused: all answers first, then the refusal, then the end.
+    /// Its unread input is taken in, because closing over it would reset the connection and could
+    /// lose the refusal.
+    fn part(&mut self) -> Result<bool, LaneError> {
+        let moved = self.send()?;
+        let Task::Refused { error, until } = &self.task else {
+            return Ok(moved);
+        };
+        if !self.out.is_empty() && !until.passed() {
+            self.blocked = true;
+            self.settle()?;
+            return Ok(moved);
+        }
+        let error = error.clone();
+        if let Some(socket) = &self.socket {
+            socket.finish();
+            for _ in 0..DISCARD_ROUNDS {
+                self.input.consume(usize::MAX);
+                match socket.recv_bytes(self.input.room()) {
+                    Ok(Moved::Bytes(_)) => {}
+                    _ => break,
+                }
+            }
+        }
+        Err(error)
+    }
+}
+
+/// Where in the inbox a write goes.
+fn check_write(
+    exports: &mut ExportView,
+    inbox: &Inbox,
+    key: RegionKey,
+    addr: u64,
+    len: u32,
+) -> Result<usize, Refused> {
+    let end = addr.checked_add(u64::from(len));
+    let why = if key != INBOX_KEY {
+        let known = exports.check(key, addr, u64::from(len), Rights::Write);
+        known.err().unwrap_or("no right to do that there")
+    } else if end.is_none_or(|end| end > inbox.window().len() as u64) {
+        "outside the region"
+    } else if !addr.is_multiple_of(8) {
+        "misaligned"
+    } else {
+        return Ok(addr as usize);
+    };
+    Err(Refused {
+        kind: RequestKind::Write,
+        why: Refusal::of(why),
+        key,
+        addr,
+        len: u64::from(len),
+    })
+}
+
+/// Does an atomic on a counter.
+fn count(
+    exports: &mut ExportView,
+    kind: RequestKind,
+    key: RegionKey,
+    addr: u64,
+    on: impl FnOnce(crate::mem::WordsMut<'_>) -> u64,
+) -> Result<u64, Refused> {
+    let checked = exports.check(key, addr, 8, Rights::Atomic);
+    let word = checked.and_then(|export| {
+        let word = export.region.words_mut(addr as usize, 8);
+        word.map_err(|_| "no right to do that there")
+    });
+    word.map(on).map_err(|why| Refused {
+        kind,
+        why: Refusal::of(why),
+        key,
+        addr,
+        len: 8,
+    })
+}
+
+impl std::fmt::Debug for TcpPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpPort")
+            .field("peer", &self.peer)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Port for TcpPort {
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn poll(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+        self.begin()?;
+        let worked = self.work(exports, inbox);
+        self.end(worked)
+    }
+
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
+        self.begin()?;
+        let taken = match self.task {
+            // It is told nothing more.
+            Task::Refused { .. } => true,
+            _ => self.out.post(at, bytes),
+        };
+        let why = "it does not read its mailbox and is too far behind";
+        let result = taken.then_some(()).ok_or_else(|| self.failed("post", why));
+        self.end(result)
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        self.begin()?;
+        self.out.take_posts();
+        let result = self.send().and_then(|_| self.settle());
+        self.end(result)
+    }
+
+    fn destroy(&mut self) {
+        self.socket = None;
+        if self.broken.is_none() {
+            self.broken = Some(self.failed("poll", "the port was destroyed"));
+        }
+    }
+}

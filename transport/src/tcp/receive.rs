@@ -1,0 +1,319 @@
+//! The receiving half of the client's end: answers into their landing, posts into the mailbox.
+
+use std::collections::VecDeque;
+use std::io;
+
+use super::lane::{Inbound, Posted, Whose};
+use super::op::{HEADER_BYTES, Refused, Reply};
+use super::plan::Target;
+use super::socket::{Moved, Socket, broken};
+use super::store::store_bytes;
+use crate::fabric::{LaneError, Mailbox};
+use crate::layout::{LINE_BYTES, line_from_bytes};
+use crate::mem::io::{Place, RecvList};
+use crate::sync::{Ordering, fence};
+
+/// A run of at least this many bytes is received straight into its place; shorter ones share a
+/// system call through the input buffer.
+pub(super) const DIRECT_BYTES: usize = 4 << 10;
+/// Times one poll receives before its caller looks at something else.
+const ROUNDS: usize = 16;
+
+/// What errors say of the lane.
+#[derive(Clone, Copy)]
+pub(super) struct Link<'a> {
+    pub(super) peer: &'a str,
+    pub(super) op: &'static str,
+}
+
+impl Link<'_> {
+    #[cold]
+    pub(super) fn broken(self, why: impl ToString) -> LaneError {
+        broken(self.peer, self.op, why)
+    }
+
+    #[cold]
+    fn refused(self, refused: &Refused) -> LaneError {
+        LaneError::Access {
+            peer: self.peer.to_owned(),
+            op: refused.kind.name(),
+            key: refused.key.0,
+            addr: refused.addr,
+            len: refused.len,
+            why: refused.why.text(),
+        }
+    }
+}
+
+/// The message that is coming in.
+pub(super) enum Incoming {
+    /// None: a header comes next.
+    Header,
+    /// An answer of which so many bytes are missing.
+    Answer { left: usize },
+    /// A post.
+    Post(Post),
+}
+
+/// A write into the mailbox. Its first line is kept back until the rest is there: whoever sees it
+/// sees all.
+#[derive(Clone, Copy)]
+pub(super) struct Post {
+    at: usize,
+    len: usize,
+    got: usize,
+    first: [u8; LINE_BYTES],
+}
+
+impl Post {
+    const fn new(at: usize, len: usize) -> Self {
+        Self {
+            at,
+            len,
+            got: 0,
+            first: [0; LINE_BYTES],
+        }
+    }
+
+    /// Whether what is missing is worth a list of its own.
+    const fn takes_directly(&self) -> bool {
+        self.got >= LINE_BYTES && self.left() >= DIRECT_BYTES
+    }
+
+    const fn left(&self) -> usize {
+        self.len - self.got
+    }
+
+    /// Takes in bytes from the input buffer.
+    fn take(&mut self, mailbox: &Mailbox, bytes: &[u8]) -> Result<(), String> {
+        let kept = LINE_BYTES.saturating_sub(self.got).min(bytes.len());
+        let (first, rest) = bytes.split_at(kept);
+        self.first[self.got.min(LINE_BYTES)..][..kept].copy_from_slice(first);
+        self.got += kept;
+        if !rest.is_empty() {
+            let (region, base) = mailbox.region();
+            let start = base + self.at;
+            let words = region
+                .words_mut(start, self.len)
+                .map_err(|e| e.to_string())?;
+            store_bytes(words, self.got, rest);
+            self.got += rest.len();
+        }
+        Ok(())
+    }
+
+    /// Shows the first line, now that the rest is stored.
+    fn publish(&self, mailbox: &Mailbox) -> Result<(), String> {
+        let (region, base) = mailbox.region();
+        let words = region
+            .words_mut(base + self.at, self.len)
+            .map_err(|e| e.to_string())?;
+        // SYNC: mailbox. Pairs with the Acquire fence in `Mailbox::line`.
+        fence(Ordering::Release);
+        if self.len >= LINE_BYTES {
+            words.store_line(0, &line_from_bytes(&self.first));
+        } else {
+            store_bytes(words, 0, &self.first[..self.len]);
+        }
+        Ok(())
+    }
+}
+
+impl Inbound {
+    /// Receives what is there, a bounded number of times; true if anything came.
+    pub(super) fn receive(
+        &mut self,
+        socket: &Socket,
+        mailbox: &Mailbox,
+        caller: &mut Option<Target<'_>>,
+        link: Link<'_>,
+    ) -> Result<bool, LaneError> {
+        let mut any = false;
+        for _ in 0..ROUNDS {
+            let (moved, asked) = self
+                .receive_once(socket, mailbox, caller)
+                .map_err(|e| link.broken(e))?;
+            let got = match moved {
+                Moved::Bytes(n) => n,
+                Moved::Nothing => break,
+                Moved::Closed => return Err(link.broken("the peer closed the connection")),
+            };
+            any = true;
+            self.understand(mailbox, caller, link)?;
+            if got < asked {
+                break;
+            }
+        }
+        Ok(any)
+    }
+
+    /// One system call; also says how many bytes it asked for.
+    fn receive_once(
+        &mut self,
+        socket: &Socket,
+        mailbox: &Mailbox,
+        caller: &mut Option<Target<'_>>,
+    ) -> io::Result<(Moved, usize)> {
+        let whose = self.awaited.front().map(|a| a.whose);
+        let straight = self.input.len() == 0;
+        match &mut self.incoming {
+            Incoming::Answer { left } if straight => {
+                if let Some(mut target) = target_of(whose, caller, &mut self.batches)
+                    && target.run().min(*left) >= DIRECT_BYTES
+                {
+                    let (named, (moved, asked)) =
+                        target.with_list(*left, self.input.room(), |list| {
+                            (socket.recv(list), list.len())
+                        });
+                    let moved = moved?;
+                    if let Moved::Bytes(n) = moved {
+                        let here = n.min(named);
+                        target.landed(here);
+                        *left -= here;
+                        self.input.arrived(n - here);
+                    }
+                    return Ok((moved, asked));
+                }
+            }
+            Incoming::Post(post) if straight && post.takes_directly() => {
+                let (region, base) = mailbox.region();
+                let room = self.input.room();
+                let (spare_len, spare) = (room.len(), Place::new(room));
+                let mut list = RecvList::new();
+                let named = post.left();
+                list.span(region, base + post.at + post.got, named)
+                    .map_err(io::Error::other)?;
+                list.piece(&spare, 0, spare_len);
+                let moved = socket.recv(&mut list)?;
+                let asked = list.len();
+                if let Moved::Bytes(n) = moved {
+                    let here = n.min(named);
+                    post.got += here;
+                    self.input.arrived(n - here);
+                }
+                return Ok((moved, asked));
+            }
+            _ => {}
+        }
+        let room = self.input.room();
+        let asked = room.len();
+        let moved = socket.recv_bytes(room)?;
+        if let Moved::Bytes(n) = moved {
+            self.input.arrived(n);
+        }
+        Ok((moved, asked))
+    }
+
+    /// Does what the bytes in the input buffer say, as far as they go.
+    fn understand(
+        &mut self,
+        mailbox: &Mailbox,
+        caller: &mut Option<Target<'_>>,
+        link: Link<'_>,
+    ) -> Result<(), LaneError> {
+        loop {
+            match &mut self.incoming {
+                Incoming::Header => {
+                    let Some(raw) = self.input.pending().first_chunk::<HEADER_BYTES>() else {
+                        return Ok(());
+                    };
+                    let reply = Reply::from_bytes(raw).map_err(|e| link.broken(e))?;
+                    self.input.consume(HEADER_BYTES);
+                    self.begin(reply, mailbox, link)?;
+                }
+                Incoming::Answer { left: 0 } => self.finish_answer(caller),
+                Incoming::Answer { left } => {
+                    let now = self.input.len().min(*left);
+                    let whose = self.awaited.front().map(|a| a.whose);
+                    let Some(mut target) = target_of(whose, caller, &mut self.batches) else {
+                        return Err(link.broken("an answer that nobody waits for"));
+                    };
+                    if now == 0 {
+                        return Ok(());
+                    }
+                    target.land(&self.input.pending()[..now]);
+                    *left -= now;
+                    self.input.consume(now);
+                }
+                Incoming::Post(post) if post.left() == 0 => {
+                    post.publish(mailbox).map_err(|e| link.broken(e))?;
+                    self.incoming = Incoming::Header;
+                }
+                Incoming::Post(post) => {
+                    let now = self.input.len().min(post.left());
+                    if now == 0 {
+                        return Ok(());
+                    }
+                    post.take(mailbox, &self.input.pending()[..now])
+                        .map_err(|e| link.broken(e))?;
+                    self.input.consume(now);
+                }
+            }
+        }
+    }
+
+    /// A header came.
+    fn begin(&mut self, reply: Reply, mailbox: &Mailbox, link: Link<'_>) -> Result<(), LaneError> {
+        match (reply, self.awaited.front()) {
+            (Reply::Read { bytes, cookie }, Some(a))
+                if a.whose != Whose::Counter && (a.bytes, a.cookie) == (bytes, cookie) =>
+            {
+                let left = bytes as usize;
+                self.incoming = Incoming::Answer { left };
+            }
+            (Reply::Atomic { was }, Some(a)) if a.whose == Whose::Counter => {
+                self.awaited.pop_front();
+                self.counter = Some(was);
+            }
+            (Reply::Mailbox { at, len }, _) => {
+                let (at, len) = (at as usize, len as usize);
+                if !at.is_multiple_of(8) || at.saturating_add(len) > mailbox.len() {
+                    return Err(link.broken("a post outside the mailbox"));
+                }
+                self.incoming = Incoming::Post(Post::new(at, len));
+            }
+            (Reply::Refused(refused), _) => return Err(link.refused(&refused)),
+            (Reply::Read { .. } | Reply::Atomic { .. }, _) => {
+                return Err(link.broken("an answer to another request than the oldest"));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_answer(&mut self, caller: &mut Option<Target<'_>>) {
+        self.incoming = Incoming::Header;
+        match self.awaited.pop_front().map(|a| a.whose) {
+            Some(Whose::Caller) => {
+                if let Some(target) = caller {
+                    target.plan.answered();
+                }
+            }
+            Some(Whose::Batch) => {
+                let Some(first) = self.batches.front_mut() else {
+                    return;
+                };
+                first.plan.answered();
+                if first.plan.is_done(&first.batch.ops)
+                    && let Some(first) = self.batches.pop_front()
+                {
+                    self.batches_asked = self.batches_asked.saturating_sub(1);
+                    self.done.push_back(first.batch);
+                }
+            }
+            Some(Whose::Counter) | None => {}
+        }
+    }
+}
+
+/// Whose landing the answer under way has.
+fn target_of<'a>(
+    whose: Option<Whose>,
+    caller: &'a mut Option<Target<'_>>,
+    batches: &'a mut VecDeque<Posted>,
+) -> Option<Target<'a>> {
+    match whose? {
+        Whose::Caller => caller.as_mut().map(Target::again),
+        Whose::Batch => batches.front_mut().map(Posted::target),
+        Whose::Counter => None,
+    }
+}

@@ -1,0 +1,162 @@
+//! A connected socket and what its thread's [`Watch`] knows of it.
+
+use std::io;
+use std::net::{Shutdown, TcpStream};
+
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::clock::Deadline;
+use crate::fabric::{LaneError, TransportKind};
+use crate::mem::io::{RecvList, SendList};
+use crate::wake::Watch;
+
+/// What should wake the thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Interest {
+    /// Bytes have come.
+    Input,
+    /// Bytes have come, or there is room for ours.
+    Both,
+    /// There is room for ours.
+    Output,
+}
+
+/// What a call on the socket did.
+pub(super) enum Moved {
+    /// So many bytes, at least 1.
+    Bytes(usize),
+    /// Nothing can be moved now.
+    Nothing,
+    /// The peer sends no more.
+    Closed,
+}
+
+/// The socket; closed when dropped.
+pub(super) struct Socket {
+    stream: TcpStream,
+    watch: Watch,
+    interest: Interest,
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream, watch: Watch) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        watch.add(&stream, false)?;
+        Ok(Self {
+            stream,
+            watch,
+            interest: Interest::Input,
+        })
+    }
+
+    /// Says what should wake the thread from now on. A system call only when it changes.
+    pub(super) fn want(&mut self, interest: Interest) -> io::Result<()> {
+        if self.interest == interest {
+            return Ok(());
+        }
+        match interest {
+            Interest::Input => self.watch.change(&self.stream, false)?,
+            Interest::Both => self.watch.change(&self.stream, true)?,
+            Interest::Output => self.watch.output_only(&self.stream)?,
+        }
+        self.interest = interest;
+        Ok(())
+    }
+
+    /// Sends private bytes. Cost: one system call.
+    pub(super) fn send_bytes(&self, bytes: &[u8]) -> io::Result<Moved> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        match bytes {
+            [] => Ok(Moved::Nothing),
+            _ => moved(
+                rustix::net::send(&self.stream, bytes, flags).map_err(io::Error::from),
+                Moved::Nothing,
+            ),
+        }
+    }
+
+    /// Sends from wherever the list says. Cost: one system call.
+    pub(super) fn send(&self, list: &mut SendList<'_>) -> io::Result<Moved> {
+        match list.len() {
+            0 => Ok(Moved::Nothing),
+            _ => moved(list.send(&self.stream), Moved::Nothing),
+        }
+    }
+
+    /// Receives into private memory. Cost: one system call.
+    pub(super) fn recv_bytes(&self, into: &mut [u8]) -> io::Result<Moved> {
+        match into {
+            [] => Ok(Moved::Nothing),
+            _ => moved(
+                rustix::net::recv(&self.stream, into, RecvFlags::DONTWAIT)
+                    .map(|(n, _)| n)
+                    .map_err(io::Error::from),
+                Moved::Closed,
+            ),
+        }
+    }
+
+    /// Receives into wherever the list says. Cost: one system call.
+    pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
+        match list.len() {
+            0 => Ok(Moved::Nothing),
+            _ => moved(list.recv(&self.stream), Moved::Closed),
+        }
+    }
+
+    /// Sleeps until bytes have come (or, if `output`, can go) or the deadline has passed.
+    pub(super) fn sleep(&self, output: bool, deadline: Deadline) {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut flags = PollFlags::IN;
+        if output {
+            flags |= PollFlags::OUT;
+        }
+        let left = deadline.left();
+        let timeout = rustix::time::Timespec {
+            tv_sec: left.as_secs().min(3600) as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        // An interrupted or failed wait is a spurious wake-up: the caller looks again anyway.
+        let _ = poll(&mut [PollFd::new(&self.stream, flags)], Some(&timeout));
+    }
+
+    /// Sends no more.
+    pub(super) fn finish(&self) {
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // A copy of the descriptor that lives on elsewhere would keep waking the thread.
+        self.watch.remove(&self.stream);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+fn moved(result: io::Result<usize>, at_zero: Moved) -> io::Result<Moved> {
+    match result {
+        Ok(0) => Ok(at_zero),
+        Ok(n) => Ok(Moved::Bytes(n)),
+        Err(e)
+            if matches!(
+                e.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+            ) =>
+        {
+            Ok(Moved::Nothing)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+#[cold]
+pub(super) fn broken(peer: &str, op: &'static str, why: impl ToString) -> LaneError {
+    LaneError::Broken {
+        transport: TransportKind::Tcp,
+        peer: peer.to_owned(),
+        op,
+        why: why.to_string(),
+    }
+}

@@ -1,0 +1,47 @@
+//! Received bytes into shared words, from any byte on.
+
+use crate::mem::WordsMut;
+
+/// Stores bytes at any offset and touches no byte beside them. The window has one writer, so that
+/// words of which only a part changes can be read and written back.
+pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
+    let (before, whole) = bytes.split_at(((8 - at % 8) % 8).min(bytes.len()));
+    patch(words, at, before);
+    let start = at + before.len();
+    let (whole, after) = whole.split_at(whole.len() / 8 * 8);
+    words.copy_in(start, whole);
+    patch(words, start + whole.len(), after);
+}
+
+/// Changes bytes inside one word.
+fn patch(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
+    if bytes.is_empty() {
+        return;
+    }
+    let mut raw = words.as_read().load(at / 8 * 8).to_le_bytes();
+    raw[at % 8..at % 8 + bytes.len()].copy_from_slice(bytes);
+    words.store(at / 8 * 8, u64::from_le_bytes(raw));
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mem::Region;
+
+    proptest! {
+        #[test]
+        fn only_the_named_bytes_change(at in 0usize..100, bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let region = Region::anonymous(256).unwrap();
+            let words = region.words_mut(0, 256).unwrap();
+            let mut model = [0xa5; 256];
+            words.copy_in(0, &model);
+            store_bytes(words, at, &bytes);
+            model[at..at + bytes.len()].copy_from_slice(&bytes);
+            let mut now = [0; 256];
+            words.as_read().copy_out(0, &mut now);
+            prop_assert_eq!(now, model);
+        }
+    }
+}
