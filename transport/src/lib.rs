@@ -15,6 +15,8 @@ pub mod layout;
 pub mod limits;
 pub mod mem;
 pub mod planted;
+#[cfg(not(loom))]
+pub mod sim;
 pub mod sync;
 pub mod table;
 #[cfg(not(loom))]
