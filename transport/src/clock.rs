@@ -1,5 +1,9 @@
 //! The only place that reads the machine's clock.
+//!
+//! Inside a task of the simulator (`sim`) time is virtual: the world sets it whenever the task gets
+//! its turn. Outside, that costs one look at a thread-local cell.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// A point in time after which a wait gives up. Every wait takes one.
@@ -27,6 +31,11 @@ impl Deadline {
         now() >= self.0
     }
 
+    /// The point in time, for the simulator.
+    pub(crate) const fn instant(self) -> Instant {
+        self.0
+    }
+
     /// The earlier of two.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
@@ -34,8 +43,34 @@ impl Deadline {
     }
 }
 
-/// Monotonic time.
+/// What a look at the virtual clock costs, so that a loop that waits for it comes to an end.
+const VIRTUAL_LOOK: Duration = Duration::from_nanos(20);
+
+thread_local! {
+    static VIRTUAL: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Monotonic time; virtual inside a task of the simulator.
 #[inline]
 pub fn now() -> Instant {
-    Instant::now()
+    match VIRTUAL.get() {
+        None => Instant::now(),
+        Some(at) => look(at),
+    }
+}
+
+#[cold]
+fn look(at: Instant) -> Instant {
+    VIRTUAL.set(Some(at + VIRTUAL_LOOK));
+    at
+}
+
+/// Sets this thread's virtual time; `None` gives it back to the machine's clock.
+pub(crate) fn set_virtual(at: Option<Instant>) {
+    VIRTUAL.set(at);
+}
+
+/// This thread's virtual time, if it is a task of the simulator; does not move it.
+pub(crate) fn virtual_now() -> Option<Instant> {
+    VIRTUAL.get()
 }

@@ -20,6 +20,8 @@ pub mod placement;
 pub mod planted;
 #[cfg(not(loom))]
 pub mod shm;
+#[cfg(not(loom))]
+pub mod sim;
 pub mod sync;
 pub mod table;
 #[cfg(not(loom))]

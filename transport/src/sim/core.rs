@@ -1,0 +1,244 @@
+//! The state of a world, under one lock: time, tasks, events, sleepers, links. Everything here is
+//! deterministic; nothing here knows about operating system threads.
+
+use std::collections::BTreeMap;
+
+use super::faults::Faults;
+use super::link::{Event, Link};
+use super::rng::Rng;
+use crate::layout::hash::mix64;
+
+/// A step of a task takes at most this long, in virtual nanoseconds.
+const STEP_NS_MAX: u64 = 200;
+/// Who waits beyond this waits for ever: 24 h of virtual time.
+const HORIZON_NS: u64 = 24 * 3600 * 1_000_000_000;
+
+pub(super) type TaskId = usize;
+pub(super) type SleeperId = usize;
+
+/// How a world came to a bad end.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// A task panicked.
+    #[error("task {task:?} panicked at {at_us} us: {message}")]
+    Panic {
+        /// Its name.
+        task: String,
+        /// What it said.
+        message: String,
+        /// Virtual time.
+        at_us: u64,
+    },
+    /// Nobody can go on: everybody sleeps, nothing is in flight, no deadline is near.
+    #[error("deadlock: {} sleep and nothing will wake them", tasks.join(", "))]
+    Deadlock {
+        /// Who sleeps.
+        tasks: Vec<String>,
+    },
+    /// More steps than allowed: a livelock, or too long a test.
+    #[error("no end after {steps} steps; alive: {}", tasks.join(", "))]
+    Steps {
+        /// The limit.
+        steps: u64,
+        /// Who is alive.
+        tasks: Vec<String>,
+    },
+    /// A task kept its turn for a minute of real time: it blocks outside the simulator.
+    #[error(
+        "task {task:?} does not give its turn back: it spins or blocks on something that is not \
+         the simulator's"
+    )]
+    Stuck {
+        /// Its name.
+        task: String,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TaskState {
+    Ready,
+    Waiting { until: u64, stalled: bool },
+    Done,
+}
+
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) name: String,
+    pub(super) state: TaskState,
+    /// The world does not wait for it.
+    pub(super) service: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SleeperState {
+    pub(super) announced: bool,
+    pub(super) rung: bool,
+    pub(super) sleeping: Option<TaskId>,
+}
+
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) now: u64,
+    pub(super) rng: Rng,
+    pub(super) faults: Faults,
+    pub(super) trace: u64,
+    pub(super) steps: u64,
+    pub(super) steps_max: u64,
+    pub(super) switches: u64,
+    pub(super) timeouts: u64,
+    pub(super) breaks: u64,
+    pub(super) tasks: Vec<Task>,
+    pub(super) sleepers: Vec<SleeperState>,
+    pub(super) links: Vec<Link>,
+    pub(super) failure: Option<Failure>,
+    events: BTreeMap<(u64, u64), Event>,
+    events_made: u64,
+}
+
+impl Core {
+    pub(super) fn new(seed: u64, faults: Faults) -> Self {
+        Self {
+            now: 0,
+            rng: Rng::new(seed),
+            faults,
+            trace: mix64(seed),
+            steps: 0,
+            steps_max: 20_000_000,
+            switches: 0,
+            timeouts: 0,
+            breaks: 0,
+            tasks: Vec::new(),
+            sleepers: Vec::new(),
+            links: Vec::new(),
+            failure: None,
+            events: BTreeMap::new(),
+            events_made: 0,
+        }
+    }
+
+    /// Adds to the trace. Contents of memory stay out of it: nonces may come from the system.
+    pub(super) fn note(&mut self, what: u64, number: u64) {
+        self.trace = mix64(self.trace ^ mix64(what.wrapping_mul(0x1_0000_0001) ^ number));
+    }
+
+    pub(super) fn schedule(&mut self, after_ns: u64, event: Event) {
+        self.events_made += 1;
+        self.events
+            .insert((self.now + after_ns, self.events_made), event);
+    }
+
+    /// A packet's delay: mostly a sixteenth of the longest, one in eight up to the longest.
+    pub(super) fn delay(&mut self) -> u64 {
+        let longest = self.faults.delay_max_us * 1_000;
+        let longest = if self.rng.below(8) == 0 {
+            longest
+        } else {
+            longest / 16
+        };
+        1 + self.rng.below(longest)
+    }
+
+    pub(super) fn wake(&mut self, task: TaskId) {
+        let state = &mut self.tasks[task].state;
+        if matches!(state, TaskState::Waiting { stalled: false, .. }) {
+            *state = TaskState::Ready;
+        }
+    }
+
+    /// Rings a doorbell: it is heard only by who announced that it sleeps.
+    pub(super) fn ring(&mut self, sleeper: SleeperId) {
+        self.note(3, sleeper as u64);
+        let s = &mut self.sleepers[sleeper];
+        if s.announced {
+            s.rung = true;
+            if let Some(task) = s.sleeping {
+                self.wake(task);
+            }
+        }
+    }
+
+    /// One step of the running task: time passes, packets arrive.
+    pub(super) fn advance(&mut self) {
+        self.steps += 1;
+        self.now += 1 + self.rng.below(STEP_NS_MAX);
+        self.deliver();
+    }
+
+    fn deliver(&mut self) {
+        while let Some(entry) = self.events.first_entry() {
+            if entry.key().0 > self.now {
+                break;
+            }
+            let event = entry.remove();
+            self.note(1, self.now);
+            self.fire(event);
+        }
+    }
+
+    /// Lets time pass to the next event or to `until`, when nobody can run.
+    pub(super) fn skip(&mut self, until: u64) {
+        let next = self.events.first_key_value().map_or(u64::MAX, |(k, _)| k.0);
+        self.now = self.now.max(next.min(until));
+        self.deliver();
+    }
+
+    fn expire(&mut self) {
+        for task in &mut self.tasks {
+            if let TaskState::Waiting { until, .. } = task.state
+                && until <= self.now
+            {
+                task.state = TaskState::Ready;
+            }
+        }
+    }
+
+    /// Picks who runs next; `None` when nobody can, with the reason in `failure`.
+    pub(super) fn pick(&mut self, running: Option<TaskId>) -> Option<TaskId> {
+        loop {
+            self.expire();
+            if self.steps >= self.steps_max {
+                let (steps, tasks) = (self.steps_max, self.alive());
+                self.failure.get_or_insert(Failure::Steps { steps, tasks });
+                return None;
+            }
+            let ready = |t: &Task| t.state == TaskState::Ready;
+            let count = self.tasks.iter().filter(|t| ready(t)).count() as u64;
+            if count > 0 {
+                // Half of the time the running task goes on: cheap, and as likely as any schedule.
+                let stays = running.filter(|r| ready(&self.tasks[*r]));
+                if let (Some(task), true) = (stays, self.rng.below(2) == 0) {
+                    return Some(task);
+                }
+                let nth = self.rng.below(count) as usize;
+                let mut all = self.tasks.iter().enumerate().filter(|(_, t)| ready(t));
+                let chosen = all.nth(nth).map(|(id, _)| id);
+                self.note(2, nth as u64);
+                return chosen;
+            }
+            let wakes = self.tasks.iter().filter_map(|t| match t.state {
+                TaskState::Waiting { until, .. } => Some(until),
+                _ => None,
+            });
+            let until = wakes.min().unwrap_or(u64::MAX);
+            if self.events.is_empty() && until > self.now.saturating_add(HORIZON_NS) {
+                let tasks = self.alive();
+                self.failure.get_or_insert(Failure::Deadlock { tasks });
+                return None;
+            }
+            self.skip(until);
+        }
+    }
+
+    fn alive(&self) -> Vec<String> {
+        let alive = self.tasks.iter().filter(|t| t.state != TaskState::Done);
+        alive.map(|t| t.name.clone()).collect()
+    }
+
+    /// Whether only services are left.
+    pub(super) fn finished(&self) -> bool {
+        self.tasks
+            .iter()
+            .all(|t| t.service || t.state == TaskState::Done)
+    }
+}

@@ -1,0 +1,82 @@
+//! How unkind the simulated network and machine are.
+
+use std::time::Duration;
+
+/// What the adversary may do. All of it is inside the contract: code that fails under any setting
+/// leans on something that `fabric` does not promise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Faults {
+    /// Probability that a call on a lane or port breaks it, with unknown outcome (F10).
+    pub disconnect_per_op: f64,
+    /// Share of these breaks that nobody notices for up to [`Faults::silence_max`].
+    pub silent: f64,
+    /// Longest time until both ends have noticed a silent break, like a TCP user timeout.
+    pub silence_max: Duration,
+    /// Bytes of one 8-byte word may be of different times, in reads and in writes (F02).
+    pub tear: bool,
+    /// Lines of a read and words of a write move in any order.
+    pub reorder: bool,
+    /// Longest delay of a packet, in microseconds; most take a small part of it.
+    pub delay_max_us: u64,
+    /// Posts may stay at the sender until a flush or signal.
+    pub hold: bool,
+    /// Probability that a task is stopped at a step, as a busy machine would.
+    pub stall_per_step: f64,
+    /// Longest such stop.
+    pub stall_max: Duration,
+    /// Probability that a sleep ends for no reason.
+    pub spurious_wake: f64,
+}
+
+impl Faults {
+    /// A good network: delays, nothing else.
+    pub const fn calm() -> Self {
+        Self {
+            disconnect_per_op: 0.0,
+            silent: 0.0,
+            silence_max: Duration::from_secs(10),
+            tear: false,
+            reorder: false,
+            delay_max_us: 4,
+            hold: false,
+            stall_per_step: 0.0,
+            stall_max: Duration::ZERO,
+            spurious_wake: 0.0,
+        }
+    }
+
+    /// Everything that happens without a lane breaking.
+    pub const fn rough() -> Self {
+        Self {
+            tear: true,
+            reorder: true,
+            delay_max_us: 50,
+            hold: true,
+            stall_per_step: 0.002,
+            stall_max: Duration::from_millis(2),
+            spurious_wake: 0.05,
+            ..Self::calm()
+        }
+    }
+
+    /// Everything: lanes break about once in 300 calls, some of them silently.
+    pub const fn hostile() -> Self {
+        Self {
+            disconnect_per_op: 0.003,
+            silent: 0.125,
+            delay_max_us: 500,
+            stall_per_step: 0.005,
+            stall_max: Duration::from_millis(20),
+            ..Self::rough()
+        }
+    }
+
+    /// The same without breaks.
+    #[must_use]
+    pub const fn unbroken(self) -> Self {
+        Self {
+            disconnect_per_op: 0.0,
+            ..self
+        }
+    }
+}

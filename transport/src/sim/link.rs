@@ -1,0 +1,265 @@
+//! One link: what is in flight between a lane and its port, and how it breaks.
+
+use std::collections::VecDeque;
+
+use super::core::{Core, SleeperId, TaskId};
+use super::read::{Batch, Read};
+use super::world::LinkSpec;
+use crate::exports::ExportView;
+use crate::fabric::{Inbox, LaneError, Mailbox, ReadBatch, RemoteAddr, TransportKind};
+
+/// Names a link of a world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LinkId(pub(super) usize);
+
+/// Something that happens at a time.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Event {
+    /// A part of the oldest post lands.
+    Land(LinkId, Way),
+    /// A part of a read is sampled.
+    Sample(LinkId, u64),
+    /// The client learns that a read is complete.
+    Complete(LinkId, u64),
+    /// The client learns what an atomic returned.
+    Answer(LinkId, u64),
+    /// An end learns that the link is broken.
+    Learn(LinkId, Way),
+    /// A queue has something for the task that sleeps there.
+    Ring(SleeperId),
+}
+
+/// A direction, or the end it leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    ToServer,
+    ToClient,
+}
+
+/// What one end sent and in what order it has to land (F04, F05, F15).
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    /// Posted, not handed over yet.
+    pub(super) held: VecDeque<Post>,
+    pub(super) flying: VecDeque<Post>,
+    pub(super) scheduled: bool,
+    /// After a break: how many parts still land as zombies.
+    pub(super) zombies: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) enum Action {
+    /// Into the inbox or mailbox; with a ring of the owner when whole.
+    Write {
+        bytes: Vec<u8>,
+        signal: bool,
+    },
+    Add(u64),
+    CompareSwap(u64, u64),
+    Ring,
+}
+
+#[derive(Debug)]
+pub(super) struct Post {
+    pub(super) to: RemoteAddr,
+    pub(super) action: Action,
+    /// Words that have not landed; `None` before its rights were checked.
+    pub(super) words_left: Option<Vec<u32>>,
+}
+
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) client: String,
+    pub(super) server: String,
+    pub(super) exports: ExportView,
+    pub(super) inbox: Inbox,
+    pub(super) mailbox: Mailbox,
+    pub(super) client_sleeper: SleeperId,
+    pub(super) owner_sleeper: SleeperId,
+    pub(super) to_server: Stream,
+    pub(super) to_client: Stream,
+    pub(super) reads: VecDeque<Read>,
+    pub(super) batches: Vec<Batch>,
+    pub(super) finished: VecDeque<ReadBatch>,
+    pub(super) ids: u64,
+    pub(super) answer: Option<u64>,
+    /// The client's task, blocked in a read or atomic.
+    pub(super) waiter: Option<TaskId>,
+    /// Broken: what each end will be told.
+    pub(super) error: Option<LaneError>,
+    pub(super) client_knows: bool,
+    pub(super) owner_knows: bool,
+    /// The port is destroyed: nothing lands any more (F11).
+    pub(super) destroyed: bool,
+    /// Something landed since the port last looked.
+    pub(super) moved: bool,
+}
+
+impl Link {
+    pub(super) fn new(spec: LinkSpec<'_>) -> Self {
+        Self {
+            client: spec.client.to_owned(),
+            server: spec.server.to_owned(),
+            exports: spec.exports.view(),
+            inbox: spec.inbox,
+            mailbox: spec.mailbox,
+            client_sleeper: spec.client_sleeper.id(),
+            owner_sleeper: spec.owner_sleeper.id(),
+            to_server: Stream::default(),
+            to_client: Stream::default(),
+            reads: VecDeque::new(),
+            batches: Vec::new(),
+            finished: VecDeque::new(),
+            ids: 0,
+            answer: None,
+            waiter: None,
+            error: None,
+            client_knows: false,
+            owner_knows: false,
+            destroyed: false,
+            moved: false,
+        }
+    }
+
+    pub(super) const fn stream(&mut self, way: Way) -> &mut Stream {
+        match way {
+            Way::ToServer => &mut self.to_server,
+            Way::ToClient => &mut self.to_client,
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn link(&mut self, id: LinkId) -> &mut Link {
+        &mut self.links[id.0]
+    }
+
+    pub(super) fn fire(&mut self, event: Event) {
+        match event {
+            Event::Land(id, way) => self.land(id, way),
+            Event::Sample(id, read) => self.sample(id, read),
+            Event::Complete(id, read) => self.complete(id, read),
+            Event::Answer(id, old) => {
+                self.link(id).answer = Some(old);
+                self.wake_client(id);
+            }
+            Event::Learn(id, way) => self.learn(id, way),
+            Event::Ring(sleeper) => self.ring(sleeper),
+        }
+    }
+
+    /// Queues a post; it stays at the sender if the adversary likes and the sender has not flushed.
+    pub(super) fn post(&mut self, id: LinkId, way: Way, post: Post, flush: bool) {
+        let keep = self.faults.hold && !flush && self.rng.below(2) == 0;
+        let link = self.link(id);
+        if link.error.is_some() {
+            return; // The sender does not know yet; what it sends is lost.
+        }
+        link.stream(way).held.push_back(post);
+        if !keep {
+            self.hand_over(id, way);
+        }
+    }
+
+    /// Puts everything that is held into flight.
+    pub(super) fn hand_over(&mut self, id: LinkId, way: Way) {
+        let stream = self.link(id).stream(way);
+        let Stream { held, flying, .. } = stream;
+        flying.append(held);
+        self.schedule_landing(id, way);
+    }
+
+    pub(super) fn schedule_landing(&mut self, id: LinkId, way: Way) {
+        let stream = self.link(id).stream(way);
+        if !stream.scheduled && !stream.flying.is_empty() {
+            stream.scheduled = true;
+            let delay = self.delay();
+            self.schedule(delay, Event::Land(id, way));
+        }
+    }
+
+    /// Wakes the client's task if it is blocked in the lane.
+    pub(super) fn wake_client(&mut self, id: LinkId) {
+        if let Some(task) = self.link(id).waiter {
+            self.wake(task);
+        }
+    }
+
+    /// Perhaps breaks the link, at a call of one of its ends.
+    pub(super) fn tempt(&mut self, id: LinkId) {
+        let p = self.faults.disconnect_per_op;
+        if self.rng.chance(p) {
+            self.break_link(id, "the adversary cut it");
+        }
+    }
+
+    pub(super) fn break_link(&mut self, id: LinkId, why: &str) {
+        let link = self.link(id);
+        let error = LaneError::Broken {
+            transport: TransportKind::Sim,
+            peer: link.server.clone(),
+            op: "an operation",
+            why: why.to_owned(),
+        };
+        self.break_with(id, error);
+    }
+
+    /// Breaks a link: what is in flight may still land, in part, for a while (F10, F11).
+    pub(super) fn break_with(&mut self, id: LinkId, error: LaneError) {
+        if self.link(id).error.is_some() {
+            return;
+        }
+        self.breaks += 1;
+        self.note(4, id.0 as u64);
+        let p = self.faults.silent;
+        let silent = self.rng.chance(p);
+        for way in [Way::ToServer, Way::ToClient] {
+            let zombies = self.rng.below(12);
+            let longest = if silent {
+                self.faults.silence_max.as_nanos() as u64
+            } else {
+                4 * self.faults.delay_max_us * 1_000
+            };
+            let stream = self.link(id).stream(way);
+            stream.zombies = Some(zombies);
+            stream.held.clear();
+            let after = 1 + self.rng.below(longest);
+            self.schedule(after, Event::Learn(id, way));
+        }
+        // Requests that were not executed yet may never be; those that were may go unanswered.
+        if self.rng.below(2) == 0 {
+            self.link(id).reads.clear();
+        }
+        self.link(id).error = Some(error);
+    }
+
+    fn learn(&mut self, id: LinkId, way: Way) {
+        let link = self.link(id);
+        match way {
+            Way::ToClient => {
+                link.client_knows = true;
+                let sleeper = link.client_sleeper;
+                self.wake_client(id);
+                self.ring(sleeper);
+            }
+            Way::ToServer => {
+                link.owner_knows = true;
+                let sleeper = link.owner_sleeper;
+                self.ring(sleeper);
+            }
+        }
+    }
+
+    /// Ends a link at the port: nothing of it lands any more.
+    pub(super) fn destroy(&mut self, id: LinkId) {
+        self.break_link(id, "the server destroyed it");
+        let link = self.link(id);
+        (link.destroyed, link.owner_knows) = (true, true);
+        for way in [Way::ToServer, Way::ToClient] {
+            let stream = self.link(id).stream(way);
+            stream.held.clear();
+            stream.flying.clear();
+        }
+        self.link(id).reads.clear();
+    }
+}

@@ -1,0 +1,248 @@
+//! The simulated NIC's reading half: each cache line of a read is sampled at its own time, some of
+//! them twice, with bytes of both times mixed.
+
+use super::core::Core;
+use super::link::{Event, Link, LinkId};
+use crate::exports::Export;
+use crate::fabric::{Landing, LaneError, ReadBatch, ReadOp, Rights};
+use crate::layout::LINE_BYTES;
+
+/// A read in flight.
+#[derive(Debug)]
+pub(super) struct Read {
+    id: u64,
+    batch: u64,
+    op: ReadOp,
+    data: Vec<u8>,
+    /// Offsets of lines not sampled yet; `None` before rights were checked.
+    fresh: Option<Vec<u32>>,
+    /// Offsets of lines that will be sampled again.
+    again: Vec<u32>,
+    scheduled: bool,
+}
+
+/// Reads that come back together.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub(super) id: u64,
+    left: usize,
+    done: Vec<(ReadOp, Vec<u8>)>,
+    /// The caller's memory, if it was given away; not touched before the batch is whole.
+    owned: Option<ReadBatch>,
+    /// Handed over to the carrier.
+    sent: bool,
+}
+
+impl Batch {
+    /// Whether all its reads are complete.
+    pub(super) const fn is_whole(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Copies what was read to where it belongs.
+    pub(super) fn deliver(&self, into: &mut Landing<'_>) {
+        for (op, data) in &self.done {
+            let (head, body) = data.split_at(op.head_len as usize);
+            into.head[op.head_at..][..head.len()].copy_from_slice(head);
+            into.body[op.body_at..][..body.len()].copy_from_slice(body);
+        }
+    }
+}
+
+impl Core {
+    /// Queues reads; a borrowed batch is sent at once, an owned one at the next flush.
+    pub(super) fn queue_reads(
+        &mut self,
+        id: LinkId,
+        ops: &[ReadOp],
+        owned: Option<ReadBatch>,
+    ) -> u64 {
+        let link = self.link(id);
+        link.ids += 1;
+        let batch = link.ids;
+        let (left, sent) = (ops.len(), false);
+        link.batches.push(Batch {
+            id: batch,
+            left,
+            done: Vec::with_capacity(left),
+            owned,
+            sent,
+        });
+        for op in ops {
+            link.ids += 1;
+            link.reads.push_back(Read {
+                id: link.ids,
+                batch,
+                op: *op,
+                data: vec![0; op.len as usize],
+                fresh: None,
+                again: Vec::new(),
+                scheduled: false,
+            });
+        }
+        batch
+    }
+
+    /// Hands all queued reads over.
+    pub(super) fn send_reads(&mut self, id: LinkId) {
+        let link = self.link(id);
+        link.batches.iter_mut().for_each(|b| b.sent = true);
+        self.start_reads(id);
+        self.finish_batches(id);
+    }
+
+    /// Starts what may start: everything that was sent, a fenced read only when it is the oldest.
+    fn start_reads(&mut self, id: LinkId) {
+        let mut at = 0;
+        loop {
+            let link = self.link(id);
+            let Some(read) = link.reads.get_mut(at) else {
+                return;
+            };
+            let sent = link.batches.iter().any(|b| b.id == read.batch && b.sent);
+            if sent && !read.scheduled && (at == 0 || !read.op.fence) {
+                read.scheduled = true;
+                let read = read.id;
+                let delay = self.delay();
+                self.schedule(delay, Event::Sample(id, read));
+            }
+            at += 1;
+        }
+    }
+
+    /// Samples some of a read's lines.
+    pub(super) fn sample(&mut self, id: LinkId, read: u64) {
+        let Some(at) = self.links[id.0].reads.iter().position(|r| r.id == read) else {
+            return;
+        };
+        let Some(mut read) = self.links[id.0].reads.remove(at) else {
+            return;
+        };
+        let export = match self.admit_read(id, &mut read) {
+            Ok(export) => export,
+            Err(error) => return self.break_with(id, error),
+        };
+        self.note(6, read.op.from.addr);
+        let whole = self.sample_lines(&export, &mut read);
+        let event = if whole {
+            Event::Complete(id, read.id)
+        } else {
+            Event::Sample(id, read.id)
+        };
+        self.link(id).reads.insert(at, read);
+        let delay = self.delay();
+        self.schedule(delay, event);
+    }
+
+    fn admit_read(&mut self, id: LinkId, read: &mut Read) -> Result<Export, LaneError> {
+        let op = read.op;
+        let link = &mut self.links[id.0];
+        let (addr, len) = (op.from.addr, u64::from(op.len));
+        let checked = link.exports.check(op.from.key, addr, len, Rights::Read);
+        let export = checked.cloned().map_err(|why| LaneError::Access {
+            peer: link.server.clone(),
+            op: "read",
+            key: op.from.key.0,
+            addr,
+            len,
+            why,
+        })?;
+        if read.fresh.is_none() {
+            // Lines of memory, not of the request: the first may be short.
+            let skew = (addr % LINE_BYTES as u64) as u32;
+            let lines = 0..(skew + op.len).div_ceil(LINE_BYTES as u32);
+            let starts = lines.map(|n| (n * LINE_BYTES as u32).saturating_sub(skew));
+            let mut order: Vec<u32> = starts.rev().collect();
+            if self.faults.reorder {
+                self.rng.shuffle(&mut order);
+            }
+            read.fresh = Some(order);
+        }
+        Ok(export)
+    }
+
+    /// True when all of it was sampled for the last time.
+    fn sample_lines(&mut self, export: &Export, read: &mut Read) -> bool {
+        let Read {
+            op,
+            data,
+            fresh: Some(fresh),
+            again,
+            ..
+        } = read
+        else {
+            return true;
+        };
+        let (rng, faults) = (&mut self.rng, &self.faults);
+        let start = op.from.addr as usize;
+        let mut copy = |at: usize, mask: Option<u64>| {
+            let len = (LINE_BYTES - (start + at) % LINE_BYTES).min(data.len() - at);
+            let mut line = [0; LINE_BYTES];
+            if let Ok(words) = export.region.words(start + at, len) {
+                words.copy_out(0, &mut line[..len]);
+            }
+            for (i, byte) in data[at..at + len].iter_mut().enumerate() {
+                if mask.is_none_or(|m| m >> i & 1 == 1) {
+                    *byte = line[i];
+                }
+            }
+        };
+        for at in again.drain(..) {
+            copy(at as usize, Some(rng.bits()));
+        }
+        let now = if faults.reorder && rng.below(2) == 0 {
+            rng.below(fresh.len() as u64 + 1) as usize
+        } else {
+            fresh.len()
+        };
+        for at in fresh.split_off(fresh.len() - now) {
+            copy(at as usize, None);
+            if faults.tear && rng.below(4) == 0 {
+                again.push(at);
+            }
+        }
+        fresh.is_empty() && again.is_empty()
+    }
+
+    /// A read is complete: later ones that waited for it may start (F03).
+    pub(super) fn complete(&mut self, id: LinkId, read: u64) {
+        let link = self.link(id);
+        let Some(at) = link.reads.iter().position(|r| r.id == read) else {
+            return;
+        };
+        if let Some(read) = link.reads.remove(at)
+            && let Some(batch) = link.batches.iter_mut().find(|b| b.id == read.batch)
+        {
+            batch.left -= 1;
+            batch.done.push((read.op, read.data));
+        }
+        self.start_reads(id);
+        self.finish_batches(id);
+    }
+
+    fn finish_batches(&mut self, id: LinkId) {
+        let link = self.link(id);
+        let sleeper = link.client_sleeper;
+        let mut rings = false;
+        let Link {
+            batches, finished, ..
+        } = link;
+        batches.retain_mut(|batch| {
+            if !(batch.sent && batch.is_whole()) {
+                return true;
+            }
+            let Some(mut owned) = batch.owned.take() else {
+                return true; // Borrowed: the caller takes it.
+            };
+            let (head, body) = (&mut owned.head[..], &mut owned.body[..]);
+            batch.deliver(&mut Landing { head, body });
+            finished.push_back(owned);
+            rings = true;
+            false
+        });
+        self.wake_client(id);
+        if rings {
+            self.ring(sleeper);
+        }
+    }
+}

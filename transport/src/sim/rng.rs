@@ -1,0 +1,58 @@
+//! The simulator's only source of chance: a counter through a mixer.
+
+use crate::layout::hash::mix64;
+
+/// A seeded generator; equal seeds give equal numbers on every machine.
+#[derive(Debug, Clone)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// Seeded.
+    pub const fn new(seed: u64) -> Self {
+        Self(mix64(seed ^ 0x7469_6465_7761_7465))
+    }
+
+    /// 64 random bits.
+    pub const fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix64(self.0)
+    }
+
+    /// A number below `n`; 0 when `n` is 0.
+    pub const fn below(&mut self, n: u64) -> u64 {
+        ((self.bits() as u128 * n as u128) >> 64) as u64
+    }
+
+    /// True with probability `p`.
+    pub fn chance(&mut self, p: f64) -> bool {
+        p > 0.0 && ((self.bits() >> 11) as f64) < p * (1u64 << 53) as f64
+    }
+
+    /// An independent generator.
+    #[must_use]
+    pub const fn fork(&mut self) -> Self {
+        Self::new(self.bits())
+    }
+
+    /// Any order.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i as u64 + 1) as usize);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_in_range_and_chances_are_met() {
+        let mut rng = Rng::new(1);
+        assert!((0..1000).all(|_| rng.below(7) < 7));
+        assert_eq!(rng.below(0), 0);
+        let hits = (0..10_000).filter(|_| rng.chance(0.25)).count();
+        assert!((2_200..2_800).contains(&hits), "{hits}");
+        assert!(!rng.chance(0.0) && rng.chance(1.0));
+    }
+}

@@ -1,0 +1,101 @@
+//! Running many seeds, and telling how to run the one that failed again.
+
+use std::ops::Range;
+
+use super::world::Outcome;
+
+/// Where a test is: made by [`crate::here`].
+#[derive(Debug, Clone, Copy)]
+pub struct Here {
+    /// The package, as cargo names it.
+    pub package: &'static str,
+    /// Type name of a function inside the test: crate, modules, test.
+    pub path: &'static str,
+    /// File of the test.
+    pub file: &'static str,
+}
+
+/// The test that it stands in, for [`sim::sweep`](crate::sim::sweep).
+#[macro_export]
+macro_rules! here {
+    () => {{
+        fn here() {}
+        $crate::sim::Here {
+            package: env!("CARGO_PKG_NAME"),
+            path: ::std::any::type_name_of_val(&here),
+            file: file!(),
+        }
+    }};
+}
+
+impl Here {
+    /// The one command that runs one seed again.
+    pub fn repeat(&self, seed: u64) -> String {
+        let path = self
+            .path
+            .trim_end_matches("::here")
+            .replace("::{{closure}}", "");
+        let (unit, test) = path.split_once("::").unwrap_or(("", &path));
+        let target = if self.file.contains("tests/") {
+            format!("--test {unit}")
+        } else {
+            "--lib".to_owned()
+        };
+        let (plant, feature) = match std::env::var("TIDEWATER_PLANT") {
+            Ok(name) if cfg!(feature = "planted") => {
+                (format!("TIDEWATER_PLANT={name} "), " --features planted")
+            }
+            _ => (String::new(), ""),
+        };
+        format!(
+            "{plant}TIDEWATER_SEED={seed} cargo test --profile ci -p {}{feature} {target} -- \
+             --exact {test} --nocapture",
+            self.package
+        )
+    }
+}
+
+/// The seeds to run: the one of `TIDEWATER_SEED`; or `TIDEWATER_SEEDS` of them from the start of
+/// `usual`; or `usual`.
+pub fn seeds(usual: Range<u64>) -> Range<u64> {
+    let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
+    if let Some(seed) = number("TIDEWATER_SEED") {
+        return seed..seed.saturating_add(1);
+    }
+    match number("TIDEWATER_SEEDS") {
+        Some(count) => usual.start..usual.start.saturating_add(count),
+        None => usual,
+    }
+}
+
+/// What a sweep ran.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Swept {
+    /// Worlds.
+    pub seeds: u64,
+    /// Yield points.
+    pub steps: u64,
+    /// Task switches.
+    pub switches: u64,
+    /// Broken lanes.
+    pub breaks: u64,
+}
+
+/// Runs `world` for each seed of [`seeds`].
+///
+/// # Panics
+/// When a seed fails, with what happened and the one command that repeats it.
+pub fn sweep(here: Here, usual: Range<u64>, mut world: impl FnMut(u64) -> Outcome) -> Swept {
+    let mut swept = Swept::default();
+    for seed in seeds(usual) {
+        let outcome = world(seed);
+        if let Some(failure) = outcome.failure {
+            panic!("seed {seed}: {failure}\nrepeat: {}", here.repeat(seed));
+        }
+        swept.seeds += 1;
+        swept.steps += outcome.steps;
+        swept.switches += outcome.switches;
+        swept.breaks += outcome.breaks;
+    }
+    swept
+}
