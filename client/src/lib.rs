@@ -1,4 +1,22 @@
-//! Tidewater.
+//! Tidewater's client: typed tables, one-sided pulls, pushes, clocks.
 
+pub mod clock;
+pub mod counters;
 pub mod data;
+pub mod error;
+mod lanes;
+pub mod link;
+pub mod pull;
+pub mod push;
+mod replies;
+pub mod session;
+pub mod table;
 pub mod train;
+
+pub use clock::Sync;
+pub use counters::Counters;
+pub use error::ClientError;
+pub use pull::{Missing, PullMode, PullOptions};
+pub use push::Ticket;
+pub use session::{Client, Parts};
+pub use table::{Element, Table, TableBuilder};

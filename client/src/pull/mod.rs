@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use tidewater_transport::limits::DATA_DEADLINE;
 
-pub(crate) use rows::RowScratch;
+pub(crate) use blocks::pull as pull_blocks;
+pub(crate) use gather::request;
+pub(crate) use rows::{RowScratch, pull as pull_rows};
 
 /// How a pull reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -101,10 +101,10 @@ impl TableState {
             }
             for p in &part.partitions {
                 let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else { continue };
-                *slot = p.payload.map(|payload| DensePart {
+                *slot = Some(DensePart {
                     lane,
                     salt: part.salt,
-                    payload: remote(payload),
+                    payload: remote(p.payload),
                     back: p.payload_back.map(remote),
                     versions: p.versions.map(remote),
                     snapshot: p.snapshot.map(remote),

@@ -1,0 +1,201 @@
+//! Clocks: ticks, and the waits that BSP and SSP ask for.
+
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::DomainId;
+use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
+use tidewater_transport::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
+
+use crate::error::ClientError;
+use crate::lanes::Lanes;
+
+/// How far workers may drift apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Sync {
+    /// Bulk synchronous: an iteration begins when all workers have ended the one before.
+    Bsp,
+    /// Stale synchronous: a worker is at most this many iterations ahead of the slowest.
+    Ssp(u64),
+    /// Asynchronous: nobody waits.
+    #[default]
+    Asp,
+}
+
+impl Sync {
+    /// Ticks the slowest worker may lag behind; `None` for any number.
+    const fn staleness(self) -> Option<u64> {
+        match self {
+            Self::Bsp => Some(0),
+            Self::Ssp(s) => Some(s),
+            Self::Asp => None,
+        }
+    }
+}
+
+impl core::str::FromStr for Sync {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bad = || format!("\"{s}\" is no synchronisation: use bsp, asp, or ssp:S like ssp:2");
+        match s {
+            "bsp" => Ok(Self::Bsp),
+            "asp" => Ok(Self::Asp),
+            _ => {
+                let s = s.strip_prefix("ssp:").ok_or_else(bad)?;
+                s.parse().map(Self::Ssp).map_err(|_| bad())
+            }
+        }
+    }
+}
+
+impl core::fmt::Display for Sync {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Bsp => f.write_str("bsp"),
+            Self::Ssp(s) => write!(f, "ssp:{s}"),
+            Self::Asp => f.write_str("asp"),
+        }
+    }
+}
+
+/// One worker's clocks.
+#[derive(Debug)]
+pub(crate) struct WorkerClock {
+    pub(crate) sync: Sync,
+    pub(crate) deadline: Duration,
+    clocks: [u64; DOMAINS_MAX],
+    /// Minimum seen of each domain: no need to look again below it.
+    seen: [u64; DOMAINS_MAX],
+    used: u64,
+}
+
+impl WorkerClock {
+    pub(crate) const fn new(sync: Sync) -> Self {
+        Self {
+            sync,
+            deadline: CLOCK_DEADLINE,
+            clocks: [0; DOMAINS_MAX],
+            seen: [0; DOMAINS_MAX],
+            used: 0,
+        }
+    }
+
+    /// Ticks completed in a domain.
+    pub(crate) fn at(&self, domain: DomainId) -> u64 {
+        self.clocks.get(domain.0 as usize).copied().unwrap_or_default()
+    }
+
+    /// Waits until every worker has ended the iterations that a read at this clock must see.
+    pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
+        let Some(s) = self.sync.staleness() else { return Ok(()) };
+        let need = self.at(domain).saturating_sub(s);
+        let d = domain.0 as usize;
+        if self.seen.get(d).is_none_or(|&seen| seen >= need) {
+            return Ok(());
+        }
+        let min = wait_min(lanes, domain, need, self.deadline)?;
+        if let Some(seen) = self.seen.get_mut(d) {
+            *seen = min;
+        }
+        Ok(())
+    }
+
+    /// Ends an iteration: a CLOCK frame in every ring, then the wait that keeps the drift bounded.
+    pub(crate) fn tick(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
+        let next = self.at(domain) + 1;
+        send_clock(lanes, domain, next, Deadline::after(self.deadline))?;
+        self.gate(lanes, domain)?;
+        if let Some(clock) = self.clocks.get_mut(domain.0 as usize) {
+            *clock = next;
+        }
+        self.used |= 1 << domain.0;
+        lanes.counters.ticks += 1;
+        Ok(())
+    }
+
+    /// Leaves every domain for good: nobody waits for this worker any more.
+    pub(crate) fn finish(&mut self, lanes: &mut Lanes) -> Result<(), ClientError> {
+        for domain in 0..DOMAINS_MAX as u8 {
+            if domain == 0 || self.used >> domain & 1 == 1 {
+                let deadline = Deadline::after(self.deadline);
+                send_clock(lanes, DomainId(domain), CLOCK_FINISHED, deadline)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn send_clock(
+    lanes: &mut Lanes,
+    domain: DomainId,
+    clock: u64,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    let header = FrameHeader {
+        kind: FrameKind::Clock,
+        flags: FrameFlags::default(),
+        seq: 0,
+        session: 0,
+        payload_len: 0,
+        count: 0,
+        table: 0,
+        partition: u32::from(domain.0),
+        clock,
+        user_tag: 0,
+        chk: 0,
+    };
+    for lane in 0..lanes.len() {
+        lanes.build(lane, header, 0, |_| {}, deadline)?;
+        lanes.send(lane, deadline)?;
+    }
+    Ok(())
+}
+
+/// Waits until the minimum at every applier is `need`; says every minute who is awaited.
+fn wait_min(
+    lanes: &mut Lanes,
+    domain: DomainId,
+    need: u64,
+    longest: Duration,
+) -> Result<u64, ClientError> {
+    let end = Deadline::after(longest);
+    loop {
+        let nag = Deadline::after(CLOCK_NAG).min(end);
+        let found = lanes.wait("wait for the clock", nag, |lanes| {
+            let min = (0..lanes.len()).map(|l| lanes.get(l).clock(domain).min).min();
+            Ok(min.filter(|&m| m >= need))
+        });
+        match found {
+            Err(ClientError::Deadline { op, .. }) => {
+                let missing = who(lanes, domain, need);
+                if end.passed() {
+                    return Err(ClientError::Deadline { op, missing });
+                }
+                tracing::warn!("still waiting for clock {need} of domain {domain}: {missing}");
+            }
+            other => return other,
+        }
+    }
+}
+
+/// The workers that hold a clock back, as far as the appliers tell.
+fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
+    let mut workers: Vec<(u32, u64)> = Vec::new();
+    for lane in 0..lanes.len() {
+        let line = lanes.get(lane).clock(domain);
+        if line.min < need && !workers.iter().any(|w| w.0 == line.slowest) {
+            workers.push((line.slowest, line.min));
+        }
+    }
+    let names: Vec<String> = workers
+        .iter()
+        .map(|&(w, min)| match w {
+            // No line yet: nobody has ticked there.
+            0 if min == 0 => format!("worker {w} or others, at clock 0"),
+            u32::MAX => "no live worker".into(),
+            _ => format!("worker {w}, at clock {min}"),
+        })
+        .collect();
+    names.join("; ")
+}

@@ -1,0 +1,323 @@
+//! Pulls of ranges of elements.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{ReadOp, RemoteAddr};
+use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
+use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
+use tidewater_transport::limits::PULL_RETRIES_MAX;
+
+use super::rows::read_ops;
+use super::{PullMode, PullOptions};
+use crate::error::ClientError;
+use crate::lanes::Lanes;
+use crate::table::state::{DensePart, TableState};
+
+/// Blocks of one window: version words, payload, version words again. Larger windows are more
+/// often caught by a writer.
+const WINDOW_BLOCKS: u64 = 16;
+/// Snapshot reads tried before the pull fails: a reader that keeps step is never lapped.
+const SNAPSHOT_TRIES: u32 = 1_000;
+
+/// A run of elements inside one partition.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    part: DensePart,
+    /// First block of the partition.
+    base: u64,
+    /// Elements `[first, end)` of the table.
+    first: u64,
+    end: u64,
+}
+
+/// Pulls elements `first ..` into `out`.
+pub(crate) fn pull(
+    lanes: &mut Lanes,
+    table: &TableState,
+    first: u64,
+    out: &mut [u8],
+    options: PullOptions,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    lanes.counters.pulls += 1;
+    lanes.counters.bytes_pulled += out.len() as u64;
+    let pieces = pieces(table, first, out.len())?;
+    let Some((layout, _)) = table.blocks() else { return Ok(()) };
+    let mut pull = BlockPull { lanes, layout, table, head: Vec::new(), spare: Vec::new(), deadline };
+    if options.mode == PullMode::Snapshot {
+        return pull.snapshot(&pieces, first, out);
+    }
+    for piece in &pieces {
+        let at = ((piece.first - first) as usize) * layout.element_bytes;
+        let bytes = ((piece.end - piece.first) as usize) * layout.element_bytes;
+        let out = out.get_mut(at..at + bytes).unwrap_or_default();
+        match options.mode {
+            PullMode::Consistent => pull.consistent(piece, out)?,
+            PullMode::Hogwild => pull.unchecked(piece, out)?,
+            PullMode::Gather | PullMode::Snapshot => pull.gather(piece, out)?,
+        }
+    }
+    Ok(())
+}
+
+/// The range cut at partitions.
+fn pieces(table: &TableState, first: u64, bytes: usize) -> Result<Vec<Piece>, ClientError> {
+    let argument = |what: String| ClientError::Argument {
+        op: "pull_dense",
+        table: table.name().to_owned(),
+        what,
+    };
+    let Some((layout, ranges)) = table.blocks() else {
+        return Err(argument("the table has rows; pull them with pull_rows".into()));
+    };
+    let count = (bytes / layout.element_bytes) as u64;
+    let end = first.checked_add(count).filter(|&end| end <= layout.elements);
+    let Some(end) = end else {
+        let have = layout.elements;
+        return Err(argument(format!("elements {first}+{count} of a table of {have}")));
+    };
+    let mut pieces = Vec::new();
+    let mut at = first;
+    while at < end {
+        let block = at / layout.block_elements();
+        let partition = ranges.part_of(block);
+        let stop = ranges.start(partition + 1) * layout.block_elements();
+        let part = table.dense.get(partition as usize).copied().flatten();
+        let part = part.ok_or_else(|| argument(format!("partition {partition} is unknown")))?;
+        let base = ranges.start(partition);
+        pieces.push(Piece { part, base, first: at, end: end.min(stop) });
+        at = end.min(stop);
+    }
+    Ok(pieces)
+}
+
+struct BlockPull<'a> {
+    lanes: &'a mut Lanes,
+    layout: BlockLayout,
+    table: &'a TableState,
+    head: Vec<u8>,
+    spare: Vec<u8>,
+    deadline: Deadline,
+}
+
+impl BlockPull<'_> {
+    /// Bytes from the partition's first block to an element.
+    fn offset(&self, piece: &Piece, element: u64) -> u64 {
+        (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
+    }
+
+    fn consistent(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+        let per_window = WINDOW_BLOCKS * self.layout.block_elements();
+        let mut at = piece.first;
+        let mut out = out;
+        while at < piece.end {
+            // Windows end at block boundaries, so that a block is verified once.
+            let stop = (at / self.layout.block_elements() + WINDOW_BLOCKS)
+                * self.layout.block_elements();
+            let stop = stop.min(piece.end).min(at + per_window);
+            let bytes = (stop - at) as usize * self.layout.element_bytes;
+            let (here, rest) = out.split_at_mut(bytes);
+            self.window(&Piece { first: at, end: stop, ..*piece }, here)?;
+            out = rest;
+            at = stop;
+        }
+        Ok(())
+    }
+
+    /// One window: read until every block of it proved itself, or have the server copy it.
+    fn window(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+        let blocks = piece.first / self.layout.block_elements()
+            ..(piece.end - 1) / self.layout.block_elements() + 1;
+        let mut todo: Vec<Piece> = vec![*piece];
+        for _ in 0..=PULL_RETRIES_MAX {
+            let mut again = Vec::new();
+            for part in std::mem::take(&mut todo) {
+                let at = (part.first - piece.first) as usize * self.layout.element_bytes;
+                let len = (part.end - part.first) as usize * self.layout.element_bytes;
+                let out = out.get_mut(at..at + len).unwrap_or_default();
+                self.try_window(&part, out, &mut again)?;
+            }
+            if again.is_empty() {
+                self.lanes.counters.blocks_consistent += blocks.end - blocks.start;
+                return Ok(());
+            }
+            self.lanes.counters.torn_rejected += again.len() as u64;
+            self.lanes.counters.retries += again.len() as u64;
+            todo = again;
+        }
+        self.lanes.counters.gather_fallbacks += 1;
+        for part in todo {
+            let at = (part.first - piece.first) as usize * self.layout.element_bytes;
+            let len = (part.end - part.first) as usize * self.layout.element_bytes;
+            let out = out.get_mut(at..at + len).unwrap_or_default();
+            self.gather(&part, out)?;
+        }
+        Ok(())
+    }
+
+    /// Version words, payload, version words, each behind a fence; blocks whose word was torn,
+    /// odd or changed go to `again`, one piece each.
+    fn try_window(
+        &mut self,
+        piece: &Piece,
+        out: &mut [u8],
+        again: &mut Vec<Piece>,
+    ) -> Result<(), ClientError> {
+        let Some(versions) = piece.part.versions else {
+            return Err(self.nonsense("no version words"));
+        };
+        let per_block = self.layout.block_elements();
+        let first_block = piece.first / per_block;
+        let n = ((piece.end - 1) / per_block + 1 - first_block) as usize;
+        let words = RemoteAddr {
+            key: versions.key,
+            addr: versions.addr + (first_block - piece.base) * 8,
+        };
+        let word_op = |head_at: usize, fence: bool| ReadOp {
+            from: words,
+            len: (n * 8) as u32,
+            head_len: (n * 8) as u32,
+            head_at,
+            body_at: 0,
+            fence,
+        };
+        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
+        let ops = [word_op(0, false), ReadOp { fence: true, ..payload }, word_op(n * 8, true)];
+        self.read(piece.part.lane, &ops, 2 * n * 8, skew, out)?;
+        let word = |at: usize| {
+            let bytes = self.head.get(at..at + 8).and_then(|b| b.first_chunk::<8>());
+            TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
+        };
+        for block in 0..n {
+            let before = word(block * 8).seq(piece.part.salt);
+            let after = word((n + block) * 8).seq(piece.part.salt);
+            if before.is_none_or(|seq| seq % 2 != 0) || before != after {
+                let from = (first_block + block as u64) * per_block;
+                let first = from.max(piece.first);
+                let end = (from + per_block).min(piece.end);
+                again.push(Piece { first, end, ..*piece });
+            }
+        }
+        Ok(())
+    }
+
+    fn unchecked(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+        let (op, skew) = self.payload_op(piece, piece.part.payload, out.len());
+        self.read(piece.part.lane, &[op], 0, skew, out)?;
+        self.lanes.counters.blocks_hogwild +=
+            (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
+        Ok(())
+    }
+
+    fn gather(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+        self.lanes.gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
+    }
+
+    /// The read of a piece's payload, and how many bytes before it are read too: reads begin at
+    /// whole words, an element of four bytes need not.
+    fn payload_op(&self, piece: &Piece, base: RemoteAddr, len: usize) -> (ReadOp, usize) {
+        let at = base.addr + self.offset(piece, piece.first);
+        let skew = (at % 8) as usize;
+        let op = ReadOp {
+            from: RemoteAddr { key: base.key, addr: at - skew as u64 },
+            len: (len + skew) as u32,
+            head_len: 0,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        (op, skew)
+    }
+
+    fn read(
+        &mut self,
+        lane: usize,
+        ops: &[ReadOp],
+        head: usize,
+        skew: usize,
+        out: &mut [u8],
+    ) -> Result<(), ClientError> {
+        self.head.resize(head, 0);
+        if skew == 0 {
+            return read_ops(self.lanes, lane, ops, &mut self.head, out, self.deadline);
+        }
+        self.spare.resize(out.len() + skew, 0);
+        read_ops(self.lanes, lane, ops, &mut self.head, &mut self.spare, self.deadline)?;
+        out.copy_from_slice(self.spare.get(skew..).unwrap_or_default());
+        Ok(())
+    }
+
+    /// Every piece as of one epoch.
+    fn snapshot(
+        &mut self,
+        pieces: &[Piece],
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ClientError> {
+        let mut epochs: Vec<Option<u64>> = vec![None; pieces.len()];
+        for _ in 0..SNAPSHOT_TRIES {
+            let newest = epochs.iter().flatten().max().copied();
+            for (piece, epoch) in pieces.iter().zip(&mut epochs) {
+                if epoch.is_none() || *epoch != newest {
+                    let at = (piece.first - first) as usize * self.layout.element_bytes;
+                    let len = (piece.end - piece.first) as usize * self.layout.element_bytes;
+                    let out = out.get_mut(at..at + len).unwrap_or_default();
+                    *epoch = self.try_snapshot(piece, out)?;
+                }
+            }
+            if epochs.iter().all(|e| e.is_some() && *e == epochs[0]) {
+                let blocks = (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
+                self.lanes.counters.blocks_snapshot += blocks;
+                return Ok(());
+            }
+            self.lanes.counters.retries += 1;
+            if self.deadline.passed() {
+                break;
+            }
+        }
+        Err(ClientError::Deadline {
+            op: "pull of a snapshot",
+            missing: "partitions at one epoch: ticks come faster than this reader reads".into(),
+        })
+    }
+
+    /// Descriptor, the buffer it names, descriptor again. The buffer of epoch e is first written
+    /// again when e + 2 is being built.
+    fn try_snapshot(&mut self, piece: &Piece, out: &mut [u8]) -> Result<Option<u64>, ClientError> {
+        let (Some(line), Some(back)) = (piece.part.snapshot, piece.part.back) else {
+            return Err(ClientError::Argument {
+                op: "pull_dense",
+                table: self.table.name().to_owned(),
+                what: "the table has no snapshots; create it with .snapshot()".into(),
+            });
+        };
+        let desc = |head_at: usize, fence: bool| ReadOp {
+            from: line,
+            len: LINE_BYTES as u32,
+            head_len: LINE_BYTES as u32,
+            head_at,
+            body_at: 0,
+            fence,
+        };
+        self.read(piece.part.lane, &[desc(0, false)], LINE_BYTES, 0, &mut [])?;
+        let Some(before) = self.snapshot_line(0, piece.part.salt) else { return Ok(None) };
+        let buffer = if before.front % 2 == 0 { piece.part.payload } else { back };
+        let (payload, skew) = self.payload_op(piece, buffer, out.len());
+        let ops = [payload, desc(0, true)];
+        self.read(piece.part.lane, &ops, LINE_BYTES, skew, out)?;
+        let after = self.snapshot_line(0, piece.part.salt);
+        Ok(after.filter(|a| a.building <= before.front + 1).map(|_| before.front))
+    }
+
+    fn snapshot_line(&self, at: usize, salt: u64) -> Option<SnapshotLine> {
+        let bytes = self.head.get(at..)?.first_chunk::<LINE_BYTES>()?;
+        SnapshotLine::from_line(&line_from_bytes(bytes), salt)
+    }
+
+    fn nonsense(&self, what: &str) -> ClientError {
+        ClientError::Protocol {
+            server: "a server".into(),
+            what: format!("table \"{}\": {what}", self.table.name()),
+        }
+    }
+}
