@@ -10,6 +10,7 @@ pub mod extents;
 pub mod index;
 pub mod memory;
 pub mod redo;
+pub mod redo_block;
 pub mod rows;
 pub mod sparse;
 
