@@ -5,6 +5,7 @@
 //! clocks.
 
 pub mod cursor;
+pub mod dense_rows;
 pub mod error;
 pub mod extents;
 pub mod index;
