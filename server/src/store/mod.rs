@@ -5,6 +5,7 @@
 //! clocks.
 
 pub mod cursor;
+pub mod dense_blocks;
 pub mod dense_rows;
 pub mod error;
 pub mod extents;
