@@ -5,11 +5,14 @@
 //! clocks.
 
 pub mod cursor;
+pub mod dense_blocks;
+pub mod dense_rows;
 pub mod error;
 pub mod extents;
 pub mod index;
 pub mod memory;
 pub mod redo;
+pub mod redo_block;
 pub mod rows;
 pub mod sparse;
 

@@ -4,6 +4,8 @@
 //! names its target, then the target is written. Who attaches the memory of a server that died in
 //! between finds a header that proves itself and stores the same bytes again: idempotent. A header
 //! that does not prove itself means that no byte of its target was written.
+//!
+//! Results of blocks take the same way, with a header of their own: see `redo_block`.
 
 use std::sync::Arc;
 
@@ -43,12 +45,12 @@ pub struct Progress {
 /// One applier's redo area. Used by that applier, or by its successor once it is gone.
 #[derive(Debug)]
 pub struct Redo {
-    memory: Arc<ServerMemory>,
-    block: Block,
+    pub(super) memory: Arc<ServerMemory>,
+    pub(super) block: Block,
 }
 
 impl Redo {
-    /// A new area for rows of at most `row_bytes` payload and `state_bytes` state.
+    /// A new area for rows or blocks of at most `row_bytes` payload and `state_bytes` state.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -64,7 +66,9 @@ impl Redo {
             applier,
             part: 0,
         };
-        let bytes = LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
+        // A block's header takes two lines.
+        let bytes =
+            2 * LINE_BYTES + row_bytes.next_multiple_of(8) + state_bytes.next_multiple_of(8);
         let block = memory.private.alloc(bytes, owner)?;
         Ok(Self { memory, block })
     }
@@ -75,6 +79,9 @@ impl Redo {
     }
 
     /// Stores a row's result: first here, then in its place.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when `place` is outside the memory.
     #[inline]
     pub fn commit(
         &self,
@@ -145,8 +152,8 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the row that was being stored when the applier died, if any, and says how far it
-    /// had got.
+    /// Finishes the row or block that was being stored when the applier died, if any, and says how
+    /// far it had got.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when the line names a place outside the memory.
@@ -158,7 +165,7 @@ impl Redo {
             .words(self.block.at, self.block.len)?;
         let line = area.line(0);
         if line_chk(REDO, line[1], &line[..7]) != line[7] {
-            return Ok(None);
+            return self.finish_block();
         }
         let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
         let mut payload = vec![0; payload_len];

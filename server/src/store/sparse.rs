@@ -60,6 +60,18 @@ pub enum ShardError {
     /// The rule does not fit.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// A shape this kind of shard cannot hold.
+    #[error("table {table}: {what} = {have}; {remedy}")]
+    Shape {
+        /// The table's name.
+        table: String,
+        /// Which number of its shape.
+        what: &'static str,
+        /// What was asked for.
+        have: u64,
+        /// What to give instead.
+        remedy: &'static str,
+    },
 }
 
 impl SparseShard {

@@ -1,0 +1,372 @@
+//! A dense table with layout `blocks` on one applier: one vector of `rows x cols` elements, cut
+//! into blocks with version words beside them.
+//!
+//! ```text
+//! public   payload: blocks x block_bytes, twice on a snapshot table (buffer 0, then buffer 1)
+//!          meta:    snapshot line, on a snapshot table | TaggedU32 version word of each block
+//! private  state:   of each block its slots, block_bytes each, then the step count (Adam)
+//! ```
+//! A partition is a range of blocks and has these three. First values are those of a row whose key
+//! is the block's index and whose column is the place in the block, so they depend on the block's
+//! size but not on partitions or servers. A version word counts stores: its sequence is even and
+//! starts at 2.
+//!
+//! A push is a range of elements. Its rule runs on exactly these elements of payload and state,
+//! block by block. **Adam counts steps per block**: a gradient for part of a block is a step of the
+//! count that all of the block's elements share, so tables with Adam are best pushed in whole
+//! blocks.
+
+mod error;
+mod part;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+mod window;
+
+use std::sync::Arc;
+
+use tidewater_transport::ids::{PartitionId, RegionKey, TableId};
+use tidewater_transport::layout::dense::{BlockLayout, Ranges};
+use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::table::{DenseLayout, Effect, PushOp, Shape, TableSpec};
+
+use super::StoreError;
+use super::memory::{BlockKind, BlockOwner, ServerMemory};
+use super::redo::{Progress, Redo};
+use super::sparse::ShardError;
+use crate::apply::kernels::RowKernel;
+pub use error::BlocksError;
+use error::length;
+use part::{Part, Sizes};
+use window::{Cut, Window};
+
+/// Smallest and largest block, in bytes: `DenseLayout::Blocks` says so.
+const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=256 << 10;
+
+/// Where clients find the blocks of one partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlocksDescriptor {
+    /// The partition.
+    pub partition: PartitionId,
+    /// Its first block.
+    pub first_block: u64,
+    /// Number of blocks; 0 when the table has fewer blocks than partitions.
+    pub blocks: u64,
+    /// Address of the first block in each buffer; both the same without snapshot.
+    pub payload: [u64; 2],
+    /// Key of the payload.
+    pub payload_key: RegionKey,
+    /// Address of the version words, one of 8 bytes for each block.
+    pub versions: u64,
+    /// Address of the snapshot line, on a snapshot table.
+    pub snapshot: Option<u64>,
+    /// Key of version words and snapshot line.
+    pub meta_key: RegionKey,
+}
+
+/// What of a dense table with layout `blocks` one applier owns.
+#[derive(Debug)]
+pub struct DenseBlocks {
+    memory: Arc<ServerMemory>,
+    spec: Arc<TableSpec>,
+    sizes: Sizes,
+    ranges: Ranges,
+    parts: Vec<Option<Part>>,
+    salt: u64,
+    kernel: RowKernel,
+    window: Window,
+    line: SnapshotLine,
+}
+
+impl DenseBlocks {
+    /// A shard that owns `partitions`, every block of them made. Cost: writes all of its memory,
+    /// so it is called before the shard is handed to its applier.
+    ///
+    /// # Errors
+    /// [`ShardError`]; no memory is kept.
+    pub fn new(
+        memory: &Arc<ServerMemory>,
+        (table, applier): (TableId, u32),
+        spec: &Arc<TableSpec>,
+        partitions: impl Iterator<Item = PartitionId>,
+    ) -> Result<Self, ShardError> {
+        let (layout, snapshot) = shape(spec)?;
+        let elements = layout.block_elements() as usize;
+        let kernel = RowKernel::new(&spec.optimizer, spec.dtype, elements)?;
+        let sizes = Sizes {
+            layout,
+            snapshot,
+            slots: spec.optimizer.state_slots(),
+            counts: spec.optimizer.counts_steps(),
+        };
+        let mut parts = Vec::new();
+        parts.resize_with(spec.partitions as usize, || None);
+        let mut shard = Self {
+            memory: Arc::clone(memory),
+            spec: Arc::clone(spec),
+            sizes,
+            ranges: Ranges {
+                count: layout.blocks(),
+                parts: spec.partitions.max(1),
+            },
+            parts,
+            salt: memory.salt(),
+            kernel,
+            window: Window::default(),
+            line: SnapshotLine::default(),
+        };
+        for partition in partitions.filter(|p| p.0 < spec.partitions) {
+            let owner = BlockOwner {
+                kind: BlockKind::Dense,
+                table: table.0,
+                applier,
+                part: partition.0,
+            };
+            if let Err(e) = shard.add(owner) {
+                shard.release()?;
+                return Err(e);
+            }
+        }
+        Ok(shard)
+    }
+
+    fn add(&mut self, owner: BlockOwner) -> Result<(), ShardError> {
+        let range = (self.ranges.start(owner.part), self.ranges.len(owner.part));
+        let part = Part::new(&self.memory, owner, self.sizes, range)?;
+        let filled = part.fill(&self.memory, &self.spec, self.sizes, self.salt);
+        if let Some(place) = self.parts.get_mut(owner.part as usize) {
+            *place = Some(part);
+        }
+        filled
+    }
+
+    /// Sizes of the table and its blocks.
+    pub const fn layout(&self) -> BlockLayout {
+        self.sizes.layout
+    }
+
+    /// The table's rule, for whole blocks; [`RowKernel::accepts`] says which pushes it takes.
+    pub const fn kernel(&self) -> &RowKernel {
+        &self.kernel
+    }
+
+    /// Salt of version words and snapshot lines.
+    pub const fn salt(&self) -> u64 {
+        self.salt
+    }
+
+    /// The partition of this applier that holds all of a range.
+    fn partition_of(&self, first: u64, count: u64) -> Option<usize> {
+        let last = first.checked_add(count.checked_sub(1)?)?;
+        if last >= self.sizes.layout.elements {
+            return None;
+        }
+        let block = self.sizes.layout.block_elements();
+        let p = self.ranges.part_of(first / block);
+        let inside = last / block < self.ranges.start(p + 1);
+        (inside && self.parts.get(p as usize)?.is_some()).then_some(p as usize)
+    }
+
+    /// Whether a range of elements is inside one partition of this applier. An empty range is not.
+    #[inline]
+    pub fn owns_range(&self, first: u64, count: u64) -> bool {
+        self.partition_of(first, count).is_some()
+    }
+
+    /// Applies a push to the elements from `first_element` on; `values` holds whole elements. On
+    /// a snapshot table the push goes into the epoch that is being built, see [`Self::begin_epoch`].
+    ///
+    /// Each block is one step of `progress.row`: who finishes a range that was cut after row `r`
+    /// goes on at [`Self::resume_at`]`(first_element, r - progress.row)`. Cost: about three copies
+    /// of the range and of its state, beside the rule.
+    ///
+    /// # Errors
+    /// [`BlocksError`].
+    pub fn apply_range(
+        &mut self,
+        redo: &Redo,
+        progress: Progress,
+        first_element: u64,
+        op: PushOp,
+        values: &[u8],
+    ) -> Result<(), BlocksError> {
+        let size = self.sizes.layout.element_bytes;
+        if !values.len().is_multiple_of(size) {
+            let want = values.len().next_multiple_of(size);
+            return Err(length("values of a range", values.len(), want));
+        }
+        let part = self.owned(first_element, (values.len() / size) as u64)?;
+        self.demand_epoch("a push")?;
+        let (mut first, mut rest, mut at) = (first_element, values, progress);
+        while !rest.is_empty() {
+            let cut = Cut::new(self.sizes.layout, first, rest.len() / size);
+            let (now, later) = rest.split_at(cut.count * size);
+            self.update(redo, at, part, cut, op, now)?;
+            first += cut.count as u64;
+            rest = later;
+            at.row = at.row.wrapping_add(1);
+        }
+        Ok(())
+    }
+
+    /// Applies one push, or the reduced pushes of an iteration, to a whole block: one step of the
+    /// rule. `values` are the block's elements in use.
+    ///
+    /// # Errors
+    /// [`BlocksError`].
+    pub fn step(
+        &mut self,
+        redo: &Redo,
+        progress: Progress,
+        block: u64,
+        op: PushOp,
+        values: &[u8],
+    ) -> Result<(), BlocksError> {
+        let (first, count) = self.elements_of(block)?;
+        let want = count as usize * self.sizes.layout.element_bytes;
+        if values.len() != want {
+            return Err(length("values of a block", values.len(), want));
+        }
+        self.apply_range(redo, progress, first, op, values)
+    }
+
+    /// First element of a range that is left when `blocks` of its blocks, and all before them, are
+    /// stored: `blocks` is 1 when the first block is.
+    pub const fn resume_at(&self, first_element: u64, blocks: u32) -> u64 {
+        let size = self.sizes.layout.block_elements();
+        if blocks == 0 {
+            return first_element;
+        }
+        (first_element / size)
+            .saturating_add(blocks as u64)
+            .saturating_mul(size)
+    }
+
+    fn owned(&self, first: u64, count: u64) -> Result<usize, BlocksError> {
+        self.partition_of(first, count)
+            .ok_or(BlocksError::NotOwned {
+                first,
+                count,
+                elements: self.sizes.layout.elements,
+            })
+    }
+
+    /// First element and elements in use of a block below the table's end.
+    fn elements_of(&self, block: u64) -> Result<(u64, u64), BlocksError> {
+        let layout = self.sizes.layout;
+        let first = block.saturating_mul(layout.block_elements());
+        if block >= layout.blocks() {
+            return Err(BlocksError::NotOwned {
+                first,
+                count: layout.block_elements(),
+                elements: layout.elements,
+            });
+        }
+        Ok((first, layout.used(block)))
+    }
+
+    /// Copies elements from `first` on; the caller owns the partition, so they are whole. On a
+    /// snapshot table they are those of the front: of an epoch being built nothing is seen.
+    ///
+    /// # Errors
+    /// [`BlocksError`].
+    pub fn read_range(&self, first: u64, out: &mut [u8]) -> Result<(), BlocksError> {
+        let size = self.sizes.layout.element_bytes;
+        if !out.len().is_multiple_of(size) {
+            let want = out.len().next_multiple_of(size);
+            return Err(length("room for a range", out.len(), want));
+        }
+        let p = self.owned(first, (out.len() / size) as u64)?;
+        let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
+            return Ok(());
+        };
+        let block = first / self.sizes.layout.block_elements();
+        let inside = (first % self.sizes.layout.block_elements()) as usize * size;
+        let at = part.payload_at(self.sizes, block, self.line.front) + inside;
+        // Elements of 4 bytes may begin inside a word.
+        let lead = at % 8;
+        let public = self.memory.public.region();
+        let words = public
+            .words(at - lead, lead + out.len())
+            .map_err(StoreError::from)?;
+        let (head, rest) = out.split_at_mut(((8 - lead) % 8).min(out.len()));
+        if !head.is_empty() {
+            let word = words.load(0).to_le_bytes();
+            head.copy_from_slice(&word[lead..lead + head.len()]);
+        }
+        words.copy_out(if lead == 0 { 0 } else { 8 }, rest);
+        Ok(())
+    }
+
+    /// Bytes of a block's elements in use, and of their optimizer state.
+    ///
+    /// # Errors
+    /// [`BlocksError::NotOwned`] past the table's end.
+    pub fn block_lengths(&self, block: u64) -> Result<(usize, usize), BlocksError> {
+        let used = self.elements_of(block)?.1 as usize;
+        let state = self.spec.optimizer.state_bytes(used, self.spec.dtype);
+        Ok((used * self.sizes.layout.element_bytes, state))
+    }
+
+    /// The partitions it owns, for the table's descriptor.
+    pub fn partitions(&self) -> impl Iterator<Item = BlocksDescriptor> {
+        (0..)
+            .zip(&self.parts)
+            .filter_map(|(p, part)| Some(part.as_ref()?.descriptor(self.sizes, PartitionId(p))))
+    }
+
+    /// Gives all memory back, zeroed, version words first: a late reader finds none that proves
+    /// itself.
+    ///
+    /// # Errors
+    /// Never for blocks of this memory.
+    pub fn release(self) -> Result<(), StoreError> {
+        for part in self.parts.into_iter().flatten() {
+            part.release(&self.memory)?;
+        }
+        Ok(())
+    }
+}
+
+/// The table's layout, once every number of it is believed.
+fn shape(spec: &TableSpec) -> Result<(BlockLayout, bool), ShardError> {
+    let refuse = |what, have, remedy| ShardError::Shape {
+        table: spec.name.clone(),
+        what,
+        have,
+        remedy,
+    };
+    let Shape::Dense {
+        rows,
+        cols,
+        layout: DenseLayout::Blocks {
+            block_bytes,
+            snapshot,
+        },
+    } = spec.shape
+    else {
+        return Err(refuse(
+            "dense blocks",
+            0,
+            "create it dense with layout `blocks`",
+        ));
+    };
+    if !block_bytes.is_power_of_two() || !BLOCK_BYTES.contains(&block_bytes) {
+        let remedy = "give a power of two from 4096 to 262144";
+        return Err(refuse("block_bytes", block_bytes.into(), remedy));
+    }
+    if snapshot && spec.effect == Effect::Immediate {
+        let remedy = "a snapshot needs pushes that take effect at the clock";
+        return Err(refuse("snapshot", 1, remedy));
+    }
+    let elements = rows
+        .checked_mul(u64::from(cols))
+        .filter(|n| *n <= 1 << 56)
+        .ok_or_else(|| refuse("rows", rows, "rows x cols must be at most 2^56"))?;
+    let layout = BlockLayout {
+        elements,
+        element_bytes: spec.dtype.size(),
+        block_bytes: block_bytes as usize,
+    };
+    Ok((layout, snapshot))
+}

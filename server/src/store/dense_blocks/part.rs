@@ -1,0 +1,236 @@
+//! The memory of one partition of a blocks table, and where in it things are.
+
+use tidewater_transport::ids::{PartitionId, RegionKey};
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
+use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::sync::{Ordering, fence};
+use tidewater_transport::table::TableSpec;
+
+use super::BlocksDescriptor;
+use crate::apply::kernels::RowKernel;
+use crate::store::StoreError;
+use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+use crate::store::redo_block::StatePiece;
+use crate::store::sparse::ShardError;
+
+/// Sequence of a block's first version.
+const FIRST_SEQ: u32 = 2;
+
+/// What all partitions of a table have in common.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sizes {
+    pub(super) layout: BlockLayout,
+    pub(super) snapshot: bool,
+    /// Elements of state for each element.
+    pub(super) slots: usize,
+    /// Whether a step count follows the slots.
+    pub(super) counts: bool,
+}
+
+impl Sizes {
+    /// Distance between the states of two blocks.
+    pub(super) const fn state_stride(&self) -> usize {
+        self.slots * self.layout.block_bytes + if self.counts { 8 } else { 0 }
+    }
+
+    /// Payload bytes of a block in use, in whole words.
+    pub(super) const fn used_bytes(&self, block: u64) -> usize {
+        (self.layout.used(block) as usize * self.layout.element_bytes).next_multiple_of(8)
+    }
+}
+
+/// One partition.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) first: u64,
+    pub(super) blocks: u64,
+    payload: Block,
+    payload_key: RegionKey,
+    meta: Block,
+    meta_key: RegionKey,
+    state: Block,
+    /// Epoch of the last store of each block; empty without snapshot.
+    pub(super) stored: Vec<u64>,
+    /// Blocks stored in the newest even and odd epoch.
+    pub(super) touched: [Vec<u64>; 2],
+}
+
+impl Part {
+    /// Zeroed memory for `blocks` blocks from `first` on.
+    pub(super) fn new(
+        memory: &ServerMemory,
+        owner: BlockOwner,
+        sizes: Sizes,
+        (first, blocks): (u64, u64),
+    ) -> Result<Self, StoreError> {
+        let buffers = 1 + usize::from(sizes.snapshot);
+        let each = buffers * sizes.layout.block_bytes + sizes.state_stride() + 8;
+        // Half the address space: sums of offsets in a partition cannot overflow.
+        let limit = (usize::MAX / 2 / each) as u64;
+        if blocks > limit {
+            return Err(StoreError::Limit {
+                what: "blocks of a partition",
+                have: blocks,
+                limit,
+            });
+        }
+        let n = blocks as usize;
+        let meta_owner = BlockOwner {
+            kind: BlockKind::Meta,
+            ..owner
+        };
+        let (payload, payload_key) =
+            memory.public_block(n * buffers * sizes.layout.block_bytes, owner)?;
+        let (meta, meta_key) = memory
+            .public_block(usize::from(sizes.snapshot) * LINE_BYTES + n * 8, meta_owner)
+            .or_else(|e| memory.public.free(payload).and(Err(e)))?;
+        let state = memory
+            .private
+            .alloc(n * sizes.state_stride(), owner)
+            .or_else(|e| {
+                memory.public.free(payload)?;
+                memory.public.free(meta).and(Err(e))
+            })?;
+        Ok(Self {
+            first,
+            blocks,
+            payload,
+            payload_key,
+            meta,
+            meta_key,
+            state,
+            stored: vec![0; if sizes.snapshot { n } else { 0 }],
+            touched: Default::default(),
+        })
+    }
+
+    /// First values of all blocks, in both buffers, and their versions; without redo: nobody knows
+    /// of the memory yet.
+    pub(super) fn fill(
+        &self,
+        memory: &ServerMemory,
+        spec: &TableSpec,
+        sizes: Sizes,
+        salt: u64,
+    ) -> Result<(), ShardError> {
+        let (mut payload, mut state) = (Vec::new(), Vec::new());
+        for block in self.first..self.first + self.blocks {
+            let used = sizes.layout.used(block) as usize;
+            let kernel = RowKernel::new(&spec.optimizer, spec.dtype, used)?;
+            payload.resize(kernel.row_bytes(), 0);
+            state.resize(kernel.state_bytes(), 0);
+            kernel.init_row(&spec.init, spec.seed, block, &mut payload, &mut state);
+            self.fill_block(memory, sizes, salt, (block, &payload, &state))?;
+        }
+        if sizes.snapshot {
+            self.publish(memory, salt, SnapshotLine::default())?;
+        }
+        Ok(())
+    }
+
+    fn fill_block(
+        &self,
+        memory: &ServerMemory,
+        sizes: Sizes,
+        salt: u64,
+        (block, payload, state): (u64, &[u8], &[u8]),
+    ) -> Result<(), StoreError> {
+        let (public, private) = (memory.public.region(), memory.private.region());
+        for buffer in 0..=u64::from(sizes.snapshot) {
+            let at = self.payload_at(sizes, block, buffer);
+            public.words_mut(at, payload.len())?.copy_in(0, payload);
+        }
+        // A step count begins at 0, as the memory does.
+        let pieces = self.pieces(sizes, block, 0, payload.len());
+        let slots = state.chunks_exact(payload.len()).take(sizes.slots);
+        for (piece, slot) in pieces.iter().zip(slots) {
+            private.words_mut(piece.at, slot.len())?.copy_in(0, slot);
+        }
+        let version = TaggedU32::new(FIRST_SEQ, salt).0;
+        let words = public.words_mut(self.version_at(sizes, block), 8)?;
+        words.store_release(0, version);
+        Ok(())
+    }
+
+    /// Offset of a block in the buffer of an epoch.
+    pub(super) const fn payload_at(&self, sizes: Sizes, block: u64, epoch: u64) -> usize {
+        let buffer = if sizes.snapshot { epoch & 1 } else { 0 };
+        let n = buffer * self.blocks + (block - self.first);
+        self.payload.at + n as usize * sizes.layout.block_bytes
+    }
+
+    /// Offset of a block's version word.
+    pub(super) const fn version_at(&self, sizes: Sizes, block: u64) -> usize {
+        let line = if sizes.snapshot { LINE_BYTES } else { 0 };
+        self.meta.at + line + (block - self.first) as usize * 8
+    }
+
+    /// Where the state of bytes `from..to` of a block's payload is, and its step count. Whole words.
+    pub(super) fn pieces(
+        &self,
+        sizes: Sizes,
+        block: u64,
+        from: usize,
+        to: usize,
+    ) -> [StatePiece; 3] {
+        let at = self.state.at + (block - self.first) as usize * sizes.state_stride();
+        std::array::from_fn(|i| match i {
+            i if i < sizes.slots => StatePiece {
+                at: at + i * sizes.layout.block_bytes + from,
+                len: to - from,
+            },
+            i if i == sizes.slots && sizes.counts => StatePiece {
+                at: at + sizes.slots * sizes.layout.block_bytes,
+                len: 8,
+            },
+            _ => StatePiece::default(),
+        })
+    }
+
+    /// Writes the snapshot line. What was stored before it is seen by whoever believes it.
+    pub(super) fn publish(
+        &self,
+        memory: &ServerMemory,
+        salt: u64,
+        line: SnapshotLine,
+    ) -> Result<(), StoreError> {
+        let words = memory.public.region().words_mut(self.meta.at, LINE_BYTES)?;
+        // SYNC: snapshot. Pairs with the reader's `fence(Acquire)` after its first look: a line
+        // that names a front is believed only with all of that buffer.
+        fence(Ordering::Release);
+        words.store_line(0, &line.to_line(salt));
+        Ok(())
+    }
+
+    pub(super) fn descriptor(&self, sizes: Sizes, partition: PartitionId) -> BlocksDescriptor {
+        let at = |buffer| self.payload_at(sizes, self.first, buffer) as u64;
+        BlocksDescriptor {
+            partition,
+            first_block: self.first,
+            blocks: self.blocks,
+            payload: [at(0), at(1)],
+            payload_key: self.payload_key,
+            versions: self.version_at(sizes, self.first) as u64,
+            snapshot: if sizes.snapshot {
+                Some(self.meta.at as u64)
+            } else {
+                None
+            },
+            meta_key: self.meta_key,
+        }
+    }
+
+    pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
+        let public = &memory.public;
+        for block in [self.meta, self.payload] {
+            let words = public.region().words_mut(block.at, block.len)?;
+            words.zero(0, block.len);
+            // SYNC: block. Void versions are seen before the zeros that they guard.
+            fence(Ordering::Release);
+        }
+        public.free(self.meta)?;
+        public.free(self.payload)?;
+        memory.private.free(self.state)
+    }
+}

@@ -1,0 +1,129 @@
+//! Epochs of a snapshot table: two buffers, and a line that says which of them is whole.
+//!
+//! Buffer `front & 1` holds epoch `front`. A new epoch is built in the other one, from the front's
+//! values, and published by a flip. A reader takes the line, copies buffer `front & 1`, takes the
+//! line again, and accepts if both lines prove themselves and the second says
+//! `building <= front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
+
+use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::sync::{Ordering, fence};
+
+use super::part::{Part, Sizes};
+use super::{BlocksError, DenseBlocks};
+use crate::store::StoreError;
+use crate::store::memory::ServerMemory;
+
+impl DenseBlocks {
+    /// Epoch of the newest whole buffer; 0 at first.
+    pub const fn front(&self) -> u64 {
+        self.line.front
+    }
+
+    /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. Does nothing
+    /// when it is open, so that who goes on after a failure may begin again.
+    ///
+    /// # Errors
+    /// [`BlocksError::Epoch`] for any other epoch, or on a table without snapshot.
+    pub fn begin_epoch(&mut self, epoch: u64) -> Result<(), BlocksError> {
+        if !self.sizes.snapshot || self.line.front.checked_add(1) != Some(epoch) {
+            return Err(BlocksError::Epoch {
+                what: "begin_epoch",
+                have: epoch,
+                expected: self.line.front.saturating_add(1),
+            });
+        }
+        if self.line.building == epoch {
+            return Ok(());
+        }
+        self.line.building = epoch;
+        for part in self.parts.iter_mut().flatten() {
+            part.publish(&self.memory, self.salt, self.line)?;
+            part.touched[(epoch & 1) as usize].clear();
+        }
+        // SYNC: snapshot. Pairs with the reader's `fence(Acquire)` before its second look: who
+        // copied a word that is stored after this sees `building`, or a later line.
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    /// Publishes the open epoch. `min_clock` is the domain's clock that it stands for, `applied`
+    /// the pushes in it since the table was made. Cost: a copy of each block that the previous
+    /// epoch stored and this one did not.
+    ///
+    /// # Errors
+    /// [`BlocksError::Epoch`] when another epoch, or none, is open.
+    pub fn flip(&mut self, epoch: u64, min_clock: u64, applied: u64) -> Result<(), BlocksError> {
+        if self.line.building != epoch || epoch == self.line.front {
+            return Err(BlocksError::Epoch {
+                what: "flip",
+                have: epoch,
+                expected: self.line.building,
+            });
+        }
+        let line = SnapshotLine {
+            front: epoch,
+            building: epoch,
+            min_clock,
+            applied,
+        };
+        for part in self.parts.iter().flatten() {
+            if !planted::on(Plant::SnapshotWithoutCopyForward) {
+                part.copy_forward(&self.memory, self.sizes, epoch, &mut self.window.payload)?;
+            }
+            part.publish(&self.memory, self.salt, line)?;
+        }
+        self.line = line;
+        Ok(())
+    }
+
+    /// A snapshot's buffers are written only while an epoch is open.
+    pub(super) const fn demand_epoch(&self, what: &'static str) -> Result<(), BlocksError> {
+        if self.sizes.snapshot && self.line.building == self.line.front {
+            return Err(BlocksError::Epoch {
+                what,
+                have: self.line.building,
+                expected: self.line.front.saturating_add(1),
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Part {
+    /// Remembers that a block was stored in an epoch.
+    pub(super) fn touch(&mut self, sizes: Sizes, block: u64, epoch: u64) {
+        if !sizes.snapshot {
+            return;
+        }
+        if let Some(stored) = self.stored.get_mut((block - self.first) as usize)
+            && *stored != epoch
+        {
+            *stored = epoch;
+            self.touched[(epoch & 1) as usize].push(block);
+        }
+    }
+
+    /// Brings the blocks that only the previous epoch stored into the buffer of `epoch`; all
+    /// others are there: stored in this epoch, or the same in both buffers.
+    fn copy_forward(
+        &self,
+        memory: &ServerMemory,
+        sizes: Sizes,
+        epoch: u64,
+        line: &mut Vec<u8>,
+    ) -> Result<(), StoreError> {
+        let region = memory.public.region();
+        let front = epoch.wrapping_sub(1);
+        for &block in &self.touched[(front & 1) as usize] {
+            if self.stored.get((block - self.first) as usize) != Some(&front) {
+                continue;
+            }
+            line.resize(sizes.used_bytes(block), 0);
+            let [from, to] = [front, epoch].map(|e| self.payload_at(sizes, block, e));
+            region.words(from, line.len())?.copy_out(0, line);
+            region.words_mut(to, line.len())?.copy_in(0, line);
+        }
+        Ok(())
+    }
+}

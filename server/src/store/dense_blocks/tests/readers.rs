@@ -1,0 +1,273 @@
+//! Readers on another thread that see nothing but registered memory, as clients do.
+
+use std::sync::atomic::{AtomicBool, Ordering as Std};
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::sync::{Ordering, fence};
+
+use super::super::BlocksDescriptor;
+use super::*;
+
+/// Large enough that a reader's copy and a writer's store overlap often.
+const BYTES: usize = 64 << 10;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// What a reader saw.
+#[derive(Debug, Default)]
+struct Seen {
+    accepted: u64,
+    rejected: u64,
+    /// Rejected copies that really were mixtures.
+    mixtures: u64,
+    wrong: Vec<String>,
+}
+
+impl Seen {
+    fn enough(&self) -> bool {
+        self.accepted > 200 && self.mixtures > 20
+    }
+
+    fn finished(&self, deadline: Deadline) -> bool {
+        self.enough() || !self.wrong.is_empty() || deadline.passed()
+    }
+}
+
+/// A whole block of one value.
+fn filled(x: f32) -> Vec<u8> {
+    x.to_le_bytes().repeat(BYTES / 4)
+}
+
+fn all_equal(values: &[f32]) -> bool {
+    values.iter().all(|x| x.to_bits() == values[0].to_bits())
+}
+
+/// The seqlock's reader: `docs/PROTOCOL.md`, dense pull.
+fn pull_block(
+    memory: &ServerMemory,
+    d: &BlocksDescriptor,
+    salt: u64,
+    out: &mut [u8],
+) -> Option<u32> {
+    let public = memory.public.region();
+    let version = public.words(d.versions as usize, 8).unwrap();
+    let before = TaggedU32(version.load_acquire(0)).seq(salt);
+    public
+        .words(d.payload[0] as usize, out.len())
+        .unwrap()
+        .copy_out(0, out);
+    // SYNC: block. Pairs with the writer's fence after the odd word.
+    fence(Ordering::Acquire);
+    let after = TaggedU32(version.load(0)).seq(salt);
+    before.filter(|seq| seq % 2 == 0 && after == before)
+}
+
+#[test]
+fn a_block_that_is_accepted_is_never_torn() {
+    let (memory, redo) = memory();
+    let mut shard = shard(&memory, spec(BYTES as u64 / 4, 1, BYTES as u32, false)).unwrap();
+    let (d, salt) = (shard.partitions().next().unwrap(), shard.salt());
+    shard
+        .step(&redo, P, 0, PushOp::Assign, &filled(0.0))
+        .unwrap();
+    let stop = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut seen, mut out) = (Seen::default(), vec![0; BYTES]);
+            let deadline = Deadline::after(PATIENCE);
+            while !seen.finished(deadline) {
+                let seq = pull_block(&memory, &d, salt, &mut out);
+                let values = floats(&out);
+                match seq {
+                    // Sequence 4 stored 0, each next one 1 more.
+                    Some(seq) if all_equal(&values) && values[0] == (seq / 2 - 2) as f32 => {
+                        seen.accepted += 1;
+                    }
+                    Some(seq) => seen.wrong.push(format!("{seq}: {:?}..", &values[..2])),
+                    None => {
+                        seen.rejected += 1;
+                        seen.mixtures += u64::from(!all_equal(&values));
+                    }
+                }
+            }
+            stop.store(true, Std::Relaxed);
+            seen
+        });
+        let mut n = 0f32;
+        while !stop.load(Std::Relaxed) {
+            n += 1.0;
+            let values = filled(n);
+            shard.step(&redo, P, 0, PushOp::Assign, &values).unwrap();
+        }
+        reader.join().unwrap()
+    });
+    assert!(seen.wrong.is_empty(), "{:?}", &seen.wrong[..1]);
+    assert!(seen.enough() && seen.rejected >= seen.mixtures, "{seen:?}");
+}
+
+const BLOCKS: u64 = 16;
+
+/// Which epochs store a block: about a third of them, in no order.
+fn stores(epoch: u64, block: u64) -> bool {
+    tidewater_transport::layout::hash::mix64(epoch * BLOCKS + block).is_multiple_of(3)
+}
+
+/// The value of a block at an epoch: the last one that stored it.
+fn value_at(epoch: u64, block: u64) -> f32 {
+    (1..=epoch).rev().find(|e| stores(*e, block)).unwrap_or(0) as f32
+}
+
+fn build(shard: &mut DenseBlocks, redo: &Redo, epoch: u64) {
+    shard.begin_epoch(epoch).unwrap();
+    for block in (0..BLOCKS).filter(|b| stores(epoch, *b)) {
+        let values = filled(epoch as f32);
+        shard.step(redo, P, block, PushOp::Assign, &values).unwrap();
+    }
+    shard.flip(epoch, epoch, epoch).unwrap();
+}
+
+fn snapshot_table(memory: &Arc<ServerMemory>) -> DenseBlocks {
+    let zeros = TableSpec {
+        init: Init::Zeros,
+        ..spec(BLOCKS * BYTES as u64 / 4, 1, BYTES as u32, true)
+    };
+    shard(memory, zeros).unwrap()
+}
+
+/// The snapshot's reader; the epoch that it read, if it accepts, and whether it saw a line at all.
+fn pull_snapshot(
+    memory: &ServerMemory,
+    d: &BlocksDescriptor,
+    salt: u64,
+    out: &mut [u8],
+) -> (Option<u64>, Option<u64>) {
+    let public = memory.public.region();
+    let line = public.words(d.snapshot.unwrap() as usize, 64).unwrap();
+    let look = || SnapshotLine::from_line(&line.line(0), salt);
+    let Some(before) = look() else {
+        return (None, None);
+    };
+    // SYNC: snapshot. Pairs with the fence before the line that names the front.
+    fence(Ordering::Acquire);
+    let at = d.payload[(before.front & 1) as usize] as usize;
+    public.words(at, out.len()).unwrap().copy_out(0, out);
+    // SYNC: snapshot. Pairs with the fence after the line that says what is built.
+    fence(Ordering::Acquire);
+    let accepted = look().is_some_and(|after| after.building <= before.front + 1);
+    (accepted.then_some(before.front), Some(before.front))
+}
+
+fn is_epoch(out: &[u8], epoch: u64) -> bool {
+    (0..).zip(out.chunks(BYTES)).all(|(block, bytes)| {
+        let value = value_at(epoch, block).to_le_bytes();
+        bytes.chunks(4).all(|x| x == value)
+    })
+}
+
+#[test]
+fn a_snapshot_reader_never_sees_a_mixed_or_stale_epoch() {
+    let (memory, redo) = memory();
+    let mut shard = snapshot_table(&memory);
+    let (d, salt) = (shard.partitions().next().unwrap(), shard.salt());
+    let stop = AtomicBool::new(false);
+    let seen = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut seen, mut out) = (Seen::default(), vec![0; BLOCKS as usize * BYTES]);
+            let (deadline, mut newest) = (Deadline::after(PATIENCE), 0);
+            while !seen.finished(deadline) {
+                match pull_snapshot(&memory, &d, salt, &mut out) {
+                    (Some(e), _) if is_epoch(&out, e) && e >= newest => {
+                        seen.accepted += 1;
+                        newest = e;
+                    }
+                    (Some(e), _) => seen.wrong.push(format!("epoch {e} after {newest}")),
+                    (None, e) => {
+                        seen.rejected += 1;
+                        seen.mixtures += u64::from(e.is_some_and(|e| !is_epoch(&out, e)));
+                    }
+                }
+            }
+            stop.store(true, Std::Relaxed);
+            seen
+        });
+        let mut epoch = 0;
+        while !stop.load(Std::Relaxed) {
+            epoch += 1;
+            build(&mut shard, &redo, epoch);
+        }
+        reader.join().unwrap()
+    });
+    assert!(seen.wrong.is_empty(), "{:?}", &seen.wrong[..1]);
+    assert!(seen.enough() && seen.rejected >= seen.mixtures, "{seen:?}");
+}
+
+/// A reader's copy between any two of the writer's stores: believed until the epoch after next
+/// begins, and not one store longer.
+#[test]
+fn a_snapshot_is_believed_until_its_buffer_is_built_again() {
+    let (memory, redo) = memory();
+    let mut shard = snapshot_table(&memory);
+    build(&mut shard, &redo, 1);
+    let (d, salt) = (shard.partitions().next().unwrap(), shard.salt());
+    let words = memory
+        .public
+        .region()
+        .words(d.snapshot.unwrap() as usize, 64);
+    let line = || SnapshotLine::from_line(&words.as_ref().unwrap().line(0), salt).unwrap();
+    let front = line().front;
+    let store = |shard: &mut DenseBlocks, block, x| {
+        shard
+            .step(&redo, P, block, PushOp::Assign, &filled(x))
+            .unwrap();
+    };
+    type Act<'a> = Box<dyn Fn(&mut DenseBlocks) + 'a>;
+    let acts: [(Act<'_>, bool); 7] = [
+        (Box::new(|_| ()), true),
+        (Box::new(|s| s.begin_epoch(2).unwrap()), true),
+        (Box::new(|s| store(s, 3, 2.5)), true),
+        (Box::new(|s| s.flip(2, 2, 2).unwrap()), true),
+        (Box::new(|s| s.begin_epoch(3).unwrap()), false),
+        (Box::new(|s| store(s, 5, 3.5)), false),
+        (Box::new(|s| s.flip(3, 3, 3).unwrap()), false),
+    ];
+    let mut out = vec![0; BLOCKS as usize * BYTES];
+    for (n, (act, believed)) in acts.iter().enumerate() {
+        act(&mut shard);
+        let at = d.payload[(front & 1) as usize] as usize;
+        let payload = memory.public.region().words(at, out.len());
+        payload.unwrap().copy_out(0, &mut out);
+        assert_eq!(line().building <= front + 1, *believed, "after act {n}");
+        assert!(
+            !believed || is_epoch(&out, front),
+            "act {n} changed the front"
+        );
+    }
+    assert!(
+        !is_epoch(&out, front),
+        "the buffer was not built again: nothing tested"
+    );
+}
+
+/// Catches `TIDEWATER_PLANT=snapshot-without-copy-forward`.
+#[test]
+fn snapshot_blocks_untouched_this_epoch_are_carried_forward() {
+    let (memory, redo) = memory();
+    let mut shard = snapshot_table(&memory);
+    let (d, salt) = (shard.partitions().next().unwrap(), shard.salt());
+    let mut out = vec![0; BLOCKS as usize * BYTES];
+    for epoch in 1..60 {
+        build(&mut shard, &redo, epoch);
+        let (accepted, _) = pull_snapshot(&memory, &d, salt, &mut out);
+        assert_eq!(accepted, Some(epoch));
+        assert!(
+            is_epoch(&out, epoch),
+            "a block is not that of epoch {epoch}"
+        );
+        shard.read_range(0, &mut out).unwrap();
+        assert!(
+            is_epoch(&out, epoch),
+            "the owner reads another epoch than {epoch}"
+        );
+    }
+}

@@ -1,0 +1,269 @@
+//! One step on a range inside one block: out of shared memory, through the rule, and back.
+//!
+//! Shared memory is read and written in words, rules work on elements. A range of 4-byte elements
+//! may begin or end inside a word: the window is then one element wider, and the rule runs on a
+//! compact copy of the state without the neighbours.
+
+use std::ops::Range;
+
+use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
+use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::table::PushOp;
+
+use super::part::{Part, Sizes};
+use super::{BlocksError, DenseBlocks, length};
+use crate::apply::kernels::RowKernel;
+use crate::store::StoreError;
+use crate::store::memory::ServerMemory;
+use crate::store::redo::{Progress, Redo};
+use crate::store::redo_block::{BlockPlace, StatePiece};
+
+/// A range of elements inside one block.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cut {
+    pub(super) block: u64,
+    /// First element, in the block.
+    from: usize,
+    pub(super) count: usize,
+}
+
+impl Cut {
+    /// The first block's share of the `count` elements from `first` on.
+    pub(super) fn new(layout: BlockLayout, first: u64, count: usize) -> Self {
+        let size = layout.block_elements();
+        let from = (first % size) as usize;
+        Self {
+            block: first / size,
+            from,
+            count: count.min(size as usize - from),
+        }
+    }
+}
+
+/// Private lines of one shard. They grow to one block and stay.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    pub(super) payload: Vec<u8>,
+    state: Vec<u8>,
+    /// State of exactly the range, where `state` holds neighbours too.
+    compact: Vec<u8>,
+}
+
+impl Window {
+    fn load(
+        &mut self,
+        memory: &ServerMemory,
+        payload_at: usize,
+        payload_len: usize,
+        pieces: &[StatePiece; 3],
+    ) -> Result<(), StoreError> {
+        let public = memory.public.region();
+        self.payload.resize(payload_len, 0);
+        let words = public.words(payload_at, payload_len)?;
+        words.copy_out(0, &mut self.payload);
+        self.load_state(memory, pieces)
+    }
+
+    fn load_state(
+        &mut self,
+        memory: &ServerMemory,
+        pieces: &[StatePiece; 3],
+    ) -> Result<(), StoreError> {
+        let private = memory.private.region();
+        self.state.resize(pieces.iter().map(|p| p.len).sum(), 0);
+        let mut rest = &mut self.state[..];
+        for piece in pieces {
+            let (now, later) = rest.split_at_mut(piece.len);
+            let words = private.words(piece.at, piece.len)?;
+            words.copy_out(0, now);
+            rest = later;
+        }
+        Ok(())
+    }
+
+    /// Fills `compact` from `state`, or `state` from `compact`: `range` of each slot of `wide`
+    /// bytes, and the count behind them.
+    fn copy_compact(&mut self, sizes: Sizes, wide: usize, range: &Range<usize>, out: bool) {
+        let copy = |a: &mut [u8], b: &mut [u8]| match out {
+            true => b.copy_from_slice(a),
+            false => a.copy_from_slice(b),
+        };
+        for slot in 0..sizes.slots {
+            let a = &mut self.state[slot * wide..][range.clone()];
+            copy(a, &mut self.compact[slot * range.len()..][..range.len()]);
+        }
+        if sizes.counts {
+            let count = self.compact.len() - 8;
+            let a = &mut self.state[sizes.slots * wide..];
+            copy(a, &mut self.compact[count..]);
+        }
+    }
+}
+
+impl DenseBlocks {
+    /// One step on a range of one block.
+    pub(super) fn update(
+        &mut self,
+        redo: &Redo,
+        progress: Progress,
+        part: usize,
+        cut: Cut,
+        op: PushOp,
+        values: &[u8],
+    ) -> Result<(), BlocksError> {
+        let kernel = self.kernel_for(cut.count)?;
+        let sizes = self.sizes;
+        let Some(part) = self.parts.get_mut(part).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let size = sizes.layout.element_bytes;
+        let range = cut.from * size..(cut.from + cut.count) * size;
+        let wide = range.start & !7..range.end.next_multiple_of(8);
+        // A snapshot's buffer gets the whole block: its bytes are those of two epochs ago.
+        let window = if sizes.snapshot {
+            0..sizes.used_bytes(cut.block)
+        } else {
+            wide.clone()
+        };
+        let [source, target] = part.buffers(sizes, cut.block, self.line);
+        let pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
+        let w = &mut self.window;
+        w.load(&self.memory, source + window.start, window.len(), &pieces)?;
+        let inner = range.start - window.start;
+        if wide == range || sizes.slots == 0 {
+            let payload = &mut w.payload[inner..][..range.len()];
+            kernel.apply(op, payload, &mut w.state, values);
+        } else {
+            w.compact.resize(kernel.state_bytes(), 0);
+            let slot = range.start - wide.start..range.end - wide.start;
+            w.copy_compact(sizes, wide.len(), &slot, true);
+            let payload = &mut w.payload[inner..][..range.len()];
+            kernel.apply(op, payload, &mut w.compact, values);
+            w.copy_compact(sizes, wide.len(), &slot, false);
+        }
+        let version_at = part.version_at(sizes, cut.block);
+        let place = BlockPlace {
+            payload_at: target + window.start,
+            version_at,
+            versions: next_versions(&self.memory, version_at, self.salt)?,
+            pieces,
+        };
+        redo.commit_block(progress, place, &w.payload, &w.state)?;
+        part.touch(sizes, cut.block, self.line.building);
+        Ok(())
+    }
+
+    /// Kernels demand exact lengths; that of whole blocks is at hand, others cost comparisons.
+    fn kernel_for(&self, elements: usize) -> Result<RowKernel, BlocksError> {
+        if elements as u64 == self.sizes.layout.block_elements() {
+            return Ok(self.kernel);
+        }
+        Ok(RowKernel::new(
+            &self.spec.optimizer,
+            self.spec.dtype,
+            elements,
+        )?)
+    }
+
+    /// Copies the optimizer state of a block's elements in use: slots, then the step count, as
+    /// [`Self::block_lengths`] says.
+    ///
+    /// # Errors
+    /// [`BlocksError`].
+    pub fn read_state_block(&mut self, block: u64, out: &mut [u8]) -> Result<(), BlocksError> {
+        let (payload, want) = self.block_lengths(block)?;
+        if out.len() != want {
+            return Err(length("room for the state of a block", out.len(), want));
+        }
+        let (first, count) = self.elements_of(block)?;
+        let p = self.owned(first, count)?;
+        let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
+            return Ok(());
+        };
+        let wide = self.sizes.used_bytes(block);
+        let pieces = part.pieces(self.sizes, block, 0, wide);
+        self.window.load_state(&self.memory, &pieces)?;
+        self.window.compact.clear();
+        self.window.compact.resize(want, 0);
+        self.window
+            .copy_compact(self.sizes, wide, &(0..payload), true);
+        out.copy_from_slice(&self.window.compact);
+        Ok(())
+    }
+
+    /// Replaces a block's elements in use and their state: a load from a saved model. On a
+    /// snapshot table it is part of the epoch that is being built.
+    ///
+    /// # Errors
+    /// [`BlocksError`].
+    pub fn restore_block(
+        &mut self,
+        redo: &Redo,
+        progress: Progress,
+        block: u64,
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), BlocksError> {
+        let (want, want_state) = self.block_lengths(block)?;
+        if payload.len() != want {
+            return Err(length("payload of a block", payload.len(), want));
+        }
+        if state.len() != want_state {
+            return Err(length("state of a block", state.len(), want_state));
+        }
+        self.demand_epoch("a restore")?;
+        let (first, count) = self.elements_of(block)?;
+        let p = self.owned(first, count)?;
+        let sizes = self.sizes;
+        let Some(part) = self.parts.get_mut(p).and_then(Option::as_mut) else {
+            return Ok(());
+        };
+        let wide = sizes.used_bytes(block);
+        let pieces = part.pieces(sizes, block, 0, wide);
+        let w = &mut self.window;
+        w.payload.clear();
+        w.payload.extend_from_slice(payload);
+        w.payload.resize(wide, 0);
+        w.state.clear();
+        w.state.resize(pieces.iter().map(|p| p.len).sum(), 0);
+        w.compact.clear();
+        w.compact.extend_from_slice(state);
+        w.copy_compact(sizes, wide, &(0..want), false);
+        let version_at = part.version_at(sizes, block);
+        let place = BlockPlace {
+            payload_at: part.payload_at(sizes, block, self.line.building),
+            version_at,
+            versions: next_versions(&self.memory, version_at, self.salt)?,
+            pieces,
+        };
+        redo.commit_block(progress, place, &w.payload, &w.state)?;
+        part.touch(sizes, block, self.line.building);
+        Ok(())
+    }
+}
+
+impl Part {
+    /// Where a step on a block reads and where it writes. On a snapshot table it reads the front,
+    /// or what this epoch made of it already.
+    fn buffers(
+        &self,
+        sizes: Sizes,
+        block: u64,
+        SnapshotLine {
+            front, building, ..
+        }: SnapshotLine,
+    ) -> [usize; 2] {
+        let stored = self.stored.get((block - self.first) as usize);
+        let again = stored == Some(&building);
+        let source = if again { building } else { front };
+        [source, building].map(|epoch| self.payload_at(sizes, block, epoch))
+    }
+}
+
+/// The version word while the block is being written, and after.
+fn next_versions(memory: &ServerMemory, at: usize, salt: u64) -> Result<[u64; 2], StoreError> {
+    let word = memory.public.region().words(at, 8)?.load(0);
+    // The applier alone writes it, tagged; its sequence is even here, or the redo was not finished.
+    let seq = (word as u32) & !1;
+    Ok([1, 2].map(|n| TaggedU32::new(seq.wrapping_add(n), salt).0))
+}

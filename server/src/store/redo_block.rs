@@ -1,0 +1,284 @@
+//! The redo line of a block: where the result of a range of one block stands before it is stored.
+//!
+//! The same promise as a row's (see `redo`) with other targets: payload words and a version word
+//! in public memory, and up to three pieces of optimizer state in private memory.
+//!
+//! ```text
+//! line 0   lsn | row | payload at | version at | odd word | even word | lens | chk
+//! line 1   state pieces: 3 x (at, bytes) | 0 | 0
+//! then     payload | state pieces one after the other
+//! ```
+//! Line 0 proves that everything below it was written before it; it is void while that changes.
+
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::hash::line_chk;
+use tidewater_transport::sync::{Ordering, fence};
+
+use super::StoreError;
+use super::redo::{Progress, Redo};
+
+const REDO_BLOCK: u64 = u64::from_le_bytes(*b"redo-blk");
+const DATA_AT: usize = 2 * LINE_BYTES;
+/// Two slots and a step count.
+const PIECES: usize = 3;
+
+/// Some bytes of a block's optimizer state: offset in private memory and length, both multiples
+/// of 8. Length 0: none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StatePiece {
+    /// Offset in private memory.
+    pub at: usize,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Where the result of a range of a block goes. All offsets are multiples of 8.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockPlace {
+    /// Offset of the first payload byte in public memory.
+    pub payload_at: usize,
+    /// Offset of the block's version word in public memory.
+    pub version_at: usize,
+    /// The version word while the payload is being written, and after.
+    pub versions: [u64; 2],
+    /// Where the state's bytes go, in their order.
+    pub pieces: [StatePiece; PIECES],
+}
+
+impl Redo {
+    /// Stores the result of a range of a block: first here, then in its place under the block's
+    /// version word. `payload` and `state` are whole words; `state` is as long as the pieces.
+    ///
+    /// # Errors
+    /// [`StoreError::Limit`] when the area was made for smaller blocks (nothing was changed),
+    /// [`StoreError::Mem`] when `place` is outside the memory.
+    pub fn commit_block(
+        &self,
+        progress: Progress,
+        place: BlockPlace,
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        self.record_block(progress, place, payload, state)?;
+        self.store_block(&place, payload, state)
+    }
+
+    fn record_block(
+        &self,
+        progress: Progress,
+        place: BlockPlace,
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        let need = DATA_AT + payload.len() + state.len();
+        if need > self.block.len {
+            return Err(StoreError::Limit {
+                what: "bytes of redo for a block",
+                have: need as u64,
+                limit: self.block.len as u64,
+            });
+        }
+        let private = self.memory.private.region();
+        let area = private.words_mut(self.block.at, self.block.len)?;
+        area.store(56, 0);
+        // SYNC: redo. A header is never valid over bytes of another block: it is void first.
+        fence(Ordering::Release);
+        let [a, b, c] = place.pieces.map(|p| [p.at as u64, p.len as u64]);
+        area.store_line(LINE_BYTES, &[a[0], a[1], b[0], b[1], c[0], c[1], 0, 0]);
+        area.copy_in(DATA_AT, payload);
+        area.copy_in(DATA_AT + payload.len(), state);
+        let words = [
+            progress.lsn,
+            u64::from(progress.row),
+            place.payload_at as u64,
+            place.version_at as u64,
+            place.versions[0],
+            place.versions[1],
+            payload.len() as u64 | (state.len() as u64) << 32,
+        ];
+        let proof = line_chk(REDO_BLOCK, words[1], &words);
+        let [a, b, c, d, e, f, g] = words;
+        fence(Ordering::Release);
+        area.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        fence(Ordering::Release);
+        Ok(())
+    }
+
+    /// The seqlock's writer. Its other half is the reader of `docs/PROTOCOL.md`: version word with
+    /// Acquire, payload, `fence(Acquire)`, version word again; it accepts two equal even words.
+    fn store_block(
+        &self,
+        place: &BlockPlace,
+        payload: &[u8],
+        state: &[u8],
+    ) -> Result<(), StoreError> {
+        let public = self.memory.public.region();
+        let version = public.words_mut(place.version_at, 8)?;
+        let target = public.words_mut(place.payload_at, payload.len())?;
+        version.store(0, place.versions[0]);
+        // SYNC: block. A reader that copied any word stored below has synchronised with this fence
+        // through its own, so its second look sees the odd word or a later one: it rejects.
+        fence(Ordering::Release);
+        target.copy_in(0, payload);
+        // SYNC: block. A reader whose first look sees this word sees all of the payload above.
+        version.store_release(0, place.versions[1]);
+        let private = self.memory.private.region();
+        let mut rest = state;
+        for piece in place.pieces {
+            let (bytes, after) = rest.split_at_checked(piece.len).unwrap_or((rest, &[]));
+            private.words_mut(piece.at, bytes.len())?.copy_in(0, bytes);
+            rest = after;
+        }
+        Ok(())
+    }
+
+    /// Finishes a block; see [`Redo::finish`].
+    pub(super) fn finish_block(&self) -> Result<Option<Progress>, StoreError> {
+        let private = self.memory.private.region();
+        let area = private.words(self.block.at, self.block.len)?;
+        let line = area.line(0);
+        if line_chk(REDO_BLOCK, line[1], &line[..7]) != line[7] {
+            return Ok(None);
+        }
+        let (payload_len, state_len) = (line[6] as u32 as usize, (line[6] >> 32) as usize);
+        if DATA_AT + payload_len + state_len > self.block.len {
+            return Ok(None);
+        }
+        let table = area.line(LINE_BYTES);
+        let place = BlockPlace {
+            payload_at: line[2] as usize,
+            version_at: line[3] as usize,
+            versions: [line[4], line[5]],
+            pieces: std::array::from_fn(|i| StatePiece {
+                at: table[2 * i] as usize,
+                len: table[2 * i + 1] as usize,
+            }),
+        };
+        let mut payload = vec![0; payload_len];
+        let mut state = vec![0; state_len];
+        area.copy_out(DATA_AT, &mut payload);
+        area.copy_out(DATA_AT + payload_len, &mut state);
+        self.store_block(&place, &payload, &state)?;
+        Ok(Some(Progress {
+            lsn: line[0],
+            row: line[1] as u32,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidewater_transport::ids::Incarnation;
+    use tidewater_transport::layout::dense::TaggedU32;
+    use tidewater_transport::mem::Region;
+
+    use super::*;
+    use crate::store::ServerMemory;
+    use crate::store::memory::{BlockKind, BlockOwner};
+
+    const PAYLOAD: usize = 96;
+    const DONE: Progress = Progress { lsn: 4, row: 2 };
+
+    fn setup() -> (Arc<ServerMemory>, Redo, BlockPlace) {
+        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(3)).unwrap());
+        let owner = BlockOwner {
+            kind: BlockKind::Dense,
+            table: 1,
+            applier: 0,
+            part: 1,
+        };
+        let payload = memory.public.alloc(256, owner).unwrap();
+        let meta = memory.public.alloc(64, owner).unwrap();
+        let state = memory.private.alloc(256, owner).unwrap();
+        let redo = Redo::new(Arc::clone(&memory), 0, PAYLOAD, 2 * PAYLOAD + 8).unwrap();
+        let piece = |at: usize, len: usize| StatePiece {
+            at: state.at + at,
+            len,
+        };
+        let place = BlockPlace {
+            payload_at: payload.at + 8,
+            version_at: meta.at + 16,
+            versions: [3, 4].map(|seq| TaggedU32::new(seq, 9).0),
+            pieces: [piece(0, PAYLOAD), piece(128, 40), piece(248, 8)],
+        };
+        (memory, redo, place)
+    }
+
+    /// Every word the store writes, in the order in which it writes them.
+    fn targets(memory: &ServerMemory, place: &BlockPlace) -> Vec<(Arc<Region>, usize)> {
+        let public = |at| (Arc::clone(memory.public.region()), at);
+        let private = |at| (Arc::clone(memory.private.region()), at);
+        let payload = (0..PAYLOAD).step_by(8).map(|w| place.payload_at + w);
+        let state = place
+            .pieces
+            .iter()
+            .flat_map(|p| (0..p.len).step_by(8).map(|w| p.at + w));
+        [public(place.version_at)]
+            .into_iter()
+            .chain(payload.map(public))
+            .chain([public(place.version_at)])
+            .chain(state.map(private))
+            .collect()
+    }
+
+    fn load(targets: &[(Arc<Region>, usize)]) -> Vec<u64> {
+        let word = |(region, at): &(Arc<Region>, usize)| region.words(*at, 8).unwrap().load(0);
+        targets.iter().map(word).collect()
+    }
+
+    #[test]
+    fn a_block_cut_at_any_word_is_finished() {
+        let (memory, redo, place) = setup();
+        let (payload, state) = ([7u8; PAYLOAD], [9u8; PAYLOAD + 48]);
+        let targets = targets(&memory, &place);
+        redo.commit_block(DONE, place, &payload, &state).unwrap();
+        let whole = load(&targets);
+        let odd_then = [place.versions[0], TaggedU32::new(2, 9).0];
+        for cut in 0..=targets.len() {
+            // As it was when the applier died: the first `cut` stores done, the rest old.
+            for (n, (region, at)) in targets.iter().enumerate() {
+                let words = region.words_mut(*at, 8).unwrap();
+                let old = if *at == place.version_at {
+                    odd_then[usize::from(cut == 0)]
+                } else {
+                    0xdead
+                };
+                words.store(0, if n < cut && n > 0 { whole[n] } else { old });
+            }
+            assert!(
+                cut == targets.len() || load(&targets) != whole,
+                "cut {cut} cuts nothing"
+            );
+            assert_eq!(redo.finish().unwrap(), Some(DONE), "cut {cut}");
+            assert_eq!(load(&targets), whole, "cut {cut}");
+        }
+    }
+
+    #[test]
+    fn a_torn_header_is_ignored_and_the_other_kind_is_not_mistaken() {
+        let (memory, redo, place) = setup();
+        let (payload, state) = ([7u8; PAYLOAD], [9u8; PAYLOAD + 48]);
+        redo.commit_block(DONE, place, &payload, &state).unwrap();
+        let area = memory.private.region().words_mut(redo.block.at, 64);
+        let area = area.unwrap();
+        for word in 0..8 {
+            let was = area.as_read().load(word * 8);
+            area.store(word * 8, was ^ 0x10);
+            assert_eq!(redo.finish().unwrap(), None, "word {word}");
+            area.store(word * 8, was);
+        }
+        assert_eq!(redo.finish().unwrap(), Some(DONE));
+    }
+
+    #[test]
+    fn a_block_too_large_for_the_area_changes_nothing() {
+        let (memory, redo, place) = setup();
+        let before = load(&targets(&memory, &place));
+        let e = redo.commit_block(DONE, place, &[1; 4096], &[]).unwrap_err();
+        assert!(matches!(e, StoreError::Limit { .. }), "{e}");
+        assert_eq!(load(&targets(&memory, &place)), before);
+        assert_eq!(redo.finish().unwrap(), None);
+    }
+}
