@@ -11,6 +11,8 @@ pub mod doze;
 mod exports;
 #[cfg(not(loom))]
 pub mod fabric;
+#[cfg(not(loom))]
+pub mod host;
 pub mod ids;
 pub mod launch;
 pub mod layout;

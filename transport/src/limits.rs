@@ -135,3 +135,9 @@ pub const LANE_POSTS_BYTES_MAX: usize = 2 * crate::layout::session::MAILBOX_BYTE
 pub const LANE_POLL_OPS: usize = 64;
 /// Bytes one poll of a TCP port moves before other lanes have their turn.
 pub const LANE_POLL_BYTES: usize = 256 << 10;
+/// Control connections of a server, and lane connections on their way to an applier: one for each
+/// session, and as many again that are being replaced or only ask.
+pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
+/// Connections of a server that have not proven themselves; one more closes the oldest. Bounds what
+/// strangers can hold, and leaves room for all threads of a large job to knock at once.
+pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;

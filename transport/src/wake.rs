@@ -4,6 +4,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::event::epoll;
@@ -131,13 +132,47 @@ fn flags(output: bool) -> epoll::EventFlags {
     }
 }
 
+/// The doze words of one thread. Clones share them, so that whoever renews a session's memory can
+/// change them.
+#[derive(Debug, Clone, Default)]
+pub struct Dozes(Arc<Mutex<Vec<(Arc<Region>, usize)>>>);
+
+impl Dozes {
+    /// Adds a doze word that producers look at; it must be writable.
+    pub fn add(&self, region: Arc<Region>, at: usize) {
+        self.lock().push((region, at));
+    }
+
+    /// Removes a doze word.
+    pub fn remove(&self, region: &Arc<Region>, at: usize) {
+        self.lock()
+            .retain(|(r, a)| !(Arc::ptr_eq(r, region) && *a == at));
+    }
+
+    fn each(&self, act: impl Fn(WordsMut<'_>)) {
+        for (region, at) in &*self.lock() {
+            if let Ok(word) = region.words_mut(*at, 8) {
+                act(word);
+            }
+        }
+    }
+
+    /// Taken on the way to a system call; nobody else holds it but while a session changes.
+    fn lock(&self) -> MutexGuard<'_, Vec<(Arc<Region>, usize)>> {
+        match self.0.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+}
+
 /// The real [`Sleeper`]: one `epoll_wait` over the thread's bell and its sockets, and the doze
 /// words of all memory through which others may signal it.
 #[derive(Debug)]
 pub struct OsSleeper {
     watch: Watch,
     bell: Bell,
-    doze: Vec<(Arc<Region>, usize)>,
+    dozes: Dozes,
     spin: Duration,
 }
 
@@ -153,7 +188,7 @@ impl OsSleeper {
         Ok(Self {
             watch,
             bell,
-            doze: Vec::new(),
+            dozes: Dozes::default(),
             spin,
         })
     }
@@ -168,26 +203,25 @@ impl OsSleeper {
         &self.watch
     }
 
+    /// The thread's doze words.
+    pub const fn dozes(&self) -> &Dozes {
+        &self.dozes
+    }
+
     /// Adds a doze word that producers look at; it must be writable.
     pub fn add_doze(&mut self, region: Arc<Region>, at: usize) {
-        self.doze.push((region, at));
+        self.dozes.add(region, at);
     }
 
     /// Removes the doze words of a region.
     pub fn remove_doze(&mut self, region: &Arc<Region>) {
-        self.doze.retain(|(r, _)| !Arc::ptr_eq(r, region));
-    }
-
-    fn words(&self) -> impl Iterator<Item = WordsMut<'_>> {
-        self.doze
-            .iter()
-            .filter_map(|(region, at)| region.words_mut(*at, 8).ok())
+        self.dozes.lock().retain(|(r, _)| !Arc::ptr_eq(r, region));
     }
 }
 
 impl Sleeper for OsSleeper {
     fn announce(&mut self) {
-        self.words().for_each(announce);
+        self.dozes.each(announce);
     }
 
     fn sleep(&mut self, deadline: Deadline) {
@@ -205,7 +239,7 @@ impl Sleeper for OsSleeper {
     }
 
     fn retract(&mut self) {
-        self.words().for_each(retract);
+        self.dozes.each(retract);
     }
 
     fn spin(&self) -> Duration {

@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use serde::{Deserialize, Serialize};
-
 use super::{ShmError, ShmLane, ShmPort};
 use crate::fabric::{Inbox, Mailbox};
 use crate::layout::ring::RingGeometry;
@@ -14,6 +12,7 @@ use crate::mem::region::read_only_fd;
 use crate::mem::{MemError, Region};
 use crate::sync::Arc;
 use crate::wake::Bell;
+pub use crate::wire::control::ShmAttach;
 
 /// Descriptors before the bells: public, counters, inbox, mailbox.
 const MEMORIES: usize = 4;
@@ -66,25 +65,6 @@ pub struct ApplierEnd {
     pub doze_at: u64,
     /// Its doorbell.
     pub bell: Bell,
-}
-
-/// The numbers of a session, which travel in a control message beside the descriptors
-/// ([`SessionMemory::descriptors`]). Offsets of lanes follow from them: lane `i` has the `i`-th
-/// slice of the inbox and of the mailbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShmAttach {
-    /// Check bits of this start's region keys.
-    pub key_check: u8,
-    /// Bytes of the server's public memory.
-    pub public_bytes: u64,
-    /// Bytes of its counters.
-    pub counters_bytes: u64,
-    /// Data bytes of each lane's ring.
-    pub ring_bytes: u64,
-    /// Bytes of each lane's mailbox.
-    pub mailbox_bytes: u64,
-    /// For each lane: offset of its applier's doze word in public memory.
-    pub doze_at: Vec<u64>,
 }
 
 /// The server's side of one session: inbox and mailbox memory of all its lanes. Dropping it frees

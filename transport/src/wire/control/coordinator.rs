@@ -234,8 +234,7 @@ pub enum Notice {
         /// Why, for people.
         reason: String,
     },
-    /// A server's table is released; the session answers with
-    /// [`super::ServerRequest::ReleaseSeen`] when it has stopped reading.
+    /// A table is released: its rows prove themselves no more.
     TableReleased {
         /// The table.
         id: TableId,

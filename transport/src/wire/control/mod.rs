@@ -32,8 +32,8 @@ pub use members::{
     DomainClock, Endpoints, Members, Owner, ServerMember, WorkerClock, WorkerMember, WorkerState,
 };
 pub use server::{
-    Attach, Attached, DescriptorKind, LaneGrant, PartitionDescriptor, Recovered, Remote,
-    ServerAnswer, ServerRequest, TableDescriptor, Transport,
+    ApplierPart, Attach, Attached, LaneGrant, PartitionDescriptor, Recovered, Remote, ServerAnswer,
+    ServerRequest, ShmAttach, TableDescriptor, Transport,
 };
 
 use super::WireError;

@@ -177,21 +177,36 @@ impl Gen {
         LaneGrant {
             applier: self.applier(),
             nonce: self.any(),
-            ring: self.remote(),
-            tail: self.remote(),
-            state: self.remote(),
-            ticket: self.maybe(Self::remote),
+            ticket: self.remote(),
         }
     }
 
-    fn descriptors(&mut self) -> Vec<DescriptorKind> {
-        self.list(6, |g| match g.under(5) {
-            0 => DescriptorKind::Public,
-            1 => DescriptorKind::Inbox,
-            2 => DescriptorKind::Mailbox,
-            3 => DescriptorKind::ApplierDoorbell(g.applier()),
-            _ => DescriptorKind::ClientDoorbell,
-        })
+    fn shm(&mut self) -> ShmAttach {
+        ShmAttach {
+            key_check: self.any() as u8,
+            public_bytes: self.any(),
+            counters_bytes: self.any(),
+            ring_bytes: self.any(),
+            mailbox_bytes: self.any(),
+            doze_at: self.list(4, Self::any),
+        }
+    }
+
+    fn part(&mut self) -> ApplierPart {
+        ApplierPart {
+            applier: self.applier(),
+            salt: self.any(),
+            extents: self.maybe(Self::remote),
+            partitions: self.list(5, |g| PartitionDescriptor {
+                partition: PartitionId(g.under(4096) as u32),
+                first: g.any() >> 1,
+                count: g.any() >> 1,
+                payload: g.remote(),
+                payload_back: g.maybe(Self::remote),
+                versions: g.maybe(Self::remote),
+                snapshot: g.maybe(Self::remote),
+            }),
+        }
     }
 
     pub(in crate::wire) fn coordinator_requests(&mut self) -> Vec<CoordinatorRequest> {
@@ -313,11 +328,11 @@ impl Gen {
                 transport: transports[self.under(4) as usize],
                 ring_bytes: (16 << 10) << self.under(11),
                 thread: self.any() as u32,
-                mailbox: self.maybe(Self::remote),
-                descriptors: self.descriptors(),
             }),
-            R::Recover {
+            R::Resume {
                 session: SessionId(self.any()),
+            },
+            R::Recover {
                 applier: self.applier(),
             },
             R::Describe {
@@ -326,12 +341,7 @@ impl Gen {
             R::Clocks {
                 domain: DomainId(self.under(64) as u8),
             },
-            R::ReleaseSeen {
-                table: TableId(self.any() as u32),
-            },
-            R::Detach {
-                session: SessionId(self.any()),
-            },
+            R::Detach,
         ]
     }
 
@@ -342,35 +352,23 @@ impl Gen {
             A::Attached(Attached {
                 session: SessionId(self.any()),
                 lanes: self.list(4, Self::lane),
-                public_bytes: self.any(),
-                inbox_bytes: self.any(),
-                descriptors: self.descriptors(),
+                shm: self.maybe(Self::shm),
             }),
             A::Recovered(Recovered {
                 lane: self.lane(),
+                shm: self.maybe(Self::shm),
                 applied_seq: self.any(),
                 durable_seq: self.any(),
                 head_bytes: self.any(),
+                rejected: self.any(),
             }),
             A::Table(TableDescriptor {
                 id: TableId(self.any() as u32),
-                salt: self.any(),
                 header_bytes: 16,
                 payload_bytes: 40,
                 stride_bytes: 64,
                 block_bytes: 0,
-                state: self.remote(),
-                partitions: self.list(5, |g| PartitionDescriptor {
-                    partition: PartitionId(g.under(4096) as u32),
-                    applier: g.applier(),
-                    first_row: g.any() >> 1,
-                    rows: g.any() >> 1,
-                    payload: g.maybe(Self::remote),
-                    payload_back: g.maybe(Self::remote),
-                    versions: g.maybe(Self::remote),
-                    snapshot: g.maybe(Self::remote),
-                    extents: g.maybe(Self::remote),
-                }),
+                parts: self.list(3, Self::part),
             }),
             A::Clocks {
                 global: self.any(),

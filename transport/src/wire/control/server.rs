@@ -37,34 +37,16 @@ pub struct Remote {
     pub len: u64,
 }
 
-/// A file descriptor that came along by `SCM_RIGHTS`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum DescriptorKind {
-    /// The server's public memory, read-only.
-    Public,
-    /// The session's inbox: rings and tail cells, which the client writes.
-    Inbox,
-    /// The session's mailbox, which the server writes.
-    Mailbox,
-    /// The eventfd that wakes an applier.
-    ApplierDoorbell(ApplierId),
-    /// The eventfd that wakes the client's thread.
-    ClientDoorbell,
-}
-
 /// A client thread asks for a session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
-    /// The transport of its lanes.
+    /// The transport of its lanes. On shm the request comes over the unix socket, and the
+    /// doorbell of the client's thread comes along as the only descriptor.
     pub transport: Transport,
     /// Bytes of each ring, a power of two.
     pub ring_bytes: u32,
-    /// The thread's number inside its worker.
+    /// The thread's number inside its worker. Thread 0 is the one whose CLOCK frames count.
     pub thread: u32,
-    /// The client's mailbox; on shm its descriptor comes along.
-    pub mailbox: Option<Remote>,
-    /// Descriptors sent with this message, in their order.
-    pub descriptors: Vec<DescriptorKind>,
 }
 
 /// One lane of a session.
@@ -72,16 +54,30 @@ pub struct Attach {
 pub struct LaneGrant {
     /// Its applier.
     pub applier: ApplierId,
-    /// Presented in the handshake of the lane's connection; new after each Recover.
+    /// Presented in the handshake of the lane's connection, once; new after each Recover. 0 where
+    /// the lane needs no connection.
     pub nonce: u64,
-    /// The ring's data, writable.
-    pub ring: Remote,
-    /// The tail cell's line, writable.
-    pub tail: Remote,
-    /// The state line, readable.
-    pub state: Remote,
-    /// The advisory ticket line, for fetch-add; `None` where there is none.
-    pub ticket: Option<Remote>,
+    /// The applier's advisory ticket line, for fetch-add.
+    pub ticket: Remote,
+}
+
+/// The numbers of a session over shared memory, or of one of its lanes that was recovered. They
+/// travel beside the descriptors: public memory, counters, inbox, mailbox, then the bell of each
+/// lane's applier. Offsets of lanes follow: lane `i` has the `i`-th slice of inbox and mailbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShmAttach {
+    /// Check bits of this start's region keys.
+    pub key_check: u8,
+    /// Bytes of the server's public memory.
+    pub public_bytes: u64,
+    /// Bytes of its counters.
+    pub counters_bytes: u64,
+    /// Data bytes of each lane's ring.
+    pub ring_bytes: u64,
+    /// Bytes of each lane's mailbox.
+    pub mailbox_bytes: u64,
+    /// For each lane: offset of its applier's doze word in public memory.
+    pub doze_at: Vec<u64>,
 }
 
 /// A session.
@@ -89,83 +85,91 @@ pub struct LaneGrant {
 pub struct Attached {
     /// Its nonce.
     pub session: SessionId,
-    /// One lane for each applier of the server.
+    /// One lane for each applier of the server, in the order of their numbers.
     pub lanes: Vec<LaneGrant>,
-    /// Bytes of the server's public memory to be mapped (shm), else 0.
-    pub public_bytes: u64,
-    /// Bytes of the session's inbox to be mapped (shm), else 0.
-    pub inbox_bytes: u64,
-    /// Descriptors sent with this message, in their order.
-    pub descriptors: Vec<DescriptorKind>,
+    /// On shm.
+    pub shm: Option<ShmAttach>,
 }
 
 /// Where a broken lane stands. The client writes `[head_bytes, tail)` again from its staging.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovered {
     /// The lane, with a new nonce.
     pub lane: LaneGrant,
-    /// Every frame up to this is applied.
+    /// On shm: the lane's new memory.
+    pub shm: Option<ShmAttach>,
+    /// Every frame up to this is applied or refused.
     pub applied_seq: u64,
     /// Every frame up to this is durable.
     pub durable_seq: u64,
     /// Bytes consumed; the tail cell says the same.
     pub head_bytes: u64,
+    /// Frames refused so far.
+    pub rejected: u64,
 }
 
-/// A partition as one server has it. Fields that the table's layout has no use for are `None`.
+/// A partition of a dense table as its applier has it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionDescriptor {
     /// Its number.
     pub partition: PartitionId,
-    /// Its applier.
-    pub applier: ApplierId,
-    /// First row (dense), else 0.
-    pub first_row: u64,
-    /// Rows (dense), else 0.
-    pub rows: u64,
-    /// Dense payload: rows with headers, or blocks.
-    pub payload: Option<Remote>,
+    /// Its first row, or its first block.
+    pub first: u64,
+    /// Its rows, or its blocks.
+    pub count: u64,
+    /// Rows with their headers, or blocks.
+    pub payload: Remote,
     /// Second buffer of a snapshot table.
     pub payload_back: Option<Remote>,
     /// Version words of blocks.
     pub versions: Option<Remote>,
-    /// Snapshot descriptor.
+    /// Snapshot line.
     pub snapshot: Option<Remote>,
-    /// Extent table of a sparse partition.
-    pub extents: Option<Remote>,
 }
 
-/// Everything a client must know to read and write a table's rows at one server.
+/// What one applier has of a table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApplierPart {
+    /// The applier.
+    pub applier: ApplierId,
+    /// Enters what is read there: extent entries of a sparse table, row hashes of layout `rows`,
+    /// version words and snapshot lines of layout `blocks`. New when memory is used again.
+    pub salt: u64,
+    /// The extent table of a sparse table; rows have the salt that their extent's entry tells.
+    pub extents: Option<Remote>,
+    /// The partitions of a dense table; none of a sparse one.
+    pub partitions: Vec<PartitionDescriptor>,
+}
+
+/// Everything a client must know to read a table's rows at one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDescriptor {
     /// The table.
     pub id: TableId,
-    /// Enters every row's hash and version word; new when memory is used again.
-    pub salt: u64,
     /// Bytes of a row's header (0 in blocks).
     pub header_bytes: u32,
     /// Bytes of a row's payload.
     pub payload_bytes: u32,
-    /// Bytes from a row to the next.
+    /// Bytes from a row to the next; in blocks those of the payload.
     pub stride_bytes: u32,
     /// Bytes of a block (0 in rows).
     pub block_bytes: u32,
-    /// The line that says whether the table is alive or released.
-    pub state: Remote,
-    /// The server's partitions of it.
-    pub partitions: Vec<PartitionDescriptor>,
+    /// What the server's appliers have of it; those that own no partition are left out.
+    pub parts: Vec<ApplierPart>,
 }
 
 /// Worker to server, on the session's control connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerRequest {
-    /// The first on the connection. Answer: [`ServerAnswer::Attached`].
+    /// Makes the connection's session. Answer: [`ServerAnswer::Attached`].
     Attach(Attach),
-    /// Re-attaches a session's cut lane. It may be repeated, also on a new control connection.
-    /// Answer: [`ServerAnswer::Recovered`].
-    Recover {
-        /// The session.
+    /// Makes a session of before this connection's own: its connection was cut. Answer: Done.
+    Resume {
+        /// The session: who knows its nonce owns it.
         session: SessionId,
+    },
+    /// Re-attaches the session's cut lane. It may be repeated. Answer: [`ServerAnswer::Recovered`].
+    Recover {
         /// The lane's applier.
         applier: ApplierId,
     },
@@ -179,16 +183,8 @@ pub enum ServerRequest {
         /// The domain.
         domain: DomainId,
     },
-    /// The session reads a released table no more. Answer: Done.
-    ReleaseSeen {
-        /// The table.
-        table: TableId,
-    },
-    /// Ends the session after what is in its rings. Answer: Done.
-    Detach {
-        /// The session.
-        session: SessionId,
-    },
+    /// Ends the session at once: wait for its pushes first. Answer: Done.
+    Detach,
 }
 
 /// Server to worker.
@@ -220,12 +216,9 @@ impl Message for ServerRequest {
     fn validate(&self) -> Result<(), WireError> {
         match self {
             Self::Attach(attach) => attach.validate(),
-            Self::Recover {
-                session: _,
-                applier,
-            } => applier_id(*applier),
+            Self::Recover { applier } => applier_id(*applier),
             Self::Clocks { domain } => domain_id(*domain),
-            Self::Describe { .. } | Self::ReleaseSeen { .. } | Self::Detach { .. } => Ok(()),
+            Self::Resume { .. } | Self::Describe { .. } | Self::Detach => Ok(()),
         }
     }
 }
@@ -247,10 +240,13 @@ impl Message for ServerAnswer {
                     attached.lanes.len() as u64,
                     u64::from(APPLIERS_MAX),
                 )?;
-                descriptors(&attached.descriptors)?;
+                attached.shm.iter().try_for_each(ShmAttach::validate)?;
                 attached.lanes.iter().try_for_each(LaneGrant::validate)
             }
-            Self::Recovered(recovered) => recovered.lane.validate(),
+            Self::Recovered(recovered) => {
+                recovered.shm.iter().try_for_each(ShmAttach::validate)?;
+                recovered.lane.validate()
+            }
             Self::Table(table) => table.validate(),
             Self::Clocks { global: _, workers } => {
                 at_most("workers", workers.len() as u64, u64::from(WORKERS_MAX))?;
@@ -281,8 +277,7 @@ impl Attach {
                 why,
             });
         }
-        self.mailbox.iter().try_for_each(Remote::validate)?;
-        descriptors(&self.descriptors)
+        Ok(())
     }
 }
 
@@ -299,14 +294,21 @@ impl Remote {
     }
 }
 
+impl ShmAttach {
+    /// The rest is compared with the memories themselves when they are mapped.
+    fn validate(&self) -> Result<(), WireError> {
+        at_most(
+            "lanes",
+            self.doze_at.len() as u64,
+            u64::from(APPLIERS_MAX),
+        )
+    }
+}
+
 impl LaneGrant {
     fn validate(&self) -> Result<(), WireError> {
         applier_id(self.applier)?;
-        let whole = [self.ring, self.tail, self.state];
-        whole
-            .iter()
-            .chain(&self.ticket)
-            .try_for_each(Remote::validate)
+        self.ticket.validate()
     }
 }
 
@@ -317,31 +319,33 @@ impl PartitionDescriptor {
             u64::from(self.partition.0),
             u64::from(PARTITIONS_MAX) - 1,
         )?;
-        applier_id(self.applier)?;
-        if self.first_row.checked_add(self.rows).is_none() {
+        if self.first.checked_add(self.count).is_none() {
             return Err(WireError::Malformed {
                 what: "rows of a partition",
                 why: "wrap round",
             });
         }
-        let parts = [
-            self.payload,
-            self.payload_back,
-            self.versions,
-            self.snapshot,
-            self.extents,
-        ];
-        parts.iter().flatten().try_for_each(Remote::validate)
+        self.payload.validate()?;
+        let others = [self.payload_back, self.versions, self.snapshot];
+        others.iter().flatten().try_for_each(Remote::validate)
+    }
+}
+
+impl ApplierPart {
+    fn validate(&self) -> Result<(), WireError> {
+        applier_id(self.applier)?;
+        self.extents.iter().try_for_each(Remote::validate)?;
+        self.partitions
+            .iter()
+            .try_for_each(PartitionDescriptor::validate)
     }
 }
 
 impl TableDescriptor {
     fn validate(&self) -> Result<(), WireError> {
-        at_most(
-            "partitions",
-            self.partitions.len() as u64,
-            u64::from(PARTITIONS_MAX),
-        )?;
+        at_most("parts", self.parts.len() as u64, u64::from(APPLIERS_MAX))?;
+        let partitions = self.parts.iter().map(|p| p.partitions.len() as u64).sum();
+        at_most("partitions", partitions, u64::from(PARTITIONS_MAX))?;
         at_most(
             "block bytes",
             u64::from(self.block_bytes),
@@ -349,22 +353,6 @@ impl TableDescriptor {
         )?;
         let row = u64::from(self.header_bytes) + u64::from(self.payload_bytes);
         at_most("row bytes", row, u64::from(self.stride_bytes))?;
-        self.state.validate()?;
-        self.partitions
-            .iter()
-            .try_for_each(PartitionDescriptor::validate)
+        self.parts.iter().try_for_each(ApplierPart::validate)
     }
-}
-
-/// At most one of each kind and applier, with room to spare: the kernel passes 253 at once.
-fn descriptors(kinds: &[DescriptorKind]) -> Result<(), WireError> {
-    at_most(
-        "descriptors",
-        kinds.len() as u64,
-        4 + u64::from(APPLIERS_MAX),
-    )?;
-    kinds.iter().try_for_each(|kind| match kind {
-        DescriptorKind::ApplierDoorbell(applier) => applier_id(*applier),
-        _ => Ok(()),
-    })
 }

@@ -162,8 +162,6 @@ fn number_limits_hold_at_both_ends() {
             transport,
             ring_bytes,
             thread: 0,
-            mailbox: None,
-            descriptors: Vec::new(),
         };
         refuses(&ServerRequest::Attach(attach));
     }
@@ -176,16 +174,18 @@ fn number_limits_hold_at_both_ends() {
         domain: DomainId(64),
     });
     let mut lane = g.lane();
-    lane.tail = Remote {
+    lane.ticket = Remote {
         key: RegionKey(1),
         address: u64::MAX,
         len: 1,
     };
     let recovered = Recovered {
         lane,
+        shm: None,
         applied_seq: 0,
         durable_seq: 0,
         head_bytes: 0,
+        rejected: 0,
     };
     refuses(&ServerAnswer::Recovered(recovered));
 }
@@ -217,33 +217,34 @@ fn the_largest_of_each_list_fits_a_message() {
     let mut out = Vec::new();
     encode(u64::MAX, &CoordinatorAnswer::Members(members), &mut out).unwrap();
     // 47-bit addresses, as processes have.
-    let remote = Some(Remote {
+    let remote = Remote {
         key: RegionKey(u32::MAX),
         address: 1 << 47,
         len: 1 << 40,
-    });
+    };
     let partition = PartitionDescriptor {
         partition: PartitionId(PARTITIONS_MAX - 1),
-        applier: ApplierId(63),
-        first_row: 1 << 40,
-        rows: 1 << 40,
+        first: 1 << 40,
+        count: 1 << 40,
         payload: remote,
-        payload_back: remote,
-        versions: remote,
-        snapshot: remote,
-        extents: remote,
+        payload_back: Some(remote),
+        versions: Some(remote),
+        snapshot: Some(remote),
+    };
+    let part = ApplierPart {
+        applier: ApplierId(63),
+        salt: u64::MAX,
+        extents: Some(remote),
+        partitions: vec![partition; PARTITIONS_MAX as usize],
     };
     let mut g = Gen(3);
     let Some(ServerAnswer::Table(table)) = g.server_answers().into_iter().nth(3) else {
         panic!("the samples are in order")
     };
-    let partitions = vec![partition; PARTITIONS_MAX as usize];
+    let parts = vec![part];
     encode(
         1,
-        &ServerAnswer::Table(TableDescriptor {
-            partitions,
-            ..table
-        }),
+        &ServerAnswer::Table(TableDescriptor { parts, ..table }),
         &mut out,
     )
     .unwrap();
