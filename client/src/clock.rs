@@ -83,12 +83,17 @@ impl WorkerClock {
 
     /// Ticks completed in a domain.
     pub(crate) fn at(&self, domain: DomainId) -> u64 {
-        self.clocks.get(domain.0 as usize).copied().unwrap_or_default()
+        self.clocks
+            .get(domain.0 as usize)
+            .copied()
+            .unwrap_or_default()
     }
 
     /// Waits until every worker has ended the iterations that a read at this clock must see.
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
-        let Some(s) = self.sync.staleness() else { return Ok(()) };
+        let Some(s) = self.sync.staleness() else {
+            return Ok(());
+        };
         let need = self.at(domain).saturating_sub(s);
         let d = domain.0 as usize;
         if self.seen.get(d).is_none_or(|&seen| seen >= need) {
@@ -163,7 +168,9 @@ fn wait_min(
     loop {
         let nag = Deadline::after(CLOCK_NAG).min(end);
         let found = lanes.wait("wait for the clock", nag, |lanes| {
-            let min = (0..lanes.len()).map(|l| lanes.get(l).clock(domain).min).min();
+            let min = (0..lanes.len())
+                .map(|l| lanes.get(l).clock(domain).min)
+                .min();
             Ok(min.filter(|&m| m >= need))
         });
         match found {

@@ -111,6 +111,15 @@ pub(crate) fn rejected(
     code: RejectCode,
     numbers: [u64; 2],
 ) -> ClientError {
-    let reject = Reject { seq, code, table: table_id, numbers };
-    ClientError::Rejected { table: table.to_owned(), server: server.to_owned(), reject }
+    let reject = Reject {
+        seq,
+        code,
+        table: table_id,
+        numbers,
+    };
+    ClientError::Rejected {
+        table: table.to_owned(),
+        server: server.to_owned(),
+        reject,
+    }
 }

@@ -10,9 +10,7 @@ use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
 use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{
-    MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at,
-};
+use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
 use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wait::wait_until;
@@ -107,7 +105,9 @@ impl LaneState {
     fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
         self.lane.poll()?;
         let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
-        let Some(state) = StateLine::from_line(&line, self.session.0) else { return Ok(()) };
+        let Some(state) = StateLine::from_line(&line, self.session.0) else {
+            return Ok(());
+        };
         let before = self.ring.state().applied_seq;
         if self.ring.learn(state) && state.rejected != self.rejects_seen {
             self.collect_rejects(before, state, counters);
@@ -118,7 +118,9 @@ impl LaneState {
     fn collect_rejects(&mut self, before: u64, state: StateLine, counters: &mut Counters) {
         for seq in before + 1..=state.applied_seq {
             let line = self.lane.mailbox().line(mailbox_reject_at(seq));
-            let Some(reject) = Reject::from_line(&line, self.session.0) else { continue };
+            let Some(reject) = Reject::from_line(&line, self.session.0) else {
+                continue;
+            };
             if reject.seq == seq {
                 counters.rejects += 1;
                 if self.rejects.len() == REJECTS_KEPT {
@@ -139,7 +141,10 @@ impl LaneState {
 
     /// Takes the first reject of `first..=last` out, if there is one.
     fn claim_reject(&mut self, first: u64, last: u64) -> Option<Reject> {
-        let at = self.rejects.iter().position(|r| (first..=last).contains(&r.seq))?;
+        let at = self
+            .rejects
+            .iter()
+            .position(|r| (first..=last).contains(&r.seq))?;
         let found = self.rejects.remove(at);
         self.rejects.retain(|r| !(first..=last).contains(&r.seq));
         found
@@ -163,9 +168,18 @@ impl Lanes {
                     what: format!("a ring of {} bytes", link.ring_bytes()),
                 })?);
             }
-            made.push(Server { link, first_lane, lanes: count });
+            made.push(Server {
+                link,
+                first_lane,
+                lanes: count,
+            });
         }
-        Ok(Self { servers: made, all, sleeper, counters: Counters::default() })
+        Ok(Self {
+            servers: made,
+            all,
+            sleeper,
+            counters: Counters::default(),
+        })
     }
 
     /// Number of lanes.
@@ -246,7 +260,10 @@ impl Lanes {
             match found {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => {
-                    return Err(ClientError::Deadline { op, missing: self.missing() });
+                    return Err(ClientError::Deadline {
+                        op,
+                        missing: self.missing(),
+                    });
                 }
                 Err(Interrupt::Failed(e)) => return Err(e),
                 Err(Interrupt::Broken(lane)) => self.mend(lane, deadline)?,
@@ -263,17 +280,27 @@ impl Lanes {
             .filter(behind)
             .map(|l| {
                 let name = self.servers.get(l.server).map_or("?", |s| s.link.name());
-                format!("{name} applier {} has applied {}", l.applier, l.ring.describe())
+                format!(
+                    "{name} applier {} has applied {}",
+                    l.applier,
+                    l.ring.describe()
+                )
             })
             .collect();
-        if names.is_empty() { "no answer".into() } else { names.join("; ") }
+        if names.is_empty() {
+            "no answer".into()
+        } else {
+            names.join("; ")
+        }
     }
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.
     pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         loop {
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
-            let Some(s) = self.servers.get_mut(server) else { return Ok(()) };
+            let Some(s) = self.servers.get_mut(server) else {
+                return Ok(());
+            };
             let open = s.link.recover(applier, deadline)?;
             self.counters.recoveries += 1;
             let l = &mut self.all[lane];
@@ -289,19 +316,13 @@ impl Lanes {
         }
     }
 
-    /// Waits until every frame of a ticket is applied.
-    pub(crate) fn wait_applied(
-        &mut self,
-        ticket: &Ticket,
-        deadline: Deadline,
-    ) -> Result<Result<(), (usize, Reject)>, ClientError> {
-        self.wait("wait for a push", deadline, |lanes| Ok(lanes.try_applied(ticket)))
-    }
-
     /// Whether every frame of a ticket is applied; the first that was refused.
     pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Reject)>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
-            lanes.all.get(p.lane as usize).is_none_or(|l| l.ring.state().applied_seq >= p.last)
+            lanes
+                .all
+                .get(p.lane as usize)
+                .is_none_or(|l| l.ring.state().applied_seq >= p.last)
         };
         if !ticket.parts().all(|p| done(p, self)) {
             return None;
@@ -309,7 +330,9 @@ impl Lanes {
         let mut refused = None;
         for p in ticket.parts() {
             let lane = p.lane as usize;
-            let Some(l) = self.all.get_mut(lane) else { continue };
+            let Some(l) = self.all.get_mut(lane) else {
+                continue;
+            };
             if let Some(reject) = l.claim_reject(p.first, p.last) {
                 refused = refused.or(Some((lane, reject)));
             }
@@ -341,7 +364,10 @@ impl Lanes {
         let built = self.all[lane].ring.build(header, payload_len, fill);
         self.counters.frames += 1;
         self.counters.bytes_pushed += payload_len as u64 + 64;
-        built.ok_or_else(|| ClientError::Deadline { op: "push", missing: "room".into() })
+        built.ok_or_else(|| ClientError::Deadline {
+            op: "push",
+            missing: "room".into(),
+        })
     }
 
     #[cold]

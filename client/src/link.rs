@@ -36,15 +36,17 @@ pub trait ServerLink: Send {
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
-    fn describe(&mut self, table: TableId, deadline: Deadline)
-    -> Result<TableDescriptor, ClientError>;
+    fn describe(
+        &mut self,
+        table: TableId,
+        deadline: Deadline,
+    ) -> Result<TableDescriptor, ClientError>;
 
     /// Re-establishes a broken lane. Idempotent: a call that was cut is repeated.
     ///
     /// # Errors
     /// The server's refusal, or that it cannot be reached.
-    fn recover(&mut self, applier: ApplierId, deadline: Deadline)
-    -> Result<OpenLane, ClientError>;
+    fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError>;
 }
 
 /// The control connection to the coordinator.
@@ -53,8 +55,11 @@ pub trait CoordinatorLink: Send {
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
-    fn create_table(&mut self, spec: &TableSpec, deadline: Deadline)
-    -> Result<TableInfo, ClientError>;
+    fn create_table(
+        &mut self,
+        spec: &TableSpec,
+        deadline: Deadline,
+    ) -> Result<TableInfo, ClientError>;
 
     /// Opens an existing table.
     ///

@@ -28,7 +28,11 @@ pub(crate) struct Replies {
 
 impl Replies {
     pub(crate) fn new() -> Self {
-        Self { slots: [Slot::default(); REPLY_SLOTS], next: 1, replaced: 0 }
+        Self {
+            slots: [Slot::default(); REPLY_SLOTS],
+            next: 1,
+            replaced: 0,
+        }
     }
 
     /// A tag for a new request; `None` while all slots are out. `applied` is what the server has
@@ -38,7 +42,11 @@ impl Replies {
         let slot = self.slots.iter().position(free)?;
         let tag = self.next << 8 | slot as u64;
         self.next += 1;
-        self.slots[slot] = Slot { tag, seq: 0, abandoned: false };
+        self.slots[slot] = Slot {
+            tag,
+            seq: 0,
+            abandoned: false,
+        };
         Some(tag)
     }
 
@@ -72,7 +80,9 @@ impl Replies {
     }
 
     fn slot(&mut self, tag: u64) -> Option<&mut Slot> {
-        self.slots.get_mut((tag & 0xff) as usize).filter(|s| s.tag == tag)
+        self.slots
+            .get_mut((tag & 0xff) as usize)
+            .filter(|s| s.tag == tag)
     }
 
     /// The reply of a tag, if it is there and proves itself; its payload is copied to `out` and
@@ -124,7 +134,11 @@ mod tests {
             .collect();
         assert_eq!(replies.begin(100), None, "live requests keep their slots");
         replies.abandon(tags[3]);
-        assert_eq!(replies.begin(3), None, "frame 4 is not applied: its reply may still come");
+        assert_eq!(
+            replies.begin(3),
+            None,
+            "frame 4 is not applied: its reply may still come"
+        );
         let again = replies.begin(4).unwrap();
         assert_eq!(again & 0xff, tags[3] & 0xff);
         assert_ne!(again, tags[3]);

@@ -59,7 +59,9 @@ pub struct Client {
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
     }
 }
 
@@ -192,14 +194,21 @@ impl Client {
     ) -> Result<(), ClientError> {
         let due = keys.len() * table.dim;
         if out.len() != due {
-            let what = format!("{} elements for {} rows of {}", out.len(), keys.len(), table.dim);
+            let what = format!(
+                "{} elements for {} rows of {}",
+                out.len(),
+                keys.len(),
+                table.dim
+            );
             return Err(self.wrong("pull_rows", table.index, what));
         }
         if options.mode == PullMode::Snapshot {
             let what = "snapshots are of ranges; use pull_dense".into();
             return Err(self.wrong("pull_rows", table.index, what));
         }
-        let Some(state) = self.tables.get_mut(table.index) else { return Ok(()) };
+        let Some(state) = self.tables.get_mut(table.index) else {
+            return Ok(());
+        };
         if state.is_blocks() {
             let what = "the table is by ranges; use pull_dense".into();
             return Err(self.wrong("pull_rows", table.index, what));
@@ -207,7 +216,15 @@ impl Client {
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         let deadline = Deadline::after(options.timeout);
         let bytes = out.as_mut_bytes();
-        pull::pull_rows(&mut self.lanes, state, &mut self.scratch, keys, bytes, options, deadline)
+        pull::pull_rows(
+            &mut self.lanes,
+            state,
+            &mut self.scratch,
+            keys,
+            bytes,
+            options,
+            deadline,
+        )
     }
 
     /// Pulls elements `first ..` of a table by ranges (row-major) into `out`.
@@ -221,10 +238,19 @@ impl Client {
         out: &mut [T],
         options: PullOptions,
     ) -> Result<(), ClientError> {
-        let Some(state) = self.tables.get_mut(table.index) else { return Ok(()) };
+        let Some(state) = self.tables.get_mut(table.index) else {
+            return Ok(());
+        };
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         let deadline = Deadline::after(options.timeout);
-        pull::pull_blocks(&mut self.lanes, state, first, out.as_mut_bytes(), options, deadline)
+        pull::pull_blocks(
+            &mut self.lanes,
+            state,
+            first,
+            out.as_mut_bytes(),
+            options,
+            deadline,
+        )
     }
 
     /// Pushes rows. Duplicate keys are combined here: sums and gradients are added, of assigns the
@@ -246,14 +272,20 @@ impl Client {
         }
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
-        let Some(state) = self.tables.get(table.index) else { return Ok(Ticket::default()) };
+        let Some(state) = self.tables.get(table.index) else {
+            return Ok(Ticket::default());
+        };
         let row_bytes = state.row.payload_bytes;
-        self.combiner.combine(state.spec.dtype, op, keys, values.as_bytes(), row_bytes);
+        self.combiner
+            .combine(state.spec.dtype, op, keys, values.as_bytes(), row_bytes);
         for rows in &mut self.by_lane {
             rows.clear();
         }
         for (row, &key) in self.combiner.keys.iter().enumerate() {
-            match state.lane_of(key).and_then(|lane| self.by_lane.get_mut(lane)) {
+            match state
+                .lane_of(key)
+                .and_then(|lane| self.by_lane.get_mut(lane))
+            {
                 Some(rows) => rows.push(row as u32),
                 None => {
                     let what = format!("row {key} is past the end");
@@ -270,13 +302,20 @@ impl Client {
         op: PushOp,
         deadline: Deadline,
     ) -> Result<Ticket, ClientError> {
-        let Some(state) = self.tables.get(index) else { return Ok(Ticket::default()) };
+        let Some(state) = self.tables.get(index) else {
+            return Ok(Ticket::default());
+        };
         let mut ticket = Ticket::new(state.id.0);
         let row_bytes = state.row.payload_bytes;
         let clock = self.clock.at(state.spec.domain);
         let combiner = &self.combiner;
         for (lane, rows) in self.by_lane.iter().enumerate() {
-            let room = self.lanes.get(lane).ring.payload_bytes_max().saturating_sub(128);
+            let room = self
+                .lanes
+                .get(lane)
+                .ring
+                .payload_bytes_max()
+                .saturating_sub(128);
             let most = (room / (row_bytes + 16)).max(1);
             for chunk in rows.chunks(most) {
                 let locs = state.is_sparse();
@@ -307,12 +346,16 @@ impl Client {
     ) -> Result<Ticket, ClientError> {
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
-        let Some(state) = self.tables.get(table.index) else { return Ok(Ticket::default()) };
+        let Some(state) = self.tables.get(table.index) else {
+            return Ok(Ticket::default());
+        };
         let Some((layout, ranges)) = state.blocks() else {
             let what = "the table has rows; push them with push_rows".into();
             return Err(self.wrong("push_dense", table.index, what));
         };
-        let end = first.checked_add(values.len() as u64).filter(|&e| e <= layout.elements);
+        let end = first
+            .checked_add(values.len() as u64)
+            .filter(|&e| e <= layout.elements);
         let Some(end) = end else {
             let what = format!("elements {first}+{} of {}", values.len(), layout.elements);
             return Err(self.wrong("push_dense", table.index, what));
@@ -324,7 +367,9 @@ impl Client {
         while at < end {
             let partition = ranges.part_of(at / per_block);
             let stop = (ranges.start(partition + 1) * per_block).min(end);
-            let Some(lane) = state.lane_of_partition(partition) else { break };
+            let Some(lane) = state.lane_of_partition(partition) else {
+                break;
+            };
             while at < stop {
                 // Frames hold whole blocks where they can: each is written once under its version.
                 let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
@@ -334,8 +379,7 @@ impl Client {
                 let part = values.get((at - first) as usize..(to - first) as usize);
                 let bytes = part.unwrap_or_default().as_bytes();
                 let n = (to - at) as usize;
-                let mut header =
-                    push_header(state, FrameKind::PushDense, op, clock, n, false);
+                let mut header = push_header(state, FrameKind::PushDense, op, clock, n, false);
                 header.partition = partition;
                 let start = at;
                 let fill = |out: &mut [u8]| {
@@ -343,7 +387,9 @@ impl Client {
                     head.copy_from_slice(&start.to_le_bytes());
                     body.copy_from_slice(bytes);
                 };
-                let seq = self.lanes.build(lane, header, 8 + bytes.len(), fill, deadline)?;
+                let seq = self
+                    .lanes
+                    .build(lane, header, 8 + bytes.len(), fill, deadline)?;
                 ticket.add(lane, seq);
                 self.lanes.send(lane, deadline)?;
                 at = to;
@@ -436,7 +482,9 @@ impl Client {
     pub fn global_clock(&mut self) -> Result<u64, ClientError> {
         let deadline = self.deadline();
         self.lanes.wait("look at the clock", deadline, |lanes| {
-            Ok((0..lanes.len()).map(|l| lanes.get(l).clock(DomainId(0)).min).min())
+            Ok((0..lanes.len())
+                .map(|l| lanes.get(l).clock(DomainId(0)).min)
+                .min())
         })
     }
 
@@ -445,7 +493,8 @@ impl Client {
     /// # Errors
     /// A refusal that names who is missing.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
-        self.coordinator.barrier(name, self.workers, Deadline::after(timeout))
+        self.coordinator
+            .barrier(name, self.workers, Deadline::after(timeout))
     }
 
     /// Saves all tables into a directory that all servers see; call it on one worker, between
@@ -498,7 +547,12 @@ fn push_header(
     locs: bool,
 ) -> FrameHeader {
     let mut header = pull::request(state, kind, count, false);
-    header.flags = FrameFlags { op: Some(op), dtype: Some(state.spec.dtype), locs, create: false };
+    header.flags = FrameFlags {
+        op: Some(op),
+        dtype: Some(state.spec.dtype),
+        locs,
+        create: false,
+    };
     header.clock = clock;
     header
 }
@@ -521,7 +575,11 @@ fn fill_rows(
             put(to, parts.locs_at + n * 8, &loc.0.to_le_bytes());
         }
         let values = combiner.values.get(row * row_bytes..(row + 1) * row_bytes);
-        put(to, parts.values_at + n * row_bytes, values.unwrap_or_default());
+        put(
+            to,
+            parts.values_at + n * row_bytes,
+            values.unwrap_or_default(),
+        );
     }
 }
 

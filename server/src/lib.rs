@@ -2,5 +2,7 @@
 //! write them; the coordinator; and the launcher that starts both.
 
 pub mod apply;
+pub mod clocks;
+pub mod inbox;
 pub mod launcher;
 pub mod store;

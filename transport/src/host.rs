@@ -17,7 +17,10 @@ pub fn is_here(told: &str) -> bool {
 
 /// Name of this host, for people; `localhost` if it has none.
 pub fn host_name() -> String {
-    let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = rustix::system::uname()
+        .nodename()
+        .to_string_lossy()
+        .into_owned();
     if name.is_empty() {
         "localhost".into()
     } else {

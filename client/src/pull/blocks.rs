@@ -42,8 +42,17 @@ pub(crate) fn pull(
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
     let pieces = pieces(table, first, out.len())?;
-    let Some((layout, _)) = table.blocks() else { return Ok(()) };
-    let mut pull = BlockPull { lanes, layout, table, head: Vec::new(), spare: Vec::new(), deadline };
+    let Some((layout, _)) = table.blocks() else {
+        return Ok(());
+    };
+    let mut pull = BlockPull {
+        lanes,
+        layout,
+        table,
+        head: Vec::new(),
+        spare: Vec::new(),
+        deadline,
+    };
     if options.mode == PullMode::Snapshot {
         return pull.snapshot(&pieces, first, out);
     }
@@ -68,13 +77,19 @@ fn pieces(table: &TableState, first: u64, bytes: usize) -> Result<Vec<Piece>, Cl
         what,
     };
     let Some((layout, ranges)) = table.blocks() else {
-        return Err(argument("the table has rows; pull them with pull_rows".into()));
+        return Err(argument(
+            "the table has rows; pull them with pull_rows".into(),
+        ));
     };
     let count = (bytes / layout.element_bytes) as u64;
-    let end = first.checked_add(count).filter(|&end| end <= layout.elements);
+    let end = first
+        .checked_add(count)
+        .filter(|&end| end <= layout.elements);
     let Some(end) = end else {
         let have = layout.elements;
-        return Err(argument(format!("elements {first}+{count} of a table of {have}")));
+        return Err(argument(format!(
+            "elements {first}+{count} of a table of {have}"
+        )));
     };
     let mut pieces = Vec::new();
     let mut at = first;
@@ -85,7 +100,12 @@ fn pieces(table: &TableState, first: u64, bytes: usize) -> Result<Vec<Piece>, Cl
         let part = table.dense.get(partition as usize).copied().flatten();
         let part = part.ok_or_else(|| argument(format!("partition {partition} is unknown")))?;
         let base = ranges.start(partition);
-        pieces.push(Piece { part, base, first: at, end: end.min(stop) });
+        pieces.push(Piece {
+            part,
+            base,
+            first: at,
+            end: end.min(stop),
+        });
         at = end.min(stop);
     }
     Ok(pieces)
@@ -112,12 +132,19 @@ impl BlockPull<'_> {
         let mut out = out;
         while at < piece.end {
             // Windows end at block boundaries, so that a block is verified once.
-            let stop = (at / self.layout.block_elements() + WINDOW_BLOCKS)
-                * self.layout.block_elements();
+            let stop =
+                (at / self.layout.block_elements() + WINDOW_BLOCKS) * self.layout.block_elements();
             let stop = stop.min(piece.end).min(at + per_window);
             let bytes = (stop - at) as usize * self.layout.element_bytes;
             let (here, rest) = out.split_at_mut(bytes);
-            self.window(&Piece { first: at, end: stop, ..*piece }, here)?;
+            self.window(
+                &Piece {
+                    first: at,
+                    end: stop,
+                    ..*piece
+                },
+                here,
+            )?;
             out = rest;
             at = stop;
         }
@@ -182,7 +209,14 @@ impl BlockPull<'_> {
             fence,
         };
         let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
-        let ops = [word_op(0, false), ReadOp { fence: true, ..payload }, word_op(n * 8, true)];
+        let ops = [
+            word_op(0, false),
+            ReadOp {
+                fence: true,
+                ..payload
+            },
+            word_op(n * 8, true),
+        ];
         self.read(piece.part.lane, &ops, 2 * n * 8, skew, out)?;
         let word = |at: usize| {
             let bytes = self.head.get(at..at + 8).and_then(|b| b.first_chunk::<8>());
@@ -195,7 +229,11 @@ impl BlockPull<'_> {
                 let from = (first_block + block as u64) * per_block;
                 let first = from.max(piece.first);
                 let end = (from + per_block).min(piece.end);
-                again.push(Piece { first, end, ..*piece });
+                again.push(Piece {
+                    first,
+                    end,
+                    ..*piece
+                });
             }
         }
         Ok(())
@@ -210,7 +248,8 @@ impl BlockPull<'_> {
     }
 
     fn gather(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
-        self.lanes.gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
+        self.lanes
+            .gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
     }
 
     /// The read of a piece's payload, and how many bytes before it are read too: reads begin at
@@ -219,7 +258,10 @@ impl BlockPull<'_> {
         let at = base.addr + self.offset(piece, piece.first);
         let skew = (at % 8) as usize;
         let op = ReadOp {
-            from: RemoteAddr { key: base.key, addr: at - skew as u64 },
+            from: RemoteAddr {
+                key: base.key,
+                addr: at - skew as u64,
+            },
             len: (len + skew) as u32,
             head_len: 0,
             head_at: 0,
@@ -242,7 +284,14 @@ impl BlockPull<'_> {
             return read_ops(self.lanes, lane, ops, &mut self.head, out, self.deadline);
         }
         self.spare.resize(out.len() + skew, 0);
-        read_ops(self.lanes, lane, ops, &mut self.head, &mut self.spare, self.deadline)?;
+        read_ops(
+            self.lanes,
+            lane,
+            ops,
+            &mut self.head,
+            &mut self.spare,
+            self.deadline,
+        )?;
         out.copy_from_slice(self.spare.get(skew..).unwrap_or_default());
         Ok(())
     }
@@ -300,13 +349,21 @@ impl BlockPull<'_> {
             fence,
         };
         self.read(piece.part.lane, &[desc(0, false)], LINE_BYTES, 0, &mut [])?;
-        let Some(before) = self.snapshot_line(0, piece.part.salt) else { return Ok(None) };
-        let buffer = if before.front % 2 == 0 { piece.part.payload } else { back };
+        let Some(before) = self.snapshot_line(0, piece.part.salt) else {
+            return Ok(None);
+        };
+        let buffer = if before.front % 2 == 0 {
+            piece.part.payload
+        } else {
+            back
+        };
         let (payload, skew) = self.payload_op(piece, buffer, out.len());
         let ops = [payload, desc(0, true)];
         self.read(piece.part.lane, &ops, LINE_BYTES, skew, out)?;
         let after = self.snapshot_line(0, piece.part.salt);
-        Ok(after.filter(|a| a.building <= before.front + 1).map(|_| before.front))
+        Ok(after
+            .filter(|a| a.building <= before.front + 1)
+            .map(|_| before.front))
     }
 
     fn snapshot_line(&self, at: usize, salt: u64) -> Option<SnapshotLine> {

@@ -14,10 +14,18 @@ use crate::table::state::TableState;
 pub(crate) const REPLY_BYTES_MAX: usize = REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
 
 /// A request without its payload.
-pub(crate) fn request(table: &TableState, kind: FrameKind, count: usize, create: bool) -> FrameHeader {
+pub(crate) fn request(
+    table: &TableState,
+    kind: FrameKind,
+    count: usize,
+    create: bool,
+) -> FrameHeader {
     FrameHeader {
         kind,
-        flags: FrameFlags { create, ..FrameFlags::default() },
+        flags: FrameFlags {
+            create,
+            ..FrameFlags::default()
+        },
         seq: 0,
         session: 0,
         payload_len: 0,
@@ -86,7 +94,13 @@ impl Lanes {
             None => Ok(reply),
             Some(code) => {
                 let id = (seq, table.id.0);
-                Err(rejected(table.name(), self.name(lane), id, code, reply.numbers))
+                Err(rejected(
+                    table.name(),
+                    self.name(lane),
+                    id,
+                    code,
+                    reply.numbers,
+                ))
             }
         }
     }

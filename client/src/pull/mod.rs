@@ -51,7 +51,11 @@ pub struct PullOptions {
 
 impl Default for PullOptions {
     fn default() -> Self {
-        Self { mode: PullMode::default(), missing: Missing::default(), timeout: DATA_DEADLINE }
+        Self {
+            mode: PullMode::default(),
+            missing: Missing::default(),
+            timeout: DATA_DEADLINE,
+        }
     }
 }
 

@@ -46,7 +46,14 @@ pub(crate) fn pull(
 ) -> Result<(), ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
-    let mut pull = RowPull { lanes, table, keys, out, options, deadline };
+    let mut pull = RowPull {
+        lanes,
+        table,
+        keys,
+        out,
+        options,
+        deadline,
+    };
     scratch.todo.clear();
     scratch.todo.extend(0..keys.len() as u32);
     if options.mode == PullMode::Gather {
@@ -83,11 +90,13 @@ impl RowPull<'_> {
 
     fn lane(&self, row: u32) -> Result<usize, ClientError> {
         let key = self.key(row);
-        self.table.lane_of(key).ok_or_else(|| ClientError::Argument {
-            op: "pull_rows",
-            table: self.table.name().to_owned(),
-            what: format!("row {key} is past the end"),
-        })
+        self.table
+            .lane_of(key)
+            .ok_or_else(|| ClientError::Argument {
+                op: "pull_rows",
+                table: self.table.name().to_owned(),
+                what: format!("row {key} is past the end"),
+            })
     }
 
     /// Finds where every row of `todo` is; rows that are answered without reading (first values of
@@ -122,7 +131,11 @@ impl RowPull<'_> {
                 None => s.missing.push(row),
             }
         }
-        if s.missing.is_empty() { Ok(()) } else { self.resolve(s) }
+        if s.missing.is_empty() {
+            Ok(())
+        } else {
+            self.resolve(s)
+        }
     }
 
     fn undescribed(&self) -> ClientError {
@@ -149,11 +162,18 @@ impl RowPull<'_> {
                 continue;
             }
             let mut locs = vec![Loc::NONE; s.keys.len()];
-            self.lanes.resolve(lane, self.table, &s.keys, create, self.deadline, |n, loc| {
-                if let Some(slot) = locs.get_mut(n) {
-                    *slot = loc;
-                }
-            })?;
+            self.lanes.resolve(
+                lane,
+                self.table,
+                &s.keys,
+                create,
+                self.deadline,
+                |n, loc| {
+                    if let Some(slot) = locs.get_mut(n) {
+                        *slot = loc;
+                    }
+                },
+            )?;
             let mut initial = Vec::new();
             for (&row, &loc) in s.again.iter().zip(&locs) {
                 if loc.is_some() {
@@ -172,19 +192,17 @@ impl RowPull<'_> {
     }
 
     /// The place of a row; reads the extent table when its extent is new.
-    fn source(
-        &mut self,
-        line: &mut [u8],
-        lane: usize,
-        loc: Loc,
-    ) -> Result<RowSource, ClientError> {
+    fn source(&mut self, line: &mut [u8], lane: usize, loc: Loc) -> Result<RowSource, ClientError> {
         let number = match self.table.sparse_row(lane, loc) {
             Ok(source) => return Ok(source),
             Err(number) => number,
         };
         let nonsense = || ClientError::Protocol {
             server: "a server".into(),
-            what: format!("location {:#x}, in extent {number} that there is not", loc.0),
+            what: format!(
+                "location {:#x}, in extent {number} that there is not",
+                loc.0
+            ),
         };
         let op = self.table.extent_op(lane, number).ok_or_else(nonsense)?;
         for _ in 0..=PULL_RETRIES_MAX {
@@ -206,7 +224,10 @@ impl RowPull<'_> {
         let len = self.table.row.read_bytes() as u32;
         for lane in 0..self.lanes.len() {
             s.ops.clear();
-            let of_lane = s.reading.iter().filter(|(_, source, _)| source.lane == lane);
+            let of_lane = s
+                .reading
+                .iter()
+                .filter(|(_, source, _)| source.lane == lane);
             s.ops.extend(of_lane.map(|(row, source, _)| ReadOp {
                 from: source.from,
                 len,
@@ -216,7 +237,14 @@ impl RowPull<'_> {
                 fence: false,
             }));
             if !s.ops.is_empty() {
-                read_ops(self.lanes, lane, &s.ops, &mut s.heads, self.out, self.deadline)?;
+                read_ops(
+                    self.lanes,
+                    lane,
+                    &s.ops,
+                    &mut s.heads,
+                    self.out,
+                    self.deadline,
+                )?;
             }
         }
         for (row, source, loc) in &s.reading {
@@ -239,7 +267,9 @@ impl RowPull<'_> {
         let key = self.key(row);
         let at = row as usize;
         let (Some(head), Some(payload)) = (
-            heads.get(at * ROW_HEADER_BYTES..).and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>()),
+            heads
+                .get(at * ROW_HEADER_BYTES..)
+                .and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>()),
             self.out.get(at * row_bytes..(at + 1) * row_bytes),
         ) else {
             return false;
@@ -289,12 +319,13 @@ impl RowPull<'_> {
         let create = self.options.missing == Missing::Create;
         let row_bytes = self.table.row.payload_bytes;
         let out = &mut *self.out;
-        self.lanes.gather_rows(lane, self.table, keys, create, self.deadline, |n, bytes| {
-            let at = rows[n] as usize * row_bytes;
-            if let Some(to) = out.get_mut(at..at + row_bytes) {
-                to.copy_from_slice(bytes);
-            }
-        })
+        self.lanes
+            .gather_rows(lane, self.table, keys, create, self.deadline, |n, bytes| {
+                let at = rows[n] as usize * row_bytes;
+                if let Some(to) = out.get_mut(at..at + row_bytes) {
+                    to.copy_from_slice(bytes);
+                }
+            })
     }
 }
 

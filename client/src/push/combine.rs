@@ -24,13 +24,16 @@ impl Combiner {
         row_bytes: usize,
     ) {
         self.order.clear();
-        self.order.extend(keys.iter().enumerate().map(|(i, &k)| (k, i as u32)));
+        self.order
+            .extend(keys.iter().enumerate().map(|(i, &k)| (k, i as u32)));
         self.order.sort_unstable();
         self.keys.clear();
         self.values.clear();
         for &(key, i) in &self.order {
             let at = i as usize * row_bytes;
-            let Some(row) = values.get(at..at + row_bytes) else { continue };
+            let Some(row) = values.get(at..at + row_bytes) else {
+                continue;
+            };
             if self.keys.last() != Some(&key) {
                 self.keys.push(key);
                 self.values.extend_from_slice(row);
@@ -80,7 +83,10 @@ mod tests {
         let keys = [7, 3, 7, u64::MAX, 3, 7];
         let values = bytes(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0]);
         c.combine(DType::F32, PushOp::Gradient, &keys, &values, 4);
-        assert_eq!((&c.keys[..], &c.values[..]), (&[3, 7, u64::MAX][..], &bytes(&[18.0, 37.0, 8.0])[..]));
+        assert_eq!(
+            (&c.keys[..], &c.values[..]),
+            (&[3, 7, u64::MAX][..], &bytes(&[18.0, 37.0, 8.0])[..])
+        );
         c.combine(DType::F32, PushOp::Assign, &keys, &values, 4);
         assert_eq!(c.values, bytes(&[16.0, 32.0, 8.0]));
     }

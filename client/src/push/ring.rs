@@ -73,7 +73,10 @@ impl PushRing {
     pub(crate) fn has_room(&self, payload_len: usize) -> bool {
         let len = frame_bytes(payload_len);
         self.next_seq - self.state.applied_seq <= FRAMES_IN_FLIGHT_MAX
-            && self.ring.place(self.state.head_bytes, self.tail, len).is_some()
+            && self
+                .ring
+                .place(self.state.head_bytes, self.tail, len)
+                .is_some()
     }
 
     /// Builds a frame in staging; `fill` writes its payload. Returns its sequence number, or
@@ -147,8 +150,14 @@ impl PushRing {
         while self.written < self.tail {
             let at = self.ring.offset(self.written);
             let len = (self.tail - self.written).min(self.ring.to_wrap(self.written));
-            let bytes = self.staging.get(at as usize..(at + len) as usize).unwrap_or_default();
-            let to = RemoteAddr { key: INBOX_KEY, addr: INBOX_RING_AT as u64 + at };
+            let bytes = self
+                .staging
+                .get(at as usize..(at + len) as usize)
+                .unwrap_or_default();
+            let to = RemoteAddr {
+                key: INBOX_KEY,
+                addr: INBOX_RING_AT as u64 + at,
+            };
             lane.write(to, bytes)?;
             self.written += len;
         }
@@ -160,7 +169,10 @@ impl PushRing {
         let [value, chk] = CheckedU64::new(self.tail, self.session.0).0;
         cell[..8].copy_from_slice(&value.to_le_bytes());
         cell[8..].copy_from_slice(&chk.to_le_bytes());
-        let to = RemoteAddr { key: INBOX_KEY, addr: INBOX_TAIL_AT as u64 };
+        let to = RemoteAddr {
+            key: INBOX_KEY,
+            addr: INBOX_TAIL_AT as u64,
+        };
         lane.write_signal(to, &cell)?;
         self.signalled = self.tail;
         Ok(())

@@ -24,7 +24,10 @@ pub struct Ticket {
 
 impl Ticket {
     pub(crate) fn new(table: u32) -> Self {
-        Self { table, ..Self::default() }
+        Self {
+            table,
+            ..Self::default()
+        }
     }
 
     /// Number of the table.
@@ -41,7 +44,11 @@ impl Ticket {
                 return;
             }
         }
-        let part = LaneSeqs { lane, first: seq, last: seq };
+        let part = LaneSeqs {
+            lane,
+            first: seq,
+            last: seq,
+        };
         if self.len < INLINE {
             self.inline[self.len] = part;
             self.len += 1;

@@ -19,7 +19,10 @@ pub(crate) struct Hints {
 
 impl Hints {
     pub(crate) fn new() -> Self {
-        Self { entries: vec![(0, Loc::NONE); FIRST_ENTRIES], len: 0 }
+        Self {
+            entries: vec![(0, Loc::NONE); FIRST_ENTRIES],
+            len: 0,
+        }
     }
 
     #[inline]

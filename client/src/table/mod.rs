@@ -24,7 +24,12 @@ pub struct Table<T> {
 
 impl<T: Element> Table<T> {
     pub(crate) const fn new(id: TableId, index: usize, dim: usize) -> Self {
-        Self { id, index, dim, element: PhantomData }
+        Self {
+            id,
+            index,
+            dim,
+            element: PhantomData,
+        }
     }
 
     /// Elements of a row.
@@ -45,8 +50,11 @@ pub struct TableBuilder(TableSpec);
 
 impl TableBuilder {
     fn of(name: &str, shape: Shape, dtype: DType) -> Self {
-        let optimizer =
-            if dtype.is_float() { Optimizer::Sgd { lr: 0.01 } } else { Optimizer::None };
+        let optimizer = if dtype.is_float() {
+            Optimizer::Sgd { lr: 0.01 }
+        } else {
+            Optimizer::None
+        };
         Self(TableSpec {
             name: name.to_owned(),
             shape,
@@ -68,20 +76,33 @@ impl TableBuilder {
 
     /// `rows x cols`, pulled and pushed row by row at random.
     pub fn rows<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
-        Self::of(name, Shape::Dense { rows, cols, layout: DenseLayout::Rows }, T::DTYPE)
+        Self::of(
+            name,
+            Shape::Dense {
+                rows,
+                cols,
+                layout: DenseLayout::Rows,
+            },
+            T::DTYPE,
+        )
     }
 
     /// `rows x cols`, pulled and pushed by ranges of elements.
     pub fn blocks<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
-        let layout = DenseLayout::Blocks { block_bytes: 16 << 10, snapshot: false };
+        let layout = DenseLayout::Blocks {
+            block_bytes: 16 << 10,
+            snapshot: false,
+        };
         Self::of(name, Shape::Dense { rows, cols, layout }, T::DTYPE)
     }
 
     /// Bytes of a block, a power of two (tables by ranges).
     #[must_use]
     pub fn block_bytes(mut self, bytes: u32) -> Self {
-        if let Shape::Dense { layout: DenseLayout::Blocks { block_bytes, .. }, .. } =
-            &mut self.0.shape
+        if let Shape::Dense {
+            layout: DenseLayout::Blocks { block_bytes, .. },
+            ..
+        } = &mut self.0.shape
         {
             *block_bytes = bytes;
         }
@@ -92,8 +113,10 @@ impl TableBuilder {
     /// [`Self::at_clock`]).
     #[must_use]
     pub fn snapshot(mut self) -> Self {
-        if let Shape::Dense { layout: DenseLayout::Blocks { snapshot, .. }, .. } =
-            &mut self.0.shape
+        if let Shape::Dense {
+            layout: DenseLayout::Blocks { snapshot, .. },
+            ..
+        } = &mut self.0.shape
         {
             *snapshot = true;
         }

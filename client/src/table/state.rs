@@ -46,7 +46,6 @@ pub(crate) struct RowSource {
 pub(crate) struct TableState {
     pub(crate) id: TableId,
     pub(crate) spec: TableSpec,
-    pub(crate) placement: Placement,
     pub(crate) row: RowLayout,
     pub(crate) hints: Hints,
     pub(crate) sparse: Vec<SparseLane>,
@@ -55,27 +54,41 @@ pub(crate) struct TableState {
 }
 
 fn remote(r: Remote) -> RemoteAddr {
-    RemoteAddr { key: r.key, addr: r.address }
+    RemoteAddr {
+        key: r.key,
+        addr: r.address,
+    }
 }
 
 impl TableState {
     pub(crate) fn new(info: TableInfo, lanes: &Lanes) -> Result<Self, ClientError> {
         let spec = info.spec;
-        let placement = Placement(info.placement);
+        let owner =
+            |o: &tidewater_transport::wire::control::Owner| tidewater_transport::placement::Owner {
+                server: o.server,
+                applier: o.applier,
+            };
+        let placement = Placement(info.placement.iter().map(owner).collect());
         let mut lane_of_partition = Vec::with_capacity(placement.0.len());
         for owner in &placement.0 {
             let lane = lanes.of(*owner).ok_or_else(|| ClientError::Protocol {
                 server: owner.server.to_string(),
-                what: format!("table \"{}\" has a partition on applier {}, where there is no lane",
-                    spec.name, owner.applier),
+                what: format!(
+                    "table \"{}\" has a partition on applier {}, where there is no lane",
+                    spec.name, owner.applier
+                ),
             })?;
             lane_of_partition.push(lane);
         }
         if lane_of_partition.len() != spec.partitions as usize {
             return Err(ClientError::Protocol {
                 server: "coordinator".into(),
-                what: format!("table \"{}\" has {} partitions and {} owners",
-                    spec.name, spec.partitions, lane_of_partition.len()),
+                what: format!(
+                    "table \"{}\" has {} partitions and {} owners",
+                    spec.name,
+                    spec.partitions,
+                    lane_of_partition.len()
+                ),
             });
         }
         let mut sparse = Vec::new();
@@ -86,7 +99,6 @@ impl TableState {
             hints: Hints::new(),
             dense: vec![None; spec.partitions as usize],
             sparse,
-            placement,
             lane_of_partition,
             spec,
         })
@@ -97,10 +109,16 @@ impl TableState {
         for part in &descriptor.parts {
             let lane = first_lane + part.applier.0 as usize;
             if let Some(sparse) = self.sparse.get_mut(lane) {
-                *sparse = SparseLane { salt: part.salt, table: part.extents, extents: Vec::new() };
+                *sparse = SparseLane {
+                    salt: part.salt,
+                    table: part.extents,
+                    extents: Vec::new(),
+                };
             }
             for p in &part.partitions {
-                let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else { continue };
+                let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else {
+                    continue;
+                };
                 *slot = Some(DensePart {
                     lane,
                     salt: part.salt,
@@ -118,13 +136,22 @@ impl TableState {
     }
 
     pub(crate) const fn is_blocks(&self) -> bool {
-        matches!(self.spec.shape, Shape::Dense { layout: DenseLayout::Blocks { .. }, .. })
+        matches!(
+            self.spec.shape,
+            Shape::Dense {
+                layout: DenseLayout::Blocks { .. },
+                ..
+            }
+        )
     }
 
     /// Geometry of a table by ranges, and its partitions in blocks.
     pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
-        let Shape::Dense { rows, cols, layout: DenseLayout::Blocks { block_bytes, .. } } =
-            self.spec.shape
+        let Shape::Dense {
+            rows,
+            cols,
+            layout: DenseLayout::Blocks { block_bytes, .. },
+        } = self.spec.shape
         else {
             return None;
         };
@@ -133,7 +160,13 @@ impl TableState {
             element_bytes: self.spec.dtype.size(),
             block_bytes: block_bytes as usize,
         };
-        Some((layout, Ranges { count: layout.blocks(), parts: self.spec.partitions }))
+        Some((
+            layout,
+            Ranges {
+                count: layout.blocks(),
+                parts: self.spec.partitions,
+            },
+        ))
     }
 
     /// The lane to the owner of a key or row.
@@ -142,7 +175,10 @@ impl TableState {
         let partition = match self.spec.shape {
             Shape::Sparse { .. } => partition_of_key(key, self.spec.partitions),
             Shape::Dense { rows, .. } if key < rows => {
-                let ranges = Ranges { count: rows, parts: self.spec.partitions };
+                let ranges = Ranges {
+                    count: rows,
+                    parts: self.spec.partitions,
+                };
                 PartitionId(ranges.part_of(key))
             }
             Shape::Dense { .. } => return None,
@@ -158,16 +194,28 @@ impl TableState {
     /// Where a row of a dense table is.
     #[inline]
     pub(crate) fn dense_row(&self, row: u64) -> Option<RowSource> {
-        let Shape::Dense { rows, .. } = self.spec.shape else { return None };
+        let Shape::Dense { rows, .. } = self.spec.shape else {
+            return None;
+        };
         if row >= rows {
             return None;
         }
-        let ranges = Ranges { count: rows, parts: self.spec.partitions };
+        let ranges = Ranges {
+            count: rows,
+            parts: self.spec.partitions,
+        };
         let partition = ranges.part_of(row);
         let part = self.dense.get(partition as usize)?.as_ref()?;
         let at = (row - ranges.start(partition)) * self.row.stride as u64;
-        let from = RemoteAddr { key: part.payload.key, addr: part.payload.addr + at };
-        Some(RowSource { lane: part.lane, from, salt: part.salt })
+        let from = RemoteAddr {
+            key: part.payload.key,
+            addr: part.payload.addr + at,
+        };
+        Some(RowSource {
+            lane: part.lane,
+            from,
+            salt: part.salt,
+        })
     }
 
     /// Where a sparse row is, if its extent is known; `Err` names the extent to be asked for.
@@ -180,7 +228,14 @@ impl TableState {
         match known {
             Some(e) if loc.slot() < e.slots => {
                 let at = e.base + u64::from(loc.slot()) * self.row.stride as u64;
-                Ok(RowSource { lane, from: RemoteAddr { key: e.key, addr: at }, salt: e.salt })
+                Ok(RowSource {
+                    lane,
+                    from: RemoteAddr {
+                        key: e.key,
+                        addr: at,
+                    },
+                    salt: e.salt,
+                })
             }
             _ => Err(number),
         }
@@ -195,7 +250,10 @@ impl TableState {
         }
         let line = LINE_BYTES as u32;
         Some(ReadOp {
-            from: RemoteAddr { key: table.key, addr: table.address + at },
+            from: RemoteAddr {
+                key: table.key,
+                addr: table.address + at,
+            },
             len: line,
             head_len: line,
             head_at: 0,
@@ -206,9 +264,13 @@ impl TableState {
 
     /// Takes in an entry that was read; false if it does not prove itself.
     pub(crate) fn learn_extent(&mut self, lane: usize, number: u16, line: &[u8; 64]) -> bool {
-        let Some(sparse) = self.sparse.get_mut(lane) else { return false };
+        let Some(sparse) = self.sparse.get_mut(lane) else {
+            return false;
+        };
         let line = tidewater_transport::layout::line_from_bytes(line);
-        let Some(entry) = ExtentEntry::from_line(&line, sparse.salt, number) else { return false };
+        let Some(entry) = ExtentEntry::from_line(&line, sparse.salt, number) else {
+            return false;
+        };
         let n = number as usize;
         if sparse.extents.len() < n {
             sparse.extents.resize(n, None);
@@ -222,4 +284,3 @@ impl TableState {
         &self.spec.name
     }
 }
-

@@ -43,7 +43,9 @@ pub struct Applier {
 impl std::fmt::Debug for Applier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut s = f.debug_struct("Applier");
-        s.field("engine", &self.engine).field("rings", &self.rings).finish_non_exhaustive()
+        s.field("engine", &self.engine)
+            .field("rings", &self.rings)
+            .finish_non_exhaustive()
     }
 }
 
@@ -64,7 +66,12 @@ impl Applier {
         workers: impl IntoIterator<Item = WorkerId>,
         commands: Receiver<Command>,
     ) -> Result<Self, StoreError> {
-        let owner = BlockOwner { kind: BlockKind::Meta, table: 0, applier: number, part: 0 };
+        let owner = BlockOwner {
+            kind: BlockKind::Meta,
+            table: 0,
+            applier: number,
+            part: 0,
+        };
         let (clock_lines, _key) = memory.public_block(DOMAINS_MAX * LINE_BYTES, owner)?;
         Ok(Self {
             engine: Engine::new(Arc::clone(&memory), number, workers)?,
@@ -173,18 +180,26 @@ impl Applier {
         session: SessionId,
         port: Box<dyn tidewater_transport::fabric::Port>,
     ) -> bool {
-        let Some(n) = self.ring(session) else { return false };
+        let Some(n) = self.ring(session) else {
+            return false;
+        };
         let ring = &mut self.rings[n];
         let attached = ring.attach(port).is_ok()
             && self.tell_clocks(n).is_ok()
-            && self.rings[n].port.as_mut().is_some_and(|p| p.signal().is_ok());
+            && self.rings[n]
+                .port
+                .as_mut()
+                .is_some_and(|p| p.signal().is_ok());
         if !attached {
             self.rings[n].destroy_port();
         }
         attached
     }
 
-    fn recover(&mut self, session: SessionId) -> Option<tidewater_transport::layout::lines::StateLine> {
+    fn recover(
+        &mut self,
+        session: SessionId,
+    ) -> Option<tidewater_transport::layout::lines::StateLine> {
         let n = self.ring(session)?;
         // Destroyed first: after this nothing lands, so what is whole now is all there will be.
         self.rings[n].destroy_port();
@@ -201,10 +216,9 @@ impl Applier {
 
     /// One ring: its port, its frames, what its client is told.
     fn serve(&mut self, n: usize) -> Result<bool, String> {
-        let ring = &mut self.rings[n];
-        let Some(port) = &mut ring.port else { return Ok(false) };
-        // `Inbox` is three words and an Arc count; the port needs it while the ring is borrowed.
-        let polled = port.poll(&mut self.exports, ring.inbox());
+        let Some(polled) = self.rings[n].poll(&mut self.exports) else {
+            return Ok(false);
+        };
         let mut moved = polled.map_err(|e| e.to_string())?;
         moved |= self.consume(n, APPLY_BATCH_BYTES)?;
         let ring = &mut self.rings[n];
@@ -282,7 +296,11 @@ impl Applier {
         if slot >= REPLY_SLOTS {
             return Ok(());
         }
-        let payload: &[u8] = if refused.is_some() { &[] } else { &self.engine.reply };
+        let payload: &[u8] = if refused.is_some() {
+            &[]
+        } else {
+            &self.engine.reply
+        };
         let reply = ReplyHeader {
             kind: header.kind as u16,
             refused: refused.map(|(code, _)| code),

@@ -55,7 +55,9 @@ pub struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("lsn", &self.lsn).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("lsn", &self.lsn)
+            .finish_non_exhaustive()
     }
 }
 
@@ -141,7 +143,10 @@ impl Engine {
     }
 
     pub(super) const fn progress(&self, row: usize) -> Progress {
-        Progress { lsn: self.lsn, row: row as u32 }
+        Progress {
+            lsn: self.lsn,
+            row: row as u32,
+        }
     }
 
     /// The table of a frame, or why there is none.

@@ -14,7 +14,11 @@ use super::table::{Store, Table};
 impl Engine {
     fn room(bytes: u64) -> Result<(), Refusal> {
         let slot = (REPLY_SLOT_BYTES - REPLY_HEADER_BYTES) as u64;
-        if bytes > slot { Err((RejectCode::ReplyTooLarge, [bytes, slot])) } else { Ok(()) }
+        if bytes > slot {
+            Err((RejectCode::ReplyTooLarge, [bytes, slot]))
+        } else {
+            Ok(())
+        }
     }
 
     pub(super) fn gather(
@@ -27,32 +31,41 @@ impl Engine {
             Store::Blocks(_) => table.spec.dtype.size(),
             _ => table.spec.row_bytes(),
         };
+        let by_range = matches!(table.store, Store::Blocks(_));
         let bytes = u64::from(header.count) * size as u64;
         Self::room(bytes)?;
         self.reply.clear();
         self.reply.resize(bytes as usize, 0);
-        if matches!(table.store, Store::Blocks(_)) {
+        if by_range {
             self.gather_range(header, payload)?;
         } else {
             self.gather_rows(header, payload, size)?;
         }
-        Ok(Effect::Reply { count: header.count })
+        Ok(Effect::Reply {
+            count: header.count,
+        })
     }
 
     fn gather_range(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Refusal> {
         let table = self.known(header.table)?;
-        let Store::Blocks(blocks) = &table.store else { return Ok(()) };
+        let Store::Blocks(blocks) = &table.store else {
+            return Ok(());
+        };
         let first = word(payload, 0);
         if payload.len() != 8 || !blocks.owns_range(first, u64::from(header.count)) {
             return Err((RejectCode::WrongOwner, [first, u64::from(header.count)]));
         }
         let mut reply = std::mem::take(&mut self.reply);
         let read = match self.tables.get_mut(&header.table) {
-            Some(Table { store: Store::Blocks(blocks), .. }) => blocks.read_range(first, &mut reply),
+            Some(Table {
+                store: Store::Blocks(blocks),
+                ..
+            }) => blocks.read_range(first, &mut reply),
             _ => Ok(()),
         };
         self.reply = reply;
-        read.map_err(|e| self.no_memory(&e))
+        // The range was checked to be this applier's: reading it cannot fail.
+        read.map_err(|_| (RejectCode::WrongOwner, [first, u64::from(header.count)]))
     }
 
     fn check_keys(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), Refusal> {
@@ -72,9 +85,13 @@ impl Engine {
     ) -> Result<(), Refusal> {
         self.check_keys(header, payload)?;
         if header.flags.create {
-            self.find_rows(header.table, header.count as usize, |row| (word(payload, row * 8), None))?;
+            self.find_rows(header.table, header.count as usize, |row| {
+                (word(payload, row * 8), None)
+            })?;
         }
-        let Some(table) = self.tables.get_mut(&header.table) else { return Ok(()) };
+        let Some(table) = self.tables.get_mut(&header.table) else {
+            return Ok(());
+        };
         for (row, out) in self.reply.chunks_exact_mut(row_bytes.max(1)).enumerate() {
             let key = word(payload, row * 8);
             let place = table.place(key);
@@ -105,7 +122,10 @@ impl Engine {
         for row in 0..header.count as usize {
             let key = word(payload, row * 8);
             let progress = self.progress(row);
-            let Some(Table { store: Store::Sparse(s), .. }) = self.tables.get_mut(&header.table)
+            let Some(Table {
+                store: Store::Sparse(s),
+                ..
+            }) = self.tables.get_mut(&header.table)
             else {
                 break;
             };
@@ -119,6 +139,8 @@ impl Engine {
             };
             self.reply.extend_from_slice(&loc.0.to_le_bytes());
         }
-        Ok(Effect::Reply { count: header.count })
+        Ok(Effect::Reply {
+            count: header.count,
+        })
     }
 }

@@ -52,9 +52,22 @@ struct Page {
 impl Pending {
     /// Nothing held.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
-        let owner = BlockOwner { kind: BlockKind::Pending, table: 0, applier, part: 0 };
+        let owner = BlockOwner {
+            kind: BlockKind::Pending,
+            table: 0,
+            applier,
+            part: 0,
+        };
         let held = BTreeMap::new();
-        Self { memory, owner, pages: Vec::new(), open: None, spare: Vec::new(), held, bytes: 0 }
+        Self {
+            memory,
+            owner,
+            pages: Vec::new(),
+            open: None,
+            spare: Vec::new(),
+            held,
+            bytes: 0,
+        }
     }
 
     /// Bytes held.
@@ -82,7 +95,9 @@ impl Pending {
             let (used, capacity) = self.memory.private.usage();
             (RejectCode::NoMemory, [used as u64, capacity as u64])
         })?;
-        let Some(p) = self.pages.get_mut(page) else { return Ok(()) };
+        let Some(p) = self.pages.get_mut(page) else {
+            return Ok(());
+        };
         let at = p.block.at + p.used;
         if let Ok(words) = self.memory.private.region().words_mut(at, payload.len()) {
             words.copy_in(0, payload);
@@ -90,8 +105,16 @@ impl Pending {
         p.used += len;
         p.frames += 1;
         self.bytes += len;
-        let held = Held { rank, header, page, at };
-        self.held.entry((domain, header.clock)).or_default().push(held);
+        let held = Held {
+            rank,
+            header,
+            page,
+            at,
+        };
+        self.held
+            .entry((domain, header.clock))
+            .or_default()
+            .push(held);
         Ok(())
     }
 
@@ -106,7 +129,11 @@ impl Pending {
             Some(page) => page,
             None => {
                 let block = self.memory.private.alloc(PAGE_BYTES, self.owner)?;
-                self.pages.push(Page { block, used: 0, frames: 0 });
+                self.pages.push(Page {
+                    block,
+                    used: 0,
+                    frames: 0,
+                });
                 self.pages.len() - 1
             }
         };

@@ -38,7 +38,10 @@ fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> {
     if payload.len() == expected {
         return Ok(());
     }
-    Err((RejectCode::WrongLength, [payload.len() as u64, expected as u64]))
+    Err((
+        RejectCode::WrongLength,
+        [payload.len() as u64, expected as u64],
+    ))
 }
 
 /// Whether all rows of a push are right; the number of good rows before a bad one with the error.
@@ -80,7 +83,10 @@ impl Engine {
         let row_bytes = table.spec.row_bytes();
         // Before any arithmetic on `count`: more rows than bytes is never a push.
         if count > payload.len() {
-            return Err((RejectCode::WrongLength, [payload.len() as u64, u64::from(header.count)]));
+            return Err((
+                RejectCode::WrongLength,
+                [payload.len() as u64, u64::from(header.count)],
+            ));
         }
         let parts = RowsPayload::new(count, row_bytes, header.flags.locs);
         check_len(payload, parts.len)?;
@@ -115,10 +121,15 @@ impl Engine {
         if let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) {
             let row_bytes = rows.layout().payload_bytes;
             let values = payload.get(parts.values_at..).unwrap_or_default();
-            for (row, (place, values)) in
-                places.iter().zip(values.chunks_exact(row_bytes)).enumerate()
+            for (row, (place, values)) in places
+                .iter()
+                .zip(values.chunks_exact(row_bytes))
+                .enumerate()
             {
-                let progress = crate::store::redo::Progress { row: row as u32, ..lsn };
+                let progress = crate::store::redo::Progress {
+                    row: row as u32,
+                    ..lsn
+                };
                 // Places come from the store itself: they are inside its memory.
                 let _ = rows.apply(&self.redo, progress, *place, op, values);
             }
@@ -138,7 +149,9 @@ impl Engine {
         for row in 0..count {
             let (key, hint) = key_of(row);
             let progress = self.progress(row);
-            let Some(t) = self.tables.get_mut(&table) else { break };
+            let Some(t) = self.tables.get_mut(&table) else {
+                break;
+            };
             let place = match &mut t.store {
                 Store::Rows(rows) => rows.place(key),
                 Store::Blocks(_) => None,
@@ -193,15 +206,31 @@ impl Engine {
             return Err((RejectCode::NotFinite, [0, first]));
         }
         if table.at_clock() {
+            // A tick works on whole blocks: an assign of half a block would take the rest along.
+            let layout = blocks.layout();
+            let whole = first.is_multiple_of(layout.block_elements())
+                && (end == Some(elements)
+                    || u64::from(header.count).is_multiple_of(layout.block_elements()));
+            if op == PushOp::Assign && !whole {
+                return Err((
+                    RejectCode::WrongLength,
+                    [u64::from(header.count), layout.block_elements()],
+                ));
+            }
             self.hold(rank, clocked, header, payload)?;
             return Ok(Effect::Applied);
         }
         let progress = self.progress(0);
-        if let Some(Table { store: Store::Blocks(blocks), .. }) =
-            self.tables.get_mut(&header.table)
-            && let Err(e) = blocks.apply_range(&self.redo, progress, first, op, values)
+        if let Some(Table {
+            store: Store::Blocks(blocks),
+            ..
+        }) = self.tables.get_mut(&header.table)
+            && blocks
+                .apply_range(&self.redo, progress, first, op, values)
+                .is_err()
         {
-            return Err(self.no_memory(&e));
+            // The range was checked to be this applier's: applying it cannot fail.
+            return Err((RejectCode::WrongOwner, [first, u64::from(header.count)]));
         }
         Ok(Effect::Applied)
     }
@@ -216,7 +245,10 @@ impl Engine {
         let domain = self.known(header.table)?.spec.domain;
         let open = self.clocks.clock(domain, rank);
         if !clocked || open != Some(header.clock) {
-            return Err((RejectCode::BadClock, [header.clock, open.unwrap_or(u64::MAX)]));
+            return Err((
+                RejectCode::BadClock,
+                [header.clock, open.unwrap_or(u64::MAX)],
+            ));
         }
         self.pending.hold(domain, rank, *header, payload)
     }

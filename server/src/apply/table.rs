@@ -54,17 +54,27 @@ impl Table {
         super::kernels::init::check(&spec.init, spec.dtype)?;
         let who = (id, applier);
         let store = match spec.shape {
-            Shape::Sparse { .. } => {
-                Store::Sparse(SparseShard::new(memory, preparer.clone(), who, spec, partitions)?)
-            }
-            Shape::Dense { layout: DenseLayout::Rows, .. } => {
-                Store::Rows(DenseRows::new(memory, who, spec, partitions)?)
-            }
-            Shape::Dense { layout: DenseLayout::Blocks { .. }, .. } => {
-                Store::Blocks(DenseBlocks::new(memory, who, spec, partitions)?)
-            }
+            Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
+                memory,
+                preparer.clone(),
+                who,
+                spec,
+                partitions,
+            )?),
+            Shape::Dense {
+                layout: DenseLayout::Rows,
+                ..
+            } => Store::Rows(DenseRows::new(memory, who, spec, partitions)?),
+            Shape::Dense {
+                layout: DenseLayout::Blocks { .. },
+                ..
+            } => Store::Blocks(DenseBlocks::new(memory, who, spec, partitions)?),
         };
-        Ok(Self { id, spec: Arc::clone(spec), store })
+        Ok(Self {
+            id,
+            spec: Arc::clone(spec),
+            store,
+        })
     }
 
     /// Whether pushes wait for the tick.
@@ -107,7 +117,9 @@ impl Table {
         let (mine, partition) = match &self.store {
             Store::Sparse(s) => s.owns(key),
             Store::Rows(r) => {
-                let Shape::Dense { rows, .. } = self.spec.shape else { return Ok(()) };
+                let Shape::Dense { rows, .. } = self.spec.shape else {
+                    return Ok(());
+                };
                 if key >= rows {
                     return Err((RejectCode::IndexOutOfRange, [key, rows]));
                 }
@@ -115,7 +127,11 @@ impl Table {
             }
             Store::Blocks(_) => return Err((RejectCode::WrongOperation, [0, 0])),
         };
-        if mine { Ok(()) } else { Err((RejectCode::WrongOwner, [key, u64::from(partition)])) }
+        if mine {
+            Ok(())
+        } else {
+            Err((RejectCode::WrongOwner, [key, u64::from(partition)]))
+        }
     }
 
     /// Gives all memory back.

@@ -120,8 +120,11 @@ impl Engine {
             tables.sort_unstable();
             tables.dedup();
             for id in tables {
-                let of_table: Vec<Held> =
-                    held.iter().filter(|h| h.header.table == id).copied().collect();
+                let of_table: Vec<Held> = held
+                    .iter()
+                    .filter(|h| h.header.table == id)
+                    .copied()
+                    .collect();
                 match self.tables.get(&id).map(|t| &t.store) {
                     Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &of_table),
                     Some(_) => self.close_rows(id, &of_table),
@@ -141,13 +144,17 @@ impl Engine {
     }
 
     fn close_rows(&mut self, id: u32, held: &[Held]) {
-        let Some(table) = self.tables.get(&id) else { return };
+        let Some(table) = self.tables.get(&id) else {
+            return;
+        };
         let (dtype, row_bytes) = (table.spec.dtype, table.spec.row_bytes());
         let mut rows: BTreeMap<u64, Reduced> = BTreeMap::new();
         let mut payload = std::mem::take(&mut self.scratch);
         for h in held {
             self.pending.payload(h, &mut payload);
-            let Some(op) = h.header.flags.op else { continue };
+            let Some(op) = h.header.flags.op else {
+                continue;
+            };
             let count = h.header.count as usize;
             let parts = RowsPayload::new(count, row_bytes, h.header.flags.locs);
             let values = payload.get(parts.values_at..).unwrap_or_default();
@@ -172,13 +179,17 @@ impl Engine {
             return;
         }
         let places = std::mem::take(&mut self.places);
-        let Some(table) = self.tables.get_mut(&id) else { return };
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
         let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
         if let Some(writer) = table.rows() {
             for (row, (place, reduced)) in places.iter().zip(rows.into_values()).enumerate() {
                 for (op, values) in reduced.steps(dtype, reduce) {
-                    let progress =
-                        crate::store::redo::Progress { lsn: self.lsn, row: row as u32 };
+                    let progress = crate::store::redo::Progress {
+                        lsn: self.lsn,
+                        row: row as u32,
+                    };
                     let _ = writer.apply(&self.redo, progress, *place, op, &values);
                 }
             }
@@ -187,15 +198,24 @@ impl Engine {
     }
 
     fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
-        let Some(table) = self.tables.get(&id) else { return };
-        let Store::Blocks(blocks) = &table.store else { return };
+        let Some(table) = self.tables.get(&id) else {
+            return;
+        };
+        let Store::Blocks(blocks) = &table.store else {
+            return;
+        };
         let (dtype, layout) = (table.spec.dtype, blocks.layout());
         let size = dtype.size();
         let mut reduced: BTreeMap<u64, Reduced> = BTreeMap::new();
         let mut payload = std::mem::take(&mut self.scratch);
-        for h in held.iter().filter(|h| h.header.kind == FrameKind::PushDense) {
+        for h in held
+            .iter()
+            .filter(|h| h.header.kind == FrameKind::PushDense)
+        {
             self.pending.payload(h, &mut payload);
-            let Some(op) = h.header.flags.op else { continue };
+            let Some(op) = h.header.flags.op else {
+                continue;
+            };
             let mut at = word(&payload, 0);
             let mut values = payload.get(8..).unwrap_or_default();
             while !values.is_empty() {
@@ -206,7 +226,10 @@ impl Engine {
                 let n = values.len().min((used - first) * size);
                 let mut whole = vec![0; used * size];
                 whole[first * size..first * size + n].copy_from_slice(&values[..n]);
-                reduced.entry(block).or_default().add(dtype, h.rank, op, &whole);
+                reduced
+                    .entry(block)
+                    .or_default()
+                    .add(dtype, h.rank, op, &whole);
                 at += (n / size) as u64;
                 values = &values[n..];
             }
@@ -218,21 +241,28 @@ impl Engine {
     fn step_blocks(&mut self, id: u32, iteration: u64, reduced: BTreeMap<u64, Reduced>) {
         self.lsn += 1;
         let lsn = self.lsn;
-        let Some(table) = self.tables.get_mut(&id) else { return };
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
         let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
-        let Store::Blocks(blocks) = &mut table.store else { return };
+        let Store::Blocks(blocks) = &mut table.store else {
+            return;
+        };
         let snapshot = blocks.is_snapshot();
         if snapshot {
             let _ = blocks.begin_epoch(iteration + 1);
         }
         for (row, (block, r)) in reduced.into_iter().enumerate() {
             for (op, values) in r.steps(dtype, reduce) {
-                let progress = crate::store::redo::Progress { lsn, row: row as u32 };
+                let progress = crate::store::redo::Progress {
+                    lsn,
+                    row: row as u32,
+                };
                 let _ = blocks.step(&self.redo, progress, block, op, &values);
             }
         }
         if snapshot {
-            let _ = blocks.flip(iteration + 1, iteration + 1);
+            let _ = blocks.flip(iteration + 1, iteration + 1, lsn);
         }
     }
 }

@@ -41,13 +41,21 @@ pub struct BadClock {
 impl Clocks {
     /// With these workers, all at 0.
     pub fn new(members: impl IntoIterator<Item = WorkerId>) -> Self {
-        Self { domains: BTreeMap::new(), members: members.into_iter().collect(), gone: Vec::new() }
+        Self {
+            domains: BTreeMap::new(),
+            members: members.into_iter().collect(),
+            gone: Vec::new(),
+        }
     }
 
     fn domain(&mut self, id: DomainId) -> &mut Domain {
         self.domains.entry(id).or_insert_with(|| {
             let live = self.members.iter().filter(|w| !self.gone.contains(w));
-            Domain { clocks: live.map(|&w| (w, 0)).collect(), min: 0, epoch: 0 }
+            Domain {
+                clocks: live.map(|&w| (w, 0)).collect(),
+                min: 0,
+                epoch: 0,
+            }
         })
     }
 
@@ -63,12 +71,22 @@ impl Clocks {
     pub fn check(&mut self, id: DomainId, worker: WorkerId, told: u64) -> Result<(), BadClock> {
         let expected = match self.domain(id).clocks.get(&worker) {
             Some(clock) => clock + 1,
-            None => return Err(BadClock { worker, told, expected: 0 }),
+            None => {
+                return Err(BadClock {
+                    worker,
+                    told,
+                    expected: 0,
+                });
+            }
         };
         if told == expected || told == CLOCK_FINISHED {
             return Ok(());
         }
-        Err(BadClock { worker, told, expected })
+        Err(BadClock {
+            worker,
+            told,
+            expected,
+        })
     }
 
     /// A worker ticked, or left for good. Returns the minimum before and after if it moved.

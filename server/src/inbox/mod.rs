@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use tidewater_transport::fabric::{Inbox, LaneError, Port};
+use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
 use tidewater_transport::ids::{SessionId, WorkerId};
 use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
 use tidewater_transport::layout::lines::{Reject, RejectCode, StateLine};
@@ -99,7 +99,9 @@ pub struct Ring {
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut s = f.debug_struct("Ring");
-        s.field("session", &self.session).field("rank", &self.rank).field("state", &self.state);
+        s.field("session", &self.session)
+            .field("rank", &self.rank)
+            .field("state", &self.state);
         s.finish_non_exhaustive()
     }
 }
@@ -128,12 +130,21 @@ impl Ring {
         memory: &ServerMemory,
         applier: u32,
     ) -> Result<Self, StoreError> {
-        let block = BlockOwner { kind: BlockKind::Ring, table: 0, applier, part: owner.rank.0 };
+        let block = BlockOwner {
+            kind: BlockKind::Ring,
+            table: 0,
+            applier,
+            part: owner.rank.0,
+        };
         let block = memory.public.alloc(LINE_BYTES, block)?;
         inbox.reset_tail(0);
         let state = StateLine::default();
         let line = state.to_line(owner.session.0);
-        memory.public.region().words_mut(block.at, LINE_BYTES)?.store_line(0, &line);
+        memory
+            .public
+            .region()
+            .words_mut(block.at, LINE_BYTES)?
+            .store_line(0, &line);
         Ok(Self {
             session: owner.session,
             rank: owner.rank,
@@ -147,6 +158,13 @@ impl Ring {
             check_frames: owner.check_frames,
             block,
         })
+    }
+
+    /// Lets the port do what the client asked for; `None` while the lane is broken.
+    pub fn poll(&mut self, exports: &mut ExportView) -> Option<Result<bool, LaneError>> {
+        self.port
+            .as_mut()
+            .map(|port| port.poll(exports, &self.inbox))
     }
 
     /// What the client is or will be told.
@@ -167,10 +185,16 @@ impl Ring {
     pub fn next(&mut self, payload: &mut Vec<u8>) -> Result<Next, RingError> {
         loop {
             // A torn tail proves nothing and will be whole soon.
-            let Some(tail) = self.inbox.tail() else { return Ok(Next::Empty) };
+            let Some(tail) = self.inbox.tail() else {
+                return Ok(Next::Empty);
+            };
             let (consumed, ring) = (self.consumed, self.inbox.ring());
             if !ring.tail_is_sane(consumed, tail) {
-                return Err(RingError::Tail { tail, consumed, ring: ring.bytes() });
+                return Err(RingError::Tail {
+                    tail,
+                    consumed,
+                    ring: ring.bytes(),
+                });
             }
             if tail == consumed {
                 return Ok(Next::Empty);
@@ -200,7 +224,10 @@ impl Ring {
                 return Ok(Next::Duplicate);
             }
             if header.seq > expected {
-                return Err(RingError::Sequence { told: header.seq, expected });
+                return Err(RingError::Sequence {
+                    told: header.seq,
+                    expected,
+                });
             }
             return Ok(Next::Frame(header));
         }
@@ -214,7 +241,10 @@ impl Ring {
             if self.check_frames {
                 return Ok(None);
             }
-            return Err(RingError::Session { at, told: header.session });
+            return Err(RingError::Session {
+                at,
+                told: header.session,
+            });
         }
         let len = match header.kind {
             FrameKind::Pad => ring.to_wrap(at),
@@ -231,9 +261,15 @@ impl Ring {
     }
 
     fn copy_payload(&self, header: &FrameHeader, payload: &mut Vec<u8>) {
-        let len = if header.kind == FrameKind::Pad { 0 } else { header.payload_len as usize };
+        let len = if header.kind == FrameKind::Pad {
+            0
+        } else {
+            header.payload_len as usize
+        };
         payload.resize(len, 0);
-        self.inbox.payload(self.consumed, FRAME_HEADER_BYTES, len).copy_out(0, payload);
+        self.inbox
+            .payload(self.consumed, FRAME_HEADER_BYTES, len)
+            .copy_out(0, payload);
     }
 
     fn skip(&mut self, len: u64) {
@@ -259,7 +295,12 @@ impl Ring {
         code: RejectCode,
         numbers: [u64; 2],
     ) -> Result<(), LaneError> {
-        let reject = Reject { seq: header.seq, code, table: header.table, numbers };
+        let reject = Reject {
+            seq: header.seq,
+            code,
+            table: header.table,
+            numbers,
+        };
         if self.rejects.len() as u64 == FRAMES_IN_FLIGHT_MAX {
             self.rejects.pop_front();
         }

@@ -16,6 +16,7 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::RowPlace;
 use super::rows::RowWriter;
 use super::sparse::ShardError;
+use crate::apply::kernels::RowKernel;
 
 /// One partition's memory.
 #[derive(Debug)]
@@ -169,6 +170,11 @@ impl DenseRows {
     /// The rows' sizes, rule and private lines.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
+    }
+
+    /// The table's rule.
+    pub const fn kernel(&self) -> &RowKernel {
+        self.rows.kernel()
     }
 
     /// Salt of the rows' hashes.

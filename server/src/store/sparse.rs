@@ -14,7 +14,7 @@ use super::index::Index;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
-use crate::apply::kernels::KernelError;
+use crate::apply::kernels::{KernelError, RowKernel};
 
 /// Slots a partition takes at once: its rows then lie together, in the order of their creation.
 const RUN_SLOTS: [u32; 2] = [8, 1_024];
@@ -135,6 +135,11 @@ impl SparseShard {
     /// The rows' sizes, rule and private lines.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
+    }
+
+    /// The table's rule.
+    pub const fn kernel(&self) -> &RowKernel {
+        self.rows.kernel()
     }
 
     /// The extents, for the table's descriptor.

@@ -1,11 +1,11 @@
 //! Registered memory: regions, and the only code that touches words that somebody else may be
 //! writing.
 
+#[cfg(not(loom))]
+pub(crate) mod io;
 #[cfg(all(test, loom))]
 mod models;
 pub mod publish;
-#[cfg(not(loom))]
-pub(crate) mod io;
 #[cfg(not(loom))]
 pub mod region;
 pub mod shared;

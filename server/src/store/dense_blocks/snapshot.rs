@@ -15,6 +15,11 @@ use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 
 impl DenseBlocks {
+    /// Whether the table has snapshots.
+    pub const fn is_snapshot(&self) -> bool {
+        self.sizes.snapshot
+    }
+
     /// Epoch of the newest whole buffer; 0 at first.
     pub const fn front(&self) -> u64 {
         self.line.front

@@ -297,11 +297,7 @@ impl Remote {
 impl ShmAttach {
     /// The rest is compared with the memories themselves when they are mapped.
     fn validate(&self) -> Result<(), WireError> {
-        at_most(
-            "lanes",
-            self.doze_at.len() as u64,
-            u64::from(APPLIERS_MAX),
-        )
+        at_most("lanes", self.doze_at.len() as u64, u64::from(APPLIERS_MAX))
     }
 }
 
