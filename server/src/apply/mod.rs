@@ -6,6 +6,7 @@
 
 pub mod applier;
 pub mod command;
+mod describe;
 pub mod engine;
 mod gather;
 pub mod kernels;

@@ -172,6 +172,11 @@ impl DenseRows {
         &mut self.rows
     }
 
+    /// Sizes of the rows.
+    pub const fn layout(&self) -> RowLayout {
+        self.layout
+    }
+
     /// The table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         self.rows.kernel()

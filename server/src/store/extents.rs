@@ -21,7 +21,7 @@ const FIRST_BYTES: usize = 64 << 10;
 /// Bytes of the largest extent: preparing one takes a helper some 10 ms.
 const LAST_BYTES: usize = 64 << 20;
 /// Extents of a table on one applier: 16 bits in a location, 0 is none.
-const EXTENTS_MAX: usize = 4_096;
+pub const EXTENTS_MAX: usize = 4_096;
 
 /// One extent.
 #[derive(Debug, Clone, Copy)]

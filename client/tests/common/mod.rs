@@ -1,0 +1,450 @@
+//! A cluster without a control plane: appliers on threads, clients wired to them by hand. What is
+//! under test is everything from the client's calls down to the words in memory.
+
+#![allow(unreachable_pub, reason = "shared by the test binaries of this folder")]
+#![allow(dead_code, reason = "each test binary uses its part of the rig")]
+
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidewater_client::link::{CoordinatorLink, OpenLane, ServerLink};
+use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_server::apply::applier::Applier;
+use tidewater_server::apply::command::{ApplierHandle, Command};
+use tidewater_server::apply::table::Table;
+use tidewater_server::inbox::{Ring, RingOwner};
+use tidewater_server::store::ServerMemory;
+use tidewater_server::store::extents::Preparer;
+use tidewater_server::store::memory::DOZE_AT;
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, TransportKind};
+use tidewater_transport::ids::{ApplierId, Incarnation, ServerId, SessionId, TableId, WorkerId};
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::layout::ring::RingGeometry;
+use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_transport::mem::Region;
+use tidewater_transport::placement::{Owner, Placement};
+use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
+use tidewater_transport::table::TableSpec;
+use tidewater_transport::tcp::{TcpLane, TcpPort};
+use tidewater_transport::wake::{Bell, OsSleeper, Watch};
+use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
+
+pub const RING_BYTES: usize = 256 << 10;
+
+/// One applier as others see it.
+#[derive(Clone)]
+struct ApplierSeat {
+    handle: ApplierHandle,
+    bell: Bell,
+    watch: Watch,
+}
+
+/// One server.
+pub struct Server {
+    pub memory: Arc<ServerMemory>,
+    shm: Arc<tidewater_transport::shm::ServerMemory>,
+    appliers: Vec<ApplierSeat>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
+
+/// The cluster.
+pub struct Cluster {
+    pub transport: TransportKind,
+    pub servers: Arc<Vec<Server>>,
+    tables: Catalogue,
+    preparer: Preparer,
+    workers: u32,
+    sessions: std::sync::atomic::AtomicU64,
+}
+
+impl Cluster {
+    pub fn start(transport: TransportKind, servers: u32, appliers: u16, workers: u32) -> Self {
+        let servers = (0..servers)
+            .map(|s| Server::start(s, appliers, workers))
+            .collect();
+        Self {
+            transport,
+            servers: Arc::new(servers),
+            tables: Catalogue::default(),
+            preparer: Preparer::start().unwrap(),
+            workers,
+            sessions: std::sync::atomic::AtomicU64::new(1),
+        }
+    }
+
+    /// A client of worker `rank`.
+    pub fn client(&self, rank: u32, sync: Sync) -> Client {
+        self.client_with(rank, sync, |lane| lane)
+    }
+
+    /// A client whose lanes go through `wrap`, now and after each recovery.
+    pub fn client_with(
+        &self,
+        rank: u32,
+        sync: Sync,
+        wrap: impl Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync + Clone + 'static,
+    ) -> Client {
+        let mut sleeper = OsSleeper::new(Duration::from_micros(20)).unwrap();
+        let mut parts = Vec::new();
+        for s in 0..self.servers.len() {
+            let n = self
+                .sessions
+                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            let session = SessionId(tidewater_transport::layout::hash::mix64(n));
+            let mut link = Link {
+                servers: Arc::clone(&self.servers),
+                server: s,
+                session,
+                rank: WorkerId(rank),
+                transport: self.transport,
+                near: sleeper.watch().clone(),
+                bell: sleeper.bell().clone(),
+                shm: None,
+                inboxes: Vec::new(),
+                wrap: Arc::new(wrap.clone()),
+            };
+            let lanes = link.open(&mut sleeper);
+            parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
+        }
+        let coordinator = Box::new(Coordinator {
+            servers: Arc::clone(&self.servers),
+            tables: Arc::clone(&self.tables),
+            preparer: self.preparer.clone(),
+        });
+        Client::from_parts(Parts {
+            coordinator,
+            servers: parts,
+            sleeper: Box::new(sleeper),
+            rank: WorkerId(rank),
+            workers: self.workers,
+            sync,
+        })
+        .unwrap()
+    }
+}
+
+impl Server {
+    fn start(number: u32, appliers: u16, workers: u32) -> Self {
+        let memory = ServerMemory::new(4 << 30, Incarnation(0x7700 + u64::from(number))).unwrap();
+        let memory = Arc::new(memory);
+        let shm = tidewater_transport::shm::ServerMemory::new(
+            (Arc::clone(memory.public.region()), memory.public.fd()),
+            (
+                Arc::clone(&memory.counters),
+                memory.counters_fd.try_clone().unwrap(),
+            ),
+            memory.exports.check_bits(),
+        );
+        let mut seats = Vec::new();
+        let mut threads = Vec::new();
+        for a in 0..u32::from(appliers) {
+            let mut sleeper = OsSleeper::new(Duration::from_micros(20)).unwrap();
+            sleeper.add_doze(
+                Arc::clone(memory.public.region()),
+                DOZE_AT + 64 * a as usize,
+            );
+            let (handle, commands) = ApplierHandle::new(Some(sleeper.bell().clone()));
+            let seat = ApplierSeat {
+                handle,
+                bell: sleeper.bell().clone(),
+                watch: sleeper.watch().clone(),
+            };
+            seats.push(seat);
+            let ranks = (0..workers).map(WorkerId);
+            let mut applier = Applier::new(Arc::clone(&memory), a, ranks, commands).unwrap();
+            threads.push(std::thread::spawn(move || applier.run(&mut sleeper)));
+        }
+        Self {
+            memory,
+            shm: Arc::new(shm.unwrap()),
+            appliers: seats,
+            threads,
+        }
+    }
+
+    /// The applier, for looking at its engine.
+    pub fn applier(&self, n: usize) -> &ApplierHandle {
+        &self.appliers[n].handle
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        for a in &self.appliers {
+            let _ = a.handle.send(Command::Stop);
+        }
+        for t in self.threads.drain(..) {
+            let _ = t.join();
+        }
+    }
+}
+
+/// One session with one server.
+struct Link {
+    servers: Arc<Vec<Server>>,
+    server: usize,
+    session: SessionId,
+    rank: WorkerId,
+    transport: TransportKind,
+    near: Watch,
+    bell: Bell,
+    shm: Option<SessionMemory>,
+    inboxes: Vec<Inbox>,
+    wrap: Arc<dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync>,
+}
+
+fn tcp_lane(near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (there, _) = listener.accept().unwrap();
+    let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
+    let mailbox = Mailbox::new(region, 0, MAILBOX_BYTES).unwrap();
+    let lane = TcpLane::new(here, "server".into(), mailbox, near.clone()).unwrap();
+    (
+        lane,
+        TcpPort::new(there, "client".into(), far.clone()).unwrap(),
+    )
+}
+
+impl Link {
+    fn server(&self) -> &Server {
+        &self.servers[self.server]
+    }
+
+    fn open(&mut self, sleeper: &mut OsSleeper) -> Vec<OpenLane> {
+        let ring = RingGeometry::new(RING_BYTES).unwrap();
+        let mut made: Vec<(Box<dyn Lane>, Box<dyn Port>, Inbox)> = Vec::new();
+        if self.transport == TransportKind::Shm {
+            let server = self.server();
+            let end = |(a, seat): (usize, &ApplierSeat)| ApplierEnd {
+                doze_at: (DOZE_AT + 64 * a) as u64,
+                bell: seat.bell.clone(),
+            };
+            let ends: Vec<_> = server.appliers.iter().enumerate().map(end).collect();
+            let memory =
+                SessionMemory::create(&server.shm, &ends, RING_BYTES, self.session.0).unwrap();
+            for (n, lane) in memory
+                .attach_here("server")
+                .unwrap()
+                .into_iter()
+                .enumerate()
+            {
+                let (region, at) = lane.doze();
+                sleeper.add_doze(region, at);
+                let port = memory.port(n, "client", &self.bell).unwrap();
+                made.push((Box::new(lane), Box::new(port), memory.inbox(n).unwrap()));
+            }
+            self.shm = Some(memory);
+        } else {
+            for seat in &self.server().appliers {
+                let region = Arc::new(Region::anonymous(inbox_bytes(RING_BYTES)).unwrap());
+                let inbox = Inbox::new(region, 0, ring, self.session.0).unwrap();
+                let (lane, port) = tcp_lane(&self.near, &seat.watch);
+                made.push((Box::new(lane), Box::new(port), inbox));
+            }
+        }
+        let owner = RingOwner {
+            session: self.session,
+            rank: self.rank,
+            clocked: true,
+            check_frames: false,
+        };
+        let mut lanes = Vec::new();
+        for (a, (lane, port, inbox)) in made.into_iter().enumerate() {
+            self.inboxes.push(inbox.clone());
+            let server = self.server();
+            let ring = Ring::new(owner, inbox, &server.memory, a as u32).unwrap();
+            let handle = &server.appliers[a].handle;
+            handle
+                .ask(|tx| Command::AddRing(Box::new(ring), tx))
+                .unwrap();
+            assert!(
+                handle
+                    .ask(|tx| Command::AttachPort(self.session, port, tx))
+                    .unwrap()
+            );
+            lanes.push(OpenLane {
+                lane: (self.wrap)(lane),
+                state: StateLine::default(),
+            });
+        }
+        lanes
+    }
+}
+
+impl ServerLink for Link {
+    fn name(&self) -> &str {
+        "server"
+    }
+
+    fn session(&self) -> SessionId {
+        self.session
+    }
+
+    fn transport(&self) -> TransportKind {
+        self.transport
+    }
+
+    fn ring_bytes(&self) -> usize {
+        RING_BYTES
+    }
+
+    fn describe(&mut self, id: TableId, _: Deadline) -> Result<TableDescriptor, ClientError> {
+        Ok(describe(
+            self.server().appliers.iter().map(|a| &a.handle),
+            id,
+        ))
+    }
+
+    fn recover(&mut self, applier: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {
+        let a = applier.0 as usize;
+        let seat = self.server().appliers[a].clone();
+        let session = self.session;
+        let state = seat
+            .handle
+            .ask(|tx| Command::Recover(session, tx))
+            .unwrap()
+            .unwrap();
+        let (lane, port): (Box<dyn Lane>, Box<dyn Port>) = match &self.shm {
+            Some(memory) => {
+                let port = memory.port(a, "client", &self.bell).unwrap();
+                let lane = memory.attach_here("server").unwrap().swap_remove(a);
+                (Box::new(lane), Box::new(port))
+            }
+            None => {
+                let (lane, port) = tcp_lane(&self.near, &seat.watch);
+                (Box::new(lane), Box::new(port))
+            }
+        };
+        assert!(
+            seat.handle
+                .ask(|tx| Command::AttachPort(session, port, tx))
+                .unwrap()
+        );
+        Ok(OpenLane {
+            lane: (self.wrap)(lane),
+            state,
+        })
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for a in &self.server().appliers {
+            let _ = a.handle.ask(|tx| Command::DropRing(self.session, tx));
+        }
+    }
+}
+
+/// What a server's appliers tell of a table.
+pub fn describe<'a>(
+    appliers: impl Iterator<Item = &'a ApplierHandle>,
+    id: TableId,
+) -> TableDescriptor {
+    let mut parts = Vec::new();
+    for (a, handle) in appliers.enumerate() {
+        let of = move |e: &mut tidewater_server::apply::engine::Engine| {
+            e.table(id).map(|t| t.describe(ApplierId(a as u16)))
+        };
+        parts.extend(handle.with(of).unwrap());
+    }
+    TableDescriptor {
+        id,
+        header_bytes: 16,
+        payload_bytes: 0,
+        stride_bytes: 0,
+        block_bytes: 0,
+        parts,
+    }
+}
+
+/// The table catalogue.
+struct Coordinator {
+    servers: Arc<Vec<Server>>,
+    tables: Catalogue,
+    preparer: Preparer,
+}
+
+impl CoordinatorLink for Coordinator {
+    fn create_table(&mut self, spec: &TableSpec, _: Deadline) -> Result<TableInfo, ClientError> {
+        let mut tables = self.tables.lock().unwrap();
+        if let Some(known) = tables.iter().find(|t| t.spec.name == spec.name) {
+            assert_eq!(known.spec, *spec);
+            return Ok(known.clone());
+        }
+        spec.validate().unwrap();
+        let appliers: Vec<u16> = self
+            .servers
+            .iter()
+            .map(|s| s.appliers.len() as u16)
+            .collect();
+        let placement = Placement::round_robin(spec.partitions, &appliers);
+        let id = TableId(tables.len() as u32 + 1);
+        let shared = Arc::new(spec.clone());
+        for (s, server) in self.servers.iter().enumerate() {
+            for (a, seat) in server.appliers.iter().enumerate() {
+                let owner = Owner {
+                    server: ServerId(s as u32),
+                    applier: ApplierId(a as u16),
+                };
+                let who = (id, a as u32);
+                let mine = placement.owned_by(owner);
+                let table = Table::new(&server.memory, &self.preparer, who, &shared, mine).unwrap();
+                seat.handle
+                    .ask(|tx| Command::AddTable(Box::new(table), tx))
+                    .unwrap();
+            }
+        }
+        let placement = placement
+            .0
+            .iter()
+            .map(|o| tidewater_transport::wire::control::Owner {
+                server: o.server,
+                applier: o.applier,
+            });
+        let info = TableInfo {
+            id,
+            spec: spec.clone(),
+            placement: placement.collect(),
+        };
+        tables.push(info.clone());
+        Ok(info)
+    }
+
+    fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
+        let tables = self.tables.lock().unwrap();
+        Ok(tables.iter().find(|t| t.spec.name == name).unwrap().clone())
+    }
+
+    fn release_table(&mut self, id: TableId, _: Deadline) -> Result<(), ClientError> {
+        for server in self.servers.iter() {
+            for seat in &server.appliers {
+                if let Some(t) = seat.handle.ask(|tx| Command::TakeTable(id, tx)).unwrap() {
+                    t.release().unwrap();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn barrier(&mut self, _: &str, _: u32, _: Deadline) -> Result<(), ClientError> {
+        unreachable!("tests of this rig use no barrier")
+    }
+
+    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+        unreachable!("tests of this rig do not save")
+    }
+
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Vec<String>, ClientError> {
+        unreachable!("tests of this rig do not load")
+    }
+
+    fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+}

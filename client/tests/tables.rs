@@ -1,0 +1,226 @@
+//! Tables end to end, over shared memory and TCP: what is pushed is what is pulled.
+
+mod common;
+
+use common::Cluster;
+use tidewater_client::{ClientError, Missing, PullMode, PullOptions, Sync, TableBuilder};
+use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
+use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::table::{Init, Optimizer, PushOp};
+
+const MODES: [PullMode; 3] = [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather];
+
+fn each_transport(servers: u32, appliers: u16, test: impl Fn(&Cluster)) {
+    for transport in [Shm, Tcp] {
+        test(&Cluster::start(transport, servers, appliers, 1));
+    }
+}
+
+#[test]
+fn sparse_rows_come_back_in_the_callers_order_in_every_mode() {
+    each_transport(2, 2, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let spec = TableBuilder::sparse::<f32>("emb", 5).init(Init::Constant(0.5), 1);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        let keys: Vec<u64> = (0..1000u64)
+            .map(|k| k.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            .collect();
+        let values: Vec<f32> = (0..5000).map(|v| v as f32).collect();
+        let ticket = client
+            .push_rows(&table, &keys, &values, PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&ticket).unwrap();
+        // Unsorted, with duplicates.
+        let ask: Vec<usize> = (0..3000).map(|n| (n * 7919) % 1000).collect();
+        let asked: Vec<u64> = ask.iter().map(|&n| keys[n]).collect();
+        for mode in MODES {
+            let mut out = vec![0f32; asked.len() * 5];
+            let options = PullOptions::default().mode(mode);
+            client.pull_rows(&table, &asked, &mut out, options).unwrap();
+            for (row, &n) in ask.iter().enumerate() {
+                for col in 0..5 {
+                    assert_eq!(out[row * 5 + col], 0.5 + values[n * 5 + col], "{mode:?}");
+                }
+            }
+        }
+        let c = client.counters();
+        assert!(c.rows_consistent >= 3000 && c.rows_hogwild >= 3000 && c.rows_gathered >= 3000);
+        assert_eq!(c.rejects, 0);
+    });
+}
+
+#[test]
+fn unknown_keys_are_created_or_answered_as_the_call_says() {
+    each_transport(1, 1, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let init = Init::Uniform {
+            low: -1.0,
+            high: 1.0,
+        };
+        let spec = TableBuilder::sparse::<f64>("t", 3).init(init, 42);
+        let table = client.create_table::<f64>(spec.spec()).unwrap();
+        let keys = [0, u64::MAX, 1 << 63];
+        let rows = |cluster: &Cluster| {
+            let id = table.id();
+            let count = move |e: &mut tidewater_server::apply::engine::Engine| match &e
+                .table(id)
+                .unwrap()
+                .store
+            {
+                tidewater_server::apply::table::Store::Sparse(s) => s.len(),
+                _ => unreachable!(),
+            };
+            cluster.servers[0].applier(0).with(count).unwrap()
+        };
+        let (mut first, mut second) = ([0f64; 9], [0f64; 9]);
+        let look = PullOptions::default().missing(Missing::Initial);
+        client.pull_rows(&table, &keys, &mut first, look).unwrap();
+        assert_eq!(rows(cluster), 0, "evaluation stores nothing");
+        client
+            .pull_rows(&table, &keys, &mut second, PullOptions::default())
+            .unwrap();
+        assert_eq!(rows(cluster), 3);
+        assert_eq!(first, second);
+        assert!(first.iter().all(|v| (-1.0..1.0).contains(v)) && first[0] != first[1]);
+    });
+}
+
+#[test]
+fn dense_rows_and_ranges() {
+    each_transport(2, 1, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let spec = TableBuilder::rows::<i64>("rows", 1000, 3).init(Init::Constant(7.0), 0);
+        let rows = client.create_table::<i64>(spec.spec()).unwrap();
+        let spec = TableBuilder::blocks::<f32>("blocks", 1000, 77).block_bytes(4096);
+        let blocks = client.create_table::<f32>(spec.spec()).unwrap();
+        let keys = [999, 0, 500, 0];
+        let t = client
+            .push_rows(&rows, &keys, &[1i64; 12], PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&t).unwrap();
+        let values: Vec<f32> = (0..77_000).map(|v| v as f32).collect();
+        let t = client
+            .push_dense(&blocks, 0, &values, PushOp::Assign)
+            .unwrap();
+        client.wait_applied(&t).unwrap();
+        for mode in MODES {
+            let options = PullOptions::default().mode(mode);
+            let mut out = [0i64; 12];
+            client.pull_rows(&rows, &keys, &mut out, options).unwrap();
+            assert_eq!(out, [8, 8, 8, 9, 9, 9, 8, 8, 8, 9, 9, 9], "{mode:?}");
+            for (first, len) in [
+                (0, 77_000),
+                (1, 76_999),
+                (1023, 3),
+                (40_001, 20_000),
+                (9, 0),
+            ] {
+                let mut out = vec![0f32; len];
+                client
+                    .pull_dense(&blocks, first as u64, &mut out, options)
+                    .unwrap();
+                assert_eq!(out, values[first..first + len], "{mode:?} {first}+{len}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_refused_push_fails_alone_and_says_why() {
+    each_transport(1, 1, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let spec = TableBuilder::sparse::<f32>("t", 2).optimizer(Optimizer::Sgd { lr: 1.0 });
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        let plain = TableBuilder::sparse::<f32>("plain", 1).optimizer(Optimizer::None);
+        let plain = client.create_table::<f32>(plain.spec()).unwrap();
+        let good = client
+            .push_rows(&table, &[1, 2], &[1.0; 4], PushOp::Sum)
+            .unwrap();
+        let values = [5.0, 5.0, 5.0, f32::NAN];
+        let bad = client
+            .push_rows(&table, &[1, 2], &values, PushOp::Sum)
+            .unwrap();
+        let wrong = client
+            .push_rows(&plain, &[1], &[1.0], PushOp::Gradient)
+            .unwrap();
+        let after = client
+            .push_rows(&table, &[2], &[1.0; 2], PushOp::Gradient)
+            .unwrap();
+        let code = |e: Result<(), ClientError>| match e {
+            Err(ClientError::Rejected { reject, .. }) => reject.code,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(code(client.wait_applied(&bad)), RejectCode::NotFinite);
+        client.wait_applied(&good).unwrap();
+        client.wait_applied(&after).unwrap();
+        assert_eq!(
+            code(client.wait_applied(&wrong)),
+            RejectCode::WrongOperation
+        );
+        let mut out = [0f32; 4];
+        client
+            .pull_rows(&table, &[1, 2], &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [1.0, 1.0, 0.0, 0.0], "nothing of the refused frame");
+        client.release_table(table).unwrap();
+        let gone = client
+            .push_rows(&table, &[1], &[1.0; 2], PushOp::Sum)
+            .unwrap();
+        assert_eq!(code(client.wait_applied(&gone)), RejectCode::TableReleased);
+        let t = client.push_rows(&plain, &[1], &[1.0], PushOp::Sum).unwrap();
+        client.wait_applied(&t).unwrap();
+    });
+}
+
+#[test]
+fn a_thousand_assigns_arrive_in_order() {
+    each_transport(2, 2, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let spec = TableBuilder::sparse::<i64>("t", 1);
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let mut last = None;
+        for n in 0..1000 {
+            last = Some(
+                client
+                    .push_rows(&table, &[77], &[n], PushOp::Assign)
+                    .unwrap(),
+            );
+        }
+        client.wait_applied(&last.unwrap()).unwrap();
+        let mut out = [0i64];
+        client
+            .pull_rows(&table, &[77], &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [999]);
+    });
+}
+
+#[test]
+fn arguments_that_do_not_fit_are_refused_here() {
+    each_transport(1, 1, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let table = client
+            .create_table::<f32>(TableBuilder::rows::<f32>("r", 10, 2).spec())
+            .unwrap();
+        let mut out = [0f32; 3];
+        let e = client
+            .pull_rows(&table, &[1], &mut out, PullOptions::default())
+            .unwrap_err();
+        assert!(e.to_string().contains("3 elements for 1 rows of 2"), "{e}");
+        let mut out = [0f32; 2];
+        let e = client
+            .pull_rows(&table, &[10], &mut out, PullOptions::default())
+            .unwrap_err();
+        assert!(e.to_string().contains("row 10 is past the end"), "{e}");
+        assert!(client.push_rows(&table, &[10], &out, PushOp::Sum).is_err());
+        assert!(
+            client
+                .pull_dense(&table, 0, &mut out, PullOptions::default())
+                .is_err()
+        );
+        assert!(client.open_table::<f64>("r").is_err());
+        client
+            .pull_rows(&table, &[9], &mut out, PullOptions::default())
+            .unwrap();
+    });
+}
