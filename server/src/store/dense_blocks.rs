@@ -177,7 +177,7 @@ impl DenseBlocks {
     /// a snapshot table the push goes into the epoch that is being built, see [`Self::begin_epoch`].
     ///
     /// Each block is one step of `progress.row`: who finishes a range that was cut after row `r`
-    /// goes on at [`Self::resume_at`]`(first_element, r - progress.row)`. Cost: about three copies
+    /// goes on at [`Self::resume_at`]`(first_element, r - progress.row + 1)`. Cost: about three copies
     /// of the range and of its state, beside the rule.
     ///
     /// # Errors

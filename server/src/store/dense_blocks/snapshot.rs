@@ -25,22 +25,27 @@ impl DenseBlocks {
         self.line.front
     }
 
-    /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. Does nothing
-    /// when it is open, so that who goes on after a failure may begin again.
+    /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. The first epoch
+    /// may have any number from 1 on, so that it can be that of a clock which runs already. Does
+    /// nothing when it is open, so that who goes on after a failure may begin again.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] for any other epoch, or on a table without snapshot.
     pub fn begin_epoch(&mut self, epoch: u64) -> Result<(), BlocksError> {
-        if !self.sizes.snapshot || self.line.front.checked_add(1) != Some(epoch) {
+        // Before the first epoch both buffers hold the same: either may be the front.
+        let first = self.line.building == 0;
+        let next = self.line.front.saturating_add(1);
+        if !self.sizes.snapshot || epoch == 0 || (epoch != next && !first) {
             return Err(BlocksError::Epoch {
                 what: "begin_epoch",
                 have: epoch,
-                expected: self.line.front.saturating_add(1),
+                expected: next,
             });
         }
         if self.line.building == epoch {
             return Ok(());
         }
+        self.line.front = epoch - 1;
         self.line.building = epoch;
         for part in self.parts.iter_mut().flatten() {
             part.publish(&self.memory, self.salt, self.line)?;

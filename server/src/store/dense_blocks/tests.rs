@@ -280,7 +280,7 @@ fn epochs_come_one_after_the_other() {
     assert!(refused(shard.step(&redo, P, 0, PushOp::Sum, &ones)));
     assert!(refused(shard.restore_block(&redo, P, 0, &ones, &[])));
     assert!(refused(shard.flip(0, 0, 0)) && refused(shard.flip(1, 0, 0)));
-    assert!(refused(shard.begin_epoch(0)) && refused(shard.begin_epoch(2)));
+    assert!(refused(shard.begin_epoch(0)));
     shard.begin_epoch(1).unwrap();
     shard.begin_epoch(1).unwrap();
     // Two steps in one epoch: the second goes on from the first, the front sees neither.
@@ -300,5 +300,35 @@ fn epochs_come_one_after_the_other() {
     expected[3] = 3.0;
     assert_eq!(floats(&out), expected);
     assert_eq!(shard.front(), 1);
+    assert!(refused(shard.begin_epoch(1)) && refused(shard.begin_epoch(3)));
     assert!(refused(shard.step(&redo, P, 0, PushOp::Sum, &ones)));
+}
+
+#[test]
+fn the_first_epoch_may_be_that_of_a_running_clock() {
+    let (memory, redo) = memory();
+    for first in [7, 8] {
+        let mut shard = shard(&memory, spec(2000, 1, 4096, true)).unwrap();
+        let (mut was, mut out) = (vec![0; 8000], vec![0; 8000]);
+        shard.read_range(0, &mut was).unwrap();
+        shard.begin_epoch(first).unwrap();
+        shard.read_range(0, &mut out).unwrap();
+        assert_eq!((shard.front(), &out), (first - 1, &was));
+        for (epoch, block) in [(first, 0), (first + 1, 1)] {
+            shard.begin_epoch(epoch).unwrap();
+            let n = shard.block_lengths(block).unwrap().0 / 4;
+            let values = bytes(vec![epoch as f32; n]);
+            shard
+                .step(&redo, P, block, PushOp::Assign, &values)
+                .unwrap();
+            shard.flip(epoch, epoch, epoch).unwrap();
+        }
+        assert!(shard.begin_epoch(first + 9).is_err());
+        shard.read_range(0, &mut out).unwrap();
+        let (a, b) = out.split_at(4096);
+        assert_eq!(
+            [floats(a)[9], floats(b)[9]],
+            [first as f32, (first + 1) as f32]
+        );
+    }
 }
