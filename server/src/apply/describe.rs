@@ -5,6 +5,7 @@ use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::wire::control::{ApplierPart, PartitionDescriptor, Remote};
 
 use super::table::{Store, Table};
+use crate::store::dense_blocks::DenseBlocks;
 use crate::store::extents::EXTENTS_MAX;
 
 impl Table {
@@ -49,37 +50,39 @@ impl Table {
                     partitions,
                 }
             }
-            Store::Blocks(b) => {
-                let block = b.layout().block_bytes as u64;
-                let partitions = b.partitions().map(|p| {
-                    let payload = |buffer: usize| Remote {
-                        key: p.payload_key,
-                        address: p.payload[buffer],
-                        len: p.blocks * block,
-                    };
-                    let meta = |address, len| Remote {
-                        key: p.meta_key,
-                        address,
-                        len,
-                    };
-                    PartitionDescriptor {
-                        partition: p.partition,
-                        first: p.first_block,
-                        count: p.blocks,
-                        payload: payload(0),
-                        payload_back: p.snapshot.map(|_| payload(1)),
-                        versions: Some(meta(p.versions, p.blocks * 8)),
-                        snapshot: p.snapshot.map(|at| meta(at, LINE_BYTES as u64)),
-                    }
-                });
-                let partitions = partitions.collect();
-                ApplierPart {
-                    applier,
-                    salt: b.salt(),
-                    extents: None,
-                    partitions,
-                }
-            }
+            Store::Blocks(b) => blocks(b, applier),
         }
+    }
+}
+
+fn blocks(b: &DenseBlocks, applier: ApplierId) -> ApplierPart {
+    let block = b.layout().block_bytes as u64;
+    let partitions = b.partitions().map(|p| {
+        let payload = |buffer: usize| Remote {
+            key: p.payload_key,
+            address: p.payload[buffer],
+            len: p.blocks * block,
+        };
+        let meta = |address, len| Remote {
+            key: p.meta_key,
+            address,
+            len,
+        };
+        PartitionDescriptor {
+            partition: p.partition,
+            first: p.first_block,
+            count: p.blocks,
+            payload: payload(0),
+            payload_back: p.snapshot.map(|_| payload(1)),
+            versions: Some(meta(p.versions, p.blocks * 8)),
+            snapshot: p.snapshot.map(|at| meta(at, LINE_BYTES as u64)),
+        }
+    });
+    let partitions = partitions.collect();
+    ApplierPart {
+        applier,
+        salt: b.salt(),
+        extents: None,
+        partitions,
     }
 }

@@ -13,7 +13,7 @@ use tidewater_transport::limits::ROW_DIM_MAX;
 
 use super::Refusal;
 use super::pending::Pending;
-use super::table::Table;
+use super::table::{Store, Table};
 use crate::clocks::Clocks;
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
@@ -104,6 +104,8 @@ impl Engine {
     /// Takes a table out; from now on its frames are refused. What was held back for it is gone.
     pub fn take_table(&mut self, id: TableId) -> Option<Table> {
         let table = self.tables.remove(&id.0)?;
+        // A successor must not store a row of it again. Voiding our own area cannot fail.
+        let _ = self.redo.void();
         self.released.push(id.0);
         self.pending.forget_table(id.0);
         Some(table)
@@ -112,6 +114,19 @@ impl Engine {
     /// A table.
     pub fn table(&mut self, id: TableId) -> Option<&mut Table> {
         self.tables.get_mut(&id.0)
+    }
+
+    /// Removes a key's row of a sparse table; true if there was one. Its slot is given to another
+    /// key later.
+    ///
+    /// # Errors
+    /// [`Refusal`] for a table that is not here or not sparse.
+    pub fn remove_row(&mut self, id: TableId, key: u64) -> Result<bool, Refusal> {
+        self.known(id.0)?;
+        match self.tables.get_mut(&id.0).map(|t| &mut t.store) {
+            Some(Store::Sparse(s)) => s.remove(key, &self.redo).map_err(|e| self.no_memory(&e)),
+            _ => Err((RejectCode::WrongOperation, [0, 0])),
+        }
     }
 
     /// Every table.

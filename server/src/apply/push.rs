@@ -206,17 +206,6 @@ impl Engine {
             return Err((RejectCode::NotFinite, [0, first]));
         }
         if table.at_clock() {
-            // A tick works on whole blocks: an assign of half a block would take the rest along.
-            let layout = blocks.layout();
-            let whole = first.is_multiple_of(layout.block_elements())
-                && (end == Some(elements)
-                    || u64::from(header.count).is_multiple_of(layout.block_elements()));
-            if op == PushOp::Assign && !whole {
-                return Err((
-                    RejectCode::WrongLength,
-                    [u64::from(header.count), layout.block_elements()],
-                ));
-            }
             self.hold(rank, clocked, header, payload)?;
             return Ok(Effect::Applied);
         }

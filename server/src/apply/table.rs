@@ -112,6 +112,9 @@ impl Table {
     }
 
     /// Refuses a key that is out of range or another applier's.
+    ///
+    /// # Errors
+    /// [`RejectCode::IndexOutOfRange`], [`RejectCode::WrongOwner`].
     #[inline]
     pub fn check_key(&self, key: u64) -> Result<(), Refusal> {
         let (mine, partition) = match &self.store {

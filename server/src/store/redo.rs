@@ -95,6 +95,22 @@ impl Redo {
         self.store(place, header, payload, state)
     }
 
+    /// Makes the line say nothing: before a row is removed or its memory given back, so that no
+    /// successor stores it again.
+    ///
+    /// # Errors
+    /// Never for an area of this memory.
+    pub fn void(&self) -> Result<(), StoreError> {
+        let area = self
+            .memory
+            .private
+            .region()
+            .words_mut(self.block.at, LINE_BYTES)?;
+        area.store(56, 0);
+        fence(Ordering::Release);
+        Ok(())
+    }
+
     fn record(
         &self,
         progress: Progress,

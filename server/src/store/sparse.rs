@@ -253,7 +253,8 @@ impl SparseShard {
     ///
     /// # Errors
     /// Never for a row of this shard.
-    pub fn remove(&mut self, key: u64) -> Result<bool, StoreError> {
+    pub fn remove(&mut self, key: u64, redo: &Redo) -> Result<bool, StoreError> {
+        redo.void()?;
         let p = self.partition_of(key);
         let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
             return Ok(false);
@@ -347,7 +348,7 @@ mod tests {
                 let key = key.wrapping_mul(0x1_0000_0001);
                 let progress = Progress { lsn: n as u64, row: 0 };
                 if op == 0 {
-                    prop_assert_eq!(shard.remove(key).unwrap(), model.remove(&key).is_some());
+                    prop_assert_eq!(shard.remove(key, &redo).unwrap(), model.remove(&key).is_some());
                 } else {
                     let loc = shard.find_or_create(key, &redo, progress).unwrap();
                     let place = shard.place(loc).unwrap();
@@ -373,7 +374,7 @@ mod tests {
             .map(|&k| shard.find_or_create(k, &redo, progress).unwrap())
             .collect();
         for &k in &keys {
-            assert!(shard.remove(k).unwrap());
+            assert!(shard.remove(k, &redo).unwrap());
         }
         for k in 10_000..12_000u64 {
             shard.find_or_create(k, &redo, progress).unwrap();
