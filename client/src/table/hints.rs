@@ -5,7 +5,7 @@ use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::layout::row::Loc;
 
 /// Entries looked at for one key.
-const PROBES: usize = 8;
+const PROBES: usize = 16;
 const FIRST_ENTRIES: usize = 1 << 10;
 /// Largest cache: 16 bytes each. Past this, hints overwrite each other.
 const ENTRIES_MAX: usize = 1 << 24;
