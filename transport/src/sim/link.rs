@@ -188,7 +188,8 @@ impl Core {
     /// Perhaps breaks the link, at a call of one of its ends.
     pub(super) fn tempt(&mut self, id: LinkId) {
         let p = self.faults.disconnect_per_op;
-        if self.rng.chance(p) {
+        if self.rng.chance(p) && self.link(id).error.is_none() {
+            self.breaks += 1;
             self.break_link(id, "the adversary cut it");
         }
     }
@@ -209,7 +210,6 @@ impl Core {
         if self.link(id).error.is_some() {
             return;
         }
-        self.breaks += 1;
         self.note(4, id.0 as u64);
         let p = self.faults.silent;
         let silent = self.rng.chance(p);

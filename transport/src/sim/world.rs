@@ -65,7 +65,7 @@ pub struct Outcome {
     pub switches: u64,
     /// Sleeps that ended by their deadline, not by a signal: lost wake-ups show up here.
     pub timeouts: u64,
-    /// Lanes that broke.
+    /// Lanes that the adversary broke.
     pub breaks: u64,
     /// What went wrong.
     pub failure: Option<Failure>,
