@@ -1,6 +1,8 @@
 //! The simulator itself: determinism, speed, how failures are told, and that the adversary really
 //! does what the contract allows.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 use std::time::Duration;
 
 use tidewater_transport::clock::{self, Deadline};
@@ -9,7 +11,7 @@ use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{
-    Failure, Faults, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
+    Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
 };
 use tidewater_transport::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -17,6 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const RING: usize = 16 << 10;
 
 struct Pair {
+    link: LinkId,
     lane: Box<dyn Lane>,
     port: Box<dyn Port>,
     public: Arc<Region>,
@@ -54,6 +57,7 @@ fn pair(world: &World) -> Pair {
         owner_sleeper: &owner,
     });
     Pair {
+        link: lane.link(),
         lane: Box::new(lane),
         port: Box::new(port),
         public,
@@ -350,4 +354,58 @@ fn writes_of_a_broken_lane_land_in_order_and_end_with_the_port() {
         outcome
     });
     assert!(landed_after_break > 0);
+}
+
+/// A silent break: the call ends by its deadline, and its landing is nobody's promise.
+#[test]
+fn silence_ends_by_the_deadline() {
+    let mut deadlines = 0;
+    sweep(tidewater_transport::here!(), 0..20, |seed| {
+        let silent = 1.0;
+        let world = World::new(
+            seed,
+            Faults {
+                silent,
+                ..Faults::rough()
+            },
+        );
+        let mut p = pair(&world);
+        let (w, hits) = (world.clone(), Arc::new(AtomicU64::new(0)));
+        let hit = Arc::clone(&hits);
+        world.spawn("client", move || {
+            let began = clock::now();
+            w.cut(p.link);
+            let mut body = [7; 64];
+            let op = ReadOp {
+                from: at(p.key, 0),
+                len: 64,
+                head_len: 0,
+                head_at: 0,
+                body_at: 0,
+                fence: false,
+            };
+            let into = Landing {
+                head: &mut [],
+                body: &mut body,
+            };
+            let done = p.lane.read(&[op], into, Deadline::after(SECOND));
+            let took = clock::now().duration_since(began);
+            assert!(took < 2 * SECOND, "{took:?}");
+            match done {
+                Err(LaneError::Deadline {
+                    peer, op: "read", ..
+                }) => {
+                    assert_eq!(peer, "server");
+                    hit.fetch_add(1, Ordering::Relaxed);
+                }
+                Err(LaneError::Broken { .. }) => (),
+                other => panic!("{other:?}"),
+            }
+            assert!(p.lane.flush().is_err(), "an error is final");
+        });
+        let outcome = world.run();
+        deadlines += hits.load(Ordering::Relaxed);
+        outcome
+    });
+    assert!(deadlines > 5, "{deadlines}");
 }

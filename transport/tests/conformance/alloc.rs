@@ -10,7 +10,7 @@ thread_local! {
 }
 
 /// Allocations of this thread so far.
-pub fn allocations() -> u64 {
+pub(crate) fn allocations() -> u64 {
     COUNT.get()
 }
 

@@ -69,7 +69,7 @@ const WRONG: &[(&str, Wrong)] = &[
 ];
 
 /// Each wrong access breaks its own lane with `Access`, and changes nothing.
-pub fn access(rig: &dyn Rig) {
+pub(crate) fn access(rig: &dyn Rig) {
     let clients = WRONG.iter().map(|(what, wrong)| -> ClientTask {
         Box::new(move |mut client| {
             client.read(DATA_AT, 64).unwrap();
@@ -82,10 +82,7 @@ pub fn access(rig: &dyn Rig) {
             assert!(after.is_err(), "{what}: the lane goes on");
         })
     });
-    rig.run(
-        Box::new(|server| serve_unchanged(server)),
-        clients.collect(),
-    );
+    rig.run(Box::new(serve_unchanged), clients.collect());
 }
 
 fn serve_unchanged(server: Server) {
@@ -116,7 +113,7 @@ fn ring_of(inbox: &Inbox) -> Vec<u8> {
 }
 
 /// After the error no operation is done, and each says that the lane is broken.
-pub fn nothing_after_the_break(rig: &dyn Rig) {
+pub(crate) fn nothing_after_the_break(rig: &dyn Rig) {
     rig.run(
         Box::new(|server| {
             let (counters, inbox) = (Arc::clone(&server.counters), server.lanes[0].inbox.clone());
@@ -143,7 +140,7 @@ pub fn nothing_after_the_break(rig: &dyn Rig) {
 }
 
 /// A client writes at full speed while the server destroys the port: from then on nothing lands.
-pub fn destroyed(rig: &dyn Rig) {
+pub(crate) fn destroyed(rig: &dyn Rig) {
     let rounds = rig.rounds() * 1000;
     rig.run(
         Box::new(|mut server| {
@@ -183,7 +180,7 @@ pub fn destroyed(rig: &dyn Rig) {
 }
 
 /// One lane breaks on every round; the others count on.
-pub fn others_live(rig: &dyn Rig) {
+pub(crate) fn others_live(rig: &dyn Rig) {
     let rounds = rig.rounds();
     let broken = Arc::new(AtomicU64::new(0));
     let mut clients: Vec<ClientTask> = Vec::new();
@@ -220,7 +217,7 @@ pub fn others_live(rig: &dyn Rig) {
 }
 
 /// Once warm, neither end allocates.
-pub fn allocations_none(rig: &dyn Rig) {
+pub(crate) fn allocations_none(rig: &dyn Rig) {
     const WARM: u64 = 200;
     const MEASURED: u64 = 1000;
     rig.run(

@@ -1,11 +1,16 @@
 //! The contract of `fabric`, clause by clause, on every transport. Prints clause x transport x
 //! result; a clause without a test fails `coverage`. A new member brings a `Rig` and a column.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "the table is the report")]
+
 mod alloc;
 mod breaks;
+mod defects;
 mod reads;
 mod rig;
 mod sim_rig;
+mod threads;
 mod torn;
 mod writes;
 
@@ -57,7 +62,7 @@ const TESTS: &[Clause] = &[
     },
 ];
 
-const TRANSPORTS: &[TransportKind] = &[TransportKind::Sim];
+const TRANSPORTS: &[TransportKind] = &[TransportKind::Shm, TransportKind::Tcp, TransportKind::Sim];
 
 /// Runs all clauses on the rigs of one transport, prints the column, and fails if one failed.
 fn conform(rigs: &[&dyn Rig]) {
@@ -76,6 +81,7 @@ fn conform(rigs: &[&dyn Rig]) {
             None => println!("{} {kind:4} ok ({} runs)", clause.name, rigs.len()),
             Some(rig) => {
                 println!("{} {kind:4} FAILED ({})", clause.name, rig.label());
+                println!("{}", rig.repeat());
                 failed.push(clause.name);
             }
         }
@@ -107,6 +113,11 @@ fn sim() {
 }
 
 #[test]
+fn shm() {
+    conform(&[&threads::SHM]);
+}
+
+#[test]
 fn coverage() {
     let names: Vec<_> = TESTS.iter().map(|c| c.name).collect();
     assert_eq!(
@@ -120,6 +131,30 @@ fn coverage() {
         };
         let row: Vec<_> = TRANSPORTS.iter().map(column).collect();
         println!("{}  {}", clause.name, row.join("  "));
+    }
+}
+
+/// A test that cannot fail shows nothing: each notices a transport that breaks its clause.
+#[test]
+fn defects_are_noticed() {
+    let rigs = sim_rigs(here!(), 4);
+    for (defect, name) in defects::ALL {
+        let clause = TESTS.iter().find(|c| c.name == *name).unwrap();
+        let noticed = |rig: &dyn Rig| {
+            let rig = defects::Defective {
+                rig,
+                defect: *defect,
+            };
+            catch_unwind(AssertUnwindSafe(|| (clause.test)(&rig))).is_err()
+        };
+        let on_sim = || rigs.iter().any(|rig| noticed(rig));
+        let caught = if clause.not_on.is_empty() {
+            on_sim()
+        } else {
+            noticed(&threads::SHM)
+        };
+        println!("{name} notices {defect:?}: {caught}");
+        assert!(caught, "{name} does not notice {defect:?}");
     }
 }
 
@@ -137,8 +172,9 @@ fn torn_rows(rigs: &[&dyn Rig], usual: u64) {
         assert_eq!(
             seen.torn,
             0,
-            "{}: torn rows were accepted: {seen:?}",
-            rig.label()
+            "{}: torn rows were accepted: {seen:?}\n{}",
+            rig.label(),
+            rig.repeat()
         );
         all.accepted += seen.accepted;
         all.rejected += seen.rejected;
@@ -158,4 +194,9 @@ fn torn_rows_sim() {
         &rigs.iter().map(|r| r as &dyn Rig).collect::<Vec<_>>(),
         60_000,
     );
+}
+
+#[test]
+fn torn_rows_shm() {
+    torn_rows(&[&threads::SHM], 400_000);
 }

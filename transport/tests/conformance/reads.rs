@@ -48,7 +48,7 @@ fn with_pattern(rig: &dyn Rig, clients: Vec<ClientTask>) {
     );
 }
 
-pub fn exact(rig: &dyn Rig) {
+pub(crate) fn exact(rig: &dyn Rig) {
     let rounds = rig.rounds();
     with_pattern(
         rig,
@@ -116,7 +116,7 @@ fn read_some(client: &mut Client, round: u64) {
 }
 
 /// What is promised of torn reads is that every byte was there at some time.
-pub fn torn_bytes_are_real(rig: &dyn Rig) {
+pub(crate) fn torn_bytes_are_real(rig: &dyn Rig) {
     let rounds = rig.rounds() * 4;
     rig.run(
         Box::new(|mut server| {
@@ -142,7 +142,7 @@ pub fn torn_bytes_are_real(rig: &dyn Rig) {
 }
 
 /// The server raises x before y; a reader of y and then, fenced, of x never sees x behind y.
-pub fn fence(rig: &dyn Rig) {
+pub(crate) fn fence(rig: &dyn Rig) {
     const X: usize = DATA_AT;
     const Y: usize = DATA_AT + 4096;
     let rounds = rig.rounds() * 10;
@@ -203,7 +203,7 @@ fn proven(bytes: &[u8]) -> Option<u64> {
 }
 
 /// With a server that does not poll, a wait still ends: done (one-sided) or with the deadline.
-pub fn deadline(rig: &dyn Rig) {
+pub(crate) fn deadline(rig: &dyn Rig) {
     rig.run(
         Box::new(|server| {
             server.machine.nap(Duration::from_millis(300));
@@ -236,7 +236,7 @@ pub fn deadline(rig: &dyn Rig) {
 }
 
 /// Owned batches come back with what was asked for; dropped and forgotten lanes hurt nobody.
-pub fn owned_batches(rig: &dyn Rig) {
+pub(crate) fn owned_batches(rig: &dyn Rig) {
     let rounds = rig.rounds();
     with_pattern(
         rig,

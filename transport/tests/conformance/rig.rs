@@ -12,23 +12,28 @@ use tidewater_transport::layout::session::{INBOX_TAIL_AT, MAILBOX_REPLIES_AT};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{Arc, AtomicUsize, Ordering};
 
-pub const RING_BYTES: usize = 16 << 10;
-pub const SALT: u64 = 0x5a17;
-pub const KEY_CHECK: u8 = 0x5a;
+pub(crate) const RING_BYTES: usize = 16 << 10;
+pub(crate) const SALT: u64 = 0x5a17;
+pub(crate) const KEY_CHECK: u8 = 0x5a;
 const PUBLIC_BYTES: usize = 1 << 20;
 /// What clients may read begins here; below, transports keep words of their own.
-pub const DATA_AT: usize = 64 << 10;
-pub const DATA_BYTES: usize = 512 << 10;
-pub const COUNTERS_BYTES: usize = 4096;
+pub(crate) const DATA_AT: usize = 64 << 10;
+pub(crate) const DATA_BYTES: usize = 512 << 10;
+pub(crate) const COUNTERS_BYTES: usize = 4096;
 /// A part of the mailbox that no protocol uses.
-pub const MAIL_AT: usize = MAILBOX_REPLIES_AT;
+pub(crate) const MAIL_AT: usize = MAILBOX_REPLIES_AT;
 
 /// A transport under test.
-pub trait Rig {
+pub(crate) trait Rig {
     fn kind(&self) -> TransportKind;
 
     /// Seed and faults, or nothing.
     fn label(&self) -> String;
+
+    /// How to run it again, if once more is the same.
+    fn repeat(&self) -> String {
+        String::new()
+    }
 
     /// How often tests repeat their rounds: threads are fast, worlds are many.
     fn rounds(&self) -> u64;
@@ -38,11 +43,11 @@ pub trait Rig {
     fn run(&self, server: ServerTask, clients: Vec<ClientTask>);
 }
 
-pub type ServerTask = Box<dyn FnOnce(Server) + Send>;
-pub type ClientTask = Box<dyn FnOnce(Client) + Send>;
+pub(crate) type ServerTask = Box<dyn FnOnce(Server) + Send>;
+pub(crate) type ClientTask = Box<dyn FnOnce(Client) + Send>;
 
 /// Time, as the rig's machine has it.
-pub trait Machine: Send + Sync {
+pub(crate) trait Machine: Send + Sync {
     /// Lets others go on, in the middle of something.
     fn step(&self);
     /// Does nothing for a while.
@@ -50,7 +55,7 @@ pub trait Machine: Send + Sync {
 }
 
 /// Threads of this machine.
-pub struct Threads;
+pub(crate) struct Threads;
 
 impl Machine for Threads {
     fn step(&self) {
@@ -63,23 +68,23 @@ impl Machine for Threads {
 }
 
 /// A server's memory, as every transport registers it.
-pub struct Memory {
-    pub public: Arc<Region>,
-    pub public_fd: OwnedFd,
-    pub counters: Arc<Region>,
-    pub counters_fd: OwnedFd,
-    pub exports: Arc<Exports>,
-    pub keys: Keys,
+pub(crate) struct Memory {
+    pub(crate) public: Arc<Region>,
+    pub(crate) public_fd: OwnedFd,
+    pub(crate) counters: Arc<Region>,
+    pub(crate) counters_fd: OwnedFd,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) keys: Keys,
 }
 
 #[derive(Clone, Copy)]
-pub struct Keys {
-    pub data: RegionKey,
-    pub counters: RegionKey,
+pub(crate) struct Keys {
+    pub(crate) data: RegionKey,
+    pub(crate) counters: RegionKey,
 }
 
 impl Memory {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (public, public_fd) = Region::memfd("conformance-public", PUBLIC_BYTES).unwrap();
         let (counters, counters_fd) = Region::memfd("conformance-count", COUNTERS_BYTES).unwrap();
         let (public, counters) = (Arc::new(public), Arc::new(counters));
@@ -110,17 +115,17 @@ impl Memory {
         }
     }
 
-    pub fn ring() -> RingGeometry {
+    pub(crate) fn ring() -> RingGeometry {
         RingGeometry::new(RING_BYTES).unwrap()
     }
 }
 
 /// Counts the clients that are not done; a panic counts as done.
 #[derive(Clone)]
-pub struct Alive(Arc<AtomicUsize>);
+pub(crate) struct Alive(Arc<AtomicUsize>);
 
 impl Alive {
-    pub fn new(clients: usize) -> Self {
+    pub(crate) fn new(clients: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(clients)))
     }
 
@@ -129,37 +134,37 @@ impl Alive {
     }
 }
 
-pub struct Served {
-    pub port: Box<dyn Port>,
-    pub inbox: Inbox,
-    pub open: bool,
+pub(crate) struct Served {
+    pub(crate) port: Box<dyn Port>,
+    pub(crate) inbox: Inbox,
+    pub(crate) open: bool,
 }
 
 /// What a server task gets.
-pub struct Server {
-    pub lanes: Vec<Served>,
-    pub sleeper: Box<dyn Sleeper>,
-    pub view: ExportView,
-    pub public: Arc<Region>,
-    pub counters: Arc<Region>,
-    pub machine: Arc<dyn Machine>,
-    pub alive: Alive,
+pub(crate) struct Server {
+    pub(crate) lanes: Vec<Served>,
+    pub(crate) sleeper: Box<dyn Sleeper>,
+    pub(crate) view: ExportView,
+    pub(crate) public: Arc<Region>,
+    pub(crate) counters: Arc<Region>,
+    pub(crate) machine: Arc<dyn Machine>,
+    pub(crate) alive: Alive,
 }
 
 /// What a client task gets.
-pub struct Client {
-    pub lane: Box<dyn Lane>,
-    pub sleeper: Box<dyn Sleeper>,
-    pub keys: Keys,
-    pub machine: Arc<dyn Machine>,
-    pub done: Done,
+pub(crate) struct Client {
+    pub(crate) lane: Box<dyn Lane>,
+    pub(crate) sleeper: Box<dyn Sleeper>,
+    pub(crate) keys: Keys,
+    pub(crate) machine: Arc<dyn Machine>,
+    pub(crate) _done: Done,
 }
 
 /// Says that a client is done when it goes away.
-pub struct Done(Alive);
+pub(crate) struct Done(Alive);
 
 impl Done {
-    pub fn of(alive: &Alive) -> Self {
+    pub(crate) fn of(alive: &Alive) -> Self {
         Self(alive.clone())
     }
 }
@@ -171,11 +176,11 @@ impl Drop for Done {
 }
 
 /// Long past anything that should happen.
-pub fn late() -> Deadline {
+pub(crate) fn late() -> Deadline {
     Deadline::after(Duration::from_secs(10))
 }
 
-pub fn at(key: RegionKey, addr: usize) -> RemoteAddr {
+pub(crate) fn at(key: RegionKey, addr: usize) -> RemoteAddr {
     RemoteAddr {
         key,
         addr: addr as u64,
@@ -184,7 +189,7 @@ pub fn at(key: RegionKey, addr: usize) -> RemoteAddr {
 
 impl Server {
     /// Polls every open lane; destroys those that broke.
-    pub fn poll(&mut self) -> bool {
+    pub(crate) fn poll(&mut self) -> bool {
         let mut moved = false;
         for lane in self.lanes.iter_mut().filter(|l| l.open) {
             match lane.port.poll(&mut self.view, &lane.inbox) {
@@ -199,7 +204,7 @@ impl Server {
     }
 
     /// Serves until all clients are done.
-    pub fn serve(mut self) {
+    pub(crate) fn serve(mut self) {
         while !self.alive.none_left() {
             if self.poll() {
                 continue;
@@ -213,17 +218,17 @@ impl Server {
         }
     }
 
-    pub fn clients_left(&self) -> bool {
+    pub(crate) fn clients_left(&self) -> bool {
         !self.alive.none_left()
     }
 
     /// The tail that a client wrote, if it proves itself.
-    pub fn tail(&self, lane: usize) -> u64 {
+    pub(crate) fn tail(&self, lane: usize) -> u64 {
         self.lanes[lane].inbox.tail().unwrap_or(0)
     }
 
     /// Posts a number that proves itself into a client's mailbox.
-    pub fn tell(&mut self, lane: usize, cell: usize, value: u64) {
+    pub(crate) fn tell(&mut self, lane: usize, cell: usize, value: u64) {
         let lane = &mut self.lanes[lane];
         if lane.open
             && lane
@@ -236,7 +241,7 @@ impl Server {
     }
 }
 
-pub fn checked(value: u64) -> [u8; 16] {
+pub(crate) fn checked(value: u64) -> [u8; 16] {
     let CheckedU64([v, chk]) = CheckedU64::new(value, SALT);
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&v.to_le_bytes());
@@ -246,7 +251,7 @@ pub fn checked(value: u64) -> [u8; 16] {
 
 impl Client {
     /// Reads `len` bytes of the server's data, at once.
-    pub fn read(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, LaneError> {
+    pub(crate) fn read(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, LaneError> {
         let mut body = vec![0; len];
         let op = op_at(self.keys.data, addr, len);
         let into = Landing {
@@ -258,13 +263,13 @@ impl Client {
     }
 
     /// Tells the server a new tail, and wakes it.
-    pub fn signal_tail(&mut self, tail: u64) -> Result<(), LaneError> {
+    pub(crate) fn signal_tail(&mut self, tail: u64) -> Result<(), LaneError> {
         self.lane
             .write_signal(at(INBOX_KEY, INBOX_TAIL_AT), &checked(tail))
     }
 
     /// A cell of the mailbox, if it proves itself.
-    pub fn told(&self, cell: usize) -> Option<u64> {
+    pub(crate) fn told(&self, cell: usize) -> Option<u64> {
         let words = self.lane.mailbox().words(MAIL_AT + cell * 64, 16);
         let pair = [words.load_acquire(0), words.load_acquire(8)];
         CheckedU64(pair).value(SALT).filter(|_| pair[0] != 0)
@@ -272,7 +277,7 @@ impl Client {
 
     /// Sleeps until `done`, taking in what arrives; false at the deadline. Sleeps only: whoever
     /// forgets to wake it makes it late.
-    pub fn sleep_until(
+    pub(crate) fn sleep_until(
         &mut self,
         deadline: Deadline,
         mut done: impl FnMut(&mut Self) -> bool,
@@ -295,7 +300,7 @@ impl Client {
     }
 
     /// Polls until the lane reports that it is broken.
-    pub fn wait_for_the_break(&mut self) -> LaneError {
+    pub(crate) fn wait_for_the_break(&mut self) -> LaneError {
         let deadline = late();
         loop {
             if let Err(error) = self.lane.poll() {
@@ -308,7 +313,7 @@ impl Client {
 }
 
 /// A read of server data into the body.
-pub fn op_at(key: RegionKey, addr: usize, len: usize) -> ReadOp {
+pub(crate) fn op_at(key: RegionKey, addr: usize, len: usize) -> ReadOp {
     ReadOp {
         from: at(key, addr),
         len: len as u32,

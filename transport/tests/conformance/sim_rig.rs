@@ -13,11 +13,11 @@ use crate::rig::{
     ServerTask,
 };
 
-pub struct SimRig {
-    pub seed: u64,
-    pub name: &'static str,
-    pub faults: Faults,
-    pub here: Here,
+pub(crate) struct SimRig {
+    pub(crate) seed: u64,
+    pub(crate) name: &'static str,
+    pub(crate) faults: Faults,
+    pub(crate) here: Here,
 }
 
 struct SimMachine(World);
@@ -39,6 +39,10 @@ impl Rig for SimRig {
 
     fn label(&self) -> String {
         format!("{} seed {}", self.name, self.seed)
+    }
+
+    fn repeat(&self) -> String {
+        format!("repeat: {}", self.here.repeat(self.seed))
     }
 
     fn rounds(&self) -> u64 {
@@ -78,7 +82,7 @@ impl Rig for SimRig {
                 sleeper: Box::new(sleeper),
                 keys: memory.keys,
                 machine: Arc::clone(&machine),
-                done: Done::of(&alive),
+                _done: Done::of(&alive),
             };
             world.spawn(&name, move || task(client));
         }
@@ -93,11 +97,7 @@ impl Rig for SimRig {
         };
         world.spawn("server", move || server(end));
         if let Some(failure) = world.run().failure {
-            panic!(
-                "{}: {failure}\nrepeat: {}",
-                self.label(),
-                self.here.repeat(self.seed)
-            );
+            panic!("{}: {failure}\n{}", self.label(), self.repeat());
         }
     }
 }

@@ -77,13 +77,13 @@ fn stream(
     );
 }
 
-pub fn in_order(rig: &dyn Rig) {
+pub(crate) fn in_order(rig: &dyn Rig) {
     stream(rig, Client::signal_tail, |server| {
         server.lanes[0].inbox.tail()
     });
 }
 
-pub fn atomic_after_writes(rig: &dyn Rig) {
+pub(crate) fn atomic_after_writes(rig: &dyn Rig) {
     stream(
         rig,
         |client, n| {
@@ -97,7 +97,7 @@ pub fn atomic_after_writes(rig: &dyn Rig) {
 }
 
 /// The source may be reused as soon as the call returns, on both ends.
-pub fn source_is_copied(rig: &dyn Rig) {
+pub(crate) fn source_is_copied(rig: &dyn Rig) {
     let rounds = rig.rounds();
     rig.run(
         Box::new(move |mut server| {
@@ -148,7 +148,7 @@ fn sleep_once(server: &mut Server, quiet: impl Fn(&Server) -> bool) {
 }
 
 /// Idle gaps around the spin limit, then a signal: the sleeping owner wakes each time.
-pub fn signal_wakes(rig: &dyn Rig) {
+pub(crate) fn signal_wakes(rig: &dyn Rig) {
     let rounds = rig.rounds();
     let seen = Arc::new(AtomicU64::new(0));
     let saw = Arc::clone(&seen);
@@ -179,7 +179,7 @@ pub fn signal_wakes(rig: &dyn Rig) {
 }
 
 /// Concurrent increments: every old value once, the sum exact; by swaps too.
-pub fn atomics(rig: &dyn Rig) {
+pub(crate) fn atomics(rig: &dyn Rig) {
     const CLIENTS: u64 = 3;
     let rounds = rig.rounds();
     let sum = Arc::new(AtomicU64::new(0));
@@ -218,7 +218,7 @@ pub fn atomics(rig: &dyn Rig) {
 }
 
 /// Posts land in order, and the signal wakes the client.
-pub fn mail_in_order(rig: &dyn Rig) {
+pub(crate) fn mail_in_order(rig: &dyn Rig) {
     let rounds = rig.rounds() * 4;
     rig.run(
         Box::new(move |mut server| {
@@ -253,7 +253,7 @@ pub fn mail_in_order(rig: &dyn Rig) {
 }
 
 /// Both ends sleep between turns; then one sleeps idly and does nothing at all.
-pub fn sleeping(rig: &dyn Rig) {
+pub(crate) fn sleeping(rig: &dyn Rig) {
     let rounds = rig.rounds();
     rig.run(
         Box::new(move |mut server| {
