@@ -53,8 +53,8 @@ fn pair(world: &World) -> Pair {
         exports: &exports,
         inbox: inbox.clone(),
         mailbox,
-        client_sleeper: &client,
-        owner_sleeper: &owner,
+        client_bell: client.bell(),
+        owner_bell: owner.bell(),
     });
     Pair {
         link: lane.link(),

@@ -69,8 +69,8 @@ impl Rig for SimRig {
                 exports: &memory.exports,
                 inbox: inbox.clone(),
                 mailbox: Mailbox::new(mail, 0, MAILBOX_BYTES).unwrap(),
-                client_sleeper: &sleeper,
-                owner_sleeper: &owner,
+                client_bell: sleeper.bell(),
+                owner_bell: owner.bell(),
             });
             lanes.push(Served {
                 port: Box::new(port),
