@@ -10,6 +10,7 @@ mod defects;
 mod reads;
 mod rig;
 mod sim_rig;
+mod tcp_rig;
 mod threads;
 mod torn;
 mod writes;
@@ -118,6 +119,11 @@ fn shm() {
 }
 
 #[test]
+fn tcp() {
+    conform(&[&tcp_rig::TCP]);
+}
+
+#[test]
 fn coverage() {
     let names: Vec<_> = TESTS.iter().map(|c| c.name).collect();
     assert_eq!(
@@ -199,4 +205,9 @@ fn torn_rows_sim() {
 #[test]
 fn torn_rows_shm() {
     torn_rows(&[&threads::SHM], 400_000);
+}
+
+#[test]
+fn torn_rows_tcp() {
+    torn_rows(&[&tcp_rig::TCP], 100_000);
 }
