@@ -140,10 +140,14 @@ pub(crate) fn nothing_after_the_break(rig: &dyn Rig) {
 }
 
 /// A client writes at full speed while the server destroys the port: from then on nothing lands.
+///
+/// On shared memory nobody can take a store back: the one write that was under way may still end,
+/// in memory that the server reads no more and never gives to another lane.
 pub(crate) fn destroyed(rig: &dyn Rig) {
+    let under_way = usize::from(rig.kind() == TransportKind::Shm);
     let rounds = rig.rounds() * 1000;
     rig.run(
-        Box::new(|mut server| {
+        Box::new(move |mut server| {
             let end = late();
             while server.tail(0) < 20 {
                 assert!(!end.passed(), "nothing arrives");
@@ -154,10 +158,13 @@ pub(crate) fn destroyed(rig: &dyn Rig) {
             lane.open = false;
             let before = ring_of(&lane.inbox);
             server.machine.nap(Duration::from_millis(20));
-            assert!(
-                before == ring_of(&server.lanes[0].inbox),
-                "something landed"
-            );
+            let after = ring_of(&server.lanes[0].inbox);
+            let landed = before
+                .chunks(64)
+                .zip(after.chunks(64))
+                .filter(|(b, a)| b != a);
+            let landed = landed.count();
+            assert!(landed <= under_way, "{landed} writes landed");
             server.serve();
         }),
         vec![Box::new(move |mut client| {
