@@ -103,8 +103,8 @@ impl Link {
             exports: spec.exports.view(),
             inbox: spec.inbox,
             mailbox: spec.mailbox,
-            client_sleeper: spec.client_sleeper.id(),
-            owner_sleeper: spec.owner_sleeper.id(),
+            client_sleeper: spec.client_bell.id(),
+            owner_sleeper: spec.owner_bell.id(),
             to_server: Stream::default(),
             to_client: Stream::default(),
             reads: VecDeque::new(),
@@ -173,7 +173,14 @@ impl Core {
         let stream = self.link(id).stream(way);
         if !stream.scheduled && !stream.flying.is_empty() {
             stream.scheduled = true;
-            let delay = self.delay();
+            let zombie = stream.zombies.is_some();
+            // Zombies take their time: long enough for the ends to recover in between.
+            let late = if zombie && self.rng.below(2) == 0 {
+                64
+            } else {
+                1
+            };
+            let delay = late * self.delay();
             self.schedule(delay, Event::Land(id, way));
         }
     }
@@ -188,7 +195,8 @@ impl Core {
     /// Perhaps breaks the link, at a call of one of its ends.
     pub(super) fn tempt(&mut self, id: LinkId) {
         let p = self.faults.disconnect_per_op;
-        if self.rng.chance(p) {
+        if self.rng.chance(p) && self.link(id).error.is_none() {
+            self.breaks += 1;
             self.break_link(id, "the adversary cut it");
         }
     }
@@ -209,7 +217,6 @@ impl Core {
         if self.link(id).error.is_some() {
             return;
         }
-        self.breaks += 1;
         self.note(4, id.0 as u64);
         let p = self.faults.silent;
         let silent = self.rng.chance(p);

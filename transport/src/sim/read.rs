@@ -68,7 +68,9 @@ impl Core {
             owned,
             sent,
         });
-        for op in ops {
+        // Who does not know yet that the link is broken waits in vain.
+        let lost = link.error.is_some();
+        for op in ops.iter().filter(|_| !lost) {
             link.ids += 1;
             link.reads.push_back(Read {
                 id: link.ids,

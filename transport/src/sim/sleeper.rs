@@ -25,7 +25,7 @@ impl SimSleeper {
         self.id
     }
 
-    /// A handle that rings it, for control code that has no lane.
+    /// A handle that rings it: for links, and for control code that has no lane.
     pub fn bell(&self) -> SimBell {
         SimBell {
             world: self.world.clone(),
@@ -85,6 +85,10 @@ pub struct SimBell {
 }
 
 impl SimBell {
+    pub(super) const fn id(&self) -> SleeperId {
+        self.id
+    }
+
     /// Wakes the sleeper if it sleeps or is about to.
     pub fn ring(&self) {
         self.world.0.step();

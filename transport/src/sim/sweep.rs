@@ -77,7 +77,7 @@ pub struct Swept {
     pub steps: u64,
     /// Task switches.
     pub switches: u64,
-    /// Broken lanes.
+    /// Lanes that the adversary broke.
     pub breaks: u64,
 }
 

@@ -16,7 +16,7 @@ use super::core::{Core, Failure, SleeperState, Task, TaskId, TaskState};
 use super::faults::Faults;
 use super::lane::{SimLane, SimPort};
 use super::link::{Link, LinkId};
-use super::sleeper::SimSleeper;
+use super::sleeper::{SimBell, SimSleeper};
 use crate::clock::{self, Deadline};
 use crate::fabric::{Inbox, Mailbox};
 use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -65,7 +65,7 @@ pub struct Outcome {
     pub switches: u64,
     /// Sleeps that ended by their deadline, not by a signal: lost wake-ups show up here.
     pub timeouts: u64,
-    /// Lanes that broke.
+    /// Lanes that the adversary broke.
     pub breaks: u64,
     /// What went wrong.
     pub failure: Option<Failure>,
@@ -85,9 +85,9 @@ pub struct LinkSpec<'a> {
     /// What the server writes.
     pub mailbox: Mailbox,
     /// Rung by the port's `signal`, by finished batches and by a break.
-    pub client_sleeper: &'a SimSleeper,
+    pub client_bell: SimBell,
     /// Rung by the lane's `write_signal` and by a break.
-    pub owner_sleeper: &'a SimSleeper,
+    pub owner_bell: SimBell,
 }
 
 impl World {
