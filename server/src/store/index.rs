@@ -245,10 +245,10 @@ mod tests {
                 let key = key << 56 | key;
                 if remove {
                     prop_assert_eq!(index.remove(key), model.remove(&key));
-                } else if !model.contains_key(&key) {
+                } else if let std::collections::hash_map::Entry::Vacant(slot) = model.entry(key) {
                     let loc = Loc::new(0, 1, n as u32);
                     index.insert(key, loc).unwrap();
-                    model.insert(key, loc);
+                    slot.insert(loc);
                 }
                 prop_assert_eq!(index.len(), model.len());
             }

@@ -37,7 +37,7 @@ const MAGIC: u8 = 0xd7;
 const FENCE: u32 = 1 << 31;
 
 /// Every decoder here, for the fuzzers.
-pub const DECODERS: &[(&str, fn(&[u8]))] = &[
+pub const DECODERS: &[(&str, crate::wire::decoders::Decode)] = &[
     ("lane-request", |bytes| {
         let _ = bytes.first_chunk().map(Request::from_bytes);
     }),
