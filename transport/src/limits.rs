@@ -120,17 +120,17 @@ pub const LANE_READV_ENTRIES_MAX: usize = 512;
 /// Bytes that one read request on a TCP lane asks for: other lanes wait while they are sent.
 pub const LANE_READV_BYTES_MAX: usize = 1 << 20;
 /// Bytes of one write on a TCP lane: the largest inbox.
-pub const LANE_WRITE_BYTES_MAX: usize = crate::layout::session::inbox_bytes(RING_BYTES_MAX);
+pub const LANE_WRITE_BYTES_MAX: usize = RING_BYTES_MAX + 4096;
 /// Bytes a TCP lane receives at once: a window of small replies in one system call.
 pub const LANE_IN_BYTES: usize = 64 << 10;
 /// Copied bytes that wait for a TCP socket before the sender stops taking on more.
 pub const LANE_OUT_BYTES: usize = 256 << 10;
 /// Pieces of registered memory that wait for a TCP socket: one gather list of the kernel.
 pub const LANE_OUT_SPANS: usize = 64;
-/// Mailbox bytes that wait for a client that does not read: two whole mailboxes, which is all it
-/// can have asked for and as much again in clock lines. A client that is further behind has to
-/// recover its lane.
-pub const LANE_POSTS_BYTES_MAX: usize = 2 * crate::layout::session::MAILBOX_BYTES;
+/// Mailbox bytes that wait for a client that does not read: more than two whole mailboxes, which is
+/// all it can have asked for and as much again in clock lines. A client that is further behind has
+/// to recover its lane.
+pub const LANE_POSTS_BYTES_MAX: usize = 3 << 20;
 /// Operations one poll of a TCP port executes before other lanes have their turn.
 pub const LANE_POLL_OPS: usize = 64;
 /// Bytes one poll of a TCP port moves before other lanes have their turn.

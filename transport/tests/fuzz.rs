@@ -1,4 +1,4 @@
-//! Fuzzes every entry of `wire::decoders::DECODERS` on stable Rust, from the committed corpus.
+//! Fuzzes every entry of `wire::decoders::DECODERS` and `tcp::op::DECODERS` on stable Rust, from the committed corpus.
 //!
 //! Executions per decoder: `TIDEWATER_FUZZ_EXECS`, default 20,000. The inputs are a function of
 //! `TIDEWATER_SEED` (default 1), the entry's name and the execution's number, so a failure is
@@ -13,7 +13,13 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 
-use tidewater_transport::wire::decoders::DECODERS;
+use tidewater_transport::tcp::op;
+use tidewater_transport::wire::decoders::{DECODERS, Decode};
+
+/// Every decoder of bytes from outside; the fuzz target chains them in the same order.
+fn decoders() -> impl Iterator<Item = &'static (&'static str, Decode)> {
+    DECODERS.iter().chain(op::DECODERS)
+}
 
 /// Longest input: over the limit before the proof, so that limits are met.
 const INPUT_BYTES_MAX: usize = 6 << 10;
@@ -185,7 +191,7 @@ fn every_decoder_survives() {
     let only = std::env::var("TIDEWATER_FUZZ_ONLY").ok();
     let chosen = |name: &str| only.as_deref().is_none_or(|only| only == name);
     let mut ran = 0;
-    for (index, (name, decode)) in DECODERS.iter().enumerate() {
+    for (index, (name, decode)) in decoders().enumerate() {
         if !chosen(name) {
             continue;
         }
@@ -202,7 +208,7 @@ fn every_decoder_survives() {
 
 #[test]
 fn the_corpus_and_the_registry_name_the_same_decoders() {
-    let mut names: Vec<&str> = DECODERS.iter().map(|(name, _)| *name).collect();
+    let mut names: Vec<&str> = decoders().map(|(name, _)| *name).collect();
     let mut dirs: Vec<String> = fs::read_dir(corpus_dir())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -212,7 +218,7 @@ fn the_corpus_and_the_registry_name_the_same_decoders() {
     assert_eq!(names, dirs);
     names.dedup();
     assert!(names.len() <= 256, "cargo fuzz names a decoder by one byte");
-    assert_eq!(names.len(), DECODERS.len(), "two decoders of one name");
+    assert_eq!(names.len(), decoders().count(), "two decoders of one name");
 }
 
 /// The harness itself: a decoder with a defect behind two bytes is caught.

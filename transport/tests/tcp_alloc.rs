@@ -1,9 +1,9 @@
 //! F18: a warm lane allocates nothing; and a client that does not read costs the server nothing
 //! that grows. One test, because the allocator counts for the whole process.
+#![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
@@ -14,6 +14,7 @@ use tidewater_transport::fabric::{
 use tidewater_transport::ids::RegionKey;
 use tidewater_transport::layout::session::{INBOX_RING_AT, mailbox_reply_at};
 use tidewater_transport::mem::Region;
+use tidewater_transport::sync::{AtomicUsize, Ordering};
 use tidewater_transport::tcp::{TcpLane, TcpPort, pair};
 use tidewater_transport::wake::OsSleeper;
 

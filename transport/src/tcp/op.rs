@@ -23,8 +23,12 @@
 
 use crate::ids::RegionKey;
 use crate::layout::hash::mix64;
+use crate::layout::session::inbox_bytes;
 use crate::layout::word_at;
-use crate::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX, LANE_WRITE_BYTES_MAX};
+use crate::limits::{
+    LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX, LANE_WRITE_BYTES_MAX, RING_BYTES_MAX,
+};
+use crate::wire::decoders::Decode;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
@@ -37,7 +41,7 @@ const MAGIC: u8 = 0xd7;
 const FENCE: u32 = 1 << 31;
 
 /// Every decoder here, for the fuzzers.
-pub const DECODERS: &[(&str, crate::wire::decoders::Decode)] = &[
+pub const DECODERS: &[(&str, Decode)] = &[
     ("lane-request", |bytes| {
         let _ = bytes.first_chunk().map(Request::from_bytes);
     }),
@@ -450,6 +454,7 @@ impl Entry {
     }
 }
 
+const _: () = assert!(LANE_WRITE_BYTES_MAX == inbox_bytes(RING_BYTES_MAX));
 const _: () = assert!(LANE_READV_BYTES_MAX < FENCE as usize);
 const _: () = assert!(LANE_READV_BYTES_MAX.is_multiple_of(8));
 

@@ -7,6 +7,7 @@ use std::io;
 use super::buffer::Fifo;
 use super::op::{HEADER_BYTES, Reply};
 use super::socket::{Moved, Socket};
+use crate::layout::session::MAILBOX_BYTES;
 use crate::limits::{LANE_OUT_BYTES, LANE_OUT_SPANS, LANE_POSTS_BYTES_MAX};
 use crate::mem::Region;
 use crate::mem::io::SendList;
@@ -198,3 +199,5 @@ fn grow<'a>(queue: &mut VecDeque<Piece>, copied: &'a mut Fifo, len: usize) -> &'
     }
     copied.grow(len)
 }
+
+const _: () = assert!(LANE_POSTS_BYTES_MAX > 2 * MAILBOX_BYTES);

@@ -13,7 +13,8 @@ use crate::fabric::{ExportView, INBOX_KEY, Inbox, LaneError, Port, Rights};
 use crate::ids::RegionKey;
 use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use crate::mem::io::{Place, RecvList};
-use crate::sync::{Arc, Ordering, fence};
+use crate::mem::publish::read_fence;
+use crate::sync::Arc;
 use crate::wake::Watch;
 
 /// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
@@ -379,9 +380,7 @@ impl TcpPort {
             if self.out.has_spans() {
                 return Ok(Some(Stop::Blocked));
             }
-            // SYNC: read-fence. Orders the loads of earlier reads before those of this one; the
-            // writer's half is the fence of the protocol that is read.
-            fence(Ordering::Acquire);
+            read_fence();
         }
         let (at, len) = (entry.addr as usize, entry.len as usize);
         let export = exports

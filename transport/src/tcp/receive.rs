@@ -9,9 +9,9 @@ use super::plan::Target;
 use super::socket::{Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::fabric::{LaneError, Mailbox};
-use crate::layout::{LINE_BYTES, line_from_bytes};
+use crate::layout::LINE_BYTES;
 use crate::mem::io::{Place, RecvList};
-use crate::sync::{Ordering, fence};
+use crate::mem::publish::publish;
 
 /// A run of at least this many bytes is received straight into its place; shorter ones share a
 /// system call through the input buffer.
@@ -103,18 +103,12 @@ impl Post {
     }
 
     /// Shows the first line, now that the rest is stored.
-    fn publish(&self, mailbox: &Mailbox) -> Result<(), String> {
+    fn show(&self, mailbox: &Mailbox) -> Result<(), String> {
         let (region, base) = mailbox.region();
         let words = region
             .words_mut(base + self.at, self.len)
             .map_err(|e| e.to_string())?;
-        // SYNC: mailbox. Pairs with the Acquire fence in `Mailbox::line`.
-        fence(Ordering::Release);
-        if self.len >= LINE_BYTES {
-            words.store_line(0, &line_from_bytes(&self.first));
-        } else {
-            store_bytes(words, 0, &self.first[..self.len]);
-        }
+        publish(words, 0, &self.first[..self.len.min(LINE_BYTES)]);
         Ok(())
     }
 }
@@ -236,7 +230,7 @@ impl Inbound {
                     self.input.consume(now);
                 }
                 Incoming::Post(post) if post.left() == 0 => {
-                    post.publish(mailbox).map_err(|e| link.broken(e))?;
+                    post.show(mailbox).map_err(|e| link.broken(e))?;
                     self.incoming = Incoming::Header;
                 }
                 Incoming::Post(post) => {

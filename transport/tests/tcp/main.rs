@@ -1,7 +1,14 @@
 //! The TCP member against the contract, over real sockets of this host's loopback.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test's helpers"
+)]
 
 mod faults;
 mod harness;
+mod hostile;
 mod reads;
 mod speed;
 mod wakes;

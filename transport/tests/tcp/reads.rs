@@ -1,12 +1,12 @@
 //! F01, F02, F03, F09, F13, F14: reads.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Landing, Lane, LaneError, Port, ReadBatch, ReadOp};
 use tidewater_transport::layout::dense::TaggedU32;
 use tidewater_transport::layout::row::{RowLayout, RowVersion, row_chk, row_hasher};
+use tidewater_transport::sync::{AtomicBool, Ordering, fence};
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, plain, served, soon, unserved};
 
@@ -182,6 +182,15 @@ fn a_read_that_does_not_fit_its_landing_is_a_fault_of_the_caller_only() {
     assert_eq!(body[..], noise(64)[..]);
 }
 
+/// Ends the writer when the reader is done, in panic too.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Blocks behind tagged version words, read as the dense protocol does: word, payload, word.
 #[test]
 fn f03_fenced_reads_make_a_seqlock() {
@@ -195,6 +204,7 @@ fn f03_fenced_reads_make_a_seqlock() {
         words.store(0, TaggedU32::new(0, 9).0);
         (0..BLOCK / 8).for_each(|i| words.store(4096 + i * 8, 0));
         let stop = &stop;
+        let _stops = Stops(stop);
         scope.spawn(move || {
             let mut seq = 0u32;
             while !stop.load(Ordering::Relaxed) {
@@ -221,7 +231,7 @@ fn f03_fenced_reads_make_a_seqlock() {
             },
             word(8, true),
         ];
-        let until = Deadline::after(Duration::from_millis(700));
+        let until = Deadline::after(Duration::from_millis(400));
         while !until.passed() {
             lane.read(
                 &ops,
@@ -247,7 +257,6 @@ fn f03_fenced_reads_make_a_seqlock() {
                 _ => refused += 1,
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     println!("seqlock over tcp: {accepted} accepted, {refused} refused");
     assert!(
@@ -267,6 +276,7 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
     std::thread::scope(|scope| {
         let words = memory.data.words_mut(0, layout.stride * 2).unwrap();
         let stop = &stop;
+        let _stops = Stops(stop);
         scope.spawn(move || {
             let mut ver = RowVersion::new(0, 1);
             while !stop.load(Ordering::Relaxed) {
@@ -284,7 +294,7 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
         let one = layout.read_bytes() as u32;
         let two = (layout.stride + layout.read_bytes()) as u32;
         let mut body = vec![0; two as usize];
-        let until = Deadline::after(Duration::from_millis(700));
+        let until = Deadline::after(Duration::from_millis(400));
         while !until.passed() {
             for (len, rows) in [(one, 1), (two, 2)] {
                 let ops = [plain(memory.at(0), len, 0)];
@@ -310,7 +320,6 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
                 }
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
     println!("rows over tcp: {accepted} accepted, {refused} refused");
     assert!(

@@ -3,9 +3,9 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
+use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::{Landing, Lane, ReadBatch, Sleeper};
 
 use crate::harness::{Memory, plain, served, soon};
@@ -32,7 +32,7 @@ fn small_reads_outstanding() {
             })
             .unwrap();
         }
-        let begin = Instant::now();
+        let begin = clock::now();
         let mut done = 0u64;
         while begin.elapsed() < Duration::from_secs(1) {
             near.announce();
@@ -62,7 +62,7 @@ fn sync_read_against_echo() {
         let mut body = [0; 64];
         let times = (0..N)
             .map(|_| {
-                let begin = Instant::now();
+                let begin = clock::now();
                 let ops = [plain(memory.at(0), 64, 0)];
                 lane.read(
                     &ops,
@@ -98,7 +98,7 @@ fn echo(n: usize) -> Duration {
     let mut bytes = [0; 64];
     let times = (0..n)
         .map(|_| {
-            let begin = Instant::now();
+            let begin = clock::now();
             near.write_all(&bytes).unwrap();
             near.read_exact(&mut bytes).unwrap();
             begin.elapsed()

@@ -2,7 +2,7 @@
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
-    Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, RemoteAddr,
+    Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadBatch, RemoteAddr,
 };
 use tidewater_transport::layout::lines::{CheckedU64, StateLine};
 use tidewater_transport::layout::session::{
@@ -10,7 +10,7 @@ use tidewater_transport::layout::session::{
 };
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 
-use crate::harness::{Dice, Memory, RING, SALT, plain, served, soon, unserved};
+use crate::harness::{Dice, Memory, RING, SALT, noise, plain, served, soon, unserved};
 
 pub(crate) fn inbox_at(addr: usize) -> RemoteAddr {
     RemoteAddr {
@@ -181,6 +181,48 @@ fn f15_posts_land_in_order_whole_and_superseded_states_coalesce() {
 }
 
 #[test]
+fn posts_do_not_cut_an_answer_in_two() {
+    let memory = Memory::new();
+    let (mut lane, mut port, inbox, _sleepers) = unserved();
+    let mut view = memory.exports.view();
+    // Answers of small reads, copied, far more than the port holds: it stops inside one.
+    for tag in 0..20 {
+        let ops = (0..500)
+            .map(|i| plain(memory.at(i * 2048), 2000, i as usize * 2000))
+            .collect();
+        let body = vec![0; 1_000_000];
+        let head = Vec::new();
+        lane.post_read(ReadBatch {
+            ops,
+            head,
+            body,
+            tag,
+        })
+        .unwrap();
+    }
+    lane.flush().unwrap();
+    while port.poll(&mut view, &inbox).unwrap() {}
+    for n in 1..=1000u64 {
+        port.post(MAILBOX_STATE_AT, &line_bytes(&[n; 8])).unwrap();
+        port.signal().unwrap();
+    }
+    let until = soon();
+    let mut back = 0;
+    while back < 20 || lane.mailbox().line(MAILBOX_STATE_AT) != [1000; 8] {
+        port.poll(&mut view, &inbox).unwrap();
+        lane.poll().unwrap();
+        while let Some(batch) = lane.take_read() {
+            let data = noise(500 * 2048);
+            let whole =
+                (0..500).all(|i| batch.body[i * 2000..][..2000] == data[i * 2048..][..2000]);
+            assert!(whole, "batch {}", batch.tag);
+            back += 1;
+        }
+        assert!(!until.passed(), "{back} of 20");
+    }
+}
+
+#[test]
 fn a_client_that_never_polls_costs_a_bounded_backlog_and_then_its_lane() {
     let (_lane, mut port, _inbox, _sleepers) = unserved();
     // The same line over and over is one line.
@@ -210,7 +252,7 @@ fn two_full_ends_do_not_wait_for_each_other() {
     for tag in 0..64 {
         let ops = vec![plain(memory.at(0), 1 << 20, 0)];
         let body = vec![0; 1 << 20];
-        let batch = tidewater_transport::fabric::ReadBatch {
+        let batch = ReadBatch {
             ops,
             body,
             tag,
