@@ -2,6 +2,10 @@
 //! under test is everything from the client's calls down to the words in memory.
 
 #![allow(unreachable_pub, reason = "shared by the test binaries of this folder")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "a rig that cannot be built fails its test"
+)]
 #![allow(dead_code, reason = "each test binary uses its part of the rig")]
 
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
