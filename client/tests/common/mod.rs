@@ -54,6 +54,10 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// Puts something around a lane, now and after each recovery.
+type Wrap = dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync;
+/// Both ends of a lane and what lies between.
+type Wired = (Box<dyn Lane>, Box<dyn Port>, Inbox);
 type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 
 /// The cluster.
@@ -63,7 +67,7 @@ pub struct Cluster {
     tables: Catalogue,
     preparer: Preparer,
     workers: u32,
-    sessions: std::sync::atomic::AtomicU64,
+    sessions: tidewater_transport::sync::AtomicU64,
 }
 
 impl Cluster {
@@ -77,7 +81,7 @@ impl Cluster {
             tables: Catalogue::default(),
             preparer: Preparer::start().unwrap(),
             workers,
-            sessions: std::sync::atomic::AtomicU64::new(1),
+            sessions: tidewater_transport::sync::AtomicU64::new(1),
         }
     }
 
@@ -98,7 +102,7 @@ impl Cluster {
         for s in 0..self.servers.len() {
             let n = self
                 .sessions
-                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                .fetch_add(1, tidewater_transport::sync::Ordering::Relaxed);
             let session = SessionId(tidewater_transport::layout::hash::mix64(n));
             let mut link = Link {
                 servers: Arc::clone(&self.servers),
@@ -199,7 +203,7 @@ struct Link {
     bell: Bell,
     shm: Option<SessionMemory>,
     inboxes: Vec<Inbox>,
-    wrap: Arc<dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync>,
+    wrap: Arc<Wrap>,
 }
 
 fn tcp_lane(near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
@@ -222,7 +226,7 @@ impl Link {
 
     fn open(&mut self, sleeper: &mut OsSleeper) -> Vec<OpenLane> {
         let ring = RingGeometry::new(RING_BYTES).unwrap();
-        let mut made: Vec<(Box<dyn Lane>, Box<dyn Port>, Inbox)> = Vec::new();
+        let mut made: Vec<Wired> = Vec::new();
         if self.transport == TransportKind::Shm {
             let server = self.server();
             let end = |(a, seat): (usize, &ApplierSeat)| ApplierEnd {

@@ -4,8 +4,8 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use tidewater_transport::sync::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;

@@ -1,7 +1,7 @@
 //! Readers on another thread that see nothing but registered memory, as clients do.
 
-use std::sync::atomic::{AtomicBool, Ordering as Std};
 use std::time::Duration;
+use tidewater_transport::sync::{AtomicBool, Ordering as Std};
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::layout::lines::SnapshotLine;
