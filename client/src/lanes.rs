@@ -5,7 +5,7 @@
 //! are asked again.
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Lane, LaneError, Sleeper};
+use tidewater_transport::fabric::{Lane, LaneError, ReadBatch, Sleeper};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
 use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
@@ -32,6 +32,8 @@ pub(crate) struct LaneState {
     pub(crate) session: SessionId,
     pub(crate) ring: PushRing,
     pub(crate) replies: Replies,
+    /// Posted reads that came back and have not been taken.
+    pub(crate) finished: Vec<ReadBatch>,
     lane: Box<dyn Lane>,
     broken: Option<LaneError>,
     rejects_seen: u64,
@@ -84,6 +86,7 @@ impl LaneState {
             session,
             ring,
             replies: Replies::new(),
+            finished: Vec::new(),
             lane: open.lane,
             broken: None,
             rejects_seen: open.state.rejected,
@@ -104,6 +107,9 @@ impl LaneState {
     /// Takes in what the server told: state, and the rejects that came before it.
     fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
         self.lane.poll()?;
+        while let Some(batch) = self.lane.take_read() {
+            self.finished.push(batch);
+        }
         let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
         let Some(state) = StateLine::from_line(&line, self.session.0) else {
             return Ok(());
@@ -307,6 +313,7 @@ impl Lanes {
             l.lane = open.lane;
             l.broken = None;
             l.replies.lane_came_back();
+            l.finished.clear();
             // What is applied is learned from the mailbox, where the rejects come before it.
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),

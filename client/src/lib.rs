@@ -16,7 +16,7 @@ pub mod train;
 pub use clock::Sync;
 pub use counters::Counters;
 pub use error::ClientError;
-pub use pull::{Missing, PullMode, PullOptions};
+pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};
 pub use table::{Element, Table, TableBuilder};

@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
-use crate::pull::{self, PullMode, PullOptions, RowScratch};
+use crate::pull::{self, LaterPulls, PullMode, PullOptions, PullTicket, RowScratch};
 use crate::push::Ticket;
 use crate::push::combine::Combiner;
 use crate::table::state::TableState;
@@ -51,6 +51,7 @@ pub struct Client {
     clock: WorkerClock,
     scratch: RowScratch,
     combiner: Combiner,
+    later: LaterPulls,
     by_lane: Vec<Vec<u32>>,
     rank: WorkerId,
     workers: u32,
@@ -80,6 +81,7 @@ impl Client {
             clock: WorkerClock::new(parts.sync),
             scratch: RowScratch::default(),
             combiner: Combiner::default(),
+            later: LaterPulls::default(),
             by_lane,
             rank: parts.rank,
             workers: parts.workers,
@@ -225,6 +227,78 @@ impl Client {
             options,
             deadline,
         )
+    }
+
+    /// Starts a pull of rows; [`Client::finish_pull`] waits for it. Several may be under way, on
+    /// one table or many. Rows whose place is not yet known are read when it is finished.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a table by ranges, a snapshot, or too many pulls under way.
+    pub fn start_pull_rows<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        keys: &[u64],
+        options: PullOptions,
+    ) -> Result<PullTicket, ClientError> {
+        let deadline = Deadline::after(options.timeout);
+        let Some(state) = self.tables.get(table.index) else {
+            return Err(self.wrong("start_pull", table.index, "no such table".into()));
+        };
+        if state.is_blocks() || options.mode == PullMode::Snapshot {
+            let what = "only rows can be pulled later; use pull_dense".into();
+            return Err(self.wrong("start_pull", table.index, what));
+        }
+        self.clock.gate(&mut self.lanes, state.spec.domain)?;
+        self.later.start(
+            &mut self.lanes,
+            (table.index, state),
+            keys,
+            options,
+            deadline,
+        )
+    }
+
+    /// Whether [`Client::finish_pull`] would return without waiting for reads under way.
+    ///
+    /// # Errors
+    /// When a server is lost.
+    pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
+        let deadline = self.deadline();
+        match self.lanes.poll() {
+            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline)?,
+            Err(Interrupt::Failed(e)) => return Err(e),
+            Ok(()) => {}
+        }
+        Ok(self.later.is_ready(&mut self.lanes, ticket))
+    }
+
+    /// Waits for a pull and writes its rows to `out`, in the order of its keys.
+    ///
+    /// # Errors
+    /// As [`Client::pull_rows`]; after a deadline the pull is still under way.
+    pub fn finish_pull<T: Element>(
+        &mut self,
+        ticket: PullTicket,
+        out: &mut [T],
+    ) -> Result<(), ClientError> {
+        let deadline = self.deadline();
+        let Some(state) = self.tables.get_mut(ticket.table) else {
+            return Ok(());
+        };
+        let bytes = out.as_mut_bytes();
+        self.later.finish(
+            &mut self.lanes,
+            state,
+            &mut self.scratch,
+            ticket,
+            bytes,
+            deadline,
+        )
+    }
+
+    /// Gives a pull up.
+    pub fn cancel_pull(&mut self, ticket: PullTicket) {
+        self.later.cancel(ticket);
     }
 
     /// Pulls elements `first ..` of a table by ranges (row-major) into `out`.

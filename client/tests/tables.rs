@@ -224,3 +224,49 @@ fn arguments_that_do_not_fit_are_refused_here() {
             .unwrap();
     });
 }
+
+#[test]
+fn pulls_are_started_now_and_finished_in_any_order() {
+    each_transport(2, 1, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let table = client
+            .create_table::<f32>(TableBuilder::sparse::<f32>("t", 2).spec())
+            .unwrap();
+        let keys: Vec<u64> = (0..500).collect();
+        let values: Vec<f32> = (0..1000).map(|v| v as f32).collect();
+        let t = client
+            .push_rows(&table, &keys, &values, PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&t).unwrap();
+        let mut warm = vec![0f32; 1000];
+        client
+            .pull_rows(&table, &keys, &mut warm, PullOptions::default())
+            .unwrap();
+        let tickets: Vec<_> = (0..8)
+            .map(|n| {
+                let mine: Vec<u64> = (0..100).map(|k| k * 5 + n % 5).collect();
+                client
+                    .start_pull_rows(&table, &mine, PullOptions::default())
+                    .unwrap()
+            })
+            .collect();
+        client.cancel_pull(tickets[3]);
+        for n in [7, 0, 5, 1, 2, 4, 6] {
+            let mut out = vec![0f32; 200];
+            while !client.try_pull(tickets[n]).unwrap() {}
+            client.finish_pull(tickets[n], &mut out).unwrap();
+            for (row, pair) in out.chunks(2).enumerate() {
+                let key = row * 5 + n % 5;
+                assert_eq!(pair, [2.0 * key as f32, 2.0 * key as f32 + 1.0]);
+            }
+        }
+        let e = client
+            .finish_pull(tickets[3], &mut [0f32; 200])
+            .unwrap_err();
+        assert!(e.to_string().contains("finished or cancelled"), "{e}");
+        assert!(
+            client.counters().resolved_keys <= 500,
+            "later pulls use hints"
+        );
+    });
+}

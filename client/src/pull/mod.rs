@@ -2,6 +2,7 @@
 
 mod blocks;
 mod gather;
+mod later;
 mod rows;
 
 use std::time::Duration;
@@ -10,6 +11,8 @@ use tidewater_transport::limits::DATA_DEADLINE;
 
 pub(crate) use blocks::pull as pull_blocks;
 pub(crate) use gather::request;
+pub(crate) use later::LaterPulls;
+pub use later::PullTicket;
 pub(crate) use rows::{RowScratch, pull as pull_rows};
 
 /// How a pull reads.

@@ -124,6 +124,13 @@ impl Applier {
             }
             n += 1;
         }
+        if let Some(why) = self.engine.failed
+            && !self.stopped
+        {
+            // State that was acknowledged is not what it should be: nobody is to read on.
+            tracing::error!("this applier stops: {why}");
+            self.stopped = true;
+        }
         moved | self.announce_clocks()
     }
 

@@ -1,0 +1,288 @@
+//! Asynchronous pulls of rows: started now, finished later.
+//!
+//! The reads land in memory that belongs to the lanes and to the client, never to the caller; a
+//! ticket is a number. Forgetting one frees nothing that is still written: its memory stays with
+//! the client until [`crate::Client::finish_pull`] or [`crate::Client::cancel_pull`], and the
+//! number of pulls under way is bounded.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{ReadBatch, ReadOp};
+use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
+
+use super::{PullMode, PullOptions, pull_rows};
+use crate::error::ClientError;
+use crate::lanes::{Interrupt, Lanes};
+use crate::pull::RowScratch;
+use crate::table::state::{RowSource, TableState};
+
+/// Pulls under way at once: each holds the memory of its rows.
+pub(crate) const PULLS_MAX: usize = 256;
+
+/// A pull that was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "a pull that is never finished keeps its memory"]
+pub struct PullTicket {
+    pub(crate) table: usize,
+    pub(crate) number: u64,
+}
+
+/// Rows of one lane.
+#[derive(Debug)]
+struct Part {
+    lane: usize,
+    /// How often the lane had been replaced when the reads were posted.
+    replaced: u64,
+    rows: Vec<(u32, RowSource, Loc)>,
+    landed: Option<ReadBatch>,
+}
+
+/// One pull.
+#[derive(Debug)]
+pub(crate) struct LaterPull {
+    number: u64,
+    keys: Vec<u64>,
+    options: PullOptions,
+    parts: Vec<Part>,
+    /// Rows without a known place when it started: read at the end.
+    rest: Vec<u32>,
+}
+
+/// Every pull under way.
+#[derive(Debug, Default)]
+pub(crate) struct LaterPulls {
+    next: u64,
+    all: Vec<LaterPull>,
+}
+
+impl LaterPulls {
+    /// Posts the reads of all rows whose place is known.
+    pub(crate) fn start(
+        &mut self,
+        lanes: &mut Lanes,
+        (index, table): (usize, &TableState),
+        keys: &[u64],
+        options: PullOptions,
+        deadline: Deadline,
+    ) -> Result<PullTicket, ClientError> {
+        if self.all.len() >= PULLS_MAX {
+            return Err(ClientError::Argument {
+                op: "start_pull",
+                table: table.name().to_owned(),
+                what: format!("{PULLS_MAX} pulls are under way; finish or cancel some"),
+            });
+        }
+        self.next += 1;
+        let mut pull = LaterPull {
+            number: self.next,
+            keys: keys.to_vec(),
+            options,
+            parts: Vec::new(),
+            rest: Vec::new(),
+        };
+        pull.plan(lanes, table);
+        for n in 0..pull.parts.len() {
+            pull.post(lanes, table, n, deadline)?;
+        }
+        self.all.push(pull);
+        Ok(PullTicket {
+            table: index,
+            number: self.next,
+        })
+    }
+
+    fn position(&self, ticket: PullTicket) -> Option<usize> {
+        self.all.iter().position(|p| p.number == ticket.number)
+    }
+
+    /// Drops a pull. Its reads land where nobody looks.
+    pub(crate) fn cancel(&mut self, ticket: PullTicket) {
+        if let Some(n) = self.position(ticket) {
+            self.all.swap_remove(n);
+        }
+    }
+
+    /// Hands finished reads to their pulls.
+    fn collect(&mut self, lanes: &mut Lanes) {
+        for lane in 0..lanes.len() {
+            while let Some(batch) = lanes.get(lane).finished.pop() {
+                let number = batch.tag;
+                let pull = self.all.iter_mut().find(|p| p.number == number);
+                let part = pull.and_then(|p| p.parts.iter_mut().find(|part| part.lane == lane));
+                if let Some(part) = part {
+                    part.landed = Some(batch);
+                }
+            }
+        }
+    }
+
+    /// Whether nothing of a pull is under way any more; `true` for an unknown ticket.
+    pub(crate) fn is_ready(&mut self, lanes: &mut Lanes, ticket: PullTicket) -> bool {
+        self.collect(lanes);
+        let Some(n) = self.position(ticket) else {
+            return true;
+        };
+        let parts = &self.all[n].parts;
+        parts
+            .iter()
+            .all(|p| p.landed.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
+    }
+
+    /// Waits for a pull and writes its rows to `out`; what did not prove itself is pulled again.
+    pub(crate) fn finish(
+        &mut self,
+        lanes: &mut Lanes,
+        table: &mut TableState,
+        scratch: &mut RowScratch,
+        ticket: PullTicket,
+        out: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let row_bytes = table.row.payload_bytes;
+        let due = self
+            .position(ticket)
+            .map(|n| self.all[n].keys.len() * row_bytes);
+        if due != Some(out.len()) {
+            return Err(ClientError::Argument {
+                op: "finish_pull",
+                table: table.name().to_owned(),
+                what: match due {
+                    None => "there is no such pull: it was finished or cancelled".into(),
+                    Some(due) => format!("{} bytes where {due} are due", out.len()),
+                },
+            });
+        }
+        let me = &mut *self;
+        lanes.wait("finish a pull", deadline, |lanes| {
+            Ok::<_, Interrupt>(me.is_ready(lanes, ticket).then_some(()))
+        })?;
+        let Some(n) = self.position(ticket) else {
+            return Ok(());
+        };
+        let mut pull = self.all.swap_remove(n);
+        lanes.counters.pulls += 1;
+        lanes.counters.bytes_pulled += out.len() as u64;
+        pull.accept(lanes, table, out);
+        if pull.rest.is_empty() {
+            return Ok(());
+        }
+        let keys: Vec<u64> = pull
+            .rest
+            .iter()
+            .map(|&row| pull.keys[row as usize])
+            .collect();
+        let mut rows = vec![0; keys.len() * row_bytes];
+        pull_rows(
+            lanes,
+            table,
+            scratch,
+            &keys,
+            &mut rows,
+            pull.options,
+            deadline,
+        )?;
+        for (row, bytes) in pull.rest.iter().zip(rows.chunks_exact(row_bytes)) {
+            let at = *row as usize * row_bytes;
+            out[at..at + row_bytes].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+}
+
+impl LaterPull {
+    /// Sorts rows into lanes; those whose place has to be asked for are left for the end.
+    fn plan(&mut self, lanes: &mut Lanes, table: &TableState) {
+        for (row, &key) in self.keys.iter().enumerate() {
+            let place = if table.is_sparse() {
+                let hint = table.hints.get(key).filter(|l| l.is_some());
+                let lane = table.lane_of(key);
+                hint.zip(lane)
+                    .and_then(|(loc, lane)| Some((table.sparse_row(lane, loc).ok()?, loc)))
+            } else {
+                table.dense_row(key).map(|source| (source, Loc::NONE))
+            };
+            let Some((source, loc)) = place.filter(|_| self.options.mode != PullMode::Gather)
+            else {
+                self.rest.push(row as u32);
+                continue;
+            };
+            let part = match self.parts.iter_mut().position(|p| p.lane == source.lane) {
+                Some(n) => n,
+                None => {
+                    let replaced = lanes.get(source.lane).replies.replaced();
+                    let lane = source.lane;
+                    self.parts.push(Part {
+                        lane,
+                        replaced,
+                        rows: Vec::new(),
+                        landed: None,
+                    });
+                    self.parts.len() - 1
+                }
+            };
+            self.parts[part].rows.push((row as u32, source, loc));
+        }
+    }
+
+    fn post(
+        &self,
+        lanes: &mut Lanes,
+        table: &TableState,
+        n: usize,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let part = &self.parts[n];
+        let row_bytes = table.row.payload_bytes;
+        let op = |(at, (_, source, _)): (usize, &(u32, RowSource, Loc))| ReadOp {
+            from: source.from,
+            len: table.row.read_bytes() as u32,
+            head_len: ROW_HEADER_BYTES as u32,
+            head_at: at * ROW_HEADER_BYTES,
+            body_at: at * row_bytes,
+            fence: false,
+        };
+        let batch = ReadBatch {
+            ops: part.rows.iter().enumerate().map(op).collect(),
+            head: vec![0; part.rows.len() * ROW_HEADER_BYTES],
+            body: vec![0; part.rows.len() * row_bytes],
+            tag: self.number,
+        };
+        let lane = lanes.get(part.lane).lane();
+        let posted = lane.post_read(batch).and_then(|()| lane.flush());
+        match posted.map_err(|e| lanes.failed(part.lane, e)) {
+            Ok(()) => Ok(()),
+            // Reads of a lane that was replaced count as not landed: they are done again.
+            Err(Interrupt::Broken(lane)) => lanes.mend(lane, deadline),
+            Err(Interrupt::Failed(e)) => Err(e),
+        }
+    }
+
+    /// Copies rows that prove themselves to `out`; the others join `rest`.
+    fn accept(&mut self, lanes: &mut Lanes, table: &TableState, out: &mut [u8]) {
+        let row_bytes = table.row.payload_bytes;
+        for part in &self.parts {
+            for (n, (row, source, loc)) in part.rows.iter().enumerate() {
+                let landed = part.landed.as_ref().and_then(|batch| {
+                    let head = batch.head.get(n * ROW_HEADER_BYTES..)?.first_chunk()?;
+                    Some((head, batch.body.get(n * row_bytes..(n + 1) * row_bytes)?))
+                });
+                let key = self.keys[*row as usize];
+                let proven = landed.is_some_and(|(head, payload)| {
+                    let ver = verify_row(source.salt, key, head, payload);
+                    ver.is_some_and(|v| !table.is_sparse() || v.generation() == loc.generation())
+                });
+                match landed.filter(|_| proven) {
+                    Some((_, payload)) => {
+                        let at = *row as usize * row_bytes;
+                        out[at..at + row_bytes].copy_from_slice(payload);
+                        lanes.counters.rows_consistent += 1;
+                    }
+                    None => {
+                        lanes.counters.torn_rejected += u64::from(landed.is_some());
+                        lanes.counters.retries += 1;
+                        self.rest.push(*row);
+                    }
+                }
+            }
+        }
+    }
+}
