@@ -290,11 +290,13 @@ impl Sessions {
         }
     }
 
-    /// Ends a session. Its memory goes when the appliers have let go of it.
+    /// Ends a session, after what is whole in its rings. Its memory goes when the appliers have let
+    /// go of it.
     pub(super) fn end(&mut self, id: SessionId) {
         if self.all.remove(&id).is_some() {
             for crew in &self.shared.appliers {
                 // Nobody waits: an applier that is gone has let go of everything.
+                let _ = crew.handle.send(Command::Recover(id, bounded(1).0));
                 let _ = crew.handle.send(Command::DropRing(id, bounded(1).0));
             }
         }
