@@ -1,6 +1,7 @@
 //! Tidewater's client: typed tables, one-sided pulls, pushes, clocks.
 
 pub mod clock;
+pub mod connect;
 pub mod counters;
 pub mod data;
 pub mod error;

@@ -5,4 +5,5 @@ pub mod apply;
 pub mod clocks;
 pub mod inbox;
 pub mod launcher;
+pub mod node;
 pub mod store;

@@ -135,10 +135,10 @@ fn flags(output: bool) -> epoll::EventFlags {
 /// The doze words of one thread. Clones share them, so that whoever renews a session's memory can
 /// change them.
 #[derive(Debug, Clone, Default)]
-pub struct Dozes(Arc<Mutex<DozeWords>>);
+pub struct Dozes(Arc<Mutex<Vec<DozeWord>>>);
 
-/// Regions and offsets of doze words.
-type DozeWords = Vec<(Arc<Region>, usize)>;
+/// A doze word: its memory and where it is there.
+type DozeWord = (Arc<Region>, usize);
 
 impl Dozes {
     /// Adds a doze word that producers look at; it must be writable.
@@ -161,7 +161,7 @@ impl Dozes {
     }
 
     /// Taken on the way to a system call; nobody else holds it but while a session changes.
-    fn lock(&self) -> MutexGuard<'_, DozeWords> {
+    fn lock(&self) -> MutexGuard<'_, Vec<DozeWord>> {
         match self.0.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),

@@ -155,6 +155,12 @@ impl Applier {
             Command::AttachPort(session, port, tx) => {
                 let _ = tx.send(self.attach(session, port));
             }
+            Command::Renew(session, inbox, port, tx) => {
+                if let Some(n) = self.ring(session) {
+                    self.rings[n].renew(inbox);
+                }
+                let _ = tx.send(self.attach(session, port));
+            }
             Command::Recover(session, tx) => {
                 let _ = tx.send(self.recover(session));
             }

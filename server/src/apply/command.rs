@@ -1,7 +1,7 @@
 //! What other threads ask of an applier. Never per row: control only.
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use tidewater_transport::fabric::Port;
+use tidewater_transport::fabric::{Inbox, Port};
 use tidewater_transport::ids::{SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::wake::Bell;
@@ -16,6 +16,8 @@ pub enum Command {
     AddRing(Box<Ring>, Sender<()>),
     /// A ring's new port: after its lane was recovered, or the first one on tcp.
     AttachPort(SessionId, Box<dyn Port>, Sender<bool>),
+    /// A recovered lane's new memory and port, where memory cannot be taken away from its client.
+    Renew(SessionId, Inbox, Box<dyn Port>, Sender<bool>),
     /// A lane is to be recovered: ends the old port, consumes what is whole, answers how far the
     /// ring is; `None` for a session that is not here.
     Recover(SessionId, Sender<Option<StateLine>>),
@@ -38,6 +40,7 @@ impl std::fmt::Debug for Command {
         f.write_str(match self {
             Self::AddRing(..) => "AddRing",
             Self::AttachPort(..) => "AttachPort",
+            Self::Renew(..) => "Renew",
             Self::Recover(..) => "Recover",
             Self::DropRing(..) => "DropRing",
             Self::RemoveWorker(..) => "RemoveWorker",

@@ -138,6 +138,11 @@ impl Clocks {
         }
     }
 
+    /// The clock of every live worker of a domain, in order of rank.
+    pub fn live(&mut self, id: DomainId) -> impl Iterator<Item = (WorkerId, u64)> + '_ {
+        self.domain(id).clocks.iter().map(|(&w, &c)| (w, c))
+    }
+
     /// Domains that have been used.
     pub fn domains(&self) -> impl Iterator<Item = DomainId> + '_ {
         self.domains.keys().copied()

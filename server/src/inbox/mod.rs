@@ -347,6 +347,13 @@ impl Ring {
         self.state
     }
 
+    /// New memory in the place of the old, whose client cannot be kept from writing it: the ring
+    /// goes on where it stands. Between the two halves of a recovery.
+    pub fn renew(&mut self, inbox: Inbox) {
+        inbox.reset_tail(self.consumed);
+        self.inbox = inbox;
+    }
+
     /// Recovery, second half: a new port. The client is told everything again that it may have
     /// missed.
     ///

@@ -183,7 +183,7 @@ pub enum ServerRequest {
         /// The domain.
         domain: DomainId,
     },
-    /// Ends the session at once: wait for its pushes first. Answer: Done.
+    /// Ends the session, after what is whole in its rings. Answer: Done.
     Detach,
 }
 

@@ -1,0 +1,49 @@
+//! How a client thread comes to its servers: over a unix socket and shared memory on one host, over
+//! TCP elsewhere.
+
+pub mod server;
+mod stream;
+
+use tidewater_transport::ids::ClusterId;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::limits::RING_BYTES_DEFAULT;
+use tidewater_transport::wire::handshake::JobToken;
+
+pub use server::NetServerLink;
+
+/// Who a client thread is, and how it wants to be connected.
+#[derive(Debug, Clone)]
+pub struct ConnectConfig {
+    /// The job's secret.
+    pub token: JobToken,
+    /// The cluster, as the coordinator told.
+    pub cluster: ClusterId,
+    /// Its epoch, as the coordinator told.
+    pub epoch: u64,
+    /// The job's namespace.
+    pub namespace: String,
+    /// The worker.
+    pub rank: u32,
+    /// The thread inside the worker. Only thread 0 ticks.
+    pub thread: u32,
+    /// Which transport.
+    pub transport: TransportChoice,
+    /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
+    pub ring_bytes: usize,
+}
+
+impl ConnectConfig {
+    /// Thread 0 of worker `rank` at epoch 1 in the namespace "default", with the best transport.
+    pub fn new(token: JobToken, cluster: ClusterId, rank: u32) -> Self {
+        Self {
+            token,
+            cluster,
+            epoch: 1,
+            namespace: "default".to_owned(),
+            rank,
+            thread: 0,
+            transport: TransportChoice::Auto,
+            ring_bytes: RING_BYTES_DEFAULT,
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! The stream under a control connection: TCP, or a unix socket by which descriptors pass.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::shm::pass::{self, Descriptors, PassError};
+use tidewater_transport::wake::Bell;
+use tidewater_transport::wire::conn::TimedStream;
+
+/// Either kind.
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(PassStream),
+}
+
+/// A unix socket, what came over it beside the bytes, and what shall go with the next byte.
+#[derive(Debug)]
+pub(super) struct PassStream {
+    socket: UnixStream,
+    came: Descriptors,
+    goes: Option<Bell>,
+}
+
+impl Stream {
+    /// Connects to `host:port`.
+    pub(super) fn tcp(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
+        let mut last = io::Error::other("the name has no address");
+        for address in address.to_socket_addrs()? {
+            let left = deadline.left();
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(stream) => {
+                    // Requests are small and awaited.
+                    stream.set_nodelay(true)?;
+                    return Ok(stream);
+                }
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    }
+
+    /// Connects to an abstract socket of this host.
+    pub(super) fn unix(name: &str, deadline: Deadline) -> Result<Self, PassError> {
+        Ok(Self::Unix(PassStream {
+            socket: pass::connect(name, deadline)?,
+            came: Descriptors::default(),
+            goes: None,
+        }))
+    }
+
+    /// The bell goes with the next message. On TCP there is nothing to ring it by.
+    pub(super) fn pass(&mut self, bell: &Bell) {
+        if let Self::Unix(stream) = self {
+            stream.goes = Some(bell.clone());
+        }
+    }
+
+    /// Descriptors that came, which must be `expected`.
+    pub(super) fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
+        match self {
+            Self::Tcp(_) => Err(PassError::Count { expected, got: 0 }),
+            Self::Unix(stream) => stream.came.take(expected),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.read(into),
+            Self::Unix(s) => pass::receive(&s.socket, into, &mut s.came).map_err(io_error),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(stream) => stream.write(bytes),
+            Self::Unix(s) => {
+                let bell = s.goes.take();
+                let fd = bell.as_ref().map(AsFd::as_fd);
+                let sent = pass::send(&s.socket, bytes, fd.as_slice()).map_err(io_error);
+                if sent.is_err() {
+                    // Nothing went: it goes with the next try.
+                    s.goes = bell;
+                }
+                sent
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl TimedStream for Stream {
+    fn set_time_left(&mut self, left: Duration) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.set_time_left(left),
+            Self::Unix(stream) => stream.socket.set_time_left(left),
+        }
+    }
+}
+
+fn io_error(e: PassError) -> io::Error {
+    match e {
+        PassError::Os { source, .. } => source,
+        other => io::Error::other(other),
+    }
+}

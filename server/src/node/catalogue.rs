@@ -1,0 +1,79 @@
+//! The tables of this server, and what clients are told of them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tidewater_transport::ids::TableId;
+use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout};
+use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+use tidewater_transport::wire::control::{ApplierPart, TableDescriptor};
+
+/// How far a table is.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    /// Being made; nobody is told of it.
+    Coming,
+    /// In use.
+    Alive(Arc<TableDescriptor>),
+    /// Being freed, or gone.
+    Released,
+}
+
+/// One table.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) namespace: String,
+    pub(super) spec: TableSpec,
+    pub(super) state: State,
+}
+
+/// All tables by number, those of all namespaces.
+#[derive(Debug, Default)]
+pub(super) struct Catalogue {
+    pub(super) entries: HashMap<TableId, Entry>,
+}
+
+/// What a client of a namespace sees under a number.
+pub(super) enum Seen {
+    Nothing,
+    Released,
+    Table(Arc<TableDescriptor>),
+}
+
+impl Catalogue {
+    /// A table of another namespace is not there.
+    pub(super) fn see(&self, namespace: &str, id: TableId) -> Seen {
+        match self.entries.get(&id) {
+            Some(entry) if entry.namespace == namespace => match &entry.state {
+                State::Coming => Seen::Nothing,
+                State::Alive(table) => Seen::Table(Arc::clone(table)),
+                State::Released => Seen::Released,
+            },
+            _ => Seen::Nothing,
+        }
+    }
+}
+
+/// The descriptor of a table that has these parts.
+pub(super) fn descriptor(
+    id: TableId,
+    spec: &TableSpec,
+    parts: Vec<ApplierPart>,
+) -> TableDescriptor {
+    let payload = spec.row_bytes();
+    let (header, stride, block) = match spec.shape {
+        Shape::Dense {
+            layout: DenseLayout::Blocks { block_bytes, .. },
+            ..
+        } => (0, payload, block_bytes),
+        _ => (ROW_HEADER_BYTES, RowLayout::new(payload).stride, 0),
+    };
+    TableDescriptor {
+        id,
+        header_bytes: header as u32,
+        payload_bytes: payload as u32,
+        stride_bytes: stride as u32,
+        block_bytes: block,
+        parts,
+    }
+}

@@ -1,0 +1,84 @@
+//! What a server process is told when it starts.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tidewater_transport::ids::{ClusterId, Incarnation, ServerId};
+use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, SESSION_LINGER};
+use tidewater_transport::wire::handshake::{JobToken, Namespaces};
+
+/// Bytes reserved for each of a server's two memories unless told otherwise. Reserving costs
+/// nothing: pages take memory when they are first touched.
+pub const CAPACITY_DEFAULT: usize = 64 << 30;
+
+/// A server's place in its cluster, and its sizes.
+#[derive(Debug, Clone)]
+pub struct NodeConfig {
+    /// The job's secret.
+    pub token: JobToken,
+    /// The cluster; not 0.
+    pub cluster: ClusterId,
+    /// The cluster's epoch; not 0. Changes with [`super::NodeHandle::set_epoch`].
+    pub epoch: u64,
+    /// This start of the server; not 0. [`NodeConfig::new`] draws one.
+    pub incarnation: Incarnation,
+    /// The server's number.
+    pub server: ServerId,
+    /// Workers `0..workers` are members of every clock domain from the start.
+    pub workers: u32,
+    /// Jobs that are served.
+    pub namespaces: Namespaces,
+    /// Applier threads, 1 to 64.
+    pub appliers: u16,
+    /// Number of this process among those of its role on this host: its appliers are pinned to the
+    /// cores after those of the lower numbers.
+    pub local_rank: u32,
+    /// Appliers of all servers on this host. When they outnumber the cores, none is pinned.
+    pub local_appliers: u32,
+    /// Client threads on this host, 0 if that is not known. When they and the appliers outnumber
+    /// the cores, an applier that waits sleeps at once: a spin would take the core of whom it
+    /// waits for.
+    pub local_clients: u32,
+    /// Bytes reserved for each of the two memories.
+    pub capacity: usize,
+    /// Where to listen on TCP. Port 0: any free one.
+    pub tcp: Option<SocketAddr>,
+    /// Host name or address that clients are told, if it is not the one listened on.
+    pub advertise: Option<String>,
+    /// Whether to listen on an abstract unix socket, by which clients of this host get shared
+    /// memory.
+    pub unix: bool,
+    /// A session outlives its control connection by this.
+    pub linger: Duration,
+    /// A peer must have proven itself after this.
+    pub handshake: Duration,
+}
+
+impl NodeConfig {
+    /// Server 0 of a cluster of one, with two applier threads, one worker, any namespace, listening
+    /// on loopback and on a unix socket.
+    ///
+    /// # Errors
+    /// When the system has no random bytes.
+    pub fn new(token: JobToken, cluster: ClusterId) -> Result<Self, getrandom::Error> {
+        Ok(Self {
+            token,
+            cluster,
+            epoch: 1,
+            incarnation: Incarnation(getrandom::u64()?.max(1)),
+            server: ServerId(0),
+            workers: 1,
+            namespaces: Namespaces::Any,
+            appliers: 2,
+            local_rank: 0,
+            local_appliers: 2,
+            local_clients: 0,
+            capacity: CAPACITY_DEFAULT,
+            tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
+            advertise: None,
+            unix: true,
+            linger: SESSION_LINGER,
+            handshake: HANDSHAKE_TIMEOUT,
+        })
+    }
+}

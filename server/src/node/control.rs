@@ -1,0 +1,476 @@
+//! The control thread: one loop over listening sockets, handshakes and requests.
+//!
+//! No connection can hold up another: sockets do not block, each turn takes a bounded amount from
+//! one connection, and who has not proven itself in time is closed. Waiting for an applier is
+//! bounded by what the applier does in one step.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::TcpStream;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::SessionId;
+use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_transport::shm::pass::same_user;
+use tidewater_transport::wake::Bell;
+use tidewater_transport::wire::handshake::ServerPolicy;
+use tidewater_transport::wire::hello::{Hello, Purpose, RANDOM_BYTES};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::conn::{Conn, ConnId, Said, Socket};
+use super::handle::{NodeStatus, Shared};
+use super::listen::Listeners;
+use super::sessions::Sessions;
+use super::{NodeError, error::system};
+
+/// Bytes taken from one connection before others have their turn.
+const TURN_BYTES: usize = 16 << 10;
+/// Connections accepted before others have their turn.
+const TURN_ACCEPTS: usize = 64;
+/// How long nobody is accepted after descriptors ran out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// The loop looks around this often even when nothing happens.
+const IDLE: Duration = Duration::from_secs(60);
+
+const TCP: ConnId = 0;
+const UNIX: ConnId = 1;
+const BELL: ConnId = 2;
+const FIRST_CONN: ConnId = 16;
+
+/// What other threads want of the control thread.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// The cluster's epoch changed.
+    Epoch(u64),
+    /// Says how much there is.
+    Status(Sender<NodeStatus>),
+    /// Ends the server.
+    Stop,
+}
+
+/// The control thread's state.
+#[derive(Debug)]
+pub(super) struct Control {
+    pub(super) shared: Arc<Shared>,
+    policy: ServerPolicy,
+    epoll: OwnedFd,
+    bell: Bell,
+    orders: Receiver<Order>,
+    listeners: Listeners,
+    /// Set while nobody is accepted.
+    paused: Option<Deadline>,
+    conns: HashMap<ConnId, Conn>,
+    next: ConnId,
+    /// Connections without a proof, oldest first; those that have one by now are passed over.
+    unproven: VecDeque<(Deadline, ConnId)>,
+    unproven_count: usize,
+    pub(super) sessions: Sessions,
+    /// Cut sessions, in the order in which they end.
+    lingering: VecDeque<(Deadline, SessionId, u64)>,
+    stopped: bool,
+}
+
+impl Control {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        policy: ServerPolicy,
+        listeners: Listeners,
+        (bell, orders): (Bell, Receiver<Order>),
+    ) -> Result<Self, NodeError> {
+        let failed = "watch the listening sockets";
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
+        let control = Self {
+            sessions: Sessions::new(Arc::clone(&shared))?,
+            shared,
+            policy,
+            epoll,
+            bell,
+            orders,
+            listeners,
+            paused: None,
+            conns: HashMap::new(),
+            next: FIRST_CONN,
+            unproven: VecDeque::new(),
+            unproven_count: 0,
+            lingering: VecDeque::new(),
+            stopped: false,
+        };
+        control.watch(&control.bell, BELL).map_err(system(failed))?;
+        control.listen().map_err(system(failed))?;
+        Ok(control)
+    }
+
+    fn watch(&self, fd: impl AsFd, id: ConnId) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(id), flags)?)
+    }
+
+    fn listen(&self) -> io::Result<()> {
+        if let Some(tcp) = &self.listeners.tcp {
+            self.watch(tcp, TCP)?;
+        }
+        if let Some(unix) = &self.listeners.unix {
+            self.watch(unix, UNIX)?;
+        }
+        Ok(())
+    }
+
+    /// Serves until told to stop.
+    pub(super) fn run(&mut self) {
+        while !self.stopped {
+            let left = self.next_deadline().left();
+            let timeout = rustix::time::Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let mut events = [const { MaybeUninit::uninit() }; 64];
+            let ready: Vec<(ConnId, EventFlags)> =
+                match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
+                    Ok((events, _)) => events.iter().map(|e| (e.data.u64(), e.flags)).collect(),
+                    // Interrupted: look around.
+                    Err(_) => Vec::new(),
+                };
+            for (id, flags) in ready {
+                match id {
+                    TCP | UNIX => self.accept(id),
+                    BELL => self.obey(),
+                    _ => self.serve(id, flags),
+                }
+            }
+            self.expire();
+        }
+    }
+
+    fn next_deadline(&self) -> Deadline {
+        let mut next = Deadline::after(IDLE);
+        let unproven = self.unproven.front().map(|(d, _)| *d);
+        let lingering = self.lingering.front().map(|(d, ..)| *d);
+        for deadline in [unproven, lingering, self.paused].into_iter().flatten() {
+            next = next.min(deadline);
+        }
+        next
+    }
+
+    fn obey(&mut self) {
+        self.bell.silence();
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Epoch(epoch) => self.policy.ids.epoch = epoch,
+                Order::Status(tx) => {
+                    let _ = tx.send(NodeStatus {
+                        sessions: self.sessions.len(),
+                        connections: self.conns.len(),
+                        public_bytes: self.shared.memory.public.usage(),
+                    });
+                }
+                Order::Stop => self.stopped = true,
+            }
+        }
+    }
+
+    /// Ends what has taken too long.
+    fn expire(&mut self) {
+        while let Some((_, id)) = self.unproven.pop_front_if(|(d, _)| d.passed()) {
+            self.close_unproven(id, "it did not prove itself in time");
+        }
+        while let Some((_, id, cut)) = self.lingering.pop_front_if(|(d, ..)| d.passed()) {
+            self.sessions.expire(id, cut);
+        }
+        if self.paused.is_some_and(|d| d.passed()) {
+            self.paused = None;
+            if self.listen().is_err() {
+                self.pause();
+            }
+        }
+    }
+
+    /// Closes a connection that is unproven or refused still.
+    fn close_unproven(&mut self, id: ConnId, why: &str) -> bool {
+        let is_due = |c: &Conn| c.hello.is_none() || c.refused;
+        let due = self.conns.get(&id).is_some_and(is_due);
+        if due {
+            self.close(id, why);
+        }
+        due
+    }
+
+    fn pause(&mut self) {
+        for listener in [
+            self.listeners.tcp.as_ref().map(AsFd::as_fd),
+            self.listeners.unix.as_ref().map(AsFd::as_fd),
+        ] {
+            let _ = listener.map(|fd| epoll::delete(&self.epoll, fd));
+        }
+        self.paused = Some(Deadline::after(ACCEPT_PAUSE));
+    }
+
+    fn accept(&mut self, listener: ConnId) {
+        for _ in 0..TURN_ACCEPTS {
+            let accepted = match listener {
+                TCP => self.listeners.accept_tcp(),
+                _ => self.listeners.accept_unix(),
+            };
+            match accepted {
+                Ok(Some((socket, from))) => self.admit(socket, from),
+                Ok(None) => return,
+                Err(e) => {
+                    tracing::warn!(error = %e, "cannot accept; raise the limit of open files");
+                    let oldest = self.unproven.pop_front();
+                    if !oldest.is_some_and(|(_, id)| self.close_unproven(id, "descriptors ran out"))
+                    {
+                        self.pause();
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection that was just accepted.
+    fn admit(&mut self, socket: Socket, from: String) {
+        if let Socket::Unix(s) = &socket
+            && let Err(e) = same_user(s)
+        {
+            tracing::info!(from, error = %e, "connection closed");
+            return;
+        }
+        let mut random = [0; RANDOM_BYTES];
+        if getrandom::fill(&mut random).is_err() {
+            return;
+        }
+        while self.unproven_count >= UNPROVEN_CONNECTIONS_MAX {
+            let Some((_, id)) = self.unproven.pop_front() else {
+                break;
+            };
+            self.close_unproven(id, "too many connections have not proven themselves");
+        }
+        if self.unproven.len() >= 2 * UNPROVEN_CONNECTIONS_MAX {
+            // Who came and went leaves no trace for as long as a handshake may take.
+            let conns = &self.conns;
+            self.unproven.retain(|(_, id)| conns.contains_key(id));
+        }
+        let id = self.next;
+        self.next += 1;
+        if self.watch(&socket, id).is_ok() {
+            self.conns.insert(id, Conn::new(socket, from, random));
+            self.unproven_count += 1;
+            let deadline = Deadline::after(self.shared.config.handshake);
+            self.unproven.push_back((deadline, id));
+        }
+    }
+
+    /// Closes a connection; its session lingers.
+    pub(super) fn close(&mut self, id: ConnId, why: &str) {
+        if let Some(conn) = self.conns.remove(&id) {
+            self.closed(id, &conn, why);
+        }
+    }
+
+    fn closed(&mut self, id: ConnId, conn: &Conn, why: &str) {
+        tracing::debug!(from = conn.from, why, "connection closed");
+        if conn.hello.is_none() {
+            self.unproven_count -= 1;
+        }
+        if let Some(session) = conn.session
+            && let Some(cut) = self.sessions.cut(id, session)
+        {
+            let deadline = Deadline::after(self.shared.config.linger);
+            self.lingering.push_back((deadline, session, cut));
+        }
+    }
+
+    /// A connection has something to say, or room for what it is told.
+    fn serve(&mut self, id: ConnId, flags: EventFlags) {
+        let Some(mut conn) = self.conns.remove(&id) else {
+            return;
+        };
+        let mut result = Ok(());
+        if flags.contains(EventFlags::OUT) {
+            result = conn.send().map(drop).map_err(|e| e.to_string());
+        }
+        if result.is_ok()
+            && flags
+                .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR)
+        {
+            result = match self.hear(id, &mut conn) {
+                Ok(Turn::Go) => Ok(()),
+                Ok(Turn::Lane(session)) => {
+                    self.hand_over(session, conn);
+                    return;
+                }
+                Err(why) => Err(why),
+            };
+        }
+        match result.and_then(|()| self.settle(id, &mut conn).map_err(|e| e.to_string())) {
+            Ok(()) => {
+                self.conns.insert(id, conn);
+            }
+            Err(why) => self.closed(id, &conn, &why),
+        }
+    }
+
+    /// Sends what there is to send, and watches for room when that is not all.
+    fn settle(&self, id: ConnId, conn: &mut Conn) -> io::Result<()> {
+        let wants_room = !conn.send()?;
+        if wants_room != conn.wants_room {
+            conn.wants_room = wants_room;
+            let mut flags = EventFlags::IN | EventFlags::RDHUP;
+            if wants_room {
+                flags |= EventFlags::OUT;
+            }
+            epoll::modify(&self.epoll, &conn.socket, EventData::new_u64(id), flags)?;
+        }
+        Ok(())
+    }
+
+    /// One turn of a connection. An error closes it.
+    fn hear(&mut self, id: ConnId, conn: &mut Conn) -> Result<Turn, String> {
+        let mut buffer = vec![0; TURN_BYTES];
+        let count = match conn.receive(&mut buffer).map_err(|e| e.to_string())? {
+            None => return Ok(Turn::Go),
+            Some(0) => return Err("the peer closed it".into()),
+            Some(count) => count,
+        };
+        if conn.refused {
+            return Ok(Turn::Go);
+        }
+        let mut bytes = &buffer[..count];
+        while !bytes.is_empty() {
+            let taken = conn.feed(bytes);
+            bytes = &bytes[taken..];
+            let before = bytes.len();
+            while let Some(said) = self.next(conn)? {
+                match said {
+                    Said::Hello(hello) => {
+                        if let Some(turn) = self.welcome(conn, hello, before == 0)? {
+                            return Ok(turn);
+                        }
+                    }
+                    Said::Request(number, request) => self.request(id, conn, number, request)?,
+                }
+            }
+            if conn.refused {
+                return Ok(Turn::Go);
+            }
+        }
+        Ok(Turn::Go)
+    }
+
+    /// The next thing a peer says. A failed handshake is told to the peer.
+    fn next(&self, conn: &mut Conn) -> Result<Option<Said>, String> {
+        let is_unix = matches!(conn.socket, Socket::Unix(_));
+        let proven = self.conns.len() - self.unproven_count.min(self.conns.len());
+        let admit = |hello: &Hello| match hello.purpose {
+            Purpose::Control if proven >= CONNECTIONS_MAX => {
+                let numbers = [proven as u64, CONNECTIONS_MAX as u64, 0, 0];
+                Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("connections"))
+            }
+            Purpose::Control => Ok(()),
+            Purpose::Lane { .. } if is_unix => Err(super::sessions::bad("lanes come over TCP")),
+            Purpose::Lane {
+                session,
+                applier,
+                nonce,
+            } => self.sessions.check_lane(hello, (session, applier, nonce)),
+        };
+        match conn.next(&self.policy, admit) {
+            Ok(said) => Ok(said),
+            Err(e) if conn.hello.is_none() => {
+                tracing::info!(from = conn.from, error = %e, "peer refused");
+                conn.send().map_err(|e| e.to_string())?;
+                conn.finish();
+                Ok(None)
+            }
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    /// A peer is proven. `quiet`: nothing came behind its proof.
+    fn welcome(
+        &mut self,
+        conn: &mut Conn,
+        hello: Hello,
+        quiet: bool,
+    ) -> Result<Option<Turn>, String> {
+        self.unproven_count -= 1;
+        let purpose = hello.purpose;
+        tracing::debug!(from = conn.from, role = ?hello.role, rank = hello.rank, ?purpose, "peer");
+        conn.hello = Some(hello);
+        let Purpose::Lane {
+            session, applier, ..
+        } = purpose
+        else {
+            return Ok(None);
+        };
+        let sent = conn.send().map_err(|e| e.to_string())?;
+        if !sent || !quiet {
+            return Err("a lane's client spoke before it was welcomed".into());
+        }
+        Ok(Some(Turn::Lane((session, applier))))
+    }
+
+    /// Gives a lane's connection to its applier.
+    fn hand_over(&mut self, lane: (SessionId, tidewater_transport::ids::ApplierId), conn: Conn) {
+        let _ = epoll::delete(&self.epoll, &conn.socket);
+        let from = conn.from.clone();
+        if let (Socket::Tcp(stream), true) = conn.into_lane()
+            && let Err(e) = self.sessions.connect_lane(lane, stream, from)
+        {
+            tracing::warn!(session = %lane.0, error = %e, "lane not opened");
+        }
+    }
+}
+
+/// How a turn ended.
+#[derive(Debug)]
+enum Turn {
+    Go,
+    /// The connection is a lane.
+    Lane((SessionId, tidewater_transport::ids::ApplierId)),
+}
+
+impl Listeners {
+    fn accept_tcp(&self) -> io::Result<Option<(Socket, String)>> {
+        let Some(listener) = &self.tcp else {
+            return Ok(None);
+        };
+        let ready = |(stream, from): (TcpStream, std::net::SocketAddr)| {
+            stream.set_nonblocking(true)?;
+            // Answers are small and awaited.
+            stream.set_nodelay(true)?;
+            Ok((Socket::Tcp(stream), from.to_string()))
+        };
+        accepted(listener.accept(), ready)
+    }
+
+    fn accept_unix(&self) -> io::Result<Option<(Socket, String)>> {
+        let Some(listener) = &self.unix else {
+            return Ok(None);
+        };
+        let ready = |(stream, _): (UnixStream, _)| {
+            stream.set_nonblocking(true)?;
+            Ok((Socket::Unix(stream), "this host".to_owned()))
+        };
+        accepted(listener.accept(), ready)
+    }
+}
+
+/// `None` when nobody waits; who hung up while waiting is nobody's error.
+fn accepted<S>(
+    accepted: io::Result<S>,
+    ready: impl FnOnce(S) -> io::Result<(Socket, String)>,
+) -> io::Result<Option<(Socket, String)>> {
+    use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+    match accepted.and_then(ready) {
+        Ok(conn) => Ok(Some(conn)),
+        Err(e) if matches!(e.kind(), WouldBlock | Interrupted | ConnectionAborted) => Ok(None),
+        Err(e) => Err(e),
+    }
+}

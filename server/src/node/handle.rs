@@ -1,0 +1,372 @@
+//! The other threads' hand on a server: tables, workers, the appliers themselves.
+
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::ScopedJoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+use tidewater_transport::host;
+use tidewater_transport::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::limits::TABLES_MAX;
+use tidewater_transport::wake::{Bell, Watch};
+use tidewater_transport::wire::control::{
+    ApplierPart, Endpoints, Owner, Remote, ServerMember, TableInfo,
+};
+
+use super::catalogue::{Catalogue, Entry, State, descriptor};
+use super::control::Order;
+use super::error::system;
+use super::{NodeConfig, NodeError};
+use crate::apply::command::{ApplierGone, ApplierHandle, Command};
+use crate::apply::engine::Engine;
+use crate::apply::table::Table;
+use crate::store::extents::Preparer;
+use crate::store::{ServerMemory, StoreError};
+
+/// What all threads of a server share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) config: NodeConfig,
+    pub(super) memory: Arc<ServerMemory>,
+    pub(super) preparer: Preparer,
+    /// By applier.
+    pub(super) appliers: Vec<Crew>,
+    pub(super) endpoints: Endpoints,
+    pub(super) catalogue: Mutex<Catalogue>,
+}
+
+/// One applier as others see it.
+#[derive(Debug)]
+pub(super) struct Crew {
+    pub(super) handle: ApplierHandle,
+    /// The descriptors it sleeps on: sockets of its lanes are added.
+    pub(super) watch: Watch,
+    pub(super) bell: Bell,
+}
+
+impl Shared {
+    pub(super) fn catalogue(&self) -> MutexGuard<'_, Catalogue> {
+        match self.catalogue.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+
+    /// Asks all appliers at once and waits for all answers, in their order.
+    pub(super) fn ask_all<T>(
+        &self,
+        mut make: impl FnMut(u16, Sender<T>) -> Command,
+    ) -> Result<Vec<T>, NodeError> {
+        let mut answers = Vec::with_capacity(self.appliers.len());
+        for (a, crew) in (0..).zip(&self.appliers) {
+            let (tx, rx) = bounded(1);
+            crew.handle.send(make(a, tx))?;
+            answers.push(rx);
+        }
+        let wait = |rx: Receiver<T>| rx.recv().map_err(|_| ApplierGone.into());
+        answers.into_iter().map(wait).collect()
+    }
+}
+
+/// How much a server holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NodeStatus {
+    /// Sessions, those included whose connection is cut.
+    pub sessions: usize,
+    /// Connections of the control thread, proven or not. Lanes are not among them.
+    pub connections: usize,
+    /// Bytes of public memory given out, and bytes there are.
+    pub public_bytes: (usize, usize),
+}
+
+/// A hand on a running [`super::Node`]; clones share it. Its calls wait for the appliers, so they
+/// are not for an applier's or the control thread.
+#[derive(Debug, Clone)]
+pub struct NodeHandle {
+    pub(super) shared: Arc<Shared>,
+    pub(super) control: Sender<Order>,
+    pub(super) bell: Bell,
+}
+
+impl NodeHandle {
+    /// Where the server listens.
+    pub fn endpoints(&self) -> &Endpoints {
+        &self.shared.endpoints
+    }
+
+    /// This start of the server.
+    pub fn incarnation(&self) -> Incarnation {
+        self.shared.config.incarnation
+    }
+
+    /// Applier threads.
+    pub fn appliers(&self) -> u16 {
+        self.shared.appliers.len() as u16
+    }
+
+    /// The server's memories.
+    pub fn memory(&self) -> &Arc<ServerMemory> {
+        &self.shared.memory
+    }
+
+    /// The server as its cluster sees it.
+    pub fn member(&self) -> ServerMember {
+        ServerMember {
+            id: self.shared.config.server,
+            incarnation: self.incarnation(),
+            host: host::host_name(),
+            host_id: host::host_id(),
+            endpoints: self.shared.endpoints.clone(),
+            appliers: self.appliers(),
+        }
+    }
+
+    /// Makes this server's part of a table. When it returns, the table can be described, pulled
+    /// and pushed; calling it again with the same table changes nothing. Cost: dense tables are
+    /// written whole, by one thread an applier.
+    ///
+    /// # Errors
+    /// [`NodeError`]; nothing is left of the table then.
+    pub fn create_table(&self, namespace: &str, info: &TableInfo) -> Result<(), NodeError> {
+        if self.reserve(namespace, info)? {
+            return Ok(());
+        }
+        let made = self.make(info);
+        let mut catalogue = self.shared.catalogue();
+        match made {
+            Ok(parts) => {
+                let table = Arc::new(descriptor(info.id, &info.spec, parts));
+                if let Some(entry) = catalogue.entries.get_mut(&info.id) {
+                    entry.state = State::Alive(table);
+                }
+                Ok(())
+            }
+            Err(e) => {
+                catalogue.entries.remove(&info.id);
+                Err(e)
+            }
+        }
+    }
+
+    /// Takes the table's number; true if the table is there already.
+    fn reserve(&self, namespace: &str, info: &TableInfo) -> Result<bool, NodeError> {
+        let spec = |why| NodeError::Spec {
+            table: info.spec.name.clone(),
+            why,
+        };
+        info.spec.validate().map_err(spec)?;
+        let appliers = self.shared.appliers.len();
+        let server = self.shared.config.server;
+        let stray = |o: &&Owner| o.server == server && usize::from(o.applier.0) >= appliers;
+        if let Some(owner) = info.placement.iter().find(stray) {
+            return Err(NodeError::Config {
+                what: "an applier in a table's placement",
+                value: u64::from(owner.applier.0),
+                must: "one of this server's",
+            });
+        }
+        let mut catalogue = self.shared.catalogue();
+        if let Some(entry) = catalogue.entries.get(&info.id) {
+            let same = entry.namespace == namespace && entry.spec == info.spec;
+            return match entry.state {
+                State::Released if same => Err(NodeError::Released(info.id)),
+                State::Alive(_) if same => Ok(true),
+                _ => Err(NodeError::Differs {
+                    id: info.id,
+                    namespace: entry.namespace.clone(),
+                    table: info.spec.name.clone(),
+                }),
+            };
+        }
+        let alive = |e: &&Entry| e.namespace == namespace && !matches!(e.state, State::Released);
+        let have = catalogue.entries.values().filter(alive).count();
+        if have >= TABLES_MAX {
+            return Err(NodeError::Store(StoreError::Limit {
+                what: "tables of a namespace",
+                have: have as u64 + 1,
+                limit: TABLES_MAX as u64,
+            }));
+        }
+        let entry = Entry {
+            namespace: namespace.to_owned(),
+            spec: info.spec.clone(),
+            state: State::Coming,
+        };
+        catalogue.entries.insert(info.id, entry);
+        Ok(false)
+    }
+
+    fn make(&self, info: &TableInfo) -> Result<Vec<ApplierPart>, NodeError> {
+        let tables = self.make_tables(info)?;
+        let mut parts = Vec::with_capacity(tables.len());
+        for (a, table) in tables {
+            parts.push(table.describe(a));
+            if let Some(crew) = self.shared.appliers.get(usize::from(a.0)) {
+                crew.handle
+                    .ask(|tx| Command::AddTable(Box::new(table), tx))?;
+            }
+        }
+        Ok(parts)
+    }
+
+    /// One thread makes the share of one applier: a dense table takes as long as writing it.
+    fn make_tables(&self, info: &TableInfo) -> Result<Vec<(ApplierId, Table)>, NodeError> {
+        let spec = Arc::new(info.spec.clone());
+        let shared = &*self.shared;
+        let share = |a: u16| -> Result<Option<Table>, NodeError> {
+            let mine = |o: &Owner| (o.server, o.applier) == (shared.config.server, ApplierId(a));
+            let owners = (0..).zip(&info.placement);
+            let owned: Vec<_> = owners
+                .filter(|(_, o)| mine(o))
+                .map(|(p, _)| PartitionId(p))
+                .collect();
+            if owned.is_empty() {
+                return Ok(None);
+            }
+            let who = (info.id, u32::from(a));
+            let made = Table::new(
+                &shared.memory,
+                &shared.preparer,
+                who,
+                &spec,
+                owned.into_iter(),
+            );
+            made.map(Some).map_err(|source| NodeError::Table {
+                table: spec.name.clone(),
+                source,
+            })
+        };
+        let made = in_parallel(shared.appliers.len() as u16, share);
+        let mut tables = Vec::new();
+        let mut failed = None;
+        for (a, made) in (0..).map(ApplierId).zip(made) {
+            match made {
+                Ok(table) => tables.extend(table.map(|t| (a, t))),
+                Err(e) => failed = Some(e),
+            }
+        }
+        let Some(e) = failed else { return Ok(tables) };
+        for (_, table) in tables {
+            table.release()?;
+        }
+        Err(e)
+    }
+
+    /// Takes a table away and frees its memory: frames for it are refused from here on, rows that
+    /// are still read do not prove themselves. Calling it again changes nothing.
+    ///
+    /// # Errors
+    /// [`NodeError::UnknownTable`]; [`NodeError::Gone`] when the server ends.
+    pub fn release_table(&self, id: TableId) -> Result<(), NodeError> {
+        {
+            let mut catalogue = self.shared.catalogue();
+            match catalogue.entries.get_mut(&id) {
+                None => return Err(NodeError::UnknownTable(id)),
+                Some(entry) => match entry.state {
+                    State::Coming => return Err(NodeError::UnknownTable(id)),
+                    State::Alive(_) => entry.state = State::Released,
+                    State::Released => return Ok(()),
+                },
+            }
+        }
+        let taken = self.shared.ask_all(|_, tx| Command::TakeTable(id, tx))?;
+        // Zeroing and freeing takes its time: here, not on the appliers.
+        for table in taken.into_iter().flatten() {
+            table.release()?;
+        }
+        Ok(())
+    }
+
+    /// Numbers, namespaces and names of the tables that are in use, ascending.
+    pub fn tables(&self) -> Vec<(TableId, String, String)> {
+        let catalogue = self.shared.catalogue();
+        let alive = |(id, e): (&TableId, &Entry)| {
+            let row = (*id, e.namespace.clone(), e.spec.name.clone());
+            matches!(e.state, State::Alive(_)).then_some(row)
+        };
+        let mut all: Vec<_> = catalogue.entries.iter().filter_map(alive).collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// A worker is gone for good: clocks wait for it no more.
+    ///
+    /// # Errors
+    /// [`NodeError::Gone`].
+    pub fn remove_worker(&self, worker: WorkerId) -> Result<(), NodeError> {
+        self.shared
+            .ask_all(|_, tx| Command::RemoveWorker(worker, tx))
+            .map(drop)
+    }
+
+    /// Runs `f` on an applier's thread between two frames: saving, loading, looking. Everything
+    /// else that the applier does waits meanwhile.
+    ///
+    /// # Errors
+    /// [`NodeError::Gone`], also for an applier that there is not.
+    pub fn with_engine<T: Send + 'static>(
+        &self,
+        applier: ApplierId,
+        f: impl FnOnce(&mut Engine) -> T + Send + 'static,
+    ) -> Result<T, NodeError> {
+        let crew = self.shared.appliers.get(usize::from(applier.0));
+        let crew = crew.ok_or(ApplierGone)?;
+        Ok(crew.handle.with(f)?)
+    }
+
+    /// The membership has changed: from now on peers must know this epoch.
+    pub fn set_epoch(&self, epoch: u64) {
+        self.order(Order::Epoch(epoch));
+    }
+
+    /// How much the server holds; `None` once it has ended.
+    pub fn status(&self) -> Option<NodeStatus> {
+        let (tx, rx) = bounded(1);
+        self.order(Order::Status(tx));
+        rx.recv().ok()
+    }
+
+    /// Ends the server: connections close, appliers stop. Returns at once; [`super::Node::join`]
+    /// waits.
+    pub fn shutdown(&self) {
+        self.order(Order::Stop);
+    }
+
+    fn order(&self, order: Order) {
+        // A control thread that has ended needs no orders.
+        let _ = self.control.send(order);
+        self.bell.ring();
+    }
+}
+
+/// Runs `f` for each applier on a thread of its own.
+fn in_parallel<T: Send>(
+    appliers: u16,
+    f: impl Fn(u16) -> Result<T, NodeError> + Sync,
+) -> Vec<Result<T, NodeError>> {
+    const WHAT: &str = "make a table on a thread of its own";
+    let f = &f;
+    std::thread::scope(|scope| {
+        let start = |a| {
+            let thread = std::thread::Builder::new().name("tw-table".into());
+            thread.spawn_scoped(scope, move || f(a))
+        };
+        let threads: Vec<_> = (0..appliers).map(start).collect();
+        let finish = |started: std::io::Result<ScopedJoinHandle<'_, _>>| {
+            let panicked = |_| system(WHAT)(std::io::Error::other("it panicked"));
+            started.map_err(system(WHAT))?.join().map_err(panicked)?
+        };
+        threads.into_iter().map(finish).collect()
+    })
+}
+
+/// Where a ticket line of an applier is.
+pub(super) fn ticket(memory: &ServerMemory, applier: u16) -> Remote {
+    let len = LINE_BYTES as u64;
+    Remote {
+        key: memory.counters_key,
+        address: u64::from(applier) * len,
+        len,
+    }
+}

@@ -1,0 +1,208 @@
+//! A server process: its memories, its applier threads, and the control thread by which clients
+//! come to them.
+//!
+//! ```text
+//! clients --tcp/unix--> control thread: handshake, Attach, Resume, Recover, Describe, Clocks
+//!                          |  commands: AddRing, AttachPort, Recover ...
+//!                          v
+//!                       applier 0..n: own partitions, rings and the sockets of their lanes
+//!                          ^
+//! coordinator's agent, embedded mode, tests: NodeHandle (tables, workers, epoch, shutdown)
+//! ```
+//! | module | holds |
+//! |---|---|
+//! | `config`, `error` | what a server is told; what can go wrong |
+//! | `threads` | the applier threads: cores, spinning |
+//! | `listen`, `conn` | sockets that listen; one connection |
+//! | `control`, `requests` | the control thread's loop; its answers |
+//! | `sessions` | client threads that are attached |
+//! | `catalogue`, `handle` | tables; the other threads' hand |
+
+mod catalogue;
+mod config;
+mod conn;
+mod control;
+mod error;
+mod handle;
+mod listen;
+mod requests;
+mod sessions;
+mod threads;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::unbounded;
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+use tidewater_transport::wake::Bell;
+use tidewater_transport::wire::handshake::ServerPolicy;
+use tidewater_transport::wire::hello::{Features, Ids, Role, Roles};
+
+pub use config::{CAPACITY_DEFAULT, NodeConfig};
+pub use error::NodeError;
+pub use handle::{NodeHandle, NodeStatus};
+
+use crate::store::ServerMemory;
+use crate::store::extents::Preparer;
+use crate::store::memory::DOZE_AT;
+use control::Control;
+use error::system;
+use handle::Shared;
+use listen::Listeners;
+
+/// A running server. Dropping it ends it and waits for its threads.
+#[derive(Debug)]
+pub struct Node {
+    handle: NodeHandle,
+    control: Option<JoinHandle<()>>,
+    appliers: Vec<JoinHandle<()>>,
+}
+
+impl Node {
+    /// Starts a server: it listens when this returns, and has no tables. Cost: reserves address
+    /// space, starts a thread for each applier, one for control and one that prepares extents.
+    ///
+    /// # Errors
+    /// [`NodeError`]; nothing is left behind.
+    pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
+        check(&config)?;
+        let (listeners, endpoints) = Listeners::open(&config)?;
+        let memory = Arc::new(ServerMemory::new(config.capacity, config.incarnation)?);
+        let preparer = Preparer::start().map_err(system("start a thread"))?;
+        let bell = Bell::new().map_err(system("make a doorbell"))?;
+        let (control, orders) = unbounded();
+        let (crews, appliers) = threads::start(&config, &memory)?;
+        let shared = Arc::new(Shared {
+            memory,
+            preparer,
+            appliers: crews,
+            endpoints,
+            catalogue: Default::default(),
+            config,
+        });
+        // From here on a failure drops the node, which stops its appliers.
+        let handle = NodeHandle {
+            shared: Arc::clone(&shared),
+            control,
+            bell: bell.clone(),
+        };
+        let mut node = Self {
+            handle,
+            control: None,
+            appliers,
+        };
+        let policy = policy(&shared.config);
+        let mut control = Control::new(shared, policy, listeners, (bell, orders))?;
+        let thread = std::thread::Builder::new().name("tw-control".into());
+        let thread = thread.spawn(move || control.run());
+        node.control = Some(thread.map_err(system("start the control thread"))?);
+        let endpoints = node.handle.endpoints();
+        tracing::info!(tcp = endpoints.tcp, unix = endpoints.unix, "server listens");
+        Ok(node)
+    }
+
+    /// A hand on it for other threads.
+    pub fn handle(&self) -> NodeHandle {
+        self.handle.clone()
+    }
+
+    /// Waits until somebody calls [`NodeHandle::shutdown`] and every thread has ended.
+    pub fn join(mut self) {
+        self.wait();
+    }
+
+    fn wait(&mut self) {
+        if let Some(control) = self.control.take()
+            && control.join().is_err()
+        {
+            tracing::error!("the control thread panicked: a defect, please report it");
+        }
+        let appliers = std::mem::take(&mut self.appliers);
+        threads::stop(&self.handle.shared.appliers, appliers);
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.handle.shutdown();
+        self.wait();
+    }
+}
+
+/// Offset of an applier's doze word in public memory.
+const fn doze_at(applier: u16) -> usize {
+    DOZE_AT + applier as usize * LINE_BYTES
+}
+
+/// Whom a server lets in.
+fn policy(config: &NodeConfig) -> ServerPolicy {
+    ServerPolicy {
+        token: config.token.clone(),
+        features: Features::default(),
+        ids: Ids {
+            cluster: config.cluster,
+            epoch: config.epoch,
+            incarnation: config.incarnation,
+        },
+        role: Role::Server,
+        number: config.server.0,
+        namespaces: config.namespaces.clone(),
+        control_roles: Roles::of(&[Role::Worker, Role::Admin]),
+        lane_roles: Roles::of(&[Role::Worker]),
+        tells_ids: false,
+    }
+}
+
+fn check(config: &NodeConfig) -> Result<(), NodeError> {
+    let numbers = [
+        (
+            "the number of appliers",
+            u64::from(config.appliers),
+            1,
+            u64::from(APPLIERS_MAX),
+            "1 to 64",
+        ),
+        (
+            "the number of workers",
+            u64::from(config.workers),
+            0,
+            u64::from(WORKERS_MAX),
+            "at most 65536",
+        ),
+        (
+            "the server's number",
+            u64::from(config.server.0),
+            0,
+            u64::from(SERVERS_MAX) - 1,
+            "below 1024",
+        ),
+        (
+            "the cluster",
+            config.cluster.0,
+            1,
+            u64::MAX,
+            "a number that is not 0",
+        ),
+        (
+            "the epoch",
+            config.epoch,
+            1,
+            u64::MAX,
+            "a number that is not 0",
+        ),
+        (
+            "the incarnation",
+            config.incarnation.0,
+            1,
+            u64::MAX,
+            "a number that is not 0",
+        ),
+    ];
+    for (what, value, least, most, must) in numbers {
+        if !(least..=most).contains(&value) {
+            return Err(NodeError::Config { what, value, must });
+        }
+    }
+    Ok(())
+}
