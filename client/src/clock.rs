@@ -1,5 +1,6 @@
 //! Clocks: ticks, and the waits that BSP and SSP ask for.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
@@ -9,6 +10,7 @@ use tidewater_transport::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
 
 use crate::error::ClientError;
 use crate::lanes::Lanes;
+use crate::push::Ticket;
 
 /// How far workers may drift apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,17 +69,18 @@ pub(crate) struct WorkerClock {
     clocks: [u64; DOMAINS_MAX],
     /// Minimum seen of each domain: no need to look again below it.
     seen: [u64; DOMAINS_MAX],
-    used: u64,
+    /// Frames of the last tick: a refusal of one of them is found at the next.
+    sent: Ticket,
 }
 
 impl WorkerClock {
-    pub(crate) const fn new(sync: Sync) -> Self {
+    pub(crate) fn new(sync: Sync) -> Self {
         Self {
             sync,
             deadline: CLOCK_DEADLINE,
             clocks: [0; DOMAINS_MAX],
             seen: [0; DOMAINS_MAX],
-            used: 0,
+            sent: Ticket::default(),
         }
     }
 
@@ -106,28 +109,36 @@ impl WorkerClock {
         Ok(())
     }
 
-    /// Ends an iteration: a CLOCK frame in every ring, then the wait that keeps the drift bounded.
+    /// Ends an iteration: the wait that keeps the drift bounded (it comes first, so that a deadline
+    /// leaves the clock where it was), then a CLOCK frame in every ring.
     pub(crate) fn tick(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
-        let next = self.at(domain) + 1;
-        send_clock(lanes, domain, next, Deadline::after(self.deadline))?;
         self.gate(lanes, domain)?;
+        self.refused(lanes)?;
+        let next = self.at(domain) + 1;
+        self.sent = send_clock(lanes, domain, next, Deadline::after(self.deadline))?;
         if let Some(clock) = self.clocks.get_mut(domain.0 as usize) {
             *clock = next;
         }
-        self.used |= 1 << domain.0;
         lanes.counters.ticks += 1;
         Ok(())
     }
 
     /// Leaves every domain for good: nobody waits for this worker any more.
     pub(crate) fn finish(&mut self, lanes: &mut Lanes) -> Result<(), ClientError> {
-        for domain in 0..DOMAINS_MAX as u8 {
-            if domain == 0 || self.used >> domain & 1 == 1 {
-                let deadline = Deadline::after(self.deadline);
-                send_clock(lanes, DomainId(domain), CLOCK_FINISHED, deadline)?;
-            }
-        }
+        let deadline = Deadline::after(self.deadline);
+        self.sent = send_clock(lanes, DomainId(0), CLOCK_FINISHED, deadline)?;
         Ok(())
+    }
+
+    /// Fails when a server refused the last tick: it and this worker no longer agree.
+    fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
+        match lanes.try_applied(&self.sent) {
+            Some(Err((lane, reject))) => Err(ClientError::Protocol {
+                server: lanes.name(lane).to_owned(),
+                what: format!("it refused a tick: {reject:?}"),
+            }),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -136,7 +147,8 @@ fn send_clock(
     domain: DomainId,
     clock: u64,
     deadline: Deadline,
-) -> Result<(), ClientError> {
+) -> Result<Ticket, ClientError> {
+    let mut sent = Ticket::new(0);
     let header = FrameHeader {
         kind: FrameKind::Clock,
         flags: FrameFlags::default(),
@@ -151,10 +163,11 @@ fn send_clock(
         chk: 0,
     };
     for lane in 0..lanes.len() {
-        lanes.build(lane, header, 0, |_| {}, deadline)?;
+        let seq = lanes.build(lane, header, 0, |_| {}, deadline)?;
+        sent.add(lane, seq);
         lanes.send(lane, deadline)?;
     }
-    Ok(())
+    Ok(sent)
 }
 
 /// Waits until the minimum at every applier is `need`; says every minute who is awaited.
@@ -186,23 +199,32 @@ fn wait_min(
     }
 }
 
-/// The workers that hold a clock back, as far as the appliers tell.
+/// The workers that hold a clock back, as the servers tell.
 fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
-    let mut workers: Vec<(u32, u64)> = Vec::new();
-    for lane in 0..lanes.len() {
-        let line = lanes.get(lane).clock(domain);
-        if line.min < need && !workers.iter().any(|w| w.0 == line.slowest) {
-            workers.push((line.slowest, line.min));
+    let soon = Deadline::after(Duration::from_secs(2));
+    let mut behind: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut silent = Vec::new();
+    for server in 0..lanes.servers() {
+        let Some(link) = lanes.link(server) else {
+            continue;
+        };
+        match link.clocks(domain, soon) {
+            Ok(clocks) => {
+                for (worker, clock) in clocks.into_iter().filter(|c| c.1 < need) {
+                    let least = behind.entry(worker.0).or_insert(clock);
+                    *least = clock.min(*least);
+                }
+            }
+            Err(e) => silent.push(format!("{}: {e}", link.name())),
         }
     }
-    let names: Vec<String> = workers
+    let names = behind
         .iter()
-        .map(|&(w, min)| match w {
-            // No line yet: nobody has ticked there.
-            0 if min == 0 => format!("worker {w} or others, at clock 0"),
-            u32::MAX => "no live worker".into(),
-            _ => format!("worker {w}, at clock {min}"),
-        })
-        .collect();
+        .map(|(w, clock)| format!("worker {w}, at clock {clock}"));
+    let mut names: Vec<String> = names.collect();
+    if names.is_empty() && silent.is_empty() {
+        names.push("no live worker is behind; the servers have not told yet".into());
+    }
+    names.extend(silent);
     names.join("; ")
 }

@@ -3,7 +3,7 @@
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Lane, TransportKind};
-use tidewater_transport::ids::{ApplierId, SessionId, TableId};
+use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
@@ -41,6 +41,17 @@ pub trait ServerLink: Send {
         table: TableId,
         deadline: Deadline,
     ) -> Result<TableDescriptor, ClientError>;
+
+    /// Ticks of the workers that count in a domain, as this server has consumed them: it names
+    /// whom a clock wait waits for.
+    ///
+    /// # Errors
+    /// The server's refusal, or the connection's failure.
+    fn clocks(
+        &mut self,
+        domain: DomainId,
+        deadline: Deadline,
+    ) -> Result<Vec<(WorkerId, u64)>, ClientError>;
 
     /// Re-establishes a broken lane. Idempotent: a call that was cut is repeated.
     ///

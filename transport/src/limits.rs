@@ -111,8 +111,9 @@ pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
 pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
 /// Payload bytes of a dense table: 64 TiB stay inside a process's 47 bits of address.
 pub const DENSE_BYTES_MAX: u64 = 1 << 46;
-/// Bytes of a frame that are not values when it pushes one row: header and one key, 64 B each.
-pub const FRAME_ROW_OVERHEAD_BYTES: usize = 128;
+/// Bytes of a frame that are not values when it pushes one row: header, one key and one location,
+/// 64 B each.
+pub const FRAME_ROW_OVERHEAD_BYTES: usize = 192;
 /// Payload bytes of a row: one row and its key fit the largest frame of a ring of default size.
 pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYTES;
 /// Reads of one request on a TCP lane: its list has to be whole in the input buffer to be checked.
@@ -130,7 +131,7 @@ pub const LANE_OUT_SPANS: usize = 64;
 /// Mailbox bytes that wait for a client that does not read: more than two whole mailboxes, which is
 /// all it can have asked for and as much again in clock lines. A client that is further behind has
 /// to recover its lane.
-pub const LANE_POSTS_BYTES_MAX: usize = 3 << 20;
+pub const LANE_POSTS_BYTES_MAX: usize = 6 << 20;
 /// Operations one poll of a TCP port executes before other lanes have their turn.
 pub const LANE_POLL_OPS: usize = 64;
 /// Bytes one poll of a TCP port moves before other lanes have their turn.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Lane, Mailbox, TransportKind};
 use tidewater_transport::host;
-use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId};
+use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::session::MAILBOX_BYTES;
@@ -21,7 +21,7 @@ use tidewater_transport::wake::{Bell, Dozes, OsSleeper, Watch};
 use tidewater_transport::wire::conn::{ConnError, ControlConn};
 use tidewater_transport::wire::control::{
     Attach, Attached, LaneGrant, Recovered, ServerAnswer, ServerMember, ServerRequest,
-    TableDescriptor, Transport, WorkerClock,
+    TableDescriptor, Transport,
 };
 use tidewater_transport::wire::handshake::HandshakeError;
 use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
@@ -419,24 +419,6 @@ impl NetServerLink {
         Ok(OpenLane { lane, state })
     }
 
-    /// A domain's minimum at this server, and each worker that counts: whom a clock wait waits for.
-    ///
-    /// # Errors
-    /// The server's refusal, or that it cannot be reached before the deadline.
-    pub fn clocks(
-        &mut self,
-        domain: DomainId,
-        deadline: Deadline,
-    ) -> Result<(u64, Vec<WorkerClock>), ClientError> {
-        let request = ServerRequest::Clocks { domain };
-        self.retry("clocks", deadline, |link, deadline| {
-            match link.ask(&request, deadline)? {
-                ServerAnswer::Clocks { global, workers } => Ok((global, workers)),
-                _ => Err(link.nonsense("another answer than to Clocks")),
-            }
-        })
-    }
-
     /// Ends the session at once, instead of some time after its connection. What is whole in its
     /// rings is applied; wait for tickets before.
     ///
@@ -484,6 +466,22 @@ impl ServerLink for NetServerLink {
             match link.ask(&request, deadline)? {
                 ServerAnswer::Table(told) if told.id == table => Ok(told),
                 _ => Err(link.nonsense("another answer than to Describe")),
+            }
+        })
+    }
+
+    fn clocks(
+        &mut self,
+        domain: DomainId,
+        deadline: Deadline,
+    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+        let request = ServerRequest::Clocks { domain };
+        self.retry("clocks", deadline, |link, deadline| {
+            match link.ask(&request, deadline)? {
+                ServerAnswer::Clocks { workers, .. } => {
+                    Ok(workers.into_iter().map(|w| (w.worker, w.clock)).collect())
+                }
+                _ => Err(link.nonsense("another answer than to Clocks")),
             }
         })
     }

@@ -358,7 +358,14 @@ impl BlockPull<'_> {
             back
         };
         let (payload, skew) = self.payload_op(piece, buffer, out.len());
-        let ops = [payload, desc(0, true)];
+        // Fenced: the payload must not be read before the first descriptor.
+        let ops = [
+            ReadOp {
+                fence: true,
+                ..payload
+            },
+            desc(0, true),
+        ];
         self.read(piece.part.lane, &ops, LINE_BYTES, skew, out)?;
         let after = self.snapshot_line(0, piece.part.salt);
         Ok(after

@@ -178,10 +178,19 @@ impl Lanes {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let size = table.spec.dtype.size();
-        let most = REPLY_BYTES_MAX / 64 * 64;
         let mut reply = Vec::new();
         let mut at = first;
-        for chunk in out.chunks_mut(most) {
+        let mut rest = out;
+        while !rest.is_empty() {
+            // Whole blocks: each is then of one version.
+            let per_block = table
+                .blocks()
+                .map_or(1, |(layout, _)| layout.block_elements());
+            let blocks = (REPLY_BYTES_MAX / size) as u64 / per_block;
+            let stop = (at / per_block + blocks.max(1)) * per_block;
+            let bytes = ((stop - at) as usize * size).min(rest.len());
+            let (chunk, later) = rest.split_at_mut(bytes);
+            rest = later;
             let count = chunk.len() / size;
             let header = request(table, FrameKind::Gather, count, false);
             self.exchange(lane, table, header, &at.to_le_bytes(), &mut reply, deadline)?;

@@ -24,7 +24,9 @@ use tidewater_server::store::extents::Preparer;
 use tidewater_server::store::memory::DOZE_AT;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, TransportKind};
-use tidewater_transport::ids::{ApplierId, Incarnation, ServerId, SessionId, TableId, WorkerId};
+use tidewater_transport::ids::{
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+};
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
@@ -307,6 +309,21 @@ impl ServerLink for Link {
             self.server().appliers.iter().map(|a| &a.handle),
             id,
         ))
+    }
+
+    fn clocks(
+        &mut self,
+        domain: DomainId,
+        _: Deadline,
+    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+        let mut all = Vec::new();
+        for seat in &self.server().appliers {
+            let of = move |e: &mut tidewater_server::apply::engine::Engine| {
+                e.clocks.live(domain).collect::<Vec<_>>()
+            };
+            all.extend(seat.handle.with(of).unwrap());
+        }
+        Ok(all)
     }
 
     fn recover(&mut self, applier: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {

@@ -16,6 +16,7 @@ use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::{APPLY_BATCH_BYTES, DOMAINS_MAX};
+use tidewater_transport::mem::publish::publish;
 use tidewater_transport::wait::wait_until;
 
 use super::Refusal;
@@ -25,8 +26,9 @@ use crate::inbox::{Next, Ring};
 use crate::store::memory::{Block, BlockKind, BlockOwner};
 use crate::store::{ServerMemory, StoreError};
 
-/// An idle applier looks around this often even if nobody wakes it: to notice that it should end.
-const IDLE: Duration = Duration::from_secs(5);
+/// An idle applier looks around this often even if nobody wakes it. Nothing depends on it: every
+/// command and every frame rings.
+const IDLE: Duration = Duration::from_secs(3600);
 
 /// One applier.
 pub struct Applier {
@@ -216,7 +218,10 @@ impl Applier {
         let n = self.ring(session)?;
         // Destroyed first: after this nothing lands, so what is whole now is all there will be.
         self.rings[n].destroy_port();
-        while let Ok(true) = self.consume(n, usize::MAX) {}
+        // One ring's worth, so that a client that still writes (shared memory cannot be taken
+        // away) does not keep the applier here.
+        let most = self.rings[n].inbox().ring().bytes() as usize;
+        let _ = self.consume(n, most);
         let _ = self.rings[n].publish(&self.memory);
         Some(self.rings[n].rewind())
     }
@@ -277,7 +282,9 @@ impl Applier {
         let (rank, clocked) = (self.rings[n].rank, self.rings[n].clocked);
         let done = match self.engine.frame(rank, clocked, header, payload) {
             Ok(Effect::Reply { count }) => {
-                self.reply(n, header, None, count)?;
+                if header.user_tag != 0 {
+                    self.reply(n, header, None, count)?;
+                }
                 Done::Applied
             }
             Ok(Effect::Applied | Effect::Clock) => Done::Applied,
@@ -340,7 +347,8 @@ impl Applier {
             let line = self.engine.clocks.line(domain);
             let at = self.clock_lines.at + domain.0 as usize * LINE_BYTES;
             if let Ok(words) = self.memory.public.region().words_mut(at, LINE_BYTES) {
-                words.store_line(0, &line.to_line(self.memory.incarnation.0, domain.0));
+                let line = line.to_line(self.memory.incarnation.0, domain.0);
+                publish(words, 0, &line_bytes(&line));
             }
             for ring in &mut self.rings {
                 let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));

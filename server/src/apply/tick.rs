@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::frame::{FrameHeader, FrameKind, RowsPayload};
+use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::{DType, PushOp, Reduce};
@@ -113,14 +113,23 @@ impl ReducedBlock {
         touched.elements[first..first + values.len() / size].fill(true);
     }
 
-    /// The steps: operation, first element in the block, values.
-    fn steps(self, dtype: DType, reduce: Reduce) -> impl Iterator<Item = (PushOp, usize, Vec<u8>)> {
+    /// The steps: operation, first element in the block, values. A rule that counts steps takes
+    /// one for the whole block (`counted`), with zeros where nobody pushed.
+    fn steps(
+        self,
+        dtype: DType,
+        reduce: Reduce,
+        counted: bool,
+    ) -> impl Iterator<Item = (PushOp, usize, Vec<u8>)> {
         let by = 1.0 / self.ranks.len().max(1) as f64;
         let size = dtype.size();
         self.ops.into_iter().flat_map(move |(order, mut touched)| {
             let op = [PushOp::Assign, PushOp::Sum, PushOp::Gradient][usize::from(order)];
             if op == PushOp::Gradient && reduce == Reduce::Mean {
                 scale(dtype, &mut touched.values, by);
+            }
+            if op == PushOp::Gradient && counted {
+                touched.elements.fill(true);
             }
             let mut runs = Vec::new();
             let mut at = 0;
@@ -148,6 +157,11 @@ impl Engine {
             return Err((RejectCode::BadClock, [told, u64::from(header.partition)]));
         }
         let domain = DomainId(header.partition as u8);
+        if told == CLOCK_FINISHED {
+            // Of every domain: also of those that this worker never ticked in.
+            self.remove_worker(rank);
+            return Ok(Effect::Clock);
+        }
         match self.clocks.tick(domain, rank, told) {
             Ok(moved) => {
                 self.advance(moved.map(|(from, to)| (domain, from, to)));
@@ -323,6 +337,7 @@ impl Engine {
         let Store::Blocks(blocks) = &mut table.store else {
             return Ok(());
         };
+        let counted = table.spec.optimizer.counts_steps();
         let snapshot = blocks.is_snapshot();
         if snapshot {
             blocks.begin_epoch(iteration + 1)?;
@@ -330,7 +345,7 @@ impl Engine {
         let mut row = 0;
         for (block, reduced) in reduced {
             let base = block * blocks.layout().block_elements();
-            for (op, first, values) in reduced.steps(dtype, reduce) {
+            for (op, first, values) in reduced.steps(dtype, reduce, counted) {
                 let progress = crate::store::redo::Progress { lsn, row };
                 blocks.apply_range(&self.redo, progress, base + first as u64, op, &values)?;
                 row += 1;

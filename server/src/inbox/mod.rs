@@ -13,6 +13,7 @@ use tidewater_transport::layout::lines::{Reject, RejectCode, StateLine};
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
+use tidewater_transport::mem::publish::publish;
 use tidewater_transport::planted::{self, Plant};
 
 use crate::store::StoreError;
@@ -214,11 +215,15 @@ impl Ring {
             if self.check_frames && header.hasher().finish_bytes(payload) != header.chk {
                 return Ok(Next::Empty);
             }
+            let expected = self.state.applied_seq + 1;
+            if self.check_frames && header.seq < expected {
+                // Whole, but of an earlier lap of the ring: what belongs here is yet to land.
+                return Ok(Next::Empty);
+            }
             if header.kind == FrameKind::Pad {
                 self.skip(len);
                 continue;
             }
-            let expected = self.state.applied_seq + 1;
             if header.seq < expected && !planted::on(Plant::SkipDuplicateCheck) {
                 self.skip(len);
                 return Ok(Next::Duplicate);
@@ -334,7 +339,7 @@ impl Ring {
         self.told = self.state;
         let line = self.state.to_line(self.session.0);
         if let Ok(words) = memory.public.region().words_mut(self.block.at, LINE_BYTES) {
-            words.store_line(0, &line);
+            publish(words, 0, &line_bytes(&line));
         }
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))?;
         Ok(true)

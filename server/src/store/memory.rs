@@ -270,6 +270,8 @@ pub struct ServerMemory {
     pub counters_key: RegionKey,
     /// What peers may read.
     pub exports: Arc<Exports>,
+    /// Keys of public blocks by offset: a block has one for ever.
+    keys: Mutex<HashMap<usize, RegionKey>>,
     /// This start of the server.
     pub incarnation: Incarnation,
 }
@@ -300,6 +302,7 @@ impl ServerMemory {
             counters_fd,
             counters_key,
             exports,
+            keys: Mutex::default(),
             incarnation,
         })
     }
@@ -314,6 +317,15 @@ impl ServerMemory {
         owner: BlockOwner,
     ) -> Result<(Block, RegionKey), StoreError> {
         let block = self.public.alloc(bytes, owner)?;
+        // A block that was given back keeps its key: a late reader of the former table must find
+        // a region (and rows that do not prove themselves), not lose its lane.
+        let mut keys = match self.keys.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        if let Some(&key) = keys.get(&block.at) {
+            return Ok((block, key));
+        }
         let export = Export {
             region: Arc::clone(self.public.region()),
             start: block.at as u64,
@@ -321,7 +333,9 @@ impl ServerMemory {
             rights: Rights::Read,
             memory: 0,
         };
-        Ok((block, self.exports.add(export).ok_or(KEYS)?))
+        let key = self.exports.add(export).ok_or(KEYS)?;
+        keys.insert(block.at, key);
+        Ok((block, key))
     }
 
     /// A random salt that no earlier table or extent had.

@@ -16,7 +16,7 @@
 //! ```
 
 use super::LINE_BYTES;
-use crate::limits::{DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX};
+use crate::limits::{BLOCK_BYTES_MAX, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, ROW_BYTES_MAX};
 
 /// Tail cell in the inbox.
 pub const INBOX_TAIL_AT: usize = 0;
@@ -43,8 +43,9 @@ pub const MAILBOX_REPLIES_AT: usize =
     MAILBOX_REJECTS_AT + FRAMES_IN_FLIGHT_MAX as usize * LINE_BYTES;
 /// Reply slots of a lane: requests that wait for an answer at once.
 pub const REPLY_SLOTS: usize = 8;
-/// Bytes of a reply slot, header included: a gathered window of 64 KiB and its header fit.
-pub const REPLY_SLOT_BYTES: usize = 128 << 10;
+/// Bytes of a reply slot, header included: the largest block and the widest row fit in one reply,
+/// so that what is gathered is never of two versions.
+pub const REPLY_SLOT_BYTES: usize = (256 << 10) + 4096;
 
 /// Bytes of a lane's mailbox.
 pub const MAILBOX_BYTES: usize = MAILBOX_REPLIES_AT + REPLY_SLOTS * REPLY_SLOT_BYTES;
@@ -67,3 +68,5 @@ pub const fn mailbox_reply_at(slot: usize) -> usize {
 const _: () = assert!(MAILBOX_CLOCKS_AT + DOMAINS_MAX * LINE_BYTES <= MAILBOX_CLOSED_AT);
 const _: () = assert!(INBOX_RING_AT.is_multiple_of(LINE_BYTES));
 const _: () = assert!(MAILBOX_REPLIES_AT.is_multiple_of(LINE_BYTES));
+const _: () = assert!(ROW_BYTES_MAX + 64 <= REPLY_SLOT_BYTES);
+const _: () = assert!(BLOCK_BYTES_MAX as usize + 64 <= REPLY_SLOT_BYTES);
