@@ -65,6 +65,8 @@ pub(crate) struct WorkerClock {
     pub(crate) sync: Sync,
     pub(crate) deadline: Duration,
     clocks: [u64; DOMAINS_MAX],
+    /// Ticks told to the servers: one more than completed after a tick whose wait failed.
+    told: [u64; DOMAINS_MAX],
     /// Minimum seen of each domain: no need to look again below it.
     seen: [u64; DOMAINS_MAX],
     used: u64,
@@ -76,6 +78,7 @@ impl WorkerClock {
             sync,
             deadline: CLOCK_DEADLINE,
             clocks: [0; DOMAINS_MAX],
+            told: [0; DOMAINS_MAX],
             seen: [0; DOMAINS_MAX],
             used: 0,
         }
@@ -84,6 +87,15 @@ impl WorkerClock {
     /// Ticks completed in a domain.
     pub(crate) fn at(&self, domain: DomainId) -> u64 {
         self.clocks
+            .get(domain.0 as usize)
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// The iteration that a push belongs to: it opens when the tick before is told, even if that
+    /// tick's wait has failed and is to be repeated.
+    pub(crate) fn open(&self, domain: DomainId) -> u64 {
+        self.told
             .get(domain.0 as usize)
             .copied()
             .unwrap_or_default()
@@ -107,9 +119,15 @@ impl WorkerClock {
     }
 
     /// Ends an iteration: a CLOCK frame in every ring, then the wait that keeps the drift bounded.
+    /// A call that failed in its wait is repeated without telling the servers twice.
     pub(crate) fn tick(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         let next = self.at(domain) + 1;
-        send_clock(lanes, domain, next, Deadline::after(self.deadline))?;
+        if self.open(domain) < next {
+            send_clock(lanes, domain, next, Deadline::after(self.deadline))?;
+            if let Some(told) = self.told.get_mut(domain.0 as usize) {
+                *told = next;
+            }
+        }
         self.gate(lanes, domain)?;
         if let Some(clock) = self.clocks.get_mut(domain.0 as usize) {
             *clock = next;

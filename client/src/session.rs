@@ -381,7 +381,7 @@ impl Client {
         };
         let mut ticket = Ticket::new(state.id.0);
         let row_bytes = state.row.payload_bytes;
-        let clock = self.clock.at(state.spec.domain);
+        let clock = self.clock.open(state.spec.domain);
         let combiner = &self.combiner;
         for (lane, rows) in self.by_lane.iter().enumerate() {
             let room = self
@@ -435,7 +435,7 @@ impl Client {
             return Err(self.wrong("push_dense", table.index, what));
         };
         let mut ticket = Ticket::new(state.id.0);
-        let clock = self.clock.at(state.spec.domain);
+        let clock = self.clock.open(state.spec.domain);
         let per_block = layout.block_elements();
         let mut at = first;
         while at < end {
@@ -528,7 +528,7 @@ impl Client {
         }
     }
 
-    /// Ends an iteration in the default clock domain.
+    /// Ends an iteration in the default clock domain. After a deadline the call can be repeated.
     ///
     /// # Errors
     /// A deadline that names the workers it waits for.

@@ -27,6 +27,10 @@ use crate::store::{ServerMemory, StoreError};
 
 /// An idle applier looks around this often even if nobody wakes it: to notice that it should end.
 const IDLE: Duration = Duration::from_secs(5);
+/// A minimum that stands still this long is told again, for the name of the worker that holds it
+/// back: others may have been as slow when it last moved. (To tell each such change at once would
+/// cost a message from every tick to every worker.)
+const RETELL: Duration = Duration::from_millis(100);
 
 /// One applier.
 pub struct Applier {
@@ -87,11 +91,24 @@ impl Applier {
 
     /// Works until told to stop; sleeps when there is nothing to do.
     pub fn run(&mut self, sleeper: &mut dyn Sleeper) {
+        let mut retell = Deadline::after(RETELL);
         while !self.stopped {
-            let found = wait_until(sleeper, Deadline::after(IDLE), || {
+            let rest = Deadline::after(IDLE);
+            let until = if self.engine.stale.is_empty() {
+                rest
+            } else {
+                rest.min(retell)
+            };
+            let found = wait_until(sleeper, until, || {
                 Ok::<_, std::convert::Infallible>(self.step().then_some(()))
             });
             let _ = found;
+            if self.engine.stale.is_empty() {
+                retell = Deadline::after(RETELL);
+            } else if retell.passed() {
+                let stale = std::mem::take(&mut self.engine.stale);
+                self.tell_all(&stale);
+            }
         }
         for ring in &mut self.rings {
             ring.destroy_port();
@@ -336,7 +353,14 @@ impl Applier {
         let moved = std::mem::take(&mut self.engine.moved);
         let mut domains: Vec<DomainId> = moved.iter().map(|m| m.0).collect();
         domains.dedup();
-        for &domain in &domains {
+        self.engine.stale.retain(|d| !domains.contains(d));
+        self.tell_all(&domains);
+        !domains.is_empty()
+    }
+
+    /// Tells everybody these clocks.
+    fn tell_all(&mut self, domains: &[DomainId]) {
+        for &domain in domains {
             let line = self.engine.clocks.line(domain);
             let at = self.clock_lines.at + domain.0 as usize * LINE_BYTES;
             if let Ok(words) = self.memory.public.region().words_mut(at, LINE_BYTES) {
@@ -351,7 +375,6 @@ impl Applier {
                 }
             }
         }
-        !domains.is_empty()
     }
 
     /// Tells one client every clock: it has just come or come back.

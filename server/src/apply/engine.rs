@@ -48,6 +48,8 @@ pub struct Engine {
     pub reply: Vec<u8>,
     /// Ticks that took effect but are not yet announced: domain, minimum before and after.
     pub moved: Vec<(tidewater_transport::ids::DomainId, u64, u64)>,
+    /// Domains with ticks since they were last told, though their minimum did not move.
+    pub stale: Vec<tidewater_transport::ids::DomainId>,
     /// Why this applier can go on no more, if it cannot.
     pub failed: Option<&'static str>,
     pub(super) deferred: Vec<(tidewater_transport::ids::DomainId, u64, u64)>,
@@ -86,6 +88,7 @@ impl Engine {
             clocks: Clocks::new(workers),
             reply: Vec::new(),
             moved: Vec::new(),
+            stale: Vec::new(),
             failed: None,
             deferred: Vec::new(),
         })

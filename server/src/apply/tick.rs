@@ -150,6 +150,9 @@ impl Engine {
         let domain = DomainId(header.partition as u8);
         match self.clocks.tick(domain, rank, told) {
             Ok(moved) => {
+                if moved.is_none() && !self.stale.contains(&domain) {
+                    self.stale.push(domain);
+                }
                 self.advance(moved.map(|(from, to)| (domain, from, to)));
                 Ok(Effect::Clock)
             }
