@@ -528,7 +528,7 @@ impl Client {
         }
     }
 
-    /// Ends an iteration in the default clock domain.
+    /// Ends an iteration in the default clock domain. After a deadline the call can be repeated.
     ///
     /// # Errors
     /// A deadline that names the workers it waits for.

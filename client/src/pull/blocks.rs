@@ -18,6 +18,8 @@ use crate::table::state::{DensePart, TableState};
 const WINDOW_BLOCKS: u64 = 16;
 /// Snapshot reads tried before the pull fails: a reader that keeps step is never lapped.
 const SNAPSHOT_TRIES: u32 = 1_000;
+/// After this many tries the server is asked whether there is such a table at all.
+const SNAPSHOT_ASKS: u32 = 16;
 
 /// A run of elements inside one partition.
 #[derive(Debug, Clone, Copy)]
@@ -239,9 +241,31 @@ impl BlockPull<'_> {
         Ok(())
     }
 
+    /// The payload as it is; one version word behind it tells whether the table is still there.
     fn unchecked(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
-        let (op, skew) = self.payload_op(piece, piece.part.payload, out.len());
-        self.read(piece.part.lane, &[op], 0, skew, out)?;
+        let Some(versions) = piece.part.versions else {
+            return Err(self.nonsense("no version words"));
+        };
+        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
+        let block = piece.first / self.layout.block_elements() - piece.base;
+        let word = ReadOp {
+            from: RemoteAddr {
+                key: versions.key,
+                addr: versions.addr + block * 8,
+            },
+            len: 8,
+            head_len: 8,
+            head_at: 0,
+            body_at: 0,
+            fence: true,
+        };
+        self.read(piece.part.lane, &[payload, word], 8, skew, out)?;
+        let word = self.head.first_chunk::<8>();
+        let word = TaggedU32(word.map_or(0, |b| u64::from_le_bytes(*b)));
+        if word.seq(piece.part.salt).is_none() {
+            // Torn, or the table was released: the server knows.
+            return self.gather(piece, out);
+        }
         self.lanes.counters.blocks_hogwild +=
             (out.len() as u64).div_ceil(self.layout.block_bytes as u64);
         Ok(())
@@ -304,7 +328,7 @@ impl BlockPull<'_> {
         out: &mut [u8],
     ) -> Result<(), ClientError> {
         let mut epochs: Vec<Option<u64>> = vec![None; pieces.len()];
-        for _ in 0..SNAPSHOT_TRIES {
+        for attempt in 1..=SNAPSHOT_TRIES {
             let newest = epochs.iter().flatten().max().copied();
             for (piece, epoch) in pieces.iter().zip(&mut epochs) {
                 if epoch.is_none() || *epoch != newest {
@@ -320,6 +344,9 @@ impl BlockPull<'_> {
                 return Ok(());
             }
             self.lanes.counters.retries += 1;
+            if attempt % SNAPSHOT_ASKS == 0 {
+                self.ask_whether_there(pieces, &epochs)?;
+            }
             if self.deadline.passed() {
                 break;
             }
@@ -328,6 +355,22 @@ impl BlockPull<'_> {
             op: "pull of a snapshot",
             missing: "partitions at one epoch: ticks come faster than this reader reads".into(),
         })
+    }
+
+    /// A descriptor that proves nothing is being written, or its table was released: then the
+    /// server refuses.
+    #[cold]
+    fn ask_whether_there(
+        &mut self,
+        pieces: &[Piece],
+        epochs: &[Option<u64>],
+    ) -> Result<(), ClientError> {
+        let unread = pieces.iter().zip(epochs).find(|(_, epoch)| epoch.is_none());
+        let Some((piece, _)) = unread else {
+            return Ok(());
+        };
+        let mut element = vec![0; self.layout.element_bytes];
+        self.gather(piece, &mut element)
     }
 
     /// Descriptor, the buffer it names, descriptor again. The buffer of epoch e is first written

@@ -23,7 +23,8 @@ pub enum PullMode {
     #[default]
     Consistent,
     /// Whatever is there: rows may mix two versions. Only that the slot still holds the same
-    /// generation is checked.
+    /// generation is checked, and by one row or version word of each server that the table is
+    /// still there.
     Hogwild,
     /// The whole range as of one tick (tables made with `snapshot`).
     Snapshot,

@@ -20,6 +20,7 @@ pub(crate) struct RowScratch {
     reading: Vec<(u32, RowSource, Loc)>,
     sources: Vec<(RowSource, Loc)>,
     missing: Vec<u32>,
+    unproven: Vec<usize>,
     keys: Vec<u64>,
     lines: Vec<u8>,
 }
@@ -62,7 +63,7 @@ pub(crate) fn pull(
     scratch.heads.resize(keys.len() * ROW_HEADER_BYTES, 0);
     for attempt in 0..=PULL_RETRIES_MAX {
         pull.locate(scratch, attempt)?;
-        pull.read(scratch)?;
+        pull.read(scratch, attempt)?;
         if scratch.again.is_empty() {
             return Ok(());
         }
@@ -125,7 +126,7 @@ impl RowPull<'_> {
             match self.table.hints.get(key).filter(|l| l.is_some()) {
                 Some(loc) => {
                     let lane = self.lane(row)?;
-                    let source = self.source(s_lines(&mut s.lines), lane, loc)?;
+                    let source = self.source(s_lines(&mut s.lines), row, lane, loc)?;
                     s.reading.push((row, source, loc));
                 }
                 None => s.missing.push(row),
@@ -178,7 +179,7 @@ impl RowPull<'_> {
             for (&row, &loc) in s.again.iter().zip(&locs) {
                 if loc.is_some() {
                     self.table.hints.put(self.key(row), loc);
-                    let source = self.source(s_lines(&mut s.lines), lane, loc)?;
+                    let source = self.source(s_lines(&mut s.lines), row, lane, loc)?;
                     s.reading.push((row, source, loc));
                 } else {
                     initial.push(row);
@@ -192,7 +193,13 @@ impl RowPull<'_> {
     }
 
     /// The place of a row; reads the extent table when its extent is new.
-    fn source(&mut self, line: &mut [u8], lane: usize, loc: Loc) -> Result<RowSource, ClientError> {
+    fn source(
+        &mut self,
+        line: &mut [u8],
+        row: u32,
+        lane: usize,
+        loc: Loc,
+    ) -> Result<RowSource, ClientError> {
         let number = match self.table.sparse_row(lane, loc) {
             Ok(source) => return Ok(source),
             Err(number) => number,
@@ -213,15 +220,19 @@ impl RowPull<'_> {
                 return self.table.sparse_row(lane, loc).map_err(|_| nonsense());
             }
         }
+        // Of a released table nothing proves itself any more: then the server refuses.
+        self.gather_lane(lane, &mut Vec::new(), &[row])?;
         Err(nonsense())
     }
 
     /// Reads what `reading` says, lane by lane, and verifies it; rows that did not prove
     /// themselves are in `again`.
-    fn read(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
+    fn read(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.again.clear();
+        s.unproven.clear();
         let row_bytes = self.table.row.payload_bytes;
         let len = self.table.row.read_bytes() as u32;
+        let hogwild = self.options.mode == PullMode::Hogwild;
         for lane in 0..self.lanes.len() {
             s.ops.clear();
             let of_lane = s
@@ -236,23 +247,51 @@ impl RowPull<'_> {
                 body_at: *row as usize * row_bytes,
                 fence: false,
             }));
-            if !s.ops.is_empty() {
-                read_ops(
-                    self.lanes,
-                    lane,
-                    &s.ops,
-                    &mut s.heads,
-                    self.out,
-                    self.deadline,
-                )?;
+            if s.ops.is_empty() {
+                continue;
+            }
+            if hogwild {
+                put_witness_last(&mut s.ops, attempt);
+            }
+            let (head, deadline) = (&mut s.heads, self.deadline);
+            read_ops(self.lanes, lane, &s.ops, head, self.out, deadline)?;
+            if hogwild && !self.witness_holds(s) {
+                s.unproven.push(lane);
             }
         }
         for (row, source, loc) in &s.reading {
-            if !self.accept(*row, source, *loc, &s.heads, row_bytes) {
+            if s.unproven.contains(&source.lane)
+                || !self.accept(*row, source, *loc, &s.heads, row_bytes)
+            {
                 s.again.push(*row);
             }
         }
         Ok(())
+    }
+
+    /// Whether the last row that was read from a lane proves itself: then the table was still
+    /// there when the others were read. Unverified rows do not tell by themselves that their
+    /// memory was given to another table.
+    fn witness_holds(&self, s: &RowScratch) -> bool {
+        let Some(op) = s.ops.last() else {
+            return true;
+        };
+        let row = op.head_at / ROW_HEADER_BYTES;
+        let head = s
+            .heads
+            .get(op.head_at..)
+            .and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>());
+        let payload = self
+            .out
+            .get(op.body_at..op.body_at + self.table.row.payload_bytes);
+        let of_row = |r: &&(u32, RowSource, Loc)| r.0 as usize == row;
+        let source = s.reading.iter().rev().find(of_row);
+        match (source, head, payload) {
+            (Some((row, source, _)), Some(head), Some(payload)) => {
+                verify_row(source.salt, self.key(*row), head, payload).is_some()
+            }
+            _ => false,
+        }
     }
 
     #[inline]
@@ -326,6 +365,16 @@ impl RowPull<'_> {
                     to.copy_from_slice(bytes);
                 }
             })
+    }
+}
+
+/// Moves one of the reads behind the others, where a fence holds it: another one with each try,
+/// since the row of the last may be a hot one.
+fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
+    let last = ops.len() - 1;
+    ops.swap(last - attempt as usize % ops.len(), last);
+    if let Some(op) = ops.last_mut() {
+        op.fence = true;
     }
 }
 

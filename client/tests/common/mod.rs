@@ -8,7 +8,11 @@
 )]
 #![allow(dead_code, reason = "each test binary uses its part of the rig")]
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+pub mod faults;
+pub mod proxy;
+pub mod raw;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -56,8 +60,29 @@ pub struct Server {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// Puts something around a lane, now and after each recovery.
-type Wrap = dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync;
+/// Puts a lane into another one.
+pub type Wrap = Arc<dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync>;
+/// Connects to an address.
+pub type Dial = Arc<dyn Fn(SocketAddr) -> TcpStream + Send + std::marker::Sync>;
+
+/// What lies between a client and its servers.
+#[derive(Clone)]
+pub struct Wiring {
+    /// Every lane goes through it, now and after each recovery.
+    pub wrap: Wrap,
+    /// Every connection of a tcp lane is made by it.
+    pub dial: Dial,
+}
+
+impl Default for Wiring {
+    fn default() -> Self {
+        Self {
+            wrap: Arc::new(|lane| lane),
+            dial: Arc::new(|to| TcpStream::connect(to).unwrap()),
+        }
+    }
+}
+
 /// Both ends of a lane and what lies between.
 type Wired = (Box<dyn Lane>, Box<dyn Port>, Inbox);
 type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
@@ -97,27 +122,41 @@ impl Cluster {
         &self,
         rank: u32,
         sync: Sync,
-        wrap: impl Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync + Clone + 'static,
+        wrap: impl Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync + 'static,
     ) -> Client {
+        let wrap: Wrap = Arc::new(wrap);
+        let wiring = Wiring {
+            wrap,
+            ..Wiring::default()
+        };
+        self.client_over(rank, sync, &wiring)
+    }
+
+    /// A link to server `s`, with a session of its own.
+    fn link(&self, s: usize, rank: u32, sleeper: &OsSleeper, wiring: &Wiring) -> Link {
+        let n = self
+            .sessions
+            .fetch_add(1, tidewater_transport::sync::Ordering::Relaxed);
+        Link {
+            servers: Arc::clone(&self.servers),
+            server: s,
+            session: SessionId(tidewater_transport::layout::hash::mix64(n)),
+            rank: WorkerId(rank),
+            transport: self.transport,
+            near: sleeper.watch().clone(),
+            bell: sleeper.bell().clone(),
+            shm: None,
+            inboxes: Vec::new(),
+            wiring: wiring.clone(),
+        }
+    }
+
+    /// A client of worker `rank`, wired like this.
+    pub fn client_over(&self, rank: u32, sync: Sync, wiring: &Wiring) -> Client {
         let mut sleeper = OsSleeper::new(Duration::from_micros(20)).unwrap();
         let mut parts = Vec::new();
         for s in 0..self.servers.len() {
-            let n = self
-                .sessions
-                .fetch_add(1, tidewater_transport::sync::Ordering::Relaxed);
-            let session = SessionId(tidewater_transport::layout::hash::mix64(n));
-            let mut link = Link {
-                servers: Arc::clone(&self.servers),
-                server: s,
-                session,
-                rank: WorkerId(rank),
-                transport: self.transport,
-                near: sleeper.watch().clone(),
-                bell: sleeper.bell().clone(),
-                shm: None,
-                inboxes: Vec::new(),
-                wrap: Arc::new(wrap.clone()),
-            };
+            let mut link = self.link(s, rank, &sleeper, wiring);
             let lanes = link.open(&mut sleeper);
             parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
@@ -167,7 +206,9 @@ impl Server {
             seats.push(seat);
             let ranks = (0..workers).map(WorkerId);
             let mut applier = Applier::new(Arc::clone(&memory), a, ranks, commands).unwrap();
-            threads.push(std::thread::spawn(move || applier.run(&mut sleeper)));
+            let name = format!("applier-{number}-{a}");
+            let thread = std::thread::Builder::new().name(name);
+            threads.push(thread.spawn(move || applier.run(&mut sleeper)).unwrap());
         }
         Self {
             memory,
@@ -205,12 +246,12 @@ struct Link {
     bell: Bell,
     shm: Option<SessionMemory>,
     inboxes: Vec<Inbox>,
-    wrap: Arc<Wrap>,
+    wiring: Wiring,
 }
 
-fn tcp_lane(near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
+fn tcp_lane(dial: &Dial, near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let here = dial(listener.local_addr().unwrap());
     let (there, _) = listener.accept().unwrap();
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     let mailbox = Mailbox::new(region, 0, MAILBOX_BYTES).unwrap();
@@ -254,7 +295,7 @@ impl Link {
             for seat in &self.server().appliers {
                 let region = Arc::new(Region::anonymous(inbox_bytes(RING_BYTES)).unwrap());
                 let inbox = Inbox::new(region, 0, ring, self.session.0).unwrap();
-                let (lane, port) = tcp_lane(&self.near, &seat.watch);
+                let (lane, port) = tcp_lane(&self.wiring.dial, &self.near, &seat.watch);
                 made.push((Box::new(lane), Box::new(port), inbox));
             }
         }
@@ -279,7 +320,7 @@ impl Link {
                     .unwrap()
             );
             lanes.push(OpenLane {
-                lane: (self.wrap)(lane),
+                lane: (self.wiring.wrap)(lane),
                 state: StateLine::default(),
             });
         }
@@ -342,7 +383,7 @@ impl ServerLink for Link {
                 (Box::new(lane), Box::new(port))
             }
             None => {
-                let (lane, port) = tcp_lane(&self.near, &seat.watch);
+                let (lane, port) = tcp_lane(&self.wiring.dial, &self.near, &seat.watch);
                 (Box::new(lane), Box::new(port))
             }
         };
@@ -352,7 +393,7 @@ impl ServerLink for Link {
                 .unwrap()
         );
         Ok(OpenLane {
-            lane: (self.wrap)(lane),
+            lane: (self.wiring.wrap)(lane),
             state,
         })
     }

@@ -1,0 +1,212 @@
+//! Lanes that break at random: before an operation, after it, or in its middle.
+
+use std::sync::Arc;
+use tidewater_transport::sync::{AtomicU64, Ordering};
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{
+    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, TransportKind,
+};
+use tidewater_transport::layout::hash::mix64;
+
+/// A small generator: the tests need no better one, and each of them its own seed.
+#[derive(Debug, Clone)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub const fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix64(self.0)
+    }
+
+    /// Below `n`.
+    pub const fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+}
+
+/// The seed of a random test: `TIDEWATER_SEED`, or a fixed one.
+pub fn seed() -> u64 {
+    let given = std::env::var("TIDEWATER_SEED").ok();
+    given.map_or(20_260, |s| s.parse().expect("TIDEWATER_SEED is a number"))
+}
+
+/// Whether the larger counts were asked for.
+pub fn full() -> bool {
+    std::env::var("TIDEWATER_TEST_FULL").is_ok_and(|v| v == "1")
+}
+
+/// Makes lanes that break once in about `one_in` reads or writes.
+#[derive(Clone)]
+pub struct Faults {
+    pub one_in: u64,
+    seed: Arc<AtomicU64>,
+    broken: Arc<AtomicU64>,
+}
+
+impl Faults {
+    pub fn new(seed: u64, one_in: u64) -> Self {
+        Self {
+            one_in,
+            seed: Arc::new(AtomicU64::new(mix64(seed))),
+            broken: Arc::default(),
+        }
+    }
+
+    /// Lanes that broke.
+    pub fn broken(&self) -> u64 {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    pub fn wrap(&self, lane: Box<dyn Lane>) -> Box<dyn Lane> {
+        let rng = Rng(self.seed.fetch_add(1, Ordering::Relaxed));
+        Box::new(FaultyLane {
+            lane,
+            rng,
+            faults: self.clone(),
+            broken: false,
+        })
+    }
+}
+
+struct FaultyLane {
+    lane: Box<dyn Lane>,
+    rng: Rng,
+    faults: Faults,
+    broken: bool,
+}
+
+/// When an operation fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum When {
+    Never,
+    Before,
+    Amid,
+    After,
+}
+
+impl FaultyLane {
+    fn error(&self, op: &'static str) -> LaneError {
+        LaneError::Broken {
+            transport: self.lane.transport(),
+            peer: self.lane.peer().to_owned(),
+            op,
+            why: "cut by the test".into(),
+        }
+    }
+
+    fn draw(&mut self, op: &'static str, one_in: u64) -> Result<When, LaneError> {
+        if self.broken {
+            return Err(self.error(op));
+        }
+        if self.rng.below(one_in) != 0 {
+            return Ok(When::Never);
+        }
+        self.broken = true;
+        self.faults.broken.fetch_add(1, Ordering::Relaxed);
+        match self.rng.below(3) {
+            0 => Err(self.error(op)),
+            1 => Ok(When::Amid),
+            _ => Ok(When::After),
+        }
+    }
+
+    fn ended<T>(&self, op: &'static str, when: When, done: T) -> Result<T, LaneError> {
+        match when {
+            When::Never => Ok(done),
+            When::Before | When::Amid | When::After => Err(self.error(op)),
+        }
+    }
+}
+
+impl Lane for FaultyLane {
+    fn transport(&self) -> TransportKind {
+        self.lane.transport()
+    }
+
+    fn peer(&self) -> &str {
+        self.lane.peer()
+    }
+
+    fn read(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        let when = self.draw("read", self.faults.one_in)?;
+        let ops = if when == When::Amid {
+            &ops[..ops.len() / 2]
+        } else {
+            ops
+        };
+        self.lane.read(ops, into, deadline)?;
+        self.ended("read", when, ())
+    }
+
+    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        self.lane.post_read(batch)
+    }
+
+    fn take_read(&mut self) -> Option<ReadBatch> {
+        self.lane.take_read()
+    }
+
+    fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let when = self.draw("write", self.faults.one_in)?;
+        let bytes = if when == When::Amid {
+            &bytes[..(self.rng.below(bytes.len() as u64 / 8) as usize * 8).max(8)]
+        } else {
+            bytes
+        };
+        self.lane.write(to, bytes)?;
+        self.ended("write", when, ())
+    }
+
+    fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let when = self.draw("write_signal", self.faults.one_in)?;
+        let bytes = if when == When::Amid {
+            &bytes[..bytes.len() / 2]
+        } else {
+            bytes
+        };
+        self.lane.write_signal(to, bytes)?;
+        self.ended("write_signal", when, ())
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        add: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.lane.fetch_add(at, add, deadline)
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: RemoteAddr,
+        expect: u64,
+        new: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.lane.compare_swap(at, expect, new, deadline)
+    }
+
+    fn flush(&mut self) -> Result<(), LaneError> {
+        let when = self.draw("flush", self.faults.one_in)?;
+        self.lane.flush()?;
+        self.ended("flush", when, ())
+    }
+
+    fn poll(&mut self) -> Result<bool, LaneError> {
+        // Polls are many: a wait spins on them.
+        let when = self.draw("poll", self.faults.one_in * 256)?;
+        let moved = self.lane.poll()?;
+        self.ended("poll", when, moved)
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        self.lane.mailbox()
+    }
+}

@@ -1,0 +1,99 @@
+//! Connections that are cut after a given byte.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use tidewater_transport::sync::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Which way the bytes that are counted go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// From client to server.
+    Up,
+    /// From server to client.
+    Down,
+}
+
+/// Where a client's connections are cut: the n-th one after `cuts[n]` bytes in `direction`; those
+/// behind the last entry are left alone.
+pub struct Proxy {
+    direction: Direction,
+    cuts: Vec<u64>,
+    connections: AtomicUsize,
+    moved: [Arc<AtomicU64>; 2],
+    pumps: Mutex<Vec<std::thread::JoinHandle<()>>>,
+}
+
+impl Proxy {
+    pub fn new(direction: Direction, cuts: Vec<u64>) -> Self {
+        Self {
+            direction,
+            cuts,
+            connections: AtomicUsize::new(0),
+            moved: Default::default(),
+            pumps: Mutex::default(),
+        }
+    }
+
+    /// Bytes forwarded so far.
+    pub fn moved(&self, direction: Direction) -> u64 {
+        self.moved[direction as usize].load(Ordering::Acquire)
+    }
+
+    /// Connections made so far.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Acquire)
+    }
+
+    /// A connection to `to` through this proxy.
+    pub fn dial(&self, to: SocketAddr) -> TcpStream {
+        let n = self.connections.fetch_add(1, Ordering::AcqRel);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(to).unwrap();
+        for stream in [&client, &server] {
+            stream.set_nodelay(true).unwrap();
+        }
+        let cut = self.cuts.get(n).copied();
+        let up = cut.filter(|_| self.direction == Direction::Up);
+        let down = cut.filter(|_| self.direction == Direction::Down);
+        let ends = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        self.pump(ends, up, Direction::Up);
+        self.pump((server, client), down, Direction::Down);
+        here
+    }
+
+    fn pump(&self, (from, to): (TcpStream, TcpStream), cut: Option<u64>, direction: Direction) {
+        let moved = Arc::clone(&self.moved[direction as usize]);
+        let pump = std::thread::spawn(move || pump(from, to, cut, &moved));
+        self.pumps.lock().unwrap().push(pump);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        for pump in self.pumps.lock().unwrap().drain(..) {
+            let _ = pump.join();
+        }
+    }
+}
+
+/// Forwards until an end closes or exactly `cut` bytes have passed; then both ends are closed.
+fn pump(mut from: TcpStream, mut to: TcpStream, cut: Option<u64>, moved: &AtomicU64) {
+    let mut left = cut.unwrap_or(u64::MAX);
+    let mut buffer = [0; 4096];
+    while left > 0 {
+        let most = buffer.len().min(left.try_into().unwrap_or(usize::MAX));
+        let Ok(n @ 1..) = from.read(&mut buffer[..most]) else {
+            break;
+        };
+        if to.write_all(&buffer[..n]).is_err() {
+            break;
+        }
+        left -= n as u64;
+        moved.fetch_add(n as u64, Ordering::AcqRel);
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
