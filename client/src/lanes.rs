@@ -277,6 +277,13 @@ impl Lanes {
         }
     }
 
+    /// Sleeps for a moment, or until something comes.
+    pub(crate) fn nap(&mut self, time: std::time::Duration) {
+        self.sleeper.announce();
+        self.sleeper.sleep(Deadline::after(time));
+        self.sleeper.retract();
+    }
+
     /// Who has not answered, for a deadline's error.
     fn missing(&self) -> String {
         let behind = |l: &&LaneState| !l.ring.is_drained();

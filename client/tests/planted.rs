@@ -6,7 +6,6 @@ mod common;
 use common::Cluster;
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_server::apply::engine::Engine;
-use tidewater_server::apply::table::Store;
 use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
 use tidewater_transport::table::{PushOp, Reduce};
 
@@ -82,10 +81,9 @@ fn a_push_by_a_stale_location_reaches_its_own_key() {
         let removed = cluster.servers[0]
             .applier(0)
             .with(move |engine: &mut Engine| {
-                let Store::Sparse(shard) = &mut engine.table(id).unwrap().store else {
-                    unreachable!("the table is sparse")
-                };
-                let gone = remove.iter().filter(|&&k| shard.remove(k).unwrap());
+                let gone = remove
+                    .iter()
+                    .filter(|&&k| engine.remove_row(id, k).unwrap());
                 gone.count()
             });
         assert_eq!(removed.unwrap(), ROWS as usize);

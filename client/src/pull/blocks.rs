@@ -1,5 +1,7 @@
 //! Pulls of ranges of elements.
 
+use std::time::Duration;
+
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
 use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
@@ -16,8 +18,9 @@ use crate::table::state::{DensePart, TableState};
 /// Blocks of one window: version words, payload, version words again. Larger windows are more
 /// often caught by a writer.
 const WINDOW_BLOCKS: u64 = 16;
-/// Snapshot reads tried before the pull fails: a reader that keeps step is never lapped.
-const SNAPSHOT_TRIES: u32 = 1_000;
+/// Pause between two tries of a snapshot: a partition is flipped in some microseconds, but its
+/// applier may have to wait for a core first.
+const SNAPSHOT_NAP: Duration = Duration::from_micros(50);
 /// After this many tries the server is asked whether there is such a table at all.
 const SNAPSHOT_ASKS: u32 = 16;
 
@@ -328,7 +331,7 @@ impl BlockPull<'_> {
         out: &mut [u8],
     ) -> Result<(), ClientError> {
         let mut epochs: Vec<Option<u64>> = vec![None; pieces.len()];
-        for attempt in 1..=SNAPSHOT_TRIES {
+        for attempt in 1u32.. {
             let newest = epochs.iter().flatten().max().copied();
             for (piece, epoch) in pieces.iter().zip(&mut epochs) {
                 if epoch.is_none() || *epoch != newest {
@@ -350,6 +353,7 @@ impl BlockPull<'_> {
             if self.deadline.passed() {
                 break;
             }
+            self.lanes.nap(SNAPSHOT_NAP);
         }
         Err(ClientError::Deadline {
             op: "pull of a snapshot",

@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use tidewater_transport::sync::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use tidewater_transport::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// Which way the bytes that are counted go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
