@@ -324,8 +324,10 @@ impl Engine {
             return Ok(());
         };
         let snapshot = blocks.is_snapshot();
+        // A load from a saved model took an epoch before the first tick.
+        let epoch = (iteration + 1).max(blocks.front() + 1);
         if snapshot {
-            blocks.begin_epoch(iteration + 1)?;
+            blocks.begin_epoch(epoch)?;
         }
         let mut row = 0;
         for (block, reduced) in reduced {
@@ -337,7 +339,7 @@ impl Engine {
             }
         }
         if snapshot {
-            blocks.flip(iteration + 1, iteration + 1, lsn)?;
+            blocks.flip(epoch, iteration + 1, lsn)?;
         }
         Ok(())
     }
