@@ -4,6 +4,8 @@ pub mod clock;
 pub mod connect;
 pub mod counters;
 pub mod data;
+#[cfg(feature = "embedded")]
+pub mod embedded;
 pub mod error;
 mod lanes;
 pub mod link;
@@ -15,7 +17,10 @@ pub mod table;
 pub mod train;
 
 pub use clock::Sync;
+pub use connect::Job;
 pub use counters::Counters;
+#[cfg(feature = "embedded")]
+pub use embedded::Embedded;
 pub use error::ClientError;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;

@@ -67,7 +67,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// From connections that exist. Most users want [`crate::connect`] or [`crate::embedded`].
+    /// From connections that exist. Most users want [`crate::Job`] or the
+    /// embedded cluster.
     ///
     /// # Errors
     /// [`ClientError::Protocol`] when a server granted a ring that cannot be.

@@ -2,6 +2,7 @@
 //! TCP elsewhere.
 
 pub mod coordinator;
+pub mod job;
 pub mod server;
 mod stream;
 
@@ -11,6 +12,7 @@ use tidewater_transport::limits::RING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
 pub use coordinator::{JoinConfig, Loaded, NetCoordinatorLink};
+pub use job::Job;
 pub use server::NetServerLink;
 
 /// Who a client thread is, and how it wants to be connected.

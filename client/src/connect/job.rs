@@ -1,0 +1,106 @@
+//! From nothing to a [`Client`]: joins the job that the environment or the caller names.
+
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::WorkerId;
+use tidewater_transport::launch::{JobEnv, Role, TransportChoice};
+use tidewater_transport::wake::OsSleeper;
+use tidewater_transport::wire::handshake::JobToken;
+
+use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+use crate::clock::Sync;
+use crate::error::ClientError;
+use crate::link::ServerLink;
+use crate::session::{Client, Parts};
+
+/// Time for coordinator and servers to be there: a job's processes start in any order.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Which job, and how.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// Coordinator, token, rank, namespace.
+    pub join: JoinConfig,
+    /// Transport of the lanes.
+    pub transport: TransportChoice,
+    /// How far workers may drift apart.
+    pub sync: Sync,
+    /// Longest time until everybody is there.
+    pub patience: Duration,
+}
+
+impl Job {
+    /// The job of this process's environment (`TIDEWATER_*`, as `tidewater run` sets them);
+    /// `None` where there is none.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when the variables contradict each other or this process is
+    /// not a worker.
+    pub fn from_env() -> Result<Option<Self>, ClientError> {
+        let env = JobEnv::from_env().map_err(|e| ClientError::Environment(e.to_string()))?;
+        let Some(env) = env else { return Ok(None) };
+        if env.role != Role::Worker {
+            let role = env.role.name();
+            let what = format!("TIDEWATER_ROLE is {role}; who links the client is a worker");
+            return Err(ClientError::Environment(what));
+        }
+        // A worker's environment names it, or it would not have been accepted.
+        let coordinator = env.coordinator.unwrap_or_default();
+        let mut join = JoinConfig::new(coordinator, JobToken::new(*env.token.as_bytes()));
+        join.rank = Some(env.rank);
+        Ok(Some(Self::new(join, env.transport)))
+    }
+
+    /// A job by hand: the best transport, ASP.
+    pub const fn new(join: JoinConfig, transport: TransportChoice) -> Self {
+        Self {
+            join,
+            transport,
+            sync: Sync::Asp,
+            patience: PATIENCE,
+        }
+    }
+
+    /// With another synchronisation.
+    #[must_use]
+    pub const fn sync(mut self, sync: Sync) -> Self {
+        self.sync = sync;
+        self
+    }
+
+    /// Joins as a worker and opens a session with every server. The client belongs to the calling
+    /// thread.
+    ///
+    /// # Errors
+    /// A wrong token, rank or version as the coordinator says it; who is missing when the time is
+    /// over; a transport that cannot be had.
+    pub fn connect(&self) -> Result<Client, ClientError> {
+        let deadline = Deadline::after(self.patience);
+        let (mut coordinator, joined) = NetCoordinatorLink::join(&self.join, deadline)?;
+        let mut members = coordinator.wait_servers(joined.servers_expected, deadline)?;
+        members.servers.sort_by_key(|server| server.id);
+        let token = self.join.token.clone();
+        let mut config = ConnectConfig::new(token, coordinator.cluster(), joined.rank);
+        config.namespace.clone_from(&self.join.namespace);
+        config.epoch = members.epoch;
+        config.transport = self.transport;
+        let spin = tidewater_transport::fabric::SPIN;
+        let mut sleeper = OsSleeper::new(spin).map_err(|e| {
+            ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
+        })?;
+        let mut servers = Vec::new();
+        for member in &members.servers {
+            let (link, lanes) = NetServerLink::open(member, &config, &mut sleeper, deadline)?;
+            servers.push((Box::new(link) as Box<dyn ServerLink>, lanes));
+        }
+        Client::from_parts(Parts {
+            coordinator: Box::new(coordinator),
+            servers,
+            sleeper: Box::new(sleeper),
+            rank: WorkerId(joined.rank),
+            workers: joined.workers_expected,
+            sync: self.sync,
+        })
+    }
+}
