@@ -277,7 +277,8 @@ impl Message for NoAnswer {
     }
 }
 
-/// Reads until the decoder holds a whole frame (or an error, which its caller meets).
+/// Reads until the decoder holds a whole frame (or an error, which its caller meets), and nothing
+/// behind it: a lane's first bytes may follow the last frame of its handshake at once.
 fn read_frame<S: TimedStream>(
     stream: &mut S,
     decoder: &mut Decoder,
@@ -286,14 +287,13 @@ fn read_frame<S: TimedStream>(
 ) -> Result<(), ConnError> {
     let mut bytes = vec![0; READ_BYTES];
     while !decoder.is_ready() {
-        // What does not fit stays in the socket.
-        let room = decoder.room().min(bytes.len());
+        let room = decoder.lacks().min(bytes.len());
         let count = retry(stream, &left, operation, |s| s.read(&mut bytes[..room]))?;
         if count == 0 {
             return Err(ConnError::Closed { operation });
         }
         let taken = decoder.push(&bytes[..count]);
-        debug_assert_eq!(taken, count, "no more is read than fits");
+        debug_assert_eq!(taken, count, "no more is read than is lacking");
     }
     Ok(())
 }

@@ -203,8 +203,24 @@ impl Decoder {
     }
 
     /// Bytes that the next [`Self::push`] takes.
-    pub const fn room(&self) -> usize {
+    const fn room(&self) -> usize {
         (HEADER_BYTES + self.body_bytes_max).saturating_sub(self.buffered())
+    }
+
+    /// Bytes that the frame at the front still lacks, as far as is known; 0 when it
+    /// [`Self::is_ready`]. Who reads no more than this leaves on the connection what follows the
+    /// frame.
+    pub fn lacks(&self) -> usize {
+        if self.is_ready() {
+            return 0;
+        }
+        let buffered = &self.buffer[self.taken..];
+        let body = buffered
+            .get(..HEADER_BYTES)
+            .and_then(|h| h[4..8].first_chunk());
+        // A length over the limit is an error, which is ready.
+        let body = body.map_or(0, |len| u32::from_le_bytes(*len) as usize);
+        (HEADER_BYTES + body).saturating_sub(buffered.len())
     }
 
     /// Bytes that are buffered and not yet handed out.
