@@ -425,9 +425,14 @@ impl NetServerLink {
     /// # Errors
     /// The server's refusal, or that it cannot be reached before the deadline.
     pub fn detach(mut self, deadline: Deadline) -> Result<(), ClientError> {
-        self.retry("detach", deadline, |link, deadline| {
+        let detached = self.retry("detach", deadline, |link, deadline| {
             link.ask(&ServerRequest::Detach, deadline).map(drop)
-        })
+        });
+        match detached {
+            // An earlier attempt did it, and its answer was lost.
+            Err(ClientError::Refused(no)) if no.code == RefusalCode::UnknownSession => Ok(()),
+            other => other,
+        }
     }
 }
 

@@ -1,0 +1,10 @@
+//! A server process's control plane and the client's way to it, over real sockets on loopback and
+//! over shared memory.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod cuts;
+mod doors;
+mod hostile;
+mod rig;
+mod tables;
