@@ -14,9 +14,10 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::SPIN;
 use tidewater_transport::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
 use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::placement::Owner;
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::{Owner, ServerMember, TableInfo};
+use tidewater_transport::wire::control::{ServerMember, TableInfo};
 use tidewater_transport::wire::handshake::JobToken;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
@@ -152,7 +153,9 @@ pub(crate) fn info(handle: &NodeHandle, id: u32, spec: &TableSpec) -> TableInfo 
     TableInfo {
         id: TableId(id),
         spec: spec.clone(),
-        placement: (0..spec.partitions).map(owner).collect(),
+        placement: tidewater_transport::placement::Placement(
+            (0..spec.partitions).map(owner).collect(),
+        ),
     }
 }
 

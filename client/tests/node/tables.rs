@@ -63,7 +63,7 @@ fn a_table_is_made_once_and_released_once() {
     assert_eq!(handle.tables().len(), 1);
     let mut stray = told.clone();
     stray.id = TableId(10);
-    stray.placement[3].applier = ApplierId(2);
+    stray.placement.0[3].applier = ApplierId(2);
     let error = handle.create_table("default", &stray).unwrap_err();
     assert!(
         error.to_string().contains("one of this server's"),
