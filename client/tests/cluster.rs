@@ -1,5 +1,7 @@
 //! A whole cluster: coordinator, servers and clients over real sockets, in one process.
 
+#![allow(clippy::unwrap_used)]
+
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Duration;

@@ -167,7 +167,6 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
 fn run_server(args: ServerArgs) -> Outcome {
     log();
     let env = environment()?;
-    let stop = Stop::new(env.as_ref())?;
     let known = env.as_ref();
     let coordinator = known.and_then(|env| env.coordinator.clone());
     let coordinator = needed(args.coordinator, coordinator, "--coordinator")?;
@@ -191,6 +190,8 @@ fn run_server(args: ServerArgs) -> Outcome {
         };
         complain(exit, error)
     })?;
+    // Until here a signal ends the process by itself: it may be waiting for its coordinator.
+    let stop = Stop::new(known)?;
     let ended = server
         .run(&stop.descriptors())
         .map_err(|error| complain(4, error))?;
