@@ -6,6 +6,8 @@
 
 #[cfg(not(loom))]
 pub mod clock;
+#[cfg(not(loom))]
+pub mod dial;
 pub mod doze;
 #[cfg(not(loom))]
 mod exports;

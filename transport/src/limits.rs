@@ -142,3 +142,20 @@ pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;
 /// Connections of a server that have not proven themselves; one more closes the oldest. Bounds what
 /// strangers can hold, and leaves room for all threads of a large job to knock at once.
 pub const UNPROVEN_CONNECTIONS_MAX: usize = 512;
+/// Jobs (namespaces) that one coordinator serves at a time.
+pub const JOBS_MAX: usize = 256;
+/// Barriers of a job at which somebody waits: one for each thing to wait for, not for each step.
+pub const BARRIERS_MAX: usize = 1_024;
+/// Orders of one save or load that take longer than this have a server that hangs.
+pub const FILE_ORDERS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Silence after which the kernel gives up a control connection: a host that vanished.
+pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time the servers have to end after they are told to.
+pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
+/// Bytes of a saved model's manifest: 1,024 tables of 1 KiB, 1,024 files of 1 KiB, and room.
+pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// Payload bytes after which a chunk of a saved model is closed.
+pub const CHUNK_BYTES: usize = 1 << 20;
+/// Payload bytes of a chunk when it is read: one record more than [`CHUNK_BYTES`], which is a block
+/// of 256 KiB with twice its bytes of optimizer state.
+pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 4 * BLOCK_BYTES_MAX as usize;

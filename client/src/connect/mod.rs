@@ -1,6 +1,7 @@
 //! How a client thread comes to its servers: over a unix socket and shared memory on one host, over
 //! TCP elsewhere.
 
+pub mod coordinator;
 pub mod server;
 mod stream;
 
@@ -9,6 +10,7 @@ use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::limits::RING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
+pub use coordinator::{JoinConfig, Loaded, NetCoordinatorLink};
 pub use server::NetServerLink;
 
 /// Who a client thread is, and how it wants to be connected.

@@ -6,7 +6,7 @@ use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::dense::{BlockLayout, Ranges};
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::row::{Loc, RowLayout};
-use tidewater_transport::placement::{Placement, partition_of_key};
+use tidewater_transport::placement::partition_of_key;
 use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
 
@@ -63,12 +63,7 @@ fn remote(r: Remote) -> RemoteAddr {
 impl TableState {
     pub(crate) fn new(info: TableInfo, lanes: &Lanes) -> Result<Self, ClientError> {
         let spec = info.spec;
-        let owner =
-            |o: &tidewater_transport::wire::control::Owner| tidewater_transport::placement::Owner {
-                server: o.server,
-                applier: o.applier,
-            };
-        let placement = Placement(info.placement.iter().map(owner).collect());
+        let placement = info.placement;
         let mut lane_of_partition = Vec::with_capacity(placement.0.len());
         for owner in &placement.0 {
             let lane = lanes.of(*owner).ok_or_else(|| ClientError::Protocol {

@@ -466,17 +466,10 @@ impl CoordinatorLink for Coordinator {
                     .unwrap();
             }
         }
-        let placement = placement
-            .0
-            .iter()
-            .map(|o| tidewater_transport::wire::control::Owner {
-                server: o.server,
-                applier: o.applier,
-            });
         let info = TableInfo {
             id,
             spec: spec.clone(),
-            placement: placement.collect(),
+            placement,
         };
         tables.push(info.clone());
         Ok(info)

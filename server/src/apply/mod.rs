@@ -12,6 +12,7 @@ mod gather;
 pub mod kernels;
 pub mod pending;
 mod push;
+pub mod records;
 pub mod table;
 mod tick;
 

@@ -339,8 +339,10 @@ impl Engine {
         };
         let counted = table.spec.optimizer.counts_steps();
         let snapshot = blocks.is_snapshot();
+        // A load from a saved model took an epoch before the first tick.
+        let epoch = (iteration + 1).max(blocks.front() + 1);
         if snapshot {
-            blocks.begin_epoch(iteration + 1)?;
+            blocks.begin_epoch(epoch)?;
         }
         let mut row = 0;
         for (block, reduced) in reduced {
@@ -352,7 +354,7 @@ impl Engine {
             }
         }
         if snapshot {
-            blocks.flip(iteration + 1, iteration + 1, lsn)?;
+            blocks.flip(epoch, iteration + 1, lsn)?;
         }
         Ok(())
     }

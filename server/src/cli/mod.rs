@@ -4,6 +4,7 @@
 //! 4 peer or rendezvous, 5 bad input data, 128+n signal.
 
 mod internal;
+mod roles;
 mod run;
 
 use std::fmt;
@@ -24,6 +25,12 @@ struct Cli {
 enum Command {
     /// Start a job on this host: a coordinator, servers, and copies of a program.
     Run(run::RunArgs),
+    /// Run the coordinator of a cluster.
+    Coordinator(roles::CoordinatorArgs),
+    /// Run one server of a cluster.
+    Server(roles::ServerArgs),
+    /// Run a coordinator and servers in one process, as a service for any job.
+    Serve(roles::ServeArgs),
     #[command(name = "__child", hide = true)]
     Child(internal::ChildArgs),
     #[command(name = "__guard", hide = true)]
@@ -34,6 +41,9 @@ enum Command {
 pub(crate) fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
+        Command::Coordinator(args) => roles::coordinator(args),
+        Command::Server(args) => roles::server(args),
+        Command::Serve(args) => roles::serve(args),
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),
     }

@@ -8,10 +8,9 @@ use tidewater_transport::host;
 use tidewater_transport::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::limits::TABLES_MAX;
+use tidewater_transport::placement::Owner;
 use tidewater_transport::wake::{Bell, Watch};
-use tidewater_transport::wire::control::{
-    ApplierPart, Endpoints, Owner, Remote, ServerMember, TableInfo,
-};
+use tidewater_transport::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
 use super::control::Order;
@@ -159,7 +158,7 @@ impl NodeHandle {
         let appliers = self.shared.appliers.len();
         let server = self.shared.config.server;
         let stray = |o: &&Owner| o.server == server && usize::from(o.applier.0) >= appliers;
-        if let Some(owner) = info.placement.iter().find(stray) {
+        if let Some(owner) = info.placement.0.iter().find(stray) {
             return Err(NodeError::Config {
                 what: "an applier in a table's placement",
                 value: u64::from(owner.applier.0),
@@ -216,7 +215,7 @@ impl NodeHandle {
         let shared = &*self.shared;
         let share = |a: u16| -> Result<Option<Table>, NodeError> {
             let mine = |o: &Owner| (o.server, o.applier) == (shared.config.server, ApplierId(a));
-            let owners = (0..).zip(&info.placement);
+            let owners = (0..).zip(&info.placement.0);
             let owned: Vec<_> = owners
                 .filter(|(_, o)| mine(o))
                 .map(|(p, _)| PartitionId(p))

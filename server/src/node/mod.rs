@@ -17,6 +17,7 @@
 //! | `control`, `requests` | the control thread's loop; its answers |
 //! | `sessions` | client threads that are attached |
 //! | `catalogue`, `handle` | tables; the other threads' hand |
+//! | `orders` | the hand as the coordinator's orders, saves and loads use it |
 
 mod catalogue;
 mod config;
@@ -25,6 +26,7 @@ mod control;
 mod error;
 mod handle;
 mod listen;
+mod orders;
 mod requests;
 mod sessions;
 mod threads;

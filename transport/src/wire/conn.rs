@@ -117,7 +117,8 @@ impl<S: TimedStream> ControlConn<S> {
             // be read, says more than our failed write.
             let written = write_all(&mut stream, &out, &left, "handshake");
             out.clear();
-            match read_frame(&mut stream, &mut decoder, &left, "handshake") {
+            // To the byte: what follows the welcome on a lane is its lane's.
+            match read_frame(&mut stream, &mut decoder, &left, Reach::Frame, "handshake") {
                 Ok(()) => {}
                 Err(error) => return Err(written.err().unwrap_or(error)),
             }
@@ -232,7 +233,8 @@ impl<S: TimedStream> ControlConn<S> {
         left: impl Fn() -> Duration,
         operation: &'static str,
     ) -> Result<Option<A>, ConnError> {
-        read_frame(&mut self.stream, &mut self.decoder, left, operation)?;
+        let (stream, decoder) = (&mut self.stream, &mut self.decoder);
+        read_frame(stream, decoder, left, Reach::Everything, operation)?;
         let Some(frame) = self.decoder.next_frame()? else {
             return Ok(None);
         };
@@ -277,17 +279,31 @@ impl Message for NoAnswer {
     }
 }
 
+/// How much one read asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// No byte past the frame.
+    Frame,
+    /// Whatever has come.
+    Everything,
+}
+
 /// Reads until the decoder holds a whole frame (or an error, which its caller meets).
 fn read_frame<S: TimedStream>(
     stream: &mut S,
     decoder: &mut Decoder,
     left: impl Fn() -> Duration,
+    reach: Reach,
     operation: &'static str,
 ) -> Result<(), ConnError> {
     let mut bytes = vec![0; READ_BYTES];
     while !decoder.is_ready() {
         // What does not fit stays in the socket.
-        let room = decoder.room().min(bytes.len());
+        let wanted = match reach {
+            Reach::Frame => decoder.missing(),
+            Reach::Everything => decoder.room(),
+        };
+        let room = wanted.min(bytes.len());
         let count = retry(stream, &left, operation, |s| s.read(&mut bytes[..room]))?;
         if count == 0 {
             return Err(ConnError::Closed { operation });

@@ -207,6 +207,17 @@ impl Decoder {
         (HEADER_BYTES + self.body_bytes_max).saturating_sub(self.buffered())
     }
 
+    /// Bytes without which the next frame is certainly not whole: who reads no more than these
+    /// takes nothing of what follows the frame.
+    pub fn missing(&self) -> usize {
+        let head = &self.buffer[self.taken..];
+        let whole = match u32_at(head, 4) {
+            Some(len) if head.len() >= HEADER_BYTES => HEADER_BYTES.saturating_add(len as usize),
+            _ => HEADER_BYTES,
+        };
+        whole.saturating_sub(head.len())
+    }
+
     /// Bytes that are buffered and not yet handed out.
     pub const fn buffered(&self) -> usize {
         self.buffer.len() - self.taken

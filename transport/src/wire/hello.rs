@@ -31,6 +31,8 @@ use crate::limits::{HANDSHAKE_TEXT_BYTES_MAX, NAMESPACE_BYTES_MAX};
 pub const RANDOM_BYTES: usize = 32;
 /// A worker without a rank of its own asks the coordinator for one.
 pub const RANK_ANY: u32 = u32::MAX;
+/// The job of whoever does not say which: a cluster started for one job has no other.
+pub const NAMESPACE_DEFAULT: &str = "default";
 
 const HELLO_BYTES: usize = 176;
 const CHALLENGE_BYTES: usize = 40;

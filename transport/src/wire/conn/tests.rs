@@ -196,3 +196,30 @@ fn a_silent_peer_costs_no_more_than_the_time_given() {
     let error = ControlConn::open(ours, &policy().token, control_hello(), left).unwrap_err();
     assert!(matches!(error, ConnError::TimedOut { .. }), "{error:?}");
 }
+
+#[test]
+fn what_follows_the_welcome_at_once_is_left_to_whose_it_is() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut peer = ControlPeer::accepted([7; 32]);
+            let mut bytes = [0; 1024];
+            while !peer.is_proven() {
+                let count = theirs.read(&mut bytes).unwrap();
+                assert_eq!(peer.feed(&bytes[..count]), count);
+                while peer.next(&policy(), |_| Ok(())).unwrap().is_some() {}
+                let mut out = peer.outgoing().to_vec();
+                if peer.is_proven() {
+                    out.extend_from_slice(b"of the lane");
+                }
+                theirs.write_all(&out).unwrap();
+                peer.sent(peer.outgoing().len());
+            }
+        });
+        let (mut stream, rest) = open(ours).into_parts();
+        assert!(rest.is_empty());
+        let mut after = [0; 11];
+        stream.read_exact(&mut after).unwrap();
+        assert_eq!(&after, b"of the lane");
+    });
+}

@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::members::{DomainClock, Endpoints, Members, Owner, clocks, hosts, worker_id};
+use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, worker_id};
 use super::{Answer, Message, Request};
 use crate::ids::{Incarnation, TableId, WorkerId};
 use crate::limits::{
     APPLIERS_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX, TABLE_NAME_BYTES_MAX, TABLES_MAX,
     TEXT_BYTES_MAX, WORKERS_MAX,
 };
+use crate::placement::Placement;
 use crate::table::TableSpec;
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
@@ -54,8 +55,8 @@ pub struct TableInfo {
     pub id: TableId,
     /// Its definition.
     pub spec: TableSpec,
-    /// The owner of each partition, by partition number.
-    pub placement: Vec<Owner>,
+    /// The owner of each partition.
+    pub placement: Placement,
 }
 
 /// Worker or server to coordinator.
@@ -426,17 +427,17 @@ impl TableInfo {
         self.spec.validate()?;
         at_most(
             "partitions",
-            self.placement.len() as u64,
+            self.placement.0.len() as u64,
             u64::from(PARTITIONS_MAX),
         )?;
-        if self.placement.len() != self.spec.partitions as usize {
+        if self.placement.0.len() != self.spec.partitions as usize {
             let why = "has not one owner for each partition";
             return Err(WireError::Malformed {
                 what: "placement",
                 why,
             });
         }
-        self.placement.iter().try_for_each(Owner::validate)
+        self.placement.0.iter().try_for_each(owner)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::limits::{
     ADDRESS_BYTES_MAX, APPLIERS_MAX, DOMAINS_MAX, HOST_BYTES_MAX, SERVERS_MAX, UNIX_NAME_BYTES_MAX,
     WORKERS_MAX,
 };
+use crate::placement::Owner;
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
 
@@ -71,15 +72,6 @@ pub struct Members {
     pub workers: Vec<WorkerMember>,
 }
 
-/// Who owns a partition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Owner {
-    /// The server.
-    pub server: ServerId,
-    /// Its applier.
-    pub applier: ApplierId,
-}
-
 /// A clock domain's ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainClock {
@@ -125,11 +117,9 @@ impl Members {
     }
 }
 
-impl Owner {
-    pub(super) fn validate(&self) -> Result<(), WireError> {
-        server_id(self.server)?;
-        applier_id(self.applier)
-    }
+pub(super) fn owner(owner: &Owner) -> Result<(), WireError> {
+    server_id(owner.server)?;
+    applier_id(owner.applier)
 }
 
 pub(super) fn hosts(host: &str, host_id: &str) -> Result<(), WireError> {

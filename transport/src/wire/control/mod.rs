@@ -29,7 +29,7 @@ pub use coordinator::{
     TableInfo,
 };
 pub use members::{
-    DomainClock, Endpoints, Members, Owner, ServerMember, WorkerClock, WorkerMember, WorkerState,
+    DomainClock, Endpoints, Members, ServerMember, WorkerClock, WorkerMember, WorkerState,
 };
 pub use server::{
     ApplierPart, Attach, Attached, LaneGrant, PartitionDescriptor, Recovered, Remote, ServerAnswer,

@@ -5,6 +5,7 @@ use crate::ids::{
     ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, TableId,
     WorkerId,
 };
+use crate::placement::{Owner, Placement};
 use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec};
 use crate::wire::refusal::RefusalCode;
 
@@ -101,7 +102,7 @@ impl Gen {
 
     pub(super) fn table(&mut self) -> TableInfo {
         let spec = self.spec();
-        let placement = (0..spec.partitions).map(|_| self.owner()).collect();
+        let placement = Placement((0..spec.partitions).map(|_| self.owner()).collect());
         TableInfo {
             id: TableId(self.any() as u32),
             spec,

@@ -151,10 +151,10 @@ fn number_limits_hold_at_both_ends() {
     members.workers = vec![worker; WORKERS_MAX as usize + 1];
     refuses(&CoordinatorAnswer::Members(members));
     let mut table = g.table();
-    table.placement.pop();
+    table.placement.0.pop();
     refuses(&CoordinatorAnswer::Table(table));
     let mut table = g.table();
-    table.placement[0].server = ServerId(SERVERS_MAX);
+    table.placement.0[0].server = ServerId(SERVERS_MAX);
     refuses(&CoordinatorAnswer::Table(table));
     for ring_bytes in [0, 8192, 20_000, 32 << 20] {
         let transport = Transport::Tcp;

@@ -1,0 +1,416 @@
+//! The control connection of a worker to its coordinator. It is not re-established: a coordinator
+//! that is lost ends the job.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::dial::{self, Claims, DialError};
+use tidewater_transport::host;
+use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
+use tidewater_transport::table::TableSpec;
+use tidewater_transport::wire::conn::{ConnError, ControlConn};
+use tidewater_transport::wire::control::{
+    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members, Notice,
+    TableInfo, WorkerState,
+};
+use tidewater_transport::wire::handshake::JobToken;
+use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use crate::error::ClientError;
+use crate::link::CoordinatorLink;
+
+/// After a deadline the coordinator is asked who is missing, for the error; this long.
+const WHO: Duration = Duration::from_secs(1);
+/// The coordinator gives up a barrier this much before the caller does, so that its refusal, which
+/// names the missing, is there in time.
+const HEAD_START: Duration = Duration::from_millis(200);
+
+/// Whom to join, and as whom.
+#[derive(Debug, Clone)]
+pub struct JoinConfig {
+    /// `HOST:PORT` of the coordinator.
+    pub coordinator: String,
+    /// The job's secret.
+    pub token: JobToken,
+    /// The job's namespace.
+    pub namespace: String,
+    /// The rank to have; `None` takes a free one.
+    pub rank: Option<u32>,
+}
+
+impl JoinConfig {
+    /// In the namespace "default", with a free rank.
+    pub fn new(coordinator: impl Into<String>, token: JobToken) -> Self {
+        let (coordinator, namespace) = (coordinator.into(), NAMESPACE_DEFAULT.to_owned());
+        Self {
+            coordinator,
+            token,
+            namespace,
+            rank: None,
+        }
+    }
+}
+
+/// What a loaded model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Names of its tables, to be opened.
+    pub tables: Vec<String>,
+    /// Rows and blocks read.
+    pub rows: u64,
+    /// Clocks at which it was saved.
+    pub clocks: Vec<DomainClock>,
+}
+
+/// A worker's connection to the coordinator, used by one thread.
+#[derive(Debug)]
+pub struct NetCoordinatorLink {
+    address: String,
+    conn: ControlConn<TcpStream>,
+    /// Why the job ends, once a notice has said so.
+    failed: Option<Refusal>,
+    members: Option<Members>,
+}
+
+impl NetCoordinatorLink {
+    /// Joins the job; waits until `deadline` for a coordinator that is starting.
+    ///
+    /// # Errors
+    /// [`ClientError::Control`] when it cannot be reached or the handshake fails;
+    /// [`ClientError::Refused`] with its reason.
+    pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
+        let address = config.coordinator.clone();
+        let claims = Claims {
+            ids: Ids::default(),
+            namespace: config.namespace.clone(),
+            role: Role::Worker,
+            rank: config.rank.unwrap_or(RANK_ANY),
+        };
+        let conn =
+            dial::control(&address, &config.token, &claims, deadline).map_err(
+                |error| match error {
+                    DialError::Handshake {
+                        source: ConnError::Refused(refusal),
+                        ..
+                    } => refusal.into(),
+                    other => control(&address, &other),
+                },
+            )?;
+        let mut link = Self {
+            address,
+            conn,
+            failed: None,
+            members: None,
+        };
+        let join = Join {
+            host: host::host_name(),
+            host_id: host::host_id(),
+            pid: std::process::id(),
+            incarnation: Incarnation(0),
+            endpoints: Endpoints {
+                tcp: String::new(),
+                unix: String::new(),
+            },
+            appliers: 0,
+        };
+        match link.call("join", &CoordinatorRequest::Join(join), deadline)? {
+            CoordinatorAnswer::Joined(joined) => Ok((link, joined)),
+            _ => Err(link.nonsense("join")),
+        }
+    }
+
+    /// The cluster.
+    pub const fn cluster(&self) -> ClusterId {
+        self.conn.welcome().ids.cluster
+    }
+
+    /// The membership now.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    pub fn members(&mut self, deadline: Deadline) -> Result<Members, ClientError> {
+        match self.call("members", &CoordinatorRequest::Members, deadline)? {
+            CoordinatorAnswer::Members(members) => Ok(members),
+            _ => Err(self.nonsense("members")),
+        }
+    }
+
+    /// Waits until every server has joined; the membership then.
+    ///
+    /// # Errors
+    /// [`ClientError::Deadline`] with the numbers of those that have not; the connection's failure.
+    pub fn wait_servers(
+        &mut self,
+        expected: u32,
+        deadline: Deadline,
+    ) -> Result<Members, ClientError> {
+        let mut pause = Duration::from_millis(2);
+        loop {
+            let members = self.members(deadline)?;
+            if members.servers.len() >= expected as usize {
+                return Ok(members);
+            }
+            if deadline.left() <= pause {
+                let missing = missing_servers(&members, expected);
+                return Err(ClientError::Deadline {
+                    op: "wait for the servers",
+                    missing,
+                });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// The same as [`CoordinatorLink::load`], with what the model says of itself.
+    ///
+    /// # Errors
+    /// As [`CoordinatorLink::load`].
+    pub fn load_model(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
+        let request = CoordinatorRequest::Load {
+            dir: dir.to_owned(),
+        };
+        match self.call("load", &request, deadline)? {
+            CoordinatorAnswer::Loaded {
+                tables,
+                rows,
+                clocks,
+            } => Ok(Loaded {
+                tables,
+                rows,
+                clocks,
+            }),
+            _ => Err(self.nonsense("load")),
+        }
+    }
+
+    /// Why the job ends, if the coordinator has said so; takes in what has come, without waiting.
+    ///
+    /// # Errors
+    /// The failure of another process, the end of the cluster, or the connection's failure.
+    pub fn check(&mut self) -> Result<(), ClientError> {
+        let now = Deadline::after(Duration::from_millis(1));
+        match self.conn.wait_notice(|| now.left()) {
+            Ok(notice) => self.take(notice),
+            Err(ConnError::TimedOut { .. }) => {}
+            Err(error) => return Err(control(&self.address, &error)),
+        }
+        self.take_notices();
+        self.failed
+            .clone()
+            .map_or(Ok(()), |refusal| Err(refusal.into()))
+    }
+
+    /// The newest membership that was told without being asked for.
+    pub fn take_members(&mut self) -> Option<Members> {
+        self.take_notices();
+        self.members.take()
+    }
+
+    /// Says that this process cannot go on; the others are told.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    pub fn failed(&mut self, reason: &str, deadline: Deadline) -> Result<(), ClientError> {
+        let reason = Refusal::new(RefusalCode::PeerFailed, [0; 4])
+            .with_text(reason)
+            .text;
+        self.done("failed", &CoordinatorRequest::Failed { reason }, deadline)
+    }
+
+    /// Says that the connection's end, which follows, is no loss.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    pub fn goodbye(mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.done("goodbye", &CoordinatorRequest::Goodbye, deadline)
+    }
+
+    fn call(
+        &mut self,
+        op: &'static str,
+        request: &CoordinatorRequest,
+        deadline: Deadline,
+    ) -> Result<CoordinatorAnswer, ClientError> {
+        let answer = self.conn.call(request, || deadline.left());
+        self.take_notices();
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(ConnError::Refused(refusal)) => Err(refusal.into()),
+            Err(ConnError::TimedOut { .. }) => {
+                let missing = format!("the coordinator at {} has not answered", self.address);
+                Err(ClientError::Deadline { op, missing })
+            }
+            // The reason that came before the end says more than the end.
+            Err(error) => Err(match self.failed.clone() {
+                Some(refusal) => refusal.into(),
+                None => control(&self.address, &error),
+            }),
+        }
+    }
+
+    fn done(
+        &mut self,
+        op: &'static str,
+        request: &CoordinatorRequest,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        match self.call(op, request, deadline)? {
+            CoordinatorAnswer::Done => Ok(()),
+            _ => Err(self.nonsense(op)),
+        }
+    }
+
+    fn table(
+        &mut self,
+        op: &'static str,
+        request: &CoordinatorRequest,
+        deadline: Deadline,
+    ) -> Result<TableInfo, ClientError> {
+        match self.call(op, request, deadline) {
+            Ok(CoordinatorAnswer::Table(table)) => Ok(table),
+            Ok(_) => Err(self.nonsense(op)),
+            Err(ClientError::Deadline { op, missing }) => Err(ClientError::Deadline {
+                op,
+                missing: self.who_is_missing(missing),
+            }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Tables wait for servers: the error of a deadline names them.
+    fn who_is_missing(&mut self, otherwise: String) -> String {
+        let deadline = Deadline::after(WHO);
+        let Ok(members) = self.members(deadline) else {
+            return otherwise;
+        };
+        let joined = members.servers.iter().map(|server| server.id.to_string());
+        let joined: Vec<String> = joined.collect();
+        let workers = members.workers.iter();
+        let live = workers
+            .filter(|worker| worker.state == WorkerState::Live)
+            .count();
+        format!(
+            "{otherwise}; servers that have joined: [{}], workers: {live}",
+            joined.join(", ")
+        )
+    }
+
+    fn take_notices(&mut self) {
+        while let Some(notice) = self.conn.take_notice() {
+            self.take(notice);
+        }
+    }
+
+    fn take(&mut self, notice: Notice) {
+        match notice {
+            Notice::MembersChanged(members) => self.members = Some(members),
+            Notice::PeerFailed(refusal) => {
+                self.failed.get_or_insert(refusal);
+            }
+            Notice::Shutdown { reason } => {
+                let refusal = Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
+                self.failed.get_or_insert(refusal.with_text(reason));
+            }
+            // Servers tell this to their sessions.
+            Notice::TableReleased { .. } => {}
+        }
+    }
+
+    fn nonsense(&self, op: &str) -> ClientError {
+        let why = format!("it answers {op} with something else; is it of another release?");
+        ClientError::Control {
+            peer: self.name(),
+            why,
+        }
+    }
+
+    fn name(&self) -> String {
+        format!("coordinator at {}", self.address)
+    }
+}
+
+impl CoordinatorLink for NetCoordinatorLink {
+    fn create_table(
+        &mut self,
+        spec: &TableSpec,
+        deadline: Deadline,
+    ) -> Result<TableInfo, ClientError> {
+        let request = CoordinatorRequest::CreateTable(spec.clone());
+        self.table("create table", &request, deadline)
+    }
+
+    fn open_table(&mut self, name: &str, deadline: Deadline) -> Result<TableInfo, ClientError> {
+        let request = CoordinatorRequest::OpenTable {
+            name: name.to_owned(),
+        };
+        self.table("open table", &request, deadline)
+    }
+
+    fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError> {
+        self.done(
+            "release table",
+            &CoordinatorRequest::ReleaseTable { id },
+            deadline,
+        )
+    }
+
+    fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError> {
+        let left = deadline.left();
+        let wait = left.saturating_sub(HEAD_START.min(left / 2));
+        let timeout_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+        let name = name.to_owned();
+        let request = CoordinatorRequest::Barrier {
+            name,
+            count,
+            timeout_ms,
+        };
+        self.done("barrier", &request, deadline)
+    }
+
+    fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError> {
+        let request = CoordinatorRequest::Save {
+            dir: dir.to_owned(),
+        };
+        match self.call("save", &request, deadline)? {
+            CoordinatorAnswer::Saved {
+                tables: _,
+                rows,
+                bytes,
+            } => Ok((rows, bytes)),
+            _ => Err(self.nonsense("save")),
+        }
+    }
+
+    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Vec<String>, ClientError> {
+        Ok(self.load_model(dir, deadline)?.tables)
+    }
+
+    fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.done("finished", &CoordinatorRequest::Finished, deadline)
+    }
+}
+
+fn missing_servers(members: &Members, expected: u32) -> String {
+    let has_joined = |number: &u32| members.servers.iter().any(|server| server.id.0 == *number);
+    let absent: Vec<String> = (0..expected)
+        .filter(|n| !has_joined(n))
+        .take(16)
+        .map(|n| n.to_string())
+        .collect();
+    format!(
+        "{} of {expected} servers have joined; missing among others: {}; look at their output",
+        members.servers.len(),
+        absent.join(", ")
+    )
+}
+
+fn control(address: &str, why: &dyn std::fmt::Display) -> ClientError {
+    let peer = format!("coordinator at {address}");
+    ClientError::Control {
+        peer,
+        why: why.to_string(),
+    }
+}

@@ -1,0 +1,474 @@
+//! A server process's connection to its coordinator: it joins, then obeys.
+//!
+//! ```text
+//! Agent::connect   proof, and which cluster this is: what the node must know to let clients in
+//! (the node starts: it listens, so that its endpoints are known)
+//! Agent::join      the coordinator knows the server
+//! Enlisted::obey   orders, one after the other, until one of them, or the caller, says "end"
+//! ```
+//! Orders are carried out on the calling thread: creating a table or writing a save may take long,
+//! and meanwhile the node's own threads serve clients.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::dial::{self, Claims, DialError};
+use tidewater_transport::ids::{ServerId, TableId, WorkerId};
+use tidewater_transport::limits::DATA_DEADLINE;
+use tidewater_transport::wire::WireError;
+use tidewater_transport::wire::conn::{ConnError, ControlConn};
+use tidewater_transport::wire::control::{
+    self, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members, Message, Order,
+    OrderAnswer, SavedPart, ServerMember, TableInfo, WorkerState,
+};
+use tidewater_transport::wire::frame::kind;
+use tidewater_transport::wire::handshake::JobToken;
+use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, Role};
+use tidewater_transport::wire::peer::ControlPeer;
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use crate::checkpoint::{self, Appliers, OsDisk};
+
+/// The last answer and the goodbye go out within this time.
+const FAREWELL: Duration = Duration::from_secs(1);
+const READ_BYTES: usize = 64 << 10;
+const NONSENSE: &str = "it answers with something else; is it of another release?";
+
+/// What the coordinator's orders need of the process's node. Calls may take as long as their work.
+pub trait Orders: Appliers {
+    /// Makes this server's share of a table.
+    ///
+    /// # Errors
+    /// What the coordinator is told; nothing is left of the table.
+    fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
+
+    /// Releases this server's share of a table.
+    ///
+    /// # Errors
+    /// What the coordinator is told.
+    fn release_table(&self, id: TableId) -> Result<(), Refusal>;
+
+    /// No clock waits for this worker any more.
+    ///
+    /// # Errors
+    /// What the coordinator is told.
+    fn remove_worker(&self, worker: WorkerId) -> Result<(), Refusal>;
+
+    /// The cluster's epoch, which clients must know.
+    fn set_epoch(&self, epoch: u64);
+}
+
+/// Why a server is no part of its cluster.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The coordinator cannot be reached, or refuses the handshake.
+    #[error("coordinator: {0}")]
+    Dial(#[from] DialError),
+    /// It does not let the server join.
+    #[error("coordinator at {address}: {source}")]
+    Join {
+        /// Its address.
+        address: String,
+        /// What came of it.
+        source: ConnError,
+    },
+    /// The connection ended.
+    #[error("lost the coordinator at {address}: {why}; look at its output")]
+    Lost {
+        /// Its address.
+        address: String,
+        /// How.
+        why: String,
+    },
+    /// A system call failed.
+    #[error("waiting for the coordinator at {address}: {source}")]
+    Wait {
+        /// Its address.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Why [`Enlisted::obey`] returned: the node is to be shut down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// The coordinator ordered it.
+    ByOrder,
+    /// One of the caller's descriptors said so; the coordinator was told.
+    ByCaller,
+}
+
+/// A proven connection to the coordinator.
+#[derive(Debug)]
+pub struct Agent {
+    address: String,
+    conn: ControlConn<TcpStream>,
+    workers: u32,
+}
+
+impl Agent {
+    /// Connects as server `number`; waits until `deadline` for a coordinator that is starting.
+    ///
+    /// # Errors
+    /// [`AgentError::Dial`].
+    pub fn connect(
+        address: &str,
+        token: &JobToken,
+        number: ServerId,
+        deadline: Deadline,
+    ) -> Result<Self, AgentError> {
+        let namespace = NAMESPACE_DEFAULT.to_owned();
+        let claims = Claims {
+            ids: Ids::default(),
+            namespace,
+            role: Role::Server,
+            rank: number.0,
+        };
+        let mut conn = dial::control(address, token, &claims, deadline)?;
+        let address = address.to_owned();
+        let asked = conn.call(&CoordinatorRequest::Members, || deadline.left());
+        match asked {
+            Ok(CoordinatorAnswer::Members(members)) => {
+                let workers = members.workers.len() as u32;
+                Ok(Self {
+                    address,
+                    conn,
+                    workers,
+                })
+            }
+            Ok(_) => Err(AgentError::Lost {
+                address,
+                why: NONSENSE.into(),
+            }),
+            Err(source) => Err(AgentError::Join { address, source }),
+        }
+    }
+
+    /// Workers of the job; 0 when nobody knows.
+    pub const fn workers(&self) -> u32 {
+        self.workers
+    }
+
+    /// The cluster, and the epoch in which it begins. (The incarnation is the coordinator's.)
+    pub const fn ids(&self) -> Ids {
+        self.conn.welcome().ids
+    }
+
+    /// Joins, as `member` describes the server.
+    ///
+    /// # Errors
+    /// [`AgentError::Join`].
+    pub fn join(mut self, member: &ServerMember) -> Result<(Enlisted, Joined), AgentError> {
+        let deadline = Deadline::after(DATA_DEADLINE);
+        let join = Join {
+            host: member.host.clone(),
+            host_id: member.host_id.clone(),
+            pid: std::process::id(),
+            incarnation: member.incarnation,
+            endpoints: member.endpoints.clone(),
+            appliers: member.appliers,
+        };
+        let answer = self
+            .conn
+            .call(&CoordinatorRequest::Join(join), || deadline.left());
+        let joined = match answer {
+            Ok(CoordinatorAnswer::Joined(joined)) => joined,
+            Ok(_) => return Err(self.lost(NONSENSE)),
+            Err(source) => {
+                return Err(AgentError::Join {
+                    address: self.address,
+                    source,
+                });
+            }
+        };
+        let number = ServerId(joined.rank);
+        let (stream, peer) = self.conn.into_peer();
+        let enlisted = Enlisted {
+            address: self.address,
+            stream,
+            peer,
+            number,
+            tables: BTreeMap::new(),
+            removed: BTreeSet::new(),
+        };
+        Ok((enlisted, joined))
+    }
+
+    fn lost(&self, why: &str) -> AgentError {
+        AgentError::Lost {
+            address: self.address.clone(),
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// A server that has joined.
+#[derive(Debug)]
+pub struct Enlisted {
+    address: String,
+    stream: TcpStream,
+    peer: ControlPeer,
+    number: ServerId,
+    /// With the job each belongs to.
+    tables: BTreeMap<TableId, (String, TableInfo)>,
+    /// Workers that the node was told of.
+    removed: BTreeSet<WorkerId>,
+}
+
+impl Enlisted {
+    /// Carries out orders until the coordinator orders the end, or one of `stop` becomes readable
+    /// or hangs up. Whatever is returned: shut the node down.
+    ///
+    /// # Errors
+    /// The coordinator is lost: there is no cluster any more.
+    pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
+        self.stream
+            .set_nonblocking(true)
+            .map_err(|source| self.wait_error(source))?;
+        let mut scratch = vec![0; READ_BYTES];
+        // What came together with the answer to Join.
+        if self.take_messages(node)? {
+            return Ok(Ended::ByOrder);
+        }
+        loop {
+            if self.wait(stop)? {
+                self.say_goodbye(&mut scratch);
+                return Ok(Ended::ByCaller);
+            }
+            self.flush()?;
+            let count = self.read(&mut scratch)?;
+            let mut fed = 0;
+            while fed < count {
+                fed += self.peer.feed(&scratch[fed..count]);
+                if self.take_messages(node)? {
+                    return Ok(Ended::ByOrder);
+                }
+            }
+        }
+    }
+
+    /// Sleeps until the coordinator or the caller says something; true if the caller does.
+    fn wait(&self, stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
+        let mut wanted = PollFlags::IN | PollFlags::RDHUP;
+        if !self.peer.outgoing().is_empty() {
+            wanted |= PollFlags::OUT;
+        }
+        let mut fds = vec![PollFd::new(&self.stream, wanted)];
+        fds.extend(
+            stop.iter()
+                .map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)),
+        );
+        match rustix::event::poll(&mut fds, None) {
+            Ok(_) => Ok(fds.iter().skip(1).any(|fd| !fd.revents().is_empty())),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(error) => Err(self.wait_error(error.into())),
+        }
+    }
+
+    fn read(&mut self, scratch: &mut [u8]) -> Result<usize, AgentError> {
+        match self.stream.read(scratch) {
+            Ok(0) => Err(self.lost("it closed the connection")),
+            Ok(count) => Ok(count),
+            Err(error) if is_harmless(&error) => Ok(0),
+            Err(error) => Err(self.lost(error)),
+        }
+    }
+
+    /// Handles whole messages; true after the order to end.
+    fn take_messages(&mut self, node: &dyn Orders) -> Result<bool, AgentError> {
+        loop {
+            let frame = self.peer.next_message();
+            let (id, order) = match frame {
+                Ok(None) => return Ok(false),
+                Ok(Some(frame)) if frame.kind() == Order::KIND => {
+                    match control::decode::<Order>(&frame) {
+                        Ok(order) => order,
+                        Err(error) => return Err(self.lost(error)),
+                    }
+                }
+                // Notices and late answers concern workers.
+                Ok(Some(frame))
+                    if matches!(frame.kind(), kind::NOTICE | kind::COORDINATOR_ANSWER) =>
+                {
+                    continue;
+                }
+                Ok(Some(frame)) => {
+                    let (found, expected) = (frame.kind(), Order::KIND);
+                    return Err(self.lost(WireError::Kind { found, expected }));
+                }
+                Err(error) => return Err(self.lost(error)),
+            };
+            let is_end = order == Order::Shutdown;
+            tracing::debug!(id, ?order, "an order");
+            let answer = self.carry_out(node, order).unwrap_or_else(|refusal| {
+                tracing::warn!(%refusal, "an order cannot be carried out");
+                OrderAnswer::Refused(refusal)
+            });
+            let queued = self.peer.queue(id, &answer);
+            queued.map_err(|error| self.lost(error))?;
+            self.flush()?;
+            if is_end {
+                self.flush_within(FAREWELL);
+                return Ok(true);
+            }
+        }
+    }
+
+    fn carry_out(&mut self, node: &dyn Orders, order: Order) -> Result<OrderAnswer, Refusal> {
+        match order {
+            Order::CreateTable { namespace, table } => {
+                node.create_table(&namespace, &table)?;
+                self.tables.insert(table.id, (namespace, table));
+            }
+            Order::ReleaseTable { id } => {
+                self.tables.remove(&id);
+                node.release_table(id)?;
+            }
+            Order::MembersChanged {
+                namespace: _,
+                members,
+                admitted: None,
+            } => {
+                self.members_changed(node, &members)?;
+            }
+            Order::HoldClocks { .. } | Order::MembersChanged { .. } => {
+                let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
+                return Err(refusal.with_text("no worker can join a job that is running"));
+            }
+            Order::Save { namespace, dir } => {
+                return self.save(node, &namespace, &dir).map(OrderAnswer::Saved);
+            }
+            Order::Load { id, name, dir } => self.load(node, id, &name, &dir)?,
+            Order::Shutdown => {}
+        }
+        Ok(OrderAnswer::Done)
+    }
+
+    fn members_changed(&mut self, node: &dyn Orders, members: &Members) -> Result<(), Refusal> {
+        node.set_epoch(members.epoch);
+        let gone = |state| matches!(state, WorkerState::Finished | WorkerState::Lost);
+        for worker in members.workers.iter().filter(|worker| gone(worker.state)) {
+            if self.removed.insert(worker.id) {
+                node.remove_worker(worker.id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn save(&self, node: &dyn Orders, namespace: &str, dir: &str) -> Result<SavedPart, Refusal> {
+        let of_job = self.tables.values().filter(|(job, _)| job == namespace);
+        let tables: Vec<TableInfo> = of_job.map(|(_, table)| table.clone()).collect();
+        let nonce = getrandom::u64().map_err(|error| {
+            Refusal::new(RefusalCode::Io, [0; 4]).with_text(format!("no random bytes: {error}"))
+        })?;
+        let (dir, disk) = (Path::new(dir), Box::new(OsDisk));
+        let part = checkpoint::save_part(node, disk, self.number, &tables, dir, nonce)?;
+        let checkpoint::SavedFile {
+            server: _,
+            file,
+            rows,
+            bytes,
+            check,
+            clocks,
+        } = part;
+        Ok(SavedPart {
+            file,
+            rows,
+            bytes,
+            check,
+            clocks,
+        })
+    }
+
+    fn load(&self, node: &dyn Orders, id: TableId, name: &str, dir: &str) -> Result<(), Refusal> {
+        let table = self
+            .tables
+            .get(&id)
+            .filter(|(_, table)| table.spec.name == name);
+        let numbers = [u64::from(id.0), 0, 0, 0];
+        let (_, table) = table.ok_or_else(|| Refusal::new(RefusalCode::UnknownTable, numbers))?;
+        Ok(checkpoint::load_table(
+            node,
+            self.number,
+            table,
+            Path::new(dir),
+        )?)
+    }
+
+    /// Writes what the socket takes.
+    fn flush(&mut self) -> Result<(), AgentError> {
+        while !self.peer.outgoing().is_empty() {
+            match self.stream.write(self.peer.outgoing()) {
+                Ok(count) => self.peer.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(self.lost(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes everything, if that is possible in this time.
+    fn flush_within(&mut self, time: Duration) {
+        let deadline = Deadline::after(time);
+        while !self.peer.outgoing().is_empty() && !deadline.passed() && self.flush().is_ok() {
+            let mut fds = [PollFd::new(&self.stream, PollFlags::OUT)];
+            let _ = rustix::event::poll(&mut fds, deadline.left().try_into().ok().as_ref());
+        }
+    }
+
+    /// Tells the coordinator that this end is no failure, and waits until it has heard.
+    fn say_goodbye(&mut self, scratch: &mut [u8]) {
+        if self
+            .peer
+            .queue(u64::MAX, &CoordinatorRequest::Goodbye)
+            .is_err()
+        {
+            return;
+        }
+        self.flush_within(FAREWELL);
+        let deadline = Deadline::after(FAREWELL);
+        while !deadline.passed() {
+            let mut fds = [PollFd::new(&self.stream, PollFlags::IN)];
+            let _ = rustix::event::poll(&mut fds, deadline.left().try_into().ok().as_ref());
+            let Ok(count) = self.read(scratch) else {
+                return;
+            };
+            let _ = self.peer.feed(&scratch[..count]);
+            while let Ok(Some(frame)) = self.peer.next_message() {
+                if frame.kind() == kind::COORDINATOR_ANSWER {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn lost(&self, why: impl ToString) -> AgentError {
+        AgentError::Lost {
+            address: self.address.clone(),
+            why: why.to_string(),
+        }
+    }
+
+    fn wait_error(&self, source: io::Error) -> AgentError {
+        AgentError::Wait {
+            address: self.address.clone(),
+            source,
+        }
+    }
+}
+
+fn is_harmless(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+    )
+}

@@ -1,0 +1,272 @@
+//! Records of a table on one applier: how saves read it and loads fill it.
+//!
+//! A record is a sparse key, a row index or a block number, with values and optimizer state.
+
+use tidewater_transport::ids::{DomainId, PartitionId, TableId};
+use tidewater_transport::layout::dense::{BlockLayout, Ranges};
+use tidewater_transport::placement::partition_of_key;
+use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+
+use super::engine::Engine;
+use super::table::{Store, Table};
+use crate::store::redo::Progress;
+
+/// Why a record could not be read or stored, in words.
+pub type RecordError = String;
+
+/// What a table's definition says of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordShape {
+    /// The partition it belongs to.
+    pub partition: PartitionId,
+    /// Bytes of its values.
+    pub values: usize,
+    /// Bytes of its optimizer state.
+    pub state: usize,
+}
+
+impl RecordShape {
+    /// Of the record with this key; `None` if the table has no such record.
+    pub fn of(spec: &TableSpec, key: u64) -> Option<Self> {
+        let parts = spec.partitions.max(1);
+        let (partition, elements) = match spec.shape {
+            Shape::Sparse { dim } => (partition_of_key(key, parts), dim as usize),
+            Shape::Dense {
+                rows,
+                cols,
+                layout: DenseLayout::Rows,
+            } => {
+                let ranges = Ranges { count: rows, parts };
+                (
+                    PartitionId((key < rows).then(|| ranges.part_of(key))?),
+                    cols as usize,
+                )
+            }
+            Shape::Dense {
+                layout: DenseLayout::Blocks { .. },
+                ..
+            } => {
+                let (layout, ranges) = blocks_of(spec)?;
+                let part = (key < ranges.count).then(|| ranges.part_of(key))?;
+                (PartitionId(part), layout.used(key) as usize)
+            }
+        };
+        let values = elements * spec.dtype.size();
+        Some(Self {
+            partition,
+            values,
+            state: spec.optimizer.state_bytes(elements, spec.dtype),
+        })
+    }
+}
+
+/// Blocks of a table, and how they are cut into partitions.
+fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
+    let Shape::Dense {
+        rows,
+        cols,
+        layout: DenseLayout::Blocks { block_bytes, .. },
+    } = spec.shape
+    else {
+        return None;
+    };
+    let layout = BlockLayout {
+        elements: rows.checked_mul(u64::from(cols))?,
+        element_bytes: spec.dtype.size(),
+        block_bytes: block_bytes as usize,
+    };
+    let ranges = Ranges {
+        count: layout.blocks(),
+        parts: spec.partitions.max(1),
+    };
+    (ranges.count > 0).then_some((layout, ranges))
+}
+
+impl Engine {
+    /// Gives `sink` every record of a partition, in a stable order: key, values, state. Cost: two
+    /// copies of the partition, and whatever `sink` does, during which nothing else is applied.
+    ///
+    /// # Errors
+    /// The first of `sink`, or of the store, through `other`.
+    pub fn copy_records<E>(
+        &mut self,
+        (id, partition): (TableId, PartitionId),
+        other: impl Fn(RecordError) -> E,
+        mut sink: impl FnMut(u64, &[u8], &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Some(table) = self.table(id) else {
+            return Err(other("the table is not there; was it released?".into()));
+        };
+        let (mut values, mut state) = (Vec::new(), Vec::new());
+        let mut keys = Keys::new(table, partition.0);
+        while let Some(key) = keys.next(table) {
+            let Some(shape) = RecordShape::of(&table.spec, key) else {
+                return Err(other(format!("record {key} is none of the table's")));
+            };
+            values.resize(shape.values, 0);
+            state.resize(shape.state, 0);
+            copy(table, key, &mut values, &mut state).map_err(&other)?;
+            sink(key, &values, &state)?;
+        }
+        Ok(())
+    }
+
+    /// A load of a table begins: on a snapshot table an epoch that no reader sees before
+    /// [`Self::end_restore`].
+    ///
+    /// # Errors
+    /// The table is not there, or an epoch of its own is open.
+    pub fn begin_restore(&mut self, id: TableId) -> Result<(), RecordError> {
+        if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
+            && blocks.is_snapshot()
+        {
+            let epoch = blocks.front() + 1;
+            blocks.begin_epoch(epoch).map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// Stores records as one step of this applier's order, creating those that are missing.
+    ///
+    /// # Errors
+    /// A record does not fit the table or is another applier's, or memory is used up; those
+    /// before it are stored.
+    pub fn restore<'a>(
+        &mut self,
+        id: TableId,
+        records: impl Iterator<Item = (u64, &'a [u8], &'a [u8])>,
+    ) -> Result<(), RecordError> {
+        self.lsn += 1;
+        let lsn = self.lsn;
+        let redo = &self.redo;
+        let table = self.tables.get_mut(&id.0).ok_or("the table is not there")?;
+        for (row, (key, values, state)) in records.enumerate() {
+            let fits = RecordShape::of(&table.spec, key)
+                .is_some_and(|shape| (shape.values, shape.state) == (values.len(), state.len()));
+            if !fits {
+                return Err(format!("record {key} has other lengths than the table's"));
+            }
+            let progress = Progress {
+                lsn,
+                row: row as u32,
+            };
+            let stored = match &mut table.store {
+                Store::Sparse(shard) => {
+                    let created = shard.find_or_create(key, redo, progress);
+                    let place = created
+                        .map(|loc| shard.place(loc))
+                        .map_err(|e| e.to_string())?;
+                    let place = place.ok_or_else(|| format!("row {key} has no place"))?;
+                    shard.rows().restore(redo, progress, place, values, state)
+                }
+                Store::Rows(rows) => {
+                    let place = rows.place(key);
+                    let place = place.ok_or_else(|| format!("row {key} is not here"))?;
+                    rows.rows().restore(redo, progress, place, values, state)
+                }
+                Store::Blocks(blocks) => {
+                    let stored = blocks.restore_block(redo, progress, key, values, state);
+                    stored.map_err(|e| e.to_string())?;
+                    Ok(())
+                }
+            };
+            stored.map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// A load of a table is complete: readers see it.
+    ///
+    /// # Errors
+    /// The table is not there.
+    pub fn end_restore(&mut self, id: TableId) -> Result<(), RecordError> {
+        let lsn = self.lsn;
+        let domain = self.known_table(id)?.spec.domain;
+        let min_clock = self.clocks.line(domain).min;
+        if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
+            && blocks.is_snapshot()
+        {
+            let epoch = blocks.front() + 1;
+            blocks
+                .flip(epoch, min_clock, lsn)
+                .map_err(|e| e.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The minimum of each domain that has ticked here.
+    pub fn domain_clocks(&mut self) -> Vec<(DomainId, u64)> {
+        let domains: Vec<DomainId> = self.clocks.domains().collect();
+        domains
+            .into_iter()
+            .map(|id| (id, self.clocks.line(id).min))
+            .collect()
+    }
+
+    fn known_table(&mut self, id: TableId) -> Result<&mut Table, RecordError> {
+        self.table(id)
+            .ok_or_else(|| "the table is not there".into())
+    }
+}
+
+/// Keys of a partition in their stable order.
+enum Keys {
+    Sparse(u32, crate::store::cursor::RowCursor),
+    Rows(u32, u64),
+    Blocks(std::ops::Range<u64>),
+}
+
+impl Keys {
+    fn new(table: &Table, partition: u32) -> Self {
+        match &table.store {
+            Store::Sparse(_) => Self::Sparse(partition, Default::default()),
+            Store::Rows(_) => Self::Rows(partition, 0),
+            Store::Blocks(_) => Self::Blocks(match blocks_of(&table.spec) {
+                Some((_, ranges)) if partition < ranges.parts => {
+                    ranges.start(partition)..ranges.start(partition + 1)
+                }
+                _ => 0..0,
+            }),
+        }
+    }
+
+    fn next(&mut self, table: &Table) -> Option<u64> {
+        match (self, &table.store) {
+            (Self::Sparse(p, cursor), Store::Sparse(shard)) => {
+                shard.next_row(*p, cursor).map(|(key, _)| key)
+            }
+            (Self::Rows(p, cursor), Store::Rows(rows)) => {
+                rows.next_row(*p, cursor).map(|(row, _)| row)
+            }
+            (Self::Blocks(blocks), Store::Blocks(_)) => blocks.next(),
+            _ => None,
+        }
+    }
+}
+
+/// One record out of its store.
+fn copy(
+    table: &mut Table,
+    key: u64,
+    values: &mut [u8],
+    state: &mut [u8],
+) -> Result<(), RecordError> {
+    let place = table.place(key);
+    let (rows, place) = match (&mut table.store, place) {
+        (Store::Blocks(blocks), _) => {
+            let shape = blocks_of(&table.spec).ok_or("the table has no blocks")?;
+            let first = key * shape.0.block_elements();
+            blocks
+                .read_range(first, values)
+                .map_err(|e| e.to_string())?;
+            return blocks
+                .read_state_block(key, state)
+                .map_err(|e| e.to_string());
+        }
+        (Store::Sparse(shard), Some(place)) => (shard.rows(), place),
+        (Store::Rows(rows), Some(place)) => (rows.rows(), place),
+        _ => return Err(format!("row {key} is gone")),
+    };
+    rows.read(place, values).map_err(|e| e.to_string())?;
+    rows.read_state(place, state).map_err(|e| e.to_string())
+}

@@ -1,0 +1,205 @@
+//! The lines of a part file: 64 bytes each, the last word proves the others. Pure and total.
+
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::hash::{H64, line_chk};
+use tidewater_transport::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
+
+/// Version of the part files and of the manifest.
+pub(super) const FORMAT_VERSION: u64 = 1;
+const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
+const CHUNK: u64 = 1;
+const END: u64 = 2;
+/// Enters the check of every line.
+const LINE: u64 = u64::from_le_bytes(*b"partline");
+
+/// A line as it stands in the file.
+pub(super) type Bytes = [u8; LINE_BYTES];
+
+/// The first line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Head {
+    pub(super) version: u64,
+    pub(super) server: u32,
+    pub(super) nonce: u64,
+}
+
+/// What stands before a chunk's payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) table: u32,
+    pub(super) partition: u32,
+    pub(super) records: u64,
+    pub(super) bytes: u64,
+    pub(super) check: u64,
+}
+
+/// The last line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct End {
+    pub(super) chunks: u64,
+    pub(super) records: u64,
+    /// Over all chunks, see [`fold`].
+    pub(super) running: u64,
+}
+
+/// A line after the first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Line {
+    Chunk(Chunk),
+    End(End),
+}
+
+/// Check of a chunk's payload.
+pub(super) fn payload_check(nonce: u64, number: u64, payload: &[u8]) -> u64 {
+    H64::new([nonce, number, payload.len() as u64, LINE]).finish_bytes(payload)
+}
+
+/// The running check after one more chunk.
+pub(super) fn fold(running: u64, chunk: &Chunk) -> u64 {
+    let place = u64::from(chunk.table) << 32 | u64::from(chunk.partition);
+    H64::new([running, place, chunk.records, chunk.check]).finish(&[chunk.bytes])
+}
+
+impl Head {
+    pub(super) fn encode(self) -> Bytes {
+        // The version's place never changes.
+        let what = self.version << 32 | u64::from(self.server);
+        seal([MAGIC, what, self.nonce, 0, 0, 0, 0])
+    }
+
+    /// `None` for what is no head of any version.
+    pub(super) fn decode(bytes: &Bytes) -> Option<Self> {
+        let [magic, what, nonce, rest @ ..] = open(bytes)?;
+        (magic == MAGIC && rest == [0; 4]).then_some(Self {
+            version: what >> 32,
+            server: what as u32,
+            nonce,
+        })
+    }
+}
+
+impl Line {
+    /// As line `number` of the file of this nonce.
+    pub(super) fn encode(self, number: u64, nonce: u64) -> Bytes {
+        match self {
+            Self::Chunk(c) => {
+                let place = u64::from(c.table) << 32 | u64::from(c.partition);
+                seal([CHUNK, place, c.records, c.bytes, c.check, number, nonce])
+            }
+            Self::End(e) => seal([END, e.chunks, e.records, 0, e.running, number, nonce]),
+        }
+    }
+
+    /// `None` for anything but line `number` of the file of this nonce, within limits.
+    pub(super) fn decode(bytes: &Bytes, number: u64, nonce: u64) -> Option<Self> {
+        let [kind, a, b, c, d, told_number, told_nonce] = open(bytes)?;
+        if (told_number, told_nonce) != (number, nonce) {
+            return None;
+        }
+        match kind {
+            CHUNK => {
+                let (table, partition) = ((a >> 32) as u32, a as u32);
+                let chunk = Chunk {
+                    table,
+                    partition,
+                    records: b,
+                    bytes: c,
+                    check: d,
+                };
+                // A record has at least its key.
+                let fits = c <= CHUNK_BYTES_MAX as u64 && b <= c / 8 && partition < PARTITIONS_MAX;
+                fits.then_some(Self::Chunk(chunk))
+            }
+            END if c == 0 => Some(Self::End(End {
+                chunks: a,
+                records: b,
+                running: d,
+            })),
+            _ => None,
+        }
+    }
+}
+
+fn seal(words: [u64; 7]) -> Bytes {
+    let mut bytes = [0; LINE_BYTES];
+    let check = line_chk(LINE, words[0], &words);
+    for (at, word) in bytes
+        .chunks_exact_mut(8)
+        .zip(words.into_iter().chain([check]))
+    {
+        at.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+fn open(bytes: &Bytes) -> Option<[u64; 7]> {
+    let mut words = [0; 8];
+    for (word, at) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        *word = u64::from_le_bytes(*at);
+    }
+    let [a, b, c, d, e, f, g, check] = words;
+    let words = [a, b, c, d, e, f, g];
+    (line_chk(LINE, a, &words) == check).then_some(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_survive_and_no_flipped_bit_does() {
+        let head = Head {
+            version: FORMAT_VERSION,
+            server: 7,
+            nonce: 9,
+        };
+        assert_eq!(Head::decode(&head.encode()), Some(head));
+        let chunk = Chunk {
+            table: 3,
+            partition: 5,
+            records: 2,
+            bytes: 64,
+            check: 11,
+        };
+        let end = Line::End(End {
+            chunks: 1,
+            records: 2,
+            running: fold(9, &chunk),
+        });
+        for line in [Line::Chunk(chunk), end] {
+            let bytes = line.encode(4, 9);
+            assert_eq!(Line::decode(&bytes, 4, 9), Some(line));
+            assert_eq!(Line::decode(&bytes, 5, 9), None);
+            assert_eq!(Line::decode(&bytes, 4, 8), None);
+            for bit in 0..8 * LINE_BYTES {
+                let mut bad = bytes;
+                bad[bit / 8] ^= 1 << (bit % 8);
+                assert_eq!(Line::decode(&bad, 4, 9), None, "bit {bit}");
+            }
+        }
+        let long = Chunk {
+            bytes: CHUNK_BYTES_MAX as u64 + 1,
+            ..chunk
+        };
+        assert_eq!(Line::decode(&Line::Chunk(long).encode(4, 9), 4, 9), None);
+        let many = Chunk {
+            records: 9,
+            ..chunk
+        };
+        assert_eq!(Line::decode(&Line::Chunk(many).encode(4, 9), 4, 9), None);
+    }
+
+    #[test]
+    fn bytes_are_stable() {
+        let head = Head {
+            version: 1,
+            server: 2,
+            nonce: 3,
+        }
+        .encode();
+        assert_eq!(
+            &head[..24],
+            b"TWPART01\x02\0\0\0\x01\0\0\0\x03\0\0\0\0\0\0\0"
+        );
+    }
+}

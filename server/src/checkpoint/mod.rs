@@ -1,0 +1,47 @@
+//! Saved models: one file per server, and a manifest that makes them a model.
+//!
+//! **What a save holds**: of every table of a job the definition, and of each of its rows or blocks
+//! the values and the optimizer state with its step counts; and the clocks. Of sparse tables the
+//! rows that exist.
+//!
+//! **Where it stands.** Each applier writes its share between two frames of its total order, and
+//! does nothing else meanwhile. The shares of two appliers are consistent with each other when no
+//! push is on its way: when all workers wait at a barrier, or at a clock boundary, and have waited
+//! for their tickets. Pushes that are held back for an iteration that is still open
+//! (`Effect::AtClock`) are not in the save.
+//!
+//! **A crash at any point leaves the previous save loadable.** Parts have names that were never
+//! used before. A part is written under a temporary name, made durable, renamed, its directory made
+//! durable; only then does the server report it. The manifest, which alone says which files are the
+//! model, is replaced in the same way after all servers have reported. Files that no manifest names
+//! are removed by the next save into the directory, under its lock.
+//!
+//! **Loading on another number of servers.** Each server reads the parts of all, by `pread` (a file
+//! that shrinks under a map would be a signal, not an error), and keeps what it owns now. Chunks are
+//! cut by partition, and the others' are skipped. Every byte read is proven by a hash, and every
+//! file by its length, its end and a hash over all of its chunks that stands in the manifest.
+//!
+//! ```text
+//! DIR/manifest.json                        {"check": "hex of H64 of model", "model": {...}}
+//! DIR/part-NONCE-SERVER.tidewater          lines of 64 bytes, little-endian, and payloads:
+//!   head   magic | version, server | nonce | 0 0 0 0 | check of the line
+//!   chunk  kind 1 | table, partition | records | bytes | check of payload | number | nonce | check
+//!          payload: records of { u64 key, row index or block number; values; state }
+//!   end    kind 2 | chunks | records | 0 | running check | number | nonce | check
+//! ```
+
+mod chunk;
+mod disk;
+mod error;
+mod manifest;
+mod part;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+pub use disk::{Disk, OsDisk};
+pub use error::CheckpointError;
+pub(crate) use manifest::abandon;
+pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
+pub use part::{PartReader, PartWriter};
+pub use rows::{Appliers, load_table, save_part};

@@ -1,0 +1,332 @@
+//! One server's file of a save: written in order, read with skips, every byte proven.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::limits::CHUNK_BYTES;
+
+use super::chunk::{Bytes, Chunk, End, FORMAT_VERSION, Head, Line, fold, payload_check};
+use super::disk::Disk;
+use super::error::CheckpointError;
+use super::manifest::{SavedFile, part_length, part_name};
+
+/// A part that is being written. It has its name when it is finished; one that is dropped before is
+/// removed.
+pub struct PartWriter {
+    disk: Box<dyn Disk>,
+    dir: PathBuf,
+    name: String,
+    file: File,
+    nonce: u64,
+    /// Lines written.
+    lines: u64,
+    bytes: u64,
+    records: u64,
+    running: u64,
+    open: Open,
+    finished: bool,
+}
+
+/// The chunk that is being filled.
+#[derive(Default)]
+struct Open {
+    table: u32,
+    partition: u32,
+    records: u64,
+    payload: Vec<u8>,
+}
+
+impl std::fmt::Debug for PartWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut s = f.debug_struct("PartWriter");
+        s.field("name", &self.name)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartWriter {
+    /// Begins the part of a server. `nonce` was never used before.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn create(
+        mut disk: Box<dyn Disk>,
+        dir: &Path,
+        server: u32,
+        nonce: u64,
+    ) -> Result<Self, CheckpointError> {
+        let name = part_name(nonce, server);
+        let path = temporary(dir, &name);
+        let file = disk
+            .create(&path)
+            .map_err(CheckpointError::io("create", &path))?;
+        let mut writer = Self {
+            disk,
+            dir: dir.to_owned(),
+            name,
+            file,
+            nonce,
+            lines: 0,
+            bytes: 0,
+            records: 0,
+            running: nonce,
+            open: Open::default(),
+            finished: false,
+        };
+        writer.write(
+            &Head {
+                version: FORMAT_VERSION,
+                server,
+                nonce,
+            }
+            .encode(),
+        )?;
+        Ok(writer)
+    }
+
+    /// Appends a record. Records of one partition should come together. Cost: a copy; a write for
+    /// each MiB.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn record(
+        &mut self,
+        (table, partition): (u32, u32),
+        key: u64,
+        values: &[u8],
+        state: &[u8],
+    ) -> Result<(), CheckpointError> {
+        let other = (self.open.table, self.open.partition) != (table, partition);
+        if other || self.open.payload.len() >= CHUNK_BYTES {
+            self.close_chunk()?;
+            (self.open.table, self.open.partition) = (table, partition);
+        }
+        self.open.records += 1;
+        self.open.payload.extend_from_slice(&key.to_le_bytes());
+        self.open.payload.extend_from_slice(values);
+        self.open.payload.extend_from_slice(state);
+        Ok(())
+    }
+
+    /// Ends the file, makes it durable and gives it its name.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn finish(mut self) -> Result<SavedFile, CheckpointError> {
+        self.close_chunk()?;
+        let (chunks, records, running) = (self.lines - 1, self.records, self.running);
+        let end = Line::End(End {
+            chunks,
+            records,
+            running,
+        });
+        self.write(&end.encode(self.lines, self.nonce))?;
+        let (from, to) = (temporary(&self.dir, &self.name), self.dir.join(&self.name));
+        self.disk
+            .sync(&self.file, &from)
+            .map_err(CheckpointError::io("sync", &from))?;
+        self.disk
+            .rename(&from, &to)
+            .map_err(CheckpointError::io("rename to", &to))?;
+        self.finished = true;
+        self.disk
+            .sync_dir(&self.dir)
+            .map_err(CheckpointError::io("sync", &self.dir))?;
+        Ok(SavedFile {
+            server: 0,
+            file: self.name.clone(),
+            rows: records,
+            bytes: self.bytes,
+            check: running,
+            clocks: Vec::new(),
+        })
+    }
+
+    fn close_chunk(&mut self) -> Result<(), CheckpointError> {
+        let Open {
+            table,
+            partition,
+            records,
+            mut payload,
+        } = std::mem::take(&mut self.open);
+        if records > 0 {
+            let check = payload_check(self.nonce, self.lines, &payload);
+            let bytes = payload.len() as u64;
+            let chunk = Chunk {
+                table,
+                partition,
+                records,
+                bytes,
+                check,
+            };
+            self.running = fold(self.running, &chunk);
+            self.records += records;
+            self.write(&Line::Chunk(chunk).encode(self.lines, self.nonce))?;
+            self.write_bytes(&payload)?;
+        }
+        payload.clear();
+        self.open.payload = payload;
+        Ok(())
+    }
+
+    fn write(&mut self, line: &Bytes) -> Result<(), CheckpointError> {
+        self.lines += 1;
+        self.write_bytes(line)
+    }
+
+    fn write_bytes(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.bytes += bytes.len() as u64;
+        let path = || temporary(&self.dir, &self.name);
+        let written = self.disk.write(&mut self.file, bytes);
+        written.map_err(|error| CheckpointError::io("write", path())(error))
+    }
+}
+
+impl Drop for PartWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // What cannot be removed is swept by the next save.
+            let _ = self.disk.remove(&temporary(&self.dir, &self.name));
+        }
+    }
+}
+
+/// A part that is being read.
+#[derive(Debug)]
+pub struct PartReader {
+    path: PathBuf,
+    file: File,
+    nonce: u64,
+    expected: SavedFile,
+    at: u64,
+    lines: u64,
+    records: u64,
+    running: u64,
+}
+
+impl PartReader {
+    /// Opens a part that a manifest names.
+    ///
+    /// # Errors
+    /// It is missing, was cut, is damaged or of another version.
+    pub fn open(dir: &Path, expected: &SavedFile) -> Result<Self, CheckpointError> {
+        let path = part_length(dir, expected)?;
+        let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
+        let mut reader = Self {
+            path,
+            file,
+            nonce: 0,
+            expected: expected.clone(),
+            at: 0,
+            lines: 0,
+            records: 0,
+            running: 0,
+        };
+        let line = reader.line()?;
+        let Some(head) = Head::decode(&line) else {
+            return Err(reader.damaged(0, "the first line does not prove itself"));
+        };
+        if head.version != FORMAT_VERSION {
+            let (found, expected) = (head.version, FORMAT_VERSION);
+            return Err(CheckpointError::Version {
+                path: reader.path,
+                found,
+                expected,
+            });
+        }
+        if part_name(head.nonce, head.server) != expected.file {
+            return Err(reader.damaged(0, "it is the part of another save or server"));
+        }
+        (reader.nonce, reader.running) = (head.nonce, head.nonce);
+        Ok(reader)
+    }
+
+    /// The next chunk whose table and partition `wanted` takes: its payload is read into `payload`
+    /// and proven. The others are skipped. `None` at the end, when the whole file has proven
+    /// itself. Cost: one `pread` for each chunk, two for those taken.
+    ///
+    /// # Errors
+    /// The file is damaged: what was read before is right.
+    pub fn next(
+        &mut self,
+        wanted: impl Fn(u32, u32) -> bool,
+        payload: &mut Vec<u8>,
+    ) -> Result<Option<(u32, u64)>, CheckpointError> {
+        loop {
+            let (at, number) = (self.at, self.lines);
+            let line = self.line()?;
+            let chunk = match Line::decode(&line, number, self.nonce) {
+                Some(Line::Chunk(chunk)) => chunk,
+                Some(Line::End(end)) => return self.check_end(at, end).map(|()| None),
+                None => return Err(self.damaged(at, "a line does not prove itself")),
+            };
+            self.running = fold(self.running, &chunk);
+            self.records = self.records.saturating_add(chunk.records);
+            let start = self.at;
+            self.at += chunk.bytes;
+            if !wanted(chunk.table, chunk.partition) {
+                continue;
+            }
+            payload.clear();
+            payload.resize(chunk.bytes as usize, 0);
+            self.read(start, payload)?;
+            if payload_check(self.nonce, number, payload) != chunk.check {
+                return Err(self.damaged(start, "a chunk does not prove itself"));
+            }
+            return Ok(Some((chunk.partition, chunk.records)));
+        }
+    }
+
+    /// An error at the last chunk read.
+    pub(super) fn damaged(&self, at: u64, what: &'static str) -> CheckpointError {
+        CheckpointError::Damaged {
+            path: self.path.clone(),
+            at,
+            what,
+        }
+    }
+
+    /// Where the last chunk ends.
+    pub(super) const fn at(&self) -> u64 {
+        self.at
+    }
+
+    fn check_end(&self, at: u64, end: End) -> Result<(), CheckpointError> {
+        let have = End {
+            chunks: self.lines - 2,
+            records: self.records,
+            running: self.running,
+        };
+        let fits = have.running == self.expected.check && have.records == self.expected.rows;
+        if end != have || !fits || self.at != self.expected.bytes {
+            return Err(self.damaged(at, "its end does not fit what came before"));
+        }
+        Ok(())
+    }
+
+    fn line(&mut self) -> Result<Bytes, CheckpointError> {
+        let mut line = [0; LINE_BYTES];
+        self.read(self.at, &mut line)?;
+        self.at += LINE_BYTES as u64;
+        self.lines += 1;
+        Ok(line)
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
+        match self.file.read_exact_at(out, at) {
+            Ok(()) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(self.damaged(at, "the file ends here"))
+            }
+            Err(error) => Err(CheckpointError::io("read", &self.path)(error)),
+        }
+    }
+}
+
+fn temporary(dir: &Path, name: &str) -> PathBuf {
+    dir.join(format!("{name}.tmp"))
+}

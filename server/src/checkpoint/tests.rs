@@ -1,0 +1,541 @@
+//! Round trips over other numbers of servers, damage, and crashes at every step of a save.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use tidewater_transport::ids::{ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId};
+use tidewater_transport::layout::hash::mix64;
+use tidewater_transport::placement::{Owner, Placement};
+use tidewater_transport::table::{
+    DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
+};
+use tidewater_transport::wire::control::TableInfo;
+
+use super::*;
+use crate::apply::engine::Engine;
+use crate::apply::records::RecordShape;
+use crate::apply::table::Table;
+use crate::store::ServerMemory;
+use crate::store::extents::Preparer;
+
+/// A server's appliers, without threads.
+struct Local(RefCell<Vec<Engine>>);
+
+impl Appliers for Local {
+    fn count(&self) -> u16 {
+        self.0.borrow().len() as u16
+    }
+
+    fn run(&self, applier: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool {
+        self.0
+            .borrow_mut()
+            .get_mut(usize::from(applier.0))
+            .map(f)
+            .is_some()
+    }
+}
+
+/// Every record of a model: (table, key) to (values, state).
+type Model = BTreeMap<(String, u64), (Vec<u8>, Vec<u8>)>;
+
+struct Cluster {
+    servers: Vec<Local>,
+    tables: Vec<TableInfo>,
+}
+
+fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Effect) -> TableSpec {
+    TableSpec {
+        name: name.into(),
+        shape,
+        dtype,
+        optimizer,
+        init: if dtype.is_float() {
+            Init::Uniform {
+                low: -1.0,
+                high: 1.0,
+            }
+        } else {
+            Init::Constant(7.0)
+        },
+        // Does not fit a double: JSON must keep it.
+        seed: u64::MAX - 2,
+        effect,
+        finite_check: true,
+        domain: DomainId(3),
+        partitions: 13,
+    }
+}
+
+fn specs() -> Vec<TableSpec> {
+    let adam = Optimizer::Adam {
+        lr: 0.1 + 0.2,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    };
+    let ftrl = Optimizer::Ftrl {
+        alpha: 0.1,
+        beta: 1.0,
+        l1: 1e-300,
+        l2: 0.3,
+    };
+    let momentum = Optimizer::Momentum {
+        lr: 0.1,
+        mu: 0.9,
+        nesterov: true,
+    };
+    let dense = |rows, cols, layout| Shape::Dense { rows, cols, layout };
+    let blocks = |snapshot| DenseLayout::Blocks {
+        block_bytes: 4096,
+        snapshot,
+    };
+    let now = Effect::Immediate;
+    vec![
+        spec("sparse", Shape::Sparse { dim: 3 }, DType::F32, adam, now),
+        spec(
+            "rows",
+            dense(50, 5, DenseLayout::Rows),
+            DType::F64,
+            ftrl,
+            now,
+        ),
+        spec(
+            "few",
+            dense(3, 1, DenseLayout::Rows),
+            DType::I32,
+            Optimizer::None,
+            now,
+        ),
+        spec(
+            "blocks",
+            dense(1000, 11, blocks(false)),
+            DType::F64,
+            momentum,
+            now,
+        ),
+        spec(
+            "snap",
+            dense(999, 7, blocks(true)),
+            DType::F32,
+            adam,
+            Effect::AtClock(Reduce::Sum),
+        ),
+    ]
+}
+
+impl Cluster {
+    fn new(appliers: &[u16]) -> Self {
+        let tables = specs().into_iter().zip(1..).map(|(spec, id)| TableInfo {
+            // Numbers differ from cluster to cluster.
+            id: TableId(id * 10 + appliers.len() as u32),
+            placement: Placement::round_robin(spec.partitions, appliers),
+            spec,
+        });
+        let tables: Vec<TableInfo> = tables.collect();
+        let preparer = Preparer::start().unwrap();
+        let server = |(server, &count): (usize, &u16)| {
+            let incarnation = Incarnation(server as u64 + 1);
+            let memory = Arc::new(ServerMemory::new(64 << 20, incarnation).unwrap());
+            let engine = |applier: u16| {
+                let workers = [WorkerId(0)];
+                let mut engine = Engine::new(Arc::clone(&memory), applier.into(), workers).unwrap();
+                for table in &tables {
+                    let owner = Owner {
+                        server: ServerId(server as u32),
+                        applier: ApplierId(applier),
+                    };
+                    let (spec, who) = (Arc::new(table.spec.clone()), (table.id, applier.into()));
+                    let mine = table.placement.owned_by(owner);
+                    engine.add_table(Table::new(&memory, &preparer, who, &spec, mine).unwrap());
+                }
+                engine
+            };
+            Local(RefCell::new((0..count).map(engine).collect()))
+        };
+        let servers = appliers.iter().enumerate().map(server).collect();
+        Self { servers, tables }
+    }
+
+    fn owner(&self, table: &TableInfo, key: u64) -> Owner {
+        let shape = RecordShape::of(&table.spec, key).unwrap();
+        table.placement.owner(shape.partition).unwrap()
+    }
+
+    /// Values and state from a seed, in every dense record and in 300 sparse rows.
+    fn fill(&self, seed: u64) {
+        for table in &self.tables {
+            let keys: Vec<u64> = match table.spec.shape {
+                Shape::Sparse { .. } => (0..300).map(|k| mix64(k + seed)).collect(),
+                _ => (0..)
+                    .take_while(|&k| RecordShape::of(&table.spec, k).is_some())
+                    .collect(),
+            };
+            let all = |f: &dyn Fn(&mut Engine)| {
+                let engines = self.servers.iter().map(|server| server.0.borrow_mut());
+                engines.for_each(|mut engines| engines.iter_mut().for_each(f));
+            };
+            all(&|engine| engine.begin_restore(table.id).unwrap());
+            for key in keys {
+                let shape = RecordShape::of(&table.spec, key).unwrap();
+                let word = mix64(seed ^ key) as u8;
+                let values = vec![word; shape.values];
+                let state: Vec<u8> = (0..shape.state)
+                    .map(|i| word.wrapping_add(i as u8))
+                    .collect();
+                let owner = self.owner(table, key);
+                let mut engines = self.servers[owner.server.0 as usize].0.borrow_mut();
+                let record = (key, &values[..], &state[..]);
+                let engine = &mut engines[usize::from(owner.applier.0)];
+                engine.restore(table.id, [record].into_iter()).unwrap();
+            }
+            all(&|engine| engine.end_restore(table.id).unwrap());
+        }
+    }
+
+    fn model(&self) -> Model {
+        let mut model = Model::new();
+        for (s, server) in self.servers.iter().enumerate() {
+            for (a, engine) in server.0.borrow_mut().iter_mut().enumerate() {
+                for table in &self.tables {
+                    let owner = Owner {
+                        server: ServerId(s as u32),
+                        applier: ApplierId(a as u16),
+                    };
+                    for partition in table.placement.owned_by(owner) {
+                        let sink = |key, values: &[u8], state: &[u8]| {
+                            let record = (values.to_vec(), state.to_vec());
+                            let twice = model.insert((table.spec.name.clone(), key), record);
+                            assert!(twice.is_none(), "{} {key}", table.spec.name);
+                            Ok(())
+                        };
+                        let copied = engine.copy_records((table.id, partition), |e| e, sink);
+                        copied.unwrap();
+                    }
+                }
+            }
+        }
+        model
+    }
+
+    fn save(&self, disk: &CutDisk, dir: &Path, nonce: u64) -> Result<Manifest, CheckpointError> {
+        let mut files = Vec::new();
+        for (s, server) in self.servers.iter().enumerate() {
+            let (number, disk) = (ServerId(s as u32), Box::new(disk.clone()));
+            files.push(save_part(
+                server,
+                disk,
+                number,
+                &self.tables,
+                dir,
+                nonce + s as u64,
+            )?);
+        }
+        let saved = |t: &TableInfo| SavedTable {
+            id: t.id.0,
+            spec: t.spec.clone(),
+        };
+        let tables = self.tables.iter().map(saved).collect();
+        let manifest = Manifest::new("job".into(), tables, files);
+        commit(&mut disk.clone(), dir, &manifest)?;
+        Ok(manifest)
+    }
+
+    fn load(&self, dir: &Path) -> Result<(), CheckpointError> {
+        for (s, server) in self.servers.iter().enumerate() {
+            for table in &self.tables {
+                load_table(server, ServerId(s as u32), table, dir)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A disk that dies before its n-th step, and takes with it what was not made durable.
+#[derive(Clone, Default)]
+struct CutDisk(Arc<Mutex<Cut>>);
+
+#[derive(Default)]
+struct Cut {
+    steps_left: Option<usize>,
+    steps: usize,
+    dead: bool,
+    unsynced: Vec<PathBuf>,
+    /// Renames that are not durable: from, to, and what stood at `to`.
+    renames: Vec<(PathBuf, PathBuf, Option<Vec<u8>>)>,
+}
+
+impl CutDisk {
+    fn after(steps: usize) -> Self {
+        Self(Arc::new(Mutex::new(Cut {
+            steps_left: Some(steps),
+            ..Cut::default()
+        })))
+    }
+
+    fn steps(&self) -> usize {
+        self.0.lock().unwrap().steps
+    }
+
+    fn step<T>(&self, f: impl FnOnce(&mut Cut) -> io::Result<T>) -> io::Result<T> {
+        let cut = &mut *self.0.lock().unwrap();
+        if !cut.dead && cut.steps_left == Some(cut.steps) {
+            cut.dead = true;
+            for (from, to, before) in cut.renames.drain(..).rev() {
+                fs::rename(&to, &from).unwrap();
+                if let Some(bytes) = before {
+                    fs::write(&to, bytes).unwrap();
+                }
+            }
+            for path in cut.unsynced.drain(..).filter(|path| path.exists()) {
+                let file = File::options().write(true).open(&path).unwrap();
+                file.set_len(file.metadata().unwrap().len() / 2).unwrap();
+            }
+        }
+        if cut.dead {
+            return Err(io::Error::other("the machine is dead"));
+        }
+        cut.steps += 1;
+        f(cut)
+    }
+}
+
+impl Disk for CutDisk {
+    fn create(&mut self, path: &Path) -> io::Result<File> {
+        self.step(|cut| {
+            cut.unsynced.push(path.to_owned());
+            File::create_new(path)
+        })
+    }
+
+    fn write(&mut self, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+        self.step(|_| file.write_all(bytes))
+    }
+
+    fn sync(&mut self, _file: &File, path: &Path) -> io::Result<()> {
+        self.step(|cut| {
+            cut.unsynced.retain(|other| other != path);
+            Ok(())
+        })
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()> {
+        self.step(|cut| {
+            cut.renames
+                .push((from.to_owned(), to.to_owned(), fs::read(to).ok()));
+            // Bytes that were not synced are lost under the new name.
+            cut.unsynced
+                .iter_mut()
+                .filter(|path| *path == from)
+                .for_each(|p| to.clone_into(p));
+            fs::rename(from, to)
+        })
+    }
+
+    fn sync_dir(&mut self, _dir: &Path) -> io::Result<()> {
+        self.step(|cut| {
+            cut.renames.clear();
+            Ok(())
+        })
+    }
+
+    fn remove(&mut self, path: &Path) -> io::Result<()> {
+        self.step(|cut| {
+            cut.unsynced.retain(|other| other != path);
+            fs::remove_file(path)
+        })
+    }
+}
+
+#[test]
+fn a_model_survives_moves_to_other_numbers_of_servers_bit_by_bit() {
+    let (dir, disk) = (tempfile::tempdir().unwrap(), CutDisk::default());
+    let first = Cluster::new(&[2]);
+    first.fill(1);
+    let model = first.model();
+    assert!(model.len() > 300 + 53, "{} records", model.len());
+    first.save(&disk, dir.path(), 1).unwrap();
+    for (nonce, appliers) in [(10, &[1, 2, 1][..]), (20, &[1, 3][..])] {
+        let next = Cluster::new(appliers);
+        next.load(dir.path()).unwrap();
+        assert!(next.model() == model, "{appliers:?}");
+        // Into the same directory: the files of the save before go.
+        let manifest = next.save(&disk, dir.path(), nonce).unwrap();
+        assert_eq!(manifest.rows(), model.len() as u64);
+        assert_eq!(read_manifest(dir.path()).unwrap(), manifest);
+        let files = fs::read_dir(dir.path()).unwrap().count();
+        assert_eq!(files, appliers.len() + 1);
+    }
+}
+
+#[test]
+fn a_crash_at_any_step_leaves_a_whole_model() {
+    let old = Cluster::new(&[1, 1]);
+    old.fill(1);
+    let new = Cluster::new(&[2, 1]);
+    new.fill(2);
+    let (before, after) = (old.model(), new.model());
+    let (mut kept, mut replaced) = (0, 0);
+    for cut in 0.. {
+        let dir = tempfile::tempdir().unwrap();
+        old.save(&CutDisk::default(), dir.path(), 1).unwrap();
+        let disk = CutDisk::after(cut);
+        let saved = new.save(&disk, dir.path(), 10);
+        let reader = Cluster::new(&[1]);
+        reader
+            .load(dir.path())
+            .unwrap_or_else(|error| panic!("cut before step {cut}: {error}"));
+        let model = reader.model();
+        if saved.is_ok() {
+            assert!(
+                model == after,
+                "cut before step {cut}: a save that was told is lost"
+            );
+            replaced += 1;
+        } else if model == before {
+            kept += 1;
+        } else {
+            panic!("cut before step {cut}: neither model, or one that was not told");
+        }
+        // The next save mends whatever was left.
+        let last = old.save(&CutDisk::default(), dir.path(), 20).unwrap();
+        assert_eq!(
+            fs::read_dir(dir.path()).unwrap().count(),
+            last.files.len() + 1,
+            "cut {cut}"
+        );
+        if disk.steps() < cut {
+            break;
+        }
+    }
+    assert!(kept > 20 && replaced > 2, "{kept} {replaced}");
+}
+
+/// A saved model in a directory, and its parts' names.
+fn saved() -> (tempfile::TempDir, Manifest, Model) {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new(&[1]);
+    cluster.fill(1);
+    let manifest = cluster.save(&CutDisk::default(), dir.path(), 1).unwrap();
+    (dir, manifest, cluster.model())
+}
+
+#[test]
+fn no_damaged_byte_of_a_part_is_taken_for_a_value() {
+    let (dir, manifest, _) = saved();
+    let path = dir.path().join(&manifest.files[0].file);
+    let good = fs::read(&path).unwrap();
+    let read = || -> Result<(), CheckpointError> {
+        let manifest = read_manifest(dir.path())?;
+        let mut reader = PartReader::open(dir.path(), &manifest.files[0])?;
+        while reader.next(|_, _| true, &mut Vec::new())?.is_some() {}
+        Ok(())
+    };
+    read().unwrap();
+    // Every byte of the first lines, then one in 997, then the end.
+    let spread = (0..good.len()).filter(|at| *at < 200 || at % 997 == 0 || at + 64 >= good.len());
+    for at in spread.collect::<Vec<_>>() {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        fs::write(&path, &bad).unwrap();
+        let error = read().expect_err("a damaged byte");
+        assert!(error.to_string().contains("part-"), "byte {at}: {error}");
+    }
+    for len in [0, 1, 63, 64, 100, good.len() / 2, good.len() - 1] {
+        fs::write(&path, &good[..len]).unwrap();
+        let error = read().unwrap_err();
+        assert!(
+            matches!(error, CheckpointError::Length { .. }),
+            "{len}: {error}"
+        );
+    }
+    fs::write(&path, [&good[..], &[0]].concat()).unwrap();
+    assert!(matches!(read(), Err(CheckpointError::Length { .. })));
+    let head = chunk::Head {
+        version: 9,
+        server: 0,
+        nonce: 1,
+    };
+    fs::write(&path, [&head.encode()[..], &good[64..]].concat()).unwrap();
+    let error = read().unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::Version { found: 9, .. }),
+        "{error}"
+    );
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(read(), Err(CheckpointError::Missing { .. })));
+}
+
+#[test]
+fn no_damaged_byte_of_a_manifest_changes_the_model() {
+    let (dir, manifest, _) = saved();
+    let path = dir.path().join(MANIFEST_NAME);
+    let good = fs::read(&path).unwrap();
+    let mut refused = 0;
+    for at in 0..good.len() {
+        let mut bad = good.clone();
+        bad[at] ^= 1;
+        fs::write(&path, &bad).unwrap();
+        match read_manifest(dir.path()) {
+            Ok(read) => assert_eq!(read, manifest, "byte {at}"),
+            Err(error) => {
+                assert!(error.to_string().contains(MANIFEST_NAME), "{error}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > good.len() / 2, "{refused} of {}", good.len());
+    for len in (0..good.len() - 1).step_by(7) {
+        fs::write(&path, &good[..len]).unwrap();
+        assert!(read_manifest(dir.path()).is_err(), "{len} bytes");
+    }
+    let other = String::from_utf8(good)
+        .unwrap()
+        .replace("\"tidewater_model\": 1", "\"tidewater_model\": 2");
+    fs::write(&path, other).unwrap();
+    let error = read_manifest(dir.path()).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::Version { found: 2, .. }),
+        "{error}"
+    );
+    fs::remove_file(&path).unwrap();
+    assert!(matches!(
+        read_manifest(dir.path()),
+        Err(CheckpointError::Missing { .. })
+    ));
+}
+
+#[test]
+fn a_table_with_another_definition_is_not_filled() {
+    let (dir, ..) = saved();
+    let mut cluster = Cluster::new(&[1]);
+    cluster.tables[0].spec.seed = 5;
+    let error = cluster.load(dir.path()).unwrap_err();
+    assert!(
+        matches!(&error, CheckpointError::Table { table, .. } if table == "sparse"),
+        "{error}"
+    );
+    cluster.tables[0].spec.name = "unknown".into();
+    let error = cluster.load(dir.path()).unwrap_err().to_string();
+    assert!(
+        error.contains("unknown") && error.contains("none of this name"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_part_is_named_by_what_wrote_it() {
+    // A part of another save under the right name and with the right length.
+    let (dir, manifest, _) = saved();
+    let path = dir.path().join(&manifest.files[0].file);
+    let other = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new(&[1]);
+    cluster.fill(1);
+    let second = cluster.save(&CutDisk::default(), other.path(), 2).unwrap();
+    fs::copy(other.path().join(&second.files[0].file), &path).unwrap();
+    let error = Cluster::new(&[1]).load(dir.path()).unwrap_err();
+    assert!(error.to_string().contains("another save"), "{error}");
+}

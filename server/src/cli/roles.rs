@@ -1,0 +1,334 @@
+//! `tidewater coordinator`, `tidewater server`, `tidewater serve`.
+//!
+//! Under a launcher the environment says everything; flags are for starting by hand, and win.
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use tidewater_server::coordinator::{
+    CoordinatorConfig, Listening, LostWorker, ServeConfig, serve as coordinate,
+};
+use tidewater_server::embedded::{Cluster, ClusterConfig};
+use tidewater_server::launcher::{Control, ReadyLine};
+use tidewater_server::node::CAPACITY_DEFAULT;
+use tidewater_server::process::{Server, ServerConfig, ServerError};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::ServerId;
+use tidewater_transport::launch::{JobEnv, Token};
+use tidewater_transport::wire::handshake::JobToken;
+
+/// Time a server waits for its coordinator.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a lost worker means.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OnLost {
+    /// The job fails.
+    Fail,
+    /// The others go on.
+    GoOn,
+}
+
+/// The arguments of `coordinator`.
+#[derive(Debug, Args)]
+pub(crate) struct CoordinatorArgs {
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Host, or HOST:PORT, that others are told, if it is not the one listened on.
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Servers of the cluster [default: TIDEWATER_SERVERS].
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    servers: Option<u32>,
+    /// Workers of the job [default: TIDEWATER_WORKERS].
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    workers: Option<u32>,
+    /// What happens when a worker is lost.
+    #[arg(long, default_value = "fail")]
+    on_lost: OnLost,
+    /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// The arguments of `server`.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// The coordinator [default: TIDEWATER_COORDINATOR].
+    #[arg(long, value_name = "HOST:PORT")]
+    coordinator: Option<String>,
+    /// This server's number [default: TIDEWATER_RANK].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
+    number: Option<u32>,
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Host that clients are told, if it is not the one listened on.
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Applier threads [default: TIDEWATER_APPLIERS, or as many as fit beside the others].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: Option<u16>,
+    /// Bytes reserved for parameters, and as many for their state; touched pages only cost memory.
+    #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
+    capacity: usize,
+    /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// The arguments of `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Servers to run.
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
+    servers: u32,
+    /// Workers of each job, if they are always as many.
+    #[arg(long, default_value_t = 0, value_name = "W")]
+    workers: u32,
+    /// Where the coordinator listens.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Host, or HOST:PORT, that others are told, if it is not the one listened on.
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Applier threads of each server.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: u16,
+    /// Bytes reserved for parameters, and as many for their state.
+    #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
+    capacity: usize,
+    /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// An exit code, and what was said of it.
+type Outcome = Result<(), ExitCode>;
+
+/// Runs a coordinator until its cluster ends or it is told to.
+pub(crate) fn coordinator(args: CoordinatorArgs) -> ExitCode {
+    code(run_coordinator(args))
+}
+
+/// Runs a server until its coordinator orders the end or it is told to.
+pub(crate) fn server(args: ServerArgs) -> ExitCode {
+    code(run_server(args))
+}
+
+/// Runs a cluster in this process until it is told to end.
+pub(crate) fn serve(args: ServeArgs) -> ExitCode {
+    code(run_serve(args))
+}
+
+fn run_coordinator(args: CoordinatorArgs) -> Outcome {
+    log();
+    let env = environment()?;
+    let stop = Stop::new(env.as_ref())?;
+    let servers = needed(
+        args.servers,
+        env.as_ref().map(|env| env.servers),
+        "--servers",
+    )?;
+    let workers = needed(
+        args.workers,
+        env.as_ref().map(|env| env.workers),
+        "--workers",
+    )?;
+    let listening = Listening::bind(ServeConfig {
+        listen: args.listen,
+        advertise: args.advertise,
+        token: token(args.token_file, env.as_ref())?,
+        cluster: CoordinatorConfig {
+            servers,
+            workers,
+            on_lost: match args.on_lost {
+                OnLost::Fail => LostWorker::FailJob,
+                OnLost::GoOn => LostWorker::GoOn,
+            },
+            // A launcher ends what it started, and takes an earlier end for a failure.
+            ends_itself: stop.control.is_none(),
+        },
+    });
+    let listening = listening.map_err(|error| complain(3, error))?;
+    stop.ready(listening.address())?;
+    coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
+}
+
+fn run_server(args: ServerArgs) -> Outcome {
+    log();
+    let env = environment()?;
+    let stop = Stop::new(env.as_ref())?;
+    let known = env.as_ref();
+    let coordinator = known.and_then(|env| env.coordinator.clone());
+    let coordinator = needed(args.coordinator, coordinator, "--coordinator")?;
+    let number = needed(args.number, known.map(|env| env.rank), "--number")?;
+    let token = token(args.token_file, known)?;
+    let servers = known.map_or(1, |env| env.servers);
+    let mut config = ServerConfig::new(coordinator, token, ServerId(number));
+    let asked = args.appliers.or(known.and_then(|env| env.appliers));
+    config.appliers = asked.unwrap_or_else(|| appliers_that_fit(servers));
+    config.local_rank = known.map_or(0, |env| env.local_rank);
+    config.local_servers = servers;
+    config.local_clients = known.map_or(0, |env| env.workers);
+    config.capacity = args.capacity;
+    config.listen = args.listen;
+    config.advertise = args.advertise;
+    let server = Server::start(&config, Deadline::after(PATIENCE)).map_err(|error| {
+        let exit = if matches!(error, ServerError::Agent(_)) {
+            4
+        } else {
+            3
+        };
+        complain(exit, error)
+    })?;
+    let ended = server
+        .run(&stop.descriptors())
+        .map_err(|error| complain(4, error))?;
+    tracing::info!(?ended, "the server has ended");
+    Ok(())
+}
+
+fn run_serve(args: ServeArgs) -> Outcome {
+    log();
+    let env = environment()?;
+    let stop = Stop::new(env.as_ref())?;
+    let config = ClusterConfig {
+        servers: args.servers,
+        workers: args.workers,
+        appliers: args.appliers,
+        capacity: args.capacity,
+        token: Some(token(args.token_file, env.as_ref())?),
+        listen: args.listen,
+        advertise: args.advertise,
+        ..ClusterConfig::default()
+    };
+    let cluster = Cluster::start(&config).map_err(|error| complain(3, error))?;
+    stop.ready(&cluster.environment().coordinator)?;
+    stop.wait()
+}
+
+/// Half of the cores for appliers, shared among the servers of this host.
+fn appliers_that_fit(servers: u32) -> u16 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = cores / 2 / servers.max(1) as usize;
+    u16::try_from(share.clamp(1, 8)).unwrap_or(1)
+}
+
+/// What tells the process to end: SIGTERM, SIGINT, or its launcher.
+struct Stop {
+    signals: UnixStream,
+    control: Option<Control>,
+}
+
+impl Stop {
+    fn new(env: Option<&JobEnv>) -> Result<Self, ExitCode> {
+        let catch = || {
+            let (signals, told) = UnixStream::pair()?;
+            signal_hook::low_level::pipe::register(SIGTERM, told.try_clone()?)?;
+            signal_hook::low_level::pipe::register(SIGINT, told)?;
+            Ok(signals)
+        };
+        let signals = catch().map_err(|error: std::io::Error| complain(3, error))?;
+        let control =
+            match env.and_then(|env| env.ready_fd) {
+                Some(fd) => Some(Control::open(fd).map_err(|error| {
+                    complain(3, format_args!("TIDEWATER_READY_FD={fd}: {error}"))
+                })?),
+                None => None,
+            };
+        Ok(Self { signals, control })
+    }
+
+    fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        let control = self.control.as_ref().map(AsFd::as_fd);
+        [self.signals.as_fd()].into_iter().chain(control).collect()
+    }
+
+    /// Says where the coordinator listens, to the launcher or on stdout.
+    fn ready(&self, address: &str) -> Outcome {
+        let line = ReadyLine {
+            address: address.to_owned(),
+        };
+        let told = match &self.control {
+            Some(control) => control.ready(&line),
+            None => writeln!(std::io::stdout(), "{line}"),
+        };
+        told.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
+    }
+
+    fn wait(&self) -> Outcome {
+        use rustix::event::{PollFd, PollFlags};
+        let wanted = PollFlags::IN | PollFlags::RDHUP;
+        let descriptors = self.descriptors();
+        let mut fds: Vec<_> = descriptors
+            .iter()
+            .map(|fd| PollFd::new(fd, wanted))
+            .collect();
+        match rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None)) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(complain(3, error)),
+        }
+    }
+}
+
+fn environment() -> Result<Option<JobEnv>, ExitCode> {
+    JobEnv::from_env().map_err(|error| complain(3, error))
+}
+
+fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCode> {
+    let token = match (file, env) {
+        (Some(path), _) => Token::read_file(&path).map_err(|error| complain(3, error))?,
+        (None, Some(env)) => env.token.clone(),
+        (None, None) => match std::env::var_os("TIDEWATER_TOKEN_FILE") {
+            Some(path) => Token::read_file(path.as_ref()).map_err(|error| complain(3, error))?,
+            None => {
+                return Err(complain(
+                    2,
+                    "give --token-file, or set TIDEWATER_TOKEN_FILE",
+                ));
+            }
+        },
+    };
+    Ok(JobToken::new(*token.as_bytes()))
+}
+
+fn needed<T>(flag: Option<T>, env: Option<T>, name: &str) -> Result<T, ExitCode> {
+    flag.or(env).ok_or_else(|| {
+        complain(
+            2,
+            format_args!("give {name}, or start this under `tidewater run`"),
+        )
+    })
+}
+
+fn complain(exit: u8, message: impl Display) -> ExitCode {
+    super::complain(message);
+    ExitCode::from(exit)
+}
+
+fn code(outcome: Outcome) -> ExitCode {
+    outcome.err().unwrap_or(ExitCode::SUCCESS)
+}
+
+/// Warnings and worse on stderr, more by RUST_LOG.
+fn log() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
+        .from_env_lossy();
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // Somebody else's subscriber stays.
+    let _ = lines.without_time().with_target(false).try_init();
+}

@@ -1,0 +1,130 @@
+//! The barriers of one job.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewater_transport::ids::WorkerId;
+use tidewater_transport::limits::BARRIERS_MAX;
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::state::Asker;
+
+/// Somebody at a barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Waiter {
+    pub(super) worker: WorkerId,
+    pub(super) asker: Asker,
+    /// When it gives up, on the coordinator's clock.
+    pub(super) deadline: Duration,
+}
+
+/// Somebody who waited in vain.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Expired {
+    pub(super) waiter: Waiter,
+    pub(super) name: String,
+    pub(super) count: u32,
+    /// Who was there, the waiter included.
+    pub(super) present: Vec<WorkerId>,
+}
+
+#[derive(Debug)]
+struct Barrier {
+    count: u32,
+    waiting: Vec<Waiter>,
+}
+
+/// All barriers at which somebody waits; one that opens is forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Barriers(BTreeMap<String, Barrier>);
+
+impl Barriers {
+    /// A worker arrives. Those who may go on, itself among them, or nobody yet.
+    pub(super) fn arrive(
+        &mut self,
+        name: &str,
+        count: u32,
+        waiter: Waiter,
+    ) -> Result<Vec<Waiter>, Refusal> {
+        if count == 0 {
+            let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
+            return Err(refusal.with_text("a barrier of nobody"));
+        }
+        if !self.0.contains_key(name) && self.0.len() == BARRIERS_MAX {
+            let most = BARRIERS_MAX as u64;
+            let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
+            return Err(refusal.with_text("barriers at which somebody waits"));
+        }
+        let waiting = Vec::new();
+        let barrier = self
+            .0
+            .entry(name.to_owned())
+            .or_insert(Barrier { count, waiting });
+        if barrier.count != count {
+            let numbers = [u64::from(count), u64::from(barrier.count), 0, 0];
+            let text = format!(
+                "barrier \"{name}\": this one waits for {count} workers, others \
+                 there wait for {}",
+                barrier.count
+            );
+            return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
+        }
+        // A worker that gave up waiting and asks again is there once.
+        barrier
+            .waiting
+            .retain(|other| other.worker != waiter.worker);
+        barrier.waiting.push(waiter);
+        if barrier.waiting.len() < count as usize {
+            return Ok(Vec::new());
+        }
+        Ok(self
+            .0
+            .remove(name)
+            .map(|barrier| barrier.waiting)
+            .unwrap_or_default())
+    }
+
+    /// A worker is gone.
+    pub(super) fn leave(&mut self, worker: WorkerId) {
+        for barrier in self.0.values_mut() {
+            barrier.waiting.retain(|waiter| waiter.worker != worker);
+        }
+        self.0.retain(|_, barrier| !barrier.waiting.is_empty());
+    }
+
+    /// Those whose time is over; the others there wait on.
+    pub(super) fn expire(&mut self, now: Duration) -> Vec<Expired> {
+        let mut expired = Vec::new();
+        for (name, barrier) in &mut self.0 {
+            let present: Vec<WorkerId> = barrier.waiting.iter().map(|w| w.worker).collect();
+            let over = barrier
+                .waiting
+                .extract_if(.., |waiter| waiter.deadline <= now);
+            expired.extend(over.map(|waiter| Expired {
+                waiter,
+                name: name.clone(),
+                count: barrier.count,
+                present: present.clone(),
+            }));
+        }
+        self.0.retain(|_, barrier| !barrier.waiting.is_empty());
+        expired
+    }
+
+    /// Everybody, for a refusal: the job ends.
+    pub(super) fn clear(&mut self) -> Vec<Waiter> {
+        std::mem::take(&mut self.0)
+            .into_values()
+            .flat_map(|barrier| barrier.waiting)
+            .collect()
+    }
+
+    /// The next time [`Self::expire`] has something to do.
+    pub(super) fn next_deadline(&self) -> Option<Duration> {
+        self.0
+            .values()
+            .flat_map(|barrier| &barrier.waiting)
+            .map(|w| w.deadline)
+            .min()
+    }
+}

@@ -1,0 +1,101 @@
+//! The file tasks of saves and loads, and the lock that keeps two of them out of one directory.
+//!
+//! They run on the coordinator's thread: a manifest is small, and while it is made durable nobody
+//! of the job has anything else to ask.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use tidewater_transport::wire::refusal::Refusal;
+
+use super::state::{FileDone, FileTask};
+use crate::checkpoint::{self, CheckpointError, OsDisk};
+
+/// Directories in use, by operation.
+#[derive(Debug, Default)]
+pub(super) struct Files(BTreeMap<u64, Held>);
+
+#[derive(Debug)]
+struct Held {
+    dir: PathBuf,
+    /// Locked while it is open.
+    _lock: File,
+}
+
+impl Files {
+    /// Does a task; the result, if the state machine wants one.
+    pub(super) fn perform(&mut self, op: u64, task: FileTask) -> Option<Result<FileDone, Refusal>> {
+        let done = match task {
+            FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
+            FileTask::BeginLoad(dir) => self.begin_load(op, PathBuf::from(dir)),
+            FileTask::Commit(manifest) => match self.0.remove(&op) {
+                Some(held) => {
+                    let committed = checkpoint::commit(&mut OsDisk, &held.dir, &manifest);
+                    committed.map(|()| FileDone::Committed).inspect_err(|_| {
+                        let names = manifest.files.iter().map(|file| file.file.clone());
+                        abandon_uncommitted(&held.dir, &names.collect::<Vec<_>>());
+                    })
+                }
+                None => return None,
+            },
+            FileTask::Abandon(names) => {
+                let held = self.0.remove(&op)?;
+                checkpoint::abandon(&mut OsDisk, &held.dir, &names);
+                return None;
+            }
+            FileTask::EndLoad => {
+                self.0.remove(&op);
+                return None;
+            }
+        };
+        Some(done.map_err(Refusal::from))
+    }
+
+    fn begin_save(&mut self, op: u64, dir: PathBuf) -> Result<FileDone, CheckpointError> {
+        fs::create_dir_all(&dir).map_err(CheckpointError::io("make", &dir))?;
+        self.lock(op, dir, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(FileDone::Begun)
+    }
+
+    fn begin_load(&mut self, op: u64, dir: PathBuf) -> Result<FileDone, CheckpointError> {
+        if !dir.is_dir() {
+            return Err(CheckpointError::Missing { path: dir });
+        }
+        self.lock(op, dir.clone(), FlockOperation::NonBlockingLockShared)?;
+        let manifest = checkpoint::read_manifest(&dir);
+        if manifest.is_err() {
+            self.0.remove(&op);
+        }
+        Ok(FileDone::Manifest(Box::new(manifest?)))
+    }
+
+    fn lock(&mut self, op: u64, dir: PathBuf, how: FlockOperation) -> Result<(), CheckpointError> {
+        let lock = File::open(&dir).map_err(CheckpointError::io("open", &dir))?;
+        match rustix::fs::flock(&lock, how) {
+            Err(Errno::WOULDBLOCK) => return Err(CheckpointError::Locked { path: dir }),
+            // Some network file systems lock no directories: then two saves at a time into one
+            // directory are the users' to avoid.
+            Err(error) => {
+                tracing::warn!(%error, dir = %dir.display(), "the directory is not locked")
+            }
+            Ok(()) => {}
+        }
+        self.0.insert(op, Held { dir, _lock: lock });
+        Ok(())
+    }
+}
+
+/// Removes the parts of a save whose manifest could not be written, unless it is there after all:
+/// the last step of a commit may fail when the new manifest is in its place.
+fn abandon_uncommitted(dir: &Path, names: &[String]) {
+    let is_named = |manifest: &checkpoint::Manifest| {
+        manifest.files.iter().any(|file| names.contains(&file.file))
+    };
+    match checkpoint::read_manifest(dir) {
+        Ok(manifest) if is_named(&manifest) => {}
+        _ => checkpoint::abandon(&mut OsDisk, dir, names),
+    }
+}

@@ -1,0 +1,245 @@
+//! Who is let in, who is there, and who is told of it.
+
+use tidewater_transport::ids::{ServerId, WorkerId};
+use tidewater_transport::limits::JOBS_MAX;
+use tidewater_transport::wire::control::{
+    CoordinatorAnswer, Join, Joined, Members, Order, ServerMember, WorkerState,
+};
+use tidewater_transport::wire::hello::{Hello, RANK_ANY, Role};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::jobs::{Job, Worker};
+use super::state::{Coordinator, Peer, PeerId, Phase, Purpose, Server, bad};
+
+impl Coordinator {
+    /// Why a proven peer is not let in, if it is not.
+    ///
+    /// # Errors
+    /// What the peer is told.
+    pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        if self.phase != Phase::Running {
+            return Err(Refusal::new(RefusalCode::ShuttingDown, [0; 4]));
+        }
+        match hello.role {
+            Role::Server => self.server_for(hello.rank).map(|_| ()),
+            Role::Worker => self.worker_for(hello).map(|_| ()),
+            Role::Coordinator | Role::Admin => Ok(()),
+        }
+    }
+
+    /// A peer was let in. Its rank is its own from here.
+    pub fn connected(&mut self, id: PeerId, hello: &Hello) {
+        let rank = match hello.role {
+            Role::Server => self.server_for(hello.rank).ok().map(|number| {
+                let server = Server {
+                    peer: id,
+                    member: None,
+                    telling: false,
+                    untold: Vec::new(),
+                };
+                self.servers.insert(number, server);
+                number.0
+            }),
+            Role::Worker => self.worker_for(hello).ok().map(|rank| {
+                let workers = self.config.workers;
+                let job = self.jobs.entry(hello.namespace.clone());
+                let worker = Worker {
+                    state: WorkerState::Expected,
+                    peer: Some(id),
+                };
+                job.or_insert_with(|| Job::new(workers))
+                    .workers
+                    .insert(rank, worker);
+                rank.0
+            }),
+            Role::Coordinator | Role::Admin => Some(RANK_ANY),
+        };
+        if let Some(rank) = rank {
+            let (role, namespace) = (hello.role, hello.namespace.clone());
+            let peer = Peer {
+                role,
+                rank,
+                namespace,
+                joined: false,
+                leaving: false,
+            };
+            self.peers.insert(id, peer);
+        }
+    }
+
+    pub(super) fn join(&mut self, id: PeerId, join: Join) -> Result<CoordinatorAnswer, Refusal> {
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return Err(bad("unknown peer"));
+        };
+        let (rank, namespace, role) = (peer.rank, peer.namespace.clone(), peer.role);
+        if role == Role::Server && join.appliers == 0 {
+            return Err(bad("a server without appliers"));
+        }
+        peer.joined = true;
+        self.revision += 1;
+        if role == Role::Server {
+            let number = ServerId(rank);
+            let Join {
+                host,
+                host_id,
+                incarnation,
+                endpoints,
+                appliers,
+                ..
+            } = join;
+            let member = ServerMember {
+                id: number,
+                incarnation,
+                host,
+                host_id,
+                endpoints,
+                appliers,
+            };
+            if let Some(server) = self.servers.get_mut(&number) {
+                server.member = Some(member);
+            }
+        } else if let Some(worker) = self.worker(&namespace, rank) {
+            worker.state = WorkerState::Live;
+        }
+        let joined = Joined {
+            rank,
+            servers_expected: self.config.servers,
+            workers_expected: self.config.workers,
+            clocks: Vec::new(),
+            members: self.members(&namespace),
+        };
+        self.answer_of_join(id, role);
+        Ok(CoordinatorAnswer::Joined(joined))
+    }
+
+    /// What a join sets going: the last server makes the tables that wait for it.
+    pub(super) fn answer_of_join(&mut self, id: PeerId, role: Role) {
+        if role != Role::Server {
+            return;
+        }
+        for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
+            // Who ended while this server was not there.
+            let job = self.jobs.get(&namespace);
+            let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
+            if job.is_some_and(|job| job.workers.values().any(ended)) {
+                let number = self.peers.get(&id).map(|peer| ServerId(peer.rank));
+                number
+                    .into_iter()
+                    .for_each(|number| self.tell_members(number, &namespace));
+            }
+        }
+        if self.is_complete() {
+            self.make_waiting_tables();
+        }
+    }
+
+    pub(super) fn server_for(&self, asked: u32) -> Result<ServerId, Refusal> {
+        let is_free = |number: &ServerId| !self.servers.contains_key(number);
+        let end = self.config.servers;
+        let numbers = [u64::from(asked), 0, 0, 0];
+        let found = match asked {
+            RANK_ANY => (0..end).map(ServerId).find(is_free),
+            asked => Some(ServerId(asked)).filter(|number| number.0 < end && is_free(number)),
+        };
+        found.ok_or_else(|| {
+            let text = format!("this cluster has servers 0 to {}", end.saturating_sub(1));
+            Refusal::new(RefusalCode::RankTaken, numbers).with_text(text)
+        })
+    }
+
+    pub(super) fn worker_for(&self, hello: &Hello) -> Result<WorkerId, Refusal> {
+        if let Some(job) = self.jobs.get(&hello.namespace) {
+            return job
+                .failed
+                .clone()
+                .map_or_else(|| job.rank_for(hello.rank), Err);
+        }
+        if self.jobs.len() == JOBS_MAX {
+            let most = JOBS_MAX as u64;
+            let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
+            return Err(refusal.with_text("jobs at a time"));
+        }
+        Job::new(self.config.workers).rank_for(hello.rank)
+    }
+
+    /// Whether every server has joined.
+    pub(super) fn is_complete(&self) -> bool {
+        let joined = self
+            .servers
+            .values()
+            .filter(|server| server.member.is_some());
+        joined.count() == self.config.servers as usize
+    }
+
+    /// Applier threads of each server, by number.
+    pub(super) fn appliers(&self) -> Vec<u16> {
+        let members = self
+            .servers
+            .values()
+            .filter_map(|server| server.member.as_ref());
+        members.map(|member| member.appliers).collect()
+    }
+
+    pub(super) fn joined_servers(&self) -> Vec<ServerId> {
+        let joined = self
+            .servers
+            .iter()
+            .filter(|(_, server)| server.member.is_some());
+        joined.map(|(&number, _)| number).collect()
+    }
+
+    pub(super) fn members(&self, namespace: &str) -> Members {
+        let servers = self
+            .servers
+            .values()
+            .filter_map(|server| server.member.clone());
+        Members {
+            epoch: self.epoch,
+            revision: self.revision,
+            servers: servers.collect(),
+            workers: match self.jobs.get(namespace) {
+                Some(job) => job.members(),
+                None => Job::new(self.config.workers).members(),
+            },
+        }
+    }
+
+    /// One telling at a time for each server; changes meanwhile go into the next one.
+    pub(super) fn tell_members(&mut self, number: ServerId, namespace: &str) {
+        let members = self.members(namespace);
+        let Some(server) = self.servers.get_mut(&number) else {
+            return;
+        };
+        if server.telling {
+            if !server.untold.iter().any(|name| name == namespace) {
+                server.untold.push(namespace.to_owned());
+            }
+            return;
+        }
+        server.telling = true;
+        let (namespace, admitted) = (namespace.to_owned(), None);
+        let order = Order::MembersChanged {
+            namespace,
+            members,
+            admitted,
+        };
+        self.order(number, Purpose::Members, order);
+    }
+
+    pub(super) fn members_told(&mut self, number: ServerId) {
+        let Some(server) = self.servers.get_mut(&number) else {
+            return;
+        };
+        server.telling = false;
+        if let Some(namespace) = server.untold.pop() {
+            self.tell_members(number, &namespace);
+        }
+    }
+
+    pub(super) fn worker(&mut self, namespace: &str, rank: u32) -> Option<&mut Worker> {
+        self.jobs
+            .get_mut(namespace)?
+            .workers
+            .get_mut(&WorkerId(rank))
+    }
+}

@@ -1,0 +1,29 @@
+//! The coordinator: membership, table catalogue, placement, barriers, saves, and how a job ends. No
+//! parameter passes through it.
+//!
+//! ```text
+//! bytes -- serve (epoll, sockets) --> messages --> state (no I/O, no clock) --> actions --> bytes
+//!                                                    |  tables   who made which, who waits
+//!                                                    |  barriers who waits where, until when
+//!                                                    |  models   saves and loads
+//!                                                    +- jobs     workers of one namespace
+//! ```
+//! [`state::Coordinator`] is a state machine: what is tested without sockets is all of its
+//! behaviour. [`serve::serve`] gives it a listener, one thread, and the files of a save.
+//!
+//! **A job is a namespace.** Tables, barriers, ranks and failures of one job do not touch another.
+
+mod barriers;
+mod ends;
+mod files;
+mod jobs;
+mod members;
+mod models;
+pub mod serve;
+pub mod state;
+mod tables;
+#[cfg(test)]
+mod tests;
+
+pub use serve::{Listening, ServeConfig, ServeError, serve};
+pub use state::{Action, Coordinator, CoordinatorConfig, FileDone, FileTask, LostWorker, PeerId};

@@ -1,0 +1,456 @@
+//! Saves and loads of a job's tables: what the servers do, in which order, and what becomes of it
+//! when one of them cannot.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tidewater_transport::ids::{ServerId, TableId};
+use tidewater_transport::limits::FILE_ORDERS_TIMEOUT;
+use tidewater_transport::wire::control::{CoordinatorAnswer, Order, OrderAnswer, SavedPart};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
+use super::tables::{Stage, refusal_of};
+use crate::checkpoint::{Manifest, SavedFile, SavedTable};
+
+/// A save or load that runs. A job has one at a time.
+#[derive(Debug)]
+pub(super) struct ModelOp {
+    namespace: String,
+    dir: String,
+    asker: Asker,
+    pub(super) deadline: Duration,
+    step: Step,
+}
+
+#[derive(Debug)]
+enum Step {
+    /// The directory is being locked, for a save.
+    BeginSave,
+    /// Servers write their parts.
+    Saving {
+        tables: Vec<SavedTable>,
+        missing: BTreeSet<ServerId>,
+        parts: Vec<SavedFile>,
+        refused: Option<Refusal>,
+    },
+    /// The manifest is being written.
+    Committing { tables: u32, rows: u64, bytes: u64 },
+    /// The manifest is being read.
+    BeginLoad,
+    /// Servers make the tables.
+    Making {
+        manifest: Box<Manifest>,
+        missing: BTreeSet<TableId>,
+        made: Vec<TableId>,
+    },
+    /// Servers fill them.
+    Filling {
+        manifest: Box<Manifest>,
+        orders: usize,
+        made: Vec<TableId>,
+        refused: Option<Refusal>,
+    },
+}
+
+impl Coordinator {
+    pub(super) fn begin_save(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        dir: String,
+    ) -> Result<(), Refusal> {
+        if !self.is_complete() {
+            return Err(bad(
+                "not all servers have joined, so there is nothing to save",
+            ));
+        }
+        let op = self.begin_model(asker, namespace, dir.clone(), Step::BeginSave)?;
+        self.actions
+            .push(Action::Files(op, FileTask::BeginSave(dir)));
+        Ok(())
+    }
+
+    pub(super) fn begin_load(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        dir: String,
+    ) -> Result<(), Refusal> {
+        if !self.is_complete() {
+            return Err(bad(
+                "not all servers have joined, so there is nowhere to load to",
+            ));
+        }
+        let op = self.begin_model(asker, namespace, dir.clone(), Step::BeginLoad)?;
+        self.actions
+            .push(Action::Files(op, FileTask::BeginLoad(dir)));
+        Ok(())
+    }
+
+    fn begin_model(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        dir: String,
+        step: Step,
+    ) -> Result<u64, Refusal> {
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return Err(bad("no such job"));
+        };
+        if std::mem::replace(&mut job.busy, true) {
+            return Err(bad("a save or load of this job is running; wait for it"));
+        }
+        self.last_model += 1;
+        let (namespace, deadline) = (namespace.to_owned(), self.now + FILE_ORDERS_TIMEOUT);
+        self.models.insert(
+            self.last_model,
+            ModelOp {
+                namespace,
+                dir,
+                asker,
+                deadline,
+                step,
+            },
+        );
+        Ok(self.last_model)
+    }
+
+    /// A file task of operation `op` is done.
+    pub fn files_done(&mut self, now: Duration, op: u64, done: Result<FileDone, Refusal>) {
+        self.tick(now);
+        let Some(model) = self.models.get(&op) else {
+            return;
+        };
+        match (&model.step, done) {
+            (_, Err(refusal)) => self.end_model(op, CoordinatorAnswer::Refused(refusal)),
+            (Step::BeginSave, Ok(FileDone::Begun)) => self.order_parts(op),
+            (
+                &Step::Committing {
+                    tables,
+                    rows,
+                    bytes,
+                },
+                Ok(FileDone::Committed),
+            ) => {
+                self.end_model(
+                    op,
+                    CoordinatorAnswer::Saved {
+                        tables,
+                        rows,
+                        bytes,
+                    },
+                );
+            }
+            (Step::BeginLoad, Ok(FileDone::Manifest(manifest))) => self.make_loaded(op, manifest),
+            _ => {}
+        }
+    }
+
+    fn order_parts(&mut self, op: u64) {
+        let servers = self.joined_servers();
+        let Some(model) = self.models.get_mut(&op) else {
+            return;
+        };
+        let of_job = self
+            .tables
+            .values()
+            .filter(|table| table.namespace == model.namespace);
+        let tables = of_job
+            .filter(|table| table.stage == Stage::Ready)
+            .map(|table| SavedTable {
+                id: table.info.id.0,
+                spec: table.info.spec.clone(),
+            });
+        model.step = Step::Saving {
+            tables: tables.collect(),
+            missing: servers.iter().copied().collect(),
+            parts: Vec::new(),
+            refused: None,
+        };
+        let (namespace, dir) = (model.namespace.clone(), model.dir.clone());
+        for server in servers {
+            let order = Order::Save {
+                namespace: namespace.clone(),
+                dir: dir.clone(),
+            };
+            self.order(server, Purpose::Save(op), order);
+        }
+    }
+
+    /// A server has written its part, or cannot.
+    pub(super) fn part_saved(&mut self, op: u64, server: ServerId, answer: OrderAnswer) {
+        let Some(model) = self.models.get_mut(&op) else {
+            return;
+        };
+        let Step::Saving {
+            tables,
+            missing,
+            parts,
+            refused,
+        } = &mut model.step
+        else {
+            return;
+        };
+        missing.remove(&server);
+        match answer {
+            OrderAnswer::Saved(part) => parts.push(saved_file(server, part)),
+            other => {
+                refused.get_or_insert(refusal_of(server, other));
+            }
+        }
+        if !missing.is_empty() {
+            return;
+        }
+        parts.sort_by_key(|part| part.server);
+        let (tables, files) = (std::mem::take(tables), std::mem::take(parts));
+        if let Some(refusal) = refused.take() {
+            let names = files.into_iter().map(|file| file.file).collect();
+            self.actions
+                .push(Action::Files(op, FileTask::Abandon(names)));
+            self.end_model(op, CoordinatorAnswer::Refused(refusal));
+            return;
+        }
+        let sum = |of: fn(&SavedFile) -> u64| files.iter().map(of).fold(0, u64::saturating_add);
+        model.step = Step::Committing {
+            tables: tables.len() as u32,
+            rows: sum(|file| file.rows),
+            bytes: sum(|file| file.bytes),
+        };
+        let manifest = Manifest::new(model.namespace.clone(), tables, files);
+        self.actions
+            .push(Action::Files(op, FileTask::Commit(Box::new(manifest))));
+    }
+
+    fn make_loaded(&mut self, op: u64, manifest: Box<Manifest>) {
+        let Some(namespace) = self.models.get(&op).map(|model| model.namespace.clone()) else {
+            return;
+        };
+        let taken = manifest
+            .tables
+            .iter()
+            .find(|table| self.table_named(&namespace, &table.spec.name).is_some());
+        if let Some(taken) = taken {
+            let text = format!(
+                "table \"{}\" exists; load before it is created, or release it \
+                 first",
+                taken.spec.name
+            );
+            let refusal = Refusal::new(RefusalCode::TableDiffers, [0; 4]).with_text(text);
+            return self.load_failed(op, refusal);
+        }
+        let mut missing = BTreeSet::new();
+        for table in &manifest.tables {
+            match self.add_table(&namespace, table.spec.clone(), Some(op)) {
+                Ok(id) => missing.insert(id),
+                Err(refusal) => {
+                    let none = Vec::new;
+                    missing
+                        .into_iter()
+                        .for_each(|id| self.drop_table(id, none(), &refusal));
+                    return self.load_failed(op, refusal);
+                }
+            };
+        }
+        let ids: Vec<TableId> = missing.iter().copied().collect();
+        if let Some(model) = self.models.get_mut(&op) {
+            model.step = Step::Making {
+                manifest,
+                missing,
+                made: Vec::new(),
+            };
+        }
+        if ids.is_empty() {
+            return self.load_done(op);
+        }
+        ids.into_iter().for_each(|id| self.make_table(id));
+    }
+
+    /// All servers have made a table that operation `op` loads.
+    pub(super) fn load_table_made(&mut self, op: u64, id: TableId) {
+        let servers = self.joined_servers();
+        let Some(model) = self.models.get_mut(&op) else {
+            return self.release_made(vec![id], &bad("the load was given up"));
+        };
+        let Step::Making {
+            manifest,
+            missing,
+            made,
+        } = &mut model.step
+        else {
+            return;
+        };
+        missing.remove(&id);
+        made.push(id);
+        if !missing.is_empty() {
+            return;
+        }
+        let (manifest, made) = (manifest.clone(), std::mem::take(made));
+        let orders = made.len() * servers.len();
+        let refused = None;
+        model.step = Step::Filling {
+            manifest,
+            orders,
+            made: made.clone(),
+            refused,
+        };
+        let dir = model.dir.clone();
+        for id in made {
+            let Some(name) = self
+                .tables
+                .get(&id)
+                .map(|table| table.info.spec.name.clone())
+            else {
+                continue;
+            };
+            for &server in &servers {
+                let order = Order::Load {
+                    id,
+                    name: name.clone(),
+                    dir: dir.clone(),
+                };
+                self.order(server, Purpose::Load(op), order);
+            }
+        }
+    }
+
+    /// A server has filled its share of a table, or cannot.
+    pub(super) fn part_loaded(&mut self, op: u64, server: ServerId, answer: OrderAnswer) {
+        let Some(model) = self.models.get_mut(&op) else {
+            return;
+        };
+        let Step::Filling {
+            orders, refused, ..
+        } = &mut model.step
+        else {
+            return;
+        };
+        *orders = orders.saturating_sub(1);
+        if answer != OrderAnswer::Done {
+            refused.get_or_insert(refusal_of(server, answer));
+        }
+        if *orders > 0 {
+            return;
+        }
+        match refused.take() {
+            Some(refusal) => self.load_failed(op, refusal),
+            None => self.load_done(op),
+        }
+    }
+
+    fn load_done(&mut self, op: u64) {
+        let Some(model) = self.models.get_mut(&op) else {
+            return;
+        };
+        let (manifest, made) = match &mut model.step {
+            Step::Making { manifest, made, .. } | Step::Filling { manifest, made, .. } => {
+                (manifest.clone(), std::mem::take(made))
+            }
+            _ => return,
+        };
+        made.into_iter().for_each(|id| self.table_ready(id));
+        let tables = manifest
+            .tables
+            .iter()
+            .map(|table| table.spec.name.clone())
+            .collect();
+        let (rows, clocks) = (manifest.rows(), manifest.clocks());
+        self.actions.push(Action::Files(op, FileTask::EndLoad));
+        self.end_model(
+            op,
+            CoordinatorAnswer::Loaded {
+                tables,
+                rows,
+                clocks,
+            },
+        );
+    }
+
+    /// A load cannot go on: tables it has made are released, tables that are being made are when
+    /// their servers have answered.
+    pub(super) fn load_failed(&mut self, op: u64, refusal: Refusal) {
+        let Some(model) = self.models.get_mut(&op) else {
+            return;
+        };
+        let made = match &mut model.step {
+            Step::Making { made, .. } | Step::Filling { made, .. } => std::mem::take(made),
+            _ => Vec::new(),
+        };
+        self.release_made(made, &refusal);
+        self.actions.push(Action::Files(op, FileTask::EndLoad));
+        self.end_model(op, CoordinatorAnswer::Refused(refusal));
+    }
+
+    fn release_made(&mut self, made: Vec<TableId>, refusal: &Refusal) {
+        for id in made {
+            let servers = self.joined_servers();
+            self.drop_table(id, servers, refusal);
+        }
+    }
+
+    fn end_model(&mut self, op: u64, answer: CoordinatorAnswer) {
+        let Some(model) = self.models.remove(&op) else {
+            return;
+        };
+        if let Some(job) = self.jobs.get_mut(&model.namespace) {
+            job.busy = false;
+        }
+        self.answer(model.asker, answer);
+    }
+
+    /// The job ends, or a server hangs.
+    fn abort_model(&mut self, op: u64, refusal: Refusal) {
+        match self.models.get(&op).map(|model| &model.step) {
+            Some(Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
+                self.load_failed(op, refusal);
+            }
+            Some(Step::BeginSave | Step::Saving { .. } | Step::Committing { .. }) => {
+                // Parts that are still being written stay as files without a manifest.
+                self.actions
+                    .push(Action::Files(op, FileTask::Abandon(Vec::new())));
+                self.end_model(op, CoordinatorAnswer::Refused(refusal));
+            }
+            None => {}
+        }
+    }
+
+    pub(super) fn abort_models(&mut self, namespace: &str, refusal: &Refusal) {
+        let of_job = self
+            .models
+            .iter()
+            .filter(|(_, model)| model.namespace == namespace);
+        for op in of_job.map(|(&op, _)| op).collect::<Vec<_>>() {
+            self.abort_model(op, refusal.clone());
+        }
+    }
+
+    pub(super) fn expire_models(&mut self) {
+        let over = self
+            .models
+            .iter()
+            .filter(|(_, model)| model.deadline <= self.now);
+        for op in over.map(|(&op, _)| op).collect::<Vec<_>>() {
+            let text = "a server does not answer; look whether it is stopped";
+            let refusal = Refusal::new(RefusalCode::Timeout, [0; 4]).with_text(text);
+            self.abort_model(op, refusal);
+        }
+    }
+}
+
+fn saved_file(server: ServerId, part: SavedPart) -> SavedFile {
+    let SavedPart {
+        file,
+        rows,
+        bytes,
+        check,
+        clocks,
+    } = part;
+    SavedFile {
+        server: server.0,
+        file,
+        rows,
+        bytes,
+        check,
+        clocks,
+    }
+}

@@ -1,0 +1,497 @@
+//! The coordinator's event loop: one thread, one `epoll`, a bounded number of connections.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use tidewater_transport::clock::{self, Deadline};
+use tidewater_transport::dial;
+use tidewater_transport::host;
+use tidewater_transport::ids::{ClusterId, Incarnation};
+use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_transport::wire::control::{self, Message};
+use tidewater_transport::wire::frame::kind;
+use tidewater_transport::wire::handshake::{JobToken, Namespaces, ServerPolicy};
+use tidewater_transport::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
+use tidewater_transport::wire::peer::{ControlPeer, PeerEvent};
+
+use super::files::Files;
+use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};
+
+const LISTENER: u64 = 0;
+const STOP: u64 = 1;
+const FIRST_PEER: u64 = 2;
+/// Bytes asked of one read; the rest has its turn after the other connections.
+const READ_BYTES: usize = 64 << 10;
+/// Without descriptors nothing is accepted for this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Last words go out within this time after the end.
+const FLUSH: Duration = Duration::from_secs(1);
+/// An idle loop looks around this often.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// What a coordinator is told when it starts.
+#[derive(Debug, Clone)]
+pub struct ServeConfig {
+    /// Where to listen; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// `HOST:PORT` or host by which others reach it, if `listen` does not say so.
+    pub advertise: Option<String>,
+    /// The job's secret.
+    pub token: JobToken,
+    /// How many processes there will be, and who ends them.
+    pub cluster: CoordinatorConfig,
+}
+
+/// Why the coordinator cannot run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; choose another port, or 0 for a free one")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A system call failed.
+    #[error("coordinator: {operation}: {source}; check the limits of this process (ulimit -n)")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The system gives no random bytes.
+    #[error("no random bytes: {0}; check that /dev/urandom exists")]
+    Random(getrandom::Error),
+}
+
+fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> ServeError {
+    move |source| ServeError::System {
+        operation,
+        source: source.into(),
+    }
+}
+
+/// A coordinator that listens and does not yet answer.
+#[derive(Debug)]
+pub struct Listening {
+    listener: TcpListener,
+    address: String,
+    policy: ServerPolicy,
+    cluster: CoordinatorConfig,
+}
+
+impl Listening {
+    /// Listens, and makes the cluster's id.
+    ///
+    /// # Errors
+    /// [`ServeError`].
+    pub fn bind(config: ServeConfig) -> Result<Self, ServeError> {
+        let listen = config.listen;
+        let listener = TcpListener::bind(listen).map_err(|source| ServeError::Listen {
+            address: listen,
+            source,
+        })?;
+        listener
+            .set_nonblocking(true)
+            .map_err(system("set up its socket"))?;
+        let port = listener
+            .local_addr()
+            .map_err(system("look at its socket"))?
+            .port();
+        let address = match config.advertise {
+            Some(host) if tidewater_transport::launch::is_address(&host) => host,
+            Some(host) => format!("{host}:{port}"),
+            None if listen.ip().is_unspecified() => format!("{}:{port}", host::host_name()),
+            None => SocketAddr::new(listen.ip(), port).to_string(),
+        };
+        let random = || {
+            getrandom::u64()
+                .map(|id| id.max(1))
+                .map_err(ServeError::Random)
+        };
+        let ids = Ids {
+            cluster: ClusterId(random()?),
+            epoch: 1,
+            incarnation: Incarnation(random()?),
+        };
+        let policy = ServerPolicy {
+            token: config.token,
+            features: Features::default(),
+            ids,
+            role: Role::Coordinator,
+            number: 0,
+            namespaces: Namespaces::Any,
+            control_roles: Roles::of(&[Role::Worker, Role::Server, Role::Admin]),
+            lane_roles: Roles::default(),
+            tells_ids: true,
+        };
+        Ok(Self {
+            listener,
+            address,
+            policy,
+            cluster: config.cluster,
+        })
+    }
+
+    /// Where others reach it: the address of the ready line.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// The cluster's id.
+    pub const fn cluster(&self) -> ClusterId {
+        self.policy.ids.cluster
+    }
+}
+
+/// Runs the coordinator until the cluster has ended by itself, or one of `stop` becomes readable or
+/// hangs up: then servers are told to end, and it ends when they have, or after a grace period.
+///
+/// # Errors
+/// [`ServeError`]; what peers do is never one.
+pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeError> {
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
+    epoll::add(
+        &epoll,
+        &listening.listener,
+        EventData::new_u64(LISTENER),
+        EventFlags::IN,
+    )
+    .map_err(system("watch its socket"))?;
+    // Once: it stays readable for as long as the end takes.
+    let once = EventFlags::IN | EventFlags::RDHUP | EventFlags::ONESHOT;
+    for fd in stop {
+        epoll::add(&epoll, fd, EventData::new_u64(STOP), once)
+            .map_err(system("watch for the word to end"))?;
+    }
+    let mut server = Server {
+        state: Coordinator::new(listening.cluster.clone()),
+        listening,
+        epoll,
+        conns: BTreeMap::new(),
+        next_peer: FIRST_PEER,
+        files: Files::default(),
+        start: clock::now(),
+        paused: None,
+        scratch: vec![0; READ_BYTES],
+    };
+    server.run()
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Conn {
+    stream: TcpStream,
+    peer: ControlPeer,
+    /// Until it is admitted.
+    handshake: Option<Deadline>,
+    /// Whether writability wakes the loop.
+    output: bool,
+}
+
+#[derive(Debug)]
+struct Server {
+    listening: Listening,
+    state: Coordinator,
+    epoll: std::os::fd::OwnedFd,
+    conns: BTreeMap<u64, Conn>,
+    next_peer: u64,
+    files: Files,
+    start: Instant,
+    /// Until when nothing is accepted.
+    paused: Option<Deadline>,
+    scratch: Vec<u8>,
+}
+
+impl Server {
+    fn run(&mut self) -> Result<(), ServeError> {
+        let mut last_words: Option<Deadline> = None;
+        loop {
+            self.act();
+            if self.state.is_ended() {
+                let limit = *last_words.get_or_insert_with(|| Deadline::after(FLUSH));
+                let is_flushed = self
+                    .conns
+                    .values()
+                    .all(|conn| conn.peer.outgoing().is_empty());
+                if is_flushed || limit.passed() {
+                    return Ok(());
+                }
+            }
+            for (token, flags) in self.wait(last_words)? {
+                match token {
+                    LISTENER => self.accept(),
+                    STOP => {
+                        let now = self.now();
+                        self.state.stop(now, "the coordinator was told to end");
+                    }
+                    peer => self.serve_peer(peer, flags),
+                }
+            }
+            self.pass_time();
+        }
+    }
+
+    fn now(&self) -> Duration {
+        clock::now().saturating_duration_since(self.start)
+    }
+
+    /// Sleeps until something happens or is due.
+    fn wait(&self, last_words: Option<Deadline>) -> Result<Vec<(u64, EventFlags)>, ServeError> {
+        let handshakes = self.conns.values().filter_map(|conn| conn.handshake);
+        let due = handshakes
+            .chain(self.paused)
+            .chain(last_words)
+            .map(|at| at.left())
+            .min();
+        let planned = self
+            .state
+            .next_deadline()
+            .map(|at| at.saturating_sub(self.now()));
+        // Rounded up: the kernel's timer must not wake the loop just before its time.
+        let left = due
+            .into_iter()
+            .chain(planned)
+            .min()
+            .unwrap_or(IDLE)
+            .min(IDLE);
+        let left = left + Duration::from_millis(1);
+        let timeout = rustix::time::Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut events = [std::mem::MaybeUninit::uninit(); 64];
+        match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
+            Ok((ready, _)) => Ok(ready.iter().map(|e| (e.data.u64(), e.flags)).collect()),
+            Err(rustix::io::Errno::INTR) => Ok(Vec::new()),
+            Err(error) => Err(system("wait for events")(error)),
+        }
+    }
+
+    /// Handshakes that take too long, the pause after a failed accept, and the state's own time.
+    fn pass_time(&mut self) {
+        let late = self
+            .conns
+            .iter()
+            .filter(|(_, c)| c.handshake.is_some_and(|at| at.passed()));
+        for token in late.map(|(&token, _)| token).collect::<Vec<_>>() {
+            tracing::debug!(token, "a peer did not prove itself in time");
+            self.conns.remove(&token);
+        }
+        let unproven = self
+            .conns
+            .values()
+            .filter(|conn| conn.handshake.is_some())
+            .count();
+        let room = unproven < UNPROVEN_CONNECTIONS_MAX;
+        if room && self.paused.is_some_and(|until| until.passed()) {
+            self.paused = None;
+            self.listen(true);
+        } else if !room && self.paused.is_none() {
+            self.pause();
+        }
+        let now = self.now();
+        self.state.tick(now);
+    }
+
+    fn listen(&self, accept: bool) {
+        let flags = if accept {
+            EventFlags::IN
+        } else {
+            EventFlags::empty()
+        };
+        let data = EventData::new_u64(LISTENER);
+        if let Err(error) = epoll::modify(&self.epoll, &self.listening.listener, data, flags) {
+            tracing::error!(%error, "cannot change what is watched of the listening socket");
+        }
+    }
+
+    /// Leaves new connections in the backlog for a while.
+    fn pause(&mut self) {
+        self.paused = Some(Deadline::after(ACCEPT_PAUSE));
+        self.listen(false);
+    }
+
+    fn accept(&mut self) {
+        let (stream, address) = match self.listening.listener.accept() {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
+                if !matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
+                    tracing::warn!(%error, "cannot accept a connection for now");
+                    self.pause();
+                }
+                return;
+            }
+        };
+        match self.take_on(stream) {
+            Ok(token) => tracing::debug!(token, %address, "a connection"),
+            Err(error) => tracing::warn!(%error, %address, "a connection cannot be served"),
+        }
+    }
+
+    fn take_on(&mut self, stream: TcpStream) -> io::Result<u64> {
+        stream.set_nonblocking(true)?;
+        dial::tune(&stream)?;
+        let mut random = [0; RANDOM_BYTES];
+        getrandom::fill(&mut random).map_err(io::Error::other)?;
+        let token = self.next_peer;
+        self.next_peer += 1;
+        let flags = EventFlags::IN | EventFlags::RDHUP;
+        epoll::add(&self.epoll, &stream, EventData::new_u64(token), flags)?;
+        let conn = Conn {
+            stream,
+            peer: ControlPeer::accepted(random),
+            handshake: Some(Deadline::after(HANDSHAKE_TIMEOUT)),
+            output: false,
+        };
+        self.conns.insert(token, conn);
+        Ok(token)
+    }
+
+    fn serve_peer(&mut self, token: u64, flags: EventFlags) {
+        // What came before an end is served before the end is.
+        let readable = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
+        if flags.intersects(readable) {
+            let read = self.read(token);
+            self.act();
+            if let Err(why) = read {
+                self.flush(token);
+                self.disconnect(token, &why);
+                return;
+            }
+        }
+        self.flush(token);
+    }
+
+    /// One read, and all messages that are whole by then. An error ends the connection.
+    fn read(&mut self, token: u64) -> Result<(), String> {
+        let Some(conn) = self.conns.get_mut(&token) else {
+            return Ok(());
+        };
+        let count = match conn.stream.read(&mut self.scratch) {
+            Ok(0) => return Err("closed by the peer".into()),
+            Ok(count) => count,
+            Err(error) => {
+                use io::ErrorKind::{Interrupted, WouldBlock};
+                let harmless = matches!(error.kind(), WouldBlock | Interrupted);
+                return if harmless {
+                    Ok(())
+                } else {
+                    Err(error.to_string())
+                };
+            }
+        };
+        let mut fed = 0;
+        while fed < count {
+            let Some(conn) = self.conns.get_mut(&token) else {
+                return Ok(());
+            };
+            fed += conn.peer.feed(&self.scratch[fed..count]);
+            while self.take_one(token)? {}
+        }
+        Ok(())
+    }
+
+    /// Handles the next whole message; `false` when there is none.
+    fn take_one(&mut self, token: u64) -> Result<bool, String> {
+        let now = clock::now().saturating_duration_since(self.start);
+        let Some(conn) = self.conns.get_mut(&token) else {
+            return Ok(false);
+        };
+        let state = &mut self.state;
+        let event = conn
+            .peer
+            .next(&self.listening.policy, |hello| state.admit(hello));
+        match event.map_err(|error| error.to_string())? {
+            None => return Ok(false),
+            Some(PeerEvent::Admitted(hello)) => {
+                conn.handshake = None;
+                state.connected(PeerId(token), &hello);
+            }
+            Some(PeerEvent::Message(frame)) if frame.kind() == kind::ORDER_ANSWER => {
+                let (id, answer) = control::decode(&frame).map_err(|error| error.to_string())?;
+                state.answered(now, PeerId(token), id, answer);
+            }
+            Some(PeerEvent::Message(frame)) => {
+                let (id, request) = control::decode(&frame).map_err(|error| error.to_string())?;
+                state.request(now, PeerId(token), id, request);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Does what the state machine wants, and what comes of that.
+    fn act(&mut self) {
+        loop {
+            let actions = self.state.take_actions();
+            if actions.is_empty() {
+                self.listening.policy.ids.epoch = self.state.epoch();
+                return;
+            }
+            for action in actions {
+                match action {
+                    Action::Answer(peer, id, answer) => self.send(peer, id, &answer),
+                    Action::Order(peer, id, order) => self.send(peer, id, &order),
+                    Action::Notify(peer, notice) => self.send(peer, 0, &notice),
+                    Action::Files(op, task) => {
+                        if let Some(done) = self.files.perform(op, task) {
+                            let now = self.now();
+                            self.state.files_done(now, op, done);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn send<M: Message>(&mut self, peer: PeerId, id: u64, message: &M) {
+        let Some(conn) = self.conns.get_mut(&peer.0) else {
+            return;
+        };
+        match conn.peer.queue(id, message) {
+            Ok(()) => self.flush(peer.0),
+            Err(error) => self.disconnect(peer.0, &error.to_string()),
+        }
+    }
+
+    /// Writes what the socket takes; the rest waits until it takes more.
+    fn flush(&mut self, token: u64) {
+        let Some(conn) = self.conns.get_mut(&token) else {
+            return;
+        };
+        while !conn.peer.outgoing().is_empty() {
+            match conn.stream.write(conn.peer.outgoing()) {
+                Ok(count) => conn.peer.sent(count),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return self.disconnect(token, &error.to_string()),
+            }
+        }
+        let output = !conn.peer.outgoing().is_empty();
+        if output != conn.output {
+            conn.output = output;
+            let base = EventFlags::IN | EventFlags::RDHUP;
+            let flags = if output { base | EventFlags::OUT } else { base };
+            let data = EventData::new_u64(token);
+            if let Err(error) = epoll::modify(&self.epoll, &conn.stream, data, flags) {
+                self.disconnect(token, &error.to_string());
+            }
+        }
+    }
+
+    fn disconnect(&mut self, token: u64, why: &str) {
+        if self.conns.remove(&token).is_some() {
+            tracing::debug!(token, why, "a connection ended");
+            let now = self.now();
+            self.state.closed(now, PeerId(token));
+        }
+    }
+}

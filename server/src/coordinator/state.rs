@@ -1,0 +1,398 @@
+//! The coordinator without its sockets: messages and the passing of time in, actions out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewater_transport::ids::{ServerId, TableId, WorkerId};
+use tidewater_transport::wire::control::{
+    CoordinatorAnswer, CoordinatorRequest, Notice, Order, OrderAnswer, ServerMember, WorkerState,
+};
+use tidewater_transport::wire::hello::{RANK_ANY, Role};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::barriers::Waiter;
+use super::jobs::Job;
+use super::models::ModelOp;
+use super::tables::TableEntry;
+use crate::checkpoint::Manifest;
+
+/// A connection, as the event loop numbers it; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerId(pub u64);
+
+/// A request that awaits its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Asker {
+    pub(super) peer: PeerId,
+    pub(super) id: u64,
+}
+
+/// What happens when a worker's connection ends before the worker said that it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LostWorker {
+    /// The job fails: everybody in it is told, and the cluster ends.
+    #[default]
+    FailJob,
+    /// The others go on without it: clocks do not wait for it any more.
+    GoOn,
+}
+
+/// How many processes there will be, and who ends them.
+#[derive(Debug, Clone)]
+pub struct CoordinatorConfig {
+    /// Servers of the cluster: tables are made when they are all there.
+    pub servers: u32,
+    /// Workers of each job; 0 for a service, where nobody knows.
+    pub workers: u32,
+    /// What a lost worker means.
+    pub on_lost: LostWorker,
+    /// Whether the cluster ends by itself when its workers have finished or the job has failed. Not
+    /// under a launcher, which ends the processes it started and tells a failure by who ends first;
+    /// not for a service.
+    pub ends_itself: bool,
+}
+
+/// What the event loop is to do. Actions for peers that are gone are dropped.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Answer a request.
+    Answer(PeerId, u64, CoordinatorAnswer),
+    /// Order a server, under this request id.
+    Order(PeerId, u64, Order),
+    /// Tell something.
+    Notify(PeerId, Notice),
+    /// Do something with files, then call [`Coordinator::files_done`] with the operation's number.
+    Files(u64, FileTask),
+}
+
+/// What saves and loads want of the file system.
+#[derive(Debug, Clone, PartialEq)]
+pub enum FileTask {
+    /// Make the directory and lock it: a save is about to begin.
+    BeginSave(String),
+    /// All parts are written: write the manifest, remove what it replaces, unlock.
+    Commit(Box<Manifest>),
+    /// The save failed: remove these parts, unlock. Nothing to report.
+    Abandon(Vec<String>),
+    /// Lock the directory against saves and read its manifest.
+    BeginLoad(String),
+    /// The load is over: unlock. Nothing to report.
+    EndLoad,
+}
+
+/// What came of a [`FileTask`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum FileDone {
+    /// The directory is there and locked.
+    Begun,
+    /// The manifest is on disk.
+    Committed,
+    /// The directory is locked; this is its manifest.
+    Manifest(Box<Manifest>),
+}
+
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) role: Role,
+    pub(super) rank: u32,
+    pub(super) namespace: String,
+    pub(super) joined: bool,
+    /// Its end is no loss.
+    pub(super) leaving: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Server {
+    pub(super) peer: PeerId,
+    /// `None` until it joined.
+    pub(super) member: Option<ServerMember>,
+    /// It is being told of a membership; one telling at a time.
+    pub(super) telling: bool,
+    /// Jobs whose members changed meanwhile.
+    pub(super) untold: Vec<String>,
+}
+
+/// What an order was for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Create(TableId),
+    Release(TableId),
+    /// The answer does not matter.
+    Cleanup,
+    Members,
+    Save(u64),
+    Load(u64),
+    Shutdown,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Running,
+    Stopping(Duration),
+    Ended,
+}
+
+/// The state machine. Times are on a clock of the caller's that begins anywhere and never goes back.
+#[derive(Debug)]
+pub struct Coordinator {
+    pub(super) config: CoordinatorConfig,
+    pub(super) now: Duration,
+    pub(super) peers: BTreeMap<PeerId, Peer>,
+    pub(super) servers: BTreeMap<ServerId, Server>,
+    pub(super) jobs: BTreeMap<String, Job>,
+    pub(super) tables: BTreeMap<TableId, TableEntry>,
+    pub(super) last_table: u32,
+    pub(super) orders: BTreeMap<u64, (PeerId, Purpose)>,
+    pub(super) last_order: u64,
+    pub(super) models: BTreeMap<u64, ModelOp>,
+    pub(super) last_model: u64,
+    pub(super) epoch: u64,
+    pub(super) revision: u64,
+    pub(super) phase: Phase,
+    pub(super) actions: Vec<Action>,
+}
+
+impl Coordinator {
+    /// Of a cluster in which nobody is yet.
+    pub fn new(config: CoordinatorConfig) -> Self {
+        Self {
+            config,
+            now: Duration::ZERO,
+            peers: BTreeMap::new(),
+            servers: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            tables: BTreeMap::new(),
+            last_table: 0,
+            orders: BTreeMap::new(),
+            last_order: 0,
+            models: BTreeMap::new(),
+            last_model: 0,
+            epoch: 1,
+            revision: 0,
+            phase: Phase::Running,
+            actions: Vec::new(),
+        }
+    }
+
+    /// What is to be done, in this order.
+    pub fn take_actions(&mut self) -> Vec<Action> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Whether nothing more is to come: flush and exit.
+    pub fn is_ended(&self) -> bool {
+        self.phase == Phase::Ended
+    }
+
+    /// The cluster's epoch.
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The next time at which [`Self::tick`] has something to do.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        let stopping = match self.phase {
+            Phase::Stopping(deadline) => Some(deadline),
+            _ => None,
+        };
+        let barriers = self
+            .jobs
+            .values()
+            .filter_map(|job| job.barriers.next_deadline());
+        let models = self.models.values().map(|op| op.deadline);
+        barriers.chain(models).chain(stopping).min()
+    }
+
+    /// A request of a peer.
+    pub fn request(&mut self, now: Duration, peer: PeerId, id: u64, request: CoordinatorRequest) {
+        self.tick(now);
+        if !self.peers.contains_key(&peer) {
+            return;
+        }
+        let asker = Asker { peer, id };
+        match self.handle(asker, request) {
+            Ok(Some(answer)) => self.answer(asker, answer),
+            Ok(None) => {}
+            Err(refusal) => self.answer(asker, CoordinatorAnswer::Refused(refusal)),
+        }
+    }
+
+    /// A server's answer to an order.
+    pub fn answered(&mut self, now: Duration, peer: PeerId, id: u64, answer: OrderAnswer) {
+        self.tick(now);
+        // Nobody answers for another: an id that is not this peer's is as unknown.
+        let Some(&(_, purpose)) = self.orders.get(&id).filter(|(to, _)| *to == peer) else {
+            return;
+        };
+        self.orders.remove(&id);
+        let Some(server) = self.peers.get(&peer).map(|peer| ServerId(peer.rank)) else {
+            return;
+        };
+        match purpose {
+            Purpose::Create(table) => self.table_created(table, server, answer),
+            Purpose::Release(table) => self.table_released(table, server),
+            Purpose::Cleanup => {}
+            Purpose::Members => self.members_told(server),
+            Purpose::Save(op) => self.part_saved(op, server, answer),
+            Purpose::Load(op) => self.part_loaded(op, server, answer),
+            Purpose::Shutdown => {
+                if let Some(peer) = self.peers.get_mut(&peer) {
+                    peer.leaving = true;
+                }
+            }
+        }
+    }
+
+    /// A connection has ended.
+    pub fn closed(&mut self, now: Duration, id: PeerId) {
+        self.tick(now);
+        let Some(peer) = self.peers.remove(&id) else {
+            return;
+        };
+        match peer.role {
+            Role::Server => self.server_gone(&peer),
+            Role::Worker => self.worker_gone(&peer),
+            Role::Coordinator | Role::Admin => {}
+        }
+        if matches!(self.phase, Phase::Stopping(_)) && self.servers.is_empty() {
+            self.phase = Phase::Ended;
+        }
+    }
+
+    /// Time passes.
+    pub fn tick(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        if matches!(self.phase, Phase::Stopping(deadline) if deadline <= self.now) {
+            self.phase = Phase::Ended;
+        }
+        self.expire_barriers();
+        self.expire_models();
+    }
+
+    fn handle(
+        &mut self,
+        asker: Asker,
+        request: CoordinatorRequest,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        use CoordinatorRequest as Ask;
+        let Some(peer) = self.peers.get(&asker.peer) else {
+            return Err(bad("unknown peer"));
+        };
+        let namespace = peer.namespace.clone();
+        match (&request, peer.role, peer.joined) {
+            (Ask::Goodbye, ..) => return Ok(Some(self.goodbye(asker.peer))),
+            (Ask::Members, ..) => {
+                return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
+            }
+            (Ask::Join(_), Role::Server | Role::Worker, false) => {}
+            (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
+            (_, _, false) => return Err(bad("join first")),
+            (Ask::Failed { .. }, ..) | (Ask::Finished, Role::Worker, _) => {}
+            (_, Role::Worker, _) => self.check_healthy(&namespace)?,
+            _ => return Err(bad("only workers ask for this")),
+        }
+        match request {
+            Ask::Join(join) => self.join(asker.peer, join).map(Some),
+            Ask::CreateTable(spec) => self.create_table(asker, &namespace, spec),
+            Ask::OpenTable { name } => self.open_table(asker, &namespace, &name),
+            Ask::ReleaseTable { id } => self.release_table(asker, &namespace, id),
+            Ask::Barrier {
+                name,
+                count,
+                timeout_ms,
+            } => {
+                let wait = Duration::from_millis(timeout_ms);
+                self.barrier(asker, &namespace, &name, count, wait)
+                    .map(|()| None)
+            }
+            Ask::Save { dir } => self.begin_save(asker, &namespace, dir).map(|()| None),
+            Ask::Load { dir } => self.begin_load(asker, &namespace, dir).map(|()| None),
+            Ask::Finished => {
+                self.worker_ends(asker.peer, WorkerState::Finished);
+                Ok(Some(CoordinatorAnswer::Done))
+            }
+            Ask::Failed { reason } => {
+                self.answer(asker, CoordinatorAnswer::Done);
+                self.peer_failed(asker.peer, &reason);
+                Ok(None)
+            }
+            Ask::Members | Ask::Goodbye => Ok(None),
+        }
+    }
+
+    fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
+        if self.phase != Phase::Running {
+            return Err(Refusal::new(RefusalCode::ShuttingDown, [0; 4]));
+        }
+        let failed = self.jobs.get(namespace).and_then(|job| job.failed.clone());
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn barrier(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        name: &str,
+        count: u32,
+        wait: Duration,
+    ) -> Result<(), Refusal> {
+        let worker = WorkerId(
+            self.peers
+                .get(&asker.peer)
+                .map_or(RANK_ANY, |peer| peer.rank),
+        );
+        let waiter = Waiter {
+            worker,
+            asker,
+            deadline: self.now.saturating_add(wait),
+        };
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return Err(bad("no such job"));
+        };
+        for released in job.barriers.arrive(name, count, waiter)? {
+            self.answer(released.asker, CoordinatorAnswer::Done);
+        }
+        Ok(())
+    }
+
+    fn expire_barriers(&mut self) {
+        let mut answers = Vec::new();
+        for job in self.jobs.values_mut() {
+            for expired in job.barriers.expire(self.now) {
+                let (missing, numbers) = job.missing(&expired.present);
+                let text = format!(
+                    "barrier \"{}\": {} of {} came; missing: {missing}",
+                    expired.name,
+                    expired.present.len(),
+                    expired.count
+                );
+                let refusal = Refusal::new(RefusalCode::Timeout, numbers).with_text(text);
+                answers.push((expired.waiter.asker, refusal));
+            }
+        }
+        for (asker, refusal) in answers {
+            self.answer(asker, CoordinatorAnswer::Refused(refusal));
+        }
+    }
+
+    pub(super) fn order(&mut self, number: ServerId, purpose: Purpose, order: Order) {
+        if let Some(server) = self.servers.get(&number) {
+            self.last_order += 1;
+            self.orders.insert(self.last_order, (server.peer, purpose));
+            self.actions
+                .push(Action::Order(server.peer, self.last_order, order));
+        }
+    }
+
+    pub(super) fn answer(&mut self, asker: Asker, answer: CoordinatorAnswer) {
+        if self.peers.contains_key(&asker.peer) {
+            self.actions
+                .push(Action::Answer(asker.peer, asker.id, answer));
+        }
+    }
+}
+
+/// A request that makes no sense.
+pub(super) fn bad(why: &str) -> Refusal {
+    Refusal::new(RefusalCode::BadRequest, [0; 4]).with_text(why)
+}

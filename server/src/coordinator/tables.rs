@@ -1,0 +1,326 @@
+//! The table catalogue: a table exists when every server has its share.
+
+use std::collections::BTreeSet;
+
+use tidewater_transport::ids::{ServerId, TableId};
+use tidewater_transport::limits::TABLES_MAX;
+use tidewater_transport::placement::Placement;
+use tidewater_transport::table::TableSpec;
+use tidewater_transport::wire::control::{CoordinatorAnswer, Order, OrderAnswer, TableInfo};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::state::{Asker, Coordinator, Purpose};
+
+/// How far a table is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Not all servers have joined.
+    Waiting,
+    /// Servers are making it.
+    Making {
+        missing: BTreeSet<ServerId>,
+        made: Vec<ServerId>,
+        refused: Option<Refusal>,
+    },
+    /// Made; a load is filling it.
+    Filling,
+    /// It can be used.
+    Ready,
+    /// Servers are releasing it. Its name is free already.
+    Releasing(BTreeSet<ServerId>),
+}
+
+/// A table of some job.
+#[derive(Debug)]
+pub(super) struct TableEntry {
+    pub(super) namespace: String,
+    pub(super) info: TableInfo,
+    pub(super) stage: Stage,
+    /// Who waits for the end of this stage.
+    pub(super) askers: Vec<Asker>,
+    /// The load that makes it.
+    pub(super) load: Option<u64>,
+}
+
+impl Coordinator {
+    pub(super) fn create_table(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        spec: TableSpec,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        if let Some(id) = self.table_named(namespace, &spec.name) {
+            return self.table_when_ready(asker, id, Some(&spec));
+        }
+        let id = self.add_table(namespace, spec, None)?;
+        if let Some(table) = self.tables.get_mut(&id) {
+            table.askers.push(asker);
+        }
+        if self.is_complete() {
+            self.make_table(id);
+        }
+        Ok(None)
+    }
+
+    pub(super) fn open_table(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let id = self.table_named(namespace, name).ok_or_else(|| {
+            Refusal::new(RefusalCode::UnknownTable, [0; 4]).with_text(format!("\"{name}\""))
+        })?;
+        self.table_when_ready(asker, id, None)
+    }
+
+    pub(super) fn release_table(
+        &mut self,
+        asker: Asker,
+        namespace: &str,
+        id: TableId,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let numbers = [u64::from(id.0), 0, 0, 0];
+        // Tables of other jobs are as good as none.
+        let table = self
+            .tables
+            .get_mut(&id)
+            .filter(|table| table.namespace == namespace);
+        let table = table.ok_or_else(|| Refusal::new(RefusalCode::UnknownTable, numbers))?;
+        match table.stage {
+            Stage::Releasing(_) => table.askers.push(asker),
+            Stage::Ready => {
+                table.askers.push(asker);
+                self.start_release(id);
+            }
+            Stage::Waiting | Stage::Making { .. } | Stage::Filling => {
+                let refusal = Refusal::new(RefusalCode::BadRequest, numbers);
+                return Err(refusal.with_text("the table is still being made"));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Enters a table that is yet to be made.
+    pub(super) fn add_table(
+        &mut self,
+        namespace: &str,
+        spec: TableSpec,
+        load: Option<u64>,
+    ) -> Result<TableId, Refusal> {
+        let id = TableId(self.last_table + 1);
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return Err(super::state::bad("no such job"));
+        };
+        if job.tables.len() == TABLES_MAX {
+            let most = TABLES_MAX as u64;
+            let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
+            return Err(refusal.with_text("tables of a job"));
+        }
+        self.last_table = id.0;
+        job.tables.insert(spec.name.clone(), id);
+        let info = TableInfo {
+            id,
+            spec,
+            placement: Placement(Vec::new()),
+        };
+        let (namespace, stage) = (namespace.to_owned(), Stage::Waiting);
+        self.tables.insert(
+            id,
+            TableEntry {
+                namespace,
+                info,
+                stage,
+                askers: Vec::new(),
+                load,
+            },
+        );
+        Ok(id)
+    }
+
+    pub(super) fn make_waiting_tables(&mut self) {
+        let waiting = self
+            .tables
+            .iter()
+            .filter(|(_, table)| table.stage == Stage::Waiting);
+        for id in waiting.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.make_table(id);
+        }
+    }
+
+    /// Places a table and orders every server to make its share.
+    pub(super) fn make_table(&mut self, id: TableId) {
+        let (appliers, servers) = (self.appliers(), self.joined_servers());
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
+        table.info.placement = Placement::round_robin(table.info.spec.partitions, &appliers);
+        table.stage = Stage::Making {
+            missing: servers.iter().copied().collect(),
+            made: Vec::new(),
+            refused: None,
+        };
+        let (namespace, info) = (table.namespace.clone(), table.info.clone());
+        for server in servers {
+            let order = Order::CreateTable {
+                namespace: namespace.clone(),
+                table: info.clone(),
+            };
+            self.order(server, Purpose::Create(id), order);
+        }
+    }
+
+    /// A server has made its share, or cannot.
+    pub(super) fn table_created(&mut self, id: TableId, server: ServerId, answer: OrderAnswer) {
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
+        let Stage::Making {
+            missing,
+            made,
+            refused,
+        } = &mut table.stage
+        else {
+            return;
+        };
+        missing.remove(&server);
+        match answer {
+            OrderAnswer::Done => made.push(server),
+            other => {
+                refused.get_or_insert(refusal_of(server, other));
+            }
+        }
+        if !missing.is_empty() {
+            return;
+        }
+        let (made, refused) = (std::mem::take(made), refused.take());
+        match (refused, table.load) {
+            (None, Some(op)) => {
+                table.stage = Stage::Filling;
+                self.load_table_made(op, id);
+            }
+            (None, None) => self.table_ready(id),
+            (Some(refusal), load) => {
+                self.drop_table(id, made, &refusal);
+                if let Some(op) = load {
+                    self.load_failed(op, refusal);
+                }
+            }
+        }
+    }
+
+    /// The table can be used; whoever waits for it gets it.
+    pub(super) fn table_ready(&mut self, id: TableId) {
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
+        table.stage = Stage::Ready;
+        table.load = None;
+        let (askers, info) = (std::mem::take(&mut table.askers), table.info.clone());
+        for asker in askers {
+            self.answer(asker, CoordinatorAnswer::Table(info.clone()));
+        }
+    }
+
+    /// A table that cannot be had: as if it had never been asked for.
+    pub(super) fn drop_table(&mut self, id: TableId, made: Vec<ServerId>, refusal: &Refusal) {
+        let Some(table) = self.tables.remove(&id) else {
+            return;
+        };
+        if let Some(job) = self.jobs.get_mut(&table.namespace) {
+            job.tables.remove(&table.info.spec.name);
+        }
+        for server in made {
+            self.order(server, Purpose::Cleanup, Order::ReleaseTable { id });
+        }
+        for asker in table.askers {
+            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
+        }
+    }
+
+    pub(super) fn start_release(&mut self, id: TableId) {
+        let servers = self.joined_servers();
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
+        table.stage = Stage::Releasing(servers.iter().copied().collect());
+        if let Some(job) = self.jobs.get_mut(&table.namespace) {
+            job.tables.remove(&table.info.spec.name);
+        }
+        for server in servers {
+            self.order(server, Purpose::Release(id), Order::ReleaseTable { id });
+        }
+    }
+
+    /// A server has released its share. One that refuses does not have it: the same.
+    pub(super) fn table_released(&mut self, id: TableId, server: ServerId) {
+        let Some(table) = self.tables.get_mut(&id) else {
+            return;
+        };
+        let Stage::Releasing(missing) = &mut table.stage else {
+            return;
+        };
+        missing.remove(&server);
+        if missing.is_empty() {
+            let askers = std::mem::take(&mut table.askers);
+            self.tables.remove(&id);
+            for asker in askers {
+                self.answer(asker, CoordinatorAnswer::Done);
+            }
+        }
+    }
+
+    pub(super) fn table_named(&self, namespace: &str, name: &str) -> Option<TableId> {
+        self.jobs.get(namespace)?.tables.get(name).copied()
+    }
+
+    /// The table now, or an entry among those who wait for it.
+    fn table_when_ready(
+        &mut self,
+        asker: Asker,
+        id: TableId,
+        spec: Option<&TableSpec>,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let numbers = [u64::from(id.0), 0, 0, 0];
+        let Some(table) = self.tables.get_mut(&id) else {
+            return Err(Refusal::new(RefusalCode::UnknownTable, numbers));
+        };
+        if let Some(difference) = spec.and_then(|spec| difference(&table.info.spec, spec)) {
+            return Err(Refusal::new(RefusalCode::TableDiffers, numbers).with_text(difference));
+        }
+        if table.stage == Stage::Ready {
+            return Ok(Some(CoordinatorAnswer::Table(table.info.clone())));
+        }
+        table.askers.push(asker);
+        Ok(None)
+    }
+}
+
+/// What a server answered instead of what was due.
+pub(super) fn refusal_of(server: ServerId, answer: OrderAnswer) -> Refusal {
+    match answer {
+        OrderAnswer::Refused(mut refusal) => {
+            let text = std::mem::take(&mut refusal.text);
+            refusal.with_text(format!("server {server}: {text}"))
+        }
+        _ => super::state::bad(&format!("server {server} answers another order")),
+    }
+}
+
+/// The fields in which two definitions differ; `None` for equal ones.
+pub(super) fn difference(have: &TableSpec, want: &TableSpec) -> Option<String> {
+    if have == want {
+        return None;
+    }
+    let mut fields = Vec::new();
+    macro_rules! compare {
+        ($($field:ident)*) => {$(
+            if have.$field != want.$field {
+                let name = stringify!($field);
+                fields.push(format!("{name} is {:?}, asked for {:?}", have.$field, want.$field));
+            }
+        )*};
+    }
+    compare!(shape dtype optimizer init seed effect finite_check domain partitions);
+    Some(format!("table \"{}\": {}", have.name, fields.join("; ")))
+}

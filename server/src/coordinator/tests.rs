@@ -1,0 +1,713 @@
+//! The state machine without sockets: who is answered what, and what servers are ordered.
+
+use std::time::Duration;
+
+use tidewater_transport::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
+use tidewater_transport::table::{DType, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_transport::wire::control::{
+    CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock, Endpoints, Join, Members,
+    Notice, Order, OrderAnswer, SavedPart, WorkerState,
+};
+use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::state::{
+    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, LostWorker, PeerId,
+};
+use crate::checkpoint::Manifest;
+
+const APPLIERS: u16 = 2;
+
+fn hello(role: Role, rank: u32, namespace: &str) -> Hello {
+    Hello {
+        features: Features::default(),
+        ids: Ids::default(),
+        namespace: namespace.into(),
+        role,
+        rank,
+        purpose: Purpose::Control,
+        random: [1; 32],
+    }
+}
+
+fn spec(name: &str) -> TableSpec {
+    TableSpec {
+        name: name.into(),
+        shape: Shape::Sparse { dim: 4 },
+        dtype: DType::F32,
+        optimizer: Optimizer::Sgd { lr: 0.1 },
+        init: Init::Zeros,
+        seed: 1,
+        effect: Effect::Immediate,
+        finite_check: true,
+        domain: DomainId(0),
+        partitions: 8,
+    }
+}
+
+/// A coordinator, and everything it wants done.
+struct Rig {
+    state: Coordinator,
+    now: Duration,
+    next: u64,
+    actions: Vec<Action>,
+}
+
+impl Rig {
+    fn new(servers: u32, workers: u32, on_lost: LostWorker, ends_itself: bool) -> Self {
+        let config = CoordinatorConfig {
+            servers,
+            workers,
+            on_lost,
+            ends_itself,
+        };
+        let (state, now) = (Coordinator::new(config), Duration::ZERO);
+        Self {
+            state,
+            now,
+            next: 1,
+            actions: Vec::new(),
+        }
+    }
+
+    fn enter(&mut self, role: Role, rank: u32, namespace: &str) -> Result<PeerId, Refusal> {
+        let hello = hello(role, rank, namespace);
+        self.state.admit(&hello)?;
+        let peer = PeerId(self.next);
+        self.next += 1;
+        self.state.connected(peer, &hello);
+        let join = Join {
+            host: "h".into(),
+            host_id: "boot".into(),
+            pid: 1,
+            incarnation: Incarnation(u64::from(rank)),
+            endpoints: Endpoints {
+                tcp: "h:1".into(),
+                unix: String::new(),
+            },
+            appliers: if role == Role::Server { APPLIERS } else { 0 },
+        };
+        self.ask(peer, 1, Ask::Join(join));
+        let Some(Answer::Joined(_)) = self.answer(peer, 1) else {
+            panic!("not joined: {:?}", self.actions)
+        };
+        Ok(peer)
+    }
+
+    fn server(&mut self, number: u32) -> PeerId {
+        self.enter(Role::Server, number, "ops").unwrap()
+    }
+
+    fn worker(&mut self, rank: u32) -> PeerId {
+        self.enter(Role::Worker, rank, "job").unwrap()
+    }
+
+    fn ask(&mut self, peer: PeerId, id: u64, request: Ask) {
+        self.state.request(self.now, peer, id, request);
+        self.actions.extend(self.state.take_actions());
+    }
+
+    fn close(&mut self, peer: PeerId) {
+        self.state.closed(self.now, peer);
+        self.actions.extend(self.state.take_actions());
+    }
+
+    /// The answer to a request, if it was given, once.
+    fn answer(&mut self, peer: PeerId, id: u64) -> Option<Answer> {
+        let is_it = |a: &Action| matches!(a, Action::Answer(p, i, _) if (*p, *i) == (peer, id));
+        let at = self.actions.iter().position(is_it)?;
+        match self.actions.remove(at) {
+            Action::Answer(_, _, answer) => Some(answer),
+            _ => None,
+        }
+    }
+
+    fn refusal(&mut self, peer: PeerId, id: u64) -> Refusal {
+        match self.answer(peer, id) {
+            Some(Answer::Refused(refusal)) => refusal,
+            other => panic!("{other:?} instead of a refusal"),
+        }
+    }
+
+    /// Orders of a server, which it has then taken.
+    fn orders(&mut self, server: PeerId) -> Vec<(u64, Order)> {
+        let is_its = |a: &Action| matches!(a, Action::Order(p, ..) if *p == server);
+        let taken = self.actions.extract_if(.., |action| is_its(action));
+        taken
+            .filter_map(|action| match action {
+                Action::Order(_, id, order) => Some((id, order)),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The server answers all of its orders in the same way.
+    fn obey(&mut self, server: PeerId, answer: &OrderAnswer) -> Vec<Order> {
+        let orders = self.orders(server);
+        for (id, _) in &orders {
+            self.state.answered(self.now, server, *id, answer.clone());
+        }
+        self.actions.extend(self.state.take_actions());
+        orders.into_iter().map(|(_, order)| order).collect()
+    }
+
+    fn notices(&mut self, peer: PeerId) -> Vec<Notice> {
+        let is_its = |a: &Action| matches!(a, Action::Notify(p, _) if *p == peer);
+        let told = self.actions.extract_if(.., |action| is_its(action));
+        told.filter_map(|action| match action {
+            Action::Notify(_, notice) => Some(notice),
+            _ => None,
+        })
+        .collect()
+    }
+
+    fn file_task(&mut self) -> (u64, FileTask) {
+        let at = self
+            .actions
+            .iter()
+            .position(|a| matches!(a, Action::Files(..)))
+            .unwrap();
+        match self.actions.remove(at) {
+            Action::Files(op, task) => (op, task),
+            _ => unreachable!("found by its kind"),
+        }
+    }
+
+    fn file_done(&mut self, op: u64, done: Result<FileDone, Refusal>) {
+        self.state.files_done(self.now, op, done);
+        self.actions.extend(self.state.take_actions());
+    }
+}
+
+fn members_of(order: &Order) -> &Members {
+    match order {
+        Order::MembersChanged { members, .. } => members,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_table_is_made_when_the_last_server_comes_and_told_when_all_have_it() {
+    let mut rig = Rig::new(2, 2, LostWorker::FailJob, false);
+    let (s0, w0) = (rig.server(0), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    assert!(rig.orders(s0).is_empty(), "not all servers are there");
+    let s1 = rig.server(1);
+    let made = rig.obey(s0, &OrderAnswer::Done);
+    let [Order::CreateTable { namespace, table }] = &made[..] else {
+        panic!("{made:?}")
+    };
+    assert_eq!((namespace.as_str(), table.spec.name.as_str()), ("job", "a"));
+    // Every applier of every server has its share.
+    let mut owners = table.placement.0.clone();
+    owners.sort();
+    owners.dedup();
+    let expected = [(0, 0), (0, 1), (1, 0), (1, 1)];
+    let found: Vec<_> = owners.iter().map(|o| (o.server.0, o.applier.0)).collect();
+    assert_eq!(
+        (found.as_slice(), ApplierId(1)),
+        (&expected[..], owners[1].applier)
+    );
+    assert_eq!(rig.answer(w0, 2), None, "server 1 has not answered");
+    // A second creator waits for the same table, and is no second creation.
+    let w1 = rig.worker(1);
+    rig.ask(w1, 2, Ask::CreateTable(spec("a")));
+    rig.obey(s1, &OrderAnswer::Done);
+    let (Some(Answer::Table(a)), Some(Answer::Table(b))) = (rig.answer(w0, 2), rig.answer(w1, 2))
+    else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(a, b);
+    rig.ask(w1, 3, Ask::OpenTable { name: "a".into() });
+    assert_eq!(rig.answer(w1, 3), Some(Answer::Table(a)));
+    assert!(rig.orders(s0).is_empty() && rig.orders(s1).is_empty());
+}
+
+#[test]
+fn another_definition_is_refused_with_the_difference() {
+    let mut rig = Rig::new(1, 1, LostWorker::FailJob, false);
+    let (s0, w0) = (rig.server(0), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    let mut other = spec("a");
+    (other.shape, other.seed) = (Shape::Sparse { dim: 5 }, 2);
+    for stage in ["being made", "ready"] {
+        rig.ask(w0, 3, Ask::CreateTable(other.clone()));
+        let refusal = rig.refusal(w0, 3);
+        assert_eq!(refusal.code, RefusalCode::TableDiffers, "{stage}");
+        let text = refusal.text;
+        assert!(
+            text.contains("dim: 4") && text.contains("seed is 1, asked for 2"),
+            "{text}"
+        );
+        assert!(!text.contains("optimizer"), "{text}");
+        rig.obey(s0, &OrderAnswer::Done);
+    }
+}
+
+#[test]
+fn what_one_server_cannot_make_is_taken_back_from_the_others() {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    rig.obey(s0, &OrderAnswer::Done);
+    let full = Refusal::new(RefusalCode::OutOfMemory, [9, 0, 0, 0]).with_text("full");
+    rig.obey(s1, &OrderAnswer::Refused(full));
+    let refusal = rig.refusal(w0, 2);
+    assert_eq!(
+        (refusal.code, refusal.numbers[0]),
+        (RefusalCode::OutOfMemory, 9)
+    );
+    assert!(refusal.text.contains("server 1: full"), "{}", refusal.text);
+    let undone = rig.obey(s0, &OrderAnswer::Done);
+    assert!(
+        matches!(undone[..], [Order::ReleaseTable { .. }]),
+        "{undone:?}"
+    );
+    assert!(rig.orders(s1).is_empty());
+    // The name is free again, its number is not used twice.
+    rig.ask(w0, 3, Ask::CreateTable(spec("a")));
+    let again = rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s1, &OrderAnswer::Done);
+    let [Order::CreateTable { table, .. }] = &again[..] else {
+        panic!("{again:?}")
+    };
+    assert_eq!(table.id, TableId(2));
+    assert!(matches!(rig.answer(w0, 3), Some(Answer::Table(_))));
+}
+
+#[test]
+fn a_release_is_done_when_all_servers_say_so() {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s1, &OrderAnswer::Done);
+    let id = TableId(1);
+    rig.ask(w0, 3, Ask::ReleaseTable { id });
+    rig.obey(s0, &OrderAnswer::Done);
+    assert_eq!(rig.answer(w0, 3), None);
+    rig.obey(s1, &OrderAnswer::Done);
+    assert_eq!(rig.answer(w0, 3), Some(Answer::Done));
+    rig.ask(w0, 4, Ask::OpenTable { name: "a".into() });
+    assert_eq!(rig.refusal(w0, 4).code, RefusalCode::UnknownTable);
+    rig.ask(w0, 5, Ask::ReleaseTable { id });
+    assert_eq!(rig.refusal(w0, 5).code, RefusalCode::UnknownTable);
+}
+
+#[test]
+fn jobs_do_not_see_each_other() {
+    let mut rig = Rig::new(1, 0, LostWorker::FailJob, false);
+    let s0 = rig.server(0);
+    let a = rig.enter(Role::Worker, RANK_ANY, "a").unwrap();
+    let b = rig.enter(Role::Worker, RANK_ANY, "b").unwrap();
+    rig.ask(a, 2, Ask::CreateTable(spec("t")));
+    rig.obey(s0, &OrderAnswer::Done);
+    rig.ask(b, 2, Ask::OpenTable { name: "t".into() });
+    assert_eq!(rig.refusal(b, 2).code, RefusalCode::UnknownTable);
+    rig.ask(b, 3, Ask::ReleaseTable { id: TableId(1) });
+    assert_eq!(rig.refusal(b, 3).code, RefusalCode::UnknownTable);
+    // A barrier of the same name, each for its job.
+    let barrier = |count| Ask::Barrier {
+        name: "x".into(),
+        count,
+        timeout_ms: 9,
+    };
+    rig.ask(a, 3, barrier(2));
+    rig.ask(b, 4, barrier(1));
+    assert_eq!(
+        (rig.answer(a, 3), rig.answer(b, 4)),
+        (None, Some(Answer::Done))
+    );
+    // The failure of one is not the other's.
+    rig.close(b);
+    assert!(rig.notices(a).is_empty());
+    rig.ask(a, 5, Ask::OpenTable { name: "t".into() });
+    assert!(matches!(rig.answer(a, 5), Some(Answer::Table(_))));
+}
+
+#[test]
+fn a_barrier_opens_for_all_and_can_be_used_again() {
+    let mut rig = Rig::new(1, 3, LostWorker::FailJob, false);
+    let workers = [rig.worker(0), rig.worker(1), rig.worker(2)];
+    let barrier = |count| Ask::Barrier {
+        name: "x".into(),
+        count,
+        timeout_ms: 50,
+    };
+    for id in [2, 3] {
+        for (n, &worker) in workers.iter().enumerate() {
+            assert_eq!(rig.answer(workers[0], id), None, "{n} of 3 came");
+            rig.ask(worker, id, barrier(3));
+        }
+        for worker in workers {
+            assert_eq!(rig.answer(worker, id), Some(Answer::Done));
+        }
+    }
+    rig.ask(workers[0], 4, barrier(3));
+    rig.ask(workers[1], 4, barrier(2));
+    assert_eq!(rig.refusal(workers[1], 4).code, RefusalCode::BadRequest);
+    rig.ask(workers[1], 5, barrier(0));
+    assert_eq!(rig.refusal(workers[1], 5).code, RefusalCode::BadRequest);
+}
+
+#[test]
+fn a_barrier_that_times_out_names_who_is_missing() {
+    let mut rig = Rig::new(1, 4, LostWorker::GoOn, false);
+    let (w0, w1, w2) = (rig.worker(0), rig.worker(1), rig.worker(2));
+    rig.ask(w2, 2, Ask::Finished);
+    let barrier = |timeout_ms| Ask::Barrier {
+        name: "x".into(),
+        count: 4,
+        timeout_ms,
+    };
+    rig.ask(w0, 2, barrier(50));
+    rig.ask(w1, 2, barrier(u64::MAX));
+    assert_eq!(rig.state.next_deadline(), Some(Duration::from_millis(50)));
+    rig.now = Duration::from_millis(49);
+    rig.ask(w1, 3, Ask::Members);
+    assert_eq!(rig.answer(w0, 2), None);
+    rig.now = Duration::from_millis(50);
+    rig.ask(w1, 4, Ask::Members);
+    let refusal = rig.refusal(w0, 2);
+    assert_eq!(
+        (refusal.code, refusal.numbers),
+        (RefusalCode::Timeout, [2, 3, 0, 0])
+    );
+    let text = refusal.text;
+    assert!(text.contains("2 of 4 came"), "{text}");
+    assert!(
+        text.contains("rank 2 (finished), rank 3 (not yet joined)"),
+        "{text}"
+    );
+    assert_eq!(rig.answer(w1, 2), None, "the other one waits on");
+    // Who gave up and comes again counts once.
+    rig.ask(w0, 5, barrier(50));
+    assert_eq!((rig.answer(w0, 5), rig.answer(w1, 2)), (None, None));
+}
+
+#[test]
+fn ranks_are_given_once() {
+    let mut rig = Rig::new(1, 2, LostWorker::FailJob, false);
+    rig.server(0);
+    assert_eq!(
+        rig.enter(Role::Server, 0, "ops").unwrap_err().code,
+        RefusalCode::RankTaken
+    );
+    assert_eq!(
+        rig.enter(Role::Server, 1, "ops").unwrap_err().code,
+        RefusalCode::RankTaken
+    );
+    rig.worker(1);
+    let taken = rig.enter(Role::Worker, 1, "job").unwrap_err();
+    assert!(taken.code == RefusalCode::RankTaken && taken.text.contains("rank 1 is alive"));
+    assert_eq!(
+        rig.enter(Role::Worker, 2, "job").unwrap_err().code,
+        RefusalCode::BadRequest
+    );
+    rig.enter(Role::Worker, RANK_ANY, "job").unwrap();
+    assert_eq!(
+        rig.enter(Role::Worker, RANK_ANY, "job").unwrap_err().code,
+        RefusalCode::TooMany
+    );
+}
+
+#[test]
+fn nobody_asks_before_joining_and_a_connection_that_never_joined_is_no_loss() {
+    let mut rig = Rig::new(1, 2, LostWorker::FailJob, true);
+    let w0 = rig.worker(0);
+    let half = PeerId(99);
+    rig.state.connected(half, &hello(Role::Worker, 1, "job"));
+    rig.ask(half, 1, Ask::CreateTable(spec("a")));
+    assert!(rig.refusal(half, 1).text.contains("join first"));
+    rig.close(half);
+    assert!(rig.notices(w0).is_empty() && !rig.state.is_ended());
+    rig.worker(1);
+}
+
+#[test]
+fn a_lost_worker_fails_the_job_and_ends_the_cluster() {
+    let mut rig = Rig::new(1, 2, LostWorker::FailJob, true);
+    let (s0, w0, w1) = (rig.server(0), rig.worker(0), rig.worker(1));
+    rig.ask(
+        w0,
+        2,
+        Ask::Barrier {
+            name: "x".into(),
+            count: 2,
+            timeout_ms: 1 << 40,
+        },
+    );
+    rig.close(w1);
+    let refusal = rig.refusal(w0, 2);
+    assert_eq!(
+        (refusal.code, refusal.numbers[0]),
+        (RefusalCode::PeerFailed, 1)
+    );
+    let notices = rig.notices(w0);
+    assert_eq!(notices[0], Notice::PeerFailed(refusal));
+    assert!(matches!(notices[1], Notice::Shutdown { .. }), "{notices:?}");
+    rig.ask(w0, 3, Ask::CreateTable(spec("a")));
+    assert_eq!(rig.refusal(w0, 3).code, RefusalCode::ShuttingDown);
+    assert_eq!(rig.obey(s0, &OrderAnswer::Done), [Order::Shutdown]);
+    assert!(!rig.state.is_ended());
+    rig.close(s0);
+    assert!(rig.state.is_ended());
+}
+
+#[test]
+fn under_a_launcher_a_failure_is_told_and_the_launcher_ends_the_processes() {
+    let mut rig = Rig::new(1, 2, LostWorker::FailJob, false);
+    let (s0, w0, w1) = (rig.server(0), rig.worker(0), rig.worker(1));
+    rig.ask(
+        w1,
+        2,
+        Ask::Failed {
+            reason: "disk full".into(),
+        },
+    );
+    assert_eq!(rig.answer(w1, 2), Some(Answer::Done));
+    let notices = rig.notices(w0);
+    let [Notice::PeerFailed(refusal)] = &notices[..] else {
+        panic!("{notices:?}")
+    };
+    assert!(refusal.text.contains("worker 1: disk full"));
+    assert!(rig.orders(s0).is_empty() && !rig.state.is_ended());
+    rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
+    assert_eq!(rig.refusal(w0, 3).code, RefusalCode::PeerFailed);
+    rig.state.stop(rig.now, "told to");
+    rig.actions.extend(rig.state.take_actions());
+    assert_eq!(rig.obey(s0, &OrderAnswer::Done), [Order::Shutdown]);
+    rig.close(s0);
+    assert!(rig.state.is_ended());
+}
+
+#[test]
+fn a_cluster_that_goes_on_tells_servers_and_workers_who_is_lost() {
+    let mut rig = Rig::new(1, 3, LostWorker::GoOn, true);
+    let (s0, w0, w1, w2) = (rig.server(0), rig.worker(0), rig.worker(1), rig.worker(2));
+    rig.close(w1);
+    let state_of = |members: &Members, rank: u32| {
+        members
+            .workers
+            .iter()
+            .find(|w| w.id == WorkerId(rank))
+            .unwrap()
+            .state
+    };
+    let [Notice::MembersChanged(members)] = &rig.notices(w0)[..] else {
+        panic!("not told")
+    };
+    assert_eq!(state_of(members, 1), WorkerState::Lost);
+    // One telling at a time: what changes before the answer goes into the next one.
+    let first = rig.orders(s0);
+    assert_eq!(state_of(members_of(&first[0].1), 1), WorkerState::Lost);
+    rig.ask(w0, 2, Ask::Finished);
+    rig.ask(w2, 2, Ask::Goodbye);
+    assert!(
+        !rig.actions
+            .iter()
+            .any(|a| { matches!(a, Action::Order(_, _, Order::MembersChanged { .. })) })
+    );
+    rig.state
+        .answered(rig.now, s0, first[0].0, OrderAnswer::Done);
+    rig.actions.extend(rig.state.take_actions());
+    let orders: Vec<Order> = rig.orders(s0).into_iter().map(|(_, order)| order).collect();
+    let last = orders
+        .iter()
+        .rfind(|o| matches!(o, Order::MembersChanged { .. }))
+        .unwrap();
+    assert_eq!(state_of(members_of(last), 0), WorkerState::Finished);
+    assert_eq!(state_of(members_of(last), 2), WorkerState::Finished);
+    // All have come to their end, so the cluster ends.
+    assert!(orders.contains(&Order::Shutdown));
+    assert_eq!(
+        rig.enter(Role::Worker, 1, "job").unwrap_err().code,
+        RefusalCode::ShuttingDown
+    );
+}
+
+#[test]
+fn a_lost_server_fails_every_job_and_one_that_says_goodbye_does_not() {
+    let mut rig = Rig::new(2, 1, LostWorker::GoOn, false);
+    let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    rig.ask(s0, 2, Ask::Goodbye);
+    rig.close(s0);
+    assert!(rig.notices(w0).is_empty());
+    rig.close(s1);
+    let refusal = rig.refusal(w0, 2);
+    assert_eq!(
+        (refusal.code, refusal.numbers[0]),
+        (RefusalCode::PeerFailed, 1)
+    );
+    assert_eq!(rig.notices(w0), [Notice::PeerFailed(refusal)]);
+}
+
+#[test]
+fn a_stop_does_not_wait_for_servers_for_ever() {
+    let mut rig = Rig::new(1, 1, LostWorker::FailJob, false);
+    rig.server(0);
+    rig.state.stop(rig.now, "told to");
+    assert!(!rig.state.is_ended());
+    rig.now = rig.state.next_deadline().unwrap();
+    rig.state.tick(rig.now);
+    assert!(rig.state.is_ended());
+}
+
+fn part(server: u32) -> SavedPart {
+    let clocks = vec![DomainClock {
+        domain: DomainId(0),
+        clock: 7 + u64::from(server),
+    }];
+    let file = format!("part-{:016x}-{server}.tidewater", 5 + server);
+    SavedPart {
+        file,
+        rows: 10,
+        bytes: 100,
+        check: 3,
+        clocks,
+    }
+}
+
+/// A job of one worker with a table, on two servers.
+fn with_table() -> (Rig, [PeerId; 2], PeerId) {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s1, &OrderAnswer::Done);
+    assert!(matches!(rig.answer(w0, 2), Some(Answer::Table(_))));
+    (rig, [s0, s1], w0)
+}
+
+/// Saves; the manifest that would be written.
+fn save(rig: &mut Rig, servers: [PeerId; 2], w0: PeerId) -> (u64, Manifest) {
+    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    let (op, task) = rig.file_task();
+    assert_eq!(task, FileTask::BeginSave("/m".into()));
+    rig.file_done(op, Ok(FileDone::Begun));
+    for (number, server) in servers.into_iter().enumerate() {
+        let orders = rig.obey(server, &OrderAnswer::Saved(part(number as u32)));
+        assert!(matches!(&orders[..], [Order::Save { namespace, .. }] if namespace == "job"));
+    }
+    match rig.file_task() {
+        (same, FileTask::Commit(manifest)) if same == op => (op, *manifest),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_save_is_told_when_its_manifest_is_written() {
+    let (mut rig, servers, w0) = with_table();
+    let (op, manifest) = save(&mut rig, servers, w0);
+    assert_eq!(manifest.tables.len(), 1);
+    assert_eq!(
+        manifest.clocks(),
+        [DomainClock {
+            domain: DomainId(0),
+            clock: 7
+        }]
+    );
+    rig.ask(w0, 4, Ask::Save { dir: "/m".into() });
+    assert!(rig.refusal(w0, 4).text.contains("is running"));
+    assert_eq!(rig.answer(w0, 3), None);
+    rig.file_done(op, Ok(FileDone::Committed));
+    let expected = Answer::Saved {
+        tables: 1,
+        rows: 20,
+        bytes: 200,
+    };
+    assert_eq!(rig.answer(w0, 3), Some(expected));
+}
+
+#[test]
+fn a_save_that_one_server_cannot_do_writes_no_manifest() {
+    let (mut rig, [s0, s1], w0) = with_table();
+    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Begun));
+    let full = Refusal::new(RefusalCode::Io, [28, 0, 0, 0]).with_text("no space");
+    rig.obey(s0, &OrderAnswer::Refused(full));
+    rig.obey(s1, &OrderAnswer::Saved(part(1)));
+    assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(1).file])));
+    assert!(rig.refusal(w0, 3).text.contains("server 0: no space"));
+    save(&mut rig, [s0, s1], w0);
+}
+
+#[test]
+fn a_load_makes_and_fills_the_tables_before_anybody_gets_them() {
+    let (mut rig, servers, w0) = with_table();
+    let (_, manifest) = save(&mut rig, servers, w0);
+    let mut rig = Rig::new(2, 2, LostWorker::FailJob, false);
+    let (s0, s1, w0, w1) = (rig.server(0), rig.server(1), rig.worker(0), rig.worker(1));
+    rig.ask(w0, 2, Ask::Load { dir: "/m".into() });
+    let (op, task) = rig.file_task();
+    assert_eq!(task, FileTask::BeginLoad("/m".into()));
+    rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest.clone()))));
+    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s1, &OrderAnswer::Done);
+    rig.ask(w1, 2, Ask::CreateTable(spec("a")));
+    let fill = rig.obey(s0, &OrderAnswer::Done);
+    assert!(
+        matches!(&fill[..], [Order::Load { name, .. }] if name == "a"),
+        "{fill:?}"
+    );
+    assert_eq!((rig.answer(w1, 2), rig.answer(w0, 2)), (None, None));
+    rig.obey(s1, &OrderAnswer::Done);
+    let loaded = Answer::Loaded {
+        tables: vec!["a".into()],
+        rows: 20,
+        clocks: manifest.clocks(),
+    };
+    assert_eq!(rig.answer(w0, 2), Some(loaded));
+    assert!(matches!(rig.answer(w1, 2), Some(Answer::Table(_))));
+    assert_eq!(rig.file_task(), (op, FileTask::EndLoad));
+    // A table that is there is not loaded over.
+    rig.ask(w0, 3, Ask::Load { dir: "/m".into() });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest))));
+    assert!(rig.refusal(w0, 3).text.contains("table \"a\" exists"));
+}
+
+#[test]
+fn a_load_that_fails_leaves_no_table() {
+    let (mut rig, servers, w0) = with_table();
+    let (_, manifest) = save(&mut rig, servers, w0);
+    let mut rig = Rig::new(1, 1, LostWorker::FailJob, false);
+    let (s0, w0) = (rig.server(0), rig.worker(0));
+    rig.ask(w0, 2, Ask::Load { dir: "/m".into() });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest))));
+    rig.obey(s0, &OrderAnswer::Done);
+    let damaged = Refusal::new(RefusalCode::BadCheckpoint, [0; 4]).with_text("part-5 is damaged");
+    rig.obey(s0, &OrderAnswer::Refused(damaged));
+    let refusal = rig.refusal(w0, 2);
+    assert_eq!(refusal.code, RefusalCode::BadCheckpoint);
+    assert!(
+        refusal.text.contains("server 0: part-5"),
+        "{}",
+        refusal.text
+    );
+    assert!(matches!(
+        rig.obey(s0, &OrderAnswer::Done)[..],
+        [Order::ReleaseTable { .. }]
+    ));
+    rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
+    assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
+}
+
+#[test]
+fn answers_to_orders_of_others_change_nothing() {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
+    rig.ask(w0, 2, Ask::CreateTable(spec("a")));
+    let (id, _) = rig.orders(s1)[0];
+    for (peer, id) in [(s0, id), (w0, id), (s0, 0), (s0, u64::MAX)] {
+        rig.state.answered(rig.now, peer, id, OrderAnswer::Done);
+    }
+    rig.obey(s0, &OrderAnswer::Done);
+    assert_eq!(rig.answer(w0, 2), None, "server 1 has not answered");
+    rig.state.answered(rig.now, s1, id, OrderAnswer::Done);
+    rig.actions.extend(rig.state.take_actions());
+    assert!(matches!(rig.answer(w0, 2), Some(Answer::Table(_))));
+}

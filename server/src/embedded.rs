@@ -1,0 +1,236 @@
+//! A whole cluster inside the calling process: a coordinator and its servers, each with its own
+//! threads and sockets, as real as in processes of their own.
+
+use std::net::SocketAddr;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::{ClusterId, ServerId};
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::wire::handshake::JobToken;
+
+use crate::coordinator::{
+    CoordinatorConfig, Listening, LostWorker, ServeConfig, ServeError, serve,
+};
+use crate::node::CAPACITY_DEFAULT;
+use crate::process::{Server, ServerConfig, ServerError};
+
+/// Time that all servers have to join.
+const START: Duration = Duration::from_secs(30);
+
+/// What a cluster in this process is made of.
+#[derive(Debug, Clone)]
+pub struct ClusterConfig {
+    /// Servers.
+    pub servers: u32,
+    /// Applier threads of each.
+    pub appliers: u16,
+    /// Workers of the job: clocks wait for all of them. 0 for a service.
+    pub workers: u32,
+    /// How clients reach the servers; told to them, not enforced.
+    pub transport: TransportChoice,
+    /// Bytes reserved for each of a server's two memories. Reserving costs nothing.
+    pub capacity: usize,
+    /// What a lost worker means.
+    pub on_lost: LostWorker,
+    /// The secret; `None` draws one.
+    pub token: Option<JobToken>,
+    /// Where the coordinator listens.
+    pub listen: SocketAddr,
+    /// Host name or address that others are told, if it is not the one listened on.
+    pub advertise: Option<String>,
+}
+
+impl Default for ClusterConfig {
+    /// One server with one applier, one worker, on loopback.
+    fn default() -> Self {
+        Self {
+            servers: 1,
+            appliers: 1,
+            workers: 1,
+            transport: TransportChoice::Auto,
+            capacity: CAPACITY_DEFAULT,
+            on_lost: LostWorker::FailJob,
+            token: None,
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: None,
+        }
+    }
+}
+
+/// What a client needs to join.
+#[derive(Debug, Clone)]
+pub struct Environment {
+    /// `HOST:PORT` of the coordinator.
+    pub coordinator: String,
+    /// The secret.
+    pub token: JobToken,
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Servers.
+    pub servers: u32,
+    /// Workers.
+    pub workers: u32,
+    /// How to reach the servers.
+    pub transport: TransportChoice,
+}
+
+/// Why the cluster does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClusterError {
+    /// The coordinator.
+    #[error(transparent)]
+    Coordinator(#[from] ServeError),
+    /// A server.
+    #[error("server {number}: {source}")]
+    Server {
+        /// Its number.
+        number: u32,
+        /// Why.
+        source: ServerError,
+    },
+    /// A thread or socket could not be had.
+    #[error(
+        "cannot {what}: {source}; raise the limits of processes and open files (ulimit -u, -n)"
+    )]
+    System {
+        /// What for.
+        what: &'static str,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The system gives no random bytes.
+    #[error("no random bytes for the job token: {0}; check that /dev/urandom exists")]
+    Random(getrandom::Error),
+}
+
+/// A running cluster. Dropping it ends it, within the grace period of a shutdown.
+#[derive(Debug)]
+pub struct Cluster {
+    environment: Environment,
+    /// Its end of file tells the coordinator to end.
+    stop: Option<UnixStream>,
+    coordinator: Option<JoinHandle<()>>,
+    servers: Vec<JoinHandle<()>>,
+}
+
+impl Cluster {
+    /// Starts it; when this returns, every server has joined.
+    ///
+    /// # Errors
+    /// [`ClusterError`]; nothing is left behind.
+    pub fn start(config: &ClusterConfig) -> Result<Self, ClusterError> {
+        let token = match &config.token {
+            Some(token) => token.clone(),
+            None => {
+                let mut bytes = [0; 32];
+                getrandom::fill(&mut bytes).map_err(ClusterError::Random)?;
+                JobToken::new(bytes)
+            }
+        };
+        let listening = Listening::bind(ServeConfig {
+            listen: config.listen,
+            advertise: config.advertise.clone(),
+            token: token.clone(),
+            cluster: CoordinatorConfig {
+                servers: config.servers,
+                workers: config.workers,
+                on_lost: config.on_lost,
+                ends_itself: false,
+            },
+        })?;
+        let environment = Environment {
+            coordinator: listening.address().to_owned(),
+            token,
+            cluster: listening.cluster(),
+            servers: config.servers,
+            workers: config.workers,
+            transport: config.transport,
+        };
+        let (stop, told) = UnixStream::pair().map_err(system("make a socket pair"))?;
+        let coordinator = spawn("tw-coordinator", move || {
+            if let Err(error) = serve(listening, &[told.as_fd()]) {
+                tracing::error!(%error, "the coordinator has failed");
+            }
+        })?;
+        let mut cluster = Self {
+            environment,
+            stop: Some(stop),
+            coordinator: Some(coordinator),
+            servers: Vec::new(),
+        };
+        // On an error the drop ends what has been started.
+        for number in 0..config.servers {
+            cluster.start_server(config, number)?;
+        }
+        Ok(cluster)
+    }
+
+    /// What a client needs to join.
+    pub const fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    fn start_server(&mut self, config: &ClusterConfig, number: u32) -> Result<(), ClusterError> {
+        let Environment {
+            coordinator, token, ..
+        } = &self.environment;
+        let mut server = ServerConfig::new(coordinator, token.clone(), ServerId(number));
+        server.appliers = config.appliers;
+        server.local_rank = number;
+        server.local_servers = config.servers;
+        server.local_clients = config.workers;
+        server.capacity = config.capacity;
+        server.listen = SocketAddr::new(config.listen.ip(), 0);
+        server.advertise = host_of(config.advertise.as_deref());
+        let server = Server::start(&server, Deadline::after(START))
+            .map_err(|source| ClusterError::Server { number, source })?;
+        self.servers.push(spawn("tw-server", move || {
+            if let Err(error) = server.run(&[]) {
+                tracing::error!(%error, number, "a server has lost its coordinator");
+            }
+        })?);
+        Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        // The coordinator orders the servers to end, or closes their connections: they end.
+        self.stop = None;
+        for thread in self
+            .coordinator
+            .take()
+            .into_iter()
+            .chain(self.servers.drain(..))
+        {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the cluster panicked: a defect, please report it");
+            }
+        }
+    }
+}
+
+/// The host part of what is advertised: servers have ports of their own.
+fn host_of(advertise: Option<&str>) -> Option<String> {
+    let told = advertise?;
+    let is_port = |port: &str| port.parse::<u16>().is_ok();
+    let host = told
+        .rsplit_once(':')
+        .filter(|(_, port)| is_port(port))
+        .map_or(told, |(h, _)| h);
+    Some(host.to_owned())
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, ClusterError> {
+    let thread = thread::Builder::new().name(name.into()).spawn(body);
+    thread.map_err(system("start a thread"))
+}
+
+fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ClusterError {
+    move |source| ClusterError::System { what, source }
+}

@@ -1,0 +1,38 @@
+//! The node as the coordinator's orders, saves and loads use it.
+
+use tidewater_transport::ids::{ApplierId, TableId, WorkerId};
+use tidewater_transport::wire::control::TableInfo;
+use tidewater_transport::wire::refusal::Refusal;
+
+use super::NodeHandle;
+use crate::agent::Orders;
+use crate::apply::engine::Engine;
+use crate::checkpoint::Appliers;
+
+impl Appliers for NodeHandle {
+    fn count(&self) -> u16 {
+        self.appliers()
+    }
+
+    fn run(&self, applier: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool {
+        self.with_engine(applier, f).is_ok()
+    }
+}
+
+impl Orders for NodeHandle {
+    fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal> {
+        Self::create_table(self, namespace, table).map_err(|error| error.refusal())
+    }
+
+    fn release_table(&self, id: TableId) -> Result<(), Refusal> {
+        Self::release_table(self, id).map_err(|error| error.refusal())
+    }
+
+    fn remove_worker(&self, worker: WorkerId) -> Result<(), Refusal> {
+        Self::remove_worker(self, worker).map_err(|error| error.refusal())
+    }
+
+    fn set_epoch(&self, epoch: u64) {
+        Self::set_epoch(self, epoch);
+    }
+}

@@ -1,0 +1,116 @@
+//! One server of a cluster: its node, and the agent by which the coordinator reaches it.
+
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::ServerId;
+use tidewater_transport::wire::handshake::JobToken;
+
+use crate::agent::{Agent, AgentError, Ended, Enlisted};
+use crate::node::{CAPACITY_DEFAULT, Node, NodeConfig, NodeError};
+
+/// What a server is told when it starts.
+#[derive(Debug, Clone)]
+pub struct ServerConfig {
+    /// `HOST:PORT` of the coordinator.
+    pub coordinator: String,
+    /// The job's secret.
+    pub token: JobToken,
+    /// Its number.
+    pub number: ServerId,
+    /// Applier threads.
+    pub appliers: u16,
+    /// Number of this process among the servers of this host.
+    pub local_rank: u32,
+    /// Servers on this host.
+    pub local_servers: u32,
+    /// Client threads on this host, 0 if that is not known.
+    pub local_clients: u32,
+    /// Bytes reserved for each of its two memories.
+    pub capacity: usize,
+    /// Where to listen on TCP.
+    pub listen: SocketAddr,
+    /// Host name or address that clients are told, if it is not the one listened on.
+    pub advertise: Option<String>,
+}
+
+impl ServerConfig {
+    /// The only server of this host, with one applier, listening on loopback.
+    pub fn new(coordinator: impl Into<String>, token: JobToken, number: ServerId) -> Self {
+        Self {
+            coordinator: coordinator.into(),
+            token,
+            number,
+            appliers: 1,
+            local_rank: 0,
+            local_servers: 1,
+            local_clients: 0,
+            capacity: CAPACITY_DEFAULT,
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            advertise: None,
+        }
+    }
+}
+
+/// Why a server does not run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// It is no part of its cluster.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    /// It cannot serve.
+    #[error(transparent)]
+    Node(#[from] NodeError),
+    /// The system gives no random bytes.
+    #[error("no random bytes: {0}; check that /dev/urandom exists")]
+    Random(getrandom::Error),
+}
+
+/// A server that has joined its cluster. Dropping it ends it: without a goodbye, which the
+/// coordinator takes for a failure.
+#[derive(Debug)]
+pub struct Server {
+    node: Node,
+    enlisted: Enlisted,
+}
+
+impl Server {
+    /// Finds the coordinator (until `deadline`), starts to serve, and joins.
+    ///
+    /// # Errors
+    /// [`ServerError`]; nothing is left behind.
+    pub fn start(config: &ServerConfig, deadline: Deadline) -> Result<Self, ServerError> {
+        let agent = Agent::connect(&config.coordinator, &config.token, config.number, deadline)?;
+        let ids = agent.ids();
+        let mut node =
+            NodeConfig::new(config.token.clone(), ids.cluster).map_err(ServerError::Random)?;
+        node.epoch = ids.epoch;
+        node.server = config.number;
+        node.appliers = config.appliers;
+        node.local_rank = config.local_rank;
+        node.local_appliers = u32::from(config.appliers).saturating_mul(config.local_servers);
+        node.local_clients = config.local_clients;
+        node.capacity = config.capacity;
+        node.tcp = Some(config.listen);
+        node.advertise.clone_from(&config.advertise);
+        node.workers = agent.workers();
+        let node = Node::start(node)?;
+        let (enlisted, _) = agent.join(&node.handle().member())?;
+        Ok(Self { node, enlisted })
+    }
+
+    /// Serves until the coordinator orders the end, or one of `stop` becomes readable or hangs up;
+    /// returns when every thread of the server has ended.
+    ///
+    /// # Errors
+    /// [`AgentError::Lost`]: the coordinator is gone. The server has ended as well.
+    pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
+        let handle = self.node.handle();
+        let ended = self.enlisted.obey(&handle, stop);
+        handle.shutdown();
+        self.node.join();
+        ended
+    }
+}

@@ -1,0 +1,180 @@
+//! Opening a control connection over TCP: patience while the other end starts, an end to silence.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::time::Duration;
+
+use crate::clock::Deadline;
+use crate::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
+use crate::wire::conn::{ConnError, ControlConn};
+use crate::wire::handshake::JobToken;
+use crate::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
+
+/// First and longest pause between two attempts.
+const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+
+/// What a process claims to be on a control connection.
+#[derive(Debug, Clone)]
+pub struct Claims {
+    /// Whom it means to reach; of a coordinator all 0.
+    pub ids: Ids,
+    /// Its job.
+    pub namespace: String,
+    /// Its role.
+    pub role: Role,
+    /// Its rank, or [`crate::wire::hello::RANK_ANY`].
+    pub rank: u32,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DialError {
+    /// The address names no host.
+    #[error("{address} cannot be resolved: {source}; write HOST:PORT of a host this one knows")]
+    Unresolved {
+        /// As it was given.
+        address: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Nobody took the connection in time.
+    #[error(
+        "nobody listens at {address}: {source}; is the process started, and the port open in the \
+         firewall?"
+    )]
+    Unreachable {
+        /// As it was given.
+        address: String,
+        /// Of the last attempt.
+        source: io::Error,
+    },
+    /// The system gives no random bytes.
+    #[error("no random bytes for the handshake: {0}; check that /dev/urandom exists")]
+    Random(getrandom::Error),
+    /// It was taken, and the handshake failed.
+    #[error("{address}: {source}")]
+    Handshake {
+        /// As it was given.
+        address: String,
+        /// What came of it.
+        source: ConnError,
+    },
+}
+
+/// Connects and shakes hands; tries again until `deadline` while nobody listens, since processes of
+/// a job start in any order. A refusal is final.
+///
+/// # Errors
+/// [`DialError`].
+pub fn control(
+    address: &str,
+    token: &JobToken,
+    claims: &Claims,
+    deadline: Deadline,
+) -> Result<ControlConn<TcpStream>, DialError> {
+    let stream = connect(address, deadline)?;
+    let mut random = [0; RANDOM_BYTES];
+    getrandom::fill(&mut random).map_err(DialError::Random)?;
+    let hello = Hello {
+        features: Features::default(),
+        ids: claims.ids,
+        namespace: claims.namespace.clone(),
+        role: claims.role,
+        rank: claims.rank,
+        purpose: Purpose::Control,
+        random,
+    };
+    let limit = deadline.min(Deadline::after(HANDSHAKE_TIMEOUT));
+    ControlConn::open(stream, token, hello, || limit.left()).map_err(|source| {
+        let address = address.to_owned();
+        DialError::Handshake { address, source }
+    })
+}
+
+/// A connected stream with [`tune`]'s options.
+///
+/// # Errors
+/// [`DialError::Unresolved`], [`DialError::Unreachable`].
+pub fn connect(address: &str, deadline: Deadline) -> Result<TcpStream, DialError> {
+    let targets: Vec<SocketAddr> = match address.to_socket_addrs() {
+        Ok(found) => found.collect(),
+        Err(source) => {
+            let address = address.to_owned();
+            return Err(DialError::Unresolved { address, source });
+        }
+    };
+    let mut pause = PAUSE[0];
+    loop {
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for target in &targets {
+            let left = deadline.left().max(Duration::from_millis(1));
+            match TcpStream::connect_timeout(target, left).and_then(tuned) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        if deadline.left() <= pause {
+            let address = address.to_owned();
+            return Err(DialError::Unreachable {
+                address,
+                source: last,
+            });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE[1]);
+    }
+}
+
+fn tuned(stream: TcpStream) -> io::Result<TcpStream> {
+    tune(&stream)?;
+    Ok(stream)
+}
+
+/// No delay for small messages, and an error within [`CONTROL_SILENCE_MAX`] when the other host
+/// vanishes. A peer that only computes stays: the kernel answers for it.
+///
+/// # Errors
+/// The system's.
+pub fn tune(stream: &TcpStream) -> io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, CONTROL_SILENCE_MAX / 2)?;
+    sockopt::set_tcp_keepintvl(stream, CONTROL_SILENCE_MAX / 5)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    sockopt::set_tcp_user_timeout(stream, CONTROL_SILENCE_MAX.as_millis() as u32)?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::net::TcpListener;
+
+    #[test]
+    fn waits_for_a_listener_and_names_an_address_without_one() {
+        let free = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let late = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(60));
+            TcpListener::bind(free).unwrap().accept().map(|_| ())
+        });
+        connect(&free.to_string(), Deadline::after(Duration::from_secs(20))).unwrap();
+        late.join().unwrap().unwrap();
+        let error = connect(
+            &free.to_string(),
+            Deadline::after(Duration::from_millis(50)),
+        );
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains(&free.to_string()) && error.contains("is the process"),
+            "{error}"
+        );
+        let error = connect("no port", Deadline::after(Duration::ZERO)).unwrap_err();
+        assert!(matches!(error, DialError::Unresolved { .. }), "{error}");
+    }
+}
