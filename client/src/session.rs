@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::Sleeper;
+use tidewater_transport::fabric::{Sleeper, TransportKind};
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::row::Loc;
@@ -97,6 +97,16 @@ impl Client {
     /// Workers of the job.
     pub const fn workers(&self) -> u32 {
         self.workers
+    }
+
+    /// Servers of the job.
+    pub fn servers(&self) -> usize {
+        self.lanes.servers()
+    }
+
+    /// What carries the lanes to the servers.
+    pub fn transport(&mut self) -> Option<TransportKind> {
+        self.lanes.link(0).map(|link| link.transport())
     }
 
     /// What was done so far.

@@ -104,7 +104,7 @@ fn trained(parts: &[Dataset], reduce: Reduce, scale: Scale) -> Vec<(u64, f32)> {
     };
     let mut reference = Reference::new(model, Optimizer::Sgd { lr: 1.0 }, reduce);
     let loss = reference.epoch(&plans(parts)).unwrap();
-    assert_eq!(loss.rows, parts.iter().map(Dataset::rows).sum());
+    assert_eq!(loss.rows, parts.iter().map(Dataset::rows).sum::<usize>());
     reference.weights().collect()
 }
 
