@@ -620,6 +620,15 @@ impl Client {
         let deadline = self.deadline();
         self.coordinator.finished(deadline)
     }
+
+    /// This worker cannot go on: tells the coordinator why, which ends the job and names it.
+    ///
+    /// # Errors
+    /// A deadline, or a lost connection.
+    pub fn fail(&mut self, reason: &str) -> Result<(), ClientError> {
+        let deadline = self.deadline();
+        self.coordinator.failed(reason, deadline)
+    }
 }
 
 fn push_header(

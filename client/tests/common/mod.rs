@@ -544,4 +544,8 @@ impl CoordinatorLink for Coordinator {
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
+
+    fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
 }
