@@ -3,6 +3,7 @@
 # each synchronisation. The optimum is about AUC 0.9016 and log-loss 0.3251.
 source "$(dirname "$0")/lib.sh"
 DATA=${TIDEWATER_TEST_DATA:-$REPO_ROOT/../shared/data}
+for _name in "${!TIDEWATER_TEST_@}"; do unset "$_name"; done # the programs would report them
 TRAIN=$DATA/a9a.train.libsvm
 TEST=$DATA/a9a.test.dummy
 AUC_MIN=0.900 LOG_LOSS_MAX=0.330
@@ -20,7 +21,7 @@ fingerprints=()
 
 # figure KEY: of the last report.
 figure() {
-    sed -n "s/^  \"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$SCRATCH/out.json"
+    sed -n "s/^  \"$1\": \"\{0,1\}\([^\",]*\)\"\{0,1\},\{0,1\}\$/\1/p" "$SCRATCH/out.json" 2>/dev/null || true
 }
 
 # train NAME TRANSPORT CONDITION ARGUMENT...: a run, and what awk must find true of auc, loss and
