@@ -26,7 +26,7 @@ pub enum Sync {
 
 impl Sync {
     /// Ticks the slowest worker may lag behind; `None` for any number.
-    const fn staleness(self) -> Option<u64> {
+    pub(crate) const fn staleness(self) -> Option<u64> {
         match self {
             Self::Bsp => Some(0),
             Self::Ssp(s) => Some(s),

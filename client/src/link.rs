@@ -107,4 +107,10 @@ pub trait CoordinatorLink: Send {
     /// # Errors
     /// The connection's failure.
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError>;
+
+    /// This worker cannot go on: the job ends, and its end names `reason`.
+    ///
+    /// # Errors
+    /// The connection's failure.
+    fn failed(&mut self, reason: &str, deadline: Deadline) -> Result<(), ClientError>;
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::Sleeper;
+use tidewater_transport::fabric::{Sleeper, TransportKind};
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::row::Loc;
@@ -98,6 +98,16 @@ impl Client {
     /// Workers of the job.
     pub const fn workers(&self) -> u32 {
         self.workers
+    }
+
+    /// Servers of the job.
+    pub fn servers(&self) -> usize {
+        self.lanes.servers()
+    }
+
+    /// What carries the lanes to the servers.
+    pub fn transport(&mut self) -> Option<TransportKind> {
+        self.lanes.link(0).map(|link| link.transport())
     }
 
     /// What was done so far.
@@ -610,6 +620,15 @@ impl Client {
         self.flush()?;
         let deadline = self.deadline();
         self.coordinator.finished(deadline)
+    }
+
+    /// This worker cannot go on: tells the coordinator why, which ends the job and names it.
+    ///
+    /// # Errors
+    /// A deadline, or a lost connection.
+    pub fn fail(&mut self, reason: &str) -> Result<(), ClientError> {
+        let deadline = self.deadline();
+        self.coordinator.failed(reason, deadline)
     }
 }
 

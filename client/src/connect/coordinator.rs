@@ -8,6 +8,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::dial::{self, Claims, DialError};
 use tidewater_transport::host;
 use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
+use tidewater_transport::limits::TEXT_BYTES_MAX;
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::conn::{ConnError, ControlConn};
 use tidewater_transport::wire::control::{
@@ -391,6 +392,17 @@ impl CoordinatorLink for NetCoordinatorLink {
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.done("finished", &CoordinatorRequest::Finished, deadline)
     }
+
+    fn failed(&mut self, reason: &str, deadline: Deadline) -> Result<(), ClientError> {
+        let reason = shortened(reason);
+        self.done("failed", &CoordinatorRequest::Failed { reason }, deadline)
+    }
+}
+
+/// As much of a text as a message may hold.
+fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    text.get(..end).unwrap_or_default().to_owned()
 }
 
 fn missing_servers(members: &Members, expected: u32) -> String {

@@ -332,9 +332,6 @@ impl NetServerLink {
         let (Stream::Tcp(stream), rest) = conn.into_parts() else {
             return Err(self.nonsense("a lane over a unix socket"));
         };
-        if !rest.is_empty() {
-            return Err(self.nonsense("bytes on a lane that asked for nothing"));
-        }
         let memory = Region::anonymous(MAILBOX_BYTES).map(Arc::new);
         let mailbox = memory.and_then(|region| Mailbox::new(region, 0, MAILBOX_BYTES));
         let mailbox = mailbox.map_err(|e| ClientError::Environment(e.to_string()))?;
@@ -343,6 +340,7 @@ impl NetServerLink {
             .and_then(|()| stream.set_write_timeout(None));
         timeouts.map_err(|e| Failure::Again(e.to_string()))?;
         TcpLane::new(stream, self.name.clone(), mailbox, self.watch.clone())
+            .and_then(|lane| lane.early(&rest))
             .map_err(|e| Failure::Again(e.to_string()))
     }
 

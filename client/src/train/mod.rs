@@ -1,12 +1,31 @@
-//! Training mathematics: pure functions of batches and weights.
+//! Training: mathematics, and the loop that runs it against a cluster.
 //!
-//! Nothing here knows where weights are kept. A trainer asks [`model::LogisticStep`] for the keys of
-//! a mini-batch, pulls their weights from a table, has the gradient computed, and pushes it; the
-//! optimizer runs at the server. [`mod@reference`] does the same in one process on local arrays and is
-//! what distributed runs are compared with. [`generate`] makes training sets where there are none.
+//! The mathematics ([`model`], [`metrics`], [`generate`]) are pure functions of batches and weights
+//! that do not know where weights are kept. [`run()`] asks [`model::LogisticStep`] for the keys of a
+//! mini-batch, pulls their weights from a table, has the gradient computed, and pushes it; the
+//! optimizer runs at the server. [`mod@reference`] does the same in one process on local arrays and
+//! is what distributed runs are compared with. [`generate`] makes training sets where there are
+//! none.
 
+mod board;
+mod census;
+pub mod config;
 pub mod defaults;
+mod error;
+mod evaluate;
 pub mod generate;
+mod latency;
 pub mod metrics;
 pub mod model;
 pub mod reference;
+pub mod report;
+pub mod run;
+mod step;
+mod stop;
+
+pub use census::Census;
+pub use config::Config;
+pub use error::{TrainError, exit};
+pub use evaluate::Quality;
+pub use report::Report;
+pub use run::{EpochReport, Host, Outcome, run};

@@ -13,7 +13,7 @@ pub mod proxy;
 pub mod raw;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -87,11 +87,46 @@ impl Default for Wiring {
 type Wired = (Box<dyn Lane>, Box<dyn Port>, Inbox);
 type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 
+/// The one barrier of a cluster: who waits, and how often it opened.
+#[derive(Default)]
+struct Barrier {
+    waiting: Mutex<(u32, u64)>,
+    opened: Condvar,
+}
+
+impl Barrier {
+    /// A test in which somebody does not come fails, and does not hang.
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn meet(&self, count: u32) -> Result<(), ClientError> {
+        let mut state = self.waiting.lock().unwrap();
+        let round = state.1;
+        state.0 += 1;
+        if state.0 == count {
+            *state = (0, round + 1);
+            self.opened.notify_all();
+            return Ok(());
+        }
+        let closed = |state: &mut (u32, u64)| state.1 == round;
+        let waited = self
+            .opened
+            .wait_timeout_while(state, Self::PATIENCE, closed);
+        match waited.unwrap().1.timed_out() {
+            false => Ok(()),
+            true => Err(ClientError::Deadline {
+                op: "barrier",
+                missing: "a worker".into(),
+            }),
+        }
+    }
+}
+
 /// The cluster.
 pub struct Cluster {
     pub transport: TransportKind,
     pub servers: Arc<Vec<Server>>,
     tables: Catalogue,
+    barrier: Arc<Barrier>,
     preparer: Preparer,
     workers: u32,
     sessions: tidewater_transport::sync::AtomicU64,
@@ -106,6 +141,7 @@ impl Cluster {
             transport,
             servers: Arc::new(servers),
             tables: Catalogue::default(),
+            barrier: Arc::default(),
             preparer: Preparer::start().unwrap(),
             workers,
             sessions: tidewater_transport::sync::AtomicU64::new(1),
@@ -163,6 +199,7 @@ impl Cluster {
         let coordinator = Box::new(Coordinator {
             servers: Arc::clone(&self.servers),
             tables: Arc::clone(&self.tables),
+            barrier: Arc::clone(&self.barrier),
             preparer: self.preparer.clone(),
         });
         Client::from_parts(Parts {
@@ -433,6 +470,7 @@ pub fn describe<'a>(
 struct Coordinator {
     servers: Arc<Vec<Server>>,
     tables: Catalogue,
+    barrier: Arc<Barrier>,
     preparer: Preparer,
 }
 
@@ -491,8 +529,8 @@ impl CoordinatorLink for Coordinator {
         Ok(())
     }
 
-    fn barrier(&mut self, _: &str, _: u32, _: Deadline) -> Result<(), ClientError> {
-        unreachable!("tests of this rig use no barrier")
+    fn barrier(&mut self, _: &str, count: u32, _: Deadline) -> Result<(), ClientError> {
+        self.barrier.meet(count)
     }
 
     fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
@@ -504,6 +542,10 @@ impl CoordinatorLink for Coordinator {
     }
 
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
+    fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
 }

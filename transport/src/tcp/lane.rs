@@ -126,6 +126,25 @@ impl TcpLane {
         })
     }
 
+    /// Takes in bytes that were read together with the end of the handshake: the peer may write
+    /// into the mailbox as soon as it knows the lane.
+    ///
+    /// # Errors
+    /// [`LaneError::Broken`] when they are not what a lane carries, or are too many.
+    pub fn early(mut self, bytes: &[u8]) -> Result<Self, LaneError> {
+        let link = Link {
+            peer: &self.peer,
+            op: self.op,
+        };
+        match self.inbound.input.room().get_mut(..bytes.len()) {
+            Some(room) => room.copy_from_slice(bytes),
+            None => return Err(link.broken("more bytes than a lane takes in at once")),
+        }
+        self.inbound.input.arrived(bytes.len());
+        self.inbound.understand(&self.mailbox, &mut None, link)?;
+        Ok(self)
+    }
+
     /// Begins a call; refused once the lane broke.
     fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.op = op;

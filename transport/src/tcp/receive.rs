@@ -199,7 +199,7 @@ impl Inbound {
     }
 
     /// Does what the bytes in the input buffer say, as far as they go.
-    fn understand(
+    pub(super) fn understand(
         &mut self,
         mailbox: &Mailbox,
         caller: &mut Option<Target<'_>>,

@@ -1,0 +1,291 @@
+//! The command line.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tidewater_client::Sync;
+use tidewater_client::data::Format;
+use tidewater_client::train::defaults;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::table::Optimizer;
+
+const EXAMPLES: &str = "\
+Examples:
+  Alone, with a cluster inside the process:
+    tidewater-train lr --train train.libsvm --test test.libsvm
+
+  Two servers and four workers, each a process:
+    tidewater run --servers 2 --workers 4 -- \\
+        tidewater-train lr --train train.libsvm --test test.libsvm --sync ssp:2 --json out.json
+
+  A sparse model, saved, and evaluated later on other data:
+    tidewater-train ftrl --train train.libsvm --l1 2 --save model
+    tidewater-train ftrl --train train.libsvm --l1 2 --load model --epochs 0 --test new.libsvm
+
+  Data, where there is none:
+    tidewater-train generate --rows 50000 --out train.libsvm
+    tidewater-train generate --rows 10000 --first 50000 --out test.libsvm
+
+Exit codes: 0 done, 1 a check failed (the model diverged), 2 wrong command line, 3 environment,
+4 another process is missing or unwilling, 5 bad data file, 128+n ended by signal n. SIGTERM and
+SIGUSR1 end the run after a few more steps, at the same one for all workers, and save the model if
+--save is given.";
+
+/// Trains models on a Tidewater cluster: a worker of a job, or alone with a cluster of its own.
+#[derive(Debug, Parser)]
+#[command(name = "tidewater-train", version, disable_help_subcommand = true, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Logistic regression.
+    Lr(LrArgs),
+    /// Logistic regression by FTRL-proximal: L1 makes weights exactly zero.
+    Ftrl(FtrlArgs),
+    /// Write a synthetic two-class set as LIBSVM text.
+    Generate(GenerateArgs),
+}
+
+/// What `lr` takes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct LrArgs {
+    /// The rule by which servers apply gradients.
+    #[arg(long, value_enum, default_value = "adagrad", value_name = "RULE")]
+    optimizer: Rule,
+    /// Learning rate [default: 0.1; adam: 0.01].
+    #[arg(long, value_name = "RATE", value_parser = positive)]
+    lr: Option<f64>,
+    /// Weight of the penalty l2/2 w^2 on the weights of a batch.
+    #[arg(long, value_name = "WEIGHT", default_value = "0", value_parser = not_negative32)]
+    pub(crate) l2: f32,
+    #[command(flatten)]
+    pub(crate) common: TrainArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Rule {
+    Sgd,
+    /// With 0.9 of the last step.
+    Momentum,
+    Adagrad,
+    Adam,
+}
+
+impl LrArgs {
+    pub(crate) fn optimizer(&self) -> Optimizer {
+        let rate = |default| self.lr.unwrap_or(default);
+        match self.optimizer {
+            Rule::Sgd => Optimizer::Sgd { lr: rate(0.1) },
+            Rule::Momentum => Optimizer::Momentum {
+                lr: rate(0.1),
+                mu: 0.9,
+                nesterov: false,
+            },
+            Rule::Adagrad => Optimizer::AdaGrad {
+                lr: rate(0.1),
+                eps: 1e-8,
+            },
+            Rule::Adam => Optimizer::Adam {
+                lr: rate(0.01),
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+            },
+        }
+    }
+}
+
+/// What `ftrl` takes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct FtrlArgs {
+    /// Scale of the learning rate.
+    #[arg(long, value_name = "RATE", default_value = "0.3", value_parser = positive)]
+    alpha: f64,
+    /// Offset of the learning rate.
+    #[arg(long, value_name = "OFFSET", default_value = "1", value_parser = not_negative)]
+    beta: f64,
+    /// Weight of the L1 penalty: the larger, the more weights are exactly zero.
+    #[arg(long, value_name = "WEIGHT", default_value = "1", value_parser = not_negative)]
+    l1: f64,
+    /// Weight of the L2 penalty.
+    #[arg(long, value_name = "WEIGHT", default_value = "0", value_parser = not_negative)]
+    l2: f64,
+    #[command(flatten)]
+    pub(crate) common: TrainArgs,
+}
+
+impl FtrlArgs {
+    pub(crate) const fn optimizer(&self) -> Optimizer {
+        Optimizer::Ftrl {
+            alpha: self.alpha,
+            beta: self.beta,
+            l1: self.l1,
+            l2: self.l2,
+        }
+    }
+}
+
+/// What all kinds of training take.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// Training file; each worker reads its part.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) train: PathBuf,
+    /// Test file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) test: Option<PathBuf>,
+    /// Format of the files: auto, libsvm (indices from 1), libsvm0 (from 0) or dummy (bare indices
+    /// from 0).
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = format)]
+    pub(crate) format: FormatChoice,
+    /// In files of several classes, the label of the positive one.
+    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
+    pub(crate) positive: Option<f32>,
+    /// How far workers may drift apart: bsp, ssp:S (at most S steps behind) or asp.
+    #[arg(long, default_value = "bsp")]
+    pub(crate) sync: Sync,
+    /// Rows of a worker's mini-batch.
+    #[arg(long, value_name = "ROWS", default_value_t = defaults::BATCH_ROWS)]
+    pub(crate) batch: NonZeroUsize,
+    /// Passes over the training file; 0 evaluates a loaded model.
+    #[arg(long, value_name = "N", default_value_t = defaults::EPOCHS)]
+    pub(crate) epochs: u64,
+    /// Seed of the order of rows.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Evaluate on the test file after each epoch.
+    #[arg(long, requires = "test")]
+    pub(crate) test_each_epoch: bool,
+    /// Save the model into this directory, which all servers must see.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
+    /// Go on from a saved model; --sync and the optimizer's flags must be those of its training.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) load: Option<PathBuf>,
+    /// Write the figures into this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// How to reach servers: auto, shm or tcp [default: what the launcher says, or auto].
+    #[arg(long, value_name = "KIND")]
+    pub(crate) transport: Option<TransportChoice>,
+    /// Alone: servers of the cluster inside this process [default: 1].
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) servers: Option<u32>,
+    /// Alone: applier threads of each of those servers [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) appliers: Option<u16>,
+}
+
+/// What `generate` takes.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// Rows to write.
+    #[arg(long, value_name = "N")]
+    pub(crate) rows: u64,
+    /// Number of the first row: a training and a test set are two ranges of one set's rows.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) first: u64,
+    /// File to write.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Which set: equal seeds, equal bytes, on every machine.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Number of features.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub(crate) features: u32,
+}
+
+/// A format, or `auto`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FormatChoice(pub(crate) Option<Format>);
+
+fn format(text: &str) -> Result<FormatChoice, String> {
+    match text {
+        "auto" => Ok(FormatChoice(None)),
+        name => match name.parse() {
+            Ok(format) => Ok(FormatChoice(Some(format))),
+            Err(_) => Err("not a format; use auto, libsvm, libsvm0 or dummy".into()),
+        },
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && number < f64::from(f32::MAX) => Ok(number),
+        _ => Err("not a number above 0".into()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..f64::from(f32::MAX)).contains(&number) => Ok(number),
+        _ => Err("not a number from 0".into()),
+    }
+}
+
+fn not_negative32(text: &str) -> Result<f32, String> {
+    not_negative(text).map(|number| number as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_the_trainers() {
+        let Command::Lr(lr) = parse("t lr --train a").unwrap().command else {
+            panic!("not lr");
+        };
+        assert_eq!(lr.optimizer(), defaults::ADAGRAD);
+        assert_eq!(lr.common.sync, Sync::Bsp);
+        let Command::Ftrl(ftrl) = parse("t ftrl --train a --sync ssp:2").unwrap().command else {
+            panic!("not ftrl");
+        };
+        assert_eq!(ftrl.optimizer(), defaults::FTRL);
+        assert_eq!(ftrl.common.sync, Sync::Ssp(2));
+        let Command::Lr(sgd) = parse("t lr --train a --optimizer sgd").unwrap().command else {
+            panic!("not lr");
+        };
+        assert_eq!(sgd.optimizer(), defaults::SGD);
+    }
+
+    #[test]
+    fn wrong_flags_say_what_would_be_right() {
+        for (line, part) in [
+            ("t lr", "--train"),
+            ("t lr --train a --sync bulk", "use bsp, asp, or ssp:S"),
+            (
+                "t lr --train a --format csv",
+                "use auto, libsvm, libsvm0 or dummy",
+            ),
+            ("t lr --train a --lr 0", "not a number above 0"),
+            ("t lr --train a --lr nan", "not a number above 0"),
+            ("t ftrl --train a --l1 -1", "l1"),
+            ("t lr --train a --batch 0", "non-zero"),
+            ("t lr --train a --transport ib", "use auto, shm or tcp"),
+            ("t lr --train a --test-each-epoch", "--test"),
+        ] {
+            let e = parse(line).unwrap_err();
+            assert_eq!(e.exit_code(), 2, "{line}");
+            assert!(e.to_string().contains(part), "{line}: {e}");
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The figures of a run.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+use tidewater_transport::fabric::TransportKind;
+use tidewater_transport::table::Optimizer;
+
+use super::census::Census;
+use super::config::Config;
+use super::error::TrainError;
+use super::evaluate::Quality;
+use super::latency::{Kind, Latencies};
+
+/// Figures of a run, over all workers. What was not measured is `None`, in JSON `null`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// Area under the ROC curve on the test set.
+    pub auc: Option<f64>,
+    /// Mean log-loss on the test set, natural logarithm.
+    pub log_loss: Option<f64>,
+    /// Share of test rows classified rightly.
+    pub accuracy: Option<f64>,
+    /// Rows of the test set.
+    pub test_rows: u64,
+    /// Mean log-loss of the last epoch's rows, each before the step it was part of.
+    pub train_log_loss: Option<f64>,
+    /// Rows trained on, counted once an epoch.
+    pub rows: u64,
+    /// Steps that each worker took.
+    pub steps: u64,
+    /// Seconds of the epochs, without evaluation.
+    pub seconds: f64,
+    /// `rows / seconds`.
+    pub rows_per_second: f64,
+    /// Weights that the training set touches.
+    pub weights: u64,
+    /// Those that are exactly zero.
+    pub zero_weights: u64,
+    /// Their share.
+    pub zeros: f64,
+    /// 16 hexadecimal digits, equal for equal models.
+    pub fingerprint: String,
+    /// Payload bytes that workers pulled in training.
+    pub bytes_pulled: u64,
+    /// Frame bytes that workers pushed in training.
+    pub bytes_pushed: u64,
+    /// Pull calls.
+    pub pulls: u64,
+    /// Reads repeated.
+    pub retries: u64,
+    /// A batch's pull, until its weights are there.
+    pub pull_p50_us: Option<f64>,
+    /// As `pull_p50_us`.
+    pub pull_p99_us: Option<f64>,
+    /// A batch's push, until the call returns: its frames are on their way.
+    pub push_p50_us: Option<f64>,
+    /// As `push_p50_us`.
+    pub push_p99_us: Option<f64>,
+    /// A batch's push, until it is known to be applied: an upper bound, since it is looked after
+    /// once a step.
+    pub push_applied_p50_us: Option<f64>,
+    /// As `push_applied_p50_us`.
+    pub push_applied_p99_us: Option<f64>,
+    /// How far workers might drift apart.
+    pub sync: String,
+    /// What carried the data.
+    pub transport: String,
+    /// Servers.
+    pub servers: u32,
+    /// Workers.
+    pub workers: u32,
+    /// The rule gradients were applied by.
+    pub optimizer: Optimizer,
+    /// Rows of a mini-batch.
+    pub batch_rows: usize,
+    /// Passes over the training set.
+    pub epochs: u64,
+    /// Seed of the order of rows.
+    pub seed: u64,
+    /// All counters of all clients, added up.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Figures of the epochs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Training {
+    pub(crate) rows: u64,
+    pub(crate) steps: u64,
+    pub(crate) took: Duration,
+    pub(crate) log_loss: f64,
+}
+
+impl Report {
+    pub(crate) fn new(
+        config: &Config,
+        (transport, servers, workers): (Option<TransportKind>, u32, u32),
+        training: &Training,
+        quality: Option<Quality>,
+        census: Census,
+        latencies: &Latencies,
+        counters: BTreeMap<String, u64>,
+    ) -> Self {
+        let count = |name| counters.get(name).copied().unwrap_or(0);
+        let seconds = training.took.as_secs_f64();
+        let of_pulls = latencies.percentiles(Kind::Pull);
+        let of_pushes = latencies.percentiles(Kind::Push);
+        let until_applied = latencies.percentiles(Kind::Applied);
+        Self {
+            auc: quality.and_then(|q| q.auc),
+            log_loss: quality.map(|q| q.log_loss),
+            accuracy: quality.map(|q| q.accuracy),
+            test_rows: quality.map_or(0, |q| q.rows),
+            train_log_loss: (training.rows > 0).then_some(training.log_loss),
+            rows: training.rows,
+            steps: training.steps,
+            seconds,
+            rows_per_second: per(training.rows as f64, seconds),
+            weights: census.weights,
+            zero_weights: census.zeros,
+            zeros: per(census.zeros as f64, census.weights as f64),
+            fingerprint: format!("{:016x}", census.fingerprint),
+            bytes_pulled: count("bytes_pulled"),
+            bytes_pushed: count("bytes_pushed"),
+            pulls: count("pulls"),
+            retries: count("retries"),
+            pull_p50_us: of_pulls.p50_us,
+            pull_p99_us: of_pulls.p99_us,
+            push_p50_us: of_pushes.p50_us,
+            push_p99_us: of_pushes.p99_us,
+            push_applied_p50_us: until_applied.p50_us,
+            push_applied_p99_us: until_applied.p99_us,
+            sync: config.sync.to_string(),
+            transport: transport.map_or_else(String::new, |t| t.to_string()),
+            servers,
+            workers,
+            optimizer: config.optimizer,
+            batch_rows: config.batch_rows.get(),
+            epochs: config.epochs,
+            seed: config.seed,
+            counters,
+        }
+    }
+
+    /// Writes the figures as JSON: to a file beside `path` first, so that a reader of `path` sees
+    /// all of them or what was there before.
+    ///
+    /// # Errors
+    /// [`TrainError::Report`].
+    pub fn write(&self, path: &Path) -> Result<(), TrainError> {
+        let failed = |source| TrainError::Report {
+            path: path.to_owned(),
+            source,
+        };
+        let aside = aside(path).map_err(failed)?;
+        let written = self
+            .write_to(&aside)
+            .and_then(|()| fs::rename(&aside, path));
+        if written.is_err() {
+            // What matters is why it failed.
+            let _ = fs::remove_file(&aside);
+        }
+        written.map_err(failed)
+    }
+
+    fn write_to(&self, path: &Path) -> io::Result<()> {
+        let mut text = serde_json::to_vec_pretty(self)?;
+        text.push(b'\n');
+        let mut file = File::create(path)?;
+        file.write_all(&text)?;
+        file.sync_all()
+    }
+}
+
+/// `path` with a suffix that names this process.
+fn aside(path: &Path) -> io::Result<PathBuf> {
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
+    let mut name = name.to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    Ok(path.with_file_name(name))
+}
+
+fn per(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}

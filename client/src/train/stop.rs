@@ -1,0 +1,113 @@
+//! Ending a run early, all workers at the same step.
+//!
+//! A signal reaches one worker or all of them, at different steps, and none may stop while another
+//! waits for its clock. So a worker that is to stop writes the signal's number into a shared cell.
+//! Rank 0, when it finds one, writes the clock at which all stop: the present one, plus the
+//! staleness, plus one, rounded up to a step at which workers look. An iteration at clock `k` sees
+//! every push of iterations before `k - s` (the promise of SSP; BSP is `s = 0`), so each worker has
+//! seen the second cell when it reaches that clock, and nobody stops before it. Without a bound on
+//! staleness nobody waits for anybody's clock, and each stops as soon as it sees the first cell.
+
+use tidewater_transport::table::PushOp;
+
+use super::board::meet;
+use crate::clock::Sync;
+use crate::error::ClientError;
+use crate::pull::PullOptions;
+use crate::session::Client;
+use crate::table::{Table, TableBuilder};
+
+/// Steps between two looks: a look is a read of two short rows, which over TCP costs as much as a
+/// step's pull.
+const LOOK_EVERY: u64 = 8;
+
+const NAME: &str = "tidewater-train/stop";
+/// Cells: the signal's number, written by any worker; the clock, written by rank 0.
+const SIGNAL: u64 = 0;
+const CLOCK: u64 = 1;
+
+/// The two cells.
+#[derive(Debug)]
+pub(crate) struct StopSign {
+    table: Table<i64>,
+    staleness: Option<u64>,
+    asked: bool,
+}
+
+impl StopSign {
+    pub(crate) fn new(client: &mut Client, sync: Sync) -> Result<Self, ClientError> {
+        // In the default domain: reading it waits for the clock as reading weights does.
+        let spec = TableBuilder::rows::<i64>(NAME, 2, 1).partitions(1);
+        Ok(Self {
+            table: client.create_table(spec.spec())?,
+            staleness: sync.staleness(),
+            asked: false,
+        })
+    }
+
+    /// At the start of each step: whether the run ends here. `signal` tells a signal that came.
+    pub(crate) fn look(
+        &mut self,
+        client: &mut Client,
+        signal: impl FnOnce() -> Option<i32>,
+    ) -> Result<bool, ClientError> {
+        let clock = client.clock();
+        if !clock.is_multiple_of(LOOK_EVERY) {
+            return Ok(false);
+        }
+        self.ask(client, signal)?;
+        let (signal, stop_at) = self.read(client)?;
+        let Some(staleness) = self.staleness else {
+            return Ok(signal.is_some());
+        };
+        if stop_at == 0 && signal.is_some() && client.rank().0 == 0 {
+            let at = (clock + staleness + 1).next_multiple_of(LOOK_EVERY);
+            self.write(client, CLOCK, i64::try_from(at).unwrap_or(i64::MAX))?;
+        }
+        Ok(stop_at != 0 && clock >= stop_at)
+    }
+
+    /// After the last step: the signal for which the run ended, the same at every worker.
+    pub(crate) fn settle(
+        &mut self,
+        client: &mut Client,
+        signal: impl FnOnce() -> Option<i32>,
+    ) -> Result<Option<i32>, ClientError> {
+        self.ask(client, signal)?;
+        meet(client)?;
+        Ok(self.read(client)?.0)
+    }
+
+    /// Removes the table; one worker does it, when nobody uses it any more.
+    pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
+        client.release_table(self.table)
+    }
+
+    fn ask(
+        &mut self,
+        client: &mut Client,
+        signal: impl FnOnce() -> Option<i32>,
+    ) -> Result<(), ClientError> {
+        if self.asked {
+            return Ok(());
+        }
+        if let Some(number) = signal() {
+            self.write(client, SIGNAL, i64::from(number))?;
+            self.asked = true;
+        }
+        Ok(())
+    }
+
+    fn write(&self, client: &mut Client, cell: u64, value: i64) -> Result<(), ClientError> {
+        let ticket = client.push_rows(&self.table, &[cell], &[value], PushOp::Assign)?;
+        client.wait_applied(&ticket)
+    }
+
+    fn read(&self, client: &mut Client) -> Result<(Option<i32>, u64), ClientError> {
+        let mut cells = [0i64; 2];
+        let keys = [SIGNAL, CLOCK];
+        client.pull_rows(&self.table, &keys, &mut cells, PullOptions::default())?;
+        let signal = i32::try_from(cells[0]).ok().filter(|&n| n != 0);
+        Ok((signal, u64::try_from(cells[1]).unwrap_or_default()))
+    }
+}
