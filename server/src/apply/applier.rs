@@ -216,7 +216,10 @@ impl Applier {
         let n = self.ring(session)?;
         // Destroyed first: after this nothing lands, so what is whole now is all there will be.
         self.rings[n].destroy_port();
-        while let Ok(true) = self.consume(n, usize::MAX) {}
+        // A ring's worth, not until it is empty: shared memory cannot be taken from a client that
+        // goes on writing.
+        let ring = self.rings[n].inbox().ring().bytes();
+        let _ = self.consume(n, ring as usize);
         let _ = self.rings[n].publish(&self.memory);
         Some(self.rings[n].rewind())
     }
@@ -252,10 +255,15 @@ impl Applier {
         while bytes < budget {
             match self.rings[n].next(&mut payload) {
                 Ok(Next::Empty) => break,
-                Ok(Next::Duplicate) => bytes += LINE_BYTES,
+                Ok(Next::Skipped) => bytes += LINE_BYTES,
                 Ok(Next::Frame(header)) => {
                     bytes += header.ring_bytes() as usize;
-                    let _ = self.frame(n, &header, &payload);
+                    // A frame whose answer did not go out is not done: it would be taken again
+                    // and again.
+                    if let Err(e) = self.frame(n, &header, &payload) {
+                        result = Err(e.to_string());
+                        break;
+                    }
                 }
                 Err(e) => {
                     result = Err(e.to_string());
