@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Fuzzes every decoder from the committed corpus: 10^6 executions each on stable Rust (the test
-# target `fuzz` of any crate), then cargo fuzz where a nightly toolchain and cargo-fuzz are present.
+# Fuzzes what comes from outside, on stable Rust (the test target `fuzz` of each crate): every
+# decoder from the committed corpus, rings, frames and lanes of the server, lines, tables and
+# replies of the client. Then cargo fuzz where a nightly toolchain and cargo-fuzz are present.
 #
-# TIDEWATER_FUZZ_EXECS    executions per decoder (default 1000000)
+# TIDEWATER_FUZZ_EXECS    executions of each target (default 1000000); targets that run whole calls
+#                         take a fixed fraction of it
 # TIDEWATER_FUZZ_SECONDS  seconds of cargo fuzz (default 60)
 source "$(dirname "$0")/lib.sh"
 export TIDEWATER_FUZZ_EXECS=${TIDEWATER_FUZZ_EXECS:-1000000}

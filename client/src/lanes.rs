@@ -11,7 +11,7 @@ use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
-use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
+use tidewater_transport::limits::{FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wait::wait_until;
 
@@ -71,7 +71,9 @@ impl From<ClientError> for Interrupt {
 
 impl LaneState {
     fn new(server: usize, applier: usize, link: &dyn ServerLink, open: OpenLane) -> Option<Self> {
-        let ring = RingGeometry::new(link.ring_bytes())?;
+        let bytes = link.ring_bytes();
+        let ring = RingGeometry::new(bytes)
+            .filter(|_| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes))?;
         let session = link.session();
         // Frames prove themselves where the transport may place bytes out of order.
         let checked = matches!(
@@ -311,6 +313,13 @@ impl Lanes {
     pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         loop {
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
+            // A lane that breaks as often as it comes back is not for ever.
+            if deadline.passed() {
+                return Err(ClientError::Deadline {
+                    op: "recover a lane",
+                    missing: self.name(lane).to_owned(),
+                });
+            }
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
             };

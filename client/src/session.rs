@@ -7,7 +7,7 @@ use tidewater_transport::fabric::{Sleeper, TransportKind};
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::row::Loc;
-use tidewater_transport::limits::DATA_DEADLINE;
+use tidewater_transport::limits::{DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_transport::table::{PushOp, TableSpec};
 use tidewater_transport::wire::control::TableInfo;
 use zerocopy::IntoBytes;
@@ -164,15 +164,33 @@ impl Client {
         }
         let (id, dim) = (info.id, info.spec.dim());
         if let Some(index) = self.tables.iter().position(|t| t.id == id) {
+            let known = &self.tables[index].spec;
+            if *known != info.spec {
+                return Err(ClientError::Protocol {
+                    server: "coordinator".into(),
+                    what: format!(
+                        "tables \"{}\" and \"{}\" differ and have one number, {id}",
+                        known.name, info.spec.name
+                    ),
+                });
+            }
             return Ok(Table::new(id, index, dim));
         }
         let mut state = TableState::new(info, &self.lanes)?;
         let mut first_lane = 0;
         for server in 0..self.lanes.servers() {
+            let lanes = first_lane..first_lane + self.lanes.appliers(server);
+            first_lane = lanes.end;
             if let Some(link) = self.lanes.link(server) {
-                state.learn(&link.describe(id, deadline)?, first_lane);
+                let told = link.describe(id, deadline)?;
+                let name = link.name().to_owned();
+                state
+                    .learn(&told, lanes)
+                    .map_err(|what| ClientError::Protocol {
+                        server: name,
+                        what: format!("table \"{}\": {what}", state.name()),
+                    })?;
             }
-            first_lane += self.lanes.appliers(server);
         }
         self.tables.push(state);
         Ok(Table::new(id, self.tables.len() - 1, dim))
@@ -550,8 +568,16 @@ impl Client {
     /// Ends an iteration in a clock domain.
     ///
     /// # Errors
-    /// A deadline that names the workers it waits for.
+    /// A deadline that names the workers it waits for; [`ClientError::Argument`] for a domain that
+    /// there is not.
     pub fn tick_domain(&mut self, domain: DomainId) -> Result<(), ClientError> {
+        if usize::from(domain.0) >= DOMAINS_MAX {
+            return Err(ClientError::Argument {
+                op: "tick_domain",
+                table: "-".into(),
+                what: format!("domain {domain}; there are 0 to {}", DOMAINS_MAX - 1),
+            });
+        }
         self.clock.tick(&mut self.lanes, domain)
     }
 

@@ -2,13 +2,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidewater_transport::tcp::op;
-use tidewater_transport::wire::decoders::DECODERS;
+use tidewater_transport::{layout, tcp, wire};
 
 fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else { return };
-    let index = usize::from(index) % (DECODERS.len() + op::DECODERS.len());
-    let Some((_, decode)) = DECODERS.iter().chain(op::DECODERS).nth(index) else {
+    // In the order of transport/tests/fuzz.rs, which writes the seeds.
+    let mut all = wire::decoders::DECODERS
+        .iter()
+        .chain(tcp::op::DECODERS)
+        .chain(layout::decoders::DECODERS);
+    let index = usize::from(index) % all.clone().count();
+    let Some((_, decode)) = all.nth(index) else {
         return;
     };
     decode(bytes);

@@ -416,7 +416,7 @@ impl BlockPull<'_> {
         self.read(piece.part.lane, &ops, LINE_BYTES, skew, out)?;
         let after = self.snapshot_line(0, piece.part.salt);
         Ok(after
-            .filter(|a| a.building <= before.front + 1)
+            .filter(|a| a.building <= before.front.saturating_add(1))
             .map(|_| before.front))
     }
 

@@ -9,10 +9,10 @@ use tidewater_transport::ids::SessionId;
 use tidewater_transport::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY,
 };
-use tidewater_transport::layout::line_bytes;
 use tidewater_transport::layout::lines::{CheckedU64, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
 
 /// A ring as its client keeps it.
@@ -57,16 +57,22 @@ impl PushRing {
         &self.state
     }
 
-    /// Takes in what the server says now; false if that is not news.
+    /// Takes in what the server says now; false if that is not news, or cannot be. A state that
+    /// goes back, is beyond what was sent or inside a line is nonsense: the deadline will tell.
     pub(crate) fn learn(&mut self, state: StateLine) -> bool {
-        let news = state.applied_seq > self.state.applied_seq
-            || state.head_bytes > self.state.head_bytes
-            || state.durable_seq > self.state.durable_seq;
-        // A state beyond what was sent is nonsense and ignored; the deadline will tell.
-        if news && state.head_bytes <= self.tail && state.applied_seq < self.next_seq {
-            self.state = state;
+        let old = &self.state;
+        let on = state.applied_seq >= old.applied_seq
+            && state.head_bytes >= old.head_bytes
+            && state.durable_seq >= old.durable_seq;
+        let sent = state.head_bytes <= self.tail
+            && state.head_bytes.is_multiple_of(LINE_BYTES as u64)
+            && state.applied_seq < self.next_seq
+            && state.durable_seq < self.next_seq;
+        if state == *old || !on || !sent {
+            return false;
         }
-        news
+        self.state = state;
+        true
     }
 
     /// Whether a frame with this payload fits now.
@@ -181,7 +187,9 @@ impl PushRing {
     /// After recovery: the server has consumed `head_bytes`; everything behind it is written
     /// again, at the same offsets.
     pub(crate) fn resend(&mut self, head_bytes: u64, lane: &mut dyn Lane) -> Result<(), LaneError> {
-        self.written = head_bytes.clamp(self.state.head_bytes, self.tail);
+        // Whole lines, whatever a server tells.
+        let head = head_bytes - head_bytes % LINE_BYTES as u64;
+        self.written = head.clamp(self.state.head_bytes, self.tail);
         self.write_frames(lane)?;
         self.signal(lane)
     }

@@ -1,5 +1,7 @@
 //! What a client knows about one table: definition, placement, where the rows are.
 
+use std::ops::Range;
+
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
 use tidewater_transport::ids::{PartitionId, TableId};
 use tidewater_transport::layout::LINE_BYTES;
@@ -8,7 +10,7 @@ use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::row::{Loc, RowLayout};
 use tidewater_transport::placement::partition_of_key;
 use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
-use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
+use tidewater_transport::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
 use super::hints::Hints;
 use crate::error::ClientError;
@@ -60,9 +62,19 @@ fn remote(r: Remote) -> RemoteAddr {
     }
 }
 
+/// Whether memory has at least `bytes`, in whole words, and ends where addresses do or before.
+const fn holds(r: Remote, bytes: u64) -> bool {
+    r.len >= bytes && r.address.is_multiple_of(8) && r.address.checked_add(r.len).is_some()
+}
+
 impl TableState {
     pub(crate) fn new(info: TableInfo, lanes: &Lanes) -> Result<Self, ClientError> {
         let spec = info.spec;
+        // Sizes from here on multiply without overflow and divide by more than zero.
+        spec.validate().map_err(|e| ClientError::Protocol {
+            server: "coordinator".into(),
+            what: format!("table \"{}\": {e}", spec.name),
+        })?;
         let placement = info.placement;
         let mut lane_of_partition = Vec::with_capacity(placement.0.len());
         for owner in &placement.0 {
@@ -99,18 +111,32 @@ impl TableState {
         })
     }
 
-    /// Takes in a server's description.
-    pub(crate) fn learn(&mut self, descriptor: &TableDescriptor, first_lane: usize) {
+    /// Takes in the description of the server that has `lanes`: of its own appliers and partitions
+    /// only, and of memory that reads cannot run out of. Else what is wrong with it.
+    pub(crate) fn learn(
+        &mut self,
+        descriptor: &TableDescriptor,
+        lanes: Range<usize>,
+    ) -> Result<(), String> {
         for part in &descriptor.parts {
-            let lane = first_lane + part.applier.0 as usize;
-            if let Some(sparse) = self.sparse.get_mut(lane) {
-                *sparse = SparseLane {
-                    salt: part.salt,
-                    table: part.extents,
-                    extents: Vec::new(),
-                };
+            let lane = lanes.start + part.applier.0 as usize;
+            let sparse = self.sparse.get_mut(lane).filter(|_| lanes.contains(&lane));
+            let sparse = sparse.ok_or_else(|| format!("no lane to applier {}", part.applier))?;
+            if !part.extents.is_none_or(|extents| holds(extents, 0)) {
+                return Err("impossible extents".into());
             }
+            *sparse = SparseLane {
+                salt: part.salt,
+                table: part.extents,
+                extents: Vec::new(),
+            };
             for p in &part.partitions {
+                if self.lane_of_partition(p.partition.0) != Some(lane) {
+                    return Err(format!("partition {} is not its own", p.partition));
+                }
+                if !self.is_whole(p) {
+                    return Err(format!("impossible memory of partition {}", p.partition));
+                }
                 let Some(slot) = self.dense.get_mut(p.partition.0 as usize) else {
                     continue;
                 };
@@ -124,6 +150,30 @@ impl TableState {
                 });
             }
         }
+        Ok(())
+    }
+
+    /// Whether the memory of a partition is as large as its rows or blocks are.
+    fn is_whole(&self, p: &PartitionDescriptor) -> bool {
+        let Shape::Dense { rows, .. } = self.spec.shape else {
+            return false;
+        };
+        let (ranges, each) = match self.blocks() {
+            Some((layout, ranges)) => (ranges, layout.block_bytes),
+            None => {
+                let parts = self.spec.partitions;
+                (Ranges { count: rows, parts }, self.row.stride)
+            }
+        };
+        let count = ranges.len(p.partition.0);
+        let Some(bytes) = count.checked_mul(each as u64) else {
+            return false;
+        };
+        let snapshot = LINE_BYTES as u64;
+        holds(p.payload, bytes)
+            && p.payload_back.is_none_or(|back| holds(back, bytes))
+            && p.versions.is_none_or(|versions| holds(versions, count * 8))
+            && p.snapshot.is_none_or(|line| holds(line, snapshot))
     }
 
     pub(crate) const fn is_sparse(&self) -> bool {
@@ -266,6 +316,14 @@ impl TableState {
         let Some(entry) = ExtentEntry::from_line(&line, sparse.salt, number) else {
             return false;
         };
+        let extent = Remote {
+            key: entry.key,
+            address: entry.base,
+            len: entry.len,
+        };
+        if !holds(extent, u64::from(entry.slots) * self.row.stride as u64) {
+            return false;
+        }
         let n = number as usize;
         if sparse.extents.len() < n {
             sparse.extents.resize(n, None);

@@ -257,10 +257,15 @@ impl Applier {
         while bytes < budget {
             match self.rings[n].next(&mut payload) {
                 Ok(Next::Empty) => break,
-                Ok(Next::Duplicate) => bytes += LINE_BYTES,
+                Ok(Next::Skipped) => bytes += LINE_BYTES,
                 Ok(Next::Frame(header)) => {
                     bytes += header.ring_bytes() as usize;
-                    let _ = self.frame(n, &header, &payload);
+                    // A frame whose answer did not go out is not done: it would be taken again
+                    // and again.
+                    if let Err(e) = self.frame(n, &header, &payload) {
+                        result = Err(e.to_string());
+                        break;
+                    }
                 }
                 Err(e) => {
                     result = Err(e.to_string());

@@ -18,6 +18,9 @@ use tidewater_transport::layout::lines::RejectCode;
 const PAGE_BYTES: usize = 4 << 20;
 /// Bytes held back by one applier: what a slow worker can make the others pile up.
 pub const PENDING_BYTES_MAX: usize = 512 << 20;
+/// What a frame counts beside its payload, so that frames without one are bounded too: its entry
+/// here, and as much again while it moves to a larger list.
+const HELD_BYTES: usize = 2 * size_of::<Held>();
 
 /// A frame that was taken over.
 #[derive(Debug, Clone, Copy)]
@@ -87,7 +90,7 @@ impl Pending {
         payload: &[u8],
     ) -> Result<(), Refusal> {
         let len = payload.len().next_multiple_of(64);
-        if self.bytes + len > PENDING_BYTES_MAX {
+        if self.bytes + len + HELD_BYTES > PENDING_BYTES_MAX {
             let numbers = [self.bytes as u64, PENDING_BYTES_MAX as u64];
             return Err((RejectCode::PendingFull, numbers));
         }
@@ -104,7 +107,7 @@ impl Pending {
         }
         p.used += len;
         p.frames += 1;
-        self.bytes += len;
+        self.bytes += len + HELD_BYTES;
         let held = Held {
             rank,
             header,
@@ -160,7 +163,7 @@ impl Pending {
     /// Forgets frames that took effect.
     pub fn free(&mut self, held: &[Held]) {
         for h in held {
-            self.bytes -= (h.header.payload_len as usize).next_multiple_of(64);
+            self.bytes -= (h.header.payload_len as usize).next_multiple_of(64) + HELD_BYTES;
             if let Some(page) = self.pages.get_mut(h.page) {
                 page.frames -= 1;
                 if page.frames == 0 {

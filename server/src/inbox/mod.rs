@@ -72,8 +72,9 @@ pub enum RingError {
 pub enum Next {
     /// Nothing, or nothing whole yet.
     Empty,
-    /// A frame that was applied before; it was skipped.
-    Duplicate,
+    /// Padding, or a frame that was applied before: it was stepped over. Told one by one, so that
+    /// a client that writes nothing else cannot keep its applier from the other rings.
+    Skipped,
     /// A frame: its payload is in the buffer.
     Frame(FrameHeader),
 }
@@ -184,58 +185,53 @@ impl Ring {
     /// # Errors
     /// [`RingError`]: end the session.
     pub fn next(&mut self, payload: &mut Vec<u8>) -> Result<Next, RingError> {
-        loop {
-            // A torn tail proves nothing and will be whole soon.
-            let Some(tail) = self.inbox.tail() else {
-                return Ok(Next::Empty);
-            };
-            let (consumed, ring) = (self.consumed, self.inbox.ring());
-            if !ring.tail_is_sane(consumed, tail) {
-                return Err(RingError::Tail {
-                    tail,
-                    consumed,
-                    ring: ring.bytes(),
-                });
-            }
-            if tail == consumed {
-                return Ok(Next::Empty);
-            }
-            let line = self.inbox.header(consumed);
-            let header = match FrameHeader::from_line(&line) {
-                Ok(header) => header,
-                // Where bytes may be late, a header that is none may still become one.
-                Err(_) if self.check_frames => return Ok(Next::Empty),
-                Err(why) => return Err(RingError::Frame { at: consumed, why }),
-            };
-            let len = match self.frame_len(&header, tail)? {
-                Some(len) => len,
-                None => return Ok(Next::Empty),
-            };
-            self.copy_payload(&header, payload);
-            if self.check_frames && header.hasher().finish_bytes(payload) != header.chk {
-                return Ok(Next::Empty);
-            }
-            let expected = self.state.applied_seq + 1;
-            if self.check_frames && header.seq < expected {
-                // Whole, but of an earlier lap of the ring: what belongs here is yet to land.
-                return Ok(Next::Empty);
-            }
-            if header.kind == FrameKind::Pad {
-                self.skip(len);
-                continue;
-            }
-            if header.seq < expected && !planted::on(Plant::SkipDuplicateCheck) {
-                self.skip(len);
-                return Ok(Next::Duplicate);
-            }
-            if header.seq > expected {
-                return Err(RingError::Sequence {
-                    told: header.seq,
-                    expected,
-                });
-            }
-            return Ok(Next::Frame(header));
+        // A torn tail proves nothing and will be whole soon.
+        let Some(tail) = self.inbox.tail() else {
+            return Ok(Next::Empty);
+        };
+        let (consumed, ring) = (self.consumed, self.inbox.ring());
+        if !ring.tail_is_sane(consumed, tail) {
+            return Err(RingError::Tail {
+                tail,
+                consumed,
+                ring: ring.bytes(),
+            });
         }
+        if tail == consumed {
+            return Ok(Next::Empty);
+        }
+        let line = self.inbox.header(consumed);
+        let header = match FrameHeader::from_line(&line) {
+            Ok(header) => header,
+            // Where bytes may be late, a header that is none may still become one.
+            Err(_) if self.check_frames => return Ok(Next::Empty),
+            Err(why) => return Err(RingError::Frame { at: consumed, why }),
+        };
+        let len = match self.frame_len(&header, tail)? {
+            Some(len) => len,
+            None => return Ok(Next::Empty),
+        };
+        self.copy_payload(&header, payload);
+        if self.check_frames && header.hasher().finish_bytes(payload) != header.chk {
+            return Ok(Next::Empty);
+        }
+        let expected = self.state.applied_seq + 1;
+        if self.check_frames && header.seq < expected {
+            // Whole, but of an earlier lap of the ring: what belongs here is yet to land.
+            return Ok(Next::Empty);
+        }
+        let duplicate = header.seq < expected && !planted::on(Plant::SkipDuplicateCheck);
+        if header.kind == FrameKind::Pad || duplicate {
+            self.skip(len);
+            return Ok(Next::Skipped);
+        }
+        if header.seq > expected {
+            return Err(RingError::Sequence {
+                told: header.seq,
+                expected,
+            });
+        }
+        Ok(Next::Frame(header))
     }
 
     /// Bytes of the frame in the ring; `None` while it cannot be whole yet.

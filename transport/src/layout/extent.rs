@@ -33,16 +33,14 @@ impl ExtentEntry {
 
     /// From a line, if it proves itself.
     pub fn from_line(line: &Line, table_salt: u64, number: u16) -> Option<Self> {
-        if line_chk(table_salt, EXTENT ^ u64::from(number), &line[..4]) != line[4] {
-            return None;
-        }
         let (key, slots) = unpack(line[1]);
-        Some(Self {
+        let entry = Self {
             base: line[0],
             key: RegionKey(key),
             slots,
             len: line[2],
             salt: line[3],
-        })
+        };
+        (entry.to_line(table_salt, number) == *line).then_some(entry)
     }
 }

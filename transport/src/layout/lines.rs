@@ -1,6 +1,7 @@
 //! Self-checking lines and cells: small facts that one side writes and the other may read at any
 //! moment, torn or stale. Each carries a check word over its content and over what it is, so that
-//! neither a torn line nor a line of another kind or salt is believed.
+//! neither a torn line nor a line of another kind or salt is believed. A line is believed only if it
+//! is, to the bit, what encoding its meaning gives; so reserved words are zero.
 
 use super::hash::{line_chk, mix64};
 use super::{Line, pack, unpack};
@@ -61,15 +62,13 @@ impl StateLine {
 
     /// From a line, if it proves itself.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
-        if line_chk(salt, STATE, &line[..4]) != line[4] {
-            return None;
-        }
-        Some(Self {
+        let state = Self {
             applied_seq: line[0],
             durable_seq: line[1],
             head_bytes: line[2],
             rejected: line[3],
-        })
+        };
+        (state.to_line(salt) == *line).then_some(state)
     }
 }
 
@@ -98,16 +97,14 @@ impl ClockLine {
 
     /// From a line, if it proves itself.
     pub fn from_line(line: &Line, salt: u64, domain: u8) -> Option<Self> {
-        if line_chk(salt, CLOCK ^ u64::from(domain), &line[..3]) != line[3] {
-            return None;
-        }
         let (slowest, members) = unpack(line[2]);
-        Some(Self {
+        let clock = Self {
             min: line[0],
             epoch: line[1],
             slowest,
             members,
-        })
+        };
+        (clock.to_line(salt, domain) == *line).then_some(clock)
     }
 }
 
@@ -144,15 +141,13 @@ impl SnapshotLine {
 
     /// From a line, if it proves itself.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
-        if line_chk(salt, SNAPSHOT, &line[..4]) != line[4] {
-            return None;
-        }
-        Some(Self {
+        let snapshot = Self {
             front: line[0],
             building: line[1],
             min_clock: line[2],
             applied: line[3],
-        })
+        };
+        (snapshot.to_line(salt) == *line).then_some(snapshot)
     }
 }
 
@@ -237,16 +232,14 @@ impl Reject {
 
     /// From a line, if it proves itself.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
-        if line_chk(salt, REJECT, &line[..4]) != line[4] {
-            return None;
-        }
         let (code, table) = unpack(line[1]);
-        Some(Self {
+        let reject = Self {
             seq: line[0],
             code: RejectCode::from_code(code)?,
             table,
             numbers: [line[2], line[3]],
-        })
+        };
+        (reject.to_line(salt) == *line).then_some(reject)
     }
 }
 

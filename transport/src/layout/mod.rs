@@ -6,6 +6,7 @@
 //! narrower than a word are packed into words, low half first. `docs/PROTOCOL.md` draws every
 //! format and a test compares its golden bytes with what this module builds.
 
+pub mod decoders;
 pub mod dense;
 pub mod extent;
 pub mod frame;

@@ -1,0 +1,243 @@
+//! Frames against an engine: a refused one changes nothing, an applied one only what it names.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use tidewater_server::apply::engine::{Effect, Engine};
+use tidewater_server::store::ServerMemory;
+use tidewater_transport::ids::{DomainId, TableId, WorkerId};
+use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameKind};
+use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::row::RowVersion;
+use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
+
+use crate::fuzzing::{EDGES, Random, mutate};
+use crate::rig::{self, BLOCKS, Frame, HELD, ROWS, SNAPSHOT, SPARSE, State};
+
+/// Sparse rows above which the table is cut back: comparing states costs by the row.
+const ROWS_MAX: usize = 30;
+
+struct Fuzz {
+    memory: Arc<ServerMemory>,
+    engine: Engine,
+    corpus: Vec<Frame>,
+    payloads: Vec<Vec<u8>>,
+    before: State,
+    after: State,
+    /// Applied, refused.
+    seen: [u64; 2],
+    codes: BTreeSet<u32>,
+}
+
+impl Fuzz {
+    fn new() -> Self {
+        let (memory, mut engine) = rig::engine();
+        let corpus = rig::corpus();
+        let mut before = State::new();
+        rig::fingerprint(&memory, &mut engine, &mut before);
+        Self {
+            memory,
+            engine,
+            payloads: corpus.iter().map(|f| f.payload.clone()).collect(),
+            corpus,
+            before,
+            after: State::new(),
+            seen: [0; 2],
+            codes: BTreeSet::new(),
+        }
+    }
+
+    /// A frame of the corpus, changed where a client could change it. What the ring guarantees
+    /// stays: the payload is as long as the header says.
+    fn frame(&mut self, random: &mut Random) -> (WorkerId, bool, Frame) {
+        let mut frame = self.corpus[random.under(self.corpus.len())].clone();
+        let rank = WorkerId(random.under(8) as u32 / 3);
+        let open = self.engine.clocks.clock(DomainId(0), rank).unwrap_or(0);
+        frame.header.clock = open + u64::from(frame.header.kind == FrameKind::Clock);
+        for _ in 0..random.under(4) {
+            let header = &mut frame.header;
+            match random.under(12) {
+                0 => header.table = random.under(8) as u32,
+                1 => {
+                    header.count = header
+                        .count
+                        .wrapping_add(random.under(5) as u32)
+                        .wrapping_sub(2)
+                }
+                2 => header.count = EDGES[random.under(EDGES.len())] as u32,
+                3 => {
+                    header.clock = header
+                        .clock
+                        .wrapping_add(random.under(5) as u64)
+                        .wrapping_sub(2)
+                }
+                4 => header.clock = EDGES[random.under(EDGES.len() - 1)],
+                5 => header.partition = EDGES[random.under(EDGES.len())] as u32,
+                6 => {
+                    if let Some(flags) = FrameFlags::from_code(random.under(1 << 10) as u16) {
+                        header.flags = flags;
+                    }
+                }
+                7 => header.kind = FrameKind::from_code(1 + random.under(6) as u16).unwrap(),
+                8 if random.under(500) == 0 => header.clock = CLOCK_FINISHED,
+                9 if frame.payload.len() >= 8 => {
+                    // A word: a key near by, an edge, or anything.
+                    let word = match random.under(3) {
+                        0 => random.under(32) as u64,
+                        1 => EDGES[random.under(EDGES.len())],
+                        _ => random.next(),
+                    };
+                    let at = random.under(frame.payload.len() / 8) * 8;
+                    frame.payload[at..at + 8].copy_from_slice(&word.to_le_bytes());
+                }
+                _ => mutate(&mut frame.payload, &self.payloads, random),
+            }
+        }
+        frame.header.payload_len = frame.payload.len() as u32;
+        (rank, random.under(16) != 0, frame)
+    }
+
+    fn one(&mut self, seed: u64, exec: u64) {
+        let mut random = Random::of(seed, "frames", exec);
+        let (rank, clocked, frame) = self.frame(&mut random);
+        let effect = self
+            .engine
+            .frame(rank, clocked, &frame.header, &frame.payload);
+        assert!(self.engine.reply.len() <= REPLY_SLOT_BYTES);
+        rig::fingerprint(&self.memory, &mut self.engine, &mut self.after);
+        let created = match effect {
+            Ok(ref effect) => {
+                self.seen[0] += 1;
+                self.check_applied(&frame, effect)
+            }
+            Err((code, _)) => {
+                self.seen[1] += 1;
+                self.codes.insert(code as u32);
+                self.check_unchanged(&frame);
+                code == RejectCode::NoMemory
+            }
+        };
+        let more = self.after.len() > self.before.len();
+        assert!(created || !more, "{effect:?} made rows of {frame:?}");
+        assert!(
+            self.engine.failed.is_none() || created,
+            "{:?}",
+            self.engine.failed
+        );
+        self.engine.moved.clear();
+        self.cut();
+    }
+
+    /// Every row that was there is there as it was.
+    fn check_unchanged(&self, frame: &Frame) {
+        for (at, was) in &self.before {
+            assert_eq!(self.after.get(at), Some(was), "{at:?} changed by {frame:?}");
+        }
+    }
+
+    /// Only what the frame names has changed; says whether rows may be new.
+    fn check_applied(&self, frame: &Frame, effect: &Effect) -> bool {
+        let Frame { header, payload } = frame;
+        let held = [SNAPSHOT, HELD].contains(&header.table);
+        let words: BTreeSet<u64> = payload
+            .chunks_exact(8)
+            .take(header.count as usize)
+            .map(|w| u64::from_le_bytes(w.try_into().unwrap()))
+            .collect();
+        let named = |at: &(u32, u64)| match header.kind {
+            FrameKind::Clock => [SNAPSHOT, HELD].contains(&at.0),
+            FrameKind::PushRows => !held && at.0 == header.table && words.contains(&at.1),
+            FrameKind::PushDense => {
+                let first = u64::from_le_bytes(payload[..8].try_into().unwrap());
+                let last = first + u64::from(header.count) - 1;
+                !held && at.0 == header.table && (first / 1024..=last / 1024).contains(&at.1)
+            }
+            _ => false,
+        };
+        for (at, was) in &self.before {
+            let is = self.after.get(at);
+            assert!(is == Some(was) || named(at), "{at:?} changed by {frame:?}");
+            if let (FrameKind::PushRows, false, true) = (header.kind, held, named(at)) {
+                let (was, is) = (RowVersion(was.0), RowVersion(is.unwrap().0));
+                assert!(
+                    is.counter() > was.counter(),
+                    "{at:?} not applied by {frame:?}"
+                );
+            }
+        }
+        let creates = header.flags.create && matches!(effect, Effect::Reply { .. });
+        for at in self.after.keys().filter(|at| !self.before.contains_key(at)) {
+            let asked = creates && at.0 == header.table && words.contains(&at.1);
+            assert!(asked || named(at), "{at:?} made by {frame:?}");
+        }
+        true
+    }
+
+    /// Removes sparse rows when there are many, and takes the state over.
+    fn cut(&mut self) {
+        std::mem::swap(&mut self.before, &mut self.after);
+        if self.before.len() <= 2 * ROWS_MAX {
+            return;
+        }
+        for id in [SPARSE, HELD] {
+            let keys: Vec<u64> = self
+                .before
+                .keys()
+                .filter(|at| at.0 == id)
+                .map(|at| at.1)
+                .collect();
+            for key in keys {
+                assert!(self.engine.remove_row(TableId(id), key).unwrap());
+            }
+        }
+        rig::fingerprint(&self.memory, &mut self.engine, &mut self.before);
+    }
+}
+
+#[test]
+fn a_refused_frame_changes_nothing_and_an_applied_one_what_it_names() {
+    let (mut seen, mut codes) = ([0; 2], BTreeSet::new());
+    crate::run("frames", crate::execs(), Fuzz::new, |fuzz, seed, exec| {
+        fuzz.one(seed, exec);
+        seen[0] += std::mem::take(&mut fuzz.seen[0]);
+        seen[1] += std::mem::take(&mut fuzz.seen[1]);
+        codes.append(&mut fuzz.codes);
+    });
+    println!(
+        "frames: {} applied, {} refused, codes {codes:?}",
+        seen[0], seen[1]
+    );
+    // The fuzzer reaches what it is for: both verdicts, and nearly every reason.
+    assert!(seen.iter().all(|&n| n > crate::execs() / 20), "{seen:?}");
+    assert!(codes.len() >= 9, "{codes:?}");
+}
+
+/// The oracle itself: a changed row is seen.
+#[test]
+fn the_fingerprint_sees_each_table() {
+    let mut fuzz = Fuzz::new();
+    for id in [ROWS, BLOCKS, SNAPSHOT] {
+        assert!(
+            fuzz.before.keys().any(|at| at.0 == id),
+            "table {id} is not seen"
+        );
+    }
+    let frame = fuzz.corpus[0].clone();
+    fuzz.engine
+        .frame(WorkerId(0), true, &frame.header, &frame.payload)
+        .unwrap();
+    rig::fingerprint(&fuzz.memory, &mut fuzz.engine, &mut fuzz.after);
+    let made = fuzz.after.keys().filter(|at| at.0 == SPARSE).count();
+    assert_eq!(made, frame.header.count as usize);
+    fuzz.engine
+        .frame(WorkerId(0), true, &frame.header, &frame.payload)
+        .unwrap();
+    std::mem::swap(&mut fuzz.before, &mut fuzz.after);
+    rig::fingerprint(&fuzz.memory, &mut fuzz.engine, &mut fuzz.after);
+    let changed = fuzz
+        .before
+        .iter()
+        .filter(|(at, was)| fuzz.after[at] != **was)
+        .count();
+    assert_eq!(changed, made);
+}

@@ -1,0 +1,277 @@
+//! An applier whose lane has a hostile peer: the port writes anything into the inbox, posts fail,
+//! sessions come, recover and go. The applier goes on, and so does the lane beside it.
+
+use std::sync::{Arc, Mutex};
+
+use crossbeam_channel::{Sender, bounded};
+use tidewater_server::apply::applier::Applier;
+use tidewater_server::apply::command::{ApplierHandle, Command};
+use tidewater_server::inbox::{Ring, RingOwner};
+use tidewater_server::store::ServerMemory;
+use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
+use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
+use tidewater_transport::layout::frame::FrameHeader;
+use tidewater_transport::layout::line_bytes;
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::layout::ring::RingGeometry;
+use tidewater_transport::layout::session::{
+    INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
+};
+use tidewater_transport::mem::Region;
+
+use crate::fuzzing::Random;
+use crate::rig::{self, CAPACITY, Frame, WORKERS};
+use crate::ring::{RING_BYTES, any_tail, write_frames};
+
+const HOSTILE: SessionId = SessionId(0xbad);
+const HONEST: SessionId = SessionId(0x900d);
+
+/// What the test and its port share.
+#[derive(Default)]
+struct Shared {
+    /// Frames of this and where the ring stood last; taken by the next poll.
+    write: Option<Random>,
+    /// The last state line that was posted.
+    state: StateLine,
+    /// Posts that still succeed.
+    posts_left: usize,
+    posts: usize,
+}
+
+struct HostilePort {
+    shared: Arc<Mutex<Shared>>,
+    corpus: Arc<Vec<Frame>>,
+    session: SessionId,
+}
+
+fn broken(op: &'static str) -> LaneError {
+    LaneError::Broken {
+        transport: TransportKind::Sim,
+        peer: "fuzz".into(),
+        op,
+        why: "the fuzzer says so".into(),
+    }
+}
+
+impl Port for HostilePort {
+    fn peer(&self) -> &str {
+        "fuzz"
+    }
+
+    fn poll(&mut self, _: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+        let mut shared = self.shared.lock().unwrap();
+        let Some(mut random) = shared.write.take() else {
+            return Ok(false);
+        };
+        let at = (
+            self.session,
+            shared.state.applied_seq + 1,
+            shared.state.head_bytes,
+        );
+        let end = write_frames(inbox, &self.corpus, &mut random, at);
+        inbox.reset_tail(any_tail(end, &mut random));
+        if random.under(50) == 0 {
+            return Err(broken("poll"));
+        }
+        Ok(true)
+    }
+
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
+        assert!(
+            at + bytes.len() <= MAILBOX_BYTES,
+            "a post outside of the mailbox"
+        );
+        let mut shared = self.shared.lock().unwrap();
+        shared.posts += 1;
+        if shared.posts_left == 0 {
+            return Err(broken("post"));
+        }
+        shared.posts_left -= 1;
+        if at == MAILBOX_STATE_AT {
+            let raw: &[u8; 64] = bytes.try_into().unwrap();
+            let line = tidewater_transport::layout::line_from_bytes(raw);
+            shared.state = StateLine::from_line(&line, self.session.0).unwrap();
+        }
+        Ok(())
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        Ok(())
+    }
+
+    fn destroy(&mut self) {}
+}
+
+struct Fuzz {
+    memory: Arc<ServerMemory>,
+    applier: Applier,
+    handle: ApplierHandle,
+    corpus: Arc<Vec<Frame>>,
+    shared: Arc<Mutex<Shared>>,
+    honest: Arc<Mutex<Shared>>,
+    inbox: Inbox,
+    sent: u64,
+    recoveries: u64,
+}
+
+fn inbox(session: SessionId) -> Inbox {
+    let region = Arc::new(Region::anonymous(inbox_bytes(RING_BYTES)).unwrap());
+    Inbox::new(region, 0, RingGeometry::new(RING_BYTES).unwrap(), session.0).unwrap()
+}
+
+impl Fuzz {
+    fn new() -> Self {
+        let memory = Arc::new(ServerMemory::new(CAPACITY, Incarnation(3)).unwrap());
+        let (handle, commands) = ApplierHandle::new(None);
+        let ranks = (0..WORKERS).map(WorkerId);
+        let mut applier = Applier::new(Arc::clone(&memory), 0, ranks, commands).unwrap();
+        rig::add_tables(&memory, applier.engine());
+        let mut fuzz = Self {
+            memory,
+            applier,
+            handle,
+            corpus: Arc::new(rig::corpus()),
+            shared: Arc::default(),
+            honest: Arc::default(),
+            inbox: inbox(HONEST),
+            sent: 0,
+            recoveries: 0,
+        };
+        fuzz.join(HOSTILE, inbox(HOSTILE), WorkerId(0));
+        fuzz.join(HONEST, fuzz.inbox.clone(), WorkerId(1));
+        fuzz.attach(HOSTILE);
+        fuzz.attach(HONEST);
+        fuzz
+    }
+
+    /// Sends a command and steps: the answer.
+    fn ask<T>(&mut self, make: impl FnOnce(Sender<T>) -> Command) -> T {
+        let (tx, rx) = bounded(1);
+        self.handle.send(make(tx)).unwrap();
+        self.applier.step();
+        rx.try_recv().unwrap()
+    }
+
+    fn join(&mut self, session: SessionId, inbox: Inbox, rank: WorkerId) {
+        let owner = RingOwner {
+            session,
+            rank,
+            clocked: true,
+            check_frames: false,
+        };
+        let ring = Ring::new(owner, inbox, &self.memory, 0).unwrap();
+        self.ask(|tx| Command::AddRing(Box::new(ring), tx));
+    }
+
+    fn attach(&mut self, session: SessionId) {
+        let shared = if session == HONEST {
+            &self.honest
+        } else {
+            &self.shared
+        };
+        let shared = Arc::clone(shared);
+        *shared.lock().unwrap() = Shared {
+            posts_left: usize::MAX,
+            ..Shared::default()
+        };
+        let corpus = Arc::clone(&self.corpus);
+        let port = Box::new(HostilePort {
+            shared,
+            corpus,
+            session,
+        });
+        assert!(self.ask(|tx| Command::AttachPort(session, port, tx)));
+    }
+
+    fn one(&mut self, seed: u64, exec: u64) {
+        let mut random = Random::of(seed, "lanes", exec);
+        let posts_before = {
+            let mut shared = self.shared.lock().unwrap();
+            shared.posts_left = if random.under(8) == 0 {
+                random.under(3)
+            } else {
+                usize::MAX
+            };
+            shared.write = Some(Random::of(seed, "writes", exec));
+            shared.posts
+        };
+        self.applier.step();
+        self.applier.step();
+        let shared = self.shared.lock().unwrap();
+        // A frame makes a reject or a reply, a step a state line and a clock line for each domain.
+        assert!(
+            shared.posts - posts_before <= 4 * RING_BYTES / 64,
+            "{} posts",
+            shared.posts
+        );
+        let gone = shared.write.is_some() || shared.posts_left == 0;
+        drop(shared);
+        assert!(
+            !self.applier.is_stopped(),
+            "{:?}",
+            self.applier.engine().failed
+        );
+        if gone || random.under(64) == 0 {
+            self.recoveries += 1;
+            if random.under(2) == 0 {
+                self.ask(|tx| Command::Recover(HOSTILE, tx)).unwrap();
+            } else {
+                self.ask(|tx| Command::DropRing(HOSTILE, tx));
+                self.join(HOSTILE, inbox(HOSTILE), WorkerId(0));
+            }
+            self.attach(HOSTILE);
+        }
+        if exec % 16 == 0 {
+            self.honest_push();
+        }
+    }
+
+    /// The lane beside: its frame is applied at once.
+    fn honest_push(&mut self) {
+        self.sent += 1;
+        let frame = &self.corpus[0];
+        let header = FrameHeader {
+            seq: self.sent,
+            session: HONEST.0,
+            ..frame.header
+        };
+        let (window, ring) = (self.inbox.window(), self.inbox.ring());
+        let at = self.honest.lock().unwrap().state.head_bytes;
+        let place = ring.place(at, at, header.ring_bytes()).unwrap();
+        if place.pad > 0 {
+            let kind = tidewater_transport::layout::frame::FrameKind::Pad;
+            let pad = FrameHeader {
+                kind,
+                payload_len: 0,
+                ..header
+            };
+            let to = INBOX_RING_AT + ring.offset(at) as usize;
+            window.copy_in(to, &line_bytes(&pad.to_line()));
+        }
+        let to = INBOX_RING_AT + ring.offset(place.at) as usize;
+        window.copy_in(to, &line_bytes(&header.to_line()));
+        window.copy_in(to + 64, &frame.payload);
+        self.inbox.reset_tail(place.at + header.ring_bytes());
+        self.applier.step();
+        let state = self.honest.lock().unwrap().state;
+        assert_eq!(
+            (state.applied_seq, state.rejected),
+            (self.sent, 0),
+            "the lane beside is disturbed"
+        );
+    }
+}
+
+#[test]
+fn a_hostile_lane_disturbs_no_other() {
+    let (mut recoveries, mut sent) = (0, 0);
+    let execs = crate::execs() / 10;
+    crate::run("lanes", execs, Fuzz::new, |fuzz, seed, exec| {
+        let before = fuzz.sent;
+        fuzz.one(seed, exec);
+        recoveries += std::mem::take(&mut fuzz.recoveries);
+        sent += fuzz.sent - before;
+    });
+    println!("lanes: {recoveries} recoveries, {sent} pushes on the lane beside");
+    assert!(recoveries > execs / 50 && sent > execs / 20);
+}

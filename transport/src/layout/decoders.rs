@@ -1,0 +1,237 @@
+//! Every decoder of shared memory, by name: what the fuzzers run, beside those of `wire` and `tcp`.
+//!
+//! An entry takes any bytes, never panics and holds no memory. What is accepted is encoded again
+//! and compared: a format has one encoding of a value and no other. A fuzzer cannot guess a check
+//! word of 64 bits, so entries of checked formats also put the right one on the bytes they got and
+//! expect to be believed.
+
+use super::dense::TaggedU32;
+use super::extent::ExtentEntry;
+use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
+use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
+use super::reply::ReplyHeader;
+use super::ring::RingGeometry;
+use super::row::{ROW_HEADER_BYTES, RowVersion, row_chk, row_head, verify_row};
+use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
+use crate::ids::RegionKey;
+use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
+
+/// Name and function of each decoder. New entries go to the end: the `fuzz/` crate names an entry
+/// by its position.
+pub const DECODERS: &[(&str, fn(&[u8]))] = &[
+    ("frame-header", frame_header),
+    ("frame-flags", frame_flags),
+    ("rows-payload", rows_payload),
+    ("reply-header", reply_header),
+    ("state-line", state_line),
+    ("clock-line", clock_line),
+    ("snapshot-line", snapshot_line),
+    ("reject-line", reject_line),
+    ("checked-u64", checked_u64),
+    ("tagged-u32", tagged_u32),
+    ("extent-entry", extent_entry),
+    ("row", row),
+    ("ring-tail", ring_tail),
+];
+
+/// Salt of the lines here: recorded seeds verify.
+pub const SALT: u64 = 0x7469_6465;
+
+/// The first line of `bytes`, zeros behind their end.
+fn line_of(bytes: &[u8]) -> Line {
+    let mut raw = [0; LINE_BYTES];
+    for (to, from) in raw.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    let line = line_from_bytes(&raw);
+    debug_assert_eq!(line_bytes(&line), raw, "a line's bytes changed");
+    line
+}
+
+fn frame_header(bytes: &[u8]) {
+    let line = line_of(bytes);
+    if let Ok(header) = FrameHeader::from_line(&line) {
+        debug_assert_eq!(header.to_line(), line, "two encodings of {header:?}");
+        debug_assert!(header.ring_bytes() >= LINE_BYTES as u64 + u64::from(header.payload_len));
+        // The check covers the payload as it was announced; here it is what follows.
+        let payload = bytes.get(LINE_BYTES..).unwrap_or_default();
+        let _ = header.hasher().finish_bytes(payload);
+    }
+}
+
+fn frame_flags(bytes: &[u8]) {
+    let code = word_at(bytes, 0) as u16;
+    if let Some(flags) = FrameFlags::from_code(code) {
+        debug_assert_eq!(flags.code(), code, "two encodings of {flags:?}");
+    }
+    if let Some(kind) = FrameKind::from_code(code) {
+        debug_assert_eq!(kind as u16, code, "two encodings of {kind:?}");
+    }
+}
+
+fn rows_payload(bytes: &[u8]) {
+    let (count, row_bytes) = unpack(word_at(bytes, 0));
+    let (count, row_bytes) = (count as usize, row_bytes as usize % (ROW_BYTES_MAX + 1));
+    let locs = bytes.len().is_multiple_of(2);
+    let parts = RowsPayload::new(count, row_bytes, locs);
+    debug_assert!(parts.locs_at >= count * 8 && parts.locs_at <= parts.values_at);
+    debug_assert!(!locs || parts.values_at - parts.locs_at >= count * 8);
+    debug_assert!(parts.values_at.is_multiple_of(LINE_BYTES));
+    debug_assert_eq!(parts.len - parts.values_at, count * row_bytes);
+}
+
+fn reply_header(bytes: &[u8]) {
+    let line = line_of(bytes);
+    if let Some((header, chk)) = ReplyHeader::from_line(&line) {
+        debug_assert_eq!(header.to_line(chk), line, "two encodings of {header:?}");
+        let payload = bytes.get(LINE_BYTES..).unwrap_or_default();
+        let _ = header.hasher(SALT).finish_bytes(payload);
+    }
+}
+
+fn state_line(bytes: &[u8]) {
+    let line = line_of(bytes);
+    if let Some(state) = StateLine::from_line(&line, SALT) {
+        debug_assert_eq!(state.to_line(SALT), line, "two encodings of {state:?}");
+    }
+    let state = StateLine {
+        applied_seq: line[0],
+        durable_seq: line[1],
+        head_bytes: line[2],
+        rejected: line[3],
+    };
+    debug_assert_eq!(
+        StateLine::from_line(&state.to_line(SALT), SALT),
+        Some(state)
+    );
+}
+
+fn clock_line(bytes: &[u8]) {
+    let line = line_of(bytes);
+    let domain = line[4] as u8;
+    if let Some(clock) = ClockLine::from_line(&line, SALT, 0) {
+        debug_assert_eq!(clock.to_line(SALT, 0), line, "two encodings of {clock:?}");
+    }
+    let (slowest, members) = unpack(line[2]);
+    let clock = ClockLine {
+        min: line[0],
+        epoch: line[1],
+        slowest,
+        members,
+    };
+    let sealed = clock.to_line(SALT, domain);
+    debug_assert_eq!(ClockLine::from_line(&sealed, SALT, domain), Some(clock));
+    debug_assert_eq!(ClockLine::from_line(&sealed, SALT, domain ^ 1), None);
+}
+
+fn snapshot_line(bytes: &[u8]) {
+    let line = line_of(bytes);
+    if let Some(snapshot) = SnapshotLine::from_line(&line, SALT) {
+        debug_assert_eq!(
+            snapshot.to_line(SALT),
+            line,
+            "two encodings of {snapshot:?}"
+        );
+    }
+    let snapshot = SnapshotLine {
+        front: line[0],
+        building: line[1],
+        min_clock: line[2],
+        applied: line[3],
+    };
+    let sealed = snapshot.to_line(SALT);
+    debug_assert_eq!(SnapshotLine::from_line(&sealed, SALT), Some(snapshot));
+}
+
+fn reject_line(bytes: &[u8]) {
+    let line = line_of(bytes);
+    if let Some(reject) = Reject::from_line(&line, SALT) {
+        debug_assert_eq!(reject.to_line(SALT), line, "two encodings of {reject:?}");
+    }
+    let (code, table) = unpack(line[1]);
+    if let Some(code) = RejectCode::from_code(code % 16) {
+        let reject = Reject {
+            seq: line[0],
+            code,
+            table,
+            numbers: [line[2], line[3]],
+        };
+        debug_assert_eq!(Reject::from_line(&reject.to_line(SALT), SALT), Some(reject));
+    }
+}
+
+fn checked_u64(bytes: &[u8]) {
+    let cell = CheckedU64([word_at(bytes, 0), word_at(bytes, 8)]);
+    if let Some(value) = cell.value(SALT) {
+        debug_assert_eq!(CheckedU64::new(value, SALT), cell);
+    }
+    let sealed = CheckedU64::new(cell.0[0], SALT);
+    debug_assert_eq!(sealed.value(SALT), Some(cell.0[0]));
+}
+
+fn tagged_u32(bytes: &[u8]) {
+    let word = TaggedU32(word_at(bytes, 0));
+    if let Some(seq) = word.seq(SALT) {
+        debug_assert_eq!(TaggedU32::new(seq, SALT), word);
+    }
+    let (seq, _) = unpack(word.0);
+    debug_assert_eq!(TaggedU32::new(seq, SALT).seq(SALT), Some(seq));
+}
+
+fn extent_entry(bytes: &[u8]) {
+    let line = line_of(bytes);
+    if let Some(entry) = ExtentEntry::from_line(&line, SALT, 1) {
+        debug_assert_eq!(entry.to_line(SALT, 1), line, "two encodings of {entry:?}");
+    }
+    let (key, slots) = unpack(line[1]);
+    let entry = ExtentEntry {
+        base: line[0],
+        key: RegionKey(key),
+        slots,
+        len: line[2],
+        salt: line[3],
+    };
+    let number = line[4] as u16;
+    let sealed = entry.to_line(SALT, number);
+    debug_assert_eq!(ExtentEntry::from_line(&sealed, SALT, number), Some(entry));
+    debug_assert_eq!(ExtentEntry::from_line(&sealed, SALT, number ^ 1), None);
+}
+
+/// `key u64 | head 16 bytes | payload`.
+fn row(bytes: &[u8]) {
+    let key = word_at(bytes, 0);
+    let rest = bytes.get(8..).unwrap_or_default();
+    let Some((head, payload)) = rest.split_first_chunk::<ROW_HEADER_BYTES>() else {
+        return;
+    };
+    if let Some(ver) = verify_row(SALT, key, head, payload) {
+        debug_assert!(ver.is_valid());
+        let told = row_head(ver, row_chk(SALT, key, ver, payload));
+        debug_assert!(told == *head, "a row without proof");
+    }
+    let ver = RowVersion(word_at(head, 0));
+    let sealed = row_head(ver, row_chk(SALT, key, ver, payload));
+    let found = verify_row(SALT, key, &sealed, payload);
+    debug_assert!(found == ver.is_valid().then_some(ver));
+}
+
+/// `size u64 | consumed u64 | tail u64`: what a peer's tail cell may say.
+fn ring_tail(bytes: &[u8]) {
+    let [size, consumed, tail] = [0, 8, 16].map(|at| word_at(bytes, at));
+    let Some(ring) = RingGeometry::new(size as usize % (2 * RING_BYTES_MAX)) else {
+        return;
+    };
+    if !ring.tail_is_sane(consumed, tail) {
+        return;
+    }
+    debug_assert!(tail - consumed <= ring.bytes());
+    debug_assert_eq!(ring.offset(tail) + ring.to_wrap(tail), ring.bytes());
+    // A client places frames behind its own tail, which counts up from 0.
+    let len = ring.frame_bytes_max();
+    if tail < 1 << 62
+        && let Some(place) = ring.place(consumed, tail, len)
+    {
+        debug_assert!(place.at == tail + place.pad && ring.to_wrap(place.at) >= len);
+        debug_assert!(place.at + len - consumed <= ring.bytes());
+    }
+}

@@ -1,0 +1,268 @@
+//! No decoder is forgotten: every function of `layout`, `wire` and `tcp` that makes something of
+//! bytes or words from outside is found in the source text, and each must be run by an entry of a
+//! registry that the fuzzers go through, or stand in a short list with the reason why not.
+#![allow(clippy::unwrap_used, reason = "a test's helpers")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tidewater_transport::{layout, tcp, wire};
+
+/// Entry of a registry, and what it runs.
+const COVERED: &[(&str, &[&str])] = &[
+    (
+        "frame",
+        &[
+            "frame::Decoder::next_frame",
+            "frame::split",
+            "frame::u32_at",
+        ],
+    ),
+    (
+        "hello",
+        &[
+            "hello::Hello::decode",
+            "hello::Role::from_code",
+            "hello::Reader::new",
+            "hello::version_of",
+        ],
+    ),
+    ("challenge", &["hello::Challenge::decode"]),
+    ("proof", &["hello::Proof::decode"]),
+    ("welcome", &["hello::Welcome::decode"]),
+    ("refused", &["hello::Refused::decode"]),
+    ("handshake-client", &["handshake::ClientHandshake::step"]),
+    (
+        "handshake-server",
+        &[
+            "handshake::ServerHandshake::step",
+            "handshake::same_version",
+        ],
+    ),
+    (
+        "coordinator-request",
+        &[
+            "impl Message for CoordinatorRequest",
+            "coordinator::namespace",
+            "coordinator::path",
+        ],
+    ),
+    (
+        "coordinator-answer",
+        &[
+            "impl Message for CoordinatorAnswer",
+            "members::hosts",
+            "error::name_at_most",
+            "error::text_at_most",
+        ],
+    ),
+    ("order", &["impl Message for Order"]),
+    ("order-answer", &["impl Message for OrderAnswer"]),
+    ("server-request", &["impl Message for ServerRequest"]),
+    ("server-answer", &["impl Message for ServerAnswer"]),
+    ("notice", &["impl Message for Notice", "mod::decode_body"]),
+    ("job-token", &["handshake::JobToken::from_hex"]),
+    (
+        "lane-request",
+        &["op::Request::from_bytes", "op::Header::from_bytes"],
+    ),
+    (
+        "lane-reply",
+        &["op::Reply::from_bytes", "op::RequestKind::from_code"],
+    ),
+    ("lane-entry", &["op::Entry::from_bytes"]),
+    ("frame-header", &["frame::FrameHeader::from_line"]),
+    (
+        "frame-flags",
+        &[
+            "frame::FrameFlags::from_code",
+            "frame::FrameKind::from_code",
+        ],
+    ),
+    ("rows-payload", &["frame::RowsPayload::new"]),
+    ("reply-header", &["reply::ReplyHeader::from_line"]),
+    (
+        "state-line",
+        &["lines::StateLine::from_line", "mod::line_from_bytes"],
+    ),
+    ("clock-line", &["lines::ClockLine::from_line"]),
+    ("snapshot-line", &["lines::SnapshotLine::from_line"]),
+    (
+        "reject-line",
+        &["lines::Reject::from_line", "lines::RejectCode::from_code"],
+    ),
+    ("checked-u64", &["lines::CheckedU64::value"]),
+    ("tagged-u32", &["dense::TaggedU32::seq"]),
+    ("extent-entry", &["extent::ExtentEntry::from_line"]),
+    ("row", &["row::verify_row"]),
+    ("ring-tail", &["ring::RingGeometry::tail_is_sane"]),
+];
+
+/// Found, but not for an entry of its own.
+const EXCEPTIONS: &[(&str, &str)] = &[
+    ("mod::decode", "decode_body of a frame, and nothing else"),
+    (
+        "impl Message for NoAnswer",
+        "has no value: for connections that get notices only",
+    ),
+    ("lane::fits", "checks the caller's own landing"),
+    (
+        "receive::Post::take",
+        "stores a payload whose place was checked with its header",
+    ),
+];
+
+fn registered() -> BTreeSet<&'static str> {
+    let all = wire::decoders::DECODERS
+        .iter()
+        .chain(tcp::op::DECODERS)
+        .chain(layout::decoders::DECODERS);
+    all.map(|(name, _)| *name).collect()
+}
+
+/// Source files below a folder, without those of tests.
+fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let stem = path.file_stem().unwrap().to_str().unwrap();
+        if path.is_dir() {
+            sources(&path, out);
+        } else if path.extension().is_some_and(|e| e == "rs")
+            && !["tests", "samples"].contains(&stem)
+        {
+            out.push(path);
+        }
+    }
+}
+
+/// Whether a signature takes something from outside apart: by its name, or because it takes bytes
+/// or a line and may say no.
+fn decodes(name: &str, signature: &str) -> bool {
+    const NAMES: &[&str] = &[
+        "decode",
+        "from_line",
+        "from_bytes",
+        "from_code",
+        "from_value",
+        "parse",
+        "next_frame",
+        "step",
+        "tail_is_sane",
+    ];
+    const VALUES: &[&str] = &["value", "seq"];
+    let (arguments, result) = signature.split_once("->").unwrap_or((signature, ""));
+    let bytes = ["[u8", "&Line", "HeaderBytes", "&str"]
+        .iter()
+        .any(|t| arguments.contains(t));
+    let total = ["Option<", "Result<"].iter().any(|t| result.contains(t));
+    // Writers of bytes take the place to write to.
+    let writes = ["&mut [u8]", "&mut Vec<u8>"]
+        .iter()
+        .any(|t| arguments.contains(t))
+        || ["write", "put", "post", "send"]
+            .iter()
+            .any(|n| name.starts_with(n));
+    NAMES
+        .iter()
+        .any(|n| name.starts_with(n) || name.ends_with(n))
+        || (VALUES.contains(&name) && total)
+        || (bytes && total && !writes)
+}
+
+/// `stem::Type::function` of each decoder in a file's text, and `impl Message for Type`.
+fn found(stem: &str, text: &str) -> Vec<String> {
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let mut found = Vec::new();
+    let mut of = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(rest) = line.strip_prefix("impl") {
+            let head = rest.trim_end_matches(" {");
+            let whole = head.rsplit(" for ").next().unwrap();
+            let whole = whole.rsplit("> ").next().unwrap().trim();
+            of = format!("{}::", whole.split('<').next().unwrap());
+            if head.contains("Message for ") {
+                found.push(format!("impl Message for {whole}"));
+            }
+        } else if line == "}" {
+            of.clear();
+        }
+        let Some((before, rest)) = line.split_once("fn ") else {
+            continue;
+        };
+        if !before
+            .trim()
+            .split(' ')
+            .all(|w| ["", "pub", "const", "pub(crate)", "pub(super)"].contains(&w))
+        {
+            continue;
+        }
+        let mut signature = rest.to_owned();
+        while !signature.ends_with(['{', ';', '}']) {
+            signature += lines.next().unwrap();
+        }
+        let signature = signature.split('{').next().unwrap();
+        let name = signature.split(['(', '<']).next().unwrap();
+        if decodes(name, signature) {
+            found.push(format!("{stem}::{of}{name}"));
+        }
+    }
+    found
+}
+
+#[test]
+fn every_decoder_is_fuzzed_or_excused() {
+    let src = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    for folder in ["layout", "wire", "tcp"] {
+        sources(&src.join(folder), &mut files);
+    }
+    let mut in_source = BTreeSet::new();
+    for file in files {
+        let stem = file.file_stem().unwrap().to_str().unwrap();
+        in_source.extend(found(stem, &fs::read_to_string(&file).unwrap()));
+    }
+    assert!(
+        in_source.len() >= 30,
+        "the search finds too little: {in_source:?}"
+    );
+    let covered: BTreeSet<String> = COVERED
+        .iter()
+        .flat_map(|(_, runs)| *runs)
+        .map(|f| (*f).to_owned())
+        .collect();
+    let excused: BTreeSet<String> = EXCEPTIONS.iter().map(|(f, _)| (*f).to_owned()).collect();
+    let known = &covered | &excused;
+    let missing: Vec<_> = in_source.difference(&known).collect();
+    assert!(
+        missing.is_empty(),
+        "{missing:#?}: run each in an entry of a DECODERS table and name it in COVERED here"
+    );
+    let named = BTreeSet::from(["frame::RowsPayload::new".to_owned()]);
+    let there = &in_source | &named;
+    let gone: Vec<_> = known.difference(&there).collect();
+    assert!(
+        gone.is_empty(),
+        "{gone:#?} are named here but not in the source"
+    );
+    assert!(covered.is_disjoint(&excused));
+}
+
+#[test]
+fn every_entry_of_a_registry_says_what_it_runs() {
+    let told: BTreeSet<&str> = COVERED.iter().map(|(entry, _)| *entry).collect();
+    assert_eq!(told, registered());
+}
+
+/// The search itself: it sees what it is for, and not what it is not for.
+#[test]
+fn the_search_finds_decoders() {
+    let text = "impl Foo {\n    pub const fn from_code(code: u16) -> Option<Self> {\n    }\n    \
+                pub fn put(\n        to: &mut [u8],\n    ) -> Result<(), E> {\n    }\n}\n\
+                pub fn take(\n    bytes: &[u8],\n) -> Option<Foo> {\n}\nimpl Message for Order {\n}\n";
+    assert_eq!(
+        found("foo", text),
+        ["foo::Foo::from_code", "foo::take", "impl Message for Order"]
+    );
+}
