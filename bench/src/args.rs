@@ -38,6 +38,9 @@ pub enum Command {
     /// Bytes a second: pulls back to back, a window of pushes under way
     #[command(after_help = EXAMPLES)]
     Bandwidth(Options),
+    /// A server process of a run
+    #[command(name = crate::server::COMMAND, hide = true)]
+    Server,
 }
 
 /// Which calls.

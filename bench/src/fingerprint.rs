@@ -76,7 +76,9 @@ impl Fingerprint {
             servers: options.servers,
             appliers: options.appliers,
             ring_bytes,
-            pinned: options.pin.map_or("no".into(), |core| format!("core {core}")),
+            pinned: options
+                .pin
+                .map_or("no".into(), |core| format!("core {core}")),
             seed: options.seed,
             timer_ns: timer_cost.as_secs_f64() * 1e9,
             command: std::env::args().collect::<Vec<_>>().join(" "),

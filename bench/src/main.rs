@@ -10,12 +10,14 @@ use tidewater_bench::error::BenchError;
 use tidewater_bench::fingerprint::Fingerprint;
 use tidewater_bench::measure::{self, What};
 use tidewater_bench::report::{self, Row};
+use tidewater_bench::server;
 use tidewater_bench::stats::timer_cost;
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Latency(options) => run(What::Latency, &options),
         Command::Bandwidth(options) => run(What::Bandwidth, &options),
+        Command::Server => server::run().map(|()| 0),
     };
     match result {
         Ok(0) => ExitCode::SUCCESS,

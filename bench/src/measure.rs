@@ -105,7 +105,9 @@ pub fn run(
     };
     let calls = match what {
         What::Latency => options.group,
-        What::Bandwidth => options.window.min((WINDOW_BYTES_MAX / extent.bytes()).max(1)),
+        What::Bandwidth => options
+            .window
+            .min((WINDOW_BYTES_MAX / extent.bytes()).max(1)),
     };
     let mut case = Case {
         subject: Subject::new(client, section.kind, extent, options.plant_wrong)?,

@@ -16,8 +16,17 @@ use crate::subject::Kind;
 pub const SCHEMA: &str = "tidewater-bench/1";
 
 const COLUMNS: [&str; 11] = [
-    "size", "ops", "p50(us)", "p90(us)", "p99(us)", "p99.9(us)", "max(us)", "avg(us)", "MB/s",
-    "Mops/s", "#wrong",
+    "size",
+    "ops",
+    "p50(us)",
+    "p90(us)",
+    "p99(us)",
+    "p99.9(us)",
+    "max(us)",
+    "avg(us)",
+    "MB/s",
+    "Mops/s",
+    "#wrong",
 ];
 
 /// One size of one section.
@@ -164,8 +173,8 @@ pub fn json(path: &Path, fingerprint: &Fingerprint, rows: &[Row]) -> Result<(), 
         fingerprint,
         rows: rows.iter().map(Record::from).collect(),
     };
-    let mut text = serde_json::to_vec_pretty(&document)
-        .map_err(|e| failed(path, io::Error::other(e)))?;
+    let mut text =
+        serde_json::to_vec_pretty(&document).map_err(|e| failed(path, io::Error::other(e)))?;
     text.push(b'\n');
     std::fs::write(path, text).map_err(|e| failed(path, e))
 }
@@ -230,6 +239,9 @@ mod tests {
         assert_eq!(keys, columns);
         let text = csv_text(&[row]).unwrap();
         let line = text.lines().nth(1).unwrap();
-        assert!(line.starts_with("push,rows,,8,16,1,") && line.ends_with(",1,0,3"), "{line}");
+        assert!(
+            line.starts_with("push,rows,,8,16,1,") && line.ends_with(",1,0,3"),
+            "{line}"
+        );
     }
 }

@@ -45,7 +45,8 @@ fn message_bytes(text: &str) -> Result<u64, String> {
 
 /// `first:last:xF` or `first:last:+S`.
 fn range(text: &str, into: &mut Vec<u64>) -> Result<(), String> {
-    let bad = || format!("\"{text}\" is no range: use first:last:xF or first:last:+S, like 8:16M:x2");
+    let bad =
+        || format!("\"{text}\" is no range: use first:last:xF or first:last:+S, like 8:16M:x2");
     let parts: Vec<&str> = text.split(':').collect();
     let &[first, last, step] = &parts[..] else {
         return Err(bad());
@@ -62,7 +63,9 @@ fn range(text: &str, into: &mut Vec<u64>) -> Result<(), String> {
         return Err(bad());
     };
     if times < 2 && plus == 0 {
-        return Err(format!("the range \"{text}\" never ends: use a factor of at least 2"));
+        return Err(format!(
+            "the range \"{text}\" never ends: use a factor of at least 2"
+        ));
     }
     let mut at = first;
     while at <= last {

@@ -61,7 +61,10 @@ impl Samples {
     pub fn new(timer_cost: Duration) -> Self {
         // From a tenth of a nanosecond to hours, three digits: the bounds are constants.
         let histogram = Histogram::new_with_bounds(1, 1 << 47, 3);
-        #[allow(clippy::expect_used, reason = "constants that the crate's documentation allows")]
+        #[allow(
+            clippy::expect_used,
+            reason = "constants that the crate's documentation allows"
+        )]
         let histogram = histogram.expect("1 <= low, 2 x low <= high, at most 5 digits");
         Self {
             histogram,
@@ -75,7 +78,8 @@ impl Samples {
     pub fn record(&mut self, from: Instant, to: Instant, calls: u64) {
         let time = (to - from).saturating_sub(self.timer_cost);
         let each = time.as_secs_f64() * 1e9 * PER_NS / calls as f64;
-        self.histogram.saturating_record((each.round() as u64).max(1));
+        self.histogram
+            .saturating_record((each.round() as u64).max(1));
         self.calls += calls;
         self.time += time;
     }

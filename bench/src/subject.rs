@@ -127,7 +127,11 @@ impl<'a> Subject<'a> {
             Kind::Sparse => mix64(extent.seed.wrapping_add(row)),
             Kind::Dense | Kind::Rows => row,
         };
-        let rows = if kind == Kind::Dense { 0 } else { extent.rows() };
+        let rows = if kind == Kind::Dense {
+            0
+        } else {
+            extent.rows()
+        };
         let base: Vec<f32> = (0..elements)
             .map(|i| (mix64(i ^ extent.seed) % 1024) as f32)
             .collect();
@@ -153,7 +157,13 @@ impl<'a> Subject<'a> {
         if let (true, Some(value)) = (plant_wrong, values.last_mut()) {
             *value += 0.5;
         }
-        let ticket = push(self.client, &self.table, &self.keys, &values, PushOp::Assign)?;
+        let ticket = push(
+            self.client,
+            &self.table,
+            &self.keys,
+            &values,
+            PushOp::Assign,
+        )?;
         self.client.wait_applied(&ticket)?;
         self.expected.copy_from_slice(&self.base);
         self.pushes = 0;
@@ -167,7 +177,9 @@ impl<'a> Subject<'a> {
     #[inline]
     pub fn pull(&mut self, options: PullOptions) -> Result<(), BenchError> {
         match self.kind {
-            Kind::Dense => self.client.pull_dense(&self.table, 0, &mut self.out, options)?,
+            Kind::Dense => self
+                .client
+                .pull_dense(&self.table, 0, &mut self.out, options)?,
             Kind::Rows | Kind::Sparse => {
                 self.client
                     .pull_rows(&self.table, &self.keys, &mut self.out, options)?;
@@ -183,7 +195,13 @@ impl<'a> Subject<'a> {
     #[inline]
     pub fn push(&mut self) -> Result<Ticket, BenchError> {
         self.pushes += 1;
-        push(self.client, &self.table, &self.keys, &self.step, PushOp::Sum)
+        push(
+            self.client,
+            &self.table,
+            &self.keys,
+            &self.step,
+            PushOp::Sum,
+        )
     }
 
     /// Waits until a push is applied.
@@ -207,7 +225,9 @@ impl<'a> Subject<'a> {
     /// Values of the last pull that are not what they must be, bit for bit.
     pub fn wrong(&self) -> u64 {
         let pairs = self.out.iter().zip(&self.expected);
-        pairs.filter(|(is, due)| is.to_bits() != due.to_bits()).count() as u64
+        pairs
+            .filter(|(is, due)| is.to_bits() != due.to_bits())
+            .count() as u64
     }
 
     /// Pulls and counts wrong values after pushes; all of them must be applied.
