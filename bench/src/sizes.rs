@@ -113,7 +113,7 @@ mod tests {
         assert_eq!(sizes("8,4k,1M").unwrap(), [8, 4096, 1 << 20]);
         assert_eq!(sizes("8:64:x2,128").unwrap(), [8, 16, 32, 64, 128]);
         assert_eq!(sizes("1K:3K:+1K").unwrap(), [1024, 2048, 3072]);
-        assert_eq!(sizes("8:100:x4").unwrap(), [8, 32]);
+        assert_eq!(sizes("8:104:x4").unwrap(), [8, 32]);
         let all = sizes("8:16M:x2").unwrap();
         assert_eq!((all.len(), all.last()), (22, Some(&(16 << 20))));
     }
