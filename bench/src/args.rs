@@ -113,7 +113,7 @@ impl Transport {
 #[derive(Debug, Clone, Args)]
 pub struct Options {
     /// Bytes of a message: a list of sizes and ranges first:last:xF or first:last:+S. Of tables by
-    /// rows it is the row; what is longer than 128K is several rows
+    /// rows it is the row; what is longer than 64K is several rows
     #[arg(long, default_value = "8:16M:x2", value_name = "LIST")]
     pub sizes: Sizes,
     /// Calls to measure

@@ -10,8 +10,9 @@ use tidewater_transport::table::{Optimizer, PushOp, TableSpec};
 
 use crate::error::BenchError;
 
-/// Longest row: longer messages are several rows. The largest power of two that a row may have.
-pub const ROW_BYTES_MAX: u64 = 128 << 10;
+/// Longest row: longer messages are several rows. The largest power of two whose rows every mode
+/// pulls: the reply to a gather holds less than 128 KiB.
+pub const ROW_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of an element.
 const ELEMENT: u64 = 4;
 /// Pushes after which the values are set back: integers stay below 2^24, which f32 holds exactly.
