@@ -18,7 +18,7 @@ use tidewater_transport::limits::HANDSHAKE_TIMEOUT;
 use tidewater_transport::placement::Placement;
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::{Owner, ServerMember, TableInfo};
+use tidewater_transport::wire::control::{ServerMember, TableInfo};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::args::{Options, Transport};
@@ -195,15 +195,10 @@ impl Catalogue {
 impl CoordinatorLink for Catalogue {
     fn create_table(&mut self, spec: &TableSpec, _: Deadline) -> Result<TableInfo, ClientError> {
         self.tables += 1;
-        let owners = Placement::round_robin(spec.partitions, &self.appliers).0;
-        let owner = |o: tidewater_transport::placement::Owner| Owner {
-            server: o.server,
-            applier: o.applier,
-        };
         let info = TableInfo {
             id: TableId(self.tables),
             spec: spec.clone(),
-            placement: owners.into_iter().map(owner).collect(),
+            placement: Placement::round_robin(spec.partitions, &self.appliers),
         };
         self.order(&Order::Create(info.clone()))?;
         Ok(info)

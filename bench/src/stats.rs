@@ -58,13 +58,13 @@ pub struct Figures {
 
 impl Samples {
     /// None yet. `timer_cost` is taken off each sample.
+    #[allow(
+        clippy::missing_panics_doc,
+        reason = "the bounds of the histogram are constants"
+    )]
     pub fn new(timer_cost: Duration) -> Self {
         // From a tenth of a nanosecond to hours, three digits: the bounds are constants.
         let histogram = Histogram::new_with_bounds(1, 1 << 47, 3);
-        #[allow(
-            clippy::expect_used,
-            reason = "constants that the crate's documentation allows"
-        )]
         let histogram = histogram.expect("1 <= low, 2 x low <= high, at most 5 digits");
         Self {
             histogram,

@@ -112,7 +112,7 @@ impl<'a> Subject<'a> {
         extent: Extent,
         plant_wrong: bool,
     ) -> Result<Self, BenchError> {
-        if kind != Kind::Dense && extent.bytes() % extent.row_bytes() != 0 {
+        if kind != Kind::Dense && !extent.bytes().is_multiple_of(extent.row_bytes()) {
             let limit = ROW_BYTES_MAX;
             return Err(BenchError::Usage(format!(
                 "messages of {} bytes are not whole rows of {limit}: use --table dense",
