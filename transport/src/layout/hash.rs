@@ -94,19 +94,20 @@ impl H64 {
     /// caller puts the length into the seed.
     #[inline]
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
-        let mut chunks = bytes.chunks_exact(64);
-        for chunk in &mut chunks {
-            let mut w = [0; 8];
-            for (word, raw) in w.iter_mut().zip(chunk.chunks_exact(8)) {
-                *word = super::word_at(raw, 0);
-            }
-            self.block(&w);
+        // Arrays of known length: a copy of variable length would be a call for each word.
+        let (blocks, tail) = bytes.as_chunks::<64>();
+        for block in blocks {
+            let (words, _) = block.as_chunks::<8>();
+            self.block(&std::array::from_fn(|i| u64::from_le_bytes(words[i])));
         }
-        let tail = chunks.remainder();
         let mut rest = [0; 8];
         let words = tail.len().div_ceil(8);
-        for (i, word) in rest.iter_mut().take(words).enumerate() {
-            *word = super::word_at(tail, i * 8);
+        let (whole, part) = tail.as_chunks::<8>();
+        for (to, word) in rest.iter_mut().zip(whole) {
+            *to = u64::from_le_bytes(*word);
+        }
+        if !part.is_empty() {
+            rest[words - 1] = super::word_at(part, 0);
         }
         self.finish(&rest[..words])
     }

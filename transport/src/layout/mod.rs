@@ -27,6 +27,7 @@ pub type Line = [u64; 8];
 pub const LINE_BYTES: usize = 64;
 
 /// The bytes of a line, in memory order.
+#[inline]
 pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     let mut bytes = [0; LINE_BYTES];
     for (chunk, word) in bytes.chunks_exact_mut(8).zip(line) {
@@ -36,6 +37,7 @@ pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
 }
 
 /// The line of 64 bytes in memory order.
+#[inline]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     let mut line = [0; 8];
     for (word, chunk) in line.iter_mut().zip(bytes.chunks_exact(8)) {
@@ -45,6 +47,7 @@ pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
 }
 
 /// Little-endian word at `at`; bytes past the end read as zero.
+#[inline]
 pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     let tail = bytes.get(at..).unwrap_or_default();

@@ -1,0 +1,136 @@
+//! Time of calls: the timer and its own cost, the histogram, and the figures of a row.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use tidewater_transport::clock;
+
+/// Values of the histogram per nanosecond: calls that are timed in groups take fractions.
+const PER_NS: f64 = 10.0;
+/// Looks of which the timer's cost is the median.
+const TIMER_LOOKS: usize = 2_001;
+
+/// Nanoseconds that lie between two looks at the clock with nothing between them; the median.
+pub fn timer_cost() -> Duration {
+    let mut gaps: Vec<Duration> = (0..TIMER_LOOKS)
+        .map(|_| {
+            let before = clock::now();
+            clock::now() - before
+        })
+        .collect();
+    gaps.sort_unstable();
+    gaps[TIMER_LOOKS / 2]
+}
+
+/// Samples of one case.
+#[derive(Debug)]
+pub struct Samples {
+    histogram: Histogram<u64>,
+    timer_cost: Duration,
+    calls: u64,
+    time: Duration,
+}
+
+/// What came out, times in microseconds for one call.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Figures {
+    /// Calls measured.
+    pub ops: u64,
+    /// Samples: groups of calls that were timed together.
+    pub samples: u64,
+    /// Median.
+    pub p50_us: f64,
+    /// 90 of 100 samples took at most this.
+    pub p90_us: f64,
+    /// 99 of 100.
+    pub p99_us: f64,
+    /// 999 of 1,000; the maximum when there are fewer samples.
+    pub p999_us: f64,
+    /// Largest.
+    pub max_us: f64,
+    /// Time of all calls by their number.
+    pub avg_us: f64,
+    /// Payload megabytes (10^6) a second of measured time.
+    pub mb_per_s: f64,
+    /// Million calls a second of measured time.
+    pub mops_per_s: f64,
+}
+
+impl Samples {
+    /// None yet. `timer_cost` is taken off each sample.
+    #[allow(
+        clippy::missing_panics_doc,
+        reason = "the bounds of the histogram are constants"
+    )]
+    pub fn new(timer_cost: Duration) -> Self {
+        // From a tenth of a nanosecond to hours, three digits: the bounds are constants.
+        let histogram = Histogram::new_with_bounds(1, 1 << 47, 3);
+        let histogram = histogram.expect("1 <= low, 2 x low <= high, at most 5 digits");
+        Self {
+            histogram,
+            timer_cost,
+            calls: 0,
+            time: Duration::ZERO,
+        }
+    }
+
+    /// Adds a sample: `calls` calls between two looks at the clock.
+    pub fn record(&mut self, from: Instant, to: Instant, calls: u64) {
+        let time = (to - from).saturating_sub(self.timer_cost);
+        let each = time.as_secs_f64() * 1e9 * PER_NS / calls as f64;
+        self.histogram
+            .saturating_record((each.round() as u64).max(1));
+        self.calls += calls;
+        self.time += time;
+    }
+
+    /// The figures, for calls that each move `bytes` of payload.
+    pub fn figures(&self, bytes: u64) -> Figures {
+        let us = |tenths: u64| tenths as f64 / PER_NS / 1e3;
+        let at = |quantile| us(self.histogram.value_at_quantile(quantile));
+        let seconds = self.time.as_secs_f64().max(1e-12);
+        Figures {
+            ops: self.calls,
+            samples: self.histogram.len(),
+            p50_us: at(0.5),
+            p90_us: at(0.9),
+            p99_us: at(0.99),
+            p999_us: at(0.999),
+            max_us: us(self.histogram.max()),
+            avg_us: seconds * 1e6 / self.calls.max(1) as f64,
+            mb_per_s: self.calls as f64 * bytes as f64 / 1e6 / seconds,
+            mops_per_s: self.calls as f64 / 1e6 / seconds,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        let mut samples = Samples::new(Duration::from_nanos(20));
+        let start = clock::now();
+        for n in 1..=1000 {
+            // 100 calls of n microseconds, and the timer.
+            let took = Duration::from_micros(100 * n) + Duration::from_nanos(20);
+            samples.record(start, start + took, 100);
+        }
+        let f = samples.figures(4096);
+        assert_eq!((f.ops, f.samples), (100_000, 1000));
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 2e-3;
+        assert!(near(f.p50_us, 500.0) && near(f.p90_us, 900.0) && near(f.p99_us, 990.0));
+        assert!(near(f.p999_us, 999.0) && near(f.max_us, 1000.0) && near(f.avg_us, 500.5));
+        assert!(near(f.mops_per_s, 1.0 / 500.5));
+        assert!(near(f.mb_per_s, 4096.0 / 500.5));
+    }
+
+    #[test]
+    fn fractions_of_nanoseconds_survive() {
+        let mut samples = Samples::new(Duration::ZERO);
+        let start = clock::now();
+        samples.record(start, start + Duration::from_nanos(1050), 100);
+        assert!((samples.figures(8).p50_us - 0.0105).abs() < 1e-4);
+    }
+}
