@@ -224,6 +224,14 @@ impl CoordinatorLink for Catalogue {
         Err(no_such_call())
     }
 
+    fn failed(
+        &mut self,
+        _: &str,
+        _: tidewater_transport::clock::Deadline,
+    ) -> Result<(), ClientError> {
+        Ok(())
+    }
+
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
