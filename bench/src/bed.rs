@@ -224,11 +224,7 @@ impl CoordinatorLink for Catalogue {
         Err(no_such_call())
     }
 
-    fn failed(
-        &mut self,
-        _: &str,
-        _: tidewater_transport::clock::Deadline,
-    ) -> Result<(), ClientError> {
+    fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
 

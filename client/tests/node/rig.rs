@@ -190,6 +190,10 @@ impl CoordinatorLink for Catalogue {
         Err(ClientError::Environment("no disk here".into()))
     }
 
+    fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
