@@ -228,6 +228,11 @@ impl Lanes {
         &mut self.all[lane]
     }
 
+    /// Whether a lane has to be mended before it is of use.
+    pub(crate) fn is_broken(&self, lane: usize) -> bool {
+        self.all.get(lane).is_some_and(|l| l.broken.is_some())
+    }
+
     /// Notes that a lane failed; final errors make it broken.
     pub(crate) fn failed(&mut self, lane: usize, e: LaneError) -> Interrupt {
         if matches!(e, LaneError::Usage { .. }) {
@@ -333,8 +338,13 @@ impl Lanes {
             // What is applied is learned from the mailbox, where the rejects come before it.
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),
-                Err(e) if deadline.passed() => return Err(e.into()),
-                Err(_) => {}
+                Err(e) => {
+                    l.broken = Some(e.clone());
+                    if deadline.passed() {
+                        let (op, missing) = ("recovery of a lane", e.to_string());
+                        return Err(ClientError::Deadline { op, missing });
+                    }
+                }
             }
         }
     }
