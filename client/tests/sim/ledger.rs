@@ -22,7 +22,7 @@ const KEYS: u64 = 10;
 const DIM: usize = 11;
 /// Elements of the dense table, over two partitions of blocks of 4 KiB.
 const ELEMENTS: u64 = 3 * 1024;
-/// The row that the raw session shares with the others: on the first applier of its server.
+/// The worker whose second session speaks frames by hand.
 const RAW_RANK: u32 = 0;
 
 #[derive(Default)]
