@@ -11,7 +11,9 @@ use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
-use tidewater_transport::limits::{FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use tidewater_transport::limits::{
+    DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
+};
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wait::wait_until;
 
@@ -38,6 +40,8 @@ pub(crate) struct LaneState {
     broken: Option<LaneError>,
     rejects_seen: u64,
     rejects: std::collections::VecDeque<Reject>,
+    /// Every domain's clock as it was last read whole.
+    clocks: [ClockLine; DOMAINS_MAX],
 }
 
 /// A server and its lanes: `first_lane ..` in order of its appliers.
@@ -93,6 +97,7 @@ impl LaneState {
             broken: None,
             rejects_seen: open.state.rejected,
             rejects: std::collections::VecDeque::new(),
+            clocks: [ClockLine::default(); DOMAINS_MAX],
         })
     }
 
@@ -141,10 +146,16 @@ impl LaneState {
         self.rejects_seen = state.rejected;
     }
 
-    /// The clock of a domain as this lane's applier tells it.
-    pub(crate) fn clock(&self, domain: DomainId) -> ClockLine {
+    /// The clock of a domain as this lane's applier tells it. A line that is being written, or
+    /// that has not come yet on a new lane, proves nothing: then what was read before stands.
+    pub(crate) fn clock(&mut self, domain: DomainId) -> ClockLine {
         let line = self.lane.mailbox().line(mailbox_clock_at(domain.0));
-        ClockLine::from_line(&line, self.session.0, domain.0).unwrap_or_default()
+        let told = ClockLine::from_line(&line, self.session.0, domain.0);
+        let Some(known) = self.clocks.get_mut(domain.0 as usize) else {
+            return ClockLine::default();
+        };
+        *known = told.unwrap_or(*known);
+        *known
     }
 
     /// Takes the first reject of `first..=last` out, if there is one.
@@ -226,6 +237,11 @@ impl Lanes {
     /// A lane by number, which must be one that `of` gave.
     pub(crate) fn get(&mut self, lane: usize) -> &mut LaneState {
         &mut self.all[lane]
+    }
+
+    /// Whether a lane has to be mended before it is of use.
+    pub(crate) fn is_broken(&self, lane: usize) -> bool {
+        self.all.get(lane).is_some_and(|l| l.broken.is_some())
     }
 
     /// Notes that a lane failed; final errors make it broken.
@@ -333,8 +349,13 @@ impl Lanes {
             // What is applied is learned from the mailbox, where the rejects come before it.
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),
-                Err(e) if deadline.passed() => return Err(e.into()),
-                Err(_) => {}
+                Err(e) => {
+                    l.broken = Some(e.clone());
+                    if deadline.passed() {
+                        let (op, missing) = ("recovery of a lane", e.to_string());
+                        return Err(ClientError::Deadline { op, missing });
+                    }
+                }
             }
         }
     }

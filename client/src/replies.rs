@@ -57,6 +57,13 @@ impl Replies {
         }
     }
 
+    /// The request of a tag never became a frame: no reply will come, its slot is free.
+    pub(crate) fn cancel(&mut self, tag: u64) {
+        if let Some(slot) = self.slot(tag) {
+            *slot = Slot::default();
+        }
+    }
+
     /// Nobody waits for a tag any more. Its slot stays out until it is safe.
     pub(crate) fn abandon(&mut self, tag: u64) {
         if let Some(slot) = self.slot(tag) {
@@ -145,5 +152,14 @@ mod tests {
         replies.abandon(tags[5]);
         replies.lane_came_back();
         assert!(replies.begin(0).is_some());
+    }
+
+    #[test]
+    fn a_request_that_was_never_sent_gives_its_slot_back() {
+        let mut replies = Replies::new();
+        for _ in 0..3 * REPLY_SLOTS {
+            let tag = replies.begin(0).unwrap();
+            replies.cancel(tag);
+        }
     }
 }

@@ -218,7 +218,7 @@ pub trait Lane: Send {
     /// posted earlier make progress meanwhile. Cost: shm a copy; tcp one round trip for all.
     ///
     /// # Errors
-    /// [`LaneError`]; the landing is then unspecified.
+    /// [`LaneError`]; what `ops` name of the landing is then unspecified, the rest untouched.
     fn read(
         &mut self,
         ops: &[ReadOp],

@@ -58,10 +58,16 @@ impl Lanes {
             })?;
             header.user_tag = tag;
             let fill = |to: &mut [u8]| to.copy_from_slice(payload);
-            let seq = self.build(lane, header, payload.len(), fill, deadline)?;
-            self.get(lane).replies.asked(tag, seq);
-            let replaced = self.get(lane).replies.replaced();
-            self.send(lane, deadline)?;
+            let built = self.build(lane, header, payload.len(), fill, deadline);
+            let replies = &mut self.get(lane).replies;
+            let seq = built.inspect_err(|_| replies.cancel(tag))?;
+            replies.asked(tag, seq);
+            let replaced = replies.replaced();
+            if let Err(e) = self.send(lane, deadline) {
+                // The frame is built: it goes out when the lane is back, and is answered.
+                self.get(lane).replies.abandon(tag);
+                return Err(e);
+            }
             let answer = self.wait("wait for a reply", deadline, |lanes| {
                 let l = lanes.get(lane);
                 let (session, mailbox) = (l.session, l.lane().mailbox().clone());

@@ -393,6 +393,10 @@ pub(super) fn read_ops(
     deadline: Deadline,
 ) -> Result<(), ClientError> {
     loop {
+        // An earlier call may have given the lane up at its deadline; that is not this one's.
+        if lanes.is_broken(lane) {
+            lanes.mend(lane, deadline)?;
+        }
         let into = Landing { head, body };
         let done = lanes.get(lane).lane().read(ops, into, deadline);
         match done {

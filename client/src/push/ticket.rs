@@ -35,25 +35,28 @@ impl Ticket {
         self.table
     }
 
+    /// Adds a frame: to the run that it follows on its lane, if there is one.
     pub(crate) fn add(&mut self, lane: usize, seq: u64) {
-        let lane = lane as u32;
+        self.add_run(LaneSeqs {
+            lane: lane as u32,
+            first: seq,
+            last: seq,
+        });
+    }
+
+    fn add_run(&mut self, run: LaneSeqs) {
         let all = self.inline[..self.len].iter_mut().chain(&mut self.more);
         for part in all {
-            if part.lane == lane {
-                part.last = seq;
+            if part.lane == run.lane && part.last + 1 == run.first {
+                part.last = run.last;
                 return;
             }
         }
-        let part = LaneSeqs {
-            lane,
-            first: seq,
-            last: seq,
-        };
         if self.len < INLINE {
-            self.inline[self.len] = part;
+            self.inline[self.len] = run;
             self.len += 1;
         } else {
-            self.more.push(part);
+            self.more.push(run);
         }
     }
 
@@ -61,11 +64,11 @@ impl Ticket {
         self.inline[..self.len].iter().chain(&self.more).copied()
     }
 
-    /// Takes another ticket's frames in: waiting for this one then waits for both.
+    /// Takes another ticket's frames in: waiting for this one then waits for both, and for nothing
+    /// else that was pushed in between.
     pub fn merge(&mut self, other: &Self) {
         for part in other.parts() {
-            self.add(part.lane as usize, part.first);
-            self.add(part.lane as usize, part.last);
+            self.add_run(part);
         }
     }
 }
@@ -85,5 +88,21 @@ mod tests {
         let parts: Vec<_> = ticket.parts().collect();
         assert_eq!(parts.len(), 7);
         assert!(parts.iter().all(|p| (p.first, p.last) == (1, 3)));
+    }
+
+    #[test]
+    fn merged_tickets_hold_their_own_frames_in_any_order() {
+        let of = |seqs: [u64; 2]| {
+            let mut ticket = Ticket::new(1);
+            seqs.iter().for_each(|&seq| ticket.add(0, seq));
+            ticket
+        };
+        let (early, late) = (of([1, 2]), of([5, 6]));
+        for (mut to, from) in [(early.clone(), &late), (late.clone(), &early)] {
+            to.merge(from);
+            let mut runs: Vec<_> = to.parts().map(|p| (p.first, p.last)).collect();
+            runs.sort_unstable();
+            assert_eq!(runs, [(1, 2), (5, 6)], "3 and 4 belong to another push");
+        }
     }
 }

@@ -302,14 +302,22 @@ impl Ring {
             table: header.table,
             numbers,
         };
-        if self.rejects.len() as u64 == FRAMES_IN_FLIGHT_MAX {
-            self.rejects.pop_front();
-        }
         self.rejects.push_back(reject);
         self.state.rejected += 1;
         self.done(header);
+        self.forget_rejects();
         let line = line_bytes(&reject.to_line(self.session.0));
         self.post(mailbox_reject_at(reject.seq), &line)
+    }
+
+    /// Forgets rejects that the client has seen: it built no frame before the one that used its
+    /// cell last was applied. Two that are kept never share a cell.
+    fn forget_rejects(&mut self) {
+        let applied = self.state.applied_seq;
+        let old = |r: &Reject| r.seq.saturating_add(FRAMES_IN_FLIGHT_MAX) <= applied;
+        while self.rejects.front().is_some_and(old) {
+            self.rejects.pop_front();
+        }
     }
 
     /// Writes into the client's mailbox; nothing while the lane is broken (what matters is sent
@@ -362,6 +370,9 @@ impl Ring {
     /// [`LaneError`] from the port.
     pub fn attach(&mut self, port: Box<dyn Port>) -> Result<(), LaneError> {
         self.port = Some(port);
+        // An old one would stand in the cell of a newer one for a moment, and on a mailbox that
+        // outlives its lane the client may look just then.
+        self.forget_rejects();
         for n in 0..self.rejects.len() {
             let reject = self.rejects[n];
             let line = line_bytes(&reject.to_line(self.session.0));
@@ -387,3 +398,6 @@ impl Ring {
         memory.public.free(self.block)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -196,10 +196,15 @@ impl Lane for SimLane {
                 Ok(())
             }
             Err(error) => {
-                // The landing is unspecified now: nobody may lean on what was there.
+                // What was asked for is unspecified now: nobody may lean on what was there.
                 let noise = self.world.rng().bits() as u8;
-                into.head.iter_mut().step_by(3).for_each(|b| *b ^= noise);
-                into.body.iter_mut().step_by(5).for_each(|b| *b ^= noise);
+                for op in ops {
+                    let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
+                    let head = &mut into.head[op.head_at..][..head];
+                    head.iter_mut().step_by(3).for_each(|b| *b ^= noise);
+                    let body = &mut into.body[op.body_at..][..body];
+                    body.iter_mut().step_by(5).for_each(|b| *b ^= noise);
+                }
                 Err(error)
             }
         }

@@ -1,0 +1,18 @@
+//! The whole of Tidewater under the adversary: appliers and clients of this repository, in a
+//! deterministic world that delays, reorders, tears, stalls and breaks whatever its contract lets
+//! it. Each test sweeps fixed seeds; a failing seed prints the command that repeats it.
+//! `TIDEWATER_SEEDS=n` sweeps more of them.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "a sweep says what it ran")]
+
+mod simrig;
+
+#[path = "sim/clocks.rs"]
+mod clocks;
+#[path = "sim/ledger.rs"]
+mod ledger;
+#[path = "sim/slots.rs"]
+mod slots;
+#[path = "sim/torn.rs"]
+mod torn;

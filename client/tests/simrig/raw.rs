@@ -1,0 +1,169 @@
+//! A session that speaks frames by hand and sends more often than it must: frames that the server
+//! has applied come again, at other places of the ring. (Tidewater's own client never does that
+//! while its server lives; one that has lost its place does.)
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
+use tidewater_transport::ids::TableId;
+use tidewater_transport::layout::frame::{
+    FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
+};
+use tidewater_transport::layout::line_bytes;
+use tidewater_transport::layout::lines::{CheckedU64, StateLine};
+use tidewater_transport::layout::ring::RingGeometry;
+use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
+use tidewater_transport::sim::{Rng, SimSleeper};
+use tidewater_transport::table::{DType, PushOp};
+
+use super::{LONG, Link, OpenLane, Rig};
+
+/// Pushes single rows of a sparse f64 table to one lane, one frame after the other.
+pub struct RawPusher {
+    link: Link,
+    lane: Box<dyn Lane>,
+    sleeper: SimSleeper,
+    rng: Rng,
+    ring: RingGeometry,
+    table: TableId,
+    key: u64,
+    dim: usize,
+    /// Amounts by sequence number, from 1.
+    amounts: Vec<i64>,
+    /// Where the next frame goes.
+    at: u64,
+    state: StateLine,
+}
+
+impl RawPusher {
+    /// Opens a session for worker `rank` with the server of `key`.
+    pub fn new(rig: &Rig, rank: u32, table: TableId, key: u64, dim: usize, rng: Rng) -> Self {
+        let sleeper = rig.world.sleeper();
+        let (server, applier) = rig.owner(table, key);
+        assert_eq!(applier, 0, "it opens the server's first lane only");
+        let mut link = rig.link(server, rank, 99, sleeper.bell());
+        let OpenLane { lane, .. } = link.open_lane(0);
+        let ring = RingGeometry::new(rig.shape.ring_bytes).unwrap();
+        Self {
+            link,
+            lane,
+            sleeper,
+            rng,
+            ring,
+            table,
+            key,
+            dim,
+            amounts: Vec::new(),
+            at: 0,
+            state: StateLine::default(),
+        }
+    }
+
+    /// Pushes `amount` to every column of its row and returns when that is applied.
+    pub fn push(&mut self, amount: i64) {
+        self.amounts.push(amount);
+        let seq = self.amounts.len() as u64;
+        let deadline = Deadline::after(LONG);
+        let mut from = seq;
+        while self.try_push(from, seq, deadline).is_err() {
+            let open = self.link.recover_lane(0);
+            self.lane = open.lane;
+            self.at = open.state.head_bytes;
+            self.state = open.state;
+            // It does not trust what it was told and goes back further than it must.
+            from = (open.state.applied_seq + 1).saturating_sub(self.rng.below(4));
+            from = from.clamp(1, seq);
+        }
+    }
+
+    fn try_push(&mut self, from: u64, to: u64, deadline: Deadline) -> Result<(), LaneError> {
+        for seq in from..=to {
+            self.write(seq)?;
+            if self.rng.below(3) == 0 {
+                let earlier = 1 + self.rng.below(seq);
+                self.write(earlier)?;
+            }
+        }
+        self.signal()?;
+        while self.state.applied_seq < to {
+            assert!(!deadline.passed(), "frame {to} is never acknowledged");
+            self.sleeper.announce();
+            if !self.look()? {
+                self.sleeper.sleep(deadline);
+            }
+            self.sleeper.retract();
+        }
+        Ok(())
+    }
+
+    fn look(&mut self) -> Result<bool, LaneError> {
+        self.lane.poll()?;
+        let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
+        let told = StateLine::from_line(&line, self.link.session.0);
+        let news = told.filter(|t| t.applied_seq > self.state.applied_seq);
+        self.state = news.unwrap_or(self.state);
+        Ok(news.is_some())
+    }
+
+    fn header(&self, kind: FrameKind, seq: u64, payload_len: usize) -> FrameHeader {
+        FrameHeader {
+            kind,
+            flags: FrameFlags::default(),
+            seq,
+            session: self.link.session.0,
+            payload_len: payload_len as u32,
+            count: 1,
+            table: self.table.0,
+            partition: PARTITION_ANY,
+            clock: 0,
+            user_tag: 0,
+            chk: 0,
+        }
+    }
+
+    fn write(&mut self, seq: u64) -> Result<(), LaneError> {
+        let parts = RowsPayload::new(1, self.dim * 8, false);
+        let mut payload = vec![0; parts.len];
+        payload[..8].copy_from_slice(&self.key.to_le_bytes());
+        let amount = self.amounts[seq as usize - 1] as f64;
+        for value in payload[parts.values_at..].chunks_exact_mut(8) {
+            value.copy_from_slice(&amount.to_le_bytes());
+        }
+        let mut header = self.header(FrameKind::PushRows, seq, parts.len);
+        header.flags.op = Some(PushOp::Sum);
+        header.flags.dtype = Some(DType::F64);
+        header.chk = header.hasher().finish_bytes(&payload);
+        if self.ring.to_wrap(self.at) < header.ring_bytes() {
+            self.pad(seq)?;
+        }
+        let mut frame = line_bytes(&header.to_line()).to_vec();
+        frame.extend(&payload);
+        frame.resize(header.ring_bytes() as usize, 0);
+        self.put(&frame)?;
+        self.at += header.ring_bytes();
+        Ok(())
+    }
+
+    fn pad(&mut self, seq: u64) -> Result<(), LaneError> {
+        let mut header = self.header(FrameKind::Pad, seq, 0);
+        header.chk = header.hasher().finish(&[]);
+        let line: [u8; FRAME_HEADER_BYTES] = line_bytes(&header.to_line());
+        self.put(&line)?;
+        self.at += self.ring.to_wrap(self.at);
+        Ok(())
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), LaneError> {
+        let addr = INBOX_RING_AT as u64 + self.ring.offset(self.at);
+        let key = INBOX_KEY;
+        self.lane.write(RemoteAddr { key, addr }, bytes)
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        let CheckedU64([value, chk]) = CheckedU64::new(self.at, self.link.session.0);
+        let mut cell = [0; 16];
+        cell[..8].copy_from_slice(&value.to_le_bytes());
+        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        let (key, addr) = (INBOX_KEY, INBOX_TAIL_AT as u64);
+        self.lane.write_signal(RemoteAddr { key, addr }, &cell)
+    }
+}
