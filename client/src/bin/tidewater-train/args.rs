@@ -58,10 +58,10 @@ pub(crate) struct LrArgs {
     #[arg(long, value_enum, default_value = "adagrad", value_name = "RULE")]
     optimizer: Rule,
     /// Learning rate [default: 0.1; adam: 0.01].
-    #[arg(long, value_name = "RATE", value_parser = positive)]
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = positive)]
     lr: Option<f64>,
     /// Weight of the penalty l2/2 w^2 on the weights of a batch.
-    #[arg(long, value_name = "WEIGHT", default_value = "0", value_parser = not_negative32)]
+    #[arg(long, value_name = "WEIGHT", default_value = "0", allow_negative_numbers = true, value_parser = not_negative32)]
     pub(crate) l2: f32,
     #[command(flatten)]
     pub(crate) common: TrainArgs,
@@ -105,16 +105,16 @@ impl LrArgs {
 #[command(after_help = EXAMPLES)]
 pub(crate) struct FtrlArgs {
     /// Scale of the learning rate.
-    #[arg(long, value_name = "RATE", default_value = "0.3", value_parser = positive)]
+    #[arg(long, value_name = "RATE", default_value = "0.3", allow_negative_numbers = true, value_parser = positive)]
     alpha: f64,
     /// Offset of the learning rate.
-    #[arg(long, value_name = "OFFSET", default_value = "1", value_parser = not_negative)]
+    #[arg(long, value_name = "OFFSET", default_value = "1", allow_negative_numbers = true, value_parser = not_negative)]
     beta: f64,
     /// Weight of the L1 penalty: the larger, the more weights are exactly zero.
-    #[arg(long, value_name = "WEIGHT", default_value = "1", value_parser = not_negative)]
+    #[arg(long, value_name = "WEIGHT", default_value = "1", allow_negative_numbers = true, value_parser = not_negative)]
     l1: f64,
     /// Weight of the L2 penalty.
-    #[arg(long, value_name = "WEIGHT", default_value = "0", value_parser = not_negative)]
+    #[arg(long, value_name = "WEIGHT", default_value = "0", allow_negative_numbers = true, value_parser = not_negative)]
     l2: f64,
     #[command(flatten)]
     pub(crate) common: TrainArgs,
@@ -278,7 +278,7 @@ mod tests {
             ),
             ("t lr --train a --lr 0", "not a number above 0"),
             ("t lr --train a --lr nan", "not a number above 0"),
-            ("t ftrl --train a --l1 -1", "l1"),
+            ("t ftrl --train a --l1 -1", "not a number from 0"),
             ("t lr --train a --batch 0", "non-zero"),
             ("t lr --train a --transport ib", "use auto, shm or tcp"),
             ("t lr --train a --test-each-epoch", "--test"),

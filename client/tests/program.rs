@@ -1,0 +1,141 @@
+//! `tidewater-train` as a user has it: a process with a cluster of its own.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test crate: its helpers panic as its tests do"
+)]
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The program, outside of any job.
+fn program(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidewater-train"));
+    for (name, _) in std::env::vars_os() {
+        if name.as_encoded_bytes().starts_with(b"TIDEWATER_") {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(dir).stdin(Stdio::null());
+    command
+}
+
+fn run(dir: &Path, line: &str) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } =
+        program(dir).args(line.split_whitespace()).output().unwrap();
+    (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+fn figures(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}
+
+#[test]
+fn a_model_is_trained_saved_loaded_and_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for line in [
+        "generate --rows 3000 --features 300 --out train",
+        "generate --rows 800 --first 3000 --features 300 --out test",
+    ] {
+        assert_eq!(run(dir, line), (Some(0), String::new()));
+    }
+    let flags = "--train train --test test --sync bsp";
+    let (code, said) = run(
+        dir,
+        &format!("ftrl {flags} --save model --json one.json --servers 2 --transport tcp"),
+    );
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("epoch 5/5: 3000 rows"), "{said}");
+    assert!(said.contains("test: AUC 0."), "{said}");
+    let (code, said) = run(
+        dir,
+        &format!("ftrl {flags} --load model --epochs 0 --json two.json --servers 3 --appliers 2"),
+    );
+    assert_eq!(code, Some(0), "{said}");
+    let (one, two) = (
+        figures(&dir.join("one.json")),
+        figures(&dir.join("two.json")),
+    );
+    for key in [
+        "fingerprint",
+        "auc",
+        "log_loss",
+        "accuracy",
+        "weights",
+        "zeros",
+    ] {
+        assert_eq!(one[key], two[key], "{key}");
+        assert!(!one[key].is_null(), "{key}");
+    }
+    assert_eq!(
+        (&one["transport"], &one["servers"]),
+        (&"tcp".into(), &2.into())
+    );
+    assert_eq!((&two["servers"], &two["rows"]), (&3.into(), &0.into()));
+
+    // Other settings than those of its training are refused.
+    let (code, said) = run(dir, "ftrl --train train --load model --l1 7");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("another definition"), "{said}");
+}
+
+#[test]
+fn a_signal_ends_the_run_after_a_step_and_saves() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, "generate --rows 2000 --features 300 --out train");
+    for (signal, name) in [(Signal::TERM, "term"), (Signal::USR1, "usr1")] {
+        let line = format!("lr --train train --epochs 1000000 --save {name}");
+        let mut child = program(dir)
+            .args(line.split_whitespace())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = said.next().unwrap().unwrap();
+        assert!(first.starts_with("epoch 1/1000000: 2000 rows"), "{first}");
+        kill_process(Pid::from_child(&child), signal).unwrap();
+        let last = said.map(Result::unwrap).last().unwrap();
+        assert!(last.contains("worker 0 ended by signal"), "{last}");
+        assert_eq!(child.wait().unwrap().code(), Some(128 + signal.as_raw()));
+        let (code, said) = run(dir, &format!("lr --train train --epochs 1 --load {name}"));
+        assert_eq!(code, Some(0), "{said}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_told_and_has_its_exit_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    std::fs::write(dir.join("bad"), "1 1:1\n-1 2:1 3:y\n").unwrap();
+    std::fs::write(dir.join("good"), "1 1:1\n-1 2:1 3:4\n").unwrap();
+    for (line, code, part) in [
+        ("lr --train absent", 5, "absent: cannot open"),
+        ("lr --train bad", 5, "bad:2:10: found `y`"),
+        ("lr --train good --test bad", 5, "bad:2:10: found `y`"),
+        (
+            "lr --train good --json no/out",
+            3,
+            "name a file in a directory that exists",
+        ),
+        ("lr --train good --load absent", 5, "absent is missing"),
+        ("lr --train good --sync bulk", 2, "use bsp, asp, or ssp:S"),
+        ("lr", 2, "--train"),
+        ("generate --rows 1 --out no/out", 3, "cannot write no/out"),
+    ] {
+        let (ended, said) = run(dir, line);
+        assert_eq!(ended, Some(code), "{line}: {said}");
+        assert!(said.contains(part), "{line}: {said}");
+    }
+    let mut job = program(dir);
+    job.args(["lr", "--train", "good"])
+        .env("TIDEWATER_COORDINATOR", "127.0.0.1:1");
+    let ended = job.output().unwrap();
+    assert_eq!(ended.status.code(), Some(3));
+    let said = String::from_utf8(ended.stderr).unwrap();
+    assert!(said.contains("TIDEWATER_WORKERS is not set"), "{said}");
+}
