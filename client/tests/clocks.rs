@@ -4,8 +4,8 @@
 mod common;
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+use tidewater_transport::sync::{AtomicBool, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};

@@ -4,9 +4,9 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tidewater_transport::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};

@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};

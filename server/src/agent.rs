@@ -18,11 +18,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims, DialError};
 use tidewater_transport::ids::{ServerId, TableId, WorkerId};
 use tidewater_transport::limits::DATA_DEADLINE;
 use tidewater_transport::wire::WireError;
-use tidewater_transport::wire::conn::{ConnError, ControlConn};
 use tidewater_transport::wire::control::{
     self, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members, Message, Order,
     OrderAnswer, SavedPart, ServerMember, TableInfo, WorkerState,

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 use crate::clock::Deadline;
+use crate::conn::{ConnError, ControlConn};
 use crate::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
-use crate::wire::conn::{ConnError, ControlConn};
 use crate::wire::handshake::JobToken;
 use crate::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
 

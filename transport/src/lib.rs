@@ -7,6 +7,8 @@
 #[cfg(not(loom))]
 pub mod clock;
 #[cfg(not(loom))]
+pub mod conn;
+#[cfg(not(loom))]
 pub mod dial;
 pub mod doze;
 #[cfg(not(loom))]

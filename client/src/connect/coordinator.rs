@@ -5,12 +5,12 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims, DialError};
 use tidewater_transport::host;
 use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
 use tidewater_transport::limits::TEXT_BYTES_MAX;
 use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::conn::{ConnError, ControlConn};
 use tidewater_transport::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members, Notice,
     TableInfo, WorkerState,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{Lane, Mailbox, TransportKind};
 use tidewater_transport::host;
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
@@ -18,7 +19,6 @@ use tidewater_transport::mem::Region;
 use tidewater_transport::shm::{self, ShmAttach, ShmLane};
 use tidewater_transport::tcp::TcpLane;
 use tidewater_transport::wake::{Bell, Dozes, OsSleeper, Watch};
-use tidewater_transport::wire::conn::{ConnError, ControlConn};
 use tidewater_transport::wire::control::{
     Attach, Attached, LaneGrant, Recovered, ServerAnswer, ServerMember, ServerRequest,
     TableDescriptor, Transport,

@@ -7,9 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::conn::TimedStream;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
 use tidewater_transport::wake::Bell;
-use tidewater_transport::wire::conn::TimedStream;
 
 /// Either kind.
 #[derive(Debug)]

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{PullOptions, TableBuilder};
+use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::ids::{ApplierId, SessionId};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::table::PushOp;
-use tidewater_transport::wire::conn::{ConnError, ControlConn};
 use tidewater_transport::wire::control::{
     Attach, Attached, ServerAnswer, ServerRequest, Transport, encode,
 };

@@ -487,4 +487,4 @@ fn features_refusal(ours: Features, theirs: Features) -> Option<Refusal> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -13,10 +13,9 @@
 //! | [`spec`] | `TableSpec::validate` |
 //! | [`control`] | requests, answers, orders, notices |
 //! | [`peer`] | [`peer::ControlPeer`]: a connection's buffers for an event loop |
-//! | [`conn`] | [`conn::ControlConn`]: a blocking connection for a caller with a deadline |
+//! | [`crate::conn`] | [`crate::conn::ControlConn`]: a blocking connection for a caller with a deadline |
 //! | [`decoders`] | the list of all decoders, which the fuzzers read |
 
-pub mod conn;
 pub mod control;
 pub mod decoders;
 pub mod error;

@@ -8,7 +8,7 @@ const IDS: Ids = Ids {
     incarnation: Incarnation(0x1c),
 };
 
-pub(in crate::wire) fn policy() -> ServerPolicy {
+pub(crate) fn policy() -> ServerPolicy {
     ServerPolicy {
         token: JobToken::new([0x42; 32]),
         features: Features {
@@ -25,7 +25,7 @@ pub(in crate::wire) fn policy() -> ServerPolicy {
     }
 }
 
-pub(in crate::wire) fn control_hello() -> Hello {
+pub(crate) fn control_hello() -> Hello {
     Hello {
         features: Features {
             offered: 0b01,

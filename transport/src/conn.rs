@@ -9,14 +9,14 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use super::WireError;
-use super::control::{self, Answer, Message, Notice, Request};
-use super::frame::{Decoder, kind};
-use super::handshake::{ClientHandshake, HandshakeError, JobToken};
-use super::hello::{Hello, Welcome};
-use super::peer::ControlPeer;
-use super::refusal::Refusal;
 use crate::limits::NOTICES_MAX;
+use crate::wire::WireError;
+use crate::wire::control::{self, Answer, Message, Notice, Request};
+use crate::wire::frame::{Decoder, kind};
+use crate::wire::handshake::{ClientHandshake, HandshakeError, JobToken};
+use crate::wire::hello::{Hello, Welcome};
+use crate::wire::peer::ControlPeer;
+use crate::wire::refusal::Refusal;
 
 /// Bytes asked of one read.
 const READ_BYTES: usize = 16 << 10;

@@ -1,0 +1,270 @@
+//! Pushes, as calls of the client.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
+use tidewater_transport::layout::row::Loc;
+use tidewater_transport::table::PushOp;
+use zerocopy::IntoBytes;
+
+use super::Client;
+use crate::error::ClientError;
+use crate::lanes::Interrupt;
+use crate::pull;
+use crate::push::Ticket;
+use crate::push::combine::Combiner;
+use crate::table::state::TableState;
+use crate::table::{Element, Table};
+
+impl Client {
+    /// Pushes rows. Duplicate keys are combined here: sums and gradients are added, of assigns the
+    /// last wins. Returns when the frames are on their way; the ticket says when they are applied.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for lengths that do not fit; a deadline when a ring stays full.
+    pub fn push_rows<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        keys: &[u64],
+        values: &[T],
+        op: PushOp,
+    ) -> Result<Ticket, ClientError> {
+        if values.len() != keys.len() * table.dim {
+            let n = values.len();
+            let what = format!("{n} elements for {} rows of {}", keys.len(), table.dim);
+            return Err(self.wrong("push_rows", table.index, what));
+        }
+        let deadline = self.deadline();
+        self.lanes.counters.pushes += 1;
+        let Some(state) = self.tables.get(table.index) else {
+            return Ok(Ticket::default());
+        };
+        let row_bytes = state.row.payload_bytes;
+        self.combiner
+            .combine(state.spec.dtype, op, keys, values.as_bytes(), row_bytes);
+        for rows in &mut self.by_lane {
+            rows.clear();
+        }
+        for (row, &key) in self.combiner.keys.iter().enumerate() {
+            match state
+                .lane_of(key)
+                .and_then(|lane| self.by_lane.get_mut(lane))
+            {
+                Some(rows) => rows.push(row as u32),
+                None => {
+                    let what = format!("row {key} is past the end");
+                    return Err(self.wrong("push_rows", table.index, what));
+                }
+            }
+        }
+        self.send_rows(table.index, op, deadline)
+    }
+
+    fn send_rows(
+        &mut self,
+        index: usize,
+        op: PushOp,
+        deadline: Deadline,
+    ) -> Result<Ticket, ClientError> {
+        let Some(state) = self.tables.get(index) else {
+            return Ok(Ticket::default());
+        };
+        let mut ticket = Ticket::new(state.id.0);
+        let row_bytes = state.row.payload_bytes;
+        let clock = self.clock.at(state.spec.domain);
+        let combiner = &self.combiner;
+        for (lane, rows) in self.by_lane.iter().enumerate() {
+            let room = self
+                .lanes
+                .get(lane)
+                .ring
+                .payload_bytes_max()
+                .saturating_sub(128);
+            let most = (room / (row_bytes + 16)).max(1);
+            for chunk in rows.chunks(most) {
+                let locs = state.is_sparse();
+                let parts = RowsPayload::new(chunk.len(), row_bytes, locs);
+                let header = push_header(state, FrameKind::PushRows, op, clock, chunk.len(), locs);
+                let fill = |to: &mut [u8]| fill_rows(to, parts, chunk, combiner, state);
+                let seq = self.lanes.build(lane, header, parts.len, fill, deadline)?;
+                ticket.add(lane, seq);
+            }
+            if !rows.is_empty() {
+                self.lanes.send(lane, deadline)?;
+            }
+        }
+        Ok(ticket)
+    }
+
+    /// Pushes elements `first ..` of a table by ranges.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] when the range is not in the table; a deadline when a ring stays
+    /// full.
+    pub fn push_dense<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        first: u64,
+        values: &[T],
+        op: PushOp,
+    ) -> Result<Ticket, ClientError> {
+        let deadline = self.deadline();
+        self.lanes.counters.pushes += 1;
+        let Some(state) = self.tables.get(table.index) else {
+            return Ok(Ticket::default());
+        };
+        let Some((layout, ranges)) = state.blocks() else {
+            let what = "the table has rows; push them with push_rows".into();
+            return Err(self.wrong("push_dense", table.index, what));
+        };
+        let end = first
+            .checked_add(values.len() as u64)
+            .filter(|&e| e <= layout.elements);
+        let Some(end) = end else {
+            let what = format!("elements {first}+{} of {}", values.len(), layout.elements);
+            return Err(self.wrong("push_dense", table.index, what));
+        };
+        let mut ticket = Ticket::new(state.id.0);
+        let clock = self.clock.at(state.spec.domain);
+        let per_block = layout.block_elements();
+        let mut at = first;
+        while at < end {
+            let partition = ranges.part_of(at / per_block);
+            let stop = (ranges.start(partition + 1) * per_block).min(end);
+            let Some(lane) = state.lane_of_partition(partition) else {
+                break;
+            };
+            while at < stop {
+                // Frames hold whole blocks where they can: each is written once under its version.
+                let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
+                let blocks = (room / layout.block_bytes).max(1) as u64;
+                let to = ((at / per_block + blocks) * per_block).min(stop);
+                let to = to.min(at + (room / layout.element_bytes) as u64);
+                let part = values.get((at - first) as usize..(to - first) as usize);
+                let bytes = part.unwrap_or_default().as_bytes();
+                let n = (to - at) as usize;
+                let mut header = push_header(state, FrameKind::PushDense, op, clock, n, false);
+                header.partition = partition;
+                let start = at;
+                let fill = |out: &mut [u8]| {
+                    let (head, body) = out.split_at_mut(8);
+                    head.copy_from_slice(&start.to_le_bytes());
+                    body.copy_from_slice(bytes);
+                };
+                let seq = self
+                    .lanes
+                    .build(lane, header, 8 + bytes.len(), fill, deadline)?;
+                ticket.add(lane, seq);
+                self.lanes.send(lane, deadline)?;
+                at = to;
+            }
+        }
+        Ok(ticket)
+    }
+
+    /// Waits until a push is applied: reads that start afterwards see it (of tables `at_clock`:
+    /// after the tick).
+    ///
+    /// # Errors
+    /// [`ClientError::Rejected`] when a server refused a frame of it; a deadline.
+    pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
+        let deadline = self.deadline();
+        self.wait_applied_until(ticket, deadline)
+    }
+
+    /// [`Client::wait_applied`] with a deadline.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait_applied_until(
+        &mut self,
+        ticket: &Ticket,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let done = self.lanes.wait("wait for a push", deadline, |lanes| {
+            Ok::<_, Interrupt>(lanes.try_applied(ticket))
+        })?;
+        done.map_err(|refused| self.refused(ticket, refused))
+    }
+
+    /// Whether a push is applied. Does not wait.
+    ///
+    /// # Errors
+    /// [`ClientError::Rejected`] when a server refused a frame of it.
+    pub fn try_applied(&mut self, ticket: &Ticket) -> Result<bool, ClientError> {
+        let deadline = self.deadline();
+        match self.lanes.poll() {
+            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline)?,
+            Err(Interrupt::Failed(e)) => return Err(e),
+            Ok(()) => {}
+        }
+        match self.lanes.try_applied(ticket) {
+            None => Ok(false),
+            Some(Ok(())) => Ok(true),
+            Some(Err(refused)) => Err(self.refused(ticket, refused)),
+        }
+    }
+
+    fn refused(
+        &self,
+        ticket: &Ticket,
+        (lane, reject): (usize, tidewater_transport::layout::lines::Reject),
+    ) -> ClientError {
+        let name = self.tables.iter().find(|t| t.id.0 == ticket.table());
+        ClientError::Rejected {
+            table: name.map_or("?", |t| t.name()).to_owned(),
+            server: self.lanes.name(lane).to_owned(),
+            reject,
+        }
+    }
+}
+
+fn push_header(
+    state: &TableState,
+    kind: FrameKind,
+    op: PushOp,
+    clock: u64,
+    count: usize,
+    locs: bool,
+) -> FrameHeader {
+    let mut header = pull::request(state, kind, count, false);
+    header.flags = FrameFlags {
+        op: Some(op),
+        dtype: Some(state.spec.dtype),
+        locs,
+        create: false,
+    };
+    header.clock = clock;
+    header
+}
+
+/// Keys, locations and values of a frame's rows.
+fn fill_rows(
+    to: &mut [u8],
+    parts: RowsPayload,
+    rows: &[u32],
+    combiner: &Combiner,
+    state: &TableState,
+) {
+    let row_bytes = state.row.payload_bytes;
+    for (n, &row) in rows.iter().enumerate() {
+        let row = row as usize;
+        let key = combiner.keys.get(row).copied().unwrap_or_default();
+        put(to, n * 8, &key.to_le_bytes());
+        if state.is_sparse() {
+            let loc = state.hints.get(key).unwrap_or(Loc::NONE);
+            put(to, parts.locs_at + n * 8, &loc.0.to_le_bytes());
+        }
+        let values = combiner.values.get(row * row_bytes..(row + 1) * row_bytes);
+        put(
+            to,
+            parts.values_at + n * row_bytes,
+            values.unwrap_or_default(),
+        );
+    }
+}
+
+fn put(to: &mut [u8], at: usize, bytes: &[u8]) {
+    if let Some(to) = to.get_mut(at..at + bytes.len()) {
+        to.copy_from_slice(bytes);
+    }
+}
