@@ -1,6 +1,12 @@
 //! With BSP, application at the clock and one seed, the parameters do not depend, to the last bit,
 //! on timing, transport, or how many servers and appliers share the work.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
 mod common;
 
 use std::time::Duration;

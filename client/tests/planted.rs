@@ -1,6 +1,12 @@
 //! Promises that only a defect would break: each test here is the one that notices a planted
 //! defect (the table in docs/TESTING.md), and passes without it.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
 mod common;
 
 use common::Cluster;

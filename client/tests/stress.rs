@@ -1,6 +1,12 @@
 //! What must not happen in the long run: lost wake-ups, idle threads that work, memory that grows,
 //! readers that a growing or released table holds up.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
 mod common;
 
 use std::collections::BTreeMap;
@@ -195,17 +201,20 @@ fn a_growing_table_holds_no_reader_up() {
                 let mut client = cluster.client(0, Sync::Asp);
                 let table = client.create_table::<i64>(spec.spec()).unwrap();
                 made.wait();
-                let mut first = 0;
+                let (mut first, mut slow) = (0, (Duration::ZERO, 0));
                 while first < rows {
+                    let start = clock::now();
                     let keys: Vec<u64> = (first..first + 1_000).collect();
                     let values: Vec<i64> = keys.iter().flat_map(|&k| [k as i64, 1]).collect();
                     let ticket = client
                         .push_rows(&table, &keys, &values, PushOp::Sum)
                         .unwrap();
                     client.wait_applied(&ticket).unwrap();
+                    slow = slow.max((clock::now() - start, first));
                     first += 1_000;
                     known.store(first, Ordering::Release);
                 }
+                println!("{transport}: slowest push of 1,000 rows and where: {slow:?}");
                 done.store(true, Ordering::Release);
             };
             scope.spawn(grow);
@@ -285,6 +294,26 @@ fn is_released(error: &ClientError) -> bool {
     matches!(error, ClientError::Rejected { reject, .. } if reject.code == RejectCode::TableReleased)
 }
 
+/// After a release: another table works over the same lanes, a push to the released one is
+/// refused.
+fn go_on(client: &mut Client) {
+    let push = |client: &mut Client, name| {
+        let table = client.open_table::<i64>(name).unwrap();
+        let ticket = client.push_rows(&table, &[1], &[1], PushOp::Sum);
+        client.wait_applied(&ticket.unwrap())
+    };
+    push(client, "other").unwrap();
+    let other = client.open_table::<i64>("other").unwrap();
+    let mut out = [0];
+    client
+        .pull_rows(&other, &[1], &mut out, PullOptions::default())
+        .unwrap();
+    assert!(out[0] >= 1);
+    let refused = push(client, "sparse").unwrap_err();
+    assert!(is_released(&refused), "{refused}");
+    assert_eq!(client.counters().recoveries, 0, "a lane broke");
+}
+
 /// 8 readers stream from tables that are released; each is told so, soon, and goes on with
 /// another table over the same lanes; so do pushes.
 #[test]
@@ -316,25 +345,11 @@ fn a_released_table_says_so_and_the_lanes_live() {
                 let (cluster, told, streaming) = (&cluster, &told, &streaming);
                 scope.spawn(move || {
                     let mut client = cluster.client(0, Sync::Asp);
-                    let theirs = client.open_table::<i64>("other").unwrap();
-                    let sparse = client.open_table::<i64>("sparse").unwrap();
                     streaming.wait();
                     let error = stream(&mut client, kind);
                     assert!(is_released(&error), "reader {kind}: {error}");
                     told.fetch_add(1, Ordering::Release);
-                    let push = |client: &mut Client, table, value| {
-                        let ticket = client.push_rows(table, &[1], &[value], PushOp::Sum);
-                        client.wait_applied(&ticket.unwrap())
-                    };
-                    push(&mut client, &theirs, 1).unwrap();
-                    let mut out = [0];
-                    client
-                        .pull_rows(&theirs, &[1], &mut out, PullOptions::default())
-                        .unwrap();
-                    assert!(out[0] >= 1);
-                    let refused = push(&mut client, &sparse, 1).unwrap_err();
-                    assert!(is_released(&refused), "{refused}");
-                    assert_eq!(client.counters().recoveries, 0, "a lane broke");
+                    go_on(&mut client);
                 });
             }
             streaming.wait();
