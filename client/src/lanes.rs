@@ -349,13 +349,7 @@ impl Lanes {
             // What is applied is learned from the mailbox, where the rejects come before it.
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),
-                Err(e) => {
-                    l.broken = Some(e.clone());
-                    if deadline.passed() {
-                        let (op, missing) = ("recovery of a lane", e.to_string());
-                        return Err(ClientError::Deadline { op, missing });
-                    }
-                }
+                Err(e) => l.broken = Some(e),
             }
         }
     }

@@ -9,7 +9,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, Sleeper, TransportKind,
 };
-use tidewater_transport::ids::{ApplierId, SessionId, TableId, WorkerId};
+use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::mem::Region;
@@ -203,6 +203,14 @@ impl ServerLink for Link {
         Ok(self.0.lock().unwrap().descriptor.clone().unwrap())
     }
 
+    fn clocks(&mut self, _: DomainId, _: Deadline) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+        let random = &mut self.0.lock().unwrap().random;
+        let workers = random.under(4);
+        Ok((0..workers)
+            .map(|_| (WorkerId(random.next() as u32), random.next()))
+            .collect())
+    }
+
     fn recover(&mut self, _: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {
         let mut open = open(&self.0);
         let random = &mut self.0.lock().unwrap().random;
@@ -234,6 +242,10 @@ impl CoordinatorLink for Link {
 
     fn load(&mut self, _: &str, _: Deadline) -> Result<Vec<String>, ClientError> {
         Ok(Vec::new())
+    }
+
+    fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
     }
 
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {

@@ -7,11 +7,12 @@ use std::time::Duration;
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, Table};
 use tidewater_transport::ids::{ApplierId, DomainId, PartitionId, RegionKey, ServerId, TableId};
 use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::placement::{Owner, Placement};
 use tidewater_transport::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 use tidewater_transport::wire::control::{
-    ApplierPart, Owner, PartitionDescriptor, Remote, TableDescriptor, TableInfo,
+    ApplierPart, PartitionDescriptor, Remote, TableDescriptor, TableInfo,
 };
 
 use crate::fuzzing::{EDGES, Random};
@@ -96,7 +97,7 @@ pub(crate) fn honest(spec: TableSpec) -> (TableInfo, TableDescriptor) {
         block_bytes: 0,
         parts: vec![part],
     };
-    let placement = vec![owner; spec.partitions as usize];
+    let placement = Placement(vec![owner; spec.partitions as usize]);
     (
         TableInfo {
             id: TableId(1),
@@ -132,9 +133,9 @@ fn distort(random: &mut Random, info: &mut TableInfo, told: &mut TableDescriptor
             }
             Shape::Dense { cols, .. } | Shape::Sparse { dim: cols } => *cols = n as u32,
         },
-        3 => info.placement.truncate(n as usize % 8),
+        3 => info.placement.0.truncate(n as usize % 8),
         4 => {
-            if let Some(owner) = info.placement.first_mut() {
+            if let Some(owner) = info.placement.0.first_mut() {
                 *owner = Owner {
                     server: ServerId(n as u32),
                     applier: ApplierId(any(random) as u16),

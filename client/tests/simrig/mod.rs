@@ -24,7 +24,9 @@ use tidewater_server::store::ServerMemory;
 use tidewater_server::store::extents::Preparer;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Mailbox, TransportKind};
-use tidewater_transport::ids::{ApplierId, Incarnation, ServerId, SessionId, TableId, WorkerId};
+use tidewater_transport::ids::{
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+};
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::ring::RingGeometry;
@@ -122,7 +124,7 @@ fn start_server(
                 server: ServerId(number),
                 applier: ApplierId(a as u16),
             };
-            let mine = placement(info).owned_by(owner).collect::<Vec<_>>();
+            let mine = info.placement.owned_by(owner).collect::<Vec<_>>();
             let spec = Arc::new(info.spec.clone());
             let who = (info.id, a);
             let none = Preparer::none();
@@ -154,14 +156,6 @@ fn start_server(
     Server { memory, seats }
 }
 
-fn placement(info: &TableInfo) -> Placement {
-    let owner = |o: &tidewater_transport::wire::control::Owner| Owner {
-        server: o.server,
-        applier: o.applier,
-    };
-    Placement(info.placement.iter().map(owner).collect())
-}
-
 impl Rig {
     /// A cluster with these tables.
     pub fn new(seed: u64, faults: Faults, shape: Shape, tables: &[&TableSpec]) -> Self {
@@ -182,15 +176,10 @@ impl Rig {
         let appliers = vec![shape.appliers; shape.servers as usize];
         let info = |(n, spec): (usize, &&TableSpec)| {
             spec.validate().unwrap();
-            let placement = Placement::round_robin(spec.partitions, &appliers).0;
-            let owner = |o: &Owner| tidewater_transport::wire::control::Owner {
-                server: o.server,
-                applier: o.applier,
-            };
             TableInfo {
                 id: TableId(n as u32 + 1),
                 spec: (*spec).clone(),
-                placement: placement.iter().map(owner).collect(),
+                placement: Placement::round_robin(spec.partitions, &appliers),
             }
         };
         let tables: Vec<_> = tables.iter().enumerate().map(info).collect();
@@ -210,7 +199,7 @@ impl Rig {
     pub fn owner(&self, table: TableId, key: u64) -> (usize, usize) {
         let info = self.tables.iter().find(|t| t.id == table).unwrap();
         let part = partition_of_key(key, info.spec.partitions);
-        let owner = placement(info).0[part.0 as usize];
+        let owner = info.placement.0[part.0 as usize];
         (owner.server.0 as usize, owner.applier.0 as usize)
     }
 
@@ -242,6 +231,7 @@ impl Rig {
             near,
             boxes: Vec::new(),
             keeps_mailbox: self.seed.is_multiple_of(2),
+            check_frames: true,
         }
     }
 
@@ -284,6 +274,8 @@ struct Link {
     boxes: Vec<(Inbox, Mailbox)>,
     /// A lane comes back with its mailbox, as on shared memory, or with a new one, as on TCP.
     keeps_mailbox: bool,
+    /// Whether frames prove themselves, as those of the client do in the simulator.
+    check_frames: bool,
 }
 
 fn mailbox() -> Mailbox {
@@ -310,7 +302,7 @@ impl Link {
             session: self.session,
             rank: self.rank,
             clocked: true,
-            check_frames: true,
+            check_frames: self.check_frames,
         };
         let memory = &self.rig.servers[self.server].memory;
         let ring = Ring::new(owner, inbox, memory, a as u32).unwrap();
@@ -393,6 +385,16 @@ impl ServerLink for Link {
         })
     }
 
+    fn clocks(
+        &mut self,
+        domain: DomainId,
+        _: Deadline,
+    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+        let seats = &self.rig.servers[self.server].seats;
+        let of = move |e: &mut Engine| e.clocks.live(domain).collect::<Vec<_>>();
+        Ok(seats.iter().flat_map(|seat| seat.with(of)).collect())
+    }
+
     fn recover(&mut self, applier: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {
         Ok(self.recover_lane(applier.0 as usize))
     }
@@ -441,6 +443,10 @@ impl CoordinatorLink for Catalogue {
 
     fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
         Ok(())
+    }
+
+    fn failed(&mut self, reason: &str, _: Deadline) -> Result<(), ClientError> {
+        unreachable!("no worker of this rig gives up: {reason}")
     }
 }
 

@@ -221,7 +221,7 @@ impl Fuzz {
             }
             self.attach(HOSTILE);
         }
-        if exec % 16 == 0 {
+        if exec.is_multiple_of(16) {
             self.honest_push();
         }
     }

@@ -16,9 +16,12 @@ use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
 use crate::ids::RegionKey;
 use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
 
+/// Runs a decoder on any bytes and drops what it makes of them.
+pub type Decode = fn(&[u8]);
+
 /// Name and function of each decoder. New entries go to the end: the `fuzz/` crate names an entry
 /// by its position.
-pub const DECODERS: &[(&str, fn(&[u8]))] = &[
+pub const DECODERS: &[(&str, Decode)] = &[
     ("frame-header", frame_header),
     ("frame-flags", frame_flags),
     ("rows-payload", rows_payload),

@@ -16,8 +16,7 @@ use super::hello::{
 };
 use crate::ids::{ClusterId, Incarnation};
 
-/// Runs a decoder on any bytes and drops what it makes of them.
-pub type Decode = fn(&[u8]);
+pub use crate::layout::decoders::Decode;
 
 /// Name and function of each decoder.
 pub const DECODERS: &[(&str, Decode)] = &[
