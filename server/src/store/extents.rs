@@ -2,11 +2,11 @@
 //! private memory.
 //!
 //! The next extent is prepared ahead by a helper thread (mapped, present, registered), so that an
-//! applier that runs out only takes it. When the helper is late the applier makes one itself.
+//! applier that runs out only takes it. When the helper is late the applier makes a small one itself.
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use tidewater_transport::ids::{RegionKey, TableId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::extent::ExtentEntry;
@@ -245,11 +245,24 @@ impl Extents {
                 limit,
             });
         }
-        // A late extent is waited for: two of one number would waste the memory of one.
-        let prepared = self.coming.take().and_then(|coming| coming.recv().ok());
+        // A late extent is not waited for: until it comes, a small one serves, whose pages are
+        // made present by whoever touches them first.
+        let prepared = self.coming.as_ref().map(Receiver::try_recv);
         let extent = match prepared {
-            Some(extent) => extent,
-            None => self.next_plan().make(&self.memory, false)?,
+            Some(Ok(extent)) => {
+                self.coming = None;
+                extent
+            }
+            Some(Err(TryRecvError::Empty)) => Plan {
+                slots: self.plan.slots,
+                ..self.next_plan()
+            }
+            .make(&self.memory, false)?,
+            // The helper failed or there is none: whatever is wrong is found again here.
+            Some(Err(TryRecvError::Disconnected)) | None => {
+                self.coming = None;
+                self.next_plan().make(&self.memory, false)?
+            }
         };
         let entry = ExtentEntry {
             base: extent.rows.at as u64,
