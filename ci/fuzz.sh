@@ -5,7 +5,7 @@
 #
 # TIDEWATER_FUZZ_EXECS    executions of each target (default 1000000); targets that run whole calls
 #                         take a fixed fraction of it
-# TIDEWATER_FUZZ_SECONDS  seconds of cargo fuzz (default 60)
+# TIDEWATER_FUZZ_SECONDS  seconds of cargo fuzz, at most (default 60)
 source "$(dirname "$0")/lib.sh"
 export TIDEWATER_FUZZ_EXECS=${TIDEWATER_FUZZ_EXECS:-1000000}
 seconds=${TIDEWATER_FUZZ_SECONDS:-60}
@@ -21,6 +21,6 @@ elif ! cargo +nightly fuzz --version >/dev/null 2>&1; then
     note "without cargo fuzz: not installed"
 else
     cargo +nightly fuzz run decoders "$SCRATCH" -- \
-        -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=10
-    note "with $seconds s of cargo fuzz"
+        -runs="$TIDEWATER_FUZZ_EXECS" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=10
+    note "with cargo fuzz"
 fi

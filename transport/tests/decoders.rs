@@ -106,6 +106,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "impl Message for NoAnswer",
         "has no value: for connections that get notices only",
     ),
+    (
+        "lane::TcpLane::early",
+        "keeps bytes that came with the handshake for the lane's own parser",
+    ),
     ("lane::fits", "checks the caller's own landing"),
     (
         "receive::Post::take",
