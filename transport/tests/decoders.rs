@@ -103,10 +103,6 @@ const COVERED: &[(&str, &[&str])] = &[
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("mod::decode", "decode_body of a frame, and nothing else"),
     (
-        "impl Message for NoAnswer",
-        "has no value: for connections that get notices only",
-    ),
-    (
         "lane::TcpLane::early",
         "keeps bytes that came with the handshake for the lane's own parser",
     ),
