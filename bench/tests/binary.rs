@@ -1,4 +1,5 @@
 //! The program itself: rows, JSON and exit codes, with servers in processes of their own.
+#![allow(clippy::unwrap_used, reason = "helpers outside of `#[test]` functions")]
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot run has failed")]
 
@@ -107,6 +108,26 @@ fn every_mode_of_several_servers() {
     }
 }
 
+/// Keys of a row that are numbers.
+const NUMBERS: [&str; 16] = [
+    "size",
+    "bytes_per_call",
+    "calls_per_sample",
+    "ops",
+    "samples",
+    "p50_us",
+    "p90_us",
+    "p99_us",
+    "p999_us",
+    "max_us",
+    "avg_us",
+    "mb_per_s",
+    "mops_per_s",
+    "retries",
+    "fallbacks",
+    "wrong",
+];
+
 #[test]
 fn the_layout_of_the_json_is_what_others_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -161,24 +182,7 @@ fn the_layout_of_the_json_is_what_others_read() {
             Value::Null
         };
         assert_eq!(row["mode"], mode);
-        for number in [
-            "size",
-            "bytes_per_call",
-            "calls_per_sample",
-            "ops",
-            "samples",
-            "p50_us",
-            "p90_us",
-            "p99_us",
-            "p999_us",
-            "max_us",
-            "avg_us",
-            "mb_per_s",
-            "mops_per_s",
-            "retries",
-            "fallbacks",
-            "wrong",
-        ] {
+        for number in NUMBERS {
             assert!(row[number].is_number(), "{number}");
         }
         assert_eq!(row.len(), 19, "a new key belongs into this test");
