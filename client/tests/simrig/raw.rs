@@ -41,6 +41,9 @@ impl RawPusher {
         let (server, applier) = rig.owner(table, key);
         assert_eq!(applier, 0, "it opens the server's first lane only");
         let mut link = rig.link(server, rank, 99, sleeper.bell());
+        // Where frames prove themselves, one that was applied before passes for a leftover of an
+        // earlier lap that is yet to be overwritten. Where they do not, it is a duplicate.
+        link.check_frames = false;
         let OpenLane { lane, .. } = link.open_lane(0);
         let ring = RingGeometry::new(rig.shape.ring_bytes).unwrap();
         Self {
@@ -131,7 +134,6 @@ impl RawPusher {
         let mut header = self.header(FrameKind::PushRows, seq, parts.len);
         header.flags.op = Some(PushOp::Sum);
         header.flags.dtype = Some(DType::F64);
-        header.chk = header.hasher().finish_bytes(&payload);
         if self.ring.to_wrap(self.at) < header.ring_bytes() {
             self.pad(seq)?;
         }
@@ -144,8 +146,7 @@ impl RawPusher {
     }
 
     fn pad(&mut self, seq: u64) -> Result<(), LaneError> {
-        let mut header = self.header(FrameKind::Pad, seq, 0);
-        header.chk = header.hasher().finish(&[]);
+        let header = self.header(FrameKind::Pad, seq, 0);
         let line: [u8; FRAME_HEADER_BYTES] = line_bytes(&header.to_line());
         self.put(&line)?;
         self.at += self.ring.to_wrap(self.at);
