@@ -1,6 +1,5 @@
 //! The program itself: rows, JSON and exit codes, with servers in processes of their own.
 #![allow(clippy::unwrap_used, reason = "helpers outside of `#[test]` functions")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot run has failed")]
 
 use std::path::Path;
 use std::process::{Command, Output};
