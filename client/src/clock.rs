@@ -215,7 +215,7 @@ fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
                     *least = clock.min(*least);
                 }
             }
-            Err(e) => silent.push(format!("{}: {e}", link.name())),
+            Err(e) => silent.push(format!("server {}: {e}", link.name())),
         }
     }
     let names = behind

@@ -12,14 +12,14 @@ use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
 use tidewater_transport::limits::{
-    DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
+    COORDINATOR_LOOK, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
 };
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wait::wait_until;
 
 use crate::counters::Counters;
 use crate::error::ClientError;
-use crate::link::{OpenLane, ServerLink};
+use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::push::Ticket;
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
@@ -56,6 +56,8 @@ pub(crate) struct Lanes {
     servers: Vec<Server>,
     all: Vec<LaneState>,
     sleeper: Box<dyn Sleeper>,
+    /// Tells of deaths, which a wait has to hear of.
+    pub(crate) coordinator: Box<dyn CoordinatorLink>,
     pub(crate) counters: Counters,
 }
 
@@ -174,6 +176,7 @@ impl Lanes {
     pub(crate) fn new(
         servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
         sleeper: Box<dyn Sleeper>,
+        coordinator: Box<dyn CoordinatorLink>,
     ) -> Result<Self, ClientError> {
         let mut all: Vec<LaneState> = Vec::new();
         let mut made = Vec::new();
@@ -197,6 +200,7 @@ impl Lanes {
             servers: made,
             all,
             sleeper,
+            coordinator,
             counters: Counters::default(),
         })
     }
@@ -276,13 +280,16 @@ impl Lanes {
         loop {
             // The sleeper is lent to the loop: looking borrows everything else.
             let mut sleeper = std::mem::replace(&mut self.sleeper, Box::new(NoSleep));
-            let found = wait_until(&mut *sleeper, deadline, || {
+            let slice = Deadline::after(COORDINATOR_LOOK).min(deadline);
+            let found = wait_until(&mut *sleeper, slice, || {
                 self.poll()?;
                 look(self)
             });
             self.sleeper = sleeper;
             match found {
                 Ok(Some(found)) => return Ok(found),
+                // Whoever is waited for may have died.
+                Ok(None) if !deadline.passed() => self.coordinator.check()?,
                 Ok(None) => {
                     return Err(ClientError::Deadline {
                         op,
@@ -312,7 +319,7 @@ impl Lanes {
             .map(|l| {
                 let name = self.servers.get(l.server).map_or("?", |s| s.link.name());
                 format!(
-                    "{name} applier {} has applied {}",
+                    "server {name} applier {} has applied {}",
                     l.applier,
                     l.ring.describe()
                 )
@@ -333,13 +340,25 @@ impl Lanes {
             if deadline.passed() {
                 return Err(ClientError::Deadline {
                     op: "recover a lane",
-                    missing: self.name(lane).to_owned(),
+                    missing: format!("server {}", self.name(lane)),
                 });
             }
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
             };
-            let open = s.link.recover(applier, deadline)?;
+            // A few times as long: a busy server takes more than a moment for a recovery.
+            let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
+            let open = match s.link.recover(applier, slice) {
+                Ok(open) => open,
+                // Again, unless the job has ended: it may be the server that has died.
+                Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
+                    if !deadline.passed() =>
+                {
+                    self.coordinator.check()?;
+                    continue;
+                }
+                Err(e) => return Err(e),
+            };
             self.counters.recoveries += 1;
             let l = &mut self.all[lane];
             l.lane = open.lane;

@@ -102,6 +102,15 @@ pub trait CoordinatorLink: Send {
     /// The coordinator's refusal, or the connection's failure.
     fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Vec<String>, ClientError>;
 
+    /// Why the job ends, if the coordinator has said so. Asked now and then while a wait lasts;
+    /// returns within milliseconds. One that is in this process, and is never lost, has no news.
+    ///
+    /// # Errors
+    /// The failure of another process, the end of the cluster, or the connection's failure.
+    fn check(&mut self) -> Result<(), ClientError> {
+        Ok(())
+    }
+
     /// This worker is done: nobody waits for it any more.
     ///
     /// # Errors

@@ -45,7 +45,6 @@ pub struct Parts {
 /// It does not say that the worker is done; [`Client::finish`] does, so that nobody waits for it.
 pub struct Client {
     lanes: Lanes,
-    coordinator: Box<dyn CoordinatorLink>,
     tables: Vec<TableState>,
     clock: WorkerClock,
     scratch: RowScratch,
@@ -72,11 +71,10 @@ impl Client {
     /// # Errors
     /// [`ClientError::Protocol`] when a server granted a ring that cannot be.
     pub fn from_parts(parts: Parts) -> Result<Self, ClientError> {
-        let lanes = Lanes::new(parts.servers, parts.sleeper)?;
+        let lanes = Lanes::new(parts.servers, parts.sleeper, parts.coordinator)?;
         let by_lane = vec![Vec::new(); lanes.len()];
         Ok(Self {
             lanes,
-            coordinator: parts.coordinator,
             tables: Vec::new(),
             clock: WorkerClock::new(parts.sync),
             scratch: RowScratch::default(),
@@ -135,7 +133,7 @@ impl Client {
     /// A refusal that says what differs or which limit is passed; a deadline.
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
         let deadline = self.deadline();
-        let info = self.coordinator.create_table(spec, deadline)?;
+        let info = self.lanes.coordinator.create_table(spec, deadline)?;
         self.adopt(info, deadline)
     }
 
@@ -145,7 +143,7 @@ impl Client {
     /// A refusal when there is none of that name, or it holds another element type.
     pub fn open_table<T: Element>(&mut self, name: &str) -> Result<Table<T>, ClientError> {
         let deadline = self.deadline();
-        let info = self.coordinator.open_table(name, deadline)?;
+        let info = self.lanes.coordinator.open_table(name, deadline)?;
         self.adopt(info, deadline)
     }
 
@@ -201,7 +199,7 @@ impl Client {
     /// The coordinator's refusal or a deadline.
     pub fn release_table<T: Element>(&mut self, table: Table<T>) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.coordinator.release_table(table.id, deadline)
+        self.lanes.coordinator.release_table(table.id, deadline)
     }
 
     fn wrong(&self, op: &'static str, index: usize, what: String) -> ClientError {
@@ -256,7 +254,8 @@ impl Client {
     /// # Errors
     /// A refusal that names who is missing.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
-        self.coordinator
+        self.lanes
+            .coordinator
             .barrier(name, self.workers, Deadline::after(timeout))
     }
 
@@ -266,7 +265,7 @@ impl Client {
     /// # Errors
     /// A refusal that names file and cause.
     pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
-        self.coordinator.save(dir, Deadline::after(timeout))
+        self.lanes.coordinator.save(dir, Deadline::after(timeout))
     }
 
     /// Loads the tables of a saved model; their names. Open them afterwards.
@@ -274,7 +273,7 @@ impl Client {
     /// # Errors
     /// A refusal that names file and cause.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Vec<String>, ClientError> {
-        self.coordinator.load(dir, Deadline::after(timeout))
+        self.lanes.coordinator.load(dir, Deadline::after(timeout))
     }
 
     /// Waits for everything pushed so far, on every lane.
@@ -297,7 +296,7 @@ impl Client {
         self.clock.finish(&mut self.lanes)?;
         self.flush()?;
         let deadline = self.deadline();
-        self.coordinator.finished(deadline)
+        self.lanes.coordinator.finished(deadline)
     }
 
     /// This worker cannot go on: tells the coordinator why, which ends the job and names it.
@@ -306,6 +305,6 @@ impl Client {
     /// A deadline, or a lost connection.
     pub fn fail(&mut self, reason: &str) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.coordinator.failed(reason, deadline)
+        self.lanes.coordinator.failed(reason, deadline)
     }
 }

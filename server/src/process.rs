@@ -29,6 +29,8 @@ pub struct ServerConfig {
     pub local_clients: u32,
     /// Bytes reserved for each of its two memories.
     pub capacity: usize,
+    /// Whether what is used of them is locked in memory.
+    pub mlock: bool,
     /// Where to listen on TCP.
     pub listen: SocketAddr,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -47,6 +49,7 @@ impl ServerConfig {
             local_servers: 1,
             local_clients: 0,
             capacity: CAPACITY_DEFAULT,
+            mlock: false,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
         }
@@ -93,6 +96,7 @@ impl Server {
         node.local_appliers = u32::from(config.appliers).saturating_mul(config.local_servers);
         node.local_clients = config.local_clients;
         node.capacity = config.capacity;
+        node.mlock = config.mlock;
         node.tcp = Some(config.listen);
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();

@@ -77,6 +77,12 @@ pub const DATA_DEADLINE: Duration = Duration::from_secs(30);
 pub const CLOCK_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// While a clock wait lasts, a line this often names who is awaited.
 pub const CLOCK_NAG: Duration = Duration::from_secs(60);
+/// A wait asks its coordinator this often whether the job has ended: a fraction of what a person
+/// notices, and two wake-ups a second.
+pub const COORDINATOR_LOOK: Duration = Duration::from_millis(500);
+/// A process that ends because it lost another one may be seen to end first; for so long the
+/// launcher looks for the cause.
+pub const BLAME_TIMEOUT: Duration = Duration::from_secs(1);
 /// A session outlives its control connection by this long, so that a cut line can be re-attached.
 pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 /// Tries of a consistent read before the server is asked to gather.

@@ -187,23 +187,6 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Why the job ends, if the coordinator has said so; takes in what has come, without waiting.
-    ///
-    /// # Errors
-    /// The failure of another process, the end of the cluster, or the connection's failure.
-    pub fn check(&mut self) -> Result<(), ClientError> {
-        let now = Deadline::after(Duration::from_millis(1));
-        match self.conn.wait_notice(|| now.left()) {
-            Ok(notice) => self.take(notice),
-            Err(ConnError::TimedOut { .. }) => {}
-            Err(error) => return Err(control(&self.address, &error)),
-        }
-        self.take_notices();
-        self.failed
-            .clone()
-            .map_or(Ok(()), |refusal| Err(refusal.into()))
-    }
-
     /// The newest membership that was told without being asked for.
     pub fn take_members(&mut self) -> Option<Members> {
         self.take_notices();
@@ -387,6 +370,19 @@ impl CoordinatorLink for NetCoordinatorLink {
 
     fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Vec<String>, ClientError> {
         Ok(self.load_model(dir, deadline)?.tables)
+    }
+
+    fn check(&mut self) -> Result<(), ClientError> {
+        let now = Deadline::after(Duration::from_millis(1));
+        match self.conn.wait_notice(|| now.left()) {
+            Ok(notice) => self.take(notice),
+            Err(ConnError::TimedOut { .. }) => {}
+            Err(error) => return Err(control(&self.address, &error)),
+        }
+        self.take_notices();
+        self.failed
+            .clone()
+            .map_or(Ok(()), |refusal| Err(refusal.into()))
     }
 
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {

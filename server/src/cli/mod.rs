@@ -10,12 +10,30 @@ mod run;
 use std::fmt;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tidewater_transport::launch::unknown_variables;
+
+const EXAMPLES: &str = "\
+Examples:
+  Two servers and four copies of a program, on this host:
+    tidewater run --servers 2 --workers 4 -- ./sim --steps 100
+
+  The same by hand, each in a terminal of its own; the coordinator says its address:
+    tidewater coordinator --servers 2 --workers 4 --token-file token
+    tidewater server --number 0 --coordinator HOST:PORT --token-file token
+    tidewater server --number 1 --coordinator HOST:PORT --token-file token
+
+  Its token, which only you can read:
+    (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' > token)
+
+Exit codes: 0 done, 1 a check failed, 2 wrong command line, 3 environment, 4 another process is
+missing or unwilling, 5 bad data file, 128+n ended by signal n.";
 
 /// A parameter server for HPC jobs.
 #[derive(Debug, Parser)]
-#[command(name = "tidewater", version, disable_help_subcommand = true)]
+#[command(name = "tidewater", version, disable_help_subcommand = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -46,6 +64,30 @@ pub(crate) fn main() -> ExitCode {
         Command::Serve(args) => roles::serve(args),
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),
+    }
+}
+
+/// Says which `TIDEWATER_*` variables nothing reads.
+fn report_unknown_variables() {
+    for name in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+        complain(format_args!(
+            "nothing reads the environment variable {name}; a misprint?"
+        ));
+    }
+}
+
+/// A whole number of seconds, or with a unit: ms, s, m, h.
+fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+    const EXPECTED: &str = "not a time; write a whole number and ms, s, m or h, as in 90s";
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u32 = number.parse().map_err(|_| EXPECTED)?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number.into())),
+        "" | "s" => Ok(Duration::from_secs(number.into())),
+        "m" => Ok(Duration::from_secs(60) * number),
+        "h" => Ok(Duration::from_secs(3600) * number),
+        _ => Err(EXPECTED),
     }
 }
 

@@ -25,9 +25,6 @@ use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::{JobEnv, Token};
 use tidewater_transport::wire::handshake::JobToken;
 
-/// Time a server waits for its coordinator.
-const PATIENCE: Duration = Duration::from_secs(60);
-
 /// What a lost worker means.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OnLost {
@@ -69,6 +66,9 @@ pub(crate) struct ServerArgs {
     /// This server's number [default: TIDEWATER_RANK].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
     number: Option<u32>,
+    /// Time the coordinator has to be there.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
+    patience: Duration,
     /// Where to listen; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
@@ -81,6 +81,9 @@ pub(crate) struct ServerArgs {
     /// Bytes reserved for parameters, and as many for their state; touched pages only cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
+    /// Lock parameters and their state in memory, so that they are never swapped.
+    #[arg(long)]
+    mlock: bool,
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -180,9 +183,10 @@ fn run_server(args: ServerArgs) -> Outcome {
     config.local_servers = servers;
     config.local_clients = known.map_or(0, |env| env.workers);
     config.capacity = args.capacity;
+    config.mlock = args.mlock;
     config.listen = args.listen;
     config.advertise = args.advertise;
-    let server = Server::start(&config, Deadline::after(PATIENCE)).map_err(|error| {
+    let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
         let exit = if matches!(error, ServerError::Agent(_)) {
             4
         } else {
@@ -283,7 +287,12 @@ impl Stop {
 }
 
 fn environment() -> Result<Option<JobEnv>, ExitCode> {
-    JobEnv::from_env().map_err(|error| complain(3, error))
+    let env = JobEnv::from_env().map_err(|error| complain(3, error))?;
+    // A launcher has said it once for all its children.
+    if env.as_ref().is_none_or(|env| env.ready_fd.is_none()) {
+        super::report_unknown_variables();
+    }
+    Ok(env)
 }
 
 fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCode> {

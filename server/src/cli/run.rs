@@ -7,15 +7,20 @@ use std::time::Duration;
 
 use clap::Args;
 use tidewater_server::launcher::{self, Prefix, ProcessCommand, RunConfig};
-use tidewater_transport::launch::{TransportChoice, unknown_variables};
+use tidewater_transport::launch::TransportChoice;
+
+use super::parse_duration;
 
 /// The arguments of `run`.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "tidewater run [OPTIONS] -- PROGRAM [ARGUMENT]...",
+    after_help = "\
 The exit code is that of the first process that failed (128+n for signal n), 0 if all workers \
 succeeded, 2 for a wrong command line, 3 or 4 if the job could not start or took too long.
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the workers; a second SIGINT kills.
-Example: tidewater run --servers 2 --workers 4 -- ./sim --steps 100")]
+Example: tidewater run --servers 2 --workers 4 -- ./sim --steps 100"
+)]
 pub(crate) struct RunArgs {
     /// Servers to start.
     #[arg(long, short, default_value_t = 1, value_name = "S")]
@@ -63,11 +68,7 @@ pub(crate) struct RunArgs {
 
 /// Runs the job; its exit code is this program's.
 pub(crate) fn run(args: RunArgs) -> ExitCode {
-    for name in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
-        super::complain(format_args!(
-            "nothing reads the environment variable {name}; a misprint?"
-        ));
-    }
+    super::report_unknown_variables();
     let executable = match std::env::current_exe() {
         Ok(path) => path,
         Err(error) => {
@@ -120,21 +121,6 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
 
 fn parse_transport(text: &str) -> Result<TransportChoice, &'static str> {
     text.parse()
-}
-
-/// A whole number of seconds, or with a unit: ms, s, m, h.
-fn parse_duration(text: &str) -> Result<Duration, &'static str> {
-    const EXPECTED: &str = "not a time; write a whole number and ms, s, m or h, as in 90s";
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let number: u32 = number.parse().map_err(|_| EXPECTED)?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number.into())),
-        "" | "s" => Ok(Duration::from_secs(number.into())),
-        "m" => Ok(Duration::from_secs(60) * number),
-        "h" => Ok(Duration::from_secs(3600) * number),
-        _ => Err(EXPECTED),
-    }
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::limits::{PIPE_BYTES_MAX, READY_LINE_BYTES_MAX};
+use tidewater_transport::limits::{BLAME_TIMEOUT, PIPE_BYTES_MAX, READY_LINE_BYTES_MAX};
 
 use super::config::{Prefix, ProcessCommand, RunConfig};
 use super::control::ReadyLine;
-use super::error::{Failure, LaunchError, Member, Outcome};
+use super::error::{Exit, Failure, LaunchError, Member, Outcome};
 use super::output::{Lines, Sink, Stream, Taken};
 use super::process::{Input, Process, Spawner, take_pipes};
 use super::signals::Signals;
@@ -20,6 +20,8 @@ use super::token::TokenFile;
 
 /// Bytes read from a child at once: a pipe's default size.
 const READ_BYTES: usize = 64 << 10;
+/// How a process ends that lost another one, which is the failure, or could not reach it.
+const LOST_ANOTHER: Exit = Exit::Code(4);
 
 /// Everything about a running job. Fields that are dropped kill and reap what they stand for.
 #[derive(Debug)]
@@ -40,6 +42,8 @@ pub(super) struct Job {
     /// When the whole job must have ended.
     pub(super) timeout: Option<Deadline>,
     pub(super) failure: Option<Failure>,
+    /// Who says to have lost another process, and until when that one may turn up.
+    pub(super) suspect: Option<(Deadline, Failure)>,
     signals: Signals,
     host: String,
     verbatim_stdout: bool,
@@ -91,6 +95,7 @@ impl Job {
             killed: false,
             interrupts: 0,
             failure: None,
+            suspect: None,
             said: Vec::new(),
             scratch: vec![0; READ_BYTES],
             _token: token,
@@ -186,6 +191,7 @@ impl Job {
         if self.failure.is_some() {
             return;
         }
+        self.suspect = None;
         self.notice(&failure.to_string());
         self.failure = Some(failure);
         if self.stage < Stage::Workers {
@@ -268,7 +274,8 @@ impl Job {
             watch(Event::Writable(number), sink.as_fd(), PollFlags::OUT);
         }
         let timeout = self.timeout.filter(|_| self.stage < Stage::Workers);
-        let first = [self.deadline, timeout].into_iter().flatten().min();
+        let blame = self.suspect.as_ref().map(|(until, _)| *until);
+        let first = [self.deadline, timeout, blame].into_iter().flatten().min();
         let limit = first.and_then(|deadline| deadline.left().try_into().ok());
         match rustix::event::poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -356,13 +363,19 @@ impl Job {
             }
             let process = &self.processes[index];
             let held = process.streams[1].as_ref().and_then(Stream::last_line);
-            self.fail(Failure::Process {
+            let failure = Failure::Process {
                 member,
                 pid: process.pid_raw(),
                 host: self.host.clone(),
                 exit,
                 last_line: held.or_else(|| process.last_line.clone()),
-            });
+            };
+            if exit == LOST_ANOTHER && self.stage < Stage::Workers {
+                let until = Deadline::after(BLAME_TIMEOUT);
+                self.suspect.get_or_insert((until, failure));
+            } else {
+                self.fail(failure);
+            }
         }
         Ok(())
     }

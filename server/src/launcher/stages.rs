@@ -63,6 +63,13 @@ impl Job {
             self.time_out();
             return true;
         }
+        if let Some((until, failure)) = self.suspect.take() {
+            if until.passed() || !self.processes.iter().any(is_running_worker) {
+                self.fail(failure);
+                return true;
+            }
+            self.suspect = Some((until, failure));
+        }
         match self.stage {
             Stage::Starting => self.step_starting(),
             Stage::Running => {

@@ -41,6 +41,8 @@ pub struct NodeConfig {
     pub local_clients: u32,
     /// Bytes reserved for each of the two memories.
     pub capacity: usize,
+    /// Whether what is used of them is locked in memory.
+    pub mlock: bool,
     /// Where to listen on TCP. Port 0: any free one.
     pub tcp: Option<SocketAddr>,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -74,6 +76,7 @@ impl NodeConfig {
             local_appliers: 2,
             local_clients: 0,
             capacity: CAPACITY_DEFAULT,
+            mlock: false,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             advertise: None,
             unix: true,

@@ -70,7 +70,11 @@ impl Node {
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
         check(&config)?;
         let (listeners, endpoints) = Listeners::open(&config)?;
-        let memory = Arc::new(ServerMemory::new(config.capacity, config.incarnation)?);
+        let mut memory = ServerMemory::new(config.capacity, config.incarnation)?;
+        if config.mlock {
+            memory.lock()?;
+        }
+        let memory = Arc::new(memory);
         let preparer = Preparer::start().map_err(system("start a thread"))?;
         let bell = Bell::new().map_err(system("make a doorbell"))?;
         let (control, orders) = unbounded();

@@ -91,6 +91,8 @@ pub struct Arena {
     name: &'static str,
     region: Arc<Region>,
     fd: OwnedFd,
+    /// Whether blocks are locked as they are given out.
+    locked: bool,
     books: Mutex<Books>,
 }
 
@@ -118,6 +120,7 @@ impl Arena {
             name,
             region: Arc::new(region),
             fd,
+            locked: false,
             books,
         })
     }
@@ -130,6 +133,13 @@ impl Arena {
     /// Its descriptor, to be passed on (see `mem::region::read_only_fd`).
     pub const fn fd(&self) -> &OwnedFd {
         &self.fd
+    }
+
+    /// Locks what is in use in memory, and every block that is given out from now on.
+    fn lock(&mut self) -> Result<(), StoreError> {
+        self.region.lock(0, self.books().used)?;
+        self.locked = true;
+        Ok(())
     }
 
     /// Bytes given out, and bytes there are.
@@ -148,7 +158,8 @@ impl Arena {
     /// yet present.
     ///
     /// # Errors
-    /// [`StoreError::NoMemory`], [`StoreError::Limit`] when the directory is full.
+    /// [`StoreError::NoMemory`], [`StoreError::Limit`] when the directory is full,
+    /// [`StoreError::Mem`] when it cannot be locked.
     pub fn alloc(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
         let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
         let mut books = self.books();
@@ -191,6 +202,9 @@ impl Arena {
             len,
             entry: books.entries,
         };
+        if self.locked {
+            self.region.lock(block.at, block.len)?;
+        }
         books.used += len;
         books.entries += 1;
         Ok(block)
@@ -305,6 +319,16 @@ impl ServerMemory {
             keys: Mutex::default(),
             incarnation,
         })
+    }
+
+    /// Locks both memories, what is used of them now and later: they are never swapped.
+    ///
+    /// # Errors
+    /// [`tidewater_transport::mem::MemError::Memlock`] when the limit is too low, now or at a later
+    /// allocation.
+    pub fn lock(&mut self) -> Result<(), StoreError> {
+        self.public.lock()?;
+        self.private.lock()
     }
 
     /// A zeroed public block that peers may read with the key.

@@ -33,6 +33,36 @@ fn the_first_failure_gives_the_code_and_the_others_are_told() {
     );
 }
 
+/// Code 4 says "I lost another process": that one is the failure, although it ends later.
+#[test]
+fn who_lost_another_is_not_the_cause() {
+    let script = "case $TIDEWATER_RANK in
+        0) echo $$ > $TEST_FOLDER/part; mv $TEST_FOLDER/part $TEST_FOLDER/pid; exit 4;;
+        1) await pid; while grep -qs ') [RSD]' /proc/$(cat $TEST_FOLDER/pid)/stat; do sleep 0.01; done
+           echo cause >&2; exit 5;;
+        2) sleep 1000;;
+        esac";
+    let ended = Job::of(&["-w", "3"], &format!("{AWAIT}{script}")).end();
+    assert_eq!(ended.code, 5, "{}", ended.stderr);
+    let verdict = ended
+        .stderr
+        .lines()
+        .find(|l| l.starts_with("tidewater run:"));
+    let verdict = verdict.unwrap();
+    assert!(verdict.contains("worker 1 (pid "), "{verdict}");
+    assert!(verdict.ends_with("on stderr: cause"), "{verdict}");
+}
+
+#[test]
+fn who_lost_another_is_the_failure_if_nobody_else_is() {
+    for workers in ["1", "2"] {
+        let script = "[ $TIDEWATER_RANK = 0 ] && exit 4; sleep 1000";
+        let ended = Job::of(&["-w", workers], script).end();
+        assert_eq!(ended.code, 4, "{}", ended.stderr);
+        assert!(ended.stderr.contains("worker 0 (pid "), "{}", ended.stderr);
+    }
+}
+
 #[test]
 fn signals_reach_the_workers() {
     let script = "trap 'echo one' USR1; trap 'echo two' USR2; trap 'echo int; exit 130' INT

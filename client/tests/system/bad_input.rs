@@ -1,0 +1,206 @@
+//! What is wrong is said once, by name, with what to do, and with the right exit code.
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Output;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tidewater_client::{ClientError, PullOptions, TableBuilder};
+use tidewater_transport::clock;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::table::PushOp;
+
+use crate::by_hand::Cluster;
+use crate::rig::{Run, command, new_mark, output, tidewater, trainer};
+
+/// That a program ended with `code` and said all of `parts`.
+fn check(done: &Output, code: i32, parts: &[&str]) {
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(code), "{said}");
+    for part in parts {
+        assert!(said.contains(part), "no {part:?} in: {said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+#[test]
+fn a_taken_port() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let cluster = Cluster::coordinator(1);
+    let mut server = cluster.server(0);
+    let due = [
+        &address[..],
+        "Address already in use",
+        "choose another port",
+    ];
+    check(
+        &server.args(["--listen", &address]).output().unwrap(),
+        3,
+        &due,
+    );
+
+    let token = cluster.token_file();
+    let arguments = [
+        "coordinator",
+        "--servers",
+        "1",
+        "--workers",
+        "1",
+        "--listen",
+    ];
+    let rest = [&address, "--token-file", token.to_str().unwrap()];
+    let done = output(&tidewater(), &[&arguments[..], &rest].concat());
+    check(&done, 3, &due);
+}
+
+#[test]
+fn a_missing_coordinator() {
+    // Bound and let go: nobody listens there.
+    let free = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let mut cluster = Cluster::coordinator(1);
+    cluster.address.clone_from(&address);
+    let began = clock::now();
+    let mut job = cluster.job(TransportChoice::Auto);
+    job.patience = Duration::from_millis(700);
+    let error = job.connect().unwrap_err();
+    let took = began.elapsed();
+    assert!(matches!(error, ClientError::Control { .. }), "{error}");
+    assert!(error.to_string().contains(&address), "{error}");
+    assert!(
+        took >= Duration::from_millis(600),
+        "it did not wait: {took:?}"
+    );
+
+    let mut server = cluster.server(0);
+    let done = server.args(["--patience", "1s"]).output().unwrap();
+    check(&done, 4, &[&address, "coordinator"]);
+}
+
+#[test]
+fn a_wrong_token() {
+    let mut cluster = Cluster::coordinator(1);
+    let arguments = cluster.server_arguments(0, &cluster.other_token_file());
+    let (mark, _) = new_mark();
+    let done = command(&tidewater(), &mark).args(arguments).output();
+    check(&done.unwrap(), 4, &["coordinator", "token"]);
+
+    // Nor is a secret taken that everybody could read.
+    let file = cluster.token_file();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let done = cluster.server(0).output().unwrap();
+    check(&done, 3, &["token", "chmod 600"]);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+
+    // Nothing else is disturbed.
+    let server = cluster.server(0).spawn().unwrap();
+    cluster.servers.push(server);
+    cluster.client(TransportChoice::Auto).finish().unwrap();
+}
+
+#[test]
+fn a_bad_line_of_data() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("bad.libsvm");
+    let mut text = "1 1:1 2:0.5\n-1 3:1\n".repeat(50);
+    text.push_str("1 4:1 banana\n");
+    text.push_str(&"-1 3:1\n".repeat(50));
+    fs::write(&path, text).unwrap();
+    let program = [
+        trainer().to_str().unwrap(),
+        "lr",
+        "--train",
+        path.to_str().unwrap(),
+    ];
+    let ended = Run::start(&["--servers", "1", "--workers", "2"], &program).end();
+    assert_eq!(ended.code, 5, "{}", ended.stderr);
+    let place = "bad.libsvm:101:";
+    assert!(ended.stderr.contains(place), "no {place}: {}", ended.stderr);
+    assert!(ended.stderr.contains("banana"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_stopped_and_a_dead_server() {
+    for (transport, signal) in [
+        (TransportChoice::Shm, Signal::STOP),
+        (TransportChoice::Tcp, Signal::STOP),
+        (TransportChoice::Shm, Signal::KILL),
+        (TransportChoice::Tcp, Signal::KILL),
+    ] {
+        let mut cluster = Cluster::start(2);
+        let mut client = cluster.client(transport);
+        let spec = TableBuilder::rows::<f32>("rows", 100, 1);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        let keys: Vec<u64> = (0..100).collect();
+        cluster.server_processes()[1].signal(signal);
+        if signal == Signal::KILL {
+            cluster.servers[1].wait().unwrap();
+        }
+        client.set_timeout(Duration::from_secs(2));
+        let began = clock::now();
+        let pushed = client.push_rows(&table, &keys, &[1.0; 100], PushOp::Sum);
+        let error = pushed
+            .and_then(|ticket| client.wait_applied(&ticket))
+            .unwrap_err();
+        let took = began.elapsed();
+        println!("{transport:?}, {signal:?}: {error}, after {took:?}");
+        assert!(error.to_string().contains("server 1"), "{error}");
+        // The deadline, and time for a busy machine.
+        assert!(took < Duration::from_secs(12), "{took:?}");
+        if signal == Signal::STOP {
+            cluster.server_processes()[1].signal(Signal::CONT);
+            client.set_timeout(Duration::from_secs(60));
+            let pushed = client.push_rows(&table, &keys, &[1.0; 100], PushOp::Sum);
+            client.wait_applied(&pushed.unwrap()).unwrap();
+            let mut out = [0.0; 100];
+            let options = PullOptions::default();
+            client.pull_rows(&table, &keys, &mut out, options).unwrap();
+            // What was under way when the deadline passed was not lost.
+            assert_eq!(out, [2.0; 100]);
+        }
+    }
+}
+
+/// Each program says it, and a launcher once for all its children.
+#[test]
+fn a_misspelt_variable() {
+    let (mark, _) = new_mark();
+    let nowhere = ["--coordinator", "127.0.0.1:1"];
+    for (program, arguments) in [
+        (tidewater(), &["run", "--workers", "3", "--", "true"][..]),
+        (tidewater(), &["coordinator"]),
+        (
+            tidewater(),
+            &["server", "--number", "0", nowhere[0], nowhere[1]],
+        ),
+        (tidewater(), &["serve"]),
+        (trainer().to_owned(), &["lr", "--train", "absent"]),
+    ] {
+        let mut command = command(&program, &mark);
+        command.args(arguments).env("TIDEWATER_WORKER", "4");
+        let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+        let times = said.matches("TIDEWATER_WORKER").count();
+        assert_eq!(times, 1, "{arguments:?}: {said}");
+    }
+}
+
+/// What may be locked in memory is less than what `--mlock` needs.
+#[test]
+fn a_low_limit_of_locked_memory() {
+    let cluster = Cluster::coordinator(1);
+    let (mark, _) = new_mark();
+    let mut limited = command("prlimit".as_ref(), &mark);
+    limited.arg("--memlock=65536:65536");
+    if rustix::process::geteuid().is_root() {
+        // Who has this capability has no limit.
+        limited.args(["setpriv", "--bounding-set=-ipc_lock"]);
+    }
+    let arguments = cluster.server_arguments(0, &cluster.token_file());
+    limited.arg(tidewater()).args(arguments).arg("--mlock");
+    let due = ["cannot lock", "limit is 65536 bytes", "ulimit -l unlimited"];
+    check(&limited.output().unwrap(), 3, &due);
+}

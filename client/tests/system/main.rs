@@ -1,0 +1,20 @@
+//! Jobs of real processes, started, disturbed and watched from outside, as a user or an operator
+//! would: what one-sided means, what idle costs, who is left after a death, what bad input gets.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test crate: its helpers panic as its tests do"
+)]
+#![allow(clippy::print_stdout, reason = "tests say the times they measured")]
+
+mod bad_input;
+mod bits;
+mod by_hand;
+mod deaths;
+mod idle;
+mod model;
+mod one_sided;
+mod proc;
+mod rig;
+mod signals;
+mod wakeups;

@@ -1,0 +1,74 @@
+//! Nobody sleeps through a push: not the server whose applier went to sleep while it was written,
+//! not the client whose answer came while it did.
+
+use std::time::Duration;
+
+use tidewater_client::TableBuilder;
+use tidewater_transport::clock::{self, Deadline};
+use tidewater_transport::fabric::SPIN;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::layout::hash::mix64;
+use tidewater_transport::table::PushOp;
+
+use crate::by_hand::Cluster;
+use crate::proc::{Process, starved_ns};
+
+const PUSHES: u64 = 1_000;
+const WAIT_MAX: Duration = Duration::from_millis(100);
+
+fn pushes_after_idle_gaps(transport: TransportChoice) {
+    let cluster = Cluster::start(1);
+    let mut client = cluster.client(transport);
+    let table = TableBuilder::rows::<i64>("counts", 1, 1);
+    let table = client.create_table::<i64>(table.spec()).unwrap();
+    let server: Process = cluster.server_processes().remove(0);
+    let pid = i32::try_from(std::process::id()).unwrap();
+    let tid = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
+    // A busy machine makes a thread wait for a core that was woken in time. The kernel knows.
+    let starved = || Duration::from_nanos(server.starved_ns() + starved_ns(pid, tid));
+
+    let (mut longest, mut longest_gap) = (Duration::ZERO, Duration::ZERO);
+    let mut starved_before = starved();
+    for push in 0..PUSHES {
+        // Asking takes longer than the gaps: seldom, and after a push that took long.
+        if push % 50 == 0 {
+            starved_before = starved();
+        }
+        let gap = SPIN * 3 * u32::try_from(mix64(push) % 1000).unwrap() / 1000;
+        let idle = Deadline::after(gap);
+        while !idle.passed() {
+            std::hint::spin_loop();
+        }
+        let began = clock::now();
+        let ticket = client.push_rows(&table, &[0], &[1], PushOp::Sum).unwrap();
+        client.wait_applied(&ticket).unwrap();
+        let mut took = began.elapsed();
+        if took > WAIT_MAX {
+            took = took.saturating_sub(starved() - starved_before);
+        }
+        if took > longest {
+            (longest, longest_gap) = (took, gap);
+        }
+    }
+    println!("{transport:?}: the longest of {PUSHES} pushes took {longest:?}");
+    assert!(
+        longest <= WAIT_MAX,
+        "{longest:?} after a gap of {longest_gap:?}"
+    );
+    let mut sum = [0];
+    client
+        .pull_rows(&table, &[0], &mut sum, Default::default())
+        .unwrap();
+    assert_eq!(sum, [PUSHES.cast_signed()]);
+    client.finish().unwrap();
+}
+
+#[test]
+fn no_push_over_shared_memory_is_slept_through() {
+    pushes_after_idle_gaps(TransportChoice::Shm);
+}
+
+#[test]
+fn no_push_over_tcp_is_slept_through() {
+    pushes_after_idle_gaps(TransportChoice::Tcp);
+}
