@@ -15,7 +15,9 @@ use tidewater_server::store::ServerMemory;
 use tidewater_server::store::index::Index;
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
 use tidewater_server::store::redo::{Progress, Redo, RowPlace};
+use tidewater_server::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_transport::ids::Incarnation;
+use tidewater_transport::layout::dense::TaggedU32;
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::mem::Region;
 
@@ -41,7 +43,7 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         .unwrap();
     let mut index = Index::new(Arc::clone(&memory), owner(BlockKind::Index, 3)).unwrap();
     index.insert(0xfeed_beef, Loc::new(0, 2, 0x10)).unwrap();
-    let redo = Redo::new(Arc::clone(&memory), 1, 64, 64).unwrap();
+    let redo = Redo::new(Arc::clone(&memory), 1, 256, 64).unwrap();
     let place = RowPlace {
         row_at: rows.at + 32,
         state_at: 0x40_3000,
@@ -65,12 +67,31 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         .chunks(16)
         .find(|b| b.iter().any(|&x| x != 0))
         .unwrap();
+    let row = bytes(private, redo_at.at, 64 + 16 + 8);
+    commit_block(&redo);
     vec![
         ("superblock", bytes(public, 0, 64)),
         ("directory-entry", bytes(public, DIRECTORY_AT, 64)),
         ("index-bucket", used.to_vec()),
-        ("redo-line", bytes(private, redo_at.at, 64 + 16 + 8)),
+        ("redo-line", row),
+        ("redo-block", bytes(private, redo_at.at, 128 + 16 + 8)),
     ]
+}
+
+fn commit_block(redo: &Redo) {
+    let words = [7, 8].map(|seq| TaggedU32::new(seq, 0x0102_0304_0506_0708).0);
+    let state = StatePiece {
+        at: 0x40_3000,
+        len: 8,
+    };
+    let place = BlockPlace {
+        payload_at: 0x40_2040,
+        version_at: 0x40_2028,
+        versions: words,
+        pieces: [state, StatePiece::default(), StatePiece::default()],
+    };
+    redo.commit_block(Progress { lsn: 78, row: 0 }, place, &[1; 16], &[2; 8])
+        .unwrap();
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -15,6 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use tidewater_transport::launch::VARIABLES;
+
 mod structures;
 
 fn root() -> PathBuf {
@@ -189,10 +191,19 @@ fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
         })
 }
 
+/// The documents that name tests.
+const DOCUMENTS: [&str; 5] = [
+    "docs/PROTOCOL.md",
+    "docs/GUARANTEES.md",
+    "docs/FORMAT.md",
+    "docs/TESTING.md",
+    "docs/HPC.md",
+];
+
 #[test]
 fn every_test_that_the_documents_name_exists() {
     let mut named = 0;
-    for document in ["docs/PROTOCOL.md", "docs/GUARANTEES.md"] {
+    for document in DOCUMENTS {
         let text = read(document);
         for (path, name) in named_tests(&text) {
             let source = read(&format!("{path}.rs"));
@@ -208,4 +219,23 @@ fn every_test_that_the_documents_name_exists() {
         named > 50,
         "only {named} tests are named: the pattern is broken"
     );
+}
+
+/// Rows `| `TIDEWATER_...` | text | ...` of a document.
+fn variables(text: &str) -> BTreeMap<&str, &str> {
+    text.lines()
+        .filter_map(|line| line.strip_prefix("| `TIDEWATER_")?.split_once("` | "))
+        .filter_map(|(name, rest)| Some((name, rest.split_once(" |")?.0)))
+        .collect()
+}
+
+#[test]
+fn the_variables_of_the_document_are_those_of_the_code() {
+    let text = read("docs/HPC.md");
+    let known = VARIABLES.iter().map(|variable| {
+        let name = variable.name.strip_prefix("TIDEWATER_").expect("a prefix");
+        (name, variable.meaning)
+    });
+    let known: BTreeMap<&str, &str> = known.collect();
+    assert_eq!(variables(&text), known, "docs/HPC.md and launch::VARIABLES");
 }
