@@ -47,7 +47,7 @@ enum Command {
     Coordinator(roles::CoordinatorArgs),
     /// Run one server of a cluster.
     Server(roles::ServerArgs),
-    /// Run a coordinator and servers in one process, as a service for any job.
+    /// Run a coordinator and servers in one process that stays, for jobs that start later.
     Serve(roles::ServeArgs),
     #[command(name = "__child", hide = true)]
     Child(internal::ChildArgs),

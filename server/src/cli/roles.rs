@@ -75,10 +75,12 @@ pub(crate) struct ServerArgs {
     /// Host that clients are told, if it is not the one listened on.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
-    /// Applier threads [default: TIDEWATER_APPLIERS, or as many as fit beside the others].
+    /// Applier threads, which own the rows [default: TIDEWATER_APPLIERS, or this server's share of
+    /// half the cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     appliers: Option<u16>,
-    /// Bytes reserved for parameters, and as many for their state; touched pages only cost memory.
+    /// Bytes of address space for parameters, and as many for their state; only pages that are used
+    /// cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
     /// Lock parameters and their state in memory, so that they are never swapped.
@@ -107,7 +109,8 @@ pub(crate) struct ServeArgs {
     /// Applier threads of each server.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     appliers: u16,
-    /// Bytes reserved for parameters, and as many for their state.
+    /// Bytes of address space for a server's parameters, and as many for their state; only pages
+    /// that are used cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
     /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].

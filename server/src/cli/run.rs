@@ -37,7 +37,7 @@ pub(crate) struct RunArgs {
     /// Pass output on as it is.
     #[arg(long, conflicts_with = "prefix")]
     no_prefix: bool,
-    /// Applier threads of each server [default: the server chooses].
+    /// Applier threads of each server [default: its share of half the cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     appliers: Option<u16>,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.

@@ -60,7 +60,7 @@ pub(crate) struct LrArgs {
     /// Learning rate [default: 0.1; adam: 0.01].
     #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = positive)]
     lr: Option<f64>,
-    /// Weight of the penalty l2/2 w^2 on the weights of a batch.
+    /// L2 penalty: adds this times the weight to the gradient of each weight in a batch.
     #[arg(long, value_name = "WEIGHT", default_value = "0", allow_negative_numbers = true, value_parser = not_negative32)]
     pub(crate) l2: f32,
     #[command(flatten)]
@@ -69,10 +69,13 @@ pub(crate) struct LrArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Rule {
+    /// Plain gradient steps.
     Sgd,
-    /// With 0.9 of the last step.
+    /// Each step keeps 0.9 of the one before.
     Momentum,
+    /// A weight's rate falls as its gradients add up.
     Adagrad,
+    /// Rates from running means of gradients and their squares.
     Adam,
 }
 
@@ -147,7 +150,8 @@ pub(crate) struct TrainArgs {
     /// In files of several classes, the label of the positive one.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     pub(crate) positive: Option<f32>,
-    /// How far workers may drift apart: bsp, ssp:S (at most S steps behind) or asp.
+    /// How far workers may drift apart: bsp (in step), ssp:S (the slowest at most S steps behind)
+    /// or asp (nobody waits).
     #[arg(long, default_value = "bsp")]
     pub(crate) sync: Sync,
     /// Rows of a worker's mini-batch.
@@ -156,7 +160,7 @@ pub(crate) struct TrainArgs {
     /// Passes over the training file; 0 evaluates a loaded model.
     #[arg(long, value_name = "N", default_value_t = defaults::EPOCHS)]
     pub(crate) epochs: u64,
-    /// Seed of the order of rows.
+    /// Seed of the order in which rows are visited.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
     /// Evaluate on the test file after each epoch.
