@@ -17,6 +17,7 @@ use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_server::apply::command::Command;
+use tidewater_server::namespace::NamespaceId;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_transport::ids::WorkerId;
 use tidewater_transport::table::{PushOp, Reduce};
@@ -265,7 +266,8 @@ fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
         assert!(error.contains("worker 2, at clock 4"), "{error}");
         // Worker 2 dies.
         for server in cluster.servers.iter() {
-            let gone = |tx| Command::RemoveWorker(WorkerId(2), tx);
+            let job = NamespaceId::default();
+            let gone = |tx| Command::RemoveWorker(job, WorkerId(2), tx);
             server.applier(0).ask(gone).unwrap();
         }
         for _ in 0..10 {

@@ -54,11 +54,17 @@ pub trait Orders: Appliers {
     /// What the coordinator is told.
     fn release_table(&self, id: TableId) -> Result<(), Refusal>;
 
-    /// No clock waits for this worker any more.
+    /// No clock of its job waits for this worker any more.
     ///
     /// # Errors
     /// What the coordinator is told.
-    fn remove_worker(&self, worker: WorkerId) -> Result<(), Refusal>;
+    fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
+
+    /// A job is over; the next one of its name starts anew.
+    ///
+    /// # Errors
+    /// What the coordinator is told.
+    fn end_job(&self, namespace: &str) -> Result<(), Refusal>;
 
     /// The cluster's epoch, which clients must know.
     fn set_epoch(&self, epoch: u64);
@@ -220,7 +226,7 @@ pub struct Enlisted {
     /// With the job each belongs to.
     tables: BTreeMap<TableId, (String, TableInfo)>,
     /// Workers that the node was told of.
-    removed: BTreeSet<WorkerId>,
+    removed: BTreeSet<(String, WorkerId)>,
 }
 
 impl Enlisted {
@@ -333,11 +339,11 @@ impl Enlisted {
                 node.release_table(id)?;
             }
             Order::MembersChanged {
-                namespace: _,
+                namespace,
                 members,
                 admitted: None,
             } => {
-                self.members_changed(node, &members)?;
+                self.members_changed(node, &namespace, &members)?;
             }
             Order::HoldClocks { .. } | Order::MembersChanged { .. } => {
                 let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
@@ -352,12 +358,21 @@ impl Enlisted {
         Ok(OrderAnswer::Done)
     }
 
-    fn members_changed(&mut self, node: &dyn Orders, members: &Members) -> Result<(), Refusal> {
+    fn members_changed(
+        &mut self,
+        node: &dyn Orders,
+        namespace: &str,
+        members: &Members,
+    ) -> Result<(), Refusal> {
         node.set_epoch(members.epoch);
+        if members.workers.is_empty() {
+            self.removed.retain(|(job, _)| job != namespace);
+            return node.end_job(namespace);
+        }
         let gone = |state| matches!(state, WorkerState::Finished | WorkerState::Lost);
         for worker in members.workers.iter().filter(|worker| gone(worker.state)) {
-            if self.removed.insert(worker.id) {
-                node.remove_worker(worker.id)?;
+            if self.removed.insert((namespace.to_owned(), worker.id)) {
+                node.remove_worker(namespace, worker.id)?;
             }
         }
         Ok(())

@@ -26,6 +26,9 @@ pub struct Job {
     pub transport: TransportChoice,
     /// How far workers may drift apart.
     pub sync: Sync,
+    /// Workers of the job where the coordinator does not say, because it is a service's; 0 if
+    /// nobody knows. All workers of a job must say the same.
+    pub workers: u32,
     /// Longest time until everybody is there.
     pub patience: Duration,
 }
@@ -49,7 +52,9 @@ impl Job {
         let coordinator = env.coordinator.unwrap_or_default();
         let mut join = JoinConfig::new(coordinator, JobToken::new(*env.token.as_bytes()));
         join.rank = Some(env.rank);
-        Ok(Some(Self::new(join, env.transport)))
+        let mut job = Self::new(join, env.transport);
+        job.workers = env.workers;
+        Ok(Some(job))
     }
 
     /// A job by hand: the best transport, ASP.
@@ -58,6 +63,7 @@ impl Job {
             join,
             transport,
             sync: Sync::Asp,
+            workers: 0,
             patience: PATIENCE,
         }
     }
@@ -85,6 +91,10 @@ impl Job {
         config.namespace.clone_from(&self.join.namespace);
         config.epoch = members.epoch;
         config.transport = self.transport;
+        config.workers = match joined.workers_expected {
+            0 => self.workers,
+            told => told,
+        };
         let spin = tidewater_transport::fabric::SPIN;
         let mut sleeper = OsSleeper::new(spin).map_err(|e| {
             ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
@@ -99,7 +109,7 @@ impl Job {
             servers,
             sleeper: Box::new(sleeper),
             rank: WorkerId(joined.rank),
-            workers: joined.workers_expected,
+            workers: config.workers,
             sync: self.sync,
         })
     }

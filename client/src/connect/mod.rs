@@ -30,6 +30,10 @@ pub struct ConnectConfig {
     pub rank: u32,
     /// The thread inside the worker. Only thread 0 ticks.
     pub thread: u32,
+    /// Workers of the job, as the coordinator told; 0 if nobody did. A service keeps its jobs'
+    /// clocks by what the first session tells: workers that come without that number are waited
+    /// for from when they have come, and cannot come once the minimum has moved.
+    pub workers: u32,
     /// Which transport.
     pub transport: TransportChoice,
     /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
@@ -46,6 +50,7 @@ impl ConnectConfig {
             namespace: "default".to_owned(),
             rank,
             thread: 0,
+            workers: 0,
             transport: TransportChoice::Auto,
             ring_bytes: RING_BYTES_DEFAULT,
         }

@@ -217,6 +217,7 @@ impl NetServerLink {
             transport,
             ring_bytes: u32::try_from(self.config.ring_bytes).unwrap_or(u32::MAX),
             thread: self.config.thread,
+            workers: self.config.workers,
         };
         let request = ServerRequest::Attach(attach);
         match self.call(conn, &request, deadline)? {

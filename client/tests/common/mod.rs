@@ -23,6 +23,7 @@ use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::apply::table::Table;
 use tidewater_server::inbox::{Ring, RingOwner};
+use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::extents::Preparer;
 use tidewater_server::store::memory::DOZE_AT;
@@ -338,8 +339,7 @@ impl Link {
         }
         let owner = RingOwner {
             session: self.session,
-            rank: self.rank,
-            clocked: true,
+            sender: FrameSender::clocked(self.rank),
             check_frames: false,
         };
         let mut lanes = Vec::new();
@@ -397,7 +397,9 @@ impl ServerLink for Link {
         let mut all = Vec::new();
         for seat in &self.server().appliers {
             let of = move |e: &mut tidewater_server::apply::engine::Engine| {
-                e.clocks.live(domain).collect::<Vec<_>>()
+                e.clocks(NamespaceId::default())
+                    .live(domain)
+                    .collect::<Vec<_>>()
             };
             all.extend(seat.handle.with(of).unwrap());
         }

@@ -50,6 +50,7 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
         transport: Transport::Tcp,
         ring_bytes: 64 << 10,
         thread: 0,
+        workers: 0,
     };
     match conn.call(&ServerRequest::Attach(attach), left).unwrap() {
         ServerAnswer::Attached(attached) => (conn, attached),
@@ -195,6 +196,7 @@ fn requests_out_of_place_are_refused_and_the_connection_lives() {
                 transport,
                 ring_bytes: 64 << 10,
                 thread: 0,
+                workers: 0,
             })
         };
         let session = SessionId(5);

@@ -6,5 +6,6 @@
 mod cuts;
 mod doors;
 mod hostile;
+mod jobs;
 mod rig;
 mod tables;

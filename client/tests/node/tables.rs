@@ -181,7 +181,7 @@ fn clocks_name_who_is_awaited() {
         },
         "the tick does not arrive",
     );
-    rig.handle().remove_worker(WorkerId(0)).unwrap();
+    rig.handle().remove_worker("default", WorkerId(0)).unwrap();
     let workers = link.clocks(DomainId(0), soon()).unwrap();
     assert!(workers.iter().all(|w| w.0 != WorkerId(0)), "{workers:?}");
 }

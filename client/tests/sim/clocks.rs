@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_server::apply::command::Command;
+use tidewater_server::namespace::NamespaceId;
 use tidewater_transport::here;
 use tidewater_transport::ids::WorkerId;
 use tidewater_transport::sim::{Outcome, Rng, sweep};
@@ -208,7 +209,7 @@ fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64
         // What the coordinator does when it notices.
         rig.world.pause(Duration::from_millis(5));
         for seat in rig.seats() {
-            seat.ask(|tx| Command::RemoveWorker(rank, tx));
+            seat.ask(|tx| Command::RemoveWorker(NamespaceId::default(), rank, tx));
         }
         return lead;
     }

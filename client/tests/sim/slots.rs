@@ -11,6 +11,7 @@ use std::time::Duration;
 use tidewater_client::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
 use tidewater_client::{TableBuilder, Ticket};
 use tidewater_server::apply::engine::Engine;
+use tidewater_server::namespace::FrameSender;
 use tidewater_transport::here;
 use tidewater_transport::ids::{TableId, WorkerId};
 use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
@@ -78,7 +79,11 @@ fn churn(engine: &mut Engine) {
             chk: 0,
         };
         // Of the keys only those that this applier owns.
-        let _ = engine.frame(WorkerId(0), true, &header, &u64::to_le_bytes(key));
+        let _ = engine.frame(
+            FrameSender::clocked(WorkerId(0)),
+            &header,
+            &u64::to_le_bytes(key),
+        );
     }
     for key in 1 << 40..(1 << 40) + REMOVED_FIRST {
         engine.remove_row(TABLE, key).unwrap();

@@ -20,6 +20,7 @@ use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::apply::table::Table;
 use tidewater_server::inbox::{Ring, RingOwner};
+use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::extents::Preparer;
 use tidewater_transport::clock::Deadline;
@@ -300,8 +301,7 @@ impl Link {
         self.boxes.push((inbox.clone(), mailbox()));
         let owner = RingOwner {
             session: self.session,
-            rank: self.rank,
-            clocked: true,
+            sender: FrameSender::clocked(self.rank),
             check_frames: self.check_frames,
         };
         let memory = &self.rig.servers[self.server].memory;
@@ -391,7 +391,11 @@ impl ServerLink for Link {
         _: Deadline,
     ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
         let seats = &self.rig.servers[self.server].seats;
-        let of = move |e: &mut Engine| e.clocks.live(domain).collect::<Vec<_>>();
+        let of = move |e: &mut Engine| {
+            e.clocks(NamespaceId::default())
+                .live(domain)
+                .collect::<Vec<_>>()
+        };
         Ok(seats.iter().flat_map(|seat| seat.with(of)).collect())
     }
 

@@ -15,15 +15,14 @@ use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::limits::{APPLY_BATCH_BYTES, DOMAINS_MAX};
-use tidewater_transport::mem::publish::publish;
+use tidewater_transport::limits::APPLY_BATCH_BYTES;
 use tidewater_transport::wait::wait_until;
 
 use super::Refusal;
 use super::command::Command;
 use super::engine::{Effect, Engine};
 use crate::inbox::{Next, Ring};
-use crate::store::memory::{Block, BlockKind, BlockOwner};
+use crate::namespace::FrameSender;
 use crate::store::{ServerMemory, StoreError};
 
 /// An idle applier looks around this often even if nobody wakes it. Nothing depends on it: every
@@ -37,7 +36,6 @@ pub struct Applier {
     exports: ExportView,
     rings: Vec<Ring>,
     commands: Receiver<Command>,
-    clock_lines: Block,
     payload: Vec<u8>,
     stopped: bool,
 }
@@ -58,7 +56,8 @@ enum Done {
 }
 
 impl Applier {
-    /// Without tables and rings; `workers` are members of every clock domain.
+    /// Without tables and rings; `workers` are members of every clock domain of every job; with
+    /// nobody (a service) each job says who belongs to it.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -68,20 +67,12 @@ impl Applier {
         workers: impl IntoIterator<Item = WorkerId>,
         commands: Receiver<Command>,
     ) -> Result<Self, StoreError> {
-        let owner = BlockOwner {
-            kind: BlockKind::Meta,
-            table: 0,
-            applier: number,
-            part: 0,
-        };
-        let (clock_lines, _key) = memory.public_block(DOMAINS_MAX * LINE_BYTES, owner)?;
         Ok(Self {
             engine: Engine::new(Arc::clone(&memory), number, workers)?,
             exports: memory.exports.view(),
             memory,
             rings: Vec::new(),
             commands,
-            clock_lines,
             payload: Vec::new(),
             stopped: false,
         })
@@ -149,6 +140,12 @@ impl Applier {
     fn command(&mut self, command: Command) {
         match command {
             Command::AddRing(ring, tx) => {
+                let FrameSender {
+                    rank, namespace, ..
+                } = ring.sender;
+                if ring.sender.clocked {
+                    self.engine.clocks(namespace).join(rank);
+                }
                 self.rings.push(*ring);
                 let last = self.rings.len() - 1;
                 let _ = self.tell_clocks(last);
@@ -170,8 +167,16 @@ impl Applier {
                 self.drop_ring(session);
                 let _ = tx.send(());
             }
-            Command::RemoveWorker(worker, tx) => {
-                self.engine.remove_worker(worker);
+            Command::Expect(namespace, workers, tx) => {
+                self.engine.clocks(namespace).expect(workers);
+                let _ = tx.send(());
+            }
+            Command::RemoveWorker(namespace, worker, tx) => {
+                self.engine.remove_worker(namespace, worker);
+                let _ = tx.send(());
+            }
+            Command::EndJob(namespace, tx) => {
+                self.engine.end_job(namespace);
                 let _ = tx.send(());
             }
             Command::AddTable(table, tx) => {
@@ -284,8 +289,8 @@ impl Applier {
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<(), tidewater_transport::fabric::LaneError> {
-        let (rank, clocked) = (self.rings[n].rank, self.rings[n].clocked);
-        let done = match self.engine.frame(rank, clocked, header, payload) {
+        let sender = self.rings[n].sender;
+        let done = match self.engine.frame(sender, header, payload) {
             Ok(Effect::Reply { count }) => {
                 if header.user_tag != 0 {
                     self.reply(n, header, None, count)?;
@@ -343,19 +348,14 @@ impl Applier {
         ring.post(at, &line_bytes(&reply.to_line(chk)))
     }
 
-    /// Tells everybody about minimums that moved.
+    /// Tells everybody of a job about its minimums that moved.
     fn announce_clocks(&mut self) -> bool {
-        let moved = std::mem::take(&mut self.engine.moved);
-        let mut domains: Vec<DomainId> = moved.iter().map(|m| m.0).collect();
-        domains.dedup();
-        for &domain in &domains {
-            let line = self.engine.clocks.line(domain);
-            let at = self.clock_lines.at + domain.0 as usize * LINE_BYTES;
-            if let Ok(words) = self.memory.public.region().words_mut(at, LINE_BYTES) {
-                let line = line.to_line(self.memory.incarnation.0, domain.0);
-                publish(words, 0, &line_bytes(&line));
-            }
-            for ring in &mut self.rings {
+        let mut moved = std::mem::take(&mut self.engine.moved);
+        moved.dedup();
+        for &(namespace, domain) in &moved {
+            let line = self.engine.clocks(namespace).line(domain);
+            let of_job = |ring: &&mut Ring| ring.sender.namespace == namespace;
+            for ring in self.rings.iter_mut().filter(of_job) {
                 let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
                 let told = ring.post(mailbox_clock_at(domain.0), &bytes);
                 let sent = told.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));
@@ -364,15 +364,16 @@ impl Applier {
                 }
             }
         }
-        !domains.is_empty()
+        !moved.is_empty()
     }
 
-    /// Tells one client every clock: it has just come or come back.
+    /// Tells one client every clock of its job: it has just come or come back.
     fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_transport::fabric::LaneError> {
-        let domains: Vec<DomainId> = self.engine.clocks.domains().collect();
+        let ring = &mut self.rings[n];
+        let clocks = self.engine.clocks(ring.sender.namespace);
+        let domains: Vec<DomainId> = clocks.domains().collect();
         for domain in domains {
-            let line = self.engine.clocks.line(domain);
-            let ring = &mut self.rings[n];
+            let line = clocks.line(domain);
             let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
             ring.post(mailbox_clock_at(domain.0), &bytes)?;
         }

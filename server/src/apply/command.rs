@@ -9,6 +9,7 @@ use tidewater_transport::wake::Bell;
 use super::engine::Engine;
 use super::table::Table;
 use crate::inbox::Ring;
+use crate::namespace::NamespaceId;
 
 /// A request with the channel for its answer.
 pub enum Command {
@@ -23,8 +24,12 @@ pub enum Command {
     Recover(SessionId, Sender<Option<StateLine>>),
     /// A session has ended.
     DropRing(SessionId, Sender<()>),
-    /// A worker is gone: nobody waits for it any more.
-    RemoveWorker(WorkerId, Sender<()>),
+    /// A job is made of this many workers.
+    Expect(NamespaceId, u32, Sender<()>),
+    /// A worker of a job is gone: nobody waits for it any more.
+    RemoveWorker(NamespaceId, WorkerId, Sender<()>),
+    /// A job without tables is over: its clocks are forgotten.
+    EndJob(NamespaceId, Sender<()>),
     /// A new table's share.
     AddTable(Box<Table>, Sender<()>),
     /// A table is released; its share comes back, to be freed by somebody with time.
@@ -43,7 +48,9 @@ impl std::fmt::Debug for Command {
             Self::Renew(..) => "Renew",
             Self::Recover(..) => "Recover",
             Self::DropRing(..) => "DropRing",
+            Self::Expect(..) => "Expect",
             Self::RemoveWorker(..) => "RemoveWorker",
+            Self::EndJob(..) => "EndJob",
             Self::AddTable(..) => "AddTable",
             Self::TakeTable(..) => "TakeTable",
             Self::With(..) => "With",

@@ -3,10 +3,10 @@
 //! It knows nothing of lanes and threads: a frame goes in, state changes or a refusal comes out.
 //! A frame is validated whole before its first row is touched (all or nothing).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use tidewater_transport::ids::{TableId, WorkerId};
+use tidewater_transport::ids::{DomainId, TableId, WorkerId};
 use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::limits::ROW_DIM_MAX;
@@ -14,7 +14,8 @@ use tidewater_transport::limits::ROW_DIM_MAX;
 use super::Refusal;
 use super::pending::Pending;
 use super::table::{Store, Table};
-use crate::clocks::Clocks;
+use crate::clocks::{Clocks, Moved};
+use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
 
@@ -36,21 +37,23 @@ pub enum Effect {
 pub struct Engine {
     pub(super) memory: Arc<ServerMemory>,
     pub(super) tables: HashMap<u32, Table>,
-    pub(super) released: Vec<u32>,
+    pub(super) released: Vec<(NamespaceId, u32)>,
     pub(super) redo: Redo,
     pub(super) pending: Pending,
     pub(super) lsn: u64,
     pub(super) places: Vec<RowPlace>,
     pub(super) scratch: Vec<u8>,
-    /// Clocks of the workers.
-    pub clocks: Clocks,
+    /// Who is a member of every clock domain of a job from its start; nobody in a service, whose
+    /// jobs say it themselves.
+    workers: Vec<WorkerId>,
+    clocks: BTreeMap<NamespaceId, Clocks>,
     /// Payload of the reply of the last frame.
     pub reply: Vec<u8>,
-    /// Ticks that took effect but are not yet announced: domain, minimum before and after.
-    pub moved: Vec<(tidewater_transport::ids::DomainId, u64, u64)>,
+    /// Domains whose minimum moved, which is not yet announced.
+    pub moved: Vec<(NamespaceId, DomainId)>,
     /// Why this applier can go on no more, if it cannot.
     pub failed: Option<&'static str>,
-    pub(super) deferred: Vec<(tidewater_transport::ids::DomainId, u64, u64)>,
+    pub(super) deferred: Vec<(NamespaceId, Moved)>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -62,7 +65,7 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Without tables; `workers` are members of every clock domain.
+    /// Without tables; `workers` are members of every clock domain of every job.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -83,7 +86,8 @@ impl Engine {
             lsn: 0,
             places: Vec::new(),
             scratch: Vec::new(),
-            clocks: Clocks::new(workers),
+            workers: workers.into_iter().collect(),
+            clocks: BTreeMap::new(),
             reply: Vec::new(),
             moved: Vec::new(),
             failed: None,
@@ -106,7 +110,7 @@ impl Engine {
         let table = self.tables.remove(&id.0)?;
         // A successor must not store a row of it again. Voiding our own area cannot fail.
         let _ = self.redo.void();
-        self.released.push(id.0);
+        self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
         Some(table)
     }
@@ -122,7 +126,8 @@ impl Engine {
     /// # Errors
     /// [`Refusal`] for a table that is not here or not sparse.
     pub fn remove_row(&mut self, id: TableId, key: u64) -> Result<bool, Refusal> {
-        self.known(id.0)?;
+        let namespace = self.tables.get(&id.0).map(|t| t.namespace);
+        self.known(namespace.unwrap_or_default(), id.0)?;
         match self.tables.get_mut(&id.0).map(|t| &mut t.store) {
             Some(Store::Sparse(s)) => s.remove(key, &self.redo).map_err(|e| self.no_memory(&e)),
             _ => Err((RejectCode::WrongOperation, [0, 0])),
@@ -134,25 +139,35 @@ impl Engine {
         self.tables.values()
     }
 
-    /// What a frame of worker `rank` does. `clocked` says whether its session's CLOCK frames
-    /// count.
+    /// Clocks of a job's workers.
+    pub fn clocks(&mut self, namespace: NamespaceId) -> &mut Clocks {
+        let new = || Clocks::new(self.workers.iter().copied());
+        self.clocks.entry(namespace).or_insert_with(new)
+    }
+
+    /// A job without tables is over: the next one of its name has another number.
+    pub fn end_job(&mut self, namespace: NamespaceId) {
+        self.clocks.remove(&namespace);
+        self.pending.forget_namespace(namespace);
+    }
+
+    /// What a frame does that `sender` pushed.
     ///
     /// # Errors
     /// [`Refusal`]; nothing was changed but rows that were created with their first values.
     pub fn frame(
         &mut self,
-        rank: WorkerId,
-        clocked: bool,
+        sender: FrameSender,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
         self.lsn += 1;
         match header.kind {
-            FrameKind::PushRows => self.push_rows(rank, clocked, header, payload),
-            FrameKind::PushDense => self.push_dense(rank, clocked, header, payload),
-            FrameKind::Gather => self.gather(header, payload),
-            FrameKind::Resolve => self.resolve(header, payload),
-            FrameKind::Clock => self.clock(rank, clocked, header),
+            FrameKind::PushRows => self.push_rows(sender, header, payload),
+            FrameKind::PushDense => self.push_dense(sender, header, payload),
+            FrameKind::Gather => self.gather(sender.namespace, header, payload),
+            FrameKind::Resolve => self.resolve(sender.namespace, header, payload),
+            FrameKind::Clock => self.clock(sender, header),
             FrameKind::Pad => Ok(Effect::Applied),
         }
     }
@@ -164,10 +179,11 @@ impl Engine {
         }
     }
 
-    /// The table of a frame, or why there is none.
-    pub(super) fn known(&self, table: u32) -> Result<&Table, Refusal> {
-        self.tables.get(&table).ok_or_else(|| {
-            let code = if self.released.contains(&table) {
+    /// The table of a frame, or why there is none. One of another job is not there.
+    pub(super) fn known(&self, namespace: NamespaceId, table: u32) -> Result<&Table, Refusal> {
+        let found = self.tables.get(&table);
+        found.filter(|t| t.namespace == namespace).ok_or_else(|| {
+            let code = if self.released.contains(&(namespace, table)) {
                 RejectCode::TableReleased
             } else {
                 RejectCode::UnknownTable

@@ -10,6 +10,7 @@ use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::push::word;
 use super::table::{Store, Table};
+use crate::namespace::NamespaceId;
 
 impl Engine {
     fn room(bytes: u64) -> Result<(), Refusal> {
@@ -23,10 +24,11 @@ impl Engine {
 
     pub(super) fn gather(
         &mut self,
+        namespace: NamespaceId,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
-        let table = self.known(header.table)?;
+        let table = self.known(namespace, header.table)?;
         let size = match table.store {
             Store::Blocks(_) => table.spec.dtype.size(),
             _ => table.spec.row_bytes(),
@@ -37,17 +39,22 @@ impl Engine {
         self.reply.clear();
         self.reply.resize(bytes as usize, 0);
         if by_range {
-            self.gather_range(header, payload)?;
+            self.gather_range(namespace, header, payload)?;
         } else {
-            self.gather_rows(header, payload, size)?;
+            self.gather_rows(namespace, header, payload, size)?;
         }
         Ok(Effect::Reply {
             count: header.count,
         })
     }
 
-    fn gather_range(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), Refusal> {
-        let table = self.known(header.table)?;
+    fn gather_range(
+        &mut self,
+        namespace: NamespaceId,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let table = self.known(namespace, header.table)?;
         let Store::Blocks(blocks) = &table.store else {
             return Ok(());
         };
@@ -68,8 +75,13 @@ impl Engine {
         read.map_err(|_| (RejectCode::WrongOwner, [first, u64::from(header.count)]))
     }
 
-    fn check_keys(&self, header: &FrameHeader, payload: &[u8]) -> Result<(), Refusal> {
-        let table = self.known(header.table)?;
+    fn check_keys(
+        &self,
+        namespace: NamespaceId,
+        header: &FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let table = self.known(namespace, header.table)?;
         let bytes = u64::from(header.count) * 8;
         if payload.len() as u64 != bytes {
             return Err((RejectCode::WrongLength, [payload.len() as u64, bytes]));
@@ -79,11 +91,12 @@ impl Engine {
 
     fn gather_rows(
         &mut self,
+        namespace: NamespaceId,
         header: &FrameHeader,
         payload: &[u8],
         row_bytes: usize,
     ) -> Result<(), Refusal> {
-        self.check_keys(header, payload)?;
+        self.check_keys(namespace, header, payload)?;
         if header.flags.create {
             self.find_rows(header.table, header.count as usize, |row| {
                 (word(payload, row * 8), None)
@@ -109,15 +122,16 @@ impl Engine {
     /// Locations of keys; [`Loc::NONE`] for one that has no row and is not to get one.
     pub(super) fn resolve(
         &mut self,
+        namespace: NamespaceId,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
-        let table = self.known(header.table)?;
+        let table = self.known(namespace, header.table)?;
         if !matches!(table.store, Store::Sparse(_)) {
             return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
         }
         Self::room(u64::from(header.count) * 8)?;
-        self.check_keys(header, payload)?;
+        self.check_keys(namespace, header, payload)?;
         self.reply.clear();
         for row in 0..header.count as usize {
             let key = word(payload, row * 8);

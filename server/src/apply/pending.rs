@@ -10,6 +10,7 @@ use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::FrameHeader;
 
 use super::Refusal;
+use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_transport::layout::lines::RejectCode;
@@ -41,7 +42,7 @@ pub struct Pending {
     pages: Vec<Page>,
     open: Option<usize>,
     spare: Vec<usize>,
-    held: BTreeMap<(DomainId, u64), Vec<Held>>,
+    held: BTreeMap<(NamespaceId, DomainId, u64), Vec<Held>>,
     bytes: usize,
 }
 
@@ -85,7 +86,7 @@ impl Pending {
     pub fn hold(
         &mut self,
         domain: DomainId,
-        rank: WorkerId,
+        sender: FrameSender,
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
@@ -109,13 +110,13 @@ impl Pending {
         p.frames += 1;
         self.bytes += len + HELD_BYTES;
         let held = Held {
-            rank,
+            rank: sender.rank,
             header,
             page,
             at,
         };
         self.held
-            .entry((domain, header.clock))
+            .entry((sender.namespace, domain, header.clock))
             .or_default()
             .push(held);
         Ok(())
@@ -144,10 +145,11 @@ impl Pending {
         Ok(page)
     }
 
-    /// What is held for an iteration, in the order it is reduced: by rank, then as pushed. The
+    /// What is held for an iteration of a job's domain, in the order it is reduced: by rank, then as pushed. The
     /// frames stay until [`Pending::free`].
-    pub fn take(&mut self, domain: DomainId, iteration: u64) -> Vec<Held> {
-        let mut held = self.held.remove(&(domain, iteration)).unwrap_or_default();
+    pub fn take(&mut self, namespace: NamespaceId, domain: DomainId, iteration: u64) -> Vec<Held> {
+        let of = (namespace, domain, iteration);
+        let mut held = self.held.remove(&of).unwrap_or_default();
         held.sort_by_key(|h| (h.rank, h.header.seq));
         held
     }
@@ -174,6 +176,13 @@ impl Pending {
                 }
             }
         }
+    }
+
+    /// Drops what is held for a job that is over.
+    pub fn forget_namespace(&mut self, namespace: NamespaceId) {
+        let over = self.held.extract_if(.., |of, _| of.0 == namespace);
+        let gone: Vec<Held> = over.flat_map(|(_, held)| held).collect();
+        self.free(&gone);
     }
 
     /// Drops what is held for a released table.

@@ -1,6 +1,5 @@
 //! Pushes: validation of the whole frame, then its rows one after the other.
 
-use tidewater_transport::ids::WorkerId;
 use tidewater_transport::layout::frame::{FrameHeader, RowsPayload};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::layout::row::Loc;
@@ -10,6 +9,7 @@ use tidewater_transport::table::{PushOp, Shape};
 use super::Refusal;
 use super::engine::{Effect, Engine};
 use super::table::{Store, Table};
+use crate::namespace::FrameSender;
 
 /// Little-endian word at `at` of a payload that was measured before.
 pub(super) fn word(payload: &[u8], at: usize) -> u64 {
@@ -69,12 +69,11 @@ fn check_rows(
 impl Engine {
     pub(super) fn push_rows(
         &mut self,
-        rank: WorkerId,
-        clocked: bool,
+        sender: FrameSender,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
-        let table = self.known(header.table)?;
+        let table = self.known(sender.namespace, header.table)?;
         if matches!(table.store, Store::Blocks(_)) {
             return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
         }
@@ -97,7 +96,7 @@ impl Engine {
             return Err(refusal);
         }
         if table.at_clock() {
-            self.hold(rank, clocked, header, payload)?;
+            self.hold(sender, header, payload)?;
             return Ok(Effect::Applied);
         }
         self.apply_rows(header.table, op, payload, parts, count, header.flags.locs)?;
@@ -177,12 +176,11 @@ impl Engine {
 
     pub(super) fn push_dense(
         &mut self,
-        rank: WorkerId,
-        clocked: bool,
+        sender: FrameSender,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<Effect, Refusal> {
-        let table = self.known(header.table)?;
+        let table = self.known(sender.namespace, header.table)?;
         let Store::Blocks(blocks) = &table.store else {
             return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
         };
@@ -206,7 +204,7 @@ impl Engine {
             return Err((RejectCode::NotFinite, [0, first]));
         }
         if table.at_clock() {
-            self.hold(rank, clocked, header, payload)?;
+            self.hold(sender, header, payload)?;
             return Ok(Effect::Applied);
         }
         let progress = self.progress(0);
@@ -226,19 +224,18 @@ impl Engine {
 
     fn hold(
         &mut self,
-        rank: WorkerId,
-        clocked: bool,
+        sender: FrameSender,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        let domain = self.known(header.table)?.spec.domain;
-        let open = self.clocks.clock(domain, rank);
-        if !clocked || open != Some(header.clock) {
+        let domain = self.known(sender.namespace, header.table)?.spec.domain;
+        let open = self.clocks(sender.namespace).clock(domain, sender.rank);
+        if !sender.clocked || open != Some(header.clock) {
             return Err((
                 RejectCode::BadClock,
                 [header.clock, open.unwrap_or(u64::MAX)],
             ));
         }
-        self.pending.hold(domain, rank, *header, payload)
+        self.pending.hold(domain, sender, *header, payload)
     }
 }

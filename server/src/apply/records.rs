@@ -9,6 +9,7 @@ use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 
 use super::engine::Engine;
 use super::table::{Store, Table};
+use crate::namespace::NamespaceId;
 use crate::store::redo::Progress;
 
 /// Why a record could not be read or stored, in words.
@@ -181,8 +182,9 @@ impl Engine {
     /// The table is not there.
     pub fn end_restore(&mut self, id: TableId) -> Result<(), RecordError> {
         let lsn = self.lsn;
-        let domain = self.known_table(id)?.spec.domain;
-        let min_clock = self.clocks.line(domain).min;
+        let table = self.known_table(id)?;
+        let (namespace, domain) = (table.namespace, table.spec.domain);
+        let min_clock = self.clocks(namespace).line(domain).min;
         if let Store::Blocks(blocks) = &mut self.known_table(id)?.store
             && blocks.is_snapshot()
         {
@@ -194,12 +196,13 @@ impl Engine {
         Ok(())
     }
 
-    /// The minimum of each domain that has ticked here.
-    pub fn domain_clocks(&mut self) -> Vec<(DomainId, u64)> {
-        let domains: Vec<DomainId> = self.clocks.domains().collect();
+    /// The minimum of each domain of a job that has ticked here.
+    pub fn domain_clocks(&mut self, namespace: NamespaceId) -> Vec<(DomainId, u64)> {
+        let clocks = self.clocks(namespace);
+        let domains: Vec<DomainId> = clocks.domains().collect();
         domains
             .into_iter()
-            .map(|id| (id, self.clocks.line(id).min))
+            .map(|id| (id, clocks.line(id).min))
             .collect()
     }
 

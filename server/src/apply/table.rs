@@ -7,6 +7,7 @@ use tidewater_transport::table::{DenseLayout, Effect, Shape, TableSpec};
 
 use super::Refusal;
 use super::kernels::RowKernel;
+use crate::namespace::NamespaceId;
 use crate::store::ServerMemory;
 use crate::store::dense_blocks::DenseBlocks;
 use crate::store::dense_rows::DenseRows;
@@ -32,6 +33,8 @@ pub enum Store {
 pub struct Table {
     /// Number.
     pub id: TableId,
+    /// The job it belongs to.
+    pub namespace: NamespaceId,
     /// Definition.
     pub spec: Arc<TableSpec>,
     /// Rows.
@@ -72,9 +75,17 @@ impl Table {
         };
         Ok(Self {
             id,
+            namespace: NamespaceId::default(),
             spec: Arc::clone(spec),
             store,
         })
+    }
+
+    /// The same of a job of several: of the first one, unless told.
+    #[must_use]
+    pub const fn of(mut self, namespace: NamespaceId) -> Self {
+        self.namespace = namespace;
+        self
     }
 
     /// Whether pushes wait for the tick.

@@ -18,6 +18,8 @@ use super::kernels::{accumulate, scale};
 use super::pending::Held;
 use super::push::word;
 use super::table::{Store, Table};
+use crate::clocks::Moved;
+use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::dense_blocks::BlocksError;
 
 /// One thing's reduced pushes of one iteration: first the last assign, then the sums, then one
@@ -148,59 +150,62 @@ impl ReducedBlock {
 impl Engine {
     pub(super) fn clock(
         &mut self,
-        rank: WorkerId,
-        clocked: bool,
+        sender: FrameSender,
         header: &FrameHeader,
     ) -> Result<Effect, Refusal> {
         let told = header.clock;
-        if !clocked || header.partition >= 64 {
+        if !sender.clocked || header.partition >= 64 {
             return Err((RejectCode::BadClock, [told, u64::from(header.partition)]));
         }
         let domain = DomainId(header.partition as u8);
         if told == CLOCK_FINISHED {
             // Of every domain: also of those that this worker never ticked in.
-            self.remove_worker(rank);
+            self.remove_worker(sender.namespace, sender.rank);
             return Ok(Effect::Clock);
         }
-        match self.clocks.tick(domain, rank, told) {
+        match self
+            .clocks(sender.namespace)
+            .tick(domain, sender.rank, told)
+        {
             Ok(moved) => {
-                self.advance(moved.map(|(from, to)| (domain, from, to)));
+                self.advance(sender.namespace, moved);
                 Ok(Effect::Clock)
             }
             Err(e) => Err((RejectCode::BadClock, [told, e.expected])),
         }
     }
 
-    /// A worker is gone: it is waited for no more.
-    pub fn remove_worker(&mut self, rank: WorkerId) {
-        let moved = self.clocks.remove(rank);
-        self.advance(moved);
+    /// A worker of a job is gone: it is waited for no more.
+    pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        let moved = self.clocks(namespace).remove(rank);
+        self.advance(namespace, moved);
     }
 
-    fn advance(&mut self, moved: impl IntoIterator<Item = (DomainId, u64, u64)>) {
-        for (domain, from, to) in moved {
+    fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
+        for moved in moved {
             if planted::on(Plant::TickBeforeApply) {
                 // The defect: announced now, applied at the next call.
-                self.deferred.push((domain, from, to));
+                self.deferred.push((namespace, moved));
             } else {
-                self.close(domain, from, to);
+                self.close(namespace, moved);
             }
-            self.moved.push((domain, from, to));
+            self.moved.push((namespace, moved.domain));
         }
     }
 
     /// Applies what a planted defect put off; nothing without one.
     pub fn apply_deferred(&mut self) {
-        for (domain, from, to) in std::mem::take(&mut self.deferred) {
-            self.close(domain, from, to);
+        for (namespace, moved) in std::mem::take(&mut self.deferred) {
+            self.close(namespace, moved);
         }
     }
 
-    fn close(&mut self, domain: DomainId, from: u64, to: u64) {
-        for iteration in from..to {
-            let held = self.pending.take(domain, iteration);
+    fn close(&mut self, namespace: NamespaceId, moved: Moved) {
+        let domain = moved.domain;
+        for iteration in moved.from..moved.to {
+            let held = self.pending.take(namespace, domain, iteration);
             let mut tables: Vec<u32> = held.iter().map(|h| h.header.table).collect();
-            tables.extend(self.snapshot_tables(domain));
+            tables.extend(self.snapshot_tables(namespace, domain));
             tables.sort_unstable();
             tables.dedup();
             for id in tables {
@@ -219,9 +224,11 @@ impl Engine {
         }
     }
 
-    fn snapshot_tables(&self, domain: DomainId) -> Vec<u32> {
+    fn snapshot_tables(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let flips = |t: &&Table| match &t.store {
-            Store::Blocks(b) => t.spec.domain == domain && b.is_snapshot(),
+            Store::Blocks(b) => {
+                (t.namespace, t.spec.domain) == (namespace, domain) && b.is_snapshot()
+            }
             _ => false,
         };
         self.tables.values().filter(flips).map(|t| t.id.0).collect()

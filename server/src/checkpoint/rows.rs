@@ -67,12 +67,16 @@ pub fn save_part(
             .map(|table| (table.id, table.placement.owned_by(owner).collect()))
             .collect();
         let (written, told) = ask(appliers, applier, move |engine| {
+            // All tables of a save are one job's; who has no share of any has no say in its clocks.
+            let of = |id: &TableId| Some(engine.table(*id)?.namespace);
+            let namespace = shares.iter().map(|(id, _)| id).find_map(of);
             let written = shares
                 .into_iter()
                 .try_fold(writer, |writer, (table, parts)| {
                     write_share(engine, writer, table, &parts)
                 });
-            (written, engine.domain_clocks())
+            let told = namespace.map(|namespace| engine.domain_clocks(namespace));
+            (written, told.unwrap_or_default())
         })?;
         writer = written?;
         for (domain, clock) in told {

@@ -1,10 +1,10 @@
-//! Clocks of the workers, as one applier sees them. Pure.
+//! Clocks of the workers of one job, as one applier sees them. Pure.
 //!
 //! `clock(w)` is the number of ticks that worker `w` has completed. Only CLOCK frames move it, one
 //! at a time, in the order of their ring: so everything the worker pushed before is applied (or
 //! taken over) when its clock moves. A domain's minimum over the live workers never goes back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::CLOCK_FINISHED;
@@ -18,12 +18,25 @@ struct Domain {
     epoch: u64,
 }
 
-/// Every domain on one applier.
+/// Every domain of one job on one applier.
 #[derive(Debug, Clone, Default)]
 pub struct Clocks {
     domains: BTreeMap<DomainId, Domain>,
-    members: Vec<WorkerId>,
-    gone: Vec<WorkerId>,
+    members: BTreeSet<WorkerId>,
+    /// Whether the members are all there will be.
+    complete: bool,
+    gone: BTreeSet<WorkerId>,
+}
+
+/// A domain's minimum moved: iterations `from..to` are closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Moved {
+    /// The domain.
+    pub domain: DomainId,
+    /// The minimum before.
+    pub from: u64,
+    /// The minimum now.
+    pub to: u64,
 }
 
 /// A clock that cannot be.
@@ -39,12 +52,34 @@ pub struct BadClock {
 }
 
 impl Clocks {
-    /// With these workers, all at 0.
+    /// With these workers, all at 0; with nobody, for a job that is to say who belongs to it.
     pub fn new(members: impl IntoIterator<Item = WorkerId>) -> Self {
+        let members: BTreeSet<WorkerId> = members.into_iter().collect();
         Self {
             domains: BTreeMap::new(),
-            members: members.into_iter().collect(),
-            gone: Vec::new(),
+            complete: !members.is_empty(),
+            members,
+            gone: BTreeSet::new(),
+        }
+    }
+
+    /// The job is made of workers `0..workers`. What was told first stands.
+    pub fn expect(&mut self, workers: u32) {
+        if !self.complete {
+            (0..workers).for_each(|rank| self.join(WorkerId(rank)));
+            self.complete = true;
+        }
+    }
+
+    /// A worker has come. Where nobody said how many there will be it becomes a member, at 0, of
+    /// each domain whose minimum is still there: a minimum does not go back for a latecomer.
+    pub fn join(&mut self, worker: WorkerId) {
+        if self.complete || self.gone.contains(&worker) || !self.members.insert(worker) {
+            return;
+        }
+        for domain in self.domains.values_mut().filter(|domain| domain.min == 0) {
+            domain.clocks.insert(worker, 0);
+            domain.epoch += 1;
         }
     }
 
@@ -89,7 +124,7 @@ impl Clocks {
         })
     }
 
-    /// A worker ticked, or left for good. Returns the minimum before and after if it moved.
+    /// A worker ticked, or left for good. Returns how the minimum moved, if it did.
     ///
     /// # Errors
     /// [`BadClock`]; nothing was changed.
@@ -98,7 +133,7 @@ impl Clocks {
         id: DomainId,
         worker: WorkerId,
         told: u64,
-    ) -> Result<Option<(u64, u64)>, BadClock> {
+    ) -> Result<Option<Moved>, BadClock> {
         self.check(id, worker, told)?;
         let domain = self.domain(id);
         if told == CLOCK_FINISHED {
@@ -107,20 +142,18 @@ impl Clocks {
         } else {
             domain.clocks.insert(worker, told);
         }
-        Ok(domain.advance())
+        Ok(domain.advance(id))
     }
 
     /// A worker is gone from every domain: dead, or finished for good. Returns the domains whose
     /// minimum moved.
-    pub fn remove(&mut self, worker: WorkerId) -> Vec<(DomainId, u64, u64)> {
-        if !self.gone.contains(&worker) {
-            self.gone.push(worker);
-        }
+    pub fn remove(&mut self, worker: WorkerId) -> Vec<Moved> {
+        self.gone.insert(worker);
         let mut moved = Vec::new();
         for (&id, domain) in &mut self.domains {
             if domain.clocks.remove(&worker).is_some() {
                 domain.epoch += 1;
-                moved.extend(domain.advance().map(|(from, to)| (id, from, to)));
+                moved.extend(domain.advance(id));
             }
         }
         moved
@@ -151,14 +184,14 @@ impl Clocks {
 
 impl Domain {
     /// Moves the minimum. With nobody left it stays where the last worker left it.
-    fn advance(&mut self) -> Option<(u64, u64)> {
-        let now = self.clocks.values().copied().min()?;
+    fn advance(&mut self, domain: DomainId) -> Option<Moved> {
+        let to = self.clocks.values().copied().min()?;
         let from = self.min;
-        if now <= from {
+        if to <= from {
             return None;
         }
-        self.min = now;
-        Some((from, now))
+        self.min = to;
+        Some(Moved { domain, from, to })
     }
 }
 
@@ -202,7 +235,8 @@ mod tests {
                 prop_assert_eq!(line.min, now);
                 prop_assert_eq!(line.members as usize, model.iter().flatten().count());
                 if let Ok(moved) = moved {
-                    prop_assert_eq!(moved, (now > min).then_some((min, now)));
+                    let (domain, from, to) = (D, min, now);
+                    prop_assert_eq!(moved, (to > from).then_some(Moved { domain, from, to }));
                 }
                 min = now;
             }
@@ -213,8 +247,37 @@ mod tests {
     fn a_dead_worker_frees_the_others_and_stays_dead_in_new_domains() {
         let mut clocks = Clocks::new((0..2).map(WorkerId));
         assert_eq!(clocks.tick(D, WorkerId(0), 1), Ok(None));
-        assert_eq!(clocks.remove(WorkerId(1)), [(D, 0, 1)]);
+        let moved = Moved {
+            domain: D,
+            from: 0,
+            to: 1,
+        };
+        assert_eq!(clocks.remove(WorkerId(1)), [moved]);
         assert_eq!(clocks.line(DomainId(1)).members, 1);
         assert!(clocks.tick(D, WorkerId(1), 1).is_err());
+    }
+
+    #[test]
+    fn who_comes_becomes_a_member_until_the_members_are_told_or_the_minimum_has_moved() {
+        let (a, b, c) = (WorkerId(0), WorkerId(1), WorkerId(2));
+        let mut clocks = Clocks::new([]);
+        assert!(clocks.tick(D, a, 1).is_err());
+        clocks.join(a);
+        clocks.join(b);
+        assert_eq!(clocks.tick(D, a, 1), Ok(None));
+        assert!(clocks.tick(D, b, 1).unwrap().is_some());
+        clocks.join(c);
+        assert!(clocks.tick(D, c, 1).is_err(), "a latecomer");
+        assert_eq!(clocks.line(DomainId(1)).members, 3);
+
+        let mut clocks = Clocks::new([]);
+        clocks.remove(c);
+        clocks.join(a);
+        assert_eq!(clocks.line(D).members, 1);
+        clocks.expect(3);
+        clocks.expect(9);
+        clocks.join(WorkerId(3));
+        assert_eq!(clocks.line(D).members, 2, "worker 2 has gone before");
+        assert_eq!(clocks.tick(D, a, 1), Ok(None));
     }
 }

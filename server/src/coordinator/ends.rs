@@ -209,6 +209,10 @@ impl Coordinator {
         };
         if job.peers().next().is_none() && job.tables.is_empty() && self.config.workers == 0 {
             self.jobs.remove(namespace);
+            // Members without a worker: this is how servers learn that the job is over.
+            for server in self.joined_servers() {
+                self.tell_members(server, namespace);
+            }
         }
     }
 }

@@ -323,6 +323,17 @@ fn jobs_do_not_see_each_other() {
     // The failure of one is not the other's.
     rig.close(b);
     assert!(rig.notices(a).is_empty());
+    // Servers learn that b is over, by members without a worker, and a is not.
+    let told = rig.obey(s0, &OrderAnswer::Done);
+    let [
+        Order::MembersChanged {
+            namespace, members, ..
+        },
+    ] = &told[..]
+    else {
+        panic!("{told:?}")
+    };
+    assert_eq!((namespace.as_str(), &members.workers[..]), ("b", &[][..]));
     rig.ask(a, 5, Ask::OpenTable { name: "t".into() });
     assert!(matches!(rig.answer(a, 5), Some(Answer::Table(_))));
 }

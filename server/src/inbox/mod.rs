@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
-use tidewater_transport::ids::{SessionId, WorkerId};
+use tidewater_transport::ids::SessionId;
 use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
 use tidewater_transport::layout::lines::{Reject, RejectCode, StateLine};
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
@@ -16,6 +16,7 @@ use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
 use tidewater_transport::mem::publish::publish;
 use tidewater_transport::planted::{self, Plant};
 
+use crate::namespace::FrameSender;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
@@ -83,10 +84,8 @@ pub enum Next {
 pub struct Ring {
     /// Nonce.
     pub session: SessionId,
-    /// The worker.
-    pub rank: WorkerId,
-    /// Whether its CLOCK frames count for the worker (one session of a worker's).
-    pub clocked: bool,
+    /// Whose frames these are.
+    pub sender: FrameSender,
     /// The applier's end of the lane; `None` while it is broken.
     pub port: Option<Box<dyn Port>>,
     inbox: Inbox,
@@ -102,7 +101,7 @@ impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut s = f.debug_struct("Ring");
         s.field("session", &self.session)
-            .field("rank", &self.rank)
+            .field("sender", &self.sender)
             .field("state", &self.state);
         s.finish_non_exhaustive()
     }
@@ -113,10 +112,8 @@ impl std::fmt::Debug for Ring {
 pub struct RingOwner {
     /// Nonce of the session.
     pub session: SessionId,
-    /// The worker.
-    pub rank: WorkerId,
-    /// Whether its CLOCK frames count.
-    pub clocked: bool,
+    /// Whose frames come.
+    pub sender: FrameSender,
     /// Whether frames carry a check word: where the transport does not place bytes in order.
     pub check_frames: bool,
 }
@@ -136,7 +133,7 @@ impl Ring {
             kind: BlockKind::Ring,
             table: 0,
             applier,
-            part: owner.rank.0,
+            part: owner.sender.rank.0,
         };
         let block = memory.public.alloc(LINE_BYTES, block)?;
         inbox.reset_tail(0);
@@ -149,8 +146,7 @@ impl Ring {
             .store_line(0, &line);
         Ok(Self {
             session: owner.session,
-            rank: owner.rank,
-            clocked: owner.clocked,
+            sender: owner.sender,
             port: None,
             inbox,
             consumed: 0,

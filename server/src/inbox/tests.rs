@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tidewater_transport::ids::Incarnation;
+use tidewater_transport::ids::{Incarnation, WorkerId};
 use tidewater_transport::layout::frame::{FrameFlags, PARTITION_ANY};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::inbox_bytes;
@@ -60,8 +60,7 @@ fn a_reject_is_told_again_only_while_its_cell_is_its_own() {
     let inbox = Inbox::new(region, 0, geometry, 9).unwrap();
     let owner = RingOwner {
         session: SessionId(9),
-        rank: WorkerId(0),
-        clocked: true,
+        sender: FrameSender::clocked(WorkerId(0)),
         check_frames: false,
     };
     let mut ring = Ring::new(owner, inbox, &memory, 0).unwrap();

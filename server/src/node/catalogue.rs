@@ -5,8 +5,13 @@ use std::sync::Arc;
 
 use tidewater_transport::ids::TableId;
 use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout};
+use tidewater_transport::limits::JOBS_MAX;
 use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 use tidewater_transport::wire::control::{ApplierPart, TableDescriptor};
+
+use super::NodeError;
+use crate::namespace::NamespaceId;
+use crate::store::StoreError;
 
 /// How far a table is.
 #[derive(Debug, Clone)]
@@ -31,6 +36,17 @@ pub(super) struct Entry {
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     pub(super) entries: HashMap<TableId, Entry>,
+    jobs: HashMap<String, Job>,
+    /// Numbers given to jobs so far.
+    given: u64,
+}
+
+/// One namespace in use.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job {
+    pub(super) id: NamespaceId,
+    /// Workers it is made of; 0 until somebody says it.
+    pub(super) workers: u32,
 }
 
 /// What a client of a namespace sees under a number.
@@ -41,6 +57,40 @@ pub(super) enum Seen {
 }
 
 impl Catalogue {
+    /// A job, if it is known here.
+    pub(super) fn job(&self, namespace: &str) -> Option<NamespaceId> {
+        self.jobs.get(namespace).map(|job| job.id)
+    }
+
+    /// A job, known here from now on.
+    pub(super) fn open_job(&mut self, namespace: &str) -> Result<&mut Job, NodeError> {
+        if !self.jobs.contains_key(namespace) {
+            let have = self.jobs.len() as u64 + 1;
+            if have > JOBS_MAX as u64 {
+                return Err(NodeError::Store(StoreError::Limit {
+                    what: "jobs at a time",
+                    have,
+                    limit: JOBS_MAX as u64,
+                }));
+            }
+        }
+        let given = &mut self.given;
+        Ok(self.jobs.entry(namespace.to_owned()).or_insert_with(|| {
+            let id = NamespaceId(*given);
+            *given += 1;
+            Job { id, workers: 0 }
+        }))
+    }
+
+    /// Forgets a job that has no tables any more; its number.
+    pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
+        let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
+        if self.entries.values().any(of_job) {
+            return None;
+        }
+        self.jobs.remove(namespace).map(|job| job.id)
+    }
+
     /// A table of another namespace is not there.
     pub(super) fn see(&self, namespace: &str, id: TableId) -> Seen {
         match self.entries.get(&id) {

@@ -19,6 +19,7 @@ use super::{NodeConfig, NodeError};
 use crate::apply::command::{ApplierGone, ApplierHandle, Command};
 use crate::apply::engine::Engine;
 use crate::apply::table::Table;
+use crate::namespace::NamespaceId;
 use crate::store::extents::Preparer;
 use crate::store::{ServerMemory, StoreError};
 
@@ -128,10 +129,10 @@ impl NodeHandle {
     /// # Errors
     /// [`NodeError`]; nothing is left of the table then.
     pub fn create_table(&self, namespace: &str, info: &TableInfo) -> Result<(), NodeError> {
-        if self.reserve(namespace, info)? {
+        let Some(job) = self.reserve(namespace, info)? else {
             return Ok(());
-        }
-        let made = self.make(info);
+        };
+        let made = self.make(job, info);
         let mut catalogue = self.shared.catalogue();
         match made {
             Ok(parts) => {
@@ -148,8 +149,8 @@ impl NodeHandle {
         }
     }
 
-    /// Takes the table's number; true if the table is there already.
-    fn reserve(&self, namespace: &str, info: &TableInfo) -> Result<bool, NodeError> {
+    /// Takes the table's number, for the job that is returned; `None` if the table is there already.
+    fn reserve(&self, namespace: &str, info: &TableInfo) -> Result<Option<NamespaceId>, NodeError> {
         let spec = |why| NodeError::Spec {
             table: info.spec.name.clone(),
             why,
@@ -170,7 +171,7 @@ impl NodeHandle {
             let same = entry.namespace == namespace && entry.spec == info.spec;
             return match entry.state {
                 State::Released if same => Err(NodeError::Released(info.id)),
-                State::Alive(_) if same => Ok(true),
+                State::Alive(_) if same => Ok(None),
                 _ => Err(NodeError::Differs {
                     id: info.id,
                     namespace: entry.namespace.clone(),
@@ -187,23 +188,24 @@ impl NodeHandle {
                 limit: TABLES_MAX as u64,
             }));
         }
+        let job = catalogue.open_job(namespace)?.id;
         let entry = Entry {
             namespace: namespace.to_owned(),
             spec: info.spec.clone(),
             state: State::Coming,
         };
         catalogue.entries.insert(info.id, entry);
-        Ok(false)
+        Ok(Some(job))
     }
 
-    fn make(&self, info: &TableInfo) -> Result<Vec<ApplierPart>, NodeError> {
+    fn make(&self, job: NamespaceId, info: &TableInfo) -> Result<Vec<ApplierPart>, NodeError> {
         let tables = self.make_tables(info)?;
         let mut parts = Vec::with_capacity(tables.len());
         for (a, table) in tables {
             parts.push(table.describe(a));
             if let Some(crew) = self.shared.appliers.get(usize::from(a.0)) {
-                crew.handle
-                    .ask(|tx| Command::AddTable(Box::new(table), tx))?;
+                let table = Box::new(table.of(job));
+                crew.handle.ask(|tx| Command::AddTable(table, tx))?;
             }
         }
         Ok(parts)
@@ -289,13 +291,33 @@ impl NodeHandle {
         all
     }
 
-    /// A worker is gone for good: clocks wait for it no more.
+    /// The number that stands for a namespace where frames are applied; `None` before its first
+    /// table or session.
+    pub fn namespace(&self, name: &str) -> Option<NamespaceId> {
+        self.shared.catalogue().job(name)
+    }
+
+    /// A worker of a job is gone for good: the job's clocks wait for it no more.
+    ///
+    /// # Errors
+    /// [`NodeError::Gone`]; [`NodeError::Store`] for a job too many.
+    pub fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), NodeError> {
+        let job = self.shared.catalogue().open_job(namespace)?.id;
+        self.shared
+            .ask_all(|_, tx| Command::RemoveWorker(job, worker, tx))
+            .map(drop)
+    }
+
+    /// A job is over: the next one of its name starts with clocks of its own. Changes nothing
+    /// while it has tables.
     ///
     /// # Errors
     /// [`NodeError::Gone`].
-    pub fn remove_worker(&self, worker: WorkerId) -> Result<(), NodeError> {
+    pub fn end_job(&self, namespace: &str) -> Result<(), NodeError> {
+        let job = self.shared.catalogue().end_job(namespace);
+        let Some(job) = job else { return Ok(()) };
         self.shared
-            .ask_all(|_, tx| Command::RemoveWorker(worker, tx))
+            .ask_all(|_, tx| Command::EndJob(job, tx))
             .map(drop)
     }
 

@@ -28,8 +28,12 @@ impl Orders for NodeHandle {
         Self::release_table(self, id).map_err(|error| error.refusal())
     }
 
-    fn remove_worker(&self, worker: WorkerId) -> Result<(), Refusal> {
-        Self::remove_worker(self, worker).map_err(|error| error.refusal())
+    fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal> {
+        Self::remove_worker(self, namespace, worker).map_err(|error| error.refusal())
+    }
+
+    fn end_job(&self, namespace: &str) -> Result<(), Refusal> {
+        Self::end_job(self, namespace).map_err(|error| error.refusal())
     }
 
     fn set_epoch(&self, epoch: u64) {

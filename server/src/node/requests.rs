@@ -62,7 +62,7 @@ impl Control {
                 Ok((ServerAnswer::Recovered(recovered), memory))
             }
             ServerRequest::Describe { table } => self.describe(conn, table),
-            ServerRequest::Clocks { domain } => self.clocks(domain),
+            ServerRequest::Clocks { domain } => self.clocks(conn, domain),
             ServerRequest::Detach => {
                 let session = conn
                     .session
@@ -105,11 +105,15 @@ impl Control {
     }
 
     /// A worker's clock is what all appliers have consumed; one that is gone at any is gone.
-    fn clocks(&self, domain: DomainId) -> Answered {
+    fn clocks(&self, conn: &Conn, domain: DomainId) -> Answered {
+        let name = conn.hello.as_ref().map_or("", |h| &h.namespace);
+        let job = self.shared.catalogue().job(name);
+        let job = job.ok_or_else(|| bad("the job has neither tables nor sessions here"))?;
         let told = self.shared.ask_all(|_, tx| {
             Command::With(Box::new(move |engine| {
-                let min = engine.clocks.line(domain).min;
-                let live: Vec<(WorkerId, u64)> = engine.clocks.live(domain).collect();
+                let clocks = engine.clocks(job);
+                let min = clocks.line(domain).min;
+                let live: Vec<(WorkerId, u64)> = clocks.live(domain).collect();
                 let _ = tx.send((min, live));
             }))
         });

@@ -26,11 +26,13 @@ use super::handle::{Shared, ticket};
 use super::{NodeError, doze_at};
 use crate::apply::command::Command;
 use crate::inbox::{Ring, RingOwner};
+use crate::namespace::{FrameSender, NamespaceId};
 
 /// One client thread attached to this server.
 #[derive(Debug)]
 struct Session {
     namespace: String,
+    job: NamespaceId,
     rank: u32,
     thread: u32,
     ring_bytes: usize,
@@ -111,6 +113,7 @@ impl Sessions {
         let lanes = self.shared.appliers.len();
         let mut session = Session {
             namespace: hello.namespace.clone(),
+            job: self.job(&hello.namespace, attach.workers)?,
             rank: hello.rank,
             thread: attach.thread,
             ring_bytes: attach.ring_bytes as usize,
@@ -162,6 +165,30 @@ impl Sessions {
         Ok(())
     }
 
+    /// The job of a session. The cluster says of how many workers a job is made; in a service the
+    /// first of its sessions that knows.
+    fn job(&self, namespace: &str, workers: u32) -> Result<NamespaceId, Refusal> {
+        let mut catalogue = self.shared.catalogue();
+        let job = catalogue.open_job(namespace).map_err(|e| e.refusal())?;
+        if job.workers == 0 {
+            job.workers = self.shared.config.workers;
+        }
+        if job.workers == 0 && workers > 0 {
+            job.workers = workers;
+            for crew in &self.shared.appliers {
+                // In the order of commands: it is done before the session's ring is there.
+                let _ = crew
+                    .handle
+                    .send(Command::Expect(job.id, workers, bounded(1).0));
+            }
+        }
+        if workers > 0 && workers != job.workers {
+            let what = format!("this job is made of {} workers, not {workers}", job.workers);
+            return Err(bad(&what));
+        }
+        Ok(job.id)
+    }
+
     /// One ring at each applier, all or none. On shm they come with their ports.
     fn add_rings(
         &self,
@@ -210,8 +237,11 @@ impl Sessions {
     ) -> Result<Ring, Refusal> {
         let owner = RingOwner {
             session: id,
-            rank: WorkerId(session.rank),
-            clocked: session.thread == 0,
+            sender: FrameSender {
+                rank: WorkerId(session.rank),
+                clocked: session.thread == 0,
+                namespace: session.job,
+            },
             check_frames: false,
         };
         let inbox = match memory {

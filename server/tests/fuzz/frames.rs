@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tidewater_server::apply::engine::{Effect, Engine};
+use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::ids::{DomainId, TableId, WorkerId};
 use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameKind};
@@ -49,10 +50,14 @@ impl Fuzz {
 
     /// A frame of the corpus, changed where a client could change it. What the ring guarantees
     /// stays: the payload is as long as the header says.
-    fn frame(&mut self, random: &mut Random) -> (WorkerId, bool, Frame) {
+    fn frame(&mut self, random: &mut Random) -> (FrameSender, Frame) {
         let mut frame = self.corpus[random.under(self.corpus.len())].clone();
         let rank = WorkerId(random.under(8) as u32 / 3);
-        let open = self.engine.clocks.clock(DomainId(0), rank).unwrap_or(0);
+        let open = self
+            .engine
+            .clocks(NamespaceId::default())
+            .clock(DomainId(0), rank)
+            .unwrap_or(0);
         frame.header.clock = open + u64::from(frame.header.kind == FrameKind::Clock);
         for _ in 0..random.under(4) {
             let header = &mut frame.header;
@@ -94,15 +99,17 @@ impl Fuzz {
             }
         }
         frame.header.payload_len = frame.payload.len() as u32;
-        (rank, random.under(16) != 0, frame)
+        let sender = FrameSender {
+            clocked: random.under(16) != 0,
+            ..FrameSender::clocked(rank)
+        };
+        (sender, frame)
     }
 
     fn one(&mut self, seed: u64, exec: u64) {
         let mut random = Random::of(seed, "frames", exec);
-        let (rank, clocked, frame) = self.frame(&mut random);
-        let effect = self
-            .engine
-            .frame(rank, clocked, &frame.header, &frame.payload);
+        let (sender, frame) = self.frame(&mut random);
+        let effect = self.engine.frame(sender, &frame.header, &frame.payload);
         assert!(self.engine.reply.len() <= REPLY_SLOT_BYTES);
         rig::fingerprint(&self.memory, &mut self.engine, &mut self.after);
         let created = match effect {
@@ -224,13 +231,21 @@ fn the_fingerprint_sees_each_table() {
     }
     let frame = fuzz.corpus[0].clone();
     fuzz.engine
-        .frame(WorkerId(0), true, &frame.header, &frame.payload)
+        .frame(
+            FrameSender::clocked(WorkerId(0)),
+            &frame.header,
+            &frame.payload,
+        )
         .unwrap();
     rig::fingerprint(&fuzz.memory, &mut fuzz.engine, &mut fuzz.after);
     let made = fuzz.after.keys().filter(|at| at.0 == SPARSE).count();
     assert_eq!(made, frame.header.count as usize);
     fuzz.engine
-        .frame(WorkerId(0), true, &frame.header, &frame.payload)
+        .frame(
+            FrameSender::clocked(WorkerId(0)),
+            &frame.header,
+            &frame.payload,
+        )
         .unwrap();
     std::mem::swap(&mut fuzz.before, &mut fuzz.after);
     rig::fingerprint(&fuzz.memory, &mut fuzz.engine, &mut fuzz.after);

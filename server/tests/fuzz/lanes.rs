@@ -7,6 +7,7 @@ use crossbeam_channel::{Sender, bounded};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::inbox::{Ring, RingOwner};
+use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
 use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
@@ -155,8 +156,7 @@ impl Fuzz {
     fn join(&mut self, session: SessionId, inbox: Inbox, rank: WorkerId) {
         let owner = RingOwner {
             session,
-            rank,
-            clocked: true,
+            sender: FrameSender::clocked(rank),
             check_frames: false,
         };
         let ring = Ring::new(owner, inbox, &self.memory, 0).unwrap();

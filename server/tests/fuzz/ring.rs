@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tidewater_server::inbox::{Next, Ring, RingOwner};
+use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::Inbox;
 use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
@@ -143,8 +144,7 @@ impl Fuzz {
         let mut ring = self.ring.take().unwrap_or_else(|| {
             let owner = RingOwner {
                 session: SESSION,
-                rank: WorkerId(0),
-                clocked: true,
+                sender: FrameSender::clocked(WorkerId(0)),
                 check_frames: random.under(4) == 0,
             };
             Ring::new(owner, self.inbox.clone(), &self.memory, 0).unwrap()

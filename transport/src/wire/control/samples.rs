@@ -329,6 +329,7 @@ impl Gen {
                 transport: transports[self.under(4) as usize],
                 ring_bytes: (16 << 10) << self.under(11),
                 thread: self.any() as u32,
+                workers: self.under(1 << 16) as u32,
             }),
             R::Resume {
                 session: SessionId(self.any()),

@@ -47,6 +47,8 @@ pub struct Attach {
     pub ring_bytes: u32,
     /// The thread's number inside its worker. Thread 0 is the one whose CLOCK frames count.
     pub thread: u32,
+    /// Workers that the job is made of, 0 if the client was not told. A service learns it here.
+    pub workers: u32,
 }
 
 /// One lane of a session.
@@ -277,7 +279,7 @@ impl Attach {
                 why,
             });
         }
-        Ok(())
+        at_most("workers", u64::from(self.workers), u64::from(WORKERS_MAX))
     }
 }
 

@@ -162,9 +162,16 @@ fn number_limits_hold_at_both_ends() {
             transport,
             ring_bytes,
             thread: 0,
+            workers: 0,
         };
         refuses(&ServerRequest::Attach(attach));
     }
+    refuses(&ServerRequest::Attach(Attach {
+        transport: Transport::Tcp,
+        ring_bytes: 64 << 10,
+        thread: 0,
+        workers: WORKERS_MAX + 1,
+    }));
     let clocks = DomainClock {
         domain: DomainId(64),
         clock: 0,
