@@ -44,7 +44,7 @@ pub(crate) fn config() -> NodeConfig {
 /// A server.
 pub(crate) struct Rig {
     pub(crate) node: Node,
-    tables: Arc<Mutex<u32>>,
+    tables: Arc<Mutex<Vec<TableInfo>>>,
     _shared: Option<RwLockReadGuard<'static, ()>>,
 }
 
@@ -97,12 +97,21 @@ impl Rig {
         at: &ServerMember,
         config: &ConnectConfig,
     ) -> Result<Client, ClientError> {
+        self.client_in_step(at, config, Sync::Asp)
+    }
+
+    pub(crate) fn client_in_step(
+        &self,
+        at: &ServerMember,
+        config: &ConnectConfig,
+        sync: Sync,
+    ) -> Result<Client, ClientError> {
         let mut sleeper = OsSleeper::new(SPIN).unwrap();
         let (link, lanes) = NetServerLink::open(at, config, &mut sleeper, soon())?;
         let coordinator = Catalogue {
             handle: self.handle(),
             namespace: config.namespace.clone(),
-            last: Arc::clone(&self.tables),
+            tables: Arc::clone(&self.tables),
         };
         Client::from_parts(Parts {
             coordinator: Box::new(coordinator),
@@ -110,7 +119,7 @@ impl Rig {
             sleeper: Box::new(sleeper),
             rank: WorkerId(config.rank),
             workers: 4,
-            sync: Sync::Asp,
+            sync,
         })
     }
 
@@ -141,7 +150,7 @@ pub(crate) fn wait(mut done: impl FnMut() -> bool, what: &str) {
 struct Catalogue {
     handle: NodeHandle,
     namespace: String,
-    last: Arc<Mutex<u32>>,
+    tables: Arc<Mutex<Vec<TableInfo>>>,
 }
 
 pub(crate) fn info(handle: &NodeHandle, id: u32, spec: &TableSpec) -> TableInfo {
@@ -161,16 +170,18 @@ pub(crate) fn info(handle: &NodeHandle, id: u32, spec: &TableSpec) -> TableInfo 
 
 impl CoordinatorLink for Catalogue {
     fn create_table(&mut self, spec: &TableSpec, _: Deadline) -> Result<TableInfo, ClientError> {
-        let mut last = self.last.lock().unwrap();
-        *last += 1;
-        let info = info(&self.handle, *last, spec);
+        let mut tables = self.tables.lock().unwrap();
+        let info = info(&self.handle, tables.len() as u32 + 1, spec);
         let made = self.handle.create_table(&self.namespace, &info);
         made.map_err(|e| ClientError::Refused(e.refusal()))?;
+        tables.push(info.clone());
         Ok(info)
     }
 
     fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
-        Err(ClientError::Environment(format!("no catalogue for {name}")))
+        let tables = self.tables.lock().unwrap();
+        let known = tables.iter().find(|t| t.spec.name == name).cloned();
+        known.ok_or_else(|| ClientError::Environment(format!("no table {name}")))
     }
 
     fn release_table(&mut self, id: TableId, _: Deadline) -> Result<(), ClientError> {
