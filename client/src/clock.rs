@@ -94,6 +94,7 @@ impl WorkerClock {
 
     /// Waits until every worker has ended the iterations that a read at this clock must see.
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
+        lanes.tend()?;
         let Some(s) = self.sync.staleness() else {
             return Ok(());
         };
@@ -170,32 +171,32 @@ fn send_clock(
     Ok(sent)
 }
 
-/// Waits until the minimum at every applier is `need`; says every minute who is awaited.
+/// Waits until the minimum at every applier is `need`; says every minute who is awaited. A lane
+/// that breaks meanwhile has all the time of the wait to come back, not the rest of a minute.
 fn wait_min(
     lanes: &mut Lanes,
     domain: DomainId,
     need: u64,
     longest: Duration,
 ) -> Result<u64, ClientError> {
-    let end = Deadline::after(longest);
-    loop {
-        let nag = Deadline::after(CLOCK_NAG).min(end);
-        let found = lanes.wait("wait for the clock", nag, |lanes| {
-            let min = (0..lanes.len())
-                .map(|l| lanes.get(l).clock(domain).min)
-                .min();
-            Ok(min.filter(|&m| m >= need))
-        });
-        match found {
-            Err(ClientError::Deadline { op, .. }) => {
-                let missing = who(lanes, domain, need);
-                if end.passed() {
-                    return Err(ClientError::Deadline { op, missing });
-                }
-                tracing::warn!("still waiting for clock {need} of domain {domain}: {missing}");
-            }
-            other => return other,
+    let mut nag = Deadline::after(CLOCK_NAG);
+    let each = |lanes: &mut Lanes| {
+        if nag.passed() {
+            let missing = who(lanes, domain, need);
+            tracing::warn!("still waiting for clock {need} of domain {domain}: {missing}");
+            nag = Deadline::after(CLOCK_NAG);
         }
+    };
+    let look = |lanes: &mut Lanes| {
+        let clocks = (0..lanes.len()).map(|l| lanes.get(l).clock(domain).min);
+        Ok(clocks.min().filter(|&min| min >= need))
+    };
+    match lanes.wait_and("wait for the clock", Deadline::after(longest), each, look) {
+        Err(ClientError::Deadline { op, .. }) => {
+            let missing = who(lanes, domain, need);
+            Err(ClientError::Deadline { op, missing })
+        }
+        other => other,
     }
 }
 

@@ -4,8 +4,10 @@
 //! goes on: frames are re-sent from staging, reads are repeated, requests that wait for a reply
 //! are asked again.
 
+use std::time::Duration;
+
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Lane, LaneError, ReadBatch, Sleeper};
+use tidewater_transport::fabric::{Lane, LaneError, ReadBatch, Sleeper, TransportKind};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
 use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
@@ -26,6 +28,10 @@ use crate::replies::Replies;
 
 /// Rejects kept for tickets that have not been waited for.
 const REJECTS_KEPT: usize = FRAMES_IN_FLIGHT_MAX as usize;
+
+/// Control connections are looked at this often while calls are made: a small part of the time for
+/// which a server keeps a session whose connection was cut.
+const TEND_EVERY: Duration = Duration::from_secs(1);
 
 /// One lane and its ring.
 pub(crate) struct LaneState {
@@ -58,6 +64,10 @@ pub(crate) struct Lanes {
     sleeper: Box<dyn Sleeper>,
     /// Tells of deaths, which a wait has to hear of.
     pub(crate) coordinator: Box<dyn CoordinatorLink>,
+    /// When calls look at the control connections next.
+    tend_at: Deadline,
+    /// Whether a control connection can be cut while both ends live.
+    remote: bool,
     pub(crate) counters: Counters,
 }
 
@@ -82,10 +92,7 @@ impl LaneState {
             .filter(|_| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes))?;
         let session = link.session();
         // Frames prove themselves where the transport may place bytes out of order.
-        let checked = matches!(
-            open.lane.transport(),
-            tidewater_transport::fabric::TransportKind::Sim
-        );
+        let checked = open.lane.transport() == TransportKind::Sim;
         let mut ring = PushRing::new(session, ring, checked);
         ring.learn(open.state);
         Some(Self {
@@ -196,7 +203,10 @@ impl Lanes {
                 lanes: count,
             });
         }
+        let tcp = |s: &Server| s.link.transport() == TransportKind::Tcp;
         Ok(Self {
+            remote: made.iter().any(tcp),
+            tend_at: Deadline::after(TEND_EVERY),
             servers: made,
             all,
             sleeper,
@@ -275,6 +285,17 @@ impl Lanes {
         &mut self,
         op: &'static str,
         deadline: Deadline,
+        look: impl FnMut(&mut Self) -> Result<Option<T>, Interrupt>,
+    ) -> Result<T, ClientError> {
+        self.wait_and(op, deadline, |_| {}, look)
+    }
+
+    /// Waits like [`Self::wait`], and does what `each` says about once a second.
+    pub(crate) fn wait_and<T>(
+        &mut self,
+        op: &'static str,
+        deadline: Deadline,
+        mut each: impl FnMut(&mut Self),
         mut look: impl FnMut(&mut Self) -> Result<Option<T>, Interrupt>,
     ) -> Result<T, ClientError> {
         loop {
@@ -288,8 +309,12 @@ impl Lanes {
             self.sleeper = sleeper;
             match found {
                 Ok(Some(found)) => return Ok(found),
-                // Whoever is waited for may have died.
-                Ok(None) if !deadline.passed() => self.coordinator.check()?,
+                // Whoever is waited for may have died. After the deadline there is a last look.
+                Ok(None) if slice < deadline => {
+                    self.coordinator.check()?;
+                    self.tend_now(deadline)?;
+                    each(self);
+                }
                 Ok(None) => {
                     return Err(ClientError::Deadline {
                         op,
@@ -302,8 +327,26 @@ impl Lanes {
         }
     }
 
+    /// Looks after the sessions if it is time: calls that do not wait keep them too. On one host
+    /// nothing cuts a connection but the end of its other end: there it costs nothing.
+    pub(crate) fn tend(&mut self) -> Result<(), ClientError> {
+        if self.remote && self.tend_at.passed() {
+            return self.tend_now(Deadline::after(TEND_EVERY));
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn tend_now(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.tend_at = Deadline::after(TEND_EVERY);
+        for server in &mut self.servers {
+            server.link.check(deadline)?;
+        }
+        Ok(())
+    }
+
     /// Sleeps for a moment, or until something comes.
-    pub(crate) fn nap(&mut self, time: std::time::Duration) {
+    pub(crate) fn nap(&mut self, time: Duration) {
         self.sleeper.announce();
         self.sleeper.sleep(Deadline::after(time));
         self.sleeper.retract();
@@ -443,6 +486,7 @@ impl Lanes {
 
     /// Sends what was built in a lane's ring.
     pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
+        self.tend()?;
         if self.all[lane].broken.is_none() {
             match self.all[lane].send() {
                 Ok(()) => return Ok(()),

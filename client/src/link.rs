@@ -53,6 +53,16 @@ pub trait ServerLink: Send {
         deadline: Deadline,
     ) -> Result<Vec<(WorkerId, u64)>, ClientError>;
 
+    /// Looks after the session between calls: if the control connection was cut, comes back over
+    /// a new one before the server takes the session for ended. At most a second; a server that
+    /// cannot be reached now is tried again at the next call.
+    ///
+    /// # Errors
+    /// The server's refusal: the session has ended.
+    fn check(&mut self, _deadline: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
     /// Re-establishes a broken lane. Idempotent: a call that was cut is repeated.
     ///
     /// # Errors

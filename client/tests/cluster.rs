@@ -49,6 +49,10 @@ fn join(cluster: &Cluster, rank: u32, namespace: &str) -> Result<NetCoordinatorL
 }
 
 fn client(cluster: &Cluster, rank: u32, transport: TransportChoice) -> Client {
+    client_in_step(cluster, rank, transport, Sync::Asp)
+}
+
+fn client_in_step(cluster: &Cluster, rank: u32, transport: TransportChoice, sync: Sync) -> Client {
     let environment = cluster.environment();
     let mut link = join(cluster, rank, "default").unwrap();
     let members = link.wait_servers(environment.servers, long()).unwrap();
@@ -69,7 +73,7 @@ fn client(cluster: &Cluster, rank: u32, transport: TransportChoice) -> Client {
         sleeper: Box::new(sleeper),
         rank: WorkerId(rank),
         workers: environment.workers,
-        sync: Sync::Asp,
+        sync,
     })
     .unwrap()
 }
@@ -233,4 +237,35 @@ fn a_cluster_ends_with_its_owner_whoever_is_connected() {
     };
     assert!(error.contains("shutting down"), "{error}");
     assert!(a.members(long()).is_err());
+}
+
+#[test]
+fn a_worker_that_waits_for_a_clock_is_told_who_will_never_tick() {
+    for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
+        let cluster = start(1, 2, 3);
+        let mut waiting = client_in_step(&cluster, 0, transport, Sync::Bsp);
+        waiting.set_clock_timeout(Duration::from_secs(20));
+        let (idle, lost) = (
+            client_in_step(&cluster, 1, transport, Sync::Bsp),
+            client_in_step(&cluster, 2, transport, Sync::Bsp),
+        );
+        waiting.tick().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // The wait is on its way by then, or else begins with the news.
+                std::thread::sleep(Duration::from_millis(300));
+                drop(lost);
+            });
+            let started = tidewater_transport::clock::now();
+            let ended = waiting.tick();
+            let took = tidewater_transport::clock::now() - started;
+            let Err(ClientError::Refused(refusal)) = ended else {
+                panic!("{transport:?}: {ended:?}")
+            };
+            let told = (refusal.code, refusal.numbers[0]);
+            assert_eq!(told, (RefusalCode::PeerFailed, 2), "{refusal}");
+            assert!(took < Duration::from_secs(10), "{transport:?}: {took:?}");
+        });
+        drop(idle);
+    }
 }

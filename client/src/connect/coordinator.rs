@@ -377,7 +377,11 @@ impl CoordinatorLink for NetCoordinatorLink {
         match self.conn.wait_notice(|| now.left()) {
             Ok(notice) => self.take(notice),
             Err(ConnError::TimedOut { .. }) => {}
-            Err(error) => return Err(control(&self.address, &error)),
+            Err(error) => {
+                // The reason that came before the end says more than the end.
+                let reason = self.failed.clone().map(ClientError::from);
+                return Err(reason.unwrap_or_else(|| control(&self.address, &error)));
+            }
         }
         self.take_notices();
         self.failed

@@ -34,6 +34,8 @@ use crate::link::{OpenLane, ServerLink};
 
 /// One attempt may take this long: a silent connection is given up for a new one.
 const ATTEMPT: Duration = Duration::from_secs(5);
+/// An attempt that nobody has asked for may take this long.
+const CHECK: Duration = Duration::from_secs(1);
 /// Pause between two attempts: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(200)];
 
@@ -349,13 +351,7 @@ impl NetServerLink {
     fn ask(&mut self, request: &ServerRequest, deadline: Deadline) -> Attempt<ServerAnswer> {
         let mut conn = match self.conn.take() {
             Some(conn) => conn,
-            None => {
-                let mut conn = self.connect(Purpose::Control, deadline)?;
-                let session = self.session;
-                self.call(&mut conn, &ServerRequest::Resume { session }, deadline)?;
-                tracing::debug!(server = self.name, %session, "session resumed");
-                conn
-            }
+            None => self.resume(deadline)?,
         };
         let answer = self.call(&mut conn, request, deadline);
         // A refusal leaves the connection good.
@@ -363,6 +359,15 @@ impl NetServerLink {
             self.conn = Some(conn);
         }
         answer
+    }
+
+    /// A new control connection that has the session.
+    fn resume(&self, deadline: Deadline) -> Attempt<ControlConn<Stream>> {
+        let mut conn = self.connect(Purpose::Control, deadline)?;
+        let session = self.session;
+        self.call(&mut conn, &ServerRequest::Resume { session }, deadline)?;
+        tracing::debug!(server = self.name, %session, "session resumed");
+        Ok(conn)
     }
 
     /// Repeats attempts until one does not fail by the connection's fault.
@@ -488,6 +493,22 @@ impl ServerLink for NetServerLink {
                 _ => Err(link.nonsense("another answer than to Clocks")),
             }
         })
+    }
+
+    fn check(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        let conn = self.conn.as_mut();
+        if conn.is_some_and(|conn| !conn.stream_mut().is_hung_up()) {
+            return Ok(());
+        }
+        self.conn = None;
+        match self.resume(deadline.min(Deadline::after(CHECK))) {
+            Ok(conn) => self.conn = Some(conn),
+            Err(Failure::Final(e)) => return Err(e),
+            Err(Failure::Again(why)) => {
+                tracing::debug!(server = self.name, why, "session not resumed yet");
+            }
+        }
+        Ok(())
     }
 
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError> {

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::TimedStream;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
@@ -61,6 +62,18 @@ impl Stream {
         if let Self::Unix(stream) = self {
             stream.goes = Some(bell.clone());
         }
+    }
+
+    /// Whether the other end is known to be gone. One system call, which does not wait.
+    pub(super) fn is_hung_up(&self) -> bool {
+        let socket = match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Unix(stream) => stream.socket.as_fd(),
+        };
+        let mut asked = [PollFd::new(&socket, PollFlags::RDHUP)];
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        matches!(poll(&mut asked, Some(&Timespec::default())), Ok(1..))
+            && asked[0].revents().intersects(gone)
     }
 
     /// Descriptors that came, which must be `expected`.

@@ -93,6 +93,7 @@ impl Client {
     /// When a server is lost.
     pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
         let deadline = self.deadline();
+        self.lanes.tend()?;
         match self.lanes.poll() {
             Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline)?,
             Err(Interrupt::Failed(e)) => return Err(e),

@@ -192,6 +192,7 @@ impl Client {
     /// [`ClientError::Rejected`] when a server refused a frame of it.
     pub fn try_applied(&mut self, ticket: &Ticket) -> Result<bool, ClientError> {
         let deadline = self.deadline();
+        self.lanes.tend()?;
         match self.lanes.poll() {
             Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline)?,
             Err(Interrupt::Failed(e)) => return Err(e),
