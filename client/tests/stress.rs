@@ -16,7 +16,7 @@ use tidewater_transport::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, TableBuilder};
+use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_transport::layout::lines::RejectCode;
@@ -185,7 +185,32 @@ fn memory_does_not_grow_with_pushes() {
     }
 }
 
-/// Rows are made by the hundred thousand while others read those that are there.
+/// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push
+/// took until it was applied, and its first row.
+fn push_thousands(
+    client: &mut Client,
+    table: &Table<i64>,
+    rows: u64,
+    times: i64,
+    mut after: impl FnMut(Duration, u64),
+) {
+    for first in (0..rows).step_by(1_000) {
+        let start = clock::now();
+        let keys: Vec<u64> = (first..first + 1_000).collect();
+        let values: Vec<i64> = keys
+            .iter()
+            .flat_map(|&k| [times * k as i64, times])
+            .collect();
+        let ticket = client
+            .push_rows(table, &keys, &values, PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&ticket).unwrap();
+        after(clock::now() - start, first);
+    }
+}
+
+/// Rows are made by the hundred thousand while others read those that are there. Afterwards the
+/// same rows are pushed to without making any: what a pull usually takes, for comparison.
 #[test]
 fn a_growing_table_holds_no_reader_up() {
     let _alone = alone();
@@ -194,33 +219,28 @@ fn a_growing_table_holds_no_reader_up() {
     for &transport in transports {
         let cluster = Cluster::start(transport, 1, 2, 3);
         let spec = TableBuilder::sparse::<i64>("t", 2);
-        let (known, slowest) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (known, slowest) = (AtomicU64::new(0), [(); 2].map(|()| AtomicU64::new(0)));
+        let grown = AtomicBool::new(false);
         let (done, made) = (AtomicBool::new(false), Barrier::new(3));
         std::thread::scope(|scope| {
             let grow = || {
                 let mut client = cluster.client(0, Sync::Asp);
                 let table = client.create_table::<i64>(spec.spec()).unwrap();
                 made.wait();
-                let (mut first, mut slow) = (0, (Duration::ZERO, 0));
-                while first < rows {
-                    let start = clock::now();
-                    let keys: Vec<u64> = (first..first + 1_000).collect();
-                    let values: Vec<i64> = keys.iter().flat_map(|&k| [k as i64, 1]).collect();
-                    let ticket = client
-                        .push_rows(&table, &keys, &values, PushOp::Sum)
-                        .unwrap();
-                    client.wait_applied(&ticket).unwrap();
-                    slow = slow.max((clock::now() - start, first));
-                    first += 1_000;
-                    known.store(first, Ordering::Release);
-                }
+                let mut slow = (Duration::ZERO, 0);
+                push_thousands(&mut client, &table, rows, 1, |took, first| {
+                    slow = slow.max((took, first));
+                    known.store(first + 1_000, Ordering::Release);
+                });
                 println!("{transport}: slowest push of 1,000 rows and where: {slow:?}");
+                grown.store(true, Ordering::Release);
+                push_thousands(&mut client, &table, rows, 0, |_, _| {});
                 done.store(true, Ordering::Release);
             };
             scope.spawn(grow);
             for rank in 1..3 {
                 let (cluster, known, slowest) = (&cluster, &known, &slowest);
-                let (done, made) = (&done, &made);
+                let (done, made, grown) = (&done, &made, &grown);
                 scope.spawn(move || {
                     made.wait();
                     let mut client = cluster.client(rank, Sync::Asp);
@@ -241,7 +261,8 @@ fn a_growing_table_holds_no_reader_up() {
                         let start = clock::now();
                         client.pull_rows(&table, &keys, &mut out, options).unwrap();
                         let took = (clock::now() - start).as_micros() as u64;
-                        slowest.fetch_max(took, Ordering::Relaxed);
+                        let phase = usize::from(grown.load(Ordering::Acquire));
+                        slowest[phase].fetch_max(took, Ordering::Relaxed);
                         let wrong = keys.iter().zip(out.chunks(2));
                         let wrong = wrong.filter(|(k, row)| *row != [**k as i64, 1]).count();
                         assert_eq!(wrong, 0, "{transport}: wrong rows while the table grew");
@@ -250,8 +271,11 @@ fn a_growing_table_holds_no_reader_up() {
                 });
             }
         });
-        let slowest = slowest.into_inner();
-        println!("{transport}: {rows} rows made, the slowest pull of 64 took {slowest} us");
+        let [growing, usual] = slowest.map(AtomicU64::into_inner);
+        println!(
+            "{transport}: {rows} rows made, the slowest pull of 64 took {growing} us; with as many \
+             pushes and no growth {usual} us"
+        );
     }
 }
 

@@ -12,91 +12,144 @@ const ENTRIES_MAX: usize = 1 << 24;
 /// A cache of which this fraction is used grows for the sake of one key; of less, it would be keys
 /// that were chosen to collide.
 const CROWDED: usize = 8;
+/// Entries of the former table that each [`Hints::put`] moves: none does unbounded work, and the
+/// move has long ended when the table grows again.
+const MOVED_PER_PUT: usize = 32;
+
+/// Entries of two words, key and location. Plain words, so that a large table costs nothing before
+/// it is touched.
+#[derive(Debug)]
+struct Entries(Vec<u64>);
+
+impl Entries {
+    fn new(entries: usize) -> Self {
+        Self(vec![0; entries * 2])
+    }
+
+    const fn len(&self) -> usize {
+        self.0.len() / 2
+    }
+
+    #[inline]
+    fn at(&self, slot: usize) -> (u64, Loc) {
+        (self.0[2 * slot], Loc(self.0[2 * slot + 1]))
+    }
+
+    fn set(&mut self, slot: usize, key: u64, loc: Loc) {
+        self.0[2 * slot] = key;
+        self.0[2 * slot + 1] = loc.0;
+    }
+
+    /// The slot of a key, or the free one where it would go; `Err` has one to overwrite.
+    #[inline]
+    fn find(&self, key: u64) -> Result<usize, usize> {
+        let mask = self.len() - 1;
+        let home = mix64(key) as usize;
+        for n in 0..PROBES {
+            let slot = (home + n) & mask;
+            let (k, loc) = self.at(slot);
+            if k == key || loc == Loc::NONE {
+                return Ok(slot);
+            }
+        }
+        Err((home + PROBES - 1) & mask)
+    }
+
+    #[inline]
+    fn get(&self, key: u64) -> Option<Loc> {
+        let (k, loc) = self.at(self.find(key).ok()?);
+        (k == key && loc != Loc::NONE).then_some(loc)
+    }
+}
 
 /// An open-addressing cache of `key -> Loc`.
 #[derive(Debug)]
 pub(crate) struct Hints {
-    entries: Vec<(u64, Loc)>,
+    entries: Entries,
     len: usize,
+    /// The former table while it is moved, and the next of its entries to move.
+    old: Option<(Entries, usize)>,
 }
 
 impl Hints {
     pub(crate) fn new() -> Self {
         Self {
-            entries: vec![(0, Loc::NONE); FIRST_ENTRIES],
+            entries: Entries::new(FIRST_ENTRIES),
             len: 0,
+            old: None,
         }
-    }
-
-    #[inline]
-    fn slots(&self, key: u64) -> impl Iterator<Item = usize> + use<> {
-        let mask = self.entries.len() - 1;
-        let home = mix64(key) as usize;
-        (0..PROBES).map(move |n| (home + n) & mask)
     }
 
     /// Where a key was last seen.
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<Loc> {
-        for slot in self.slots(key) {
-            let (k, loc) = self.entries[slot];
-            if loc == Loc::NONE {
-                return None;
-            }
-            if k == key {
-                return Some(loc);
-            }
+        let here = self.entries.get(key);
+        if here.is_some() {
+            return here;
         }
-        None
+        self.old.as_ref().and_then(|(old, _)| old.get(key))
     }
 
-    /// Remembers a key.
+    /// Remembers a key. Bounded work.
     pub(crate) fn put(&mut self, key: u64, loc: Loc) {
         if !loc.is_some() {
             return;
         }
-        if self.len * 2 > self.entries.len() && self.entries.len() < ENTRIES_MAX {
+        self.move_some();
+        if self.len * 2 > self.entries.len() {
             self.grow();
-        }
-        let mut victim = None;
-        for slot in self.slots(key) {
-            let (k, known) = self.entries[slot];
-            if known == Loc::NONE || k == key {
-                self.len += usize::from(known == Loc::NONE);
-                self.entries[slot] = (key, loc);
-                return;
-            }
-            victim = Some(slot);
         }
         // A crowded place in a cache that is not full: a hint that is overwritten costs its key's
         // pulls a question to the server each.
-        if self.len * CROWDED > self.entries.len() && self.entries.len() < ENTRIES_MAX {
+        if self.entries.find(key).is_err() && self.len * CROWDED > self.entries.len() {
             self.grow();
-            return self.put(key, loc);
         }
-        if let Some(slot) = victim {
-            self.entries[slot] = (key, loc);
-        }
+        let slot = self.entries.find(key);
+        self.len += usize::from(slot.is_ok_and(|s| self.entries.at(s).1 == Loc::NONE));
+        self.entries
+            .set(slot.unwrap_or_else(|victim| victim), key, loc);
     }
 
     /// Forgets a key whose hint was wrong: the entry keeps its place (a hole would hide others)
     /// under a location that no extent has.
     pub(crate) fn forget(&mut self, key: u64) {
-        for slot in self.slots(key) {
-            if self.entries[slot].0 == key && self.entries[slot].1 != Loc::NONE {
-                self.entries[slot].1 = Loc(1);
+        let old = self.old.as_mut().map(|(old, _)| old);
+        for entries in [Some(&mut self.entries), old].into_iter().flatten() {
+            if let Ok(slot) = entries.find(key)
+                && entries.at(slot).0 == key
+                && entries.at(slot).1 != Loc::NONE
+            {
+                entries.set(slot, key, Loc(1));
             }
         }
     }
 
+    /// Begins to move to a table of twice the size, unless it is the largest or a move is on.
     fn grow(&mut self) {
-        let double = vec![(0, Loc::NONE); self.entries.len() * 2];
-        let old = std::mem::replace(&mut self.entries, double);
-        self.len = 0;
-        for (key, loc) in old {
-            if loc.is_some() {
-                self.put(key, loc);
+        if self.old.is_none() && self.entries.len() < ENTRIES_MAX {
+            let double = Entries::new(self.entries.len() * 2);
+            self.old = Some((std::mem::replace(&mut self.entries, double), 0));
+            self.len = 0;
+        }
+    }
+
+    fn move_some(&mut self) {
+        let Some((old, next)) = self.old.take() else {
+            return;
+        };
+        let end = (next + MOVED_PER_PUT).min(old.len());
+        for (key, loc) in (next..end).map(|slot| old.at(slot)) {
+            // What was learned since is newer.
+            if loc.is_some()
+                && let Ok(slot) = self.entries.find(key)
+                && self.entries.at(slot).1 == Loc::NONE
+            {
+                self.entries.set(slot, key, loc);
+                self.len += 1;
             }
+        }
+        if end < old.len() {
+            self.old = Some((old, end));
         }
     }
 }
@@ -108,8 +161,11 @@ mod tests {
     #[test]
     fn remembers_and_forgets() {
         let mut hints = Hints::new();
-        for k in 0..20_000u64 {
-            hints.put(k << 40, Loc::new(0, 1, k as u32));
+        // Twice: a hint that a crowded place lost while the table moved is learned again.
+        for _ in 0..2 {
+            for k in 0..20_000u64 {
+                hints.put(k << 40, Loc::new(0, 1, k as u32));
+            }
         }
         let known = (0..20_000u64)
             .filter(|&k| hints.get(k << 40) == Some(Loc::new(0, 1, k as u32)))
@@ -119,5 +175,33 @@ mod tests {
         assert!(hints.get(5 << 40).is_none_or(|l| !l.is_some()));
         hints.put(5 << 40, Loc::new(1, 1, 5));
         assert_eq!(hints.get(5 << 40), Some(Loc::new(1, 1, 5)));
+    }
+
+    /// While a table moves, what was there before is found, and what was learned or forgotten
+    /// meanwhile is not undone by the move.
+    #[test]
+    fn a_move_neither_hides_nor_undoes() {
+        let mut hints = Hints::new();
+        for k in 0..50_000u64 {
+            let moving = hints.old.is_some();
+            hints.put(k, Loc::new(0, 1, k as u32));
+            if k % 3 == 0 {
+                hints.put(k / 2, Loc::new(9, 1, (k / 2) as u32));
+                assert_eq!(
+                    hints.get(k / 2),
+                    Some(Loc::new(9, 1, (k / 2) as u32)),
+                    "{k}"
+                );
+            }
+            if moving && k % 5 == 0 {
+                hints.forget(k / 3);
+                assert!(hints.get(k / 3).is_none_or(|l| !l.is_some()), "{k}");
+            }
+        }
+        assert!(hints.old.is_none() || hints.entries.len() >= 1 << 16);
+        for k in 0..50_000u64 {
+            let loc = hints.get(k).filter(|l| l.is_some());
+            assert!(loc.is_none_or(|l| u64::from(l.slot()) == k), "{k}: {loc:?}");
+        }
     }
 }
