@@ -158,7 +158,11 @@ impl Table {
 }
 
 fn table(memory: &ServerMemory, owner: BlockOwner, entries: usize) -> Result<Table, StoreError> {
-    let block = memory.private.alloc(entries * ENTRY_BYTES, owner)?;
+    // Partitions fill evenly and so double at about the same time: zeroing tables of others then
+    // would hold the applier up for tens of milliseconds.
+    let block = memory
+        .private
+        .alloc_untouched(entries * ENTRY_BYTES, owner)?;
     Ok(Table {
         block,
         mask: entries - 1,

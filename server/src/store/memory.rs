@@ -178,6 +178,19 @@ impl Arena {
         Ok(block)
     }
 
+    /// A block that nobody had before: zeroed by the kernel page by page as it is touched, where
+    /// [`Arena::alloc`] may have to zero all of a used one at once. For appliers.
+    ///
+    /// # Errors
+    /// As [`Arena::alloc`].
+    pub fn alloc_untouched(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
+        let mut books = self.books();
+        let block = self.fresh(&mut books, bytes.max(1).next_multiple_of(BLOCK_ALIGN))?;
+        self.write_entry(block, owner)?;
+        self.region.words_mut(64, 8)?.store(0, books.used as u64);
+        Ok(block)
+    }
+
     fn fresh(&self, books: &mut Books, len: usize) -> Result<Block, StoreError> {
         let capacity = self.region.len();
         if len > capacity - books.used {
