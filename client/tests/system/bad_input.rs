@@ -140,6 +140,8 @@ fn a_stopped_and_a_dead_server() {
         if signal == Signal::KILL {
             cluster.servers[1].wait().unwrap();
         }
+        // A stop takes effect when each thread next leaves the kernel: until then it may serve.
+        std::thread::sleep(Duration::from_millis(500));
         client.set_timeout(Duration::from_secs(2));
         let began = clock::now();
         let pushed = client.push_rows(&table, &keys, &[1.0; 100], PushOp::Sum);
