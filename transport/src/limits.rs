@@ -138,6 +138,15 @@ pub const LANE_OUT_SPANS: usize = 64;
 /// all it can have asked for and as much again in clock lines. A client that is further behind has
 /// to recover its lane.
 pub const LANE_POSTS_BYTES_MAX: usize = 6 << 20;
+/// Queue pairs of a verbs lane: one that pushes and up to four that pull.
+pub const VERBS_PAIRS_MAX: usize = 5;
+/// Receives that an end of a verbs lane keeps posted at least: two are for signals that only give
+/// receives back, and two are never given away.
+pub const VERBS_RECEIVES_MIN: u16 = 8;
+/// See [`VERBS_RECEIVES_MIN`]; more than a device has for all its queue pairs is a mistake.
+pub const VERBS_RECEIVES_MAX: u16 = 1_024;
+/// Regions that a server registers with a device: as many cells has the key directory, 1 MiB.
+pub const VERBS_REGIONS_MAX: usize = 32_768;
 /// Operations one poll of a TCP port executes before other lanes have their turn.
 pub const LANE_POLL_OPS: usize = 64;
 /// Bytes one poll of a TCP port moves before other lanes have their turn.

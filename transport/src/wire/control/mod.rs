@@ -20,6 +20,7 @@ pub(super) mod samples;
 mod server;
 #[cfg(test)]
 mod tests;
+mod verbs;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -34,6 +35,9 @@ pub use members::{
 pub use server::{
     ApplierPart, Attach, Attached, LaneGrant, PartitionDescriptor, Recovered, Remote, ServerAnswer,
     ServerRequest, ShmAttach, TableDescriptor, Transport,
+};
+pub use verbs::{
+    PairAddr, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect, VerbsConnected, VerbsEnd, VerbsLink,
 };
 
 use super::WireError;

@@ -5,6 +5,7 @@ use crate::ids::{
     ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, TableId,
     WorkerId,
 };
+use crate::layout::session::MAILBOX_BYTES;
 use crate::placement::{Owner, Placement};
 use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec};
 use crate::wire::refusal::RefusalCode;
@@ -193,6 +194,55 @@ impl Gen {
         }
     }
 
+    fn verbs_end(&mut self) -> VerbsEnd {
+        let link = [VerbsLink::Ethernet, VerbsLink::InfiniBand][self.under(2) as usize];
+        let first = self.under(1 << 23) as u32;
+        let pair = |n| PairAddr {
+            qpn: first + n,
+            psn: self.under(1 << 24) as u32,
+        };
+        VerbsEnd {
+            pairs: (0..2 + first % 4).map(pair).collect(),
+            link,
+            gid: [1 + self.under(255) as u8; 16],
+            lid: match link {
+                VerbsLink::Ethernet => 0,
+                VerbsLink::InfiniBand => 1 + self.under(0xbfff) as u16,
+            },
+            mtu: 256 << self.under(5),
+            reads: 1 + self.under(255) as u8,
+            reads_out: 1 + self.under(255) as u8,
+            receives: 8 + self.under(1000) as u16,
+        }
+    }
+
+    pub(super) fn verbs_connect(&mut self) -> VerbsConnect {
+        let len = MAILBOX_BYTES as u64;
+        VerbsConnect {
+            applier: self.applier(),
+            nonce: self.any(),
+            end: self.verbs_end(),
+            mailbox: Remote {
+                len,
+                ..self.remote()
+            },
+        }
+    }
+
+    pub(super) fn verbs_connected(&mut self) -> VerbsConnected {
+        let len = VERBS_DIRECTORY_CELL_BYTES * (1 + self.under(1 << 15));
+        VerbsConnected {
+            applier: self.applier(),
+            end: self.verbs_end(),
+            inbox: self.remote(),
+            directory: Remote {
+                len,
+                ..self.remote()
+            },
+            directory_salt: self.any(),
+        }
+    }
+
     fn part(&mut self) -> ApplierPart {
         ApplierPart {
             applier: self.applier(),
@@ -344,6 +394,8 @@ impl Gen {
                 domain: DomainId(self.under(64) as u8),
             },
             R::Detach,
+            // From a copy: what is drawn after it stays as it was recorded.
+            R::ConnectVerbs(Self(self.0).verbs_connect()),
         ]
     }
 
@@ -380,6 +432,7 @@ impl Gen {
                 }),
             },
             A::Refused(self.refusal()),
+            A::VerbsConnected(Self(self.0).verbs_connected()),
         ]
     }
 

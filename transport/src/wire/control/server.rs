@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::members::{WorkerClock, applier_id, domain_id, worker_id};
+use super::verbs::{VerbsConnect, VerbsConnected};
 use super::{Answer, Message, Request};
 use crate::ids::{ApplierId, DomainId, PartitionId, RegionKey, SessionId, TableId};
 use crate::limits::{
@@ -56,8 +57,8 @@ pub struct Attach {
 pub struct LaneGrant {
     /// Its applier.
     pub applier: ApplierId,
-    /// Presented in the handshake of the lane's connection, once; new after each Recover. 0 where
-    /// the lane needs no connection.
+    /// Presented once, in the handshake of the lane's connection (tcp) or with its queue pairs
+    /// (verbs); new after each Recover. 0 where the lane needs no connection.
     pub nonce: u64,
     /// The applier's advisory ticket line, for fetch-add.
     pub ticket: Remote,
@@ -187,6 +188,8 @@ pub enum ServerRequest {
     },
     /// Ends the session, after what is whole in its rings. Answer: Done.
     Detach,
+    /// Connects a lane of a verbs session. Answer: [`ServerAnswer::VerbsConnected`].
+    ConnectVerbs(VerbsConnect),
 }
 
 /// Server to worker.
@@ -209,6 +212,8 @@ pub enum ServerAnswer {
     },
     /// No.
     Refused(Refusal),
+    /// To `ConnectVerbs`.
+    VerbsConnected(VerbsConnected),
 }
 
 impl Message for ServerRequest {
@@ -220,6 +225,7 @@ impl Message for ServerRequest {
             Self::Attach(attach) => attach.validate(),
             Self::Recover { applier } => applier_id(*applier),
             Self::Clocks { domain } => domain_id(*domain),
+            Self::ConnectVerbs(connect) => connect.validate(),
             Self::Resume { .. } | Self::Describe { .. } | Self::Detach => Ok(()),
         }
     }
@@ -255,6 +261,7 @@ impl Message for ServerAnswer {
                 workers.iter().try_for_each(|w| worker_id(w.worker))
             }
             Self::Refused(refusal) => refusal.validate(),
+            Self::VerbsConnected(connected) => connected.validate(),
         }
     }
 }
@@ -285,7 +292,7 @@ impl Attach {
 
 impl Remote {
     /// Its end does not wrap round, so that `address + len` never overflows.
-    fn validate(&self) -> Result<(), WireError> {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
         match self.address.checked_add(self.len) {
             Some(_) => Ok(()),
             None => Err(WireError::Malformed {

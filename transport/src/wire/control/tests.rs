@@ -5,7 +5,8 @@ use super::*;
 use crate::ids::{ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, WorkerId};
 use crate::limits::{
     CONTROL_BYTES_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
-    TEXT_BYTES_MAX, WORKERS_MAX,
+    TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX,
+    WORKERS_MAX,
 };
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
@@ -195,6 +196,51 @@ fn number_limits_hold_at_both_ends() {
         rejected: 0,
     };
     refuses(&ServerAnswer::Recovered(recovered));
+}
+
+#[test]
+fn what_no_device_has_is_refused_at_both_ends() {
+    let mut g = Gen(4);
+    let (client, server) = (g.verbs_connect(), g.verbs_connected());
+    let refuses_end = |change: &dyn Fn(&mut VerbsEnd)| {
+        let (mut client, mut server) = (client.clone(), server.clone());
+        change(&mut client.end);
+        change(&mut server.end);
+        refuses(&ServerRequest::ConnectVerbs(client));
+        refuses(&ServerAnswer::VerbsConnected(server));
+    };
+    refuses_end(&|end| (end.link, end.lid, end.gid) = (VerbsLink::Ethernet, 0, [0; 16]));
+    refuses_end(&|end| (end.link, end.lid) = (VerbsLink::Ethernet, 1));
+    refuses_end(&|end| (end.link, end.lid) = (VerbsLink::InfiniBand, 0));
+    refuses_end(&|end| (end.link, end.lid) = (VerbsLink::InfiniBand, 0xc000));
+    refuses_end(&|end| end.mtu = 1500);
+    refuses_end(&|end| end.receives = VERBS_RECEIVES_MIN - 1);
+    refuses_end(&|end| end.receives = VERBS_RECEIVES_MAX + 1);
+    refuses_end(&|end| end.pairs.truncate(1));
+    refuses_end(&|end| end.pairs[1].qpn = end.pairs[0].qpn);
+    refuses_end(&|end| end.pairs[1].qpn = 1 << 24);
+    refuses_end(&|end| end.pairs[0].psn = 1 << 24);
+    refuses_end(&|end| {
+        let pair = |qpn| PairAddr { qpn, psn: 0 };
+        end.pairs = (0..=VERBS_PAIRS_MAX as u32).map(pair).collect();
+    });
+    let mut other = client.clone();
+    other.end.reads_out = 0;
+    refuses(&ServerRequest::ConnectVerbs(other));
+    let mut other = client;
+    other.mailbox.len += 1;
+    refuses(&ServerRequest::ConnectVerbs(other));
+    let mut other = server.clone();
+    other.end.reads = 0;
+    refuses(&ServerAnswer::VerbsConnected(other));
+    for cells in [0, VERBS_REGIONS_MAX as u64 + 1] {
+        let mut other = server.clone();
+        other.directory.len = cells * VERBS_DIRECTORY_CELL_BYTES;
+        refuses(&ServerAnswer::VerbsConnected(other));
+    }
+    let mut other = server;
+    other.directory.len -= 8;
+    refuses(&ServerAnswer::VerbsConnected(other));
 }
 
 #[test]

@@ -1,0 +1,186 @@
+//! How the two ends of a verbs lane learn of each other's queue pairs and memory.
+//!
+//! One exchange a lane, on the session's control connection, after Attach or Recover granted it:
+//! [`VerbsConnect`] with the client's queue pairs, which are in INIT, and [`VerbsConnected`] with the
+//! server's, which are ready to receive. Everything that a peer could say wrong is refused here, so
+//! that both ends hand checked numbers to their device.
+
+use serde::{Deserialize, Serialize};
+
+use super::members::applier_id;
+use super::server::Remote;
+use crate::ids::ApplierId;
+use crate::layout::session::MAILBOX_BYTES;
+use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX};
+use crate::wire::WireError;
+use crate::wire::error::at_most;
+
+/// Queue pair numbers and packet sequence numbers are 24 bits.
+const NUMBER_MAX: u32 = (1 << 24) - 1;
+/// Unicast LIDs end here.
+const LID_MAX: u16 = 0xbfff;
+/// A GID of zeros is an empty entry of a device's table.
+const NO_GID: [u8; 16] = [0; 16];
+/// Path MTUs that verbs know.
+const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
+/// Pairs of the smallest lane: one that pushes and one that pulls.
+const PAIRS_MIN: usize = 2;
+/// Bytes of a cell of the key directory.
+pub const VERBS_DIRECTORY_CELL_BYTES: u64 = 32;
+
+/// The link layer of a port: by it a path is addressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum VerbsLink {
+    /// RoCE version 2: paths are addressed by GID.
+    Ethernet,
+    /// InfiniBand: by LID, and by GID too between subnets.
+    InfiniBand,
+}
+
+/// One end of one queue pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct PairAddr {
+    /// Its number on its device; 24 bits.
+    pub qpn: u32,
+    /// The sequence number of the first packet that it sends; 24 bits, random.
+    pub psn: u32,
+}
+
+/// One end of a verbs lane: where it is, what it can do, its queue pairs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerbsEnd {
+    /// Link layer of its port; both ends must have the same.
+    pub link: VerbsLink,
+    /// GID of its port: on Ethernet the RoCE v2 entry of its IP address.
+    pub gid: [u8; 16],
+    /// LID of its port; 0 on Ethernet.
+    pub lid: u16,
+    /// Bytes of its port's active MTU; the path has the smaller one of both ends.
+    pub mtu: u16,
+    /// READs and atomics that each of its pairs answers at once.
+    pub reads: u8,
+    /// READs and atomics that each of its pairs can have out at once.
+    pub reads_out: u8,
+    /// Receives that it keeps posted on the pair that pushes: signals it can take unseen.
+    pub receives: u16,
+    /// The pair that pushes, then those that pull.
+    pub pairs: Vec<PairAddr>,
+}
+
+/// The client's end of a lane that was granted. Answer: [`VerbsConnected`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerbsConnect {
+    /// The lane's applier.
+    pub applier: ApplierId,
+    /// What Attach or Recover granted the lane; good once.
+    pub nonce: u64,
+    /// Its end.
+    pub end: VerbsEnd,
+    /// The lane's mailbox, for the server to write; its key is an rkey.
+    pub mailbox: Remote,
+}
+
+/// The server's end. Its pairs can receive; it sends nothing before the client's first signal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VerbsConnected {
+    /// The lane's applier.
+    pub applier: ApplierId,
+    /// Its end: as many pairs as the client's, in the same order.
+    pub end: VerbsEnd,
+    /// The lane's inbox, for the client to write; its key is an rkey, its address 0.
+    pub inbox: Remote,
+    /// The key directory: the rkeys of the server's regions, one cell a region.
+    pub directory: Remote,
+    /// Enters the check of each cell.
+    pub directory_salt: u64,
+}
+
+impl VerbsEnd {
+    fn validate(&self) -> Result<(), WireError> {
+        let addressed = match self.link {
+            VerbsLink::Ethernet => self.gid != NO_GID && self.lid == 0,
+            VerbsLink::InfiniBand => (1..=LID_MAX).contains(&self.lid),
+        };
+        if !addressed {
+            return Err(bad("does not say where its port is"));
+        }
+        if !MTUS.contains(&self.mtu) {
+            return Err(bad("has an MTU that no port has"));
+        }
+        if self.receives < VERBS_RECEIVES_MIN {
+            return Err(bad("has too few receives to be signalled"));
+        }
+        at_most(
+            "receives of a queue pair",
+            u64::from(self.receives),
+            u64::from(VERBS_RECEIVES_MAX),
+        )?;
+        if self.pairs.len() < PAIRS_MIN {
+            return Err(bad("has too few queue pairs"));
+        }
+        at_most(
+            "queue pairs",
+            self.pairs.len() as u64,
+            VERBS_PAIRS_MAX as u64,
+        )?;
+        for (n, pair) in self.pairs.iter().enumerate() {
+            let largest = pair.qpn.max(pair.psn);
+            at_most(
+                "queue pair's number",
+                u64::from(largest),
+                u64::from(NUMBER_MAX),
+            )?;
+            if self.pairs[..n].iter().any(|other| other.qpn == pair.qpn) {
+                return Err(bad("names a queue pair twice"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl VerbsConnect {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        applier_id(self.applier)?;
+        self.end.validate()?;
+        if self.end.reads_out == 0 {
+            return Err(bad("of a client cannot have a READ out"));
+        }
+        self.mailbox.validate()?;
+        if self.mailbox.len != MAILBOX_BYTES as u64 {
+            return Err(WireError::Malformed {
+                what: "mailbox",
+                why: "has another length than a mailbox",
+            });
+        }
+        Ok(())
+    }
+}
+
+impl VerbsConnected {
+    pub(super) fn validate(&self) -> Result<(), WireError> {
+        applier_id(self.applier)?;
+        self.end.validate()?;
+        if self.end.reads == 0 {
+            return Err(bad("of a server cannot answer a READ"));
+        }
+        self.inbox.validate()?;
+        self.directory.validate()?;
+        let bytes = self.directory.len;
+        if bytes == 0 || !bytes.is_multiple_of(VERBS_DIRECTORY_CELL_BYTES) {
+            return Err(WireError::Malformed {
+                what: "key directory",
+                why: "is not made of cells",
+            });
+        }
+        at_most(
+            "regions of a key directory",
+            bytes / VERBS_DIRECTORY_CELL_BYTES,
+            VERBS_REGIONS_MAX as u64,
+        )
+    }
+}
+
+const fn bad(why: &'static str) -> WireError {
+    let what = "end of a verbs lane";
+    WireError::Malformed { what, why }
+}
