@@ -1,7 +1,8 @@
 //! What a server lets peers read or count in: the table that a NIC would hold in its registration
-//! entries. `tcp` and `sim` execute against it; `verbs` will register its entries.
+//! entries. `tcp` and `sim` execute against it; `verbs` registers its entries with its device.
 
-use std::sync::RwLock;
+use std::error::Error;
+use std::sync::{Mutex, MutexGuard, RwLock, Weak};
 
 use crate::fabric::Rights;
 use crate::ids::RegionKey;
@@ -27,6 +28,43 @@ pub struct Export {
     pub memory: u8,
 }
 
+/// What a registrar says when it cannot register.
+pub type RegistrarError = Box<dyn Error + Send + Sync>;
+
+/// Told of each range before its key is: a NIC has to know the range before anybody can ask for it.
+pub trait Registrar: std::fmt::Debug + Send + Sync {
+    /// Makes the range of entry `index` accessible to its peers. Called once for each entry, or
+    /// again for an index whose key was then not given out. Cost: the pinning of its pages.
+    ///
+    /// # Errors
+    /// When it cannot; the range is then exported to nobody.
+    fn register(&self, index: u32, key: RegionKey, export: &Export) -> Result<(), RegistrarError>;
+}
+
+/// Why a range was not exported.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExportError {
+    /// All keys are given out.
+    #[error("all {limit} region keys of this server are in use; start more servers")]
+    Full {
+        /// How many there are.
+        limit: u32,
+    },
+    /// A device refused it.
+    #[error("cannot register {len} bytes at {start} as region {index}: {source}")]
+    Refused {
+        /// Number of the entry.
+        index: u32,
+        /// First byte.
+        start: u64,
+        /// Bytes.
+        len: u64,
+        /// The device's words.
+        source: RegistrarError,
+    },
+}
+
 /// The registration table of one server. Keys are `memory << 28 | check << 20 | index`; the check
 /// bits are random for each start of the server, so that a key of an earlier start is refused.
 #[derive(Debug)]
@@ -34,6 +72,9 @@ pub struct Exports {
     entries: RwLock<Arc<Vec<Option<Export>>>>,
     version: AtomicU64,
     check: u32,
+    /// Held while a range or a registrar is added, so that each registrar sees each entry; never
+    /// by those who look keys up. Registrars that are gone are dropped from it.
+    registrars: Mutex<Vec<Weak<dyn Registrar>>>,
 }
 
 const INDEX_BITS: u32 = 20;
@@ -46,24 +87,74 @@ impl Exports {
             entries: RwLock::new(Arc::new(Vec::new())),
             version: AtomicU64::new(1),
             check: u32::from(check) << INDEX_BITS,
+            registrars: Mutex::default(),
         }
     }
 
-    /// Registers a range; `None` when all 2^20 entries are taken.
-    pub fn add(&self, export: Export) -> Option<RegionKey> {
+    /// Registers a range with all registrars, and then gives its key out. Cost: the registrars';
+    /// nobody who looks a key up waits for them.
+    ///
+    /// # Errors
+    /// [`ExportError`]: there is no key left, or a registrar refused.
+    pub fn add(&self, export: Export) -> Result<RegionKey, ExportError> {
+        let mut registrars = self.registrars();
+        registrars.retain(|r| r.strong_count() > 0);
+        let index = self.entries().len() as u32;
+        if index >= 1 << INDEX_BITS {
+            let limit = 1 << INDEX_BITS;
+            return Err(ExportError::Full { limit });
+        }
+        let key = self.key(index, &export);
+        for registrar in registrars.iter().filter_map(Weak::upgrade) {
+            register(&*registrar, index, key, &export)?;
+        }
         let mut guard = match self.entries.write() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
         };
-        let index = guard.len() as u32;
-        if index >= 1 << INDEX_BITS {
-            return None;
-        }
-        let key = u32::from(export.memory) << MEMORY_SHIFT | self.check | index;
         Arc::make_mut(&mut guard).push(Some(export));
         // SYNC: exports. Pairs with the Acquire load in `ExportView::refresh`.
         self.version.fetch_add(1, Ordering::Release);
-        Some(RegionKey(key))
+        Ok(key)
+    }
+
+    /// Registers all entries with a new registrar, which is told of later ones as long as it lives.
+    ///
+    /// # Errors
+    /// [`ExportError::Refused`]; it is then told of nothing more.
+    pub fn attach(&self, registrar: &Arc<dyn Registrar>) -> Result<(), ExportError> {
+        let mut registrars = self.registrars();
+        for (index, export) in (0u32..).zip(&*self.entries()) {
+            if let Some(export) = export {
+                register(&**registrar, index, self.key(index, export), export)?;
+            }
+        }
+        registrars.push(Arc::downgrade(registrar));
+        Ok(())
+    }
+
+    /// Index of the entry that a key names, whatever its check bits say.
+    pub const fn index_of(key: RegionKey) -> u32 {
+        key.0 & ((1 << INDEX_BITS) - 1)
+    }
+
+    fn key(&self, index: u32, export: &Export) -> RegionKey {
+        RegionKey(u32::from(export.memory) << MEMORY_SHIFT | self.check | index)
+    }
+
+    fn entries(&self) -> Arc<Vec<Option<Export>>> {
+        let guard = match self.entries.read() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        };
+        Arc::clone(&guard)
+    }
+
+    fn registrars(&self) -> MutexGuard<'_, Vec<Weak<dyn Registrar>>> {
+        match self.registrars.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
     }
 
     /// The check bits of this start's keys, for peers that map memories whole.
@@ -113,12 +204,11 @@ impl ExportView {
         want: Rights,
     ) -> Result<&Export, &'static str> {
         self.refresh();
-        let index = (key.0 & ((1 << INDEX_BITS) - 1)) as usize;
-        let Some(Some(export)) = self.entries.get(index) else {
+        let index = Exports::index_of(key);
+        let Some(Some(export)) = self.entries.get(index as usize) else {
             return Err("unknown key");
         };
-        let whole = u32::from(export.memory) << MEMORY_SHIFT | self.exports.check | index as u32;
-        if key.0 != whole {
+        if key != self.exports.key(index, export) {
             return Err("key of another start of this server");
         }
         let allowed = match want {
@@ -144,19 +234,75 @@ impl ExportView {
         // SYNC: exports. Pairs with the Release in `Exports::add`.
         let version = self.exports.version.load(Ordering::Acquire);
         if version != self.version {
-            let guard = match self.exports.entries.read() {
-                Ok(guard) => guard,
-                Err(poisoned) => poisoned.into_inner(),
-            };
-            self.entries = Arc::clone(&guard);
+            self.entries = self.exports.entries();
             self.version = version;
         }
     }
 }
 
+fn register(
+    registrar: &dyn Registrar,
+    index: u32,
+    key: RegionKey,
+    export: &Export,
+) -> Result<(), ExportError> {
+    let registered = registrar.register(index, key, export);
+    registered.map_err(|source| ExportError::Refused {
+        index,
+        start: export.start,
+        len: export.len,
+        source,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Keeps what it was told; refuses ranges of one length.
+    #[derive(Debug, Default)]
+    struct Book(Mutex<Vec<(u32, u32, u64)>>);
+
+    const REFUSED_LEN: u64 = 4096;
+
+    impl Registrar for Book {
+        fn register(&self, index: u32, key: RegionKey, e: &Export) -> Result<(), RegistrarError> {
+            if e.len == REFUSED_LEN {
+                return Err("no room on the device".into());
+            }
+            self.0.lock().unwrap().push((index, key.0, e.start));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn registrars_are_told_of_every_range_before_its_key() {
+        let exports = Exports::new(0x11);
+        let region = Arc::new(Region::anonymous(1 << 16).unwrap());
+        let export = |start, len| Export {
+            region: Arc::clone(&region),
+            start,
+            len,
+            rights: Rights::Read,
+            memory: 0,
+        };
+        let first = exports.add(export(0, 64)).unwrap();
+        let book = Arc::new(Book::default());
+        exports
+            .attach(&(Arc::clone(&book) as Arc<dyn Registrar>))
+            .unwrap();
+        let refused = exports.add(export(64, REFUSED_LEN));
+        assert!(
+            matches!(refused, Err(ExportError::Refused { index: 1, .. })),
+            "{refused:?}"
+        );
+        let second = exports.add(export(128, 64)).unwrap();
+        assert_eq!(Exports::index_of(second), 1, "a refused range takes no key");
+        let told = [(0, first.0, 0), (1, second.0, 128)];
+        assert_eq!(*book.0.lock().unwrap(), told);
+        drop(book);
+        assert!(exports.add(export(0, REFUSED_LEN)).is_ok());
+    }
 
     #[test]
     fn only_registered_ranges_with_the_right_pass() {

@@ -59,6 +59,8 @@ pub enum TransportKind {
     Shm,
     /// TCP.
     Tcp,
+    /// RDMA queue pairs. The name exists in every build; the code only with a feature.
+    Verbs,
     /// The adversarial simulator.
     Sim,
 }
@@ -68,6 +70,7 @@ impl core::fmt::Display for TransportKind {
         f.write_str(match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
             Self::Sim => "sim",
         })
     }
@@ -478,4 +481,6 @@ impl Inbox {
     }
 }
 
-pub use crate::exports::{Export, ExportView, Exports, INBOX_KEY};
+pub use crate::exports::{
+    Export, ExportError, ExportView, Exports, INBOX_KEY, Registrar, RegistrarError,
+};

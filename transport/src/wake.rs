@@ -169,13 +169,49 @@ impl Dozes {
     }
 }
 
-/// The real [`Sleeper`]: one `epoll_wait` over the thread's bell and its sockets, and the doze
-/// words of all memory through which others may signal it.
+/// A producer that has to be told before each sleep that from now on it must wake the thread: a
+/// completion queue that raises an event only when it was armed. Its descriptor is in the thread's
+/// [`Watch`].
+pub trait Arm: std::fmt::Debug + Send + Sync {
+    /// From when this returns, what arrives makes the descriptor readable. What arrived before it
+    /// need not: the caller looks once more (see `wait`). There is no counterpart for the way back;
+    /// a producer that stays armed wakes once too often.
+    fn arm(&self);
+}
+
+/// What one thread arms before it sleeps. Clones share it, so that whoever opens a lane for the
+/// thread can add to it.
+#[derive(Debug, Clone, Default)]
+pub struct Arms(Arc<Mutex<Vec<Arc<dyn Arm>>>>);
+
+impl Arms {
+    /// Adds a producer.
+    pub fn add(&self, arm: Arc<dyn Arm>) {
+        self.lock().push(arm);
+    }
+
+    /// Takes a producer out.
+    pub fn remove(&self, arm: &Arc<dyn Arm>) {
+        self.lock().retain(|a| !Arc::ptr_eq(a, arm));
+    }
+
+    /// Taken on the way to a system call, as that of [`Dozes`].
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Arm>>> {
+        match self.0.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+}
+
+/// The real [`Sleeper`]: one `epoll_wait` over the thread's bell, its sockets and its completion
+/// channel, and the doze words of all memory through which others may signal it.
 #[derive(Debug)]
 pub struct OsSleeper {
     watch: Watch,
     bell: Bell,
     dozes: Dozes,
+    arms: Arms,
     spin: Duration,
 }
 
@@ -192,6 +228,7 @@ impl OsSleeper {
             watch,
             bell,
             dozes: Dozes::default(),
+            arms: Arms::default(),
             spin,
         })
     }
@@ -211,6 +248,11 @@ impl OsSleeper {
         &self.dozes
     }
 
+    /// What the thread arms before it sleeps.
+    pub const fn arms(&self) -> &Arms {
+        &self.arms
+    }
+
     /// Adds a doze word that producers look at; it must be writable.
     pub fn add_doze(&mut self, region: Arc<Region>, at: usize) {
         self.dozes.add(region, at);
@@ -225,6 +267,9 @@ impl OsSleeper {
 impl Sleeper for OsSleeper {
     fn announce(&mut self) {
         self.dozes.each(announce);
+        for arm in &*self.arms.lock() {
+            arm.arm();
+        }
     }
 
     fn sleep(&mut self, deadline: Deadline) {

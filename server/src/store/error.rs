@@ -1,5 +1,6 @@
 //! What can go wrong in the store.
 
+use tidewater_transport::fabric::ExportError;
 use tidewater_transport::mem::MemError;
 
 /// Why the store could not do it. Nothing was changed.
@@ -36,4 +37,7 @@ pub enum StoreError {
     /// Memory could not be mapped or made present.
     #[error(transparent)]
     Mem(#[from] MemError),
+    /// Memory could not be made accessible to clients.
+    #[error(transparent)]
+    Export(#[from] ExportError),
 }

@@ -321,7 +321,7 @@ impl ServerMemory {
             rights: Rights::Atomic,
             memory: 1,
         };
-        let counters_key = exports.add(export).ok_or(KEYS)?;
+        let counters_key = exports.add(export)?;
         Ok(Self {
             public: Arena::new("tidewater-public", capacity, incarnation)?,
             private: Arena::new("tidewater-private", capacity, incarnation)?,
@@ -370,7 +370,13 @@ impl ServerMemory {
             rights: Rights::Read,
             memory: 0,
         };
-        let key = self.exports.add(export).ok_or(KEYS)?;
+        let key = match self.exports.add(export) {
+            Ok(key) => key,
+            Err(e) => {
+                self.public.free(block)?;
+                return Err(e.into());
+            }
+        };
         keys.insert(block.at, key);
         Ok((block, key))
     }
@@ -386,12 +392,6 @@ impl ServerMemory {
         tidewater_transport::layout::hash::mix64(self.incarnation.0 ^ next.rotate_left(40))
     }
 }
-
-const KEYS: StoreError = StoreError::Limit {
-    what: "registered regions",
-    have: (1 << 20) + 1,
-    limit: 1 << 20,
-};
 
 #[cfg(test)]
 mod tests {
