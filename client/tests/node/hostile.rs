@@ -7,11 +7,13 @@ use std::time::Duration;
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{PullOptions, TableBuilder};
 use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::ids::{ApplierId, SessionId};
+use tidewater_transport::ids::{ApplierId, RegionKey, SessionId};
 use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::table::PushOp;
 use tidewater_transport::wire::control::{
-    Attach, Attached, ServerAnswer, ServerRequest, Transport, encode,
+    Attach, Attached, PairAddr, Remote, ServerAnswer, ServerRequest, Transport, VerbsConnect,
+    VerbsEnd, VerbsLink, encode,
 };
 use tidewater_transport::wire::handshake::HandshakeError;
 use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, Role};
@@ -55,6 +57,30 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     match conn.call(&ServerRequest::Attach(attach), left).unwrap() {
         ServerAnswer::Attached(attached) => (conn, attached),
         other => panic!("{other:?}"),
+    }
+}
+
+/// A client's end of a lane over verbs, as it could be.
+fn verbs_lane() -> VerbsConnect {
+    let pair = |qpn| PairAddr { qpn, psn: 1 };
+    VerbsConnect {
+        applier: ApplierId(0),
+        nonce: 1,
+        end: VerbsEnd {
+            link: VerbsLink::Ethernet,
+            gid: [1; 16],
+            lid: 0,
+            mtu: 1024,
+            reads: 1,
+            reads_out: 1,
+            receives: 16,
+            pairs: (17..19).map(pair).collect(),
+        },
+        mailbox: Remote {
+            key: RegionKey(1),
+            address: 0,
+            len: MAILBOX_BYTES as u64,
+        },
     }
 }
 
@@ -212,8 +238,15 @@ fn requests_out_of_place_are_refused_and_the_connection_lives() {
             RefusalCode::UnknownSession
         );
         assert_eq!(refused(attach(Transport::Shm)), RefusalCode::BadRequest);
-        assert_eq!(refused(attach(Transport::Verbs)), RefusalCode::BadTransport);
+        assert_eq!(refused(attach(Transport::Sim)), RefusalCode::BadTransport);
+        // Queue pairs for a lane that is not there, and for one that is another connection's.
+        let queue_pairs = || ServerRequest::ConnectVerbs(verbs_lane());
+        assert_eq!(refused(queue_pairs()), RefusalCode::BadRequest);
         assert!(conn.call(&attach(Transport::Tcp), left).is_ok());
+        match conn.call(&queue_pairs(), left) {
+            Err(ConnError::Refused(no)) => assert_eq!(no.code, RefusalCode::BadRequest),
+            other => panic!("{other:?}"),
+        }
     });
 }
 

@@ -9,3 +9,4 @@ mod hostile;
 mod jobs;
 mod rig;
 mod tables;
+mod transports;
