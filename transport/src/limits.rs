@@ -174,3 +174,14 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 /// Payload bytes of a chunk when it is read: one record more than [`CHUNK_BYTES`], which is a block
 /// of 256 KiB with twice its bytes of optimizer state.
 pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 4 * BLOCK_BYTES_MAX as usize;
+/// A verbs packet that is not acknowledged is sent again after 4.096 us x 2^this: 67 ms, far above
+/// a round trip under load.
+pub const VERBS_TIMEOUT: u8 = 14;
+/// Times it is sent again. Not 7: with that rxe never gives up.
+pub const VERBS_RETRIES: u8 = 6;
+/// Times a message waits for the peer's receive queue. Not 7, which is for ever.
+pub const VERBS_RNR_RETRIES: u8 = 6;
+/// How long it waits each time: code 12 of the InfiniBand specification, 0.64 ms.
+pub const VERBS_RNR_TIMER: u8 = 12;
+/// Routers that a RoCE v2 packet passes at most.
+pub const VERBS_HOP_LIMIT: u8 = 64;

@@ -1,0 +1,266 @@
+//! RDMA devices of this host: which there are, opening one, what it can do, the state of its ports.
+
+use std::fmt;
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+
+use super::error::{VerbsError, remedy};
+use super::ffi::{self, bits};
+use super::sysfs::Link;
+use crate::sync::Arc;
+
+/// An open device. Shared by `Arc`; closed when the last object made with it is gone.
+///
+/// # Thread safety
+/// libibverbs is thread-safe: calls on one context from several threads need no lock of ours.
+///
+/// # Invariants
+/// - `context` was opened and is not closed; every object made with it holds an `Arc` of this.
+#[doc(alias = "ibv_context")]
+pub struct Device {
+    context: NonNull<ffi::ibv_context>,
+    name: Arc<str>,
+    limits: DeviceLimits,
+}
+
+/// What a device can do. Numbers of a fixed size, as the device told them once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+#[doc(alias = "ibv_device_attr")]
+pub struct DeviceLimits {
+    /// Queue pairs.
+    pub queue_pairs: u32,
+    /// Work requests of a queue.
+    pub requests: u32,
+    /// Elements of a work request's gather or scatter list.
+    pub elements: u32,
+    /// Elements of a READ's scatter list.
+    pub read_elements: u32,
+    /// Completions of a completion queue.
+    pub completions: u32,
+    /// Memory regions.
+    pub regions: u32,
+    /// Bytes of a memory region.
+    pub region_bytes: u64,
+    /// READs and atomics that a queue pair can have out at once.
+    pub reads_out: u8,
+    /// READs and atomics that a queue pair can answer at once.
+    pub reads: u8,
+    /// Whether it has memory windows of type 2.
+    pub windows: bool,
+    /// Whether it has 64-bit atomics.
+    pub atomics: bool,
+}
+
+/// The state of a port when it was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+#[doc(alias = "ibv_port_attr")]
+pub struct PortState {
+    /// Up.
+    pub active: bool,
+    /// What it is connected to.
+    pub link: Link,
+    /// Its address within an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// Payload bytes of a packet: 256 to 4096.
+    pub mtu: u16,
+    /// Bytes of the longest message.
+    pub message_bytes: u32,
+}
+
+// SAFETY: libibverbs is thread-safe on one context (see the type), and the pointer is only freed by
+// `drop`, which has the last reference.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+/// Names of the devices that libibverbs can drive, in its order; at least one.
+///
+/// # Errors
+/// [`VerbsError::NoDevice`] when there are none, or no library, or no RDMA in the kernel: it says
+/// which. Never anything else on a host without RDMA.
+#[doc(alias = "ibv_get_device_list")]
+pub fn devices() -> Result<Vec<String>, VerbsError> {
+    let list = ffi::DeviceList::get().map_err(absent)?;
+    let names: Vec<String> = list
+        .iter()
+        .map(|(_, name)| name.to_string_lossy().into_owned())
+        .collect();
+    if names.is_empty() {
+        return Err(NONE);
+    }
+    Ok(names)
+}
+
+/// The kernel has RDMA, libibverbs knows no device.
+const NONE: VerbsError = VerbsError::NoDevice {
+    why: "libibverbs finds no device; is there an RDMA NIC, and its provider installed \
+          (ibverbs-providers)? `ibv_devices` shows them",
+};
+
+/// Why there is no list of devices.
+fn absent(errno: Errno) -> VerbsError {
+    let why = match errno {
+        Errno::OPNOTSUPP => "libibverbs.so.1 could not be loaded; install rdma-core (libibverbs1)",
+        Errno::NOSYS | Errno::NOENT => {
+            "the kernel has no RDMA; load the NIC's driver and ib_uverbs"
+        }
+        Errno::PERM | Errno::ACCESS => {
+            "/dev/infiniband may not be opened; a container needs --device /dev/infiniband"
+        }
+        _ => "libibverbs could not list the devices; look at dmesg and at `ibv_devices`",
+    };
+    VerbsError::NoDevice { why }
+}
+
+impl Device {
+    /// Opens a device by name (`mlx5_0`, `rxe0`).
+    ///
+    /// # Errors
+    /// [`VerbsError::NoDevice`], [`VerbsError::NoSuchDevice`], or [`VerbsError::Call`] when it may
+    /// not be opened.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(name: &str) -> Result<Arc<Self>, VerbsError> {
+        let list = ffi::DeviceList::get().map_err(absent)?;
+        let Some((device, _)) = list.iter().find(|(_, n)| n.to_bytes() == name.as_bytes()) else {
+            return Err(VerbsError::NoSuchDevice {
+                wanted: name.into(),
+                found: devices()?.join(", ").into(),
+            });
+        };
+        let name: Arc<str> = name.into();
+        let call = |verb, errno| VerbsError::Call {
+            verb,
+            device: Arc::clone(&name),
+            errno,
+            remedy: remedy(errno),
+        };
+        // SAFETY: `device` is an entry of `list`, which is freed below.
+        let context =
+            unsafe { ffi::open_device(device) }.map_err(|e| call("ibv_open_device", e))?;
+        // SAFETY: just opened.
+        let limits = match unsafe { ffi::query_device(context) } {
+            Ok(attributes) => DeviceLimits::new(&attributes),
+            Err(e) => {
+                // SAFETY: opened above and given to nobody.
+                let _ = unsafe { ffi::close_device(context) };
+                return Err(call("ibv_query_device", e));
+            }
+        };
+        Ok(Arc::new(Self {
+            context,
+            name,
+            limits,
+        }))
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// What it can do.
+    pub const fn limits(&self) -> &DeviceLimits {
+        &self.limits
+    }
+
+    /// The state of a port now; ports are counted from 1. Cost: a system call.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when there is no such port.
+    #[doc(alias = "ibv_query_port")]
+    pub fn port(&self, port: u8) -> Result<PortState, VerbsError> {
+        // SAFETY: open (invariant).
+        let attributes = unsafe { ffi::query_port(self.context, port) };
+        let a = attributes.map_err(|e| self.failed("ibv_query_port", e))?;
+        Ok(PortState {
+            active: a.state == bits::PORT_ACTIVE,
+            link: match a.link_layer {
+                bits::LINK_INFINIBAND | 0 => Link::InfiniBand,
+                _ => Link::Ethernet,
+            },
+            lid: a.lid,
+            mtu: mtu_bytes(a.active_mtu),
+            message_bytes: a.max_msg_sz,
+        })
+    }
+
+    /// The context, for the objects made with it.
+    pub(super) const fn context(&self) -> NonNull<ffi::ibv_context> {
+        self.context
+    }
+
+    /// A verb on this device failed.
+    #[cold]
+    pub(super) fn failed(&self, verb: &'static str, errno: Errno) -> VerbsError {
+        VerbsError::Call {
+            verb,
+            device: Arc::clone(&self.name),
+            errno,
+            remedy: remedy(errno),
+        }
+    }
+
+    /// Something of this device could not be given back: it stays, and somebody should know.
+    #[cold]
+    pub(super) fn leaked(&self, verb: &'static str, errno: Errno) {
+        tracing::error!(device = %self.name, verb, %errno, "could not be given back, it is kept");
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: open (invariant), and the last reference: everything made with it is gone.
+        if let Err(errno) = unsafe { ffi::close_device(self.context) } {
+            self.leaked("ibv_close_device", errno);
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.name).finish()
+    }
+}
+
+impl DeviceLimits {
+    fn new(a: &ffi::ibv_device_attr) -> Self {
+        let count = |n: i32| u32::try_from(n).unwrap_or(0);
+        let small = |n: i32| n.clamp(0, i32::from(u8::MAX)) as u8;
+        Self {
+            queue_pairs: count(a.max_qp),
+            requests: count(a.max_qp_wr),
+            elements: count(a.max_sge),
+            read_elements: count(a.max_sge_rd),
+            completions: count(a.max_cqe),
+            regions: count(a.max_mr),
+            region_bytes: a.max_mr_size,
+            reads_out: small(a.max_qp_init_rd_atom),
+            reads: small(a.max_qp_rd_atom),
+            windows: a.device_cap_flags & (bits::WINDOW_2A | bits::WINDOW_2B) != 0,
+            atomics: a.atomic_cap != bits::NO_ATOMICS,
+        }
+    }
+}
+
+/// Bytes of a packet's payload, from the number that stands for it; 0 for none.
+const fn mtu_bytes(number: u32) -> u16 {
+    match number {
+        1..=5 => 128 << number,
+        _ => 0,
+    }
+}
+
+/// The number that stands for the largest packet of at most `bytes`.
+pub(super) const fn mtu_number(bytes: u16) -> Option<u32> {
+    match bytes {
+        0..256 => None,
+        256..512 => Some(1),
+        512..1024 => Some(2),
+        1024..2048 => Some(3),
+        2048..4096 => Some(4),
+        4096.. => Some(5),
+    }
+}

@@ -1,0 +1,464 @@
+//! Queue pairs of reliable connections, their states as types, and how they end.
+//!
+//! A pair is made in INIT: it can be given receives, and its number and first packet number can be
+//! told to the peer. [`QueuePair::connect`] brings it to RTS, from where it can send; what the peer
+//! told is checked first. It ends by [`QueuePair::into_error`], which flushes what was posted, and
+//! is destroyed when it is dropped: no packet of its peer has an effect after that (F11).
+//!
+//! Windows bound to a pair belong to it, because they have to go first: with one still bound,
+//! `ibv_destroy_qp` on rxe of Linux 6.1 blocks for 50 s.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ptr::{NonNull, null_mut};
+
+use rustix::io::Errno;
+
+use super::adapter::Adapter;
+use super::device::mtu_number;
+use super::error::{VerbsError, remedy};
+use super::ffi::{self, bits, ibv_wr_opcode};
+use super::memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain};
+use super::queue::CompletionQueue;
+use super::sysfs::{Gid, Link};
+use crate::limits::{
+    VERBS_HOP_LIMIT, VERBS_RETRIES, VERBS_RNR_RETRIES, VERBS_RNR_TIMER, VERBS_TIMEOUT,
+};
+use crate::sync::Arc;
+
+/// Queue pair numbers and packet numbers have 24 bits.
+const NUMBERS: u32 = 1 << 24;
+/// Receives that are posted with one call.
+const RECEIVES: usize = 16;
+
+/// It was made: receives can be posted, nothing is sent or taken.
+#[derive(Debug)]
+pub enum Init {}
+
+/// It is connected: requests are executed. (Or it is in error since, and flushes them.)
+#[derive(Debug)]
+pub enum ReadyToSend {}
+
+/// How large a pair is, what its peer may do, how patient it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairOptions {
+    /// Work requests that can be posted and not completed.
+    pub sends: u32,
+    /// Receives that can be posted.
+    pub receives: u32,
+    /// Elements of a request's scatter or gather list.
+    pub elements: u32,
+    /// Bytes that a request can carry inline. What is granted may be more or less.
+    pub inline_bytes: u32,
+    /// What the peer may do through this pair, to regions that allow it too.
+    pub remote: Access,
+    /// Class of traffic in the packets' IP header (DSCP << 2).
+    pub traffic_class: u8,
+    /// How long a silent peer is waited for.
+    pub patience: Patience,
+}
+
+/// How long a pair waits for a peer that does not answer: about
+/// `(retries + 1) x 4.096 us x 2^timeout`, some devices four times that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// A packet is sent again after 4.096 us x 2^this.
+    pub timeout: u8,
+    /// As many times, at most 6.
+    pub retries: u8,
+    /// Times to wait for the peer's next receive, at most 6.
+    pub rnr_retries: u8,
+    /// Time between them, as the InfiniBand specification encodes it.
+    pub rnr_timer: u8,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            timeout: VERBS_TIMEOUT,
+            retries: VERBS_RETRIES,
+            rnr_retries: VERBS_RNR_RETRIES,
+            rnr_timer: VERBS_RNR_TIMER,
+        }
+    }
+}
+
+/// The peer's end of a pair, as it told it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Number of its queue pair.
+    pub qpn: u32,
+    /// Number of the first packet that it sends.
+    pub psn: u32,
+    /// Its port's address.
+    pub gid: Gid,
+    /// Its port's address in an InfiniBand subnet; 0 on Ethernet.
+    pub lid: u16,
+    /// Payload bytes of the packets that its port takes.
+    pub mtu: u16,
+    /// READs and atomics that it can answer at once.
+    pub reads: u8,
+    /// READs and atomics that it can have out at once.
+    pub reads_out: u8,
+}
+
+/// A queue pair of a reliable connection, in one of its states.
+///
+/// # Thread safety
+/// It may move between threads. Posting takes `&mut`; [`QueuePair::into_error`] takes `&self`,
+/// because whoever watches over deadlines may be another.
+#[doc(alias = "ibv_qp")]
+pub struct QueuePair<S> {
+    inner: Inner,
+    state: PhantomData<fn() -> S>,
+}
+
+/// # Invariants
+/// - `qp` is not destroyed; the queues and the domain that it uses are held here.
+struct Inner {
+    qp: NonNull<ffi::ibv_qp>,
+    qpn: u32,
+    psn: u32,
+    options: PairOptions,
+    windows: Vec<MemoryWindow>,
+    adapter: Arc<Adapter>,
+    pd: Arc<ProtectionDomain>,
+    _queues: [Arc<CompletionQueue>; 2],
+}
+
+// SAFETY: libibverbs is thread-safe; only `drop`, which owns it, destroys it.
+unsafe impl Send for Inner {}
+// SAFETY: as above; `&self` reads numbers and changes the state, which the kernel serializes.
+unsafe impl Sync for Inner {}
+
+impl QueuePair<Init> {
+    /// A new pair on the adapter's port, in INIT, with a random first packet number. Its
+    /// completions go to `sends` and `receives`, which must have room for all that can be posted.
+    ///
+    /// # Errors
+    /// [`VerbsError::Limit`] when the device does not have so much; [`VerbsError::Call`].
+    #[doc(alias = "ibv_create_qp")]
+    pub fn new(
+        pd: &Arc<ProtectionDomain>,
+        adapter: &Arc<Adapter>,
+        sends: &Arc<CompletionQueue>,
+        receives: &Arc<CompletionQueue>,
+        options: &PairOptions,
+    ) -> Result<Self, VerbsError> {
+        let device = pd.device();
+        check_limits(pd, options)?;
+        let psn = getrandom::u32().map_err(|_| device.failed("getrandom", Errno::IO))?;
+        let mut attributes = ffi::ibv_qp_init_attr {
+            qp_context: null_mut(),
+            send_cq: sends.raw().as_ptr(),
+            recv_cq: receives.raw().as_ptr(),
+            srq: null_mut(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: options.sends,
+                max_recv_wr: options.receives,
+                max_send_sge: options.elements,
+                max_recv_sge: 1,
+                max_inline_data: options.inline_bytes,
+            },
+            qp_type: bits::RELIABLE,
+            sq_sig_all: 0,
+        };
+        // SAFETY: domain and queues live (invariants), and are held below as long as the pair.
+        let qp = unsafe { ffi::create_qp(pd.raw(), &mut attributes) }
+            .map_err(|e| device.failed("ibv_create_qp", e))?;
+        // SAFETY: just created; libibverbs filled its fields.
+        let qpn = unsafe { (*qp.as_ptr()).qp_num };
+        let inner = Inner {
+            qp,
+            qpn,
+            psn: psn % NUMBERS,
+            options: PairOptions {
+                sends: attributes.cap.max_send_wr,
+                receives: attributes.cap.max_recv_wr,
+                elements: attributes.cap.max_send_sge,
+                inline_bytes: attributes.cap.max_inline_data,
+                ..*options
+            },
+            windows: Vec::new(),
+            adapter: Arc::clone(adapter),
+            pd: Arc::clone(pd),
+            _queues: [Arc::clone(sends), Arc::clone(receives)],
+        };
+        let mut init = ffi::empty_attributes();
+        init.qp_state = bits::STATE_INIT;
+        init.port_num = adapter.port();
+        init.qp_access_flags = options.remote.bits();
+        inner.modify(&mut init, bits::TO_INIT, "ibv_modify_qp to INIT")?;
+        Ok(Self {
+            inner,
+            state: PhantomData,
+        })
+    }
+
+    /// Connects it to its peer, whose pair must be connected to this one in turn: from now on it
+    /// answers, and from when the peer is connected too its own requests are answered. READs that
+    /// are out at once are the fewer of what this end can have out and the peer can answer; packets
+    /// are the smaller of both ports'.
+    ///
+    /// # Errors
+    /// [`VerbsError::Peer`] for numbers that cannot be; [`VerbsError::Call`], for example with
+    /// ENETUNREACH or ETIMEDOUT when there is no way to the peer's address. The pair is gone then.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn connect(self, peer: &Peer) -> Result<QueuePair<ReadyToSend>, VerbsError> {
+        let inner = self.inner;
+        let path_mtu = inner.check_peer(peer)?;
+        let limits = inner.pd.device().limits();
+        let mut answer = ffi::empty_attributes();
+        answer.qp_state = bits::STATE_RTR;
+        answer.path_mtu = path_mtu;
+        answer.dest_qp_num = peer.qpn;
+        answer.rq_psn = peer.psn;
+        answer.max_dest_rd_atomic = limits.reads.min(peer.reads_out);
+        answer.min_rnr_timer = inner.options.patience.rnr_timer;
+        inner.route(&mut answer, peer);
+        inner.modify(&mut answer, bits::TO_RTR, "ibv_modify_qp to RTR")?;
+
+        let mut send = ffi::empty_attributes();
+        send.qp_state = bits::STATE_RTS;
+        send.sq_psn = inner.psn;
+        send.max_rd_atomic = limits.reads_out.min(peer.reads);
+        send.timeout = inner.options.patience.timeout;
+        send.retry_cnt = inner.options.patience.retries;
+        send.rnr_retry = inner.options.patience.rnr_retries;
+        inner.modify(&mut send, bits::TO_RTS, "ibv_modify_qp to RTS")?;
+        Ok(QueuePair {
+            inner,
+            state: PhantomData,
+        })
+    }
+}
+
+impl QueuePair<ReadyToSend> {
+    /// Takes a window and posts the request that opens `bytes` bytes of `region`, from `at` on, to
+    /// this pair's peer; the window's new key. The completion has `wr_id`; the key is to be told to
+    /// the peer after it. The window is closed when the pair is dropped. Cost: allocates.
+    ///
+    /// # Errors
+    /// [`VerbsError::Bounds`], or [`VerbsError::Post`] when the provider refuses.
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    pub fn bind_window(
+        &mut self,
+        wr_id: u64,
+        mut window: MemoryWindow,
+        region: &Arc<MemoryRegion>,
+        at: usize,
+        bytes: usize,
+        access: Access,
+    ) -> Result<u32, VerbsError> {
+        let range = region.sge(at, bytes)?;
+        let rkey = window.next_rkey();
+        let mut request = ffi::empty_request();
+        request.wr_id = wr_id;
+        request.opcode = ibv_wr_opcode::IBV_WR_BIND_MW;
+        request.send_flags = bits::SIGNALED;
+        request.bind_mw_tso_union = ffi::bind(
+            window.raw(),
+            rkey,
+            region.raw(),
+            range.address,
+            bytes as u64,
+            access.bits(),
+        );
+        // SAFETY: pair, window and region live (invariants); the pair keeps the window, and that
+        // the region, from here on.
+        let posted = unsafe { ffi::post_send(self.inner.qp, &raw mut request) };
+        posted.map_err(|(errno, _)| VerbsError::Post {
+            device: Arc::clone(self.inner.pd.device().name()),
+            qpn: self.inner.qpn,
+            index: 0,
+            of: 1,
+            operation: "bind of a window",
+            wr_id,
+            errno,
+            remedy: remedy(errno),
+        })?;
+        window.set_bound(Arc::clone(region));
+        self.inner.windows.push(window);
+        Ok(rkey)
+    }
+}
+
+impl<S> QueuePair<S> {
+    /// Its number, 24 bits: the peer is told it.
+    pub const fn qpn(&self) -> u32 {
+        self.inner.qpn
+    }
+
+    /// The number of its first packet, 24 bits: the peer is told it.
+    pub const fn psn(&self) -> u32 {
+        self.inner.psn
+    }
+
+    /// What it was made with, as granted: queues can be larger than asked for, and the inline bytes
+    /// larger or smaller.
+    pub const fn granted(&self) -> &PairOptions {
+        &self.inner.options
+    }
+
+    /// Its adapter.
+    pub const fn adapter(&self) -> &Arc<Adapter> {
+        &self.inner.adapter
+    }
+
+    /// Posts `count` receives without memory, which is all that a WRITE with immediate data takes.
+    /// All have the same number. Cost: no system call, no allocation.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] with ENOMEM when more are posted than it was made for; how many of
+    /// them were taken is then unknown.
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_receives(&mut self, wr_id: u64, count: usize) -> Result<(), VerbsError> {
+        let mut left = count;
+        while left > 0 {
+            let now = left.min(RECEIVES);
+            let mut list = [const { ffi::empty_receive() }; RECEIVES];
+            let first = list.as_mut_ptr();
+            for i in 0..now {
+                let last = i + 1 == now;
+                let receive = ffi::ibv_recv_wr {
+                    wr_id,
+                    next: if last {
+                        null_mut()
+                    } else {
+                        first.wrapping_add(i + 1)
+                    },
+                    sg_list: null_mut(),
+                    num_sge: 0,
+                };
+                // SAFETY: inside the array, through the pointer that the list is read by.
+                unsafe { first.wrapping_add(i).write(receive) };
+            }
+            // SAFETY: the pair lives (invariant); the list ends inside the array and has no
+            // elements.
+            unsafe { ffi::post_recv(self.inner.qp, first) }
+                .map_err(|e| self.inner.pd.device().failed("ibv_post_recv", e))?;
+            left -= now;
+        }
+        Ok(())
+    }
+
+    /// Puts it into error: nothing more is sent or taken, and everything posted completes, mostly
+    /// with [`Status::FLUSHED`](super::error::Status::FLUSHED). Does no harm twice. Cost: a system
+    /// call; what is being executed may still land until its completion has been polled.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub fn into_error(&self) -> Result<(), VerbsError> {
+        self.inner.break_off()
+    }
+
+    pub(super) const fn raw(&self) -> NonNull<ffi::ibv_qp> {
+        self.inner.qp
+    }
+
+    pub(super) fn device_name(&self) -> Arc<str> {
+        Arc::clone(self.inner.pd.device().name())
+    }
+}
+
+impl Inner {
+    fn modify(
+        &self,
+        attributes: &mut ffi::ibv_qp_attr,
+        mask: u32,
+        verb: &'static str,
+    ) -> Result<(), VerbsError> {
+        // SAFETY: the pair lives (invariant).
+        unsafe { ffi::modify_qp(self.qp, attributes, mask) }
+            .map_err(|e| self.pd.device().failed(verb, e))
+    }
+
+    fn break_off(&self) -> Result<(), VerbsError> {
+        let mut attributes = ffi::empty_attributes();
+        attributes.qp_state = bits::STATE_ERR;
+        self.modify(&mut attributes, bits::TO_ERR, "ibv_modify_qp to ERR")
+    }
+
+    /// Refuses what no peer can be; the number of the packet size that both ports take.
+    fn check_peer(&self, peer: &Peer) -> Result<u32, VerbsError> {
+        let wrong = |what, value: u32| VerbsError::Peer {
+            device: Arc::clone(self.pd.device().name()),
+            what,
+            value: u64::from(value),
+        };
+        if !(2..NUMBERS).contains(&peer.qpn) {
+            return Err(wrong("no number of a queue pair", peer.qpn));
+        }
+        if peer.psn >= NUMBERS {
+            return Err(wrong("no number of a packet", peer.psn));
+        }
+        if peer.reads == 0 || peer.reads_out == 0 {
+            return Err(wrong("it answers, or sends, no READ at all", 0));
+        }
+        if self.adapter.link() == Link::InfiniBand && peer.lid == 0 {
+            return Err(wrong("no address in the InfiniBand subnet", 0));
+        }
+        mtu_number(peer.mtu.min(self.adapter.mtu()))
+            .ok_or_else(|| wrong("packets of less than 256 bytes", u32::from(peer.mtu)))
+    }
+
+    /// The way to the peer: by GID on Ethernet; by LID on InfiniBand, with the GID only if it is in
+    /// another subnet and a router needs it.
+    fn route(&self, attributes: &mut ffi::ibv_qp_attr, peer: &Peer) {
+        let adapter = &*self.adapter;
+        let way = &mut attributes.ah_attr;
+        way.port_num = adapter.port();
+        way.dlid = peer.lid;
+        if adapter.link() == Link::Ethernet || adapter.gid().subnet() != peer.gid.subnet() {
+            way.is_global = 1;
+            way.grh.dgid.raw = peer.gid.0;
+            way.grh.sgid_index = adapter.gid_index();
+            way.grh.hop_limit = VERBS_HOP_LIMIT;
+            way.grh.traffic_class = self.options.traffic_class;
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Windows before the pair, and the pair in error before its windows; see the module. A
+        // failure here shows in the next step.
+        let _ = self.break_off();
+        self.windows.clear();
+        // SAFETY: not destroyed (invariant), and owned.
+        if let Err(errno) = unsafe { ffi::destroy_qp(self.qp) } {
+            self.pd.device().leaked("ibv_destroy_qp", errno);
+        }
+    }
+}
+
+/// Refuses what the device cannot have, by name; it would only say EINVAL.
+fn check_limits(pd: &ProtectionDomain, options: &PairOptions) -> Result<(), VerbsError> {
+    let limits = pd.device().limits();
+    let needs = [
+        ("work requests in a queue", options.sends, limits.requests),
+        ("receives in a queue", options.receives, limits.requests),
+        ("elements in a list", options.elements, limits.elements),
+    ];
+    for (what, asked, most) in needs {
+        if asked > most {
+            return Err(VerbsError::Limit {
+                device: Arc::clone(pd.device().name()),
+                what,
+                asked: u64::from(asked),
+                granted: u64::from(most),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl<S> fmt::Debug for QueuePair<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("qpn", &self.inner.qpn)
+            .field("psn", &self.inner.psn)
+            .field("granted", &self.inner.options)
+            .finish_non_exhaustive()
+    }
+}
