@@ -8,6 +8,7 @@
 
 pub mod decoders;
 pub mod dense;
+pub mod directory;
 pub mod extent;
 pub mod frame;
 pub mod hash;

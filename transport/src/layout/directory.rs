@@ -1,0 +1,72 @@
+//! The key directory of a verbs server: an append-only array in registered memory, one cell a
+//! region. It says by which number the device knows the region that a `RegionKey` names, so that
+//! descriptors, extent tables and hints carry the same keys on every carrier.
+//!
+//! `region key u64 | rkey u64 | chk u64 | 0`
+
+use super::hash::line_chk;
+use super::word_at;
+use crate::ids::RegionKey;
+
+const CELL: u64 = u64::from_le_bytes(*b"key-cell");
+
+/// Bytes of a cell.
+pub const KEY_CELL_BYTES: usize = 32;
+
+/// Where the cell of a region is, by the region's number.
+pub const fn key_cell_at(index: u32) -> usize {
+    index as usize * KEY_CELL_BYTES
+}
+
+/// What the device calls a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyCell {
+    /// The key that peers hold.
+    pub key: RegionKey,
+    /// The key that the device wants.
+    pub rkey: u32,
+}
+
+impl KeyCell {
+    /// As four words, salted with the directory's salt and the cell's number.
+    pub fn to_words(&self, salt: u64, index: u32) -> [u64; 4] {
+        let w = [u64::from(self.key.0), u64::from(self.rkey)];
+        [w[0], w[1], line_chk(salt, CELL ^ u64::from(index), &w), 0]
+    }
+
+    /// From the bytes of a cell, if they prove themselves.
+    pub fn from_bytes(bytes: &[u8; KEY_CELL_BYTES], salt: u64, index: u32) -> Option<Self> {
+        let words: [u64; 4] = std::array::from_fn(|i| word_at(bytes, 8 * i));
+        let cell = Self {
+            key: RegionKey(u32::try_from(words[0]).ok()?),
+            rkey: u32::try_from(words[1]).ok()?,
+        };
+        (cell.to_words(salt, index) == words).then_some(cell)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_proves_key_rkey_number_and_directory() {
+        let cell = KeyCell {
+            key: RegionKey(0x0520_0007),
+            rkey: 0x1234_5678,
+        };
+        let mut bytes = [0; KEY_CELL_BYTES];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(cell.to_words(9, 7)) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        assert_eq!(KeyCell::from_bytes(&bytes, 9, 7), Some(cell));
+        assert_eq!(KeyCell::from_bytes(&bytes, 9, 8), None, "another cell's");
+        assert_eq!(KeyCell::from_bytes(&bytes, 8, 7), None, "another server's");
+        assert_eq!(KeyCell::from_bytes(&[0; KEY_CELL_BYTES], 9, 7), None);
+        for bit in 0..8 * KEY_CELL_BYTES {
+            let mut torn = bytes;
+            torn[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(KeyCell::from_bytes(&torn, 9, 7), None, "bit {bit}");
+        }
+    }
+}
