@@ -2,7 +2,7 @@
 //!
 //! A choice is kept or fails with what is missing. `Auto` takes the first that can be had of shared
 //! memory, verbs and TCP, and says in one line why not the ones before. Shared memory comes before
-//! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0014).
+//! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::TransportKind;
