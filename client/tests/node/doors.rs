@@ -51,7 +51,7 @@ fn each_wrong_claim_has_its_own_error() {
     let mut node = config();
     node.namespaces = Namespaces::Only(vec!["default".into()]);
     let rig = Rig::with(node);
-    for transport in BOTH {
+    for transport in *BOTH {
         let good = ConnectConfig {
             transport,
             ..ConnectConfig::new(token(), CLUSTER, 0)
@@ -153,7 +153,7 @@ fn silent_peers_are_closed_and_hold_nobody_up() {
         let some = [0, bytes.len() / 2, bytes.len()][n % 3];
         stream.write_all(&bytes[..some]).unwrap();
     }
-    for (rank, transport) in (0..).zip(BOTH) {
+    for (rank, transport) in (0..).zip(*BOTH) {
         let mut client = rig.client(transport, rank);
         let spec = TableBuilder::sparse::<f32>(&format!("{transport:?}"), 1);
         client.create_table::<f32>(spec.spec()).unwrap();

@@ -21,11 +21,15 @@ use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::rig::{BOTH, CLUSTER, Rig, token};
 
-fn left() -> Duration {
+pub(crate) fn left() -> Duration {
     Duration::from_secs(10)
 }
 
-fn connect(rig: &Rig, rank: u32, purpose: Purpose) -> Result<ControlConn<TcpStream>, ConnError> {
+pub(crate) fn connect(
+    rig: &Rig,
+    rank: u32,
+    purpose: Purpose,
+) -> Result<ControlConn<TcpStream>, ConnError> {
     let stream = TcpStream::connect(&rig.member().endpoints.tcp).unwrap();
     let mut random = [0; 32];
     random[..8]
@@ -93,7 +97,7 @@ fn lane(attached: &Attached, applier: u16) -> Purpose {
 }
 
 /// A client that works before and after.
-fn unharmed(rig: &Rig, harm: impl FnOnce()) {
+pub(crate) fn unharmed(rig: &Rig, harm: impl FnOnce()) {
     let mut clients = [(0, BOTH[0]), (1, BOTH[1])].map(|(rank, t)| rig.client(t, rank));
     let mut tables = Vec::new();
     for (n, client) in clients.iter_mut().enumerate() {

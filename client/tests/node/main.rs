@@ -10,3 +10,5 @@ mod jobs;
 mod rig;
 mod tables;
 mod transports;
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+mod verbs;
