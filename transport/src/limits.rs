@@ -142,9 +142,29 @@ pub const LANE_POSTS_BYTES_MAX: usize = 6 << 20;
 pub const RDMA_NAME_BYTES_MAX: usize = 63;
 /// Queue pairs of a verbs lane: one that pushes and up to four that pull.
 pub const VERBS_PAIRS_MAX: usize = 5;
-/// Receives that an end of a verbs lane keeps posted at least: two are for signals that only give
-/// receives back, and two are never given away.
+/// Receives that an end of a verbs lane keeps posted at least: half of them are given back at once,
+/// one is kept for the signal that does so, and a few should be left.
 pub const VERBS_RECEIVES_MIN: u16 = 8;
+/// Receives that an end of a verbs lane keeps posted: as many signals it may leave unseen. They take
+/// no memory but 64 bytes each of the queue.
+pub const VERBS_RECEIVES: u16 = 32;
+/// Work requests of a verbs lane's pair that are not known to be over.
+pub const VERBS_SENDS: u32 = 128;
+/// Work requests of one doorbell: enough to make its cost small, few enough that the device starts
+/// while the next chain is built.
+pub const VERBS_CHAIN_REQUESTS: usize = 32;
+/// Bytes of READs after which a chain ends and the next pair gets the next one; and of one READ:
+/// what a device answers in one go, and others wait for.
+pub const VERBS_CHAIN_BYTES: usize = 256 << 10;
+/// Registered bytes of each pulling pair in which its READs land: two of the longest.
+pub const VERBS_LANDING_BYTES: usize = 2 * VERBS_CHAIN_BYTES;
+/// Registered bytes of an end's copies of what it writes, until the device is done with them: the
+/// bytes under way on 100 Gbit/s in 20 us.
+pub const VERBS_SEND_BYTES: usize = 256 << 10;
+/// Bytes of one WRITE: a quarter of that, so that copying and sending go on side by side.
+pub const VERBS_WRITE_BYTES: usize = VERBS_SEND_BYTES / 4;
+/// To bind a window is local work of the device: it takes no longer than this, or it has failed.
+pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// See [`VERBS_RECEIVES_MIN`]; more than a device has for all its queue pairs is a mistake.
 pub const VERBS_RECEIVES_MAX: u16 = 1_024;
 /// Regions that a server registers with a device: as many cells has the key directory, 1 MiB.

@@ -17,6 +17,15 @@
 //! | [`queue`] | completions, and the descriptor that wakes for them |
 //! | [`pair`] | queue pairs, their states, how they end |
 //! | [`chain`] | work requests, many to a doorbell |
+//! | [`notifier`] | one channel for each thread: how it sleeps |
+//! | `credit` | who may signal, and how no wake-up is lost. Pure |
+//! | `flight` `space` `plan` | accounting of send queues and of memory; which pair reads what. Pure |
+//! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
+//! | `keys` `fault` | keys of the peer's regions; why a lane breaks |
+//! | [`domain`] | what an adapter knows of a process's memory |
+//! | `ends` `offer` [`lane`] | the client's end, and how it comes about |
+//! | [`port`] | the applier's end |
+//! | [`counters`] | doorbells, requests, completions |
 //!
 //! # Thread safety
 //! All types are `Send`. libibverbs locks inside; a pair with its queues belongs to one thread, so
@@ -28,19 +37,75 @@
 
 pub mod adapter;
 pub mod chain;
+pub mod counters;
+mod credit;
 pub mod device;
+pub mod domain;
+mod ends;
 pub mod error;
+mod fault;
 mod ffi;
+mod flight;
+mod keys;
+pub mod lane;
 pub mod memory;
+pub mod notifier;
+mod offer;
 pub mod pair;
+mod plan;
+pub mod port;
+mod pull;
 pub mod queue;
+mod send;
+mod space;
 pub mod sysfs;
 
 pub use adapter::Adapter;
 pub use chain::{Chain, Flags};
+pub use counters::Counters;
 pub use device::{Device, DeviceLimits, PortState, devices};
+pub use domain::{ClientDomain, Domain};
 pub use error::{Status, VerbsError};
+pub use lane::VerbsLane;
 pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, Sge, Target};
+pub use notifier::Notifier;
+pub use offer::LaneOffer;
 pub use pair::{Init, PairOptions, Patience, Peer, QueuePair, ReadyToSend};
+pub use port::VerbsPort;
 pub use queue::{Completion, CompletionChannel, CompletionQueue, Operation};
 pub use sysfs::{Gid, Link};
+
+use crate::fabric::Inbox;
+use crate::ids::ApplierId;
+use crate::layout::ring::RingGeometry;
+use crate::layout::session::inbox_bytes;
+use crate::mem::Region;
+use crate::sync::Arc;
+
+/// Both ends of a lane in one process, without control connections, for tests and measurements: the
+/// server's registrations and the notifier of its applier, those of the client, and how many pairs
+/// pull. The inbox is empty and salted with `salt`.
+///
+/// # Errors
+/// [`VerbsError`], also for a ring that is no power of two.
+pub fn pair(
+    (domain, applier): (&Arc<Domain>, &Arc<Notifier>),
+    (client, thread): (&Arc<ClientDomain>, &Arc<Notifier>),
+    pulls: usize,
+    ring_bytes: usize,
+    salt: u64,
+) -> Result<(VerbsLane, VerbsPort, Inbox), VerbsError> {
+    let wrong = |errno| domain.adapter().device().failed("pair", errno);
+    let ring = RingGeometry::new(ring_bytes).ok_or(wrong(rustix::io::Errno::INVAL))?;
+    let memory = Region::anonymous(inbox_bytes(ring_bytes));
+    let memory = memory.map_err(|_| wrong(rustix::io::Errno::NOMEM))?;
+    let inbox = Inbox::new(Arc::new(memory), 0, ring, salt);
+    let inbox = inbox.map_err(|_| wrong(rustix::io::Errno::INVAL))?;
+    inbox.reset_tail(0);
+    let offer = LaneOffer::new(client, thread, pulls)?;
+    let connect = offer.connect(ApplierId(0), salt);
+    let name = "loopback client".to_owned();
+    let (port, told) = VerbsPort::accept(domain, applier, &inbox, &connect, name)?;
+    let lane = offer.open(&told, "loopback server".to_owned())?;
+    Ok((lane, port, inbox))
+}

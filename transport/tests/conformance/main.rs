@@ -13,6 +13,7 @@ mod sim_rig;
 mod tcp_rig;
 mod threads;
 mod torn;
+mod verbs_rig;
 mod writes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -63,7 +64,12 @@ const TESTS: &[Clause] = &[
     },
 ];
 
-const TRANSPORTS: &[TransportKind] = &[TransportKind::Shm, TransportKind::Tcp, TransportKind::Sim];
+const TRANSPORTS: &[TransportKind] = &[
+    TransportKind::Shm,
+    TransportKind::Tcp,
+    TransportKind::Verbs,
+    TransportKind::Sim,
+];
 
 /// Runs all clauses on the rigs of one transport, prints the column, and fails if one failed.
 fn conform(rigs: &[&dyn Rig]) {
@@ -72,16 +78,16 @@ fn conform(rigs: &[&dyn Rig]) {
     for clause in TESTS {
         let reason = clause.not_on.iter().find(|(k, _)| *k == kind);
         if let Some((_, reason)) = reason {
-            println!("{} {kind:4} not applicable: {reason}", clause.name);
+            println!("{} {kind:5} not applicable: {reason}", clause.name);
             continue;
         }
         let bad = rigs
             .iter()
             .find(|rig| catch_unwind(AssertUnwindSafe(|| (clause.test)(**rig))).is_err());
         match bad {
-            None => println!("{} {kind:4} ok ({} runs)", clause.name, rigs.len()),
+            None => println!("{} {kind:5} ok ({} runs)", clause.name, rigs.len()),
             Some(rig) => {
-                println!("{} {kind:4} FAILED ({})", clause.name, rig.label());
+                println!("{} {kind:5} FAILED ({})", clause.name, rig.label());
                 println!("{}", rig.repeat());
                 failed.push(clause.name);
             }
@@ -121,6 +127,13 @@ fn shm() {
 #[test]
 fn tcp() {
     conform(&[&tcp_rig::TCP]);
+}
+
+#[test]
+fn verbs() {
+    if let Some(rig) = verbs_rig::here() {
+        conform(&[&rig]);
+    }
 }
 
 #[test]
@@ -210,4 +223,11 @@ fn torn_rows_shm() {
 #[test]
 fn torn_rows_tcp() {
     torn_rows(&[&tcp_rig::TCP], 100_000);
+}
+
+#[test]
+fn torn_rows_verbs() {
+    if let Some(rig) = verbs_rig::here() {
+        torn_rows(&[&rig], 20_000);
+    }
 }

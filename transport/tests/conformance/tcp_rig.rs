@@ -9,6 +9,7 @@ use crate::threads::{Connect, ThreadRig};
 
 pub(crate) const TCP: ThreadRig = ThreadRig {
     kind: TransportKind::Tcp,
+    rounds: 300,
     wire: tcp_wire,
 };
 

@@ -23,11 +23,13 @@ pub(crate) type Connect = Box<dyn FnMut(&mut OsSleeper, &mut OsSleeper) -> Ends>
 
 pub(crate) struct ThreadRig {
     pub(crate) kind: TransportKind,
+    pub(crate) rounds: u64,
     pub(crate) wire: fn(&Memory, &mut OsSleeper) -> Connect,
 }
 
 pub(crate) const SHM: ThreadRig = ThreadRig {
     kind: TransportKind::Shm,
+    rounds: 300,
     wire: shm_wire,
 };
 
@@ -59,7 +61,7 @@ impl Rig for ThreadRig {
     }
 
     fn rounds(&self) -> u64 {
-        300
+        self.rounds
     }
 
     fn run(&self, server: ServerTask, clients: Vec<ClientTask>) {

@@ -1,0 +1,349 @@
+//! Who may signal, and how no wake-up is lost.
+//!
+//! A *signal* is a WRITE with immediate data. It takes one of the receives that the other end has
+//! posted, and its completion there is what wakes a sleeper. A signal that finds no receive is sent
+//! again a few times and then breaks the queue pair; so an end signals only while the other end is
+//! known to have receives left. Each end counts:
+//!
+//! - `sent`: its signals so far;
+//! - `told`: receives that the other end says it has posted again so far. Every signal carries this
+//!   count of its sender as its immediate data, so credit rides for free;
+//! - `reposted`: receives that it has posted again itself, and how many of them it has `announced`.
+//!
+//! **No signal lacks a receive.** Of the peer's `window` receives, `sent - reposted(peer)` are taken
+//! by signals that arrived or are under way. The peer announces only what it has posted already, so
+//! `told <= reposted(peer)` and `sent - told` is no less than what is taken. An end signals only
+//! while `sent - told < window`.
+//!
+//! **Credit comes back.** An end that has taken in signals and has none of its own to send gives
+//! credit back by an empty signal as soon as half its receives are unannounced. That signal takes
+//! a receive too: the last one of the window is kept for it (`signal` leaves it alone). Can both
+//! ends have used even that one, and wait for each other for ever? Suppose so, everything having
+//! arrived. Let b be the last empty signal of B. It announced at least half a window, so after it
+//! arrived A had at least half a window less out, and as A is at the end of its window now it must
+//! have signalled after it took b in, and thereby announced b and all before it to B. b was the
+//! last of B, so B has nothing out, against the assumption. Empty signals die out: each answers at
+//! least half a window of others.
+//!
+//! **No wake-up is lost.** The client's half: before it sleeps it arms its queue and looks once
+//! more; a look takes in all completions, posts their receives again, and gives credit back if it
+//! is due. The server's half: it never waits, so with no credit left it writes without a signal and
+//! notes that it *owes* one; when credit comes, which its own armed queue tells it, it pays with an
+//! empty signal, behind the write. So, if the server wrote without a signal, at least
+//! `window - 1` of its signals are not announced as taken in. Those that are still to come will
+//! wake the client or be found by its look. When it has taken in the last of them, either it has
+//! announced them since, or more than half the window is unannounced and it does so now: in both
+//! cases credit is under way to the server, which then pays. The client as a sender waits for
+//! credit instead of owing (nobody may look at its lane for an hour), which the server gives while
+//! it looks at its lanes: that needs nobody else.
+//!
+//! `tests` goes through all interleavings of two ends with a small window.
+
+/// Signals that are left to give credit back with.
+const RESERVE: u32 = 1;
+
+/// What one end knows about receives. Counts wrap; only differences matter, and they are small.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Credits {
+    window: u32,
+    sent: u32,
+    told: u32,
+    receives: u32,
+    reposted: u32,
+    announced: u32,
+    owed: bool,
+}
+
+/// A peer announced receives for signals that it was never sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Overdrawn;
+
+impl Credits {
+    /// The peer has posted `window` receives, this end `receives`; both at least 4.
+    pub(super) const fn new(window: u16, receives: u16) -> Self {
+        Self {
+            window: window as u32,
+            sent: 0,
+            told: 0,
+            receives: receives as u32,
+            reposted: 0,
+            announced: 0,
+            owed: false,
+        }
+    }
+
+    const fn out(&self) -> u32 {
+        self.sent.wrapping_sub(self.told)
+    }
+
+    /// Whether there is credit for a signal.
+    pub(super) const fn may_signal(&self) -> bool {
+        self.out() + RESERVE < self.window
+    }
+
+    /// Takes credit for a signal; returns its immediate data. Only after [`Self::may_signal`].
+    pub(super) const fn signal(&mut self) -> u32 {
+        self.sent = self.sent.wrapping_add(1);
+        self.announced = self.reposted;
+        self.owed = false;
+        self.reposted
+    }
+
+    /// A signal that could not be sent now.
+    pub(super) const fn owe(&mut self) {
+        self.owed = true;
+    }
+
+    /// The immediate data of an empty signal that has to be sent now: one that is owed, or one that
+    /// gives credit back. To be asked after all that arrived was taken in.
+    pub(super) const fn due(&mut self) -> Option<u32> {
+        let owing = self.owed && self.may_signal();
+        let unannounced = self.reposted.wrapping_sub(self.announced);
+        let giving = unannounced >= self.receives / 2 && self.out() < self.window;
+        if owing || giving {
+            // One that only gives credit back wakes as well as any other, so nothing is owed after.
+            Some(self.signal())
+        } else {
+            None
+        }
+    }
+
+    /// `n` receives were posted again.
+    pub(super) const fn repost(&mut self, n: u32) {
+        self.reposted = self.reposted.wrapping_add(n);
+    }
+
+    /// What a signal of the peer said.
+    ///
+    /// # Errors
+    /// [`Overdrawn`]: no peer of ours says that.
+    pub(super) const fn hear(&mut self, immediate: u32) -> Result<(), Overdrawn> {
+        if immediate.wrapping_sub(self.told) > self.out() {
+            return Err(Overdrawn);
+        }
+        self.told = immediate;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{HashSet, VecDeque};
+
+    use super::*;
+
+    const WINDOW: u16 = 4;
+
+    /// One end as its transport drives it.
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct End {
+        credits: Credits,
+        /// Waits for credit instead of owing.
+        waits: bool,
+        /// Gives credit back.
+        gives: bool,
+        /// Sends the signals that it owes.
+        pays: bool,
+        /// Writes that are left.
+        left: u8,
+        written: u8,
+        /// The peer's last write that landed here.
+        memory: u8,
+        /// What of it this end has looked at.
+        seen: u8,
+        /// Receives that are posted.
+        posted: u32,
+        /// Immediate data of signals that landed and were not taken in.
+        completions: VecDeque<u32>,
+        asleep: bool,
+    }
+
+    /// On the way, in order: the number of the write, and the immediate data of a signal.
+    type Wire = VecDeque<(u8, Option<u32>)>;
+
+    #[derive(Debug, Clone, PartialEq, Eq, Hash)]
+    struct World {
+        ends: [End; 2],
+        /// `wires[n]` leads to `ends[n]`.
+        wires: [Wire; 2],
+    }
+
+    impl End {
+        fn new(waits: bool, left: u8) -> Self {
+            Self {
+                credits: Credits::new(WINDOW, WINDOW),
+                waits,
+                gives: true,
+                pays: true,
+                left,
+                written: 0,
+                memory: 0,
+                seen: 0,
+                posted: u32::from(WINDOW),
+                completions: VecDeque::new(),
+                asleep: false,
+            }
+        }
+
+        fn write(&mut self, out: &mut Wire) {
+            self.left -= 1;
+            self.written += 1;
+            let signal = self.credits.may_signal();
+            let immediate = signal.then(|| self.credits.signal());
+            if !signal {
+                self.credits.owe();
+            }
+            out.push_back((self.written, immediate));
+        }
+
+        fn look(&mut self, out: &mut Wire) {
+            let came = self.completions.len() as u32;
+            for immediate in self.completions.drain(..) {
+                self.credits.hear(immediate).unwrap();
+            }
+            self.posted += came;
+            self.credits.repost(came);
+            self.seen = self.memory;
+            self.credits.owed &= self.pays;
+            if self.gives
+                && let Some(immediate) = self.credits.due()
+            {
+                out.push_back((self.written, Some(immediate)));
+            }
+        }
+
+        fn land(&mut self, (write, immediate): (u8, Option<u32>)) {
+            self.memory = write;
+            if let Some(immediate) = immediate {
+                self.posted = self
+                    .posted
+                    .checked_sub(1)
+                    .expect("a signal lacks a receive");
+                self.completions.push_back(immediate);
+                self.asleep = false;
+            }
+        }
+    }
+
+    /// What can happen next, all of it.
+    fn next(world: &World) -> Vec<World> {
+        let mut all = Vec::new();
+        for n in 0..2 {
+            let mut push = |change: &dyn Fn(&mut World)| {
+                let mut next = world.clone();
+                change(&mut next);
+                all.push(next);
+            };
+            let end = &world.ends[n];
+            if !world.wires[n].is_empty() {
+                push(&|w| {
+                    let came = w.wires[n].pop_front().unwrap();
+                    w.ends[n].land(came);
+                });
+            }
+            if end.asleep {
+                continue;
+            }
+            let can = !end.waits || end.credits.may_signal();
+            if end.left > 0 && can {
+                push(&|w| w.ends[n].write(&mut w.wires[1 - n]));
+            }
+            push(&|w| w.ends[n].look(&mut w.wires[1 - n]));
+            // Its queue is armed; the second look; and, having found nothing new to do, sleep.
+            push(&|w| {
+                w.ends[n].look(&mut w.wires[1 - n]);
+                w.ends[n].asleep = true;
+            });
+        }
+        all
+    }
+
+    /// Every state that two ends can come to; returns how many. A signal without a receive panics
+    /// on the way.
+    fn explore(ends: [End; 2]) -> usize {
+        let start = World {
+            ends,
+            wires: Default::default(),
+        };
+        let mut known = HashSet::from([start.clone()]);
+        let mut open = vec![start];
+        while let Some(world) = open.pop() {
+            let quiet =
+                world.ends.iter().all(|e| e.asleep) && world.wires.iter().all(Wire::is_empty);
+            if quiet {
+                for (n, end) in world.ends.iter().enumerate() {
+                    assert_eq!(end.seen, end.memory, "end {n} sleeps on news: {world:?}");
+                    assert!(
+                        end.credits.may_signal(),
+                        "end {n} never signals again: {world:?}"
+                    );
+                }
+            }
+            for next in next(&world) {
+                if known.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        known.len()
+    }
+
+    #[test]
+    fn all_interleavings_keep_receives_credit_and_wake_ups() {
+        // A client and its server, with more writes than a window.
+        assert!(explore([End::new(true, 5), End::new(false, 5)]) > 100_000);
+        // Two that owe, and two that wait.
+        assert!(explore([End::new(false, 4), End::new(false, 4)]) > 10_000);
+        assert!(explore([End::new(true, 5), End::new(true, 5)]) > 10_000);
+    }
+
+    #[test]
+    #[should_panic(expected = "sleeps on news")]
+    fn the_exploration_finds_the_wake_up_that_is_not_paid() {
+        let mut ends = [End::new(true, 5), End::new(false, 5)];
+        ends[1].pays = false;
+        explore(ends);
+    }
+
+    #[test]
+    #[should_panic(expected = "never signals again")]
+    fn the_exploration_finds_the_credit_that_is_not_given_back() {
+        let mut ends = [End::new(true, 5), End::new(false, 0)];
+        ends[1].gives = false;
+        explore(ends);
+    }
+
+    #[test]
+    fn a_peer_that_gives_more_than_it_got_is_refused() {
+        let mut credits = Credits::new(8, 8);
+        assert_eq!(credits.signal(), 0);
+        assert_eq!(credits.hear(1), Ok(()));
+        assert_eq!(credits.hear(2), Err(Overdrawn));
+        assert_eq!(
+            credits.hear(0),
+            Err(Overdrawn),
+            "it takes back what it gave"
+        );
+    }
+
+    #[test]
+    fn counts_wrap() {
+        let mut credits = Credits {
+            sent: u32::MAX,
+            told: u32::MAX,
+            reposted: u32::MAX,
+            announced: u32::MAX,
+            ..Credits::new(8, 8)
+        };
+        for _ in 0..7 {
+            assert!(credits.may_signal());
+            credits.signal();
+        }
+        assert!(!credits.may_signal());
+        assert_eq!(credits.hear(3), Ok(()));
+        assert!(credits.may_signal());
+        credits.repost(4);
+        assert_eq!(credits.due(), Some(3));
+        assert_eq!(credits.due(), None);
+    }
+}

@@ -1,0 +1,379 @@
+//! The client's end.
+
+use super::counters::Counters;
+use super::fault::{Fault, Request, broken};
+use super::keys::Keys;
+use super::memory::{MemoryRegion, Target};
+use super::notifier::{Queue, Waiter};
+use super::pull::{Caller, Pulls};
+use super::queue::Completion;
+use super::send::{RECEIVE, Sender};
+use crate::clock::Deadline;
+use crate::fabric::{
+    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
+    TransportKind,
+};
+use crate::limits::{DATA_DEADLINE, VERBS_WRITE_BYTES};
+use crate::sync::Arc;
+use crate::wait::wait_until;
+
+/// With this much waiting, a write posts without being asked to flush.
+const EAGER_BYTES: usize = VERBS_WRITE_BYTES;
+/// Completions that are taken out at once.
+const BATCH: usize = 32;
+
+/// A lane over RDMA: one pair that pushes, up to four that pull.
+///
+/// It belongs to one thread, which sleeps on the `Watch` of its notifier. When it breaks, and when
+/// it is dropped, its pairs are destroyed before anything else: a destroyed pair touches no memory
+/// (F13, F14). Registered memory: 256 KiB for output, 512 KiB for each pulling pair, the mailbox.
+#[derive(Debug)]
+pub struct VerbsLane {
+    peer: String,
+    mailbox: Mailbox,
+    /// `None` once the lane broke.
+    live: Option<Box<Live>>,
+    broken: Option<LaneError>,
+    /// The call under way, for errors.
+    op: &'static str,
+    /// What was counted until the lane broke.
+    counted: Counters,
+}
+
+/// What an open lane has of its device. Fields are dropped in their order: pairs first.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) engine: Engine,
+    pub(super) waiter: Waiter,
+    pub(super) _mailbox: Arc<MemoryRegion>,
+}
+
+/// Both directions of an open lane.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) sender: Sender,
+    pub(super) pulls: Pulls,
+    /// Where the peer's signals and this end's reads complete.
+    pub(super) arrivals: Queue,
+    pub(super) keys: Keys,
+}
+
+impl Engine {
+    /// Takes in what has come, gives receives back, and asks for reads; whether anything moved.
+    fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, Fault> {
+        let mut any = self.sender.poll()?;
+        let mut batch = [Completion::EMPTY; BATCH];
+        loop {
+            let got = self.arrivals.poll(&mut batch)?;
+            for completion in &batch[..got] {
+                match completion.wr_id {
+                    RECEIVE => self.sender.heard(completion)?,
+                    _ => self.pulls.landed(completion, &mut caller)?,
+                }
+            }
+            any |= got > 0;
+            if got < batch.len() {
+                break;
+            }
+        }
+        self.sender.settle()?;
+        self.pulls.ask(&self.keys, caller)?;
+        Ok(any)
+    }
+
+    fn counters(&self) -> Counters {
+        self.sender.counters() + self.pulls.counters()
+    }
+}
+
+/// Why a call did not come to its end.
+enum Stop {
+    Fault(Fault),
+    Late,
+}
+
+impl<F: Into<Fault>> From<F> for Stop {
+    fn from(fault: F) -> Self {
+        Self::Fault(fault.into())
+    }
+}
+
+impl Live {
+    /// Waits until `look` finds what it is after: looks for a while, then sleeps.
+    fn wait<T>(
+        &mut self,
+        deadline: Deadline,
+        for_sends: bool,
+        mut look: impl FnMut(&mut Engine) -> Result<Option<T>, Fault>,
+    ) -> Result<T, Stop> {
+        self.waiter.for_sends = for_sends;
+        let engine = &mut self.engine;
+        let found = wait_until(&mut self.waiter, deadline, || look(engine))?;
+        found.ok_or(Stop::Late)
+    }
+
+    /// Where `at` is for the device; asks the server's directory the first time.
+    fn target(&mut self, request: Request, deadline: Deadline) -> Result<Target, Stop> {
+        if !request.at.addr.is_multiple_of(8) {
+            return Err(Fault::Refused(request, "misaligned").into());
+        }
+        if let Some(target) = self.engine.keys.target(request.at) {
+            return Ok(target);
+        }
+        self.look_up(request, deadline)?;
+        let unknown = Fault::Refused(request, super::keys::UNKNOWN);
+        let target = self.engine.keys.target(request.at).ok_or(unknown)?;
+        Ok(target)
+    }
+
+    #[cold]
+    fn look_up(&mut self, request: Request, deadline: Deadline) -> Result<(), Stop> {
+        let key = request.at.key;
+        let refused = |why| Fault::Refused(request, why);
+        let from = self.engine.keys.cell(key).map_err(refused)?;
+        let at = RemoteAddr {
+            key,
+            addr: from.address,
+        };
+        let cell = Request {
+            op: "read of the key directory",
+            at,
+            len: crate::layout::directory::KEY_CELL_BYTES as u64,
+        };
+        let mut asked = false;
+        let bytes = self.wait(deadline, false, |engine| {
+            asked = asked || engine.pulls.ask_cell(from, cell)?;
+            engine.advance(None)?;
+            Ok(if asked { engine.pulls.cell() } else { None })
+        })?;
+        self.engine.keys.learn(key, &bytes).map_err(refused)?;
+        Ok(())
+    }
+
+    /// Looks up the keys of reads, most often none.
+    fn know(&mut self, ops: &[ReadOp], deadline: Deadline) -> Result<(), Stop> {
+        for op in ops {
+            self.target(Request::new("read", op.from, op.len as usize), deadline)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, request: Request, bytes: &[u8]) -> Result<(), Stop> {
+        let deadline = Deadline::after(DATA_DEADLINE);
+        let mut to = self.target(request, deadline)?;
+        for piece in bytes.chunks(VERBS_WRITE_BYTES) {
+            if !self.engine.sender.write(request, to, piece)? {
+                self.engine.sender.stalled();
+                self.wait(deadline, true, |engine| {
+                    // What waits in the chain would never make room.
+                    engine.sender.post()?;
+                    engine.advance(None)?;
+                    Ok(engine.sender.write(request, to, piece)?.then_some(()))
+                })?;
+            }
+            to.address = to.address.wrapping_add(piece.len() as u64);
+        }
+        if self.engine.sender.queued_bytes() >= EAGER_BYTES {
+            self.engine.sender.post()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for credit too: it does not owe, because nobody may look at this lane for an hour.
+    fn write_signal(&mut self, request: Request, bytes: &[u8]) -> Result<(), Stop> {
+        let deadline = Deadline::after(DATA_DEADLINE);
+        let to = self.target(request, deadline)?;
+        if !self.engine.sender.signal(request, to, bytes)? {
+            self.engine.sender.stalled();
+            self.wait(deadline, true, |engine| {
+                engine.sender.post()?;
+                engine.advance(None)?;
+                Ok(engine.sender.signal(request, to, bytes)?.then_some(()))
+            })?;
+        }
+        self.engine.sender.post()?;
+        Ok(())
+    }
+
+    fn count(
+        &mut self,
+        request: Request,
+        operand: u64,
+        expected: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<u64, Stop> {
+        let at = self.target(request, deadline)?;
+        let mut number = None;
+        self.wait(deadline, true, |engine| {
+            if number.is_none() {
+                number = engine.sender.atomic(request, at, operand, expected)?;
+                engine.sender.post()?;
+            }
+            engine.advance(None)?;
+            Ok(number.and_then(|number| engine.sender.old_value(number)))
+        })
+    }
+}
+
+impl VerbsLane {
+    pub(super) const fn new(peer: String, mailbox: Mailbox, live: Box<Live>) -> Self {
+        Self {
+            peer,
+            mailbox,
+            live: Some(live),
+            broken: None,
+            op: "open",
+            counted: Counters {
+                doorbells: 0,
+                requests: 0,
+                reads: 0,
+                writes: 0,
+                atomics: 0,
+                signals: 0,
+                empty_signals: 0,
+                completions: 0,
+                received: 0,
+                stalls: 0,
+            },
+        }
+    }
+
+    /// What this lane asked its device for so far.
+    pub fn counters(&self) -> Counters {
+        let live = self.live.as_ref().map(|live| live.engine.counters());
+        live.unwrap_or(self.counted)
+    }
+
+    /// Does a call on the open lane. An error of it, but `Usage`, is the lane's end.
+    fn call<T>(
+        &mut self,
+        op: &'static str,
+        call: impl FnOnce(&mut Live) -> Result<T, Stop>,
+    ) -> Result<T, LaneError> {
+        self.op = op;
+        let Some(live) = &mut self.live else {
+            let gone = || broken(&self.peer, op, "it is closed".to_owned());
+            return Err(self.broken.clone().unwrap_or_else(gone));
+        };
+        call(live).map_err(|stop| self.end(stop))
+    }
+
+    /// Breaks the lane: when this returns, its device touches none of its memory.
+    #[cold]
+    fn end(&mut self, stop: Stop) -> LaneError {
+        let error = match stop {
+            Stop::Fault(fault) => fault.into_lane_error(&self.peer, self.op),
+            Stop::Late => LaneError::Deadline {
+                transport: TransportKind::Verbs,
+                peer: self.peer.clone(),
+                op: self.op,
+            },
+        };
+        self.counted = self.counters();
+        self.live = None;
+        self.broken = Some(error.clone());
+        error
+    }
+}
+
+impl Lane for VerbsLane {
+    fn transport(&self) -> TransportKind {
+        TransportKind::Verbs
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn read(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        fits("read", ops, into.head, into.body)?;
+        self.call("read", |live| {
+            live.know(ops, deadline)?;
+            let mut caller = Caller::new(ops, into);
+            live.wait(deadline, false, |engine| {
+                engine.advance(Some(&mut caller))?;
+                Ok(caller.is_done().then_some(()))
+            })
+        })
+    }
+
+    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        fits("post_read", &batch.ops, &batch.head, &batch.body)?;
+        self.call("post_read", |live| {
+            live.know(&batch.ops, Deadline::after(DATA_DEADLINE))?;
+            live.engine.pulls.take(batch);
+            Ok(())
+        })
+    }
+
+    fn take_read(&mut self) -> Option<ReadBatch> {
+        self.live.as_mut()?.engine.pulls.done()
+    }
+
+    fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let request = Request::new("write", to, bytes.len());
+        self.call("write", |live| live.write(request, bytes))
+    }
+
+    fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let op = "write_signal";
+        if bytes.len() > SIGNAL_BYTES_MAX {
+            let what = "more bytes than a signal takes";
+            return Err(LaneError::Usage { op, what });
+        }
+        let request = Request::new(op, to, bytes.len());
+        self.call(op, |live| live.write_signal(request, bytes))
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        add: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        let request = Request::new("fetch_add", at, 8);
+        self.call("fetch_add", |live| live.count(request, add, None, deadline))
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: RemoteAddr,
+        expect: u64,
+        new: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        let op = "compare_swap";
+        let request = Request::new(op, at, 8);
+        self.call(op, |live| live.count(request, new, Some(expect), deadline))
+    }
+
+    fn flush(&mut self) -> Result<(), LaneError> {
+        self.call("flush", |live| {
+            live.engine.sender.post()?;
+            live.engine.pulls.ask(&live.engine.keys, None)?;
+            Ok(())
+        })
+    }
+
+    fn poll(&mut self) -> Result<bool, LaneError> {
+        self.call("poll", |live| Ok(live.engine.advance(None)?))
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+}
+
+fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<(), LaneError> {
+    let fits = |o: &ReadOp| o.fits(head.len(), body.len()) && o.head_len.is_multiple_of(8);
+    if ops.iter().all(fits) {
+        return Ok(());
+    }
+    let what = "a read that does not fit its landing";
+    Err(LaneError::Usage { op, what })
+}

@@ -1,0 +1,230 @@
+//! Which pair reads what, and when a fenced read may start. Pure: numbers in, a decision out.
+//!
+//! Reads go in chains, one doorbell each: a chain is filled before the next pair gets one, so that a
+//! few reads cost one doorbell and many are answered by several pairs at once.
+//!
+//! A fenced read (F03) starts after all earlier reads of the lane have completed. Where all that are
+//! not over are on one pair, the device keeps the order: `IBV_SEND_FENCE` holds a request back until
+//! the READs before it on its pair are complete, and everything behind it with it. Where they are on
+//! several, nobody but this end knows, and it waits. A fenced read that is cut into pieces waits too:
+//! its later pieces would otherwise have to stay on the pair of the first.
+
+use crate::limits::{VERBS_CHAIN_BYTES, VERBS_CHAIN_REQUESTS};
+
+/// What the next piece of a read should do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Go onto this pair.
+    Put {
+        /// Number of the pair.
+        pair: usize,
+        /// With `IBV_SEND_FENCE`.
+        fence: bool,
+    },
+    /// Not now: something has to complete first.
+    Wait,
+}
+
+/// A pair as the plan sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Load {
+    /// It has reads that are not over, posted or not.
+    pub(super) busy: bool,
+    /// The next piece fits its send queue and its landing.
+    pub(super) room: bool,
+}
+
+/// How a fenced read is fenced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fence {
+    /// Not at all.
+    No,
+    /// It is one request: the device may do it.
+    Device,
+    /// It is several: earlier reads have to be over.
+    Wait,
+}
+
+/// The chain that is being filled.
+#[derive(Debug, Default)]
+pub(super) struct Planner {
+    pair: usize,
+    requests: usize,
+    bytes: usize,
+}
+
+impl Planner {
+    /// Where the next piece goes, of `bytes` bytes; `load` tells about each of `pairs` pairs. If it
+    /// is not to wait, it counts as put.
+    pub(super) fn next(
+        &mut self,
+        pairs: usize,
+        bytes: usize,
+        fence: Fence,
+        load: impl Fn(usize) -> Load,
+    ) -> Step {
+        let mut busy = (0..pairs).filter(|&pair| load(pair).busy);
+        let (first, several) = (busy.next(), busy.next().is_some());
+        let on_one_pair = match (fence, first) {
+            (Fence::No, _) | (_, None) => None,
+            (Fence::Device, Some(pair)) if !several => Some(pair),
+            _ => return Step::Wait,
+        };
+        if let Some(pair) = on_one_pair {
+            if !load(pair).room {
+                return Step::Wait;
+            }
+            self.put(pair, bytes);
+            return Step::Put { pair, fence: true };
+        }
+        let full = self.requests >= VERBS_CHAIN_REQUESTS || self.bytes >= VERBS_CHAIN_BYTES;
+        let from = self.pair + usize::from(full);
+        // The pair of the chain, if it has room; else the next one that has.
+        let candidates = (0..pairs).map(|n| (from + n) % pairs);
+        match candidates.into_iter().find(|&pair| load(pair).room) {
+            Some(pair) => {
+                if full {
+                    (self.requests, self.bytes) = (0, 0);
+                }
+                self.put(pair, bytes);
+                Step::Put { pair, fence: false }
+            }
+            None => Step::Wait,
+        }
+    }
+
+    /// The chains were posted: the next one begins, on the next pair.
+    pub(super) const fn posted(&mut self) {
+        if self.requests > 0 {
+            *self = Self {
+                pair: self.pair + 1,
+                requests: 0,
+                bytes: 0,
+            };
+        }
+    }
+
+    const fn put(&mut self, pair: usize, bytes: usize) {
+        if pair != self.pair {
+            *self = Self {
+                pair,
+                requests: 0,
+                bytes: 0,
+            };
+        }
+        self.requests += 1;
+        self.bytes += bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const IDLE: Load = Load {
+        busy: false,
+        room: true,
+    };
+
+    /// Pairs to which pieces are put, until `posted`.
+    fn put(planner: &mut Planner, count: usize, bytes: usize) -> Vec<usize> {
+        let mut at = Vec::new();
+        for _ in 0..count {
+            match planner.next(4, bytes, Fence::No, |_| IDLE) {
+                Step::Put { pair, fence: false } => at.push(pair),
+                step => panic!("{step:?}"),
+            }
+        }
+        planner.posted();
+        at.dedup();
+        at
+    }
+
+    #[test]
+    fn small_reads_fill_a_chain_and_large_ones_spread() {
+        let mut planner = Planner::default();
+        assert_eq!(put(&mut planner, 1, 272), [0]);
+        assert_eq!(put(&mut planner, 1, 272), [1]);
+        assert_eq!(
+            put(&mut planner, 64, 272),
+            [2, 3],
+            "two doorbells for 64 rows"
+        );
+        assert_eq!(put(&mut planner, 4, 256 << 10), [0, 1, 2, 3], "1 MiB");
+        assert_eq!(put(&mut planner, 5, 256 << 10), [0, 1, 2, 3, 0]);
+    }
+
+    #[test]
+    fn a_fence_stays_with_what_it_waits_for() {
+        let mut planner = Planner::default();
+        let on = |pairs: &'static [usize]| {
+            move |pair| Load {
+                busy: pairs.contains(&pair),
+                room: true,
+            }
+        };
+        let fenced = Step::Put {
+            pair: 2,
+            fence: true,
+        };
+        let free = Step::Put {
+            pair: 0,
+            fence: false,
+        };
+        assert_eq!(planner.next(4, 8, Fence::Device, on(&[])), free);
+        assert_eq!(planner.next(4, 8, Fence::Device, on(&[2])), fenced);
+        assert_eq!(planner.next(4, 8, Fence::Device, on(&[2, 3])), Step::Wait);
+        assert_eq!(planner.next(4, 8, Fence::Wait, on(&[2])), Step::Wait);
+        let full = |_| Load {
+            busy: true,
+            room: false,
+        };
+        assert_eq!(planner.next(1, 8, Fence::Device, full), Step::Wait);
+        assert_eq!(planner.next(1, 8, Fence::No, full), Step::Wait);
+    }
+
+    proptest! {
+        /// Pieces are put and completed at random, in order on each pair. When a fenced one is put,
+        /// nothing before it is left on another pair; and it always gets its turn.
+        #[test]
+        fn a_fenced_read_starts_after_all_earlier_ones(
+            pairs in 1usize..5,
+            pieces in proptest::collection::vec((0usize..3, 1usize..300_000, any::<u64>()), 1..200),
+        ) {
+            const ROOM: usize = 5;
+            let mut planner = Planner::default();
+            let mut out = vec![0usize; pairs];
+            for (fence, bytes, mut random) in pieces {
+                let fence = [Fence::No, Fence::Device, Fence::Wait][fence];
+                loop {
+                    let load = |pair: usize| Load {
+                        busy: out[pair] > 0,
+                        room: out[pair] < ROOM,
+                    };
+                    match planner.next(pairs, bytes, fence, load) {
+                        Step::Put { pair, fence: by_device } => {
+                            let others = (0..pairs).filter(|&p| p != pair && out[p] > 0).count();
+                            prop_assert!(fence == Fence::No || others == 0);
+                            let alone = out[pair] == 0;
+                            prop_assert!(fence == Fence::No || alone || by_device);
+                            prop_assert!(fence != Fence::Wait || alone);
+                            out[pair] += 1;
+                            break;
+                        }
+                        Step::Wait => {
+                            let busy: Vec<usize> = (0..pairs).filter(|&p| out[p] > 0).collect();
+                            prop_assert!(!busy.is_empty(), "nothing to wait for");
+                            out[busy[random as usize % busy.len()]] -= 1;
+                            random /= 7;
+                        }
+                    }
+                }
+                if random % 5 == 0 {
+                    planner.posted();
+                }
+            }
+        }
+    }
+}

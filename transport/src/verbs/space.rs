@@ -1,0 +1,129 @@
+//! First-in-first-out space in a piece of registered memory: what is taken first is given back
+//! first, because the requests that use it end in order.
+
+/// Pieces begin at multiples of this: no two share a cache line.
+const ALIGN: usize = 64;
+
+/// A ring of bytes. A piece never crosses the ring's end; what is left there is skipped.
+#[derive(Debug)]
+pub(super) struct Space {
+    bytes: u64,
+    /// Monotonic: everything below is free again.
+    head: u64,
+    /// Monotonic: the next piece begins here, or at the ring's beginning.
+    tail: u64,
+}
+
+impl Space {
+    /// Of `bytes` bytes, a multiple of 64.
+    pub(super) const fn new(bytes: usize) -> Self {
+        Self {
+            bytes: bytes as u64,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    /// Whether a piece fits now. One that is no longer than the space fits when nothing is taken.
+    pub(super) fn fits(&self, len: usize) -> bool {
+        self.place(len).is_some()
+    }
+
+    /// Takes a piece: where it is.
+    pub(super) fn take(&mut self, len: usize) -> Option<usize> {
+        let (head, start) = self.place(len)?;
+        self.head = head;
+        self.tail = start + padded(len);
+        Some((start % self.bytes) as usize)
+    }
+
+    /// Where the space taken last ends, for [`Self::free_to`].
+    pub(super) const fn end(&self) -> u64 {
+        self.tail
+    }
+
+    /// Gives everything up to an `end` back.
+    pub(super) fn free_to(&mut self, end: u64) {
+        debug_assert!(end <= self.tail, "{end} was never taken");
+        self.head = self.head.max(end);
+    }
+
+    /// The head to go on with, and where a piece of `len` bytes would begin.
+    fn place(&self, len: usize) -> Option<(u64, u64)> {
+        let into = self.tail % self.bytes;
+        let crosses = into + padded(len) > self.bytes;
+        let start = if crosses {
+            self.tail + (self.bytes - into)
+        } else {
+            self.tail
+        };
+        // When nothing is taken, what is skipped is free too.
+        let head = if self.head == self.tail {
+            start
+        } else {
+            self.head
+        };
+        (start + padded(len) - head <= self.bytes).then_some((head, start))
+    }
+}
+
+const fn padded(len: usize) -> u64 {
+    len.next_multiple_of(ALIGN) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    #[test]
+    fn a_piece_as_long_as_the_space_fits_when_it_is_empty() {
+        let mut space = Space::new(256);
+        assert_eq!(space.take(64), Some(0));
+        let first = space.end();
+        assert!(!space.fits(256));
+        space.free_to(first);
+        assert_eq!(space.take(256), Some(0), "it begins at the beginning again");
+        assert!(!space.fits(1));
+        assert_eq!(space.take(257), None);
+    }
+
+    #[test]
+    fn what_is_left_at_the_end_is_skipped() {
+        let mut space = Space::new(256);
+        space.take(128);
+        let first = space.end();
+        space.take(64);
+        assert!(!space.fits(100), "64 at the end, none at the beginning");
+        space.free_to(first);
+        assert_eq!(space.take(100), Some(0));
+        assert!(!space.fits(1));
+    }
+
+    proptest::proptest! {
+        /// Pieces that are taken never overlap, stay inside, and are as long as asked for.
+        #[test]
+        fn pieces_are_apart(steps in proptest::collection::vec((0usize..400, 0usize..3), 0..300)) {
+            const BYTES: usize = 1024;
+            let mut space = Space::new(BYTES);
+            let mut taken: VecDeque<(usize, usize, u64)> = VecDeque::new();
+            for (len, frees) in steps {
+                if let Some(at) = space.take(len) {
+                    proptest::prop_assert!(at.is_multiple_of(ALIGN) && at + len <= BYTES);
+                    for (other, bytes, _) in &taken {
+                        proptest::prop_assert!(at + len <= *other || other + bytes <= at);
+                    }
+                    taken.push_back((at, len, space.end()));
+                } else {
+                    proptest::prop_assert!(!taken.is_empty(), "{len} bytes do not fit");
+                }
+                for _ in 0..frees {
+                    if let Some((.., end)) = taken.pop_front() {
+                        space.free_to(end);
+                    }
+                }
+            }
+        }
+    }
+}

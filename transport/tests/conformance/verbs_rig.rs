@@ -1,0 +1,69 @@
+//! Verbs' wiring, over the RDMA device that has this host's loopback address: rxe on `lo`, in the
+//! guest of `ci/softroce.sh`.
+
+use crate::threads::ThreadRig;
+
+/// The rig, or nothing and the reason printed. Where the device has to be there
+/// (`TIDEWATER_NEED=verbs`), its absence is a failure.
+pub(crate) fn here() -> Option<ThreadRig> {
+    match rig() {
+        Ok(rig) => Some(rig),
+        Err(why) => {
+            let needed = std::env::var("TIDEWATER_NEED").is_ok_and(|n| n.contains("verbs"));
+            assert!(!needed, "verbs are needed here: {why}");
+            println!("verbs skipped: {why}");
+            None
+        }
+    }
+}
+
+#[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
+fn rig() -> Result<ThreadRig, String> {
+    Err("built without the features `verbs` and `verbs-dlopen`".to_owned())
+}
+
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+use wired::rig;
+
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+mod wired {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use tidewater_transport::fabric::TransportKind;
+    use tidewater_transport::sync::Arc;
+    use tidewater_transport::verbs::{self, Adapter, ClientDomain, Domain, Notifier, VerbsError};
+    use tidewater_transport::wake::OsSleeper;
+
+    use crate::rig::{Memory, RING_BYTES, SALT};
+    use crate::threads::{Connect, ThreadRig};
+
+    /// Pairs of each lane that pull: what a client of a server with two appliers has.
+    const PULLS: usize = 2;
+
+    fn adapter() -> Result<Arc<Adapter>, VerbsError> {
+        Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None)
+    }
+
+    pub(super) fn rig() -> Result<ThreadRig, String> {
+        adapter().map_err(|e| e.to_string())?;
+        Ok(ThreadRig {
+            kind: TransportKind::Verbs,
+            // An emulated guest is slow.
+            rounds: 60,
+            wire: verbs_wire,
+        })
+    }
+
+    fn verbs_wire(memory: &Memory, owner: &mut OsSleeper) -> Connect {
+        let adapter = adapter().unwrap();
+        let domain = Domain::new(&adapter, &memory.exports).unwrap();
+        let applier = Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap();
+        let client = ClientDomain::new(&adapter).unwrap();
+        Box::new(move |sleeper, _owner| {
+            let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+            let (server, client) = ((&domain, &applier), (&client, &thread));
+            let (lane, port, inbox) = verbs::pair(server, client, PULLS, RING_BYTES, SALT).unwrap();
+            (Box::new(lane), Box::new(port), inbox)
+        })
+    }
+}
