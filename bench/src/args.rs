@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tidewater_client::PullMode;
 use tidewater_transport::fabric::TransportKind;
+use tidewater_transport::launch::RdmaDevice;
 
 use crate::sizes::Sizes;
 
@@ -97,6 +98,9 @@ pub enum Transport {
     Shm,
     /// TCP over loopback.
     Tcp,
+    /// RDMA, through the NIC and back. Needs a build with the cargo feature verbs-dlopen or verbs,
+    /// and a device
+    Verbs,
 }
 
 impl Transport {
@@ -105,6 +109,7 @@ impl Transport {
         match self {
             Self::Shm => TransportKind::Shm,
             Self::Tcp => TransportKind::Tcp,
+            Self::Verbs => TransportKind::Verbs,
         }
     }
 }
@@ -128,6 +133,9 @@ pub struct Options {
     /// What carries the bytes
     #[arg(long, value_enum, default_value = "shm")]
     pub transport: Transport,
+    /// RDMA device of servers and client [default: the one that has the address 127.0.0.1]
+    #[arg(long, value_name = "NAME[:PORT]")]
+    pub rdma_device: Option<RdmaDevice>,
     /// Samples of each size [default: as many as the duration allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iters: Option<u64>,

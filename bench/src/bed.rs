@@ -64,6 +64,7 @@ impl Bed {
                 server: ServerId(n),
                 servers: options.servers,
                 appliers: options.appliers,
+                rdma_device: options.rdma_device.as_ref().map(ToString::to_string),
             };
             members.push(server.ask(&start)?);
             servers.push(server);
@@ -73,7 +74,9 @@ impl Bed {
         config.transport = match options.transport {
             Transport::Shm => TransportChoice::Shm,
             Transport::Tcp => TransportChoice::Tcp,
+            Transport::Verbs => TransportChoice::Verbs,
         };
+        config.rdma_device.clone_from(&options.rdma_device);
         Ok(Self {
             servers: Arc::new(Mutex::new(servers)),
             members,

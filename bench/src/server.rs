@@ -9,6 +9,7 @@ use std::io::{self, BufRead, Write};
 use serde::{Deserialize, Serialize};
 use tidewater_server::node::{Node, NodeConfig, NodeHandle};
 use tidewater_transport::ids::{ClusterId, ServerId, TableId};
+use tidewater_transport::launch::RdmaDevice;
 use tidewater_transport::wire::control::TableInfo;
 use tidewater_transport::wire::handshake::JobToken;
 use tidewater_transport::wire::refusal::Refusal;
@@ -33,6 +34,8 @@ pub struct Start {
     pub servers: u32,
     /// Applier threads of each.
     pub appliers: u16,
+    /// The RDMA device to serve through.
+    pub rdma_device: Option<String>,
 }
 
 /// What a running server is told.
@@ -74,12 +77,16 @@ fn start(start: &Start) -> Result<Node, BenchError> {
     let config = NodeConfig::new(token, start.cluster);
     let config = config.map_err(|e| BenchError::Server(e.to_string()))?;
     let appliers = u32::from(start.appliers);
+    let rdma_device = start.rdma_device.as_deref().map(str::parse::<RdmaDevice>);
+    let rdma_device = rdma_device.transpose();
+    let rdma_device = rdma_device.map_err(|why| BenchError::Server(why.into()))?;
     let config = NodeConfig {
         server: start.server,
         appliers: start.appliers,
         local_rank: start.server.0,
         local_appliers: start.servers * appliers,
         local_clients: 1,
+        rdma_device,
         ..config
     };
     Node::start(config).map_err(|e| BenchError::Server(e.to_string()))

@@ -204,7 +204,8 @@ fn a_wrong_value_is_counted_and_fails_the_run() {
 fn bad_options_are_usage_errors() {
     for args in [
         "latency --sizes 12",
-        "latency --sizes 8 --transport verbs",
+        "latency --sizes 8 --transport pigeon",
+        "latency --sizes 8 --rdma-device a/b",
         "latency --iters 0",
         "latency --duration never",
         "latency --table rows --sizes 196616 --iters 1",

@@ -5,6 +5,8 @@
 
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 
+use tidewater_transport::launch::TransportChoice;
+
 use crate::clock::Sync;
 use crate::connect::{Job, JoinConfig};
 use crate::error::ClientError;
@@ -32,8 +34,16 @@ impl Embedded {
     /// Starts what `config` says.
     ///
     /// # Errors
-    /// As [`Embedded::start`].
+    /// As [`Embedded::start`], and when the transport is to be verbs.
     pub fn with(config: &ClusterConfig) -> Result<Self, ClientError> {
+        if config.transport == TransportChoice::Verbs {
+            return Err(ClientError::Environment(
+                "a cluster inside the process needs no NIC to be reached, and is not reached by \
+                 one; use --transport auto, shm or tcp, or start the servers as processes of \
+                 their own (tidewater run)"
+                    .into(),
+            ));
+        }
         let cluster = Cluster::start(config);
         let cluster = cluster.map_err(|e| ClientError::Environment(e.to_string()))?;
         Ok(Self { cluster })

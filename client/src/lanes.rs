@@ -92,7 +92,8 @@ impl LaneState {
             .filter(|_| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes))?;
         let session = link.session();
         // Frames prove themselves where the transport may place bytes out of order.
-        let checked = open.lane.transport() == TransportKind::Sim;
+        let kind = open.lane.transport();
+        let checked = matches!(kind, TransportKind::Verbs | TransportKind::Sim);
         let mut ring = PushRing::new(session, ring, checked);
         ring.learn(open.state);
         Some(Self {
@@ -203,9 +204,10 @@ impl Lanes {
                 lanes: count,
             });
         }
-        let tcp = |s: &Server| s.link.transport() == TransportKind::Tcp;
+        let kinds = made.iter().map(|s| s.link.transport());
+        let remote = |kind| matches!(kind, TransportKind::Tcp | TransportKind::Verbs);
         Ok(Self {
-            remote: made.iter().any(tcp),
+            remote: kinds.into_iter().any(remote),
             tend_at: Deadline::after(TEND_EVERY),
             servers: made,
             all,

@@ -18,7 +18,7 @@ use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_server::apply::command::Command;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::ids::WorkerId;
 use tidewater_transport::table::{PushOp, Reduce};
 
@@ -183,11 +183,33 @@ fn updates_at_the_clock_come_neither_late_nor_early_on_tcp() {
     drifts(Tcp, true);
 }
 
-/// Every element of a snapshot is of one clock, also while the clock moves on.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn ssp_bounds_staleness_and_lead_on_verbs() {
+    drifts(Verbs, false);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn updates_at_the_clock_come_neither_late_nor_early_on_verbs() {
+    drifts(Verbs, true);
+}
+
 #[test]
 fn a_snapshot_is_of_one_clock() {
+    snapshots_are_of_one_clock(&[Shm, Tcp]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_snapshot_is_of_one_clock_on_verbs() {
+    snapshots_are_of_one_clock(&[Verbs]);
+}
+
+/// Every element of a snapshot is of one clock, also while the clock moves on.
+fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
     const ELEMENTS: usize = 20_000;
-    for transport in [Shm, Tcp] {
+    for &transport in transports {
         let cluster = Cluster::start(transport, 1, 2, 1);
         let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
             .block_bytes(4096)

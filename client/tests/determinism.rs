@@ -14,7 +14,7 @@ use std::time::Duration;
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::table::{Init, Optimizer, PushOp, Reduce};
 
@@ -145,10 +145,21 @@ fn train(transport: TransportKind, servers: u32, appliers: u16, delays: u64) -> 
 
 #[test]
 fn bsp_gives_the_same_bits_however_the_work_is_shared() {
+    same_bits(&[(Shm, &[1, 2, 4]), (Tcp, &[1, 2, 4])]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn bsp_gives_the_same_bits_on_verbs() {
+    same_bits(&[(Shm, &[1]), (Verbs, &[1, 2])]);
+}
+
+/// Over each transport, on each number of servers.
+fn same_bits(runs: &[(TransportKind, &[u32])]) {
     let mut rng = Rng(seed());
     let mut first: Option<Vec<u32>> = None;
-    for transport in [Shm, Tcp] {
-        for servers in [1, 2, 4] {
+    for &(transport, servers) in runs {
+        for &servers in servers {
             for appliers in [1, 2] {
                 let delays = rng.next();
                 let bits = train(transport, servers, appliers, delays);

@@ -18,7 +18,7 @@ use common::{Cluster, Wiring};
 use tidewater_client::{
     Client, ClientError, PullMode, PullOptions, Sync, Table, TableBuilder, Ticket,
 };
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::table::PushOp;
 
@@ -317,6 +317,12 @@ fn integer_pushes_are_exact_under_disconnects_on_shm() {
 #[test]
 fn integer_pushes_are_exact_under_disconnects_on_tcp() {
     exact_under_disconnects(Tcp);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn integer_pushes_are_exact_under_disconnects_on_verbs() {
+    exact_under_disconnects(Verbs);
 }
 
 /// A short session; returns when all it pushed is acknowledged. Adds 111 to keys 1 to 3.

@@ -18,7 +18,7 @@ use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_transport::clock::{self, Deadline};
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::table::{PushOp, Reduce};
 
@@ -52,13 +52,23 @@ fn slowest_wake_up(transport: TransportKind, rng: &mut Rng) -> Duration {
     slowest
 }
 
-/// A lost wake-up costs seconds (the applier's idle look) or the deadline; a busy machine can cost
-/// tenths now and then, but not each time.
 #[test]
 fn no_wake_up_is_lost() {
+    wake_ups_are_not_lost(&[Shm, Tcp]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn no_wake_up_is_lost_on_verbs() {
+    wake_ups_are_not_lost(&[Verbs]);
+}
+
+/// A lost wake-up costs seconds (the applier's idle look) or the deadline; a busy machine can cost
+/// tenths now and then, but not each time.
+fn wake_ups_are_not_lost(transports: &[TransportKind]) {
     let _alone = alone();
     let mut rng = Rng(seed());
-    for transport in [Shm, Tcp] {
+    for &transport in transports {
         let mut seen = Vec::new();
         let calm = (0..3).any(|_| {
             let slowest = slowest_wake_up(transport, &mut rng);
@@ -92,11 +102,21 @@ fn appliers() -> BTreeMap<String, (u64, u64)> {
     all
 }
 
-/// After work, all lanes open. (An idle applier looks around every 5 s: outside the window.)
 #[test]
 fn an_idle_applier_sleeps() {
+    idle_appliers_sleep(&[Shm, Tcp]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn an_idle_applier_sleeps_on_verbs() {
+    idle_appliers_sleep(&[Verbs]);
+}
+
+/// After work, all lanes open. (An idle applier looks around every 5 s: outside the window.)
+fn idle_appliers_sleep(transports: &[TransportKind]) {
     let _alone = alone();
-    for transport in [Shm, Tcp] {
+    for &transport in transports {
         let cluster = Cluster::start(transport, 2, 2, 4);
         let mut clients: Vec<Client> = (0..4).map(|r| cluster.client(r, Sync::Asp)).collect();
         for client in &mut clients {

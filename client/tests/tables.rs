@@ -1,17 +1,18 @@
-//! Tables end to end, over shared memory and TCP: what is pushed is what is pulled.
+//! Tables end to end, over shared memory and TCP, and over verbs where that is asked for: what is
+//! pushed is what is pulled.
 
 mod common;
 
 use common::Cluster;
+use common::faults::transports;
 use tidewater_client::{ClientError, Missing, PullMode, PullOptions, Sync, TableBuilder};
-use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::table::{Init, Optimizer, PushOp};
 
 const MODES: [PullMode; 3] = [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather];
 
 fn each_transport(servers: u32, appliers: u16, test: impl Fn(&Cluster)) {
-    for transport in [Shm, Tcp] {
+    for transport in transports() {
         test(&Cluster::start(transport, servers, appliers, 1));
     }
 }

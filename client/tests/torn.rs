@@ -15,7 +15,7 @@ use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Counters, PullOptions, Sync, TableBuilder};
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::table::PushOp;
 
 const WRITERS: u32 = 1;
@@ -173,12 +173,30 @@ fn no_torn_row_is_accepted_on_tcp() {
     assert!(seen.reads >= 500_000, "{seen:?}");
 }
 
-/// The same for ranges: within a block all elements are of one version.
+/// The counts are for the emulated NIC of a guest.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn no_torn_row_is_accepted_on_verbs() {
+    let seen = widths(Verbs, [40_000, 20_000, 4_000]);
+    assert!(seen.reads >= 60_000, "{seen:?}");
+}
+
 #[test]
 fn no_torn_block_is_accepted() {
+    no_block_is_torn(&[Shm, Tcp]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn no_torn_block_is_accepted_on_verbs() {
+    no_block_is_torn(&[Verbs]);
+}
+
+/// The same for ranges: within a block all elements are of one version.
+fn no_block_is_torn(transports: &[TransportKind]) {
     const BLOCK: usize = 1_024;
     const BLOCKS: usize = 40;
-    for transport in [Shm, Tcp] {
+    for &transport in transports {
         let cluster = Cluster::start(transport, 1, 2, 2);
         let done = AtomicBool::new(false);
         let mut writer = cluster.client(0, Sync::Asp);
@@ -200,7 +218,7 @@ fn no_torn_block_is_accepted() {
             let mut out = vec![0f32; BLOCKS * BLOCK];
             let pulls = match (full(), transport) {
                 (true, _) => 100_000,
-                (_, Tcp) => 400,
+                (_, Tcp | Verbs) => 400,
                 _ => 4_000,
             };
             let mut torn = 0;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::{ClusterId, ServerId};
-use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::coordinator::{
@@ -34,6 +34,8 @@ pub struct ClusterConfig {
     pub transport: TransportChoice,
     /// Bytes reserved for each of a server's two memories. Reserving costs nothing.
     pub capacity: usize,
+    /// RDMA device that servers serve clients of other processes through.
+    pub rdma_device: Option<RdmaDevice>,
     /// What a lost worker means.
     pub on_lost: LostWorker,
     /// The secret; `None` draws one.
@@ -53,6 +55,7 @@ impl Default for ClusterConfig {
             workers: 1,
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
+            rdma_device: None,
             on_lost: LostWorker::FailJob,
             token: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -185,6 +188,7 @@ impl Cluster {
         server.local_servers = config.servers;
         server.local_clients = config.workers;
         server.capacity = config.capacity;
+        server.rdma_device.clone_from(&config.rdma_device);
         server.listen = SocketAddr::new(config.listen.ip(), 0);
         server.advertise = host_of(config.advertise.as_deref());
         let server = Server::start(&server, Deadline::after(START))

@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
+use tidewater_transport::launch::RdmaDevice;
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
@@ -31,6 +32,8 @@ pub struct ServerConfig {
     pub capacity: usize,
     /// Whether what is used of them is locked in memory.
     pub mlock: bool,
+    /// RDMA device to serve through; `None`: the one that has the address at which a client came.
+    pub rdma_device: Option<RdmaDevice>,
     /// Where to listen on TCP.
     pub listen: SocketAddr,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -50,6 +53,7 @@ impl ServerConfig {
             local_clients: 0,
             capacity: CAPACITY_DEFAULT,
             mlock: false,
+            rdma_device: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
         }
@@ -97,6 +101,7 @@ impl Server {
         node.local_clients = config.local_clients;
         node.capacity = config.capacity;
         node.mlock = config.mlock;
+        node.rdma_device.clone_from(&config.rdma_device);
         node.tcp = Some(config.listen);
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();

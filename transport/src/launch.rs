@@ -4,6 +4,7 @@
 //! a process by hand. The job token never stands in the environment, where every process of the
 //! user could be made to print it: a variable names the file or descriptor that holds it.
 
+mod device;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -11,6 +12,7 @@ mod token;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
+pub use device::RdmaDevice;
 pub use token::{Token, TokenError};
 
 use crate::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
@@ -49,6 +51,10 @@ pub const VARIABLES: &[Variable] = &[
         "number of this process among those of its role",
     ),
     variable(
+        "TIDEWATER_RDMA_DEVICE",
+        "RDMA device of this process, NAME or NAME:PORT; else the one of the connection's address",
+    ),
+    variable(
         "TIDEWATER_READY_FD",
         "descriptor that takes the ready line; its end of file says stop",
     ),
@@ -63,7 +69,7 @@ pub const VARIABLES: &[Variable] = &[
         "TIDEWATER_TOKEN_FILE",
         "file, mode 0600, that holds the job token as 64 hex digits",
     ),
-    variable("TIDEWATER_TRANSPORT", "auto, shm or tcp"),
+    variable("TIDEWATER_TRANSPORT", "auto, shm, tcp or verbs"),
     variable("TIDEWATER_WORKERS", "workers of the job"),
 ];
 
@@ -114,6 +120,8 @@ pub enum TransportChoice {
     Shm,
     /// TCP, also on one host.
     Tcp,
+    /// RDMA verbs, also on one host; an error where either end lacks them.
+    Verbs,
 }
 
 impl TransportChoice {
@@ -123,6 +131,7 @@ impl TransportChoice {
             Self::Auto => "auto",
             Self::Shm => "shm",
             Self::Tcp => "tcp",
+            Self::Verbs => "verbs",
         }
     }
 }
@@ -131,11 +140,11 @@ impl FromStr for TransportChoice {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, &'static str> {
-        let choices = [Self::Auto, Self::Shm, Self::Tcp];
+        let choices = [Self::Auto, Self::Shm, Self::Tcp, Self::Verbs];
         choices
             .into_iter()
             .find(|choice| choice.name() == text)
-            .ok_or("not a transport; use auto, shm or tcp")
+            .ok_or("not a transport; use auto, shm, tcp or verbs")
     }
 }
 
@@ -159,6 +168,8 @@ pub struct JobEnv {
     pub token: Token,
     /// Which transport the user asked for.
     pub transport: TransportChoice,
+    /// The RDMA device that the user asked for.
+    pub rdma_device: Option<RdmaDevice>,
     /// Applier threads of a server; `None` lets the server choose.
     pub appliers: Option<u16>,
     /// The descriptor that takes the ready line, when a launcher waits for one.
@@ -246,7 +257,8 @@ impl JobEnv {
             servers,
             coordinator: vars.coordinator(role)?,
             token: vars.token()?,
-            transport: vars.transport()?,
+            transport: vars.parsed("TIDEWATER_TRANSPORT")?.unwrap_or_default(),
+            rdma_device: vars.parsed("TIDEWATER_RDMA_DEVICE")?,
             appliers: vars
                 .number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?
                 .and_then(|count| u16::try_from(count).ok()),
@@ -327,12 +339,15 @@ impl Vars {
         }
     }
 
-    fn transport(&self) -> Result<TransportChoice, EnvError> {
-        let name = "TIDEWATER_TRANSPORT";
+    fn parsed<T: FromStr<Err = &'static str>>(
+        &self,
+        name: &'static str,
+    ) -> Result<Option<T>, EnvError> {
         let Some(text) = self.text(name)? else {
-            return Ok(TransportChoice::Auto);
+            return Ok(None);
         };
-        text.parse().map_err(|reason| invalid(name, text, reason))
+        let parsed = text.parse().map_err(|reason| invalid(name, text, reason));
+        parsed.map(Some)
     }
 
     fn token(&self) -> Result<Token, EnvError> {

@@ -138,6 +138,8 @@ pub const LANE_OUT_SPANS: usize = 64;
 /// all it can have asked for and as much again in clock lines. A client that is further behind has
 /// to recover its lane.
 pub const LANE_POSTS_BYTES_MAX: usize = 6 << 20;
+/// Bytes of an RDMA device's name: the kernel's 64 with the zero.
+pub const RDMA_NAME_BYTES_MAX: usize = 63;
 /// Queue pairs of a verbs lane: one that pushes and up to four that pull.
 pub const VERBS_PAIRS_MAX: usize = 5;
 /// Receives that an end of a verbs lane keeps posted at least: half of them are given back at once,

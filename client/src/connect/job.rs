@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::WorkerId;
-use tidewater_transport::launch::{JobEnv, Role, TransportChoice};
+use tidewater_transport::launch::{JobEnv, RdmaDevice, Role, TransportChoice};
 use tidewater_transport::wake::OsSleeper;
 use tidewater_transport::wire::handshake::JobToken;
 
@@ -24,6 +24,8 @@ pub struct Job {
     pub join: JoinConfig,
     /// Transport of the lanes.
     pub transport: TransportChoice,
+    /// RDMA device to use; `None`: the one that has the address from which a server is reached.
+    pub rdma_device: Option<RdmaDevice>,
     /// How far workers may drift apart.
     pub sync: Sync,
     /// Workers of the job where the coordinator does not say, because it is a service's; 0 if
@@ -54,6 +56,7 @@ impl Job {
         join.rank = Some(env.rank);
         let mut job = Self::new(join, env.transport);
         job.workers = env.workers;
+        job.rdma_device = env.rdma_device;
         Ok(Some(job))
     }
 
@@ -62,6 +65,7 @@ impl Job {
         Self {
             join,
             transport,
+            rdma_device: None,
             sync: Sync::Asp,
             workers: 0,
             patience: PATIENCE,
@@ -91,6 +95,7 @@ impl Job {
         config.namespace.clone_from(&self.join.namespace);
         config.epoch = members.epoch;
         config.transport = self.transport;
+        config.rdma_device.clone_from(&self.rdma_device);
         config.workers = match joined.workers_expected {
             0 => self.workers,
             told => told,

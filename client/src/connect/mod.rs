@@ -1,5 +1,5 @@
 //! How a client thread comes to its servers: over a unix socket and shared memory on one host, over
-//! TCP elsewhere.
+//! RDMA or TCP elsewhere.
 
 pub mod coordinator;
 pub mod job;
@@ -7,7 +7,7 @@ pub mod server;
 mod stream;
 
 use tidewater_transport::ids::ClusterId;
-use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 use tidewater_transport::limits::RING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
@@ -36,6 +36,8 @@ pub struct ConnectConfig {
     pub workers: u32,
     /// Which transport.
     pub transport: TransportChoice,
+    /// RDMA device to use; `None`: the one that has the address from which a server is reached.
+    pub rdma_device: Option<RdmaDevice>,
     /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
     pub ring_bytes: usize,
 }
@@ -52,6 +54,7 @@ impl ConnectConfig {
             thread: 0,
             workers: 0,
             transport: TransportChoice::Auto,
+            rdma_device: None,
             ring_bytes: RING_BYTES_DEFAULT,
         }
     }

@@ -1,7 +1,7 @@
 //! The stream under a control connection: TCP, or a unix socket by which descriptors pass.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -55,6 +55,14 @@ impl Stream {
             came: Descriptors::default(),
             goes: None,
         }))
+    }
+
+    /// The address of this host that it goes from, `None` for a unix socket.
+    pub(super) fn local(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(stream) => stream.local_addr().ok().map(|at| at.ip().to_canonical()),
+            Self::Unix(_) => None,
+        }
     }
 
     /// The bell goes with the next message. On TCP there is nothing to ring it by.

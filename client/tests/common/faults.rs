@@ -1,11 +1,13 @@
-//! Lanes that break at random: before an operation, after it, or in its middle.
+//! Lanes that break at random: before an operation, after it, or in its middle. Some are cut by
+//! pretence; others break themselves by a forbidden access, so that both ends see it.
 
 use std::sync::Arc;
+use std::time::Duration;
 use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
-    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, TransportKind,
+    INBOX_KEY, Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, TransportKind,
 };
 use tidewater_transport::layout::hash::mix64;
 
@@ -34,6 +36,19 @@ pub fn seed() -> u64 {
 /// Whether the larger counts were asked for.
 pub fn full() -> bool {
     std::env::var("TIDEWATER_TEST_FULL").is_ok_and(|v| v == "1")
+}
+
+/// The transports of tests that are for each: those that every host has, or the one that
+/// `TIDEWATER_TEST_TRANSPORT` names.
+pub fn transports() -> Vec<TransportKind> {
+    let all = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Verbs];
+    match std::env::var("TIDEWATER_TEST_TRANSPORT") {
+        Err(_) => all[..2].to_vec(),
+        Ok(name) => {
+            let named = all.into_iter().find(|kind| kind.to_string() == name);
+            vec![named.expect("TIDEWATER_TEST_TRANSPORT is shm, tcp or verbs")]
+        }
+    }
 }
 
 /// Makes lanes that break once in about `one_in` reads or writes.
@@ -95,6 +110,29 @@ impl FaultyLane {
         }
     }
 
+    /// Reads what nobody may read. On verbs it puts the queue pairs of both ends into error.
+    fn offend(&mut self) {
+        let from = RemoteAddr {
+            key: INBOX_KEY,
+            addr: 0,
+        };
+        let op = ReadOp {
+            from,
+            len: 8,
+            head_len: 8,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        let into = Landing {
+            head: &mut [0; 8],
+            body: &mut [],
+        };
+        let soon = Deadline::after(Duration::from_secs(10));
+        let error = self.lane.read(&[op], into, soon).unwrap_err();
+        assert!(error.is_fatal(), "{error}");
+    }
+
     fn draw(&mut self, op: &'static str, one_in: u64) -> Result<When, LaneError> {
         if self.broken {
             return Err(self.error(op));
@@ -104,9 +142,13 @@ impl FaultyLane {
         }
         self.broken = true;
         self.faults.broken.fetch_add(1, Ordering::Relaxed);
-        match self.rng.below(3) {
+        match self.rng.below(4) {
             0 => Err(self.error(op)),
-            1 => Ok(When::Amid),
+            1 => {
+                self.offend();
+                Err(self.error(op))
+            }
+            2 => Ok(When::Amid),
             _ => Ok(When::After),
         }
     }

@@ -11,6 +11,11 @@
 pub mod faults;
 pub mod proxy;
 pub mod raw;
+#[cfg_attr(
+    not(any(feature = "verbs", feature = "verbs-dlopen")),
+    path = "no_verbs.rs"
+)]
+mod verbs;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
@@ -40,7 +45,7 @@ use tidewater_transport::placement::{Owner, Placement};
 use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::tcp::{TcpLane, TcpPort};
-use tidewater_transport::wake::{Bell, OsSleeper, Watch};
+use tidewater_transport::wake::{Arms, Bell, OsSleeper, Watch};
 use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
 
 pub const RING_BYTES: usize = 256 << 10;
@@ -51,6 +56,7 @@ struct ApplierSeat {
     handle: ApplierHandle,
     bell: Bell,
     watch: Watch,
+    arms: Arms,
 }
 
 /// One server.
@@ -59,6 +65,7 @@ pub struct Server {
     shm: Arc<tidewater_transport::shm::ServerMemory>,
     appliers: Vec<ApplierSeat>,
     threads: Vec<JoinHandle<()>>,
+    verbs: Option<verbs::Serving>,
 }
 
 /// Puts a lane into another one.
@@ -136,7 +143,7 @@ pub struct Cluster {
 impl Cluster {
     pub fn start(transport: TransportKind, servers: u32, appliers: u16, workers: u32) -> Self {
         let servers = (0..servers)
-            .map(|s| Server::start(s, appliers, workers))
+            .map(|s| Server::start(transport, s, appliers, workers))
             .collect();
         Self {
             transport,
@@ -183,6 +190,7 @@ impl Cluster {
             near: sleeper.watch().clone(),
             bell: sleeper.bell().clone(),
             shm: None,
+            verbs: (self.transport == TransportKind::Verbs).then(|| verbs::Asking::new(sleeper)),
             inboxes: Vec::new(),
             wiring: wiring.clone(),
         }
@@ -216,7 +224,7 @@ impl Cluster {
 }
 
 impl Server {
-    fn start(number: u32, appliers: u16, workers: u32) -> Self {
+    fn start(transport: TransportKind, number: u32, appliers: u16, workers: u32) -> Self {
         let memory = ServerMemory::new(4 << 30, Incarnation(0x7700 + u64::from(number))).unwrap();
         let memory = Arc::new(memory);
         let shm = tidewater_transport::shm::ServerMemory::new(
@@ -240,6 +248,7 @@ impl Server {
                 handle,
                 bell: sleeper.bell().clone(),
                 watch: sleeper.watch().clone(),
+                arms: sleeper.arms().clone(),
             };
             seats.push(seat);
             let ranks = (0..workers).map(WorkerId);
@@ -248,11 +257,14 @@ impl Server {
             let thread = std::thread::Builder::new().name(name);
             threads.push(thread.spawn(move || applier.run(&mut sleeper)).unwrap());
         }
+        let ends = seats.iter().map(|seat| (&seat.watch, &seat.arms));
+        let verbs = (transport == TransportKind::Verbs).then(|| verbs::Serving::new(&memory, ends));
         Self {
             memory,
             shm: Arc::new(shm.unwrap()),
             appliers: seats,
             threads,
+            verbs,
         }
     }
 
@@ -283,6 +295,7 @@ struct Link {
     near: Watch,
     bell: Bell,
     shm: Option<SessionMemory>,
+    verbs: Option<verbs::Asking>,
     inboxes: Vec<Inbox>,
     wiring: Wiring,
 }
@@ -303,6 +316,17 @@ fn tcp_lane(dial: &Dial, near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
 impl Link {
     fn server(&self) -> &Server {
         &self.servers[self.server]
+    }
+
+    /// Both ends of a lane over tcp or verbs.
+    fn remote_lane(&self, a: usize, inbox: &Inbox) -> (Box<dyn Lane>, Box<dyn Port>) {
+        let server = self.server();
+        if let (Some(asking), Some(serving)) = (&self.verbs, &server.verbs) {
+            return asking.lane(serving, a, inbox);
+        }
+        let watch = &server.appliers[a].watch;
+        let (lane, port) = tcp_lane(&self.wiring.dial, &self.near, watch);
+        (Box::new(lane), Box::new(port))
     }
 
     fn open(&mut self, sleeper: &mut OsSleeper) -> Vec<OpenLane> {
@@ -330,17 +354,17 @@ impl Link {
             }
             self.shm = Some(memory);
         } else {
-            for seat in &self.server().appliers {
+            for a in 0..self.server().appliers.len() {
                 let region = Arc::new(Region::anonymous(inbox_bytes(RING_BYTES)).unwrap());
                 let inbox = Inbox::new(region, 0, ring, self.session.0).unwrap();
-                let (lane, port) = tcp_lane(&self.wiring.dial, &self.near, &seat.watch);
-                made.push((Box::new(lane), Box::new(port), inbox));
+                let (lane, port) = self.remote_lane(a, &inbox);
+                made.push((lane, port, inbox));
             }
         }
         let owner = RingOwner {
             session: self.session,
             sender: FrameSender::clocked(self.rank),
-            check_frames: false,
+            check_frames: self.transport == TransportKind::Verbs,
         };
         let mut lanes = Vec::new();
         for (a, (lane, port, inbox)) in made.into_iter().enumerate() {
@@ -421,10 +445,7 @@ impl ServerLink for Link {
                 let lane = memory.attach_here("server").unwrap().swap_remove(a);
                 (Box::new(lane), Box::new(port))
             }
-            None => {
-                let (lane, port) = tcp_lane(&self.wiring.dial, &self.near, &seat.watch);
-                (Box::new(lane), Box::new(port))
-            }
+            None => self.remote_lane(a, &self.inboxes[a]),
         };
         assert!(
             seat.handle

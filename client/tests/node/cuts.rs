@@ -77,7 +77,7 @@ fn a_cut_control_connection_is_resumed() {
     let mut member = rig.member();
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, 0);
-    config.transport = TransportChoice::Tcp;
+    config.transport = BOTH[1];
     let mut sleeper = tidewater_transport::wake::OsSleeper::new(Duration::ZERO).unwrap();
     let open = tidewater_client::connect::NetServerLink::open;
     let (mut link, _lanes) = open(&member, &config, &mut sleeper, soon()).unwrap();
@@ -91,7 +91,7 @@ fn a_cut_control_connection_is_resumed() {
 #[test]
 fn recovering_a_lane_is_idempotent() {
     let rig = Rig::start();
-    for (rank, transport) in (0..).zip(BOTH) {
+    for (rank, transport) in (0..).zip(*BOTH) {
         let config = ConnectConfig {
             transport,
             ..ConnectConfig::new(token(), CLUSTER, rank)
@@ -116,7 +116,7 @@ fn a_session_whose_linger_is_over_is_gone_and_its_number_free() {
     let mut node = config();
     node.linger = Duration::from_millis(30);
     let rig = Rig::with(node);
-    for transport in BOTH {
+    for transport in *BOTH {
         let config = ConnectConfig {
             transport,
             ..ConnectConfig::new(token(), CLUSTER, 0)
@@ -158,7 +158,7 @@ fn sessions_leave_neither_descriptors_nor_memory() {
         let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
         let round = || {
             for rank in 0..3 {
-                for transport in BOTH {
+                for transport in *BOTH {
                     let config = ConnectConfig {
                         transport,
                         ..ConnectConfig::new(token(), CLUSTER, rank)

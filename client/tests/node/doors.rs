@@ -7,9 +7,7 @@ use std::time::Duration;
 use tidewater_client::ClientError;
 use tidewater_client::TableBuilder;
 use tidewater_client::connect::ConnectConfig;
-use tidewater_client::link::ServerLink;
 use tidewater_server::node::{Node, NodeError};
-use tidewater_transport::fabric::TransportKind;
 use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wire::control::{ServerRequest, encode};
@@ -53,7 +51,7 @@ fn each_wrong_claim_has_its_own_error() {
     let mut node = config();
     node.namespaces = Namespaces::Only(vec!["default".into()]);
     let rig = Rig::with(node);
-    for transport in BOTH {
+    for transport in *BOTH {
         let good = ConnectConfig {
             transport,
             ..ConnectConfig::new(token(), CLUSTER, 0)
@@ -155,7 +153,7 @@ fn silent_peers_are_closed_and_hold_nobody_up() {
         let some = [0, bytes.len() / 2, bytes.len()][n % 3];
         stream.write_all(&bytes[..some]).unwrap();
     }
-    for (rank, transport) in (0..).zip(BOTH) {
+    for (rank, transport) in (0..).zip(*BOTH) {
         let mut client = rig.client(transport, rank);
         let spec = TableBuilder::sparse::<f32>(&format!("{transport:?}"), 1);
         client.create_table::<f32>(spec.spec()).unwrap();
@@ -205,44 +203,6 @@ fn a_port_in_use_says_what_to_do() {
     let error = Node::start(second).unwrap_err();
     assert!(matches!(error, NodeError::Listen { .. }));
     assert!(error.to_string().contains("choose another port"), "{error}");
-}
-
-#[test]
-fn a_chosen_transport_is_kept_and_auto_takes_what_there_is() {
-    let rig = Rig::start();
-    let mut config = ConnectConfig::new(token(), CLUSTER, 0);
-    let mut sleeper = tidewater_transport::wake::OsSleeper::new(Duration::ZERO).unwrap();
-    let mut open = |member: &_, config: &_| {
-        let link = tidewater_client::connect::NetServerLink::open(
-            member,
-            config,
-            &mut sleeper,
-            crate::rig::soon(),
-        );
-        link.map(|(link, _)| {
-            let kind = link.transport();
-            link.detach(crate::rig::soon()).unwrap();
-            kind
-        })
-    };
-    let here = rig.member();
-    assert_eq!(open(&here, &config).unwrap(), TransportKind::Shm);
-    let mut elsewhere = here.clone();
-    elsewhere.host_id = "another".into();
-    assert_eq!(open(&elsewhere, &config).unwrap(), TransportKind::Tcp);
-    let mut deaf = here.clone();
-    deaf.endpoints.unix = "tidewater-nobody-listens-here".into();
-    assert_eq!(open(&deaf, &config).unwrap(), TransportKind::Tcp);
-    config.transport = TransportChoice::Shm;
-    for member in [&elsewhere, &deaf] {
-        let error = open(member, &config).unwrap_err();
-        assert!(error.to_string().contains("--transport"), "{error}");
-    }
-    config.transport = TransportChoice::Tcp;
-    let mut no_tcp = here;
-    no_tcp.endpoints.tcp = String::new();
-    let error = open(&no_tcp, &config).unwrap_err();
-    assert!(matches!(error, ClientError::Environment(_)), "{error}");
 }
 
 #[test]

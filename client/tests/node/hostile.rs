@@ -7,11 +7,13 @@ use std::time::Duration;
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{PullOptions, TableBuilder};
 use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::ids::{ApplierId, SessionId};
+use tidewater_transport::ids::{ApplierId, RegionKey, SessionId};
 use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::table::PushOp;
 use tidewater_transport::wire::control::{
-    Attach, Attached, ServerAnswer, ServerRequest, Transport, encode,
+    Attach, Attached, PairAddr, Remote, ServerAnswer, ServerRequest, Transport, VerbsConnect,
+    VerbsEnd, VerbsLink, encode,
 };
 use tidewater_transport::wire::handshake::HandshakeError;
 use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, Role};
@@ -19,11 +21,15 @@ use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::rig::{BOTH, CLUSTER, Rig, token};
 
-fn left() -> Duration {
+pub(crate) fn left() -> Duration {
     Duration::from_secs(10)
 }
 
-fn connect(rig: &Rig, rank: u32, purpose: Purpose) -> Result<ControlConn<TcpStream>, ConnError> {
+pub(crate) fn connect(
+    rig: &Rig,
+    rank: u32,
+    purpose: Purpose,
+) -> Result<ControlConn<TcpStream>, ConnError> {
     let stream = TcpStream::connect(&rig.member().endpoints.tcp).unwrap();
     let mut random = [0; 32];
     random[..8]
@@ -58,6 +64,30 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     }
 }
 
+/// A client's end of a lane over verbs, as it could be.
+fn verbs_lane() -> VerbsConnect {
+    let pair = |qpn| PairAddr { qpn, psn: 1 };
+    VerbsConnect {
+        applier: ApplierId(0),
+        nonce: 1,
+        end: VerbsEnd {
+            link: VerbsLink::Ethernet,
+            gid: [1; 16],
+            lid: 0,
+            mtu: 1024,
+            reads: 1,
+            reads_out: 1,
+            receives: 16,
+            pairs: (17..19).map(pair).collect(),
+        },
+        mailbox: Remote {
+            key: RegionKey(1),
+            address: 0,
+            len: MAILBOX_BYTES as u64,
+        },
+    }
+}
+
 fn lane(attached: &Attached, applier: u16) -> Purpose {
     Purpose::Lane {
         session: attached.session,
@@ -67,7 +97,7 @@ fn lane(attached: &Attached, applier: u16) -> Purpose {
 }
 
 /// A client that works before and after.
-fn unharmed(rig: &Rig, harm: impl FnOnce()) {
+pub(crate) fn unharmed(rig: &Rig, harm: impl FnOnce()) {
     let mut clients = [(0, BOTH[0]), (1, BOTH[1])].map(|(rank, t)| rig.client(t, rank));
     let mut tables = Vec::new();
     for (n, client) in clients.iter_mut().enumerate() {
@@ -212,8 +242,15 @@ fn requests_out_of_place_are_refused_and_the_connection_lives() {
             RefusalCode::UnknownSession
         );
         assert_eq!(refused(attach(Transport::Shm)), RefusalCode::BadRequest);
-        assert_eq!(refused(attach(Transport::Verbs)), RefusalCode::BadTransport);
+        assert_eq!(refused(attach(Transport::Sim)), RefusalCode::BadTransport);
+        // Queue pairs for a lane that is not there, and for one that is another connection's.
+        let queue_pairs = || ServerRequest::ConnectVerbs(verbs_lane());
+        assert_eq!(refused(queue_pairs()), RefusalCode::BadRequest);
         assert!(conn.call(&attach(Transport::Tcp), left).is_ok());
+        match conn.call(&queue_pairs(), left) {
+            Err(ConnError::Refused(no)) => assert_eq!(no.code, RefusalCode::BadRequest),
+            other => panic!("{other:?}"),
+        }
     });
 }
 

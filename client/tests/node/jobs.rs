@@ -76,7 +76,7 @@ fn clocks(rig: &Rig, job: &str) -> (u64, Vec<(u32, u64)>) {
 #[test]
 fn each_job_sees_its_own_table_of_the_same_name() {
     let rig = service();
-    for transport in BOTH {
+    for transport in *BOTH {
         let (a, b) = (format!("a-{transport:?}"), format!("b-{transport:?}"));
         let spec = TableBuilder::sparse::<i64>("w", 1);
         let mut clients = [a, b].map(|job| {
@@ -181,7 +181,7 @@ impl Raw {
 #[test]
 fn a_guessed_table_of_another_job_is_refused_like_an_unknown_one() {
     let rig = service();
-    for (n, transport) in (1..).zip(BOTH) {
+    for (n, transport) in (1..).zip(*BOTH) {
         let mut owner = worker(&rig, "a", n, transport);
         let names = ["rows", "range", "gone"].map(|name| format!("{name}{n}"));
         let rows = TableBuilder::sparse::<i64>(&names[0], 1);
@@ -239,7 +239,7 @@ fn a_guessed_table_of_another_job_is_refused_like_an_unknown_one() {
 #[test]
 fn clocks_of_two_jobs_tick_apart() {
     let spec = TableBuilder::sparse::<i64>("w", 1).at_clock(Reduce::Sum);
-    for transport in BOTH {
+    for transport in *BOTH {
         let rig = service();
         let [mut a0, mut b0] = ["a", "b"].map(|job| worker(&rig, job, 0, transport));
         let at = a0.create_table::<i64>(spec.spec()).unwrap();
@@ -275,7 +275,7 @@ fn clocks_of_two_jobs_tick_apart() {
 
 #[test]
 fn a_worker_that_is_gone_is_gone_from_its_job_only() {
-    for transport in BOTH {
+    for transport in *BOTH {
         let rig = service();
         let mut all = [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
             .map(|(job, rank)| worker(&rig, job, rank, transport));

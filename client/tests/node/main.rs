@@ -9,3 +9,6 @@ mod hostile;
 mod jobs;
 mod rig;
 mod tables;
+mod transports;
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+mod verbs;

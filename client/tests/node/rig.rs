@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::sync::{Arc, LazyLock, Mutex, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
@@ -21,7 +21,17 @@ use tidewater_transport::wire::control::{ServerMember, TableInfo};
 use tidewater_transport::wire::handshake::JobToken;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
-pub(crate) const BOTH: [TransportChoice; 2] = [TransportChoice::Shm, TransportChoice::Tcp];
+
+/// Shared memory, and what goes between hosts: TCP, or verbs with `TIDEWATER_TEST_TRANSPORT=verbs`.
+pub(crate) static BOTH: LazyLock<[TransportChoice; 2]> = LazyLock::new(|| {
+    let verbs = std::env::var("TIDEWATER_TEST_TRANSPORT").is_ok_and(|name| name == "verbs");
+    let between = if verbs {
+        TransportChoice::Verbs
+    } else {
+        TransportChoice::Tcp
+    };
+    [TransportChoice::Shm, between]
+});
 
 /// Tests that count this process's descriptors run alone.
 static ALONE: RwLock<()> = RwLock::new(());

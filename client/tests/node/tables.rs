@@ -15,7 +15,7 @@ use crate::rig::{BOTH, CLUSTER, Rig, info, soon, token};
 #[test]
 fn what_is_pushed_is_what_is_pulled() {
     let rig = Rig::start();
-    for (rank, transport) in (0..).zip(BOTH) {
+    for (rank, transport) in (0..).zip(*BOTH) {
         let mut client = rig.client(transport, rank);
         let name = format!("t{rank}");
         let spec = TableBuilder::sparse::<f32>(&name, 3);
@@ -94,7 +94,7 @@ fn a_table_is_made_once_and_released_once() {
 #[test]
 fn a_released_table_is_refused_by_name_and_the_others_live() {
     let rig = Rig::start();
-    for (rank, transport) in (0..).zip(BOTH) {
+    for (rank, transport) in (0..).zip(*BOTH) {
         let mut client = rig.client(transport, rank);
         let spec = |name: &str| TableBuilder::sparse::<f32>(name, 2);
         let gone = client.create_table::<f32>(spec("gone").spec()).unwrap();
@@ -149,7 +149,7 @@ fn namespaces_do_not_see_each_others_tables() {
     handle
         .create_table("b", &info(&handle, 2, spec.spec()))
         .unwrap();
-    for transport in BOTH {
+    for transport in *BOTH {
         for (namespace, own, other) in [("a", 1, 2), ("b", 2, 1)] {
             let mut config = ConnectConfig::new(token(), CLUSTER, 0);
             (config.namespace, config.transport) = (namespace.into(), transport);

@@ -125,12 +125,18 @@ fn a_bad_line_of_data() {
 
 #[test]
 fn a_stopped_and_a_dead_server() {
-    for (transport, signal) in [
-        (TransportChoice::Shm, Signal::STOP),
-        (TransportChoice::Tcp, Signal::STOP),
-        (TransportChoice::Shm, Signal::KILL),
-        (TransportChoice::Tcp, Signal::KILL),
-    ] {
+    stop_and_kill_a_server(&[TransportChoice::Shm, TransportChoice::Tcp]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_stopped_and_a_dead_server_over_verbs() {
+    stop_and_kill_a_server(&[TransportChoice::Verbs]);
+}
+
+fn stop_and_kill_a_server(transports: &[TransportChoice]) {
+    let each = |signal| transports.iter().map(move |&transport| (transport, signal));
+    for (transport, signal) in each(Signal::STOP).chain(each(Signal::KILL)) {
         let mut cluster = Cluster::start(2);
         let mut client = cluster.client(transport);
         let spec = TableBuilder::rows::<f32>("rows", 100, 1);

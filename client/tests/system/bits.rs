@@ -48,10 +48,10 @@ fn train(optimizer: &str, servers: u32, transport: &str) -> (crate::model::Rows,
     (rows(&model), keys.map(|key| json[key].to_string()).to_vec())
 }
 
-fn all_are_equal(optimizer: &str) {
+fn all_are_equal(optimizer: &str, others: &[(u32, &str)]) {
     let due = train(optimizer, 1, "shm");
     assert!(due.0.len() > 100, "{} rows", due.0.len());
-    for (servers, transport) in [(1, "tcp"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")] {
+    for &(servers, transport) in others {
         let (rows, figures) = train(optimizer, servers, transport);
         let what = format!("{optimizer}, {servers} servers, {transport}");
         assert_eq!(figures, due.1, "{what}");
@@ -62,12 +62,20 @@ fn all_are_equal(optimizer: &str) {
     println!("{optimizer}: {} rows, {:?}", due.0.len(), due.1);
 }
 
+const OTHERS: &[(u32, &str)] = &[(1, "tcp"), (2, "shm"), (2, "tcp"), (4, "shm"), (4, "tcp")];
+
 #[test]
 fn with_sgd() {
-    all_are_equal("sgd");
+    all_are_equal("sgd", OTHERS);
 }
 
 #[test]
 fn with_adagrad() {
-    all_are_equal("adagrad");
+    all_are_equal("adagrad", OTHERS);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn with_adagrad_over_verbs() {
+    all_are_equal("adagrad", &[(1, "verbs"), (2, "verbs")]);
 }

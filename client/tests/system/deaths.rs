@@ -51,6 +51,15 @@ fn of_a_server() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn of_a_worker_and_of_a_server_over_verbs() {
+    let (ended, pid) = kill("worker", 1, "verbs");
+    check(&ended, "worker 1", pid);
+    let (ended, pid) = kill("server", 1, "verbs");
+    check(&ended, "server 1", pid);
+}
+
+#[test]
 fn of_the_coordinator() {
     let (ended, pid) = kill("coordinator", 0, "shm");
     check(&ended, "coordinator", pid);

@@ -17,4 +17,5 @@ mod one_sided;
 mod proc;
 mod rig;
 mod signals;
+mod transports;
 mod wakeups;

@@ -17,7 +17,6 @@ const KEYS: u64 = 4_096;
 const DIM: usize = 4;
 /// Keys of one pull.
 const BATCH: usize = 4;
-const PULLS: u64 = 100_000;
 const ELEMENTS: usize = 10_000;
 
 fn key(n: u64) -> u64 {
@@ -111,8 +110,19 @@ fn are_stopped(processes: &[Process]) -> bool {
 
 #[test]
 fn pulls_of_known_rows_need_no_server_process() {
+    pull_from_stopped_servers(TransportChoice::Shm, 100_000);
+}
+
+/// The NIC answers. (An emulated one of the kernel, and slowly, where there is no other.)
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn pulls_over_verbs_need_no_server_process() {
+    pull_from_stopped_servers(TransportChoice::Verbs, 2_000);
+}
+
+fn pull_from_stopped_servers(transport: TransportChoice, pulls: u64) {
     let cluster = Cluster::start(2);
-    let mut client = cluster.client(TransportChoice::Shm);
+    let mut client = cluster.client(transport);
     let model = Model::create(&mut client);
     model.assign(&mut client, 0);
     model.learn(&mut client);
@@ -122,7 +132,7 @@ fn pulls_of_known_rows_need_no_server_process() {
     stop(&processes);
     let before = *client.counters();
     let began = clock::now();
-    for pull in 0..PULLS {
+    for pull in 0..pulls {
         model.check_rows(&mut client, pull, 0);
     }
     let took = began.elapsed();
@@ -130,8 +140,8 @@ fn pulls_of_known_rows_need_no_server_process() {
         model.check_blocks(&mut client, 0);
     }
     assert!(are_stopped(&processes));
-    check_counters(&before, client.counters());
-    println!("{PULLS} pulls of {BATCH} rows from stopped servers: {took:?}");
+    check_counters(pulls, &before, client.counters());
+    println!("{transport:?}: {pulls} pulls of {BATCH} rows from stopped servers: {took:?}");
 
     // Who needs a server waits for it, no longer than told, and says which.
     let absent = (KEYS..).map(key).next().unwrap();
@@ -159,10 +169,10 @@ fn pulls_of_known_rows_need_no_server_process() {
 }
 
 /// Every row proved itself; none came from a server's hand.
-fn check_counters(before: &Counters, after: &Counters) {
+fn check_counters(pulls: u64, before: &Counters, after: &Counters) {
     let delta = |field: fn(&Counters) -> u64| field(after) - field(before);
-    assert_eq!(delta(|c| c.pulls), PULLS + 100);
-    assert_eq!(delta(|c| c.rows_consistent), PULLS * BATCH as u64);
+    assert_eq!(delta(|c| c.pulls), pulls + 100);
+    assert_eq!(delta(|c| c.rows_consistent), pulls * BATCH as u64);
     assert!(delta(|c| c.blocks_consistent) >= 100 * 10);
     assert_eq!(delta(|c| c.rows_gathered), 0);
     assert_eq!(delta(|c| c.gather_fallbacks), 0);

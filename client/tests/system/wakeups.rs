@@ -72,3 +72,9 @@ fn no_push_over_shared_memory_is_slept_through() {
 fn no_push_over_tcp_is_slept_through() {
     pushes_after_idle_gaps(TransportChoice::Tcp);
 }
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn no_push_over_verbs_is_slept_through() {
+    pushes_after_idle_gaps(TransportChoice::Verbs);
+}

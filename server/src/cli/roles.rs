@@ -22,7 +22,7 @@ use tidewater_server::node::CAPACITY_DEFAULT;
 use tidewater_server::process::{Server, ServerConfig, ServerError};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
-use tidewater_transport::launch::{JobEnv, Token};
+use tidewater_transport::launch::{JobEnv, RdmaDevice, Token};
 use tidewater_transport::wire::handshake::JobToken;
 
 /// What a lost worker means.
@@ -86,6 +86,10 @@ pub(crate) struct ServerArgs {
     /// Lock parameters and their state in memory, so that they are never swapped.
     #[arg(long)]
     mlock: bool,
+    /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// that has the address at which a client has come].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Option<RdmaDevice>,
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -113,6 +117,10 @@ pub(crate) struct ServeArgs {
     /// that are used cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
+    /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// that has the address at which a client has come].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Option<RdmaDevice>,
     /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -187,6 +195,7 @@ fn run_server(args: ServerArgs) -> Outcome {
     config.local_clients = known.map_or(0, |env| env.workers);
     config.capacity = args.capacity;
     config.mlock = args.mlock;
+    config.rdma_device = rdma_device(args.rdma_device, known)?;
     config.listen = args.listen;
     config.advertise = args.advertise;
     let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
@@ -215,6 +224,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         workers: args.workers,
         appliers: args.appliers,
         capacity: args.capacity,
+        rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
         token: Some(token(args.token_file, env.as_ref())?),
         listen: args.listen,
         advertise: args.advertise,
@@ -313,6 +323,18 @@ fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCo
         },
     };
     Ok(JobToken::new(*token.as_bytes()))
+}
+
+/// The flag's, or the variable's, which counts outside of a job too.
+fn rdma_device(
+    flag: Option<RdmaDevice>,
+    env: Option<&JobEnv>,
+) -> Result<Option<RdmaDevice>, ExitCode> {
+    match (flag, env) {
+        (Some(device), _) => Ok(Some(device)),
+        (None, Some(env)) => Ok(env.rdma_device.clone()),
+        (None, None) => RdmaDevice::from_env().map_err(|error| complain(3, error)),
+    }
 }
 
 fn needed<T>(flag: Option<T>, env: Option<T>, name: &str) -> Result<T, ExitCode> {

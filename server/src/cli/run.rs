@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tidewater_server::launcher::{self, Prefix, ProcessCommand, RunConfig};
-use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 
 use super::parse_duration;
 
@@ -28,9 +28,13 @@ pub(crate) struct RunArgs {
     /// Copies of PROGRAM to start.
     #[arg(long, short, default_value_t = 1, value_name = "W")]
     workers: u32,
-    /// How workers reach servers: auto, shm or tcp.
-    #[arg(long, default_value = "auto", value_parser = parse_transport)]
+    /// How workers reach servers: auto, shm, tcp or verbs (RDMA).
+    #[arg(long, default_value = "auto")]
     transport: TransportChoice,
+    /// RDMA device of all processes, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// that has the connection's address].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Option<RdmaDevice>,
     /// Begin each line of output with who wrote it [default: stderr, and stdout on a terminal].
     #[arg(long)]
     prefix: bool,
@@ -84,6 +88,7 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     config.servers = args.servers;
     config.workers = args.workers;
     config.transport = args.transport;
+    config.rdma_device = args.rdma_device;
     config.appliers = args.appliers;
     config.timeout = args.timeout;
     config.grace = args.grace;
@@ -117,10 +122,6 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             ExitCode::from(error.code())
         }
     }
-}
-
-fn parse_transport(text: &str) -> Result<TransportChoice, &'static str> {
-    text.parse()
 }
 
 #[cfg(test)]

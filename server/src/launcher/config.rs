@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::Access;
-use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 use tidewater_transport::limits::{
     COORDINATOR_START_TIMEOUT, LOCAL_PROCESSES_MAX, SERVERS_MAX, STOP_GRACE,
 };
@@ -67,6 +67,8 @@ pub struct RunConfig {
     pub workers: u32,
     /// Told to every process; `Auto` lets client and server agree.
     pub transport: TransportChoice,
+    /// Told to every process; `None` leaves what the launcher's environment says.
+    pub rdma_device: Option<RdmaDevice>,
     /// Applier threads of each server; `None` lets the server choose.
     pub appliers: Option<u16>,
     /// Which lines are prefixed.
@@ -101,6 +103,7 @@ impl RunConfig {
             servers: 1,
             workers: 1,
             transport: TransportChoice::Auto,
+            rdma_device: None,
             appliers: None,
             prefix: Prefix::Auto,
             timeout: None,

@@ -75,6 +75,7 @@ impl Job {
             servers: config.servers,
             workers: config.workers,
             transport: config.transport,
+            rdma_device: config.rdma_device.clone(),
             appliers: config.appliers,
             coordinator: None,
         };

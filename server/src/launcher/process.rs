@@ -12,7 +12,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
     pidfd_send_signal, waitid,
 };
-use tidewater_transport::launch::{Role, TransportChoice};
+use tidewater_transport::launch::{RdmaDevice, Role, TransportChoice};
 use tidewater_transport::limits::KILL_TIMEOUT;
 
 use super::config::ProcessCommand;
@@ -104,6 +104,7 @@ pub(super) struct Spawner {
     pub(super) servers: u32,
     pub(super) workers: u32,
     pub(super) transport: TransportChoice,
+    pub(super) rdma_device: Option<RdmaDevice>,
     pub(super) appliers: Option<u16>,
     /// Where the coordinator listens, once it said so.
     pub(super) coordinator: Option<String>,
@@ -157,6 +158,9 @@ impl Spawner {
             .env_remove("TIDEWATER_TOKEN_FD")
             .env_remove("TIDEWATER_COORDINATOR")
             .env_remove("TIDEWATER_READY_FD");
+        if let Some(device) = &self.rdma_device {
+            command.env("TIDEWATER_RDMA_DEVICE", device.as_str());
+        }
         if let Some(appliers) = self.appliers {
             command.env("TIDEWATER_APPLIERS", appliers.to_string());
         }

@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tidewater_transport::ids::{ClusterId, Incarnation, ServerId};
+use tidewater_transport::launch::RdmaDevice;
 use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, SESSION_LINGER};
 use tidewater_transport::wire::handshake::{JobToken, Namespaces};
 
@@ -43,6 +44,8 @@ pub struct NodeConfig {
     pub capacity: usize,
     /// Whether what is used of them is locked in memory.
     pub mlock: bool,
+    /// RDMA device to serve through; `None`: the one that has the address at which a client came.
+    pub rdma_device: Option<RdmaDevice>,
     /// Where to listen on TCP. Port 0: any free one.
     pub tcp: Option<SocketAddr>,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -77,6 +80,7 @@ impl NodeConfig {
             local_clients: 0,
             capacity: CAPACITY_DEFAULT,
             mlock: false,
+            rdma_device: None,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             advertise: None,
             unix: true,

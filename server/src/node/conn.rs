@@ -1,7 +1,7 @@
 //! One connection of the control thread: a socket that does not block, and the buffers of its peer.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
@@ -22,6 +22,16 @@ pub(super) type ConnId = u64;
 pub(super) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Socket {
+    /// The address of this host at which the peer came, `None` over the unix socket.
+    pub(super) fn local(&self) -> Option<IpAddr> {
+        match self {
+            Self::Tcp(s) => s.local_addr().ok().map(|at| at.ip().to_canonical()),
+            Self::Unix(_) => None,
+        }
+    }
 }
 
 impl AsFd for Socket {

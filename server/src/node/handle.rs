@@ -9,7 +9,7 @@ use tidewater_transport::ids::{ApplierId, Incarnation, PartitionId, TableId, Wor
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::limits::TABLES_MAX;
 use tidewater_transport::placement::Owner;
-use tidewater_transport::wake::{Bell, Watch};
+use tidewater_transport::wake::{Arms, Bell, Watch};
 use tidewater_transport::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
@@ -22,6 +22,9 @@ use crate::apply::table::Table;
 use crate::namespace::NamespaceId;
 use crate::store::extents::Preparer;
 use crate::store::{ServerMemory, StoreError};
+
+/// Bytes of a word of a ticket line.
+const TICKET_WORD_BYTES: u64 = 8;
 
 /// What all threads of a server share.
 #[derive(Debug)]
@@ -41,6 +44,12 @@ pub(super) struct Crew {
     pub(super) handle: ApplierHandle,
     /// The descriptors it sleeps on: sockets of its lanes are added.
     pub(super) watch: Watch,
+    /// What it arms before it sleeps: completion queues of its lanes.
+    #[cfg_attr(
+        not(any(feature = "verbs", feature = "verbs-dlopen")),
+        expect(dead_code, reason = "read by `verbs`")
+    )]
+    pub(super) arms: Arms,
     pub(super) bell: Bell,
 }
 
@@ -382,12 +391,22 @@ fn in_parallel<T: Send>(
     })
 }
 
-/// Where a ticket line of an applier is.
-pub(super) fn ticket(memory: &ServerMemory, applier: u16) -> Remote {
-    let len = LINE_BYTES as u64;
+/// Who performs atomics on a word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Counts {
+    /// Processors: those of clients on shm, the appliers' for clients on tcp.
+    Processors = 0,
+    /// NICs. Their atomics are atomic among themselves only: an increment by a processor in the
+    /// middle of one is lost.
+    Nics = 1,
+}
+
+/// Where the word of an applier's ticket line is in which a client counts.
+pub(super) const fn ticket(memory: &ServerMemory, applier: u16, counts: Counts) -> Remote {
+    let line = applier as u64 * LINE_BYTES as u64;
     Remote {
         key: memory.counters_key,
-        address: u64::from(applier) * len,
-        len,
+        address: line + TICKET_WORD_BYTES * counts as u64,
+        len: TICKET_WORD_BYTES,
     }
 }

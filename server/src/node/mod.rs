@@ -15,7 +15,8 @@
 //! | `threads` | the applier threads: cores, spinning |
 //! | `listen`, `conn` | sockets that listen; one connection |
 //! | `control`, `requests` | the control thread's loop; its answers |
-//! | `sessions` | client threads that are attached |
+//! | `sessions` | client threads that are attached, and their lanes |
+//! | `verbs` | what lanes over RDMA stand on; `no_verbs` where it is not built in |
 //! | `catalogue`, `handle` | tables; the other threads' hand |
 //! | `orders` | the hand as the coordinator's orders, saves and loads use it |
 
@@ -30,6 +31,11 @@ mod orders;
 mod requests;
 mod sessions;
 mod threads;
+#[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
+#[path = "no_verbs.rs"]
+mod verbs;
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+mod verbs;
 
 use std::sync::Arc;
 use std::thread::JoinHandle;

@@ -51,7 +51,8 @@ impl Control {
                 }
                 let count = conn.fds.len();
                 let fds = conn.fds.take(count).unwrap_or_default();
-                let (attached, memory) = self.sessions.attach(id, hello, attach, fds)?;
+                let owner = (id, conn.socket.local());
+                let (attached, memory) = self.sessions.attach(owner, hello, attach, fds)?;
                 conn.session = Some(attached.session);
                 Ok((ServerAnswer::Attached(attached), memory))
             }
@@ -60,6 +61,11 @@ impl Control {
                 let session = conn.session.ok_or_else(|| bad("attach or resume first"))?;
                 let (recovered, memory) = self.sessions.recover(session, applier)?;
                 Ok((ServerAnswer::Recovered(recovered), memory))
+            }
+            ServerRequest::ConnectVerbs(offer) => {
+                let session = conn.session.ok_or_else(|| bad("attach or resume first"))?;
+                let connected = self.sessions.connect_verbs(session, &offer)?;
+                Ok((ServerAnswer::VerbsConnected(connected), None))
             }
             ServerRequest::Describe { table } => self.describe(conn, table),
             ServerRequest::Clocks { domain } => self.clocks(conn, domain),

@@ -1,32 +1,38 @@
 //! The sessions of a server: made, cut, resumed, recovered, ended. Used by the control thread.
 
+mod lanes;
+
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
-use tidewater_transport::fabric::Inbox;
-use tidewater_transport::ids::{ApplierId, SessionId, WorkerId};
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::inbox_bytes;
+use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::SESSIONS_MAX;
-use tidewater_transport::mem::Region;
-use tidewater_transport::shm::{self, ApplierEnd, SessionMemory};
-use tidewater_transport::tcp::TcpPort;
+use tidewater_transport::shm::{self, SessionMemory};
 use tidewater_transport::wake::Bell;
-use tidewater_transport::wire::control::{
-    Attach, Attached, LaneGrant, Recovered, ShmAttach, Transport,
-};
+use tidewater_transport::wire::control::{Attach, Attached, Transport};
 use tidewater_transport::wire::hello::{Hello, RANK_ANY};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
+use super::NodeError;
 use super::conn::ConnId;
-use super::handle::{Shared, ticket};
-use super::{NodeError, doze_at};
+use super::handle::Shared;
+use super::verbs::{Verbs, VerbsSession};
 use crate::apply::command::Command;
-use crate::inbox::{Ring, RingOwner};
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::NamespaceId;
+
+/// What carries the lanes of a session.
+#[derive(Debug)]
+enum Carrier {
+    /// Shared memory, and the client's doorbell.
+    Shm(Bell),
+    /// A connection for each lane.
+    Tcp,
+    /// Queue pairs.
+    Verbs(VerbsSession),
+}
 
 /// One client thread attached to this server.
 #[derive(Debug)]
@@ -36,9 +42,8 @@ struct Session {
     rank: u32,
     thread: u32,
     ring_bytes: usize,
-    /// The client's doorbell, on shm.
-    bell: Option<Bell>,
-    /// For each lane the nonce that its next connection presents, once (tcp).
+    carrier: Carrier,
+    /// For each lane the nonce with which it is connected, once (tcp, verbs).
     nonces: Vec<Option<u64>>,
     /// Its control connection; `None` while that is cut.
     owner: Option<ConnId>,
@@ -61,6 +66,7 @@ pub(super) type WithMemory<T> = (T, Option<SessionMemory>);
 pub(super) struct Sessions {
     shared: Arc<Shared>,
     memory: Arc<shm::ServerMemory>,
+    verbs: Verbs,
     all: HashMap<SessionId, Session>,
 }
 
@@ -77,6 +83,7 @@ impl Sessions {
         Ok(Self {
             shared,
             memory: Arc::new(memory),
+            verbs: Verbs::new(),
             all: HashMap::new(),
         })
     }
@@ -85,29 +92,16 @@ impl Sessions {
         self.all.len()
     }
 
-    /// Makes a session for the client thread at the other end of `owner`. `fds` came along.
+    /// Makes a session for the client thread at the other end of `owner`, which came to the
+    /// address `local` of this host, if not over the unix socket. `fds` came along.
     pub(super) fn attach(
         &mut self,
-        owner: ConnId,
+        (owner, local): (ConnId, Option<IpAddr>),
         hello: &Hello,
         attach: Attach,
-        mut fds: Vec<OwnedFd>,
+        fds: Vec<OwnedFd>,
     ) -> Result<WithMemory<Attached>, Refusal> {
-        let bell = match (attach.transport, fds.pop()) {
-            (Transport::Shm, Some(fd)) if fds.is_empty() => Some(Bell::from_peer(fd).map_err(io)?),
-            (Transport::Tcp, None) => None,
-            (Transport::Shm | Transport::Tcp, _) => {
-                return Err(bad(
-                    "shm comes with one doorbell, over the unix socket; tcp with none",
-                ));
-            }
-            _ => {
-                return Err(Refusal::new(
-                    RefusalCode::BadTransport,
-                    [attach.transport as u64, 0, 0, 0],
-                ));
-            }
-        };
+        let carrier = self.carrier(attach.transport, local, &hello.namespace, fds)?;
         self.make_room(hello, attach.thread)?;
         let id = SessionId(random()?);
         let lanes = self.shared.appliers.len();
@@ -117,12 +111,12 @@ impl Sessions {
             rank: hello.rank,
             thread: attach.thread,
             ring_bytes: attach.ring_bytes as usize,
-            bell,
+            carrier,
             nonces: vec![None; lanes],
             owner: Some(owner),
             cuts: 0,
         };
-        let memory = self.add_rings(id, &session)?;
+        let memory = self.add_rings(id, &mut session)?;
         if memory.is_none() {
             for nonce in &mut session.nonces {
                 *nonce = Some(random()?);
@@ -137,6 +131,34 @@ impl Sessions {
             shm,
         };
         Ok((attached, memory))
+    }
+
+    /// What will carry a session's lanes.
+    fn carrier(
+        &mut self,
+        transport: Transport,
+        local: Option<IpAddr>,
+        namespace: &str,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Carrier, Refusal> {
+        match (transport, local, fds.pop()) {
+            (Transport::Shm, None, Some(fd)) if fds.is_empty() => {
+                Ok(Carrier::Shm(Bell::from_peer(fd).map_err(io)?))
+            }
+            (Transport::Tcp, _, None) => Ok(Carrier::Tcp),
+            (Transport::Verbs, Some(local), None) => {
+                let session = self.verbs.attach(&self.shared, local, namespace)?;
+                Ok(Carrier::Verbs(session))
+            }
+            (Transport::Shm | Transport::Tcp | Transport::Verbs, ..) => Err(bad(
+                "shm comes with one doorbell, over the unix socket; tcp with none; verbs with none, \
+                 over TCP",
+            )),
+            (Transport::Sim, ..) => {
+                let numbers = [transport as u64, 0, 0, 0];
+                Err(Refusal::new(RefusalCode::BadTransport, numbers))
+            }
+        }
     }
 
     /// Refuses a thread that has a live session; one whose connection is cut makes way.
@@ -189,94 +211,6 @@ impl Sessions {
         Ok(job.id)
     }
 
-    /// One ring at each applier, all or none. On shm they come with their ports.
-    fn add_rings(
-        &self,
-        id: SessionId,
-        session: &Session,
-    ) -> Result<Option<SessionMemory>, Refusal> {
-        let memory = match session.bell {
-            Some(_) => {
-                let ends: Vec<_> = (0..session.nonces.len() as u16)
-                    .map(|a| self.end_of(a))
-                    .collect();
-                let made = SessionMemory::create(&self.memory, &ends, session.ring_bytes, id.0);
-                Some(made.map_err(io)?)
-            }
-            None => None,
-        };
-        let mut rings = Vec::new();
-        for a in 0..session.nonces.len() {
-            match self.ring(a, id, session, memory.as_ref()) {
-                Ok(ring) => rings.push(Box::new(ring)),
-                Err(e) => {
-                    for ring in rings {
-                        // A ring of this memory: giving it back does not fail.
-                        let _ = ring.release(&self.shared.memory);
-                    }
-                    return Err(e);
-                }
-            }
-        }
-        let mut rings = rings.into_iter();
-        let added = self.shared.ask_all(|_, tx| match rings.next() {
-            Some(ring) => Command::AddRing(ring, tx),
-            None => Command::DropRing(id, tx),
-        });
-        added.map_err(|e| e.refusal())?;
-        Ok(memory)
-    }
-
-    /// The ring of lane `a`.
-    fn ring(
-        &self,
-        a: usize,
-        id: SessionId,
-        session: &Session,
-        memory: Option<&SessionMemory>,
-    ) -> Result<Ring, Refusal> {
-        let owner = RingOwner {
-            session: id,
-            sender: FrameSender {
-                rank: WorkerId(session.rank),
-                clocked: session.thread == 0,
-                namespace: session.job,
-            },
-            check_frames: false,
-        };
-        let inbox = match memory {
-            Some(memory) => memory.inbox(a).map_err(io)?,
-            None => private_inbox(session.ring_bytes, id)?,
-        };
-        let port = match (memory, &session.bell) {
-            (Some(memory), Some(bell)) => Some(memory.port(a, &session.peer(), bell).map_err(io)?),
-            _ => None,
-        };
-        let ring = Ring::new(owner, inbox, &self.shared.memory, a as u32);
-        let mut ring = ring.map_err(|e| NodeError::from(e).refusal())?;
-        if let Some(port) = port {
-            ring.attach(Box::new(port)).map_err(io)?;
-        }
-        Ok(ring)
-    }
-
-    fn end_of(&self, applier: u16) -> ApplierEnd {
-        let bell = self.shared.appliers[usize::from(applier)].bell.clone();
-        ApplierEnd {
-            doze_at: doze_at(applier) as u64,
-            bell,
-        }
-    }
-
-    fn grant(&self, applier: u16, session: &Session) -> LaneGrant {
-        let nonce = session.nonces.get(usize::from(applier)).copied();
-        LaneGrant {
-            applier: ApplierId(applier),
-            nonce: nonce.flatten().unwrap_or(0),
-            ticket: ticket(&self.shared.memory, applier),
-        }
-    }
-
     /// Gives a session to a new control connection; the one it had before, if that lives still.
     pub(super) fn resume(
         &mut self,
@@ -289,7 +223,7 @@ impl Sessions {
         let session = session
             .filter(|s| (&s.namespace, s.rank) == (&hello.namespace, hello.rank))
             .ok_or_else(|| unknown(id))?;
-        if session.bell.is_some() != is_unix {
+        if matches!(session.carrier, Carrier::Shm(_)) != is_unix {
             return Err(bad(
                 "a session is resumed over the kind of socket it was made on",
             ));
@@ -331,124 +265,6 @@ impl Sessions {
             }
         }
     }
-
-    /// Recovers a lane. May be repeated: it ends what it made before.
-    pub(super) fn recover(
-        &mut self,
-        id: SessionId,
-        applier: ApplierId,
-    ) -> Result<WithMemory<Recovered>, Refusal> {
-        let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
-        let a = usize::from(applier.0);
-        let crew = self.shared.appliers.get(a).ok_or_else(|| {
-            let numbers = [
-                u64::from(applier.0),
-                self.shared.appliers.len() as u64,
-                0,
-                0,
-            ];
-            Refusal::new(RefusalCode::UnknownApplier, numbers)
-        })?;
-        let ended = |_| Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
-        let state = crew
-            .handle
-            .ask(|tx| Command::Recover(id, tx))
-            .map_err(ended)?;
-        let state = state.ok_or_else(|| unknown(id))?;
-        let memory = match &session.bell {
-            Some(bell) => {
-                let (bytes, end) = (session.ring_bytes, self.end_of(applier.0));
-                let memory =
-                    SessionMemory::create(&self.memory, &[end], bytes, id.0).map_err(io)?;
-                let inbox = memory.inbox(0).map_err(io)?;
-                let port = Box::new(memory.port(0, &session.peer(), bell).map_err(io)?);
-                let renewed = crew.handle.ask(|tx| Command::Renew(id, inbox, port, tx));
-                if !renewed.map_err(ended)? {
-                    return Err(unknown(id));
-                }
-                Some(memory)
-            }
-            None => None,
-        };
-        let nonce = if memory.is_none() {
-            Some(random()?)
-        } else {
-            None
-        };
-        if let Some(place) = self.all.get_mut(&id).and_then(|s| s.nonces.get_mut(a)) {
-            *place = nonce;
-        }
-        let lane = LaneGrant {
-            applier,
-            nonce: nonce.unwrap_or(0),
-            ticket: ticket(&self.shared.memory, applier.0),
-        };
-        let shm = memory.as_ref().map(SessionMemory::numbers);
-        Ok((recovered(lane, shm, state), memory))
-    }
-
-    /// Whether the connection of a lane is the one that was granted.
-    pub(super) fn check_lane(
-        &self,
-        hello: &Hello,
-        (id, applier, nonce): (SessionId, ApplierId, u64),
-    ) -> Result<(), Refusal> {
-        let session = self.all.get(&id);
-        let session = session
-            .filter(|s| (&s.namespace, s.rank) == (&hello.namespace, hello.rank))
-            .ok_or_else(|| unknown(id))?;
-        match session.nonces.get(usize::from(applier.0)) {
-            None => {
-                let numbers = [u64::from(applier.0), session.nonces.len() as u64, 0, 0];
-                Err(Refusal::new(RefusalCode::UnknownApplier, numbers))
-            }
-            Some(&Some(granted)) if granted == nonce => Ok(()),
-            Some(_) => Err(bad(
-                "the lane was granted anew since, or is connected: recover it",
-            )),
-        }
-    }
-
-    /// Hands the connection of a lane, which was checked, to its applier.
-    pub(super) fn connect_lane(
-        &mut self,
-        (id, applier): (SessionId, ApplierId),
-        stream: std::net::TcpStream,
-        from: String,
-    ) -> Result<(), NodeError> {
-        let a = usize::from(applier.0);
-        let nonce = self.all.get_mut(&id).and_then(|s| s.nonces.get_mut(a));
-        let (Some(nonce), Some(crew)) = (nonce, self.shared.appliers.get(a)) else {
-            return Ok(());
-        };
-        *nonce = None;
-        let failed = super::error::system("open a lane");
-        let port = TcpPort::new(stream, from, crew.watch.clone());
-        let port = port.map_err(|e| failed(std::io::Error::other(e)))?;
-        // If the applier does not take it, the client finds the lane broken and recovers it.
-        crew.handle
-            .send(Command::AttachPort(id, Box::new(port), bounded(1).0))?;
-        Ok(())
-    }
-}
-
-fn recovered(lane: LaneGrant, shm: Option<ShmAttach>, state: StateLine) -> Recovered {
-    Recovered {
-        lane,
-        shm,
-        applied_seq: state.applied_seq,
-        durable_seq: state.durable_seq,
-        head_bytes: state.head_bytes,
-        rejected: state.rejected,
-    }
-}
-
-/// Memory of a lane that its client does not map.
-fn private_inbox(ring_bytes: usize, id: SessionId) -> Result<Inbox, Refusal> {
-    let ring = RingGeometry::new(ring_bytes)
-        .ok_or_else(|| Refusal::new(RefusalCode::BadRing, [ring_bytes as u64, 0, 0, 0]))?;
-    let region = Region::anonymous(inbox_bytes(ring_bytes)).map_err(io)?;
-    Inbox::new(Arc::new(region), 0, ring, id.0).map_err(io)
 }
 
 fn random() -> Result<u64, Refusal> {

@@ -62,6 +62,7 @@ fn start_one(
     let mut sleeper = OsSleeper::new(plan.spin).map_err(system("make a doorbell"))?;
     sleeper.add_doze(Arc::clone(memory.public.region()), doze_at(a));
     let (watch, bell) = (sleeper.watch().clone(), sleeper.bell().clone());
+    let arms = sleeper.arms().clone();
     let (handle, commands) = ApplierHandle::new(Some(bell.clone()));
     let workers = (0..config.workers).map(WorkerId);
     let mut applier = Applier::new(Arc::clone(memory), u32::from(a), workers, commands)?;
@@ -85,6 +86,7 @@ fn start_one(
     let crew = Crew {
         handle,
         watch,
+        arms,
         bell,
     };
     Ok((crew, thread))

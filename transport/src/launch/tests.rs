@@ -37,7 +37,11 @@ fn a_worker_reads_its_place() {
     let file = token_file(&format!("{HEX}\n"), 0o600);
     let path = file.path().to_str().unwrap();
     let env = job(
-        &[("TIDEWATER_TRANSPORT", "shm"), ("TIDEWATER_APPLIERS", "4")],
+        &[
+            ("TIDEWATER_TRANSPORT", "verbs"),
+            ("TIDEWATER_RDMA_DEVICE", "rxe0:1"),
+            ("TIDEWATER_APPLIERS", "4"),
+        ],
         path,
     );
     let env = env.unwrap().unwrap();
@@ -48,8 +52,9 @@ fn a_worker_reads_its_place() {
     assert_eq!(env.coordinator.as_deref(), Some("[::1]:4000"));
     assert_eq!(
         (env.transport, env.appliers),
-        (TransportChoice::Shm, Some(4))
+        (TransportChoice::Verbs, Some(4))
     );
+    assert_eq!(env.rdma_device.unwrap().as_str(), "rxe0:1");
     assert_eq!(env.token.to_hex(), HEX);
     assert_eq!(
         format!("{:?}", env.token),
@@ -112,6 +117,7 @@ fn wrong_values_name_the_variable_and_the_remedy() {
         ("TIDEWATER_COORDINATOR", "host:0"),
         ("TIDEWATER_COORDINATOR", "ho st:1"),
         ("TIDEWATER_TRANSPORT", "pigeon"),
+        ("TIDEWATER_RDMA_DEVICE", "../../etc"),
         ("TIDEWATER_ROLE", "boss"),
         ("TIDEWATER_APPLIERS", "65"),
         ("TIDEWATER_LOCAL_RANK", "3"),

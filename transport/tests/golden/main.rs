@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use tidewater_transport::launch::VARIABLES;
 
 mod structures;
+mod verbs;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
@@ -57,6 +58,7 @@ fn hex(bytes: &[u8]) -> String {
 fn golden_bytes_are_what_the_code_builds() {
     let built: BTreeMap<String, String> = structures::all()
         .into_iter()
+        .chain(verbs::all())
         .map(|(name, bytes)| (format!("golden {name}"), hex(&bytes)))
         .collect();
     let told: BTreeMap<String, String> = blocks(&read("docs/PROTOCOL.md"))

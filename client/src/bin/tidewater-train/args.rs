@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidewater_client::Sync;
 use tidewater_client::data::Format;
 use tidewater_client::train::defaults;
-use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 use tidewater_transport::table::Optimizer;
 
 const EXAMPLES: &str = "\
@@ -175,9 +175,13 @@ pub(crate) struct TrainArgs {
     /// Write the figures into this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// How to reach servers: auto, shm or tcp [default: what the launcher says, or auto].
+    /// How to reach servers: auto, shm, tcp or verbs [default: what the launcher says, or auto].
     #[arg(long, value_name = "KIND")]
     pub(crate) transport: Option<TransportChoice>,
+    /// In a job: RDMA device to reach servers by, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE,
+    /// or the one of the connection's address].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    pub(crate) rdma_device: Option<RdmaDevice>,
     /// Alone: servers of the cluster inside this process [default: 1].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: Option<u32>,
@@ -284,7 +288,10 @@ mod tests {
             ("t lr --train a --lr nan", "not a number above 0"),
             ("t ftrl --train a --l1 -1", "not a number from 0"),
             ("t lr --train a --batch 0", "non-zero"),
-            ("t lr --train a --transport ib", "use auto, shm or tcp"),
+            (
+                "t lr --train a --transport ib",
+                "use auto, shm, tcp or verbs",
+            ),
             ("t lr --train a --test-each-epoch", "--test"),
         ] {
             let e = parse(line).unwrap_err();

@@ -32,6 +32,7 @@ pub(crate) fn connect(args: &TrainArgs) -> Result<Connected, Failure> {
         return Err(Failure::usage(what));
     }
     job.transport = args.transport.unwrap_or(job.transport);
+    job.rdma_device = args.rdma_device.clone().or(job.rdma_device);
     let client = job.sync(args.sync).connect()?;
     Ok(Connected {
         client,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::members::applier_id;
 use super::server::Remote;
 use crate::ids::ApplierId;
+use crate::layout::directory::KEY_CELL_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX};
 use crate::wire::WireError;
@@ -26,7 +27,7 @@ const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 /// Pairs of the smallest lane: one that pushes and one that pulls.
 const PAIRS_MIN: usize = 2;
 /// Bytes of a cell of the key directory.
-pub const VERBS_DIRECTORY_CELL_BYTES: u64 = 32;
+pub const VERBS_DIRECTORY_CELL_BYTES: u64 = KEY_CELL_BYTES as u64;
 
 /// The link layer of a port: by it a path is addressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,0 +1,107 @@
+//! Which transport a session takes.
+//!
+//! A choice is kept or fails with what is missing. `Auto` takes the first that can be had of shared
+//! memory, verbs and TCP, and says in one line why not the ones before. Shared memory comes before
+//! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::TransportKind;
+use tidewater_transport::ids::SessionId;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::wake::OsSleeper;
+use tidewater_transport::wire::control::ServerMember;
+
+use super::{Failure, NetServerLink};
+use crate::connect::ConnectConfig;
+use crate::error::ClientError;
+use crate::link::OpenLane;
+
+impl NetServerLink {
+    /// Attaches the calling thread, which sleeps in `sleeper`, to a server. The lanes come in the
+    /// order of the server's appliers. `Auto` takes shared memory on one host, else verbs if both
+    /// ends have them, else TCP, and says why (one line, level info); another choice is kept or
+    /// fails.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when the chosen transport cannot be had, which names what is
+    /// missing and where; [`ClientError::Refused`] with the server's reason;
+    /// [`ClientError::Control`] when the handshake fails; [`ClientError::ServerLost`] when the
+    /// deadline passes.
+    pub fn open(
+        server: &ServerMember,
+        config: &ConnectConfig,
+        sleeper: &mut OsSleeper,
+        deadline: Deadline,
+    ) -> Result<(Self, Vec<OpenLane>), ClientError> {
+        let mut link = Self {
+            name: String::new(),
+            server: server.clone(),
+            config: config.clone(),
+            transport: TransportKind::Tcp,
+            conn: None,
+            session: SessionId(0),
+            watch: sleeper.watch().clone(),
+            bell: sleeper.bell().clone(),
+            arms: sleeper.arms().clone(),
+            dozes: sleeper.dozes().clone(),
+            doze: Vec::new(),
+            verbs: None,
+        };
+        let opened = match config.transport {
+            TransportChoice::Shm => link.open_shm(deadline),
+            TransportChoice::Tcp => link.open_tcp(deadline),
+            TransportChoice::Verbs => link.open_verbs(deadline),
+            _ => link.open_best(deadline),
+        };
+        match opened {
+            Ok(lanes) => Ok((link, lanes)),
+            Err(Failure::Final(e)) => Err(e),
+            Err(Failure::Again(why) | Failure::Unfit(why)) => Err(link.cannot(&why)),
+        }
+    }
+
+    /// The first transport that can be had.
+    fn open_best(&mut self, deadline: Deadline) -> Result<Vec<OpenLane>, Failure> {
+        let server = self.server.id;
+        let no_shm = match self.open_shm(deadline) {
+            Err(Failure::Unfit(why)) => why,
+            Ok(lanes) => {
+                tracing::info!(%server, "lanes over shared memory: one host");
+                return Ok(lanes);
+            }
+            failed => return failed,
+        };
+        // That connection was for shared memory.
+        self.conn = None;
+        let no_verbs = match self.open_verbs(deadline) {
+            Err(Failure::Unfit(why)) => why,
+            Ok(lanes) => {
+                tracing::info!(%server, no_shm, "lanes over verbs: both ends have them");
+                return Ok(lanes);
+            }
+            failed => return failed,
+        };
+        let lanes = self.open_tcp(deadline)?;
+        tracing::info!(%server, no_shm, no_verbs, "lanes over tcp: nothing faster can be had");
+        Ok(lanes)
+    }
+
+    /// A chosen transport cannot be had: says what was asked for and how to do without.
+    fn cannot(&self, why: &str) -> ClientError {
+        let (what, remedy) = match self.config.transport {
+            TransportChoice::Shm => (
+                "shared memory was asked for (TIDEWATER_TRANSPORT=shm)",
+                "start both on one host as one user, or use --transport auto or tcp",
+            ),
+            TransportChoice::Verbs => (
+                "RDMA was asked for (TIDEWATER_TRANSPORT=verbs)",
+                "docs/HPC.md says what it needs; or use --transport auto or tcp",
+            ),
+            _ => ("no transport can be had", "look at the server's log"),
+        };
+        ClientError::Environment(format!(
+            "{what}, but server {}: {why}; {remedy}",
+            self.server.id
+        ))
+    }
+}

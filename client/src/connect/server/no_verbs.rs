@@ -1,0 +1,47 @@
+//! Stands for `verbs` in a program that was built without RDMA: there is no such side.
+
+use std::net::IpAddr;
+
+use tidewater_transport::fabric::Lane;
+use tidewater_transport::ids::ApplierId;
+use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::wake::{Arms, Watch};
+use tidewater_transport::wire::control::{VerbsConnect, VerbsConnected};
+
+/// There is none.
+#[derive(Debug)]
+pub(super) enum VerbsSide {}
+
+/// There is none.
+#[derive(Debug)]
+pub(super) enum LaneOffer {}
+
+impl VerbsSide {
+    pub(super) fn new(
+        _: IpAddr,
+        _: Option<&RdmaDevice>,
+        _: &Watch,
+        _: &Arms,
+    ) -> Result<Self, String> {
+        Err("this program was built without the cargo feature verbs or verbs-dlopen".into())
+    }
+
+    pub(super) fn offer(&self, _: usize) -> Result<LaneOffer, String> {
+        match *self {}
+    }
+
+    pub(super) fn open(
+        &self,
+        _: LaneOffer,
+        _: &VerbsConnected,
+        _: &str,
+    ) -> Result<Box<dyn Lane>, String> {
+        match *self {}
+    }
+}
+
+impl LaneOffer {
+    pub(super) fn connect(&self, _: ApplierId, _: u64) -> VerbsConnect {
+        match *self {}
+    }
+}

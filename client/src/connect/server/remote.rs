@@ -1,0 +1,233 @@
+//! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one,
+//! each over a connection of its own or with queue pairs.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::layout::session::MAILBOX_BYTES;
+use tidewater_transport::mem::Region;
+use tidewater_transport::sync::Arc;
+use tidewater_transport::tcp::TcpLane;
+use tidewater_transport::wire::control::{
+    Attached, LaneGrant, Remote, ServerAnswer, ServerRequest, Transport,
+};
+use tidewater_transport::wire::hello::Purpose;
+use tidewater_transport::wire::refusal::RefusalCode;
+
+use super::verbs::VerbsSide;
+use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream};
+use crate::error::ClientError;
+use crate::link::{OpenLane, ServerLink as _};
+
+impl NetServerLink {
+    /// A session whose lanes go over TCP.
+    pub(super) fn open_tcp(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
+        self.become_of(TransportKind::Tcp);
+        self.needs_tcp_address()?;
+        let attached = self.attach_remote(Transport::Tcp, deadline)?;
+        self.connect_lanes(&attached, deadline)
+    }
+
+    /// A session whose lanes go over verbs. Where there is nothing to fall back from but verbs
+    /// themselves, the control connection is kept for the next transport.
+    pub(super) fn open_verbs(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
+        self.become_of(TransportKind::Verbs);
+        self.needs_tcp_address()?;
+        let attached = self.attach_remote(Transport::Verbs, deadline)?;
+        let opened = self.connect_lanes(&attached, deadline);
+        let opened = opened.and_then(|mut lanes| match prove(&attached, &mut lanes, deadline) {
+            Ok(()) => Ok(lanes),
+            Err(why) => Err(Failure::Unfit(why)),
+        });
+        if matches!(opened, Err(Failure::Unfit(_))) {
+            self.verbs = None;
+            // The server ends the session by itself some time after its connection.
+            if self.ask(&ServerRequest::Detach, deadline).is_err() {
+                self.conn = None;
+            }
+        }
+        opened
+    }
+
+    fn needs_tcp_address(&self) -> Result<(), ClientError> {
+        if !self.server.endpoints.tcp.is_empty() {
+            return Ok(());
+        }
+        Err(ClientError::Environment(format!(
+            "server {} does not listen on TCP, and shared memory cannot be had or was not asked \
+             for; start the server with a TCP address, or the client on its host",
+            self.server.id
+        )))
+    }
+
+    /// Attaches over the control connection there is, or over a new one.
+    fn attach_remote(&mut self, transport: Transport, deadline: Deadline) -> Attempt<Attached> {
+        let mut first = true;
+        let attached = self.attempts("attach", deadline, |link, deadline| {
+            let mut conn = match link.conn.take() {
+                Some(conn) => conn,
+                None => link.connect(Purpose::Control, deadline)?,
+            };
+            let prepared = match transport {
+                Transport::Verbs => link.prepare_verbs(&mut conn),
+                _ => Ok(()),
+            };
+            let attempt = prepared.and_then(|()| link.attach(&mut conn, transport, deadline));
+            let again = !std::mem::take(&mut first);
+            match attempt {
+                // Our own earlier attempt, whose end the server has not yet seen.
+                Err(Failure::Final(ClientError::Refused(no)))
+                    if again && no.code == RefusalCode::RankTaken =>
+                {
+                    Err(Failure::Again(no.to_string()))
+                }
+                Err(Failure::Final(ClientError::Refused(no)))
+                    if no.code == RefusalCode::BadTransport =>
+                {
+                    link.conn = Some(conn);
+                    Err(Failure::Unfit(no.to_string()))
+                }
+                Ok(_) | Err(Failure::Unfit(_)) => {
+                    link.conn = Some(conn);
+                    attempt
+                }
+                Err(_) => attempt,
+            }
+        })?;
+        self.session = attached.session;
+        Ok(attached)
+    }
+
+    /// Takes the RDMA adapter of the address from which the control connection goes.
+    fn prepare_verbs(&mut self, conn: &mut Control) -> Attempt<()> {
+        let local = conn.stream_mut().local().ok_or_else(|| {
+            Failure::Again("the control connection has lost its address".to_owned())
+        })?;
+        let wish = self.config.rdma_device.as_ref();
+        let side = VerbsSide::new(local, wish, &self.watch, &self.arms);
+        self.verbs = Some(Arc::new(side.map_err(Failure::Unfit)?));
+        Ok(())
+    }
+
+    fn connect_lanes(&mut self, attached: &Attached, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
+        let mut lanes = Vec::with_capacity(attached.lanes.len());
+        for grant in &attached.lanes {
+            let attempt = deadline.min(Deadline::after(ATTEMPT));
+            lanes.push(match self.connect_lane(grant, attempt) {
+                Ok(lane) => OpenLane {
+                    lane,
+                    state: StateLine::default(),
+                },
+                Err(Failure::Again(_)) => self.recover(grant.applier, deadline)?,
+                Err(failure) => return Err(failure),
+            });
+        }
+        Ok(lanes)
+    }
+
+    /// Connects a lane that was granted.
+    pub(super) fn connect_lane(
+        &mut self,
+        grant: &LaneGrant,
+        deadline: Deadline,
+    ) -> Attempt<Box<dyn Lane>> {
+        if self.transport == TransportKind::Verbs {
+            self.verbs_lane(grant, deadline)
+        } else {
+            Ok(Box::new(self.tcp_lane(grant, deadline)?))
+        }
+    }
+
+    fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpLane> {
+        let purpose = Purpose::Lane {
+            session: self.session,
+            applier: grant.applier,
+            nonce: grant.nonce,
+        };
+        let conn = self.connect(purpose, deadline)?;
+        let (Stream::Tcp(stream), rest) = conn.into_parts() else {
+            return Err(self.nonsense("a lane over a unix socket"));
+        };
+        let memory = Region::anonymous(MAILBOX_BYTES).map(Arc::new);
+        let mailbox = memory.and_then(|region| Mailbox::new(region, 0, MAILBOX_BYTES));
+        let mailbox = mailbox.map_err(|e| ClientError::Environment(e.to_string()))?;
+        let timeouts = stream
+            .set_read_timeout(None)
+            .and_then(|()| stream.set_write_timeout(None));
+        timeouts.map_err(|e| Failure::Again(e.to_string()))?;
+        TcpLane::new(stream, self.name.clone(), mailbox, self.watch.clone())
+            .and_then(|lane| lane.early(&rest))
+            .map_err(|e| Failure::Again(e.to_string()))
+    }
+
+    /// Queue pairs here, queue pairs there, and each told of the other.
+    fn verbs_lane(&mut self, grant: &LaneGrant, deadline: Deadline) -> Attempt<Box<dyn Lane>> {
+        let Some(side) = self.verbs.clone() else {
+            return Err(Failure::Again("there is no adapter".into()));
+        };
+        let offer = side.offer(pulling_pairs(self.server.appliers));
+        let offer = offer.map_err(Failure::Unfit)?;
+        let connect = offer.connect(grant.applier, grant.nonce);
+        match self.ask(&ServerRequest::ConnectVerbs(connect), deadline) {
+            Ok(ServerAnswer::VerbsConnected(told)) if told.applier == grant.applier => {
+                side.open(offer, &told, &self.name).map_err(Failure::Unfit)
+            }
+            Ok(_) => Err(self.nonsense("another answer than to ConnectVerbs")),
+            Err(Failure::Final(ClientError::Refused(no)))
+                if no.code == RefusalCode::BadTransport =>
+            {
+                Err(Failure::Unfit(no.to_string()))
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// Queue pairs of a lane that pull. READs of one pair wait for each other, so that a few pairs to
+/// each server are needed to keep its port busy; with several appliers the lanes are that many.
+const fn pulling_pairs(appliers: u16) -> usize {
+    4_usize.div_ceil(if appliers == 0 { 1 } else { appliers as usize })
+}
+
+/// Shows that the path carries what it must, while there is another one to take: a network may let
+/// TCP through and drop what RDMA sends. Reads the ticket line's word, and adds nothing to it.
+fn prove(attached: &Attached, lanes: &mut [OpenLane], deadline: Deadline) -> Result<(), String> {
+    let (Some(grant), Some(open)) = (attached.lanes.first(), lanes.first_mut()) else {
+        return Ok(());
+    };
+    let deadline = deadline.min(Deadline::after(ATTEMPT));
+    let Remote { key, address, .. } = grant.ticket;
+    let from = RemoteAddr { key, addr: address };
+    let mut word = [0; 8];
+    let op = ReadOp {
+        from,
+        len: 8,
+        head_len: 8,
+        head_at: 0,
+        body_at: 0,
+        fence: false,
+    };
+    let into = Landing {
+        head: &mut word,
+        body: &mut [],
+    };
+    let read = open.lane.read(&[op], into, deadline);
+    let proven = read.and_then(|()| open.lane.fetch_add(from, 0, deadline).map(drop));
+    proven.map_err(|e| format!("queue pairs were made, but nothing comes through: {e}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_read_over_at_least_four_pairs() {
+        let pairs = |appliers: u16| {
+            (1..=appliers)
+                .map(|_| pulling_pairs(appliers))
+                .sum::<usize>()
+        };
+        assert_eq!([1, 2, 3, 4, 64].map(pulling_pairs), [4, 2, 2, 1, 1]);
+        assert!((1..=64).all(|appliers| pairs(appliers) >= 4));
+    }
+}

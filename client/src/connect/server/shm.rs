@@ -1,0 +1,95 @@
+//! Sessions over shared memory: what a server and a client of one host map, and how each rings.
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{Lane, TransportKind};
+use tidewater_transport::host;
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::shm::{self, ShmAttach, ShmLane};
+use tidewater_transport::sync::Arc;
+use tidewater_transport::wire::control::{ServerMember, Transport};
+use tidewater_transport::wire::hello::Purpose;
+
+use super::{Attempt, Control, Failure, NetServerLink};
+use crate::link::OpenLane;
+
+impl NetServerLink {
+    /// One attempt, since it is made on one host: what fails there fails again.
+    pub(super) fn open_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
+        if let Some(why) = obstacle(&self.server) {
+            return Err(Failure::Unfit(why));
+        }
+        self.become_of(TransportKind::Shm);
+        self.attach_shm(deadline).map_err(|failure| match failure {
+            Failure::Again(why) => Failure::Unfit(why),
+            other => other,
+        })
+    }
+
+    fn attach_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
+        let mut conn = self.connect(Purpose::Control, deadline)?;
+        conn.stream_mut().pass(&self.bell);
+        let attached = self.attach(&mut conn, Transport::Shm, deadline)?;
+        let told = attached.shm.as_ref();
+        let told = told.ok_or_else(|| self.nonsense("a session without memory"))?;
+        let lanes = self.map(&mut conn, told)?;
+        if lanes.len() != attached.lanes.len() {
+            return Err(self.nonsense("another number of lanes than of memories"));
+        }
+        self.conn = Some(conn);
+        self.session = attached.session;
+        let open = |(a, lane): (usize, ShmLane)| {
+            self.set_doze(a, &lane);
+            let lane = Box::new(lane) as Box<dyn Lane>;
+            let state = StateLine::default();
+            OpenLane { lane, state }
+        };
+        Ok(lanes.into_iter().enumerate().map(open).collect())
+    }
+
+    /// Lane `a` in its new memory, after it was recovered.
+    pub(super) fn renewed(&mut self, a: usize, told: &ShmAttach) -> Attempt<Box<dyn Lane>> {
+        let Some(mut conn) = self.conn.take() else {
+            return Err(Failure::Again("the connection is cut".into()));
+        };
+        let mut lanes = self.map(&mut conn, told)?;
+        self.conn = Some(conn);
+        let (Some(lane), true) = (lanes.pop(), lanes.is_empty()) else {
+            return Err(self.nonsense("not one lane's memory"));
+        };
+        self.set_doze(a, &lane);
+        Ok(Box::new(lane))
+    }
+
+    /// Maps memory whose descriptors came with the last answer.
+    fn map(&self, conn: &mut Control, told: &ShmAttach) -> Attempt<Vec<ShmLane>> {
+        let again = |e: &dyn std::fmt::Display| Failure::Again(e.to_string());
+        let fds = conn.stream_mut().take(told.descriptors());
+        let fds = fds.map_err(|e| again(&e))?;
+        shm::attach(told, fds, &self.name).map_err(|e| again(&e))
+    }
+
+    fn set_doze(&mut self, lane: usize, open: &ShmLane) {
+        if self.doze.len() <= lane {
+            self.doze.resize(lane + 1, None);
+        }
+        let (region, at) = open.doze();
+        self.dozes.add(Arc::clone(&region), at);
+        if let Some((region, at)) = self.doze[lane].replace((region, at)) {
+            self.dozes.remove(&region, at);
+        }
+    }
+}
+
+/// Why shared memory cannot be had with a server, as far as that is known without asking it.
+fn obstacle(server: &ServerMember) -> Option<String> {
+    if server.endpoints.unix.is_empty() {
+        return Some("the server listens on no unix socket".into());
+    }
+    if !host::is_here(&server.host_id) {
+        let (there, here) = (&server.host, host::host_name());
+        return Some(format!(
+            "the server runs on {there}, this process on {here}: they share no kernel"
+        ));
+    }
+    None
+}

@@ -1,0 +1,55 @@
+//! The RDMA side of a link: the adapter of its control connection's address, and what the lanes of
+//! one thread share on it.
+
+use std::net::IpAddr;
+
+use tidewater_transport::fabric::Lane;
+use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::sync::Arc;
+use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, VerbsError};
+use tidewater_transport::wake::{Arms, Watch};
+use tidewater_transport::wire::control::VerbsConnected;
+
+/// What the lanes of one link stand on.
+#[derive(Debug)]
+pub(super) struct VerbsSide {
+    domain: Arc<ClientDomain>,
+    notifier: Arc<Notifier>,
+}
+
+impl VerbsSide {
+    /// On the adapter of `local`, for a thread that sleeps on `watch` and arms `arms`.
+    pub(super) fn new(
+        local: IpAddr,
+        wish: Option<&RdmaDevice>,
+        watch: &Watch,
+        arms: &Arms,
+    ) -> Result<Self, String> {
+        let made = || {
+            let adapter = Adapter::for_address(local, wish.map(RdmaDevice::as_str))?;
+            Ok(Self {
+                domain: ClientDomain::new(&adapter)?,
+                notifier: Notifier::new(&adapter, watch, arms)?,
+            })
+        };
+        made().map_err(|e: VerbsError| e.to_string())
+    }
+
+    /// A lane's queue pairs and mailbox.
+    pub(super) fn offer(&self, pulls: usize) -> Result<LaneOffer, String> {
+        LaneOffer::new(&self.domain, &self.notifier, pulls).map_err(|e| e.to_string())
+    }
+
+    /// The lane, once the server has told its end.
+    pub(super) fn open(
+        &self,
+        offer: LaneOffer,
+        told: &VerbsConnected,
+        peer: &str,
+    ) -> Result<Box<dyn Lane>, String> {
+        match offer.open(told, peer.to_owned()) {
+            Ok(lane) => Ok(Box::new(lane)),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! Stands for `verbs` in a build without it: tests that need a device say what to build.
+
+use tidewater_server::store::ServerMemory;
+use tidewater_transport::fabric::{Inbox, Lane, Port};
+use tidewater_transport::wake::{Arms, OsSleeper, Watch};
+
+/// There is none.
+pub enum Serving {}
+
+impl Serving {
+    pub fn new<'a>(_: &ServerMemory, _: impl Iterator<Item = (&'a Watch, &'a Arms)>) -> Self {
+        panic!("built without RDMA: build the tests with --features verbs-dlopen")
+    }
+}
+
+/// There is none.
+pub enum Asking {}
+
+impl Asking {
+    pub fn new(_: &OsSleeper) -> Self {
+        panic!("built without RDMA: build the tests with --features verbs-dlopen")
+    }
+
+    pub fn lane(&self, _: &Serving, _: usize, _: &Inbox) -> (Box<dyn Lane>, Box<dyn Port>) {
+        match *self {}
+    }
+}

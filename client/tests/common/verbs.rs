@@ -1,0 +1,71 @@
+//! Lanes over verbs for the rig: both ends on the device that has the address 127.0.0.1.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use tidewater_server::store::ServerMemory;
+use tidewater_transport::fabric::{Inbox, Lane, Port};
+use tidewater_transport::ids::ApplierId;
+use tidewater_transport::verbs::{Adapter, ClientDomain, Domain, LaneOffer, Notifier, VerbsPort};
+use tidewater_transport::wake::{Arms, OsSleeper, Watch};
+
+/// Queue pairs of a lane that pull.
+const PULLS: usize = 2;
+
+fn adapter() -> Arc<Adapter> {
+    let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    Adapter::for_address(here, None).expect("these tests need an RDMA device: ci/softroce.sh")
+}
+
+/// A server's side.
+pub struct Serving {
+    domain: Arc<Domain>,
+    notifiers: Vec<Arc<Notifier>>,
+}
+
+impl Serving {
+    pub fn new<'a>(
+        memory: &ServerMemory,
+        appliers: impl Iterator<Item = (&'a Watch, &'a Arms)>,
+    ) -> Self {
+        let adapter = adapter();
+        let notifier = |(watch, arms)| Notifier::new(&adapter, watch, arms).unwrap();
+        Self {
+            domain: Domain::new(&adapter, &memory.exports).unwrap(),
+            notifiers: appliers.map(notifier).collect(),
+        }
+    }
+}
+
+/// A client thread's side.
+pub struct Asking {
+    domain: Arc<ClientDomain>,
+    notifier: Arc<Notifier>,
+}
+
+impl Asking {
+    pub fn new(sleeper: &OsSleeper) -> Self {
+        let adapter = adapter();
+        Self {
+            domain: ClientDomain::new(&adapter).unwrap(),
+            notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
+        }
+    }
+
+    /// Both ends of a lane to an applier. The port is to be attached before the lane is used.
+    pub fn lane(
+        &self,
+        server: &Serving,
+        applier: usize,
+        inbox: &Inbox,
+    ) -> (Box<dyn Lane>, Box<dyn Port>) {
+        let offer = LaneOffer::new(&self.domain, &self.notifier, PULLS).unwrap();
+        let connect = offer.connect(ApplierId(applier as u16), 0);
+        let notifier = &server.notifiers[applier];
+        let accepted =
+            VerbsPort::accept(&server.domain, notifier, inbox, &connect, "client".into());
+        let (port, told) = accepted.unwrap();
+        let lane = offer.open(&told, "server".into()).unwrap();
+        (Box::new(lane), Box::new(port))
+    }
+}

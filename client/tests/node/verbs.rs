@@ -1,0 +1,203 @@
+//! Sessions over verbs: how their lanes are connected and recovered, and what bad offers get.
+
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidewater_client::connect::ConnectConfig;
+use tidewater_client::link::ServerLink;
+use tidewater_transport::clock;
+use tidewater_transport::conn::{ConnError, ControlConn};
+use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
+use tidewater_transport::ids::ApplierId;
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier};
+use tidewater_transport::wake::OsSleeper;
+use tidewater_transport::wire::control::{
+    Attach, Attached, ServerAnswer, ServerRequest, Transport, VerbsConnect,
+};
+use tidewater_transport::wire::hello::Purpose;
+use tidewater_transport::wire::refusal::RefusalCode;
+
+use crate::hostile::{connect, left, unharmed};
+use crate::rig::{CLUSTER, Rig, soon, token};
+
+fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
+    let mut conn = connect(rig, rank, Purpose::Control).unwrap();
+    let attach = Attach {
+        transport: Transport::Verbs,
+        ring_bytes: 64 << 10,
+        thread: 0,
+        workers: 0,
+    };
+    match conn.call(&ServerRequest::Attach(attach), left).unwrap() {
+        ServerAnswer::Attached(attached) => (conn, attached),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A client thread's RDMA side, by hand.
+struct Hand {
+    domain: Arc<ClientDomain>,
+    notifier: Arc<Notifier>,
+    _sleeper: OsSleeper,
+}
+
+impl Hand {
+    fn new() -> Self {
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        Self {
+            domain: ClientDomain::new(&adapter).unwrap(),
+            notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
+            _sleeper: sleeper,
+        }
+    }
+
+    fn offer(&self) -> LaneOffer {
+        LaneOffer::new(&self.domain, &self.notifier, 1).unwrap()
+    }
+}
+
+fn refused(conn: &mut ControlConn<TcpStream>, connect: VerbsConnect) -> RefusalCode {
+    match conn.call(&ServerRequest::ConnectVerbs(connect), left) {
+        Err(ConnError::Refused(no)) => no.code,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_lane_is_connected_once_and_by_its_own_session() {
+    let rig = Rig::start();
+    unharmed(&rig, || {
+        let hand = Hand::new();
+        let (mut conn, attached) = attach(&rig, 2);
+        let (mut other, others) = attach(&rig, 3);
+        let nonce = attached.lanes[0].nonce;
+        let applier = ApplierId(0);
+        let offer = hand.offer();
+        let code = refused(&mut conn, offer.connect(applier, nonce ^ 1));
+        assert_eq!(code, RefusalCode::BadRequest, "a guessed nonce");
+        let code = refused(&mut conn, offer.connect(applier, others.lanes[0].nonce));
+        assert_eq!(code, RefusalCode::BadRequest, "another session's nonce");
+        let code = refused(&mut other, offer.connect(applier, nonce));
+        assert_eq!(code, RefusalCode::BadRequest, "another session");
+        let code = refused(&mut conn, offer.connect(ApplierId(1), nonce));
+        assert_eq!(code, RefusalCode::BadRequest, "another lane's nonce");
+        let code = refused(&mut conn, offer.connect(ApplierId(9), nonce));
+        assert_eq!(code, RefusalCode::UnknownApplier);
+
+        let request = ServerRequest::ConnectVerbs(offer.connect(applier, nonce));
+        let told = match conn.call(&request, left).unwrap() {
+            ServerAnswer::VerbsConnected(told) => told,
+            answer => panic!("{answer:?}"),
+        };
+        let lane = offer.open(&told, "server".into()).unwrap();
+        let code = refused(&mut conn, hand.offer().connect(applier, nonce));
+        assert_eq!(code, RefusalCode::BadRequest, "connected already");
+        drop(lane);
+        for conn in [&mut conn, &mut other] {
+            conn.call(&ServerRequest::Detach, left).unwrap();
+        }
+    });
+}
+
+/// Offers that a device could have made, and that lead nowhere.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn offers_that_lead_nowhere_harm_nobody() {
+    let rig = Rig::start();
+    unharmed(&rig, || {
+        let hand = Hand::new();
+        let mut gone = Vec::new();
+        for n in 0..24u32 {
+            let (mut conn, attached) = attach(&rig, 2);
+            let lane = &attached.lanes[0];
+            let offer = hand.offer();
+            let mut connect = offer.connect(lane.applier, lane.nonce);
+            match n % 6 {
+                // Pairs that nobody has; of somebody else; that have gone meanwhile.
+                0 => connect.end.pairs[0].qpn ^= 1 << 23,
+                1 => connect.end.pairs.swap(0, 1),
+                2 => drop(offer),
+                // A GID of another network, or of nobody; memory that is not there.
+                3 => connect.end.gid = [0x20; 16],
+                4 => connect.end.gid[15] ^= 0x55,
+                _ => connect.mailbox.key.0 ^= 0xffff,
+            }
+            let answer = conn.call(&ServerRequest::ConnectVerbs(connect), left);
+            match answer {
+                Ok(ServerAnswer::VerbsConnected(_)) => {}
+                Err(ConnError::Refused(no)) => assert_eq!(no.code, RefusalCode::BadTransport),
+                other => panic!("{n}: {other:?}"),
+            }
+            conn.call(&ServerRequest::Detach, left).unwrap();
+            gone.push(conn);
+        }
+    });
+}
+
+fn wants_verbs(rank: u32) -> ConnectConfig {
+    ConnectConfig {
+        transport: TransportChoice::Verbs,
+        ..ConnectConfig::new(token(), CLUSTER, rank)
+    }
+}
+
+/// Queue pairs are destroyed in the order that costs no time: another one blocks for a minute.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_broken_lane_is_recovered_within_a_second() {
+    let rig = Rig::start();
+    let (mut link, mut lanes) = rig.link(&wants_verbs(0)).unwrap();
+    let applier = ApplierId(0);
+    let mut lane = lanes.remove(0).lane;
+    for round in 0..10 {
+        let from = RemoteAddr {
+            key: INBOX_KEY,
+            addr: 0,
+        };
+        let op = ReadOp {
+            from,
+            len: 8,
+            head_len: 8,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        let into = Landing {
+            head: &mut [0; 8],
+            body: &mut [],
+        };
+        let error = lane.read(&[op], into, soon()).unwrap_err();
+        assert!(matches!(error, LaneError::Access { .. }), "{error}");
+        let began = clock::now();
+        lane = link.recover(applier, soon()).unwrap().lane;
+        let took = began.elapsed();
+        assert!(took < Duration::from_secs(1), "round {round}: {took:?}");
+        lane.poll().unwrap();
+    }
+    link.detach(soon()).unwrap();
+}
+
+/// Jobs come and go on one server; each has a protection domain of its own.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn each_job_has_its_own_domain_and_takes_it_along() {
+    let rig = Rig::start();
+    for round in 0..3 {
+        for job in ["a", "b"] {
+            let config = ConnectConfig {
+                namespace: job.into(),
+                ..wants_verbs(0)
+            };
+            let (link, lanes) = rig.link(&config).unwrap();
+            assert!(!lanes.is_empty(), "round {round}");
+            link.detach(soon()).unwrap();
+        }
+        rig.wait_for_sessions(0);
+        rig.handle().end_job("a").unwrap();
+        rig.handle().end_job("b").unwrap();
+    }
+}

@@ -1,0 +1,49 @@
+//! Stands for `verbs` in a server that was built without RDMA: who asks for it is told so.
+
+use std::net::IpAddr;
+
+use tidewater_transport::fabric::{Inbox, Port};
+use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsConnected};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::handle::Shared;
+
+/// Nothing.
+#[derive(Debug)]
+pub(super) struct Verbs;
+
+/// There is none.
+#[derive(Debug)]
+pub(super) enum VerbsSession {}
+
+#[allow(clippy::unused_self, reason = "the shape of `verbs`")]
+impl Verbs {
+    pub(super) const fn new() -> Self {
+        Self
+    }
+
+    pub(super) fn attach(
+        &mut self,
+        _: &Shared,
+        _: IpAddr,
+        _: &str,
+    ) -> Result<VerbsSession, Refusal> {
+        let code = Transport::Verbs as u64;
+        Err(Refusal::new(RefusalCode::BadTransport, [code, 0, 0, 0])
+            .with_text("this server was built without the cargo feature verbs or verbs-dlopen"))
+    }
+}
+
+impl VerbsSession {
+    pub(super) fn keep(&mut self, _: &Inbox) {
+        match *self {}
+    }
+
+    pub(super) fn accept(
+        &self,
+        _: &VerbsConnect,
+        _: String,
+    ) -> Result<(Box<dyn Port>, VerbsConnected), Refusal> {
+        match *self {}
+    }
+}

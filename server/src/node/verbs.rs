@@ -1,0 +1,138 @@
+//! Lanes over RDMA verbs, as the control thread makes them: which adapter serves whom, the
+//! protection domain of each job on it, the queue pairs of each lane.
+//!
+//! A session is served through the adapter of the address at which its client came. Each job has a
+//! protection domain of its own on it, so that no key of one job opens anything to another. A lane's
+//! queue pairs are made here and handed to the lane's applier as its port; whatever ends the lane
+//! (recovery, a break, the session's end) drops the port and with it the queue pairs.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use tidewater_transport::fabric::{Inbox, Port};
+use tidewater_transport::verbs::{Adapter, Domain, Notifier, VerbsError, VerbsPort};
+use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsConnected};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::handle::Shared;
+
+/// The adapters in use.
+#[derive(Debug)]
+pub(super) struct Verbs {
+    rails: Vec<Rail>,
+}
+
+/// One adapter: how its events reach each applier, and the jobs that it serves.
+#[derive(Debug)]
+struct Rail {
+    adapter: Arc<Adapter>,
+    /// By applier.
+    notifiers: Arc<[Arc<Notifier>]>,
+    domains: HashMap<String, Arc<Domain>>,
+}
+
+/// What the lanes of one session stand on.
+#[derive(Debug)]
+pub(super) struct VerbsSession {
+    domain: Arc<Domain>,
+    notifiers: Arc<[Arc<Notifier>]>,
+    /// By applier.
+    inboxes: Vec<Inbox>,
+}
+
+impl Verbs {
+    /// None are, until somebody comes.
+    pub(super) const fn new() -> Self {
+        Self { rails: Vec::new() }
+    }
+
+    /// Prepares a session of a job whose client came to the address `local`. The first of a job
+    /// costs the registration of everything that the server exports.
+    pub(super) fn attach(
+        &mut self,
+        shared: &Shared,
+        local: IpAddr,
+        namespace: &str,
+    ) -> Result<VerbsSession, Refusal> {
+        let wish = shared.config.rdma_device.as_ref();
+        let adapter = Adapter::for_address(local, wish.map(|w| w.as_str())).map_err(refusal)?;
+        let rail = match self
+            .rails
+            .iter()
+            .position(|r| Arc::ptr_eq(&r.adapter, &adapter))
+        {
+            Some(at) => &mut self.rails[at],
+            None => {
+                self.rails
+                    .push(Rail::new(adapter, shared).map_err(refusal)?);
+                let last = self.rails.len() - 1;
+                &mut self.rails[last]
+            }
+        };
+        Ok(VerbsSession {
+            domain: rail.domain(namespace, shared).map_err(refusal)?,
+            notifiers: Arc::clone(&rail.notifiers),
+            inboxes: Vec::new(),
+        })
+    }
+}
+
+impl Rail {
+    fn new(adapter: Arc<Adapter>, shared: &Shared) -> Result<Self, VerbsError> {
+        let crews = shared.appliers.iter();
+        let notifiers = crews.map(|crew| Notifier::new(&adapter, &crew.watch, &crew.arms));
+        let notifiers = notifiers.collect::<Result<Vec<_>, _>>()?.into();
+        tracing::info!(%adapter, "RDMA sessions are served");
+        Ok(Self {
+            adapter,
+            notifiers,
+            domains: HashMap::new(),
+        })
+    }
+
+    /// The job's domain. Those of jobs that are over, and of which no lane is left, go.
+    fn domain(&mut self, namespace: &str, shared: &Shared) -> Result<Arc<Domain>, VerbsError> {
+        {
+            let jobs = shared.catalogue();
+            self.domains
+                .retain(|job, domain| jobs.job(job).is_some() || Arc::strong_count(domain) > 1);
+        }
+        if let Some(domain) = self.domains.get(namespace) {
+            return Ok(Arc::clone(domain));
+        }
+        let domain = Domain::new(&self.adapter, &shared.memory.exports)?;
+        self.domains
+            .insert(namespace.to_owned(), Arc::clone(&domain));
+        Ok(domain)
+    }
+}
+
+impl VerbsSession {
+    /// The next lane's inbox, in the order of the appliers.
+    pub(super) fn keep(&mut self, inbox: &Inbox) {
+        self.inboxes.push(inbox.clone());
+    }
+
+    /// Makes the server's end of a lane.
+    pub(super) fn accept(
+        &self,
+        offer: &VerbsConnect,
+        peer: String,
+    ) -> Result<(Box<dyn Port>, VerbsConnected), Refusal> {
+        let a = usize::from(offer.applier.0);
+        let (Some(inbox), Some(notifier)) = (self.inboxes.get(a), self.notifiers.get(a)) else {
+            let numbers = [a as u64, self.inboxes.len() as u64, 0, 0];
+            return Err(Refusal::new(RefusalCode::UnknownApplier, numbers));
+        };
+        let (port, connected) =
+            VerbsPort::accept(&self.domain, notifier, inbox, offer, peer).map_err(refusal)?;
+        Ok((Box::new(port), connected))
+    }
+}
+
+/// What a client is told: it may take another transport.
+fn refusal(e: VerbsError) -> Refusal {
+    let code = Transport::Verbs as u64;
+    Refusal::new(RefusalCode::BadTransport, [code, 0, 0, 0]).with_text(e)
+}

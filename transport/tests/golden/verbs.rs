@@ -1,0 +1,65 @@
+//! What the ends of a verbs lane tell each other, built with the code that runs.
+
+use tidewater_transport::ids::{ApplierId, RegionKey};
+use tidewater_transport::layout::session::MAILBOX_BYTES;
+use tidewater_transport::wire::control::{
+    PairAddr, Remote, ServerAnswer, ServerRequest, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect,
+    VerbsConnected, VerbsEnd, VerbsLink, encode,
+};
+
+/// Name and bytes of each: whole control frames, request 7.
+pub(crate) fn all() -> Vec<(&'static str, Vec<u8>)> {
+    let (mut asked, mut told) = (Vec::new(), Vec::new());
+    encode(7, &ServerRequest::ConnectVerbs(client()), &mut asked).unwrap();
+    encode(7, &ServerAnswer::VerbsConnected(server()), &mut told).unwrap();
+    vec![("verbs-connect", asked), ("verbs-connected", told)]
+}
+
+/// A port at an IPv4 address, as RoCE has it in its GID.
+fn end(last: u8, first_pair: u32) -> VerbsEnd {
+    let pair = |n: u32| PairAddr {
+        qpn: first_pair + n,
+        psn: 0x00a0_0000 + n,
+    };
+    VerbsEnd {
+        link: VerbsLink::Ethernet,
+        gid: [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, last],
+        lid: 0,
+        mtu: 1024,
+        reads: 16,
+        reads_out: 16,
+        receives: 16,
+        pairs: (0..3).map(pair).collect(),
+    }
+}
+
+fn client() -> VerbsConnect {
+    VerbsConnect {
+        applier: ApplierId(1),
+        nonce: 99,
+        end: end(1, 17),
+        mailbox: Remote {
+            key: RegionKey(0x0203),
+            address: 0,
+            len: MAILBOX_BYTES as u64,
+        },
+    }
+}
+
+fn server() -> VerbsConnected {
+    VerbsConnected {
+        applier: ApplierId(1),
+        end: end(2, 0x40),
+        inbox: Remote {
+            key: RegionKey(0x0405),
+            address: 0,
+            len: (1 << 20) + 4096,
+        },
+        directory: Remote {
+            key: RegionKey(0x0607),
+            address: 0,
+            len: 64 * VERBS_DIRECTORY_CELL_BYTES,
+        },
+        directory_salt: 0x0102_0304_0506_0708,
+    }
+}
