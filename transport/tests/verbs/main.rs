@@ -1,8 +1,7 @@
 //! The verbs member over a real device: counts that no emulator blurs, rights, credit, recovery.
 //!
-//! Needs an RDMA device that has this host's loopback address (rxe on `lo`, in the guest of
-//! `ci/softroce.sh`); elsewhere each test says why it was skipped. With `TIDEWATER_NEED=verbs`
-//! there has to be one.
+//! The tests need an RDMA device that has this host's loopback address, such as rxe on `lo` in the
+//! guest of `ci/softroce.sh`, and are ignored without being asked for.
 #![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 #![allow(
     clippy::unwrap_used,
@@ -16,3 +15,4 @@ mod credit;
 mod harness;
 mod recovery;
 mod rights;
+mod speed;

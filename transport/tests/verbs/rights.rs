@@ -36,8 +36,9 @@ fn all_zero(bytes: &tidewater_transport::fabric::Inbox) -> bool {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn writes_outside_the_own_inbox_are_refused_by_the_device() {
-    let Some(host) = Host::new() else { return };
+    let host = Host::new();
     let mut victim = host.connect(1);
     let before = host.data.words(0, 64).unwrap().line(0);
 
@@ -75,8 +76,9 @@ fn writes_outside_the_own_inbox_are_refused_by_the_device() {
 
 /// A counter's key lets nobody read through a pair that pushes, nor write; an inbox's not read.
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn keys_are_good_for_their_own_right_only() {
-    let Some(host) = Host::new() else { return };
+    let host = Host::new();
     let counter = RemoteAddr {
         key: host.counters_key,
         addr: 0,
@@ -100,12 +102,13 @@ fn keys_are_good_for_their_own_right_only() {
 
 /// A range that is exported while lanes are open can be read through them at once.
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn ranges_that_come_later_are_registered_before_their_keys() {
     use tidewater_transport::fabric::{Export, Rights};
     use tidewater_transport::mem::Region;
     use tidewater_transport::sync::Arc;
 
-    let Some(host) = Host::new() else { return };
+    let host = Host::new();
     let mut ends = host.connect(2);
     for n in 0..20u64 {
         let region = Arc::new(Region::anonymous(8192).unwrap());
