@@ -2,15 +2,15 @@
 //! connection, so that both ends pick what is on the network they already share.
 //!
 //! On Ethernet (RoCE) a port is right when its GID table has an entry of type "RoCE v2" that equals
-//! the local address; its index is looked up, never assumed. When the caller names a device and
-//! that has no such entry (the control network is another one), its only routable entry is taken.
-//! On InfiniBand an IP address says nothing about the port: the only active port is taken, or the
-//! one that is named.
+//! the local address; its index is looked up, never assumed. Where a device is named that has no
+//! such entry, because the control connection runs on another network, its only routable one is
+//! taken. On InfiniBand an IP address says nothing about the port: the only active one is taken,
+//! among those of the device that is named. Where several are left, the caller has to name one.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError, Weak};
 
-use super::device::{Device, PortState};
+use super::device::{Device, PortState, devices};
 use super::error::VerbsError;
 use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
 use crate::sync::Arc;
@@ -28,11 +28,11 @@ pub struct Adapter {
 
 /// A port and its address, before it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub(super) device: String,
-    pub(super) port: u8,
-    pub(super) link: Link,
-    pub(super) gid: GidEntry,
+struct Choice {
+    device: String,
+    port: u8,
+    link: Link,
+    gid: GidEntry,
 }
 
 /// Adapters that somebody holds.
@@ -40,43 +40,48 @@ static OPEN: Mutex<Vec<Weak<Adapter>>> = Mutex::new(Vec::new());
 
 impl Adapter {
     /// The adapter for connections from `local`. `wish` names a device (`rxe0`) or a device and a
-    /// port (`mlx5_0:2`) that it has to be. One that is open already is shared.
+    /// port (`mlx5_0:2`) that it has to be. One that is open already is shared. Cost: a port's
+    /// table is up to 256 small files; one file if such an adapter is open.
     ///
     /// # Errors
     /// [`VerbsError::NoDevice`] and [`VerbsError::NoGid`] when there is no RDMA on that network,
     /// [`VerbsError::NoSuchDevice`] when the wish is not there, [`VerbsError::Call`].
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
-        // Says what is missing in words of libibverbs, which may know more than the kernel's tree.
-        let usable = super::device::devices()?;
-        let choice = choose(&Sysfs::host(), &usable, local, wish)?;
+        let sysfs = Sysfs::host();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|adapter| adapter.strong_count() > 0);
-        if let Some(shared) = open
-            .iter()
-            .filter_map(Weak::upgrade)
-            .find(|a| a.is(&choice))
-        {
+        let held = || open.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = held().find(|a| a.serves(&sysfs, local, wish)) {
             return Ok(shared);
         }
-        let same_device = |a: Arc<Self>| (**a.device.name() == *choice.device).then(|| a.device());
-        let device = match open.iter().filter_map(Weak::upgrade).find_map(same_device) {
-            Some(device) => device,
+        let choice = choose(&sysfs, &devices()?, local, wish)?;
+        if let Some(shared) = held().find(|a| a.is(&choice)) {
+            return Ok(shared);
+        }
+        let device = match held().find(|a| **a.device.name() == *choice.device) {
+            Some(other) => Arc::clone(&other.device),
             None => Device::open(&choice.device)?,
         };
-        let adapter = Arc::new(Self::new(device, &choice)?);
-        open.push(Arc::downgrade(&adapter));
-        Ok(adapter)
-    }
-
-    fn new(device: Arc<Device>, choice: &Choice) -> Result<Self, VerbsError> {
-        let state = device.port(choice.port)?;
-        Ok(Self {
+        let adapter = Arc::new(Self {
+            state: device.port(choice.port)?,
             device,
             port: choice.port,
             gid: choice.gid.gid,
             gid_index: choice.gid.index,
-            state,
-        })
+        });
+        open.push(Arc::downgrade(&adapter));
+        Ok(adapter)
+    }
+
+    /// Whether it is what [`choose`] would find by address: its table may have changed.
+    fn serves(&self, sysfs: &Sysfs, local: IpAddr, wish: Option<&str>) -> bool {
+        let device = self.device.name();
+        self.gid == Gid::of(local)
+            && wish.is_none_or(|wish| fulfils(wish, device, self.port))
+            && sysfs.is_active(device, self.port)
+            && sysfs
+                .gid(device, self.port, self.gid_index)
+                .is_some_and(|now| now.gid == self.gid && now.kind == GidKind::RoceV2)
     }
 
     fn is(&self, choice: &Choice) -> bool {
@@ -87,8 +92,8 @@ impl Adapter {
     }
 
     /// The device.
-    pub fn device(&self) -> Arc<Device> {
-        Arc::clone(&self.device)
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// The port, counted from 1.
@@ -121,6 +126,11 @@ impl Adapter {
         self.state.mtu
     }
 
+    /// Bytes of the longest message.
+    pub const fn message_bytes(&self) -> u32 {
+        self.state.message_bytes
+    }
+
     /// READs and atomics that a queue pair can answer at once.
     pub fn reads(&self) -> u8 {
         self.device.limits().reads
@@ -133,75 +143,313 @@ impl Adapter {
 }
 
 /// The rule of the module, over a tree of files and the devices that libibverbs can drive.
-pub(super) fn choose(
+fn choose(
     sysfs: &Sysfs,
     usable: &[String],
     local: IpAddr,
     wish: Option<&str>,
 ) -> Result<Choice, VerbsError> {
-    let ports: Vec<(String, u8)> = usable
-        .iter()
-        .flat_map(|device| sysfs.ports(device).into_iter().map(|p| (device.clone(), p)))
-        .filter(|(device, port)| wish.is_none_or(|wish| fulfils(wish, device, *port)))
-        .collect();
-    if let (Some(wanted), true) = (wish, ports.is_empty()) {
-        return Err(VerbsError::NoSuchDevice {
-            wanted: wanted.into(),
-            found: usable.join(", ").into(),
-        });
-    }
-    let (mut exact, mut routable, mut infiniband) = (Vec::new(), Vec::new(), Vec::new());
-    let mut found = Vec::new();
-    for (device, port) in ports {
-        let Some(link) = sysfs.link(&device, port) else {
-            continue;
-        };
+    let mut seen = Vec::new();
+    let mut choices = Vec::new();
+    for (device, port, link) in ports(sysfs, usable, wish)? {
         if !sysfs.is_active(&device, port) {
-            found.push(format!("{device}:{port} is down"));
+            seen.push(format!("{device}:{port} is down"));
             continue;
         }
-        let choice = |gid| Choice {
-            device: device.clone(),
-            port,
-            link,
-            gid,
-        };
-        let gids = sysfs.gids(&device, port);
-        if link == Link::InfiniBand {
-            infiniband.extend(gids.into_iter().next().map(choice));
-            continue;
+        for gid in addresses(sysfs, &device, port, link) {
+            seen.push(format!("{device}:{port} has {} ({link})", gid.gid));
+            choices.push(Choice {
+                device: device.clone(),
+                port,
+                link,
+                gid,
+            });
         }
-        let v2 = gids.into_iter().filter(|g| g.kind == GidKind::RoceV2);
-        for gid in v2 {
-            found.push(format!("{device}:{port} has {}", gid.gid));
-            if gid.gid == Gid::of(local) {
-                exact.push(choice(gid));
-            } else if !gid.gid.is_link_local() {
-                routable.push(choice(gid));
+    }
+    let equal = |c: &Choice| c.link == Link::Ethernet && c.gid.gid == Gid::of(local);
+    if let Some(first) = choices.iter().position(equal) {
+        return Ok(choices.swap_remove(first));
+    }
+    choices.retain(|c| match c.link {
+        Link::InfiniBand => true,
+        Link::Ethernet => wish.is_some() && !c.gid.gid.is_link_local(),
+    });
+    match (choices.pop(), choices.is_empty()) {
+        (Some(only), true) => Ok(only),
+        _ => Err(VerbsError::NoGid {
+            address: local,
+            found: listed(seen).into(),
+        }),
+    }
+}
+
+/// The ports that fulfil the wish, and what they are connected to.
+fn ports(
+    sysfs: &Sysfs,
+    usable: &[String],
+    wish: Option<&str>,
+) -> Result<Vec<(String, u8, Link)>, VerbsError> {
+    let mut ports = Vec::new();
+    for device in usable {
+        for port in sysfs.ports(device) {
+            if let Some(link) = sysfs.link(device, port)
+                && wish.is_none_or(|wish| fulfils(wish, device, port))
+            {
+                ports.push((device.clone(), port, link));
             }
         }
     }
-    let only = |mut list: Vec<Choice>| (list.len() == 1).then(|| list.remove(0));
-    if let Some(first) = exact.into_iter().next() {
-        return Ok(first);
+    match wish {
+        Some(wanted) if ports.is_empty() => Err(VerbsError::NoSuchDevice {
+            wanted: wanted.into(),
+            found: usable.join(", ").into(),
+        }),
+        _ => Ok(ports),
     }
-    let many = infiniband.len();
-    only(infiniband)
-        .or_else(|| wish.and_then(|_| only(routable)))
-        .ok_or_else(|| VerbsError::NoGid {
-            address: local,
-            found: match (many, found.is_empty()) {
-                (0 | 1, true) => "no port is up".into(),
-                (0 | 1, false) => found.join(", ").into(),
-                _ => format!("{many} InfiniBand ports are up, name one of them").into(),
-            },
-        })
 }
+
+/// The addresses of a port that can be used: on Ethernet those of RoCE v2, on InfiniBand the first.
+fn addresses(sysfs: &Sysfs, device: &str, port: u8, link: Link) -> Vec<GidEntry> {
+    match link {
+        Link::InfiniBand => sysfs.gid(device, port, 0).into_iter().collect(),
+        Link::Ethernet => {
+            let mut gids = sysfs.gids(device, port);
+            gids.retain(|gid| gid.kind == GidKind::RoceV2);
+            gids
+        }
+    }
+}
+
+/// What was looked at, as a line of a message.
+fn listed(mut seen: Vec<String>) -> String {
+    let more = seen.len().saturating_sub(LISTED);
+    seen.truncate(LISTED);
+    match (seen.is_empty(), more) {
+        (true, _) => "no port is up".to_owned(),
+        (false, 0) => seen.join(", "),
+        (false, more) => format!("{}, and {more} more", seen.join(", ")),
+    }
+}
+
+/// Addresses that a message names.
+const LISTED: usize = 8;
 
 /// Whether a port is what `device` or `device:port` asks for.
 fn fulfils(wish: &str, device: &str, port: u8) -> bool {
     match wish.split_once(':') {
         Some((name, number)) => name == device && number.parse() == Ok(port),
         None => wish == device,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sysfs::testing::Tree;
+    use super::*;
+
+    /// Two devices, the second with two ports, one of them down.
+    fn roce() -> Tree {
+        let tree = Tree::new();
+        tree.port("mlx5_0", 1, "Ethernet", "4: ACTIVE");
+        tree.gid(
+            "mlx5_0",
+            1,
+            0,
+            "fe80:0000:0000:0000:0202:03ff:fe04:0506",
+            "IB/RoCE v1",
+            "eth0",
+        );
+        tree.gid(
+            "mlx5_0",
+            1,
+            1,
+            "fe80:0000:0000:0000:0202:03ff:fe04:0506",
+            "RoCE v2",
+            "eth0",
+        );
+        tree.gid(
+            "mlx5_0",
+            1,
+            2,
+            "0000:0000:0000:0000:0000:ffff:0a00:0001",
+            "IB/RoCE v1",
+            "eth0",
+        );
+        tree.gid(
+            "mlx5_0",
+            1,
+            3,
+            "0000:0000:0000:0000:0000:ffff:0a00:0001",
+            "RoCE v2",
+            "eth0",
+        );
+        tree.port("mlx5_1", 1, "Ethernet", "1: DOWN");
+        tree.gid(
+            "mlx5_1",
+            1,
+            0,
+            "0000:0000:0000:0000:0000:ffff:0a00:0002",
+            "RoCE v2",
+            "eth1",
+        );
+        tree.port("mlx5_1", 2, "Ethernet", "4: ACTIVE");
+        tree.gid(
+            "mlx5_1",
+            2,
+            0,
+            "2001:0db8:0000:0000:0000:0000:0000:0007",
+            "IB/RoCE v1",
+            "eth2",
+        );
+        tree.gid(
+            "mlx5_1",
+            2,
+            5,
+            "2001:0db8:0000:0000:0000:0000:0000:0007",
+            "RoCE v2",
+            "eth2",
+        );
+        tree
+    }
+
+    fn chosen(
+        tree: &Tree,
+        local: &str,
+        wish: Option<&str>,
+    ) -> Result<(String, u8, u8), VerbsError> {
+        let sysfs = tree.sysfs();
+        let local = local.parse().unwrap();
+        choose(&sysfs, &sysfs.devices(), local, wish).map(|c| (c.device, c.port, c.gid.index))
+    }
+
+    #[test]
+    fn the_port_with_the_address_is_taken_and_never_its_v1_entry() {
+        let tree = roce();
+        let first = ("mlx5_0".to_owned(), 1, 3);
+        let second = ("mlx5_1".to_owned(), 2, 5);
+        assert_eq!(chosen(&tree, "10.0.0.1", None).unwrap(), first);
+        assert_eq!(chosen(&tree, "::ffff:10.0.0.1", None).unwrap(), first);
+        assert_eq!(chosen(&tree, "2001:db8::7", None).unwrap(), second);
+        assert_eq!(chosen(&tree, "fe80::202:3ff:fe04:506", None).unwrap().2, 1);
+        assert_eq!(chosen(&tree, "10.0.0.1", Some("mlx5_0:1")).unwrap(), first);
+    }
+
+    #[test]
+    fn an_address_that_no_active_port_has_is_refused_with_what_there_is() {
+        let tree = roce();
+        for local in ["10.0.0.2", "192.0.2.1", "127.0.0.1"] {
+            let e = chosen(&tree, local, None).unwrap_err();
+            assert!(matches!(e, VerbsError::NoGid { .. }), "{e}");
+            let said = e.to_string();
+            for part in [
+                local,
+                "mlx5_0:1 has 10.0.0.1",
+                "mlx5_1:1 is down",
+                "name the device",
+            ] {
+                assert!(said.contains(part), "{part}: {said}");
+            }
+        }
+        let empty = Tree::new();
+        let e = chosen(&empty, "10.0.0.1", None).unwrap_err();
+        assert!(e.to_string().contains("no port is up"), "{e}");
+    }
+
+    #[test]
+    fn a_named_device_may_be_on_another_network_than_the_control_connection() {
+        let tree = roce();
+        assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap().2, 3);
+        let second = ("mlx5_1".to_owned(), 2, 5);
+        assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_1")).unwrap(), second);
+        // Two routable addresses: which one is meant?
+        tree.gid(
+            "mlx5_0",
+            1,
+            4,
+            "0000:0000:0000:0000:0000:ffff:0a00:0009",
+            "RoCE v2",
+            "eth0.7",
+        );
+        let e = chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap_err();
+        assert!(e.to_string().contains("10.0.0.9"), "{e}");
+        assert_eq!(chosen(&tree, "10.0.0.9", None).unwrap().2, 4);
+    }
+
+    #[test]
+    fn a_wish_that_is_not_there_is_refused_with_what_is() {
+        let tree = roce();
+        for wish in [
+            "mlx5_2", "mlx5_0:2", "mlx5_0:", "mlx5_0:x", "", ":1", "mlx5_1:3",
+        ] {
+            let e = chosen(&tree, "10.0.0.1", Some(wish)).unwrap_err();
+            assert!(matches!(e, VerbsError::NoSuchDevice { .. }), "{wish}: {e}");
+            assert!(e.to_string().contains("mlx5_0, mlx5_1"), "{e}");
+        }
+        let e = chosen(&tree, "10.0.0.2", Some("mlx5_1:1")).unwrap_err();
+        assert!(e.to_string().contains("mlx5_1:1 is down"), "{e}");
+    }
+
+    #[test]
+    fn infiniband_needs_no_address_but_a_name_when_there_are_several() {
+        let tree = Tree::new();
+        tree.port("mlx5_0", 1, "InfiniBand", "4: ACTIVE");
+        tree.gid(
+            "mlx5_0",
+            1,
+            0,
+            "fe80:0000:0000:0000:0002:c903:00fe:d6f1",
+            "IB/RoCE v1",
+            "",
+        );
+        tree.port("mlx5_0", 2, "InfiniBand", "2: INIT");
+        tree.gid(
+            "mlx5_0",
+            2,
+            0,
+            "fe80:0000:0000:0000:0002:c903:00fe:d6f2",
+            "IB/RoCE v1",
+            "",
+        );
+        let one = ("mlx5_0".to_owned(), 1, 0);
+        assert_eq!(chosen(&tree, "192.0.2.1", None).unwrap(), one);
+        tree.port("mlx5_1", 1, "InfiniBand", "4: ACTIVE");
+        tree.gid(
+            "mlx5_1",
+            1,
+            0,
+            "fe80:0000:0000:0000:0002:c903:00fe:d6f3",
+            "IB/RoCE v1",
+            "",
+        );
+        let e = chosen(&tree, "192.0.2.1", None).unwrap_err();
+        assert!(e.to_string().contains("mlx5_1:1"), "{e}");
+        assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap(), one);
+        // RoCE on the connection's own network comes first.
+        tree.port("rxe0", 1, "Ethernet", "4: ACTIVE");
+        tree.gid(
+            "rxe0",
+            1,
+            1,
+            "0000:0000:0000:0000:0000:ffff:c000:0201",
+            "RoCE v2",
+            "eth0",
+        );
+        assert_eq!(chosen(&tree, "192.0.2.1", None).unwrap().0, "rxe0");
+    }
+
+    #[test]
+    fn a_message_does_not_grow_with_the_table() {
+        let tree = Tree::new();
+        tree.port("mlx5_0", 1, "Ethernet", "4: ACTIVE");
+        for i in 0..200u8 {
+            let gid = format!("0000:0000:0000:0000:0000:ffff:0a00:00{i:02x}");
+            tree.gid("mlx5_0", 1, i, &gid, "RoCE v2", "eth0");
+        }
+        let e = chosen(&tree, "192.0.2.1", None).unwrap_err().to_string();
+        assert!(
+            e.contains("and 192 more") && e.len() < 700,
+            "{} {e}",
+            e.len()
+        );
     }
 }

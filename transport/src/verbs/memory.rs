@@ -269,6 +269,10 @@ impl MemoryRegion {
         }
     }
 
+    pub(super) const fn raw(&self) -> NonNull<ffi::ibv_mr> {
+        self.mr
+    }
+
     #[cold]
     fn bounds(&self, at: usize, bytes: usize) -> VerbsError {
         VerbsError::Bounds {
@@ -349,7 +353,7 @@ impl fmt::Debug for MemoryRegion {
 /// region that is opened to a stranger has to end where the window does.
 ///
 /// # Invariants
-/// - `mw` is not deallocated; `bound` outlives it (declared after it is dropped by `drop`).
+/// - `mw` is not deallocated, and the region it was bound to lives until it is.
 ///
 /// [`QueuePair::bind_window`]: super::pair::QueuePair::bind_window
 #[doc(alias = "ibv_mw")]
@@ -399,12 +403,6 @@ impl MemoryWindow {
 
     pub(super) const fn raw(&self) -> NonNull<ffi::ibv_mw> {
         self.mw
-    }
-}
-
-impl MemoryRegion {
-    pub(super) const fn raw(&self) -> NonNull<ffi::ibv_mr> {
-        self.mr
     }
 }
 

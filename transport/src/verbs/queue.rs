@@ -178,7 +178,9 @@ impl Completion {
             _ => Operation::Other,
         };
         it.bytes = wc.byte_len;
-        it.imm = (wc.wc_flags & bits::WITH_IMM != 0).then(|| ffi::immediate_of(wc));
+        // rxe flags the sender's completion too, which has none.
+        let carries = it.operation == Operation::Receive && wc.wc_flags & bits::WITH_IMM != 0;
+        it.imm = carries.then(|| ffi::immediate_of(wc));
         it
     }
 
