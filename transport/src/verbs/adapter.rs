@@ -35,8 +35,30 @@ struct Choice {
     gid: GidEntry,
 }
 
-/// Adapters that somebody holds.
-static OPEN: Mutex<Vec<Weak<Adapter>>> = Mutex::new(Vec::new());
+/// What somebody holds. A device can outlive its adapters, and is not opened twice even then:
+/// objects of two openings cannot be used together.
+static OPEN: Mutex<Open> = Mutex::new(Open {
+    adapters: Vec::new(),
+    devices: Vec::new(),
+});
+
+struct Open {
+    adapters: Vec<Weak<Adapter>>,
+    devices: Vec<Weak<Device>>,
+}
+
+impl Open {
+    fn device(&mut self, name: &str) -> Result<Arc<Device>, VerbsError> {
+        let mut held = self.devices.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = held.find(|d| **d.name() == *name) {
+            return Ok(shared);
+        }
+        let device = Device::open(name)?;
+        self.devices.retain(|device| device.strong_count() > 0);
+        self.devices.push(Arc::downgrade(&device));
+        Ok(device)
+    }
+}
 
 impl Adapter {
     /// The adapter for connections from `local`. `wish` names a device (`rxe0`) or a device and a
@@ -49,8 +71,8 @@ impl Adapter {
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
         let sysfs = Sysfs::host();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|adapter| adapter.strong_count() > 0);
-        let held = || open.iter().filter_map(Weak::upgrade);
+        open.adapters.retain(|adapter| adapter.strong_count() > 0);
+        let held = || open.adapters.iter().filter_map(Weak::upgrade);
         if let Some(shared) = held().find(|a| a.serves(&sysfs, local, wish)) {
             return Ok(shared);
         }
@@ -58,10 +80,7 @@ impl Adapter {
         if let Some(shared) = held().find(|a| a.is(&choice)) {
             return Ok(shared);
         }
-        let device = match held().find(|a| **a.device.name() == *choice.device) {
-            Some(other) => Arc::clone(&other.device),
-            None => Device::open(&choice.device)?,
-        };
+        let device = open.device(&choice.device)?;
         let adapter = Arc::new(Self {
             state: device.port(choice.port)?,
             device,
@@ -69,7 +88,7 @@ impl Adapter {
             gid: choice.gid.gid,
             gid_index: choice.gid.index,
         });
-        open.push(Arc::downgrade(&adapter));
+        open.adapters.push(Arc::downgrade(&adapter));
         Ok(adapter)
     }
 
