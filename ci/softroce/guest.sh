@@ -6,6 +6,8 @@
 # two, so that who takes any device instead of the one with the connection's address is found out.
 # With SOFTROCE_ADDRESS it has rxe0 on the card that leads to the other guest.
 set -euo pipefail
+# shellcheck source=ci/softroce/rdma.sh
+source "$(dirname "$0")/rdma.sh"
 HUGEPAGES=64  # of 2 MiB; each costs some milliseconds of the boot
 CARD_MTU=4200 # bytes that an RDMA MTU of 4096 needs
 DRAIN_S=5     # for the rest of the output, once the command has ended
@@ -17,15 +19,13 @@ die() {
 
 # add_device NAME NETDEV ADDRESS: and waits for the GID; the kernel makes it a moment later.
 add_device() {
-    local i gid a b c d
+    local i
     rdma link add "$1" type rxe netdev "$2"
-    IFS=./ read -r a b c d _ <<<"$3"
-    gid=$(printf '0000:0000:0000:0000:0000:ffff:%02x%02x:%02x%02x' "$a" "$b" "$c" "$d")
     for ((i = 0; i < 100; i++)); do
-        ! grep -qsxF "$gid" "/sys/class/infiniband/$1/ports/1/gids/"[0-9] || return 0
+        ! gid_index "$1" "$3" >/dev/null 2>&1 || return 0
         sleep 0.05
     done
-    die "$1 has no GID $gid"
+    die "$1 has no GID for $3"
 }
 
 make_devices() {
@@ -33,7 +33,7 @@ make_devices() {
     if [[ -n ${SOFTROCE_ADDRESS:-} ]]; then
         ip link set eth0 mtu "$CARD_MTU" up
         ip address add "$SOFTROCE_ADDRESS" dev eth0
-        add_device rxe0 eth0 "$SOFTROCE_ADDRESS"
+        add_device rxe0 eth0 "${SOFTROCE_ADDRESS%/*}"
     else
         add_device rxe0 lo 127.0.0.1
         ip link add dummy0 mtu "$CARD_MTU" type dummy
