@@ -15,6 +15,7 @@
 # target/softroce/out of the checkout.
 source "$(dirname "$0")/softroce/lib.sh"
 BOOT=$REPO_ROOT/ci/softroce/boot.sh
+TWO=$REPO_ROOT/ci/softroce-two.sh
 export CI_BUDGET=${SOFTROCE_GROUPS:-$REPO_ROOT/ci/softroce/groups.toml} # what `budget` reads
 TIMEOUT_S=
 FULL=0
@@ -70,16 +71,26 @@ build_if_needed() {
     done
 }
 
-# run_group GROUP: in a guest of its own: whatever it does to the device or the kernel, the next one
-# does not see.
-run_group() {
-    local group=$1 began=$SECONDS code=0 factor=1 p f i log
-    log=$LOGS/$group.log
+# boot_group GROUP: in a guest of its own, or two: whatever it does to the device or the kernel, the
+# next one does not see.
+boot_group() {
+    local group=$1 factor=1 seconds
     ((FULL == 0)) || factor=${CFG[run.full_factor]}
+    seconds=$((${CFG[group.$group.timeout_s]} * factor))
+    if [[ -z ${CFG[group.$group.command_b]:-} ]]; then
+        "$BOOT" --name "$group" --timeout "$seconds" bash -c "${CFG[group.$group.command]}"
+    else
+        "$TWO" --timeout "$seconds" --loss "${CFG[group.$group.loss]:-0}" --dies "${CFG[group.$group.dies]:-}" \
+            "${CFG[group.$group.command]}" "${CFG[group.$group.command_b]}"
+    fi
+}
+
+run_group() {
+    local group=$1 began=$SECONDS code=0 p f i log
+    log=$LOGS/$group.log
     say "--- $group: ${CFG[group.$group.does]}"
-    "$BOOT" --name "$group" --timeout "$((${CFG[group.$group.timeout_s]} * factor))" \
-        bash -c "${CFG[group.$group.command]}" 2>&1 | tee "$log" || code=$?
-    read -r p f i < <(summarize "$log")
+    boot_group "$group" 2>&1 | tee "$log" || code=$?
+    read -r p f i < <(summarize <(sed 's/^[ab]| //' "$log"))
     SECONDS_OF[$group]=$((SECONDS - began))
     TESTS[$group]=$p
     if ((code == 124)); then
@@ -120,7 +131,7 @@ run_groups() {
         passed=$((passed + TESTS[$group]))
     done
     print_table
-    note "$passed tests in ${#GROUPS_[@]} guests, kernel $(cut -d' ' -f1 "$SOFTROCE_DIR/version")"
+    note "$passed tests in ${#GROUPS_[@]} groups, kernel $(cut -d' ' -f1 "$SOFTROCE_DIR/version")"
     ((failed == 0)) || die "$failed of ${#GROUPS_[@]} groups"
 }
 

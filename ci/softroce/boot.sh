@@ -5,7 +5,7 @@
 #     --timeout S         of the whole, boot included (600)
 #     --memory MIB        of the guest (4096)
 #     --name NAME         of the host, and of the log target/softroce/out/NAME.console (guest)
-#     --net SOCKET        a card on this QEMU socket, such as listen=127.0.0.1:4000
+#     --net NETDEV        a card on this netdev of QEMU's, "TYPE,PARAMETER=..." without its id
 #     --address A         of that card, such as 10.9.0.1/24; rxe0 is on it
 #     --terminal          the command talks to the terminal this runs in
 #
@@ -19,7 +19,7 @@ source "$(dirname "$0")/lib.sh"
 TIMEOUT_S=600
 MEMORY_MIB=4096
 NAME=guest
-SOCKET=
+NETDEV=
 ADDRESS=
 TERMINAL=
 GRACE_S=5
@@ -34,7 +34,7 @@ parse_arguments() {
         --timeout) TIMEOUT_S=$2 ;;
         --memory) MEMORY_MIB=$2 ;;
         --name) NAME=$2 ;;
-        --net) SOCKET=$2 ;;
+        --net) NETDEV=$2 ;;
         --address) ADDRESS=$2 ;;
         --terminal)
             [[ -t 0 && -t 1 ]] || die "--terminal: this is none"
@@ -48,7 +48,7 @@ parse_arguments() {
         shift 2 || die "$1 needs a value"
     done
     (($# > 0)) || die "no command (see --help)"
-    [[ -z $SOCKET || $ADDRESS == *.*.*.*/* ]] || die "--net needs an --address such as 10.9.0.1/24"
+    [[ -z $NETDEV || $ADDRESS == *.*.*.*/* ]] || die "--net needs an --address such as 10.9.0.1/24"
     COMMAND=("$@")
 }
 
@@ -93,7 +93,7 @@ qemu_arguments() {
         -device "virtserialport,chardev=stdout,name=stdout"
         -device "virtserialport,chardev=stderr,name=stderr")
     [[ -z $TERMINAL ]] || QEMU+=(-chardev "stdio,id=terminal,signal=off" -device "virtconsole,chardev=terminal")
-    [[ -z $SOCKET ]] || QEMU+=(-netdev "socket,id=net,$SOCKET"
+    [[ -z $NETDEV ]] || QEMU+=(-netdev "$NETDEV,id=net"
         # rxe needs 4200 bytes of a card for an MTU of 4096; without a MAC all guests have the same.
         -device "virtio-net-pci,netdev=net,host_mtu=4200,mac=$(mac)")
 }

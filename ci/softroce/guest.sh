@@ -10,7 +10,7 @@ set -euo pipefail
 source "$(dirname "$0")/rdma.sh"
 HUGEPAGES=64  # of 2 MiB; each costs some milliseconds of the boot
 CARD_MTU=4200 # bytes that an RDMA MTU of 4096 needs
-DRAIN_S=5     # for the rest of the output, once the command has ended
+DRAIN_S=2     # for the rest of the output, once the command has ended
 
 die() {
     printf 'error: guest: %s\n' "$*" >&2
@@ -64,13 +64,21 @@ carry() {
     CATS+=($!)
 }
 
+# drained: all output is with the host. A process that was left behind may hold it open: the host is
+# told which, and it ends with the guest.
 drained() {
-    local i
-    for ((i = 0; i < DRAIN_S * 20; i++)); do
+    local until=$((SECONDS + DRAIN_S)) process words
+    while ((SECONDS < until)); do
         kill -0 "${CATS[@]}" 2>/dev/null || return 0
         sleep 0.05
     done
-    printf 'guest: a process that the command left behind holds its output open\n' >&2
+    for process in /proc/[0-9]*; do
+        [[ " 1 $$ ${CATS[*]} " != *" ${process#/proc/} "* ]] || continue
+        # A kernel thread has no words.
+        mapfile -d '' -t words 2>/dev/null <"$process/cmdline" || continue
+        ((${#words[@]} == 0)) || printf 'guest: left running: %s\n' "${words[*]}" >/run/stderr
+    done
+    sleep 0.5
 }
 
 # run COMMAND...: where its output goes by now, or on the terminal: "ROWS COLUMNS TYPE".

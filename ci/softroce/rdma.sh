@@ -60,3 +60,16 @@ perftest() {
     rm -f "$log"
     return "$code"
 }
+
+# meet NAME [SECONDS]: of two guests: returns when the other has come there, too. Through the folder
+# that both share with the host, so a wire that loses everything does not matter.
+meet() {
+    local until=$((SECONDS + ${2:-60}))
+    : >"$SOFTROCE_MEETING/$1.$SOFTROCE_HOST"
+    while ((SECONDS < until)); do
+        [[ ! -e $SOFTROCE_MEETING/$1.a || ! -e $SOFTROCE_MEETING/$1.b ]] || return 0
+        sleep 0.1
+    done
+    printf 'the other host did not come to %s\n' "$1" >&2
+    return 1
+}
