@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# The verbs stack without a card: boots Debian's kernel with Soft-RoCE (rdma_rxe) in an emulator, on
+# the host's own files, and runs groups of tests in it. They are in ci/softroce/groups.toml.
+#
+#   ci/softroce.sh                       every group
+#   ci/softroce.sh --full                with the larger counts (TIDEWATER_TEST_FULL=1)
+#   ci/softroce.sh --only GROUP          that one (may be repeated)
+#   ci/softroce.sh --list                names and purposes
+#   ci/softroce.sh --run 'COMMAND'       a shell command in a guest: its output, its exit code
+#   ci/softroce.sh --shell               a terminal in a guest
+#       --timeout S                      for --run and --shell; boot included (600; 3600)
+#
+# A guest boots in some 5 s, sees the host's files, starts in the folder this was called from, and has
+# rxe0 with 127.0.0.1 and ::1, rxe1 with 10.9.0.1. What it writes is lost, except under
+# target/softroce/out of the checkout.
+source "$(dirname "$0")/softroce/lib.sh"
+BOOT=$REPO_ROOT/ci/softroce/boot.sh
+TWO=$REPO_ROOT/ci/softroce-two.sh
+export CI_BUDGET=${SOFTROCE_GROUPS:-$REPO_ROOT/ci/softroce/groups.toml} # what `budget` reads
+TIMEOUT_S=
+FULL=0
+MODE=groups
+RUN=
+ONLY=()
+declare -A CFG # "group.fabric.command" -> ...
+GROUPS_=()
+declare -A RESULT SECONDS_OF TESTS
+
+usage() { sed -n '2,/^source/s/^# \{0,1\}//p' "$0" | sed '$d'; }
+
+load_groups() {
+    local section key value
+    while IFS=$'\t' read -r section key value; do
+        CFG[$section.$key]=$value
+        [[ $section != group.* || $key != command ]] || GROUPS_+=("${section#group.}")
+    done < <(budget)
+}
+
+parse_arguments() {
+    while (($# > 0)); do
+        case $1 in
+        --full) FULL=1 ;;
+        --list) MODE=list ;;
+        --shell) MODE=shell ;;
+        --run) MODE=run RUN=${2:?--run needs a command} && shift ;;
+        --timeout) TIMEOUT_S=${2:?--timeout needs seconds} && shift ;;
+        --only)
+            [[ -n ${2:-} && -n ${CFG[group.$2.command]:-} ]] || die "--only needs a group: ${GROUPS_[*]}"
+            ONLY+=("$2") && shift
+            ;;
+        -h | --help) usage && exit 0 ;;
+        *) die "unknown argument $1 (see --help)" ;;
+        esac
+        shift
+    done
+    ((${#ONLY[@]} == 0)) || GROUPS_=("${ONLY[@]}")
+}
+
+list() {
+    local group
+    for group in "${GROUPS_[@]}"; do
+        printf '%-14s %-52s %s\n' "$group" "${CFG[group.$group.does]}" "${CFG[group.$group.command]}"
+    done
+}
+
+# build_if_needed: the tests, once, if any of the groups runs one.
+build_if_needed() {
+    local group
+    for group in "${GROUPS_[@]}"; do
+        [[ ${CFG[group.$group.command]} != *ci/softroce/test.sh* ]] || { build_tests; return; }
+    done
+}
+
+# boot_group GROUP: in a guest of its own, or two: whatever it does to the device or the kernel, the
+# next one does not see.
+boot_group() {
+    local group=$1 factor=1 seconds
+    ((FULL == 0)) || factor=${CFG[run.full_factor]}
+    seconds=$((${CFG[group.$group.timeout_s]} * factor))
+    if [[ -z ${CFG[group.$group.command_b]:-} ]]; then
+        "$BOOT" --name "$group" --timeout "$seconds" bash -c "${CFG[group.$group.command]}"
+    else
+        "$TWO" --timeout "$seconds" --loss "${CFG[group.$group.loss]:-0}" --dies "${CFG[group.$group.dies]:-}" \
+            "${CFG[group.$group.command]}" "${CFG[group.$group.command_b]}"
+    fi
+}
+
+run_group() {
+    local group=$1 began=$SECONDS code=0 p f i log
+    log=$LOGS/$group.log
+    say "--- $group: ${CFG[group.$group.does]}"
+    boot_group "$group" 2>&1 | tee "$log" || code=$?
+    read -r p f i < <(summarize <(sed 's/^[ab]| //' "$log"))
+    SECONDS_OF[$group]=$((SECONDS - began))
+    TESTS[$group]=$p
+    if ((code == 124)); then
+        RESULT[$group]="TIMED OUT"
+    elif ((code != 0 || f > 0)); then
+        RESULT[$group]=FAILED
+    elif ((p < ${CFG[group.$group.tests]})); then
+        RESULT[$group]="RAN $p OF ${CFG[group.$group.tests]}"
+    else
+        RESULT[$group]=ok
+    fi
+    [[ ${RESULT[$group]} == ok || $f -gt 0 ]] || f=1 # it died before it could tell
+    report "$group" "$p" "$f" "$i"
+    [[ ${RESULT[$group]} == ok ]] || say "--- $group to repeat: ci/softroce.sh --only $group"
+}
+
+print_table() {
+    local group late
+    printf '\n%-14s %-14s %8s %8s %6s\n' group result seconds budget passed
+    for group in "${GROUPS_[@]}"; do
+        late=
+        ((FULL == 1 || ${SECONDS_OF[$group]} <= ${CFG[group.$group.budget_s]})) || late='!'
+        printf '%-14s %-14s %8s %8s %6s\n' "$group" "${RESULT[$group]}" \
+            "${SECONDS_OF[$group]}$late" "${CFG[group.$group.budget_s]}" "${TESTS[$group]}"
+    done
+}
+
+run_groups() {
+    local group failed=0 passed=0
+    LOGS=target/softroce/logs
+    mkdir -p "$LOGS"
+    ((FULL == 0)) || export TIDEWATER_TEST_FULL=1
+    build_if_needed
+    cd "$REPO_ROOT"
+    for group in "${GROUPS_[@]}"; do
+        run_group "$group"
+        [[ ${RESULT[$group]} == ok ]] || failed=$((failed + 1))
+        passed=$((passed + TESTS[$group]))
+    done
+    print_table
+    note "$passed tests in ${#GROUPS_[@]} groups, kernel $(cut -d' ' -f1 "$SOFTROCE_DIR/version")"
+    ((failed == 0)) || die "$failed of ${#GROUPS_[@]} groups"
+}
+
+load_groups
+parse_arguments "$@"
+case $MODE in
+list) list ;;
+run) cd "$CALLED_FROM" && exec "$BOOT" --timeout "${TIMEOUT_S:-600}" bash -c "$RUN" ;;
+shell) cd "$CALLED_FROM" && exec "$BOOT" --terminal --timeout "${TIMEOUT_S:-3600}" bash -i ;;
+groups) run_groups ;;
+esac
