@@ -9,9 +9,10 @@ use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::TableSpec;
 
 use super::StoreError;
-use super::extents::{Extents, Preparer};
+use super::extents::Extents;
 use super::index::Index;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
+use super::prepare::Preparer;
 use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
 use crate::apply::kernels::{KernelError, RowKernel};
