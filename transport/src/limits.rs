@@ -89,6 +89,11 @@ pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 pub const PULL_RETRIES_MAX: u32 = 8;
 /// Frame bytes one applier takes from one ring before it looks at its sockets again.
 pub const APPLY_BATCH_BYTES: usize = 64 << 10;
+/// Rows one applier takes from one ring before it looks at its sockets again: 2 ms if it has to make
+/// each of them.
+pub const APPLY_BATCH_ROWS: usize = 2_048;
+/// Rows that a client puts into one frame: a frame is taken whole, and others wait meanwhile.
+pub const FRAME_ROWS_MAX: usize = APPLY_BATCH_ROWS;
 /// Bytes of a control frame's body before the peer has proven that it holds the job's token: the
 /// largest handshake message is under 512 bytes, later versions may grow.
 pub const UNPROVEN_BYTES_MAX: usize = 4 << 10;

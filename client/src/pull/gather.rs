@@ -5,6 +5,7 @@ use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PAR
 use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
+use tidewater_transport::limits::FRAME_ROWS_MAX;
 
 use crate::error::{ClientError, rejected};
 use crate::lanes::{Interrupt, Lanes};
@@ -111,6 +112,12 @@ impl Lanes {
         }
     }
 
+    /// Keys of a request of which each is answered with `bytes`.
+    fn keys_per_request(&mut self, lane: usize, bytes: usize) -> usize {
+        let room = self.get(lane).ring.payload_bytes_max() / 8;
+        (REPLY_BYTES_MAX / bytes).min(room).min(FRAME_ROWS_MAX)
+    }
+
     /// Asks where keys are; `create` makes rows for unknown ones. Locations in the keys' order.
     pub(crate) fn resolve(
         &mut self,
@@ -121,7 +128,7 @@ impl Lanes {
         deadline: Deadline,
         mut found: impl FnMut(usize, Loc),
     ) -> Result<(), ClientError> {
-        let most = (REPLY_BYTES_MAX / 8).min(self.get(lane).ring.payload_bytes_max() / 8);
+        let most = self.keys_per_request(lane, 8);
         let mut reply = Vec::new();
         for (chunk_at, chunk) in keys.chunks(most).enumerate() {
             let payload: Vec<u8> = chunk.iter().flat_map(|k| k.to_le_bytes()).collect();
@@ -150,7 +157,7 @@ impl Lanes {
         mut place: impl FnMut(usize, &[u8]),
     ) -> Result<(), ClientError> {
         let row_bytes = table.row.payload_bytes;
-        let most = (REPLY_BYTES_MAX / row_bytes).min(self.get(lane).ring.payload_bytes_max() / 8);
+        let most = self.keys_per_request(lane, row_bytes);
         if most == 0 {
             return Err(ClientError::Argument {
                 op: "gather",

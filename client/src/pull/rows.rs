@@ -126,7 +126,7 @@ impl RowPull<'_> {
             match self.table.hints.get(key).filter(|l| l.is_some()) {
                 Some(loc) => {
                     let lane = self.lane(row)?;
-                    let source = self.source(s_lines(&mut s.lines), row, lane, loc)?;
+                    let source = self.source(&mut s.lines, row, lane, loc)?;
                     s.reading.push((row, source, loc));
                 }
                 None => s.missing.push(row),
@@ -179,7 +179,7 @@ impl RowPull<'_> {
             for (&row, &loc) in s.again.iter().zip(&locs) {
                 if loc.is_some() {
                     self.table.hints.put(self.key(row), loc);
-                    let source = self.source(s_lines(&mut s.lines), row, lane, loc)?;
+                    let source = self.source(&mut s.lines, row, lane, loc)?;
                     s.reading.push((row, source, loc));
                 } else {
                     initial.push(row);
@@ -195,7 +195,7 @@ impl RowPull<'_> {
     /// The place of a row; reads the extent table when its extent is new.
     fn source(
         &mut self,
-        line: &mut [u8],
+        lines: &mut Vec<u8>,
         row: u32,
         lane: usize,
         loc: Loc,
@@ -211,13 +211,13 @@ impl RowPull<'_> {
                 loc.0
             ),
         };
-        let op = self.table.extent_op(lane, number).ok_or_else(nonsense)?;
+        let (op, first) = self.table.extents_op(lane, number).ok_or_else(nonsense)?;
+        lines.resize(op.len as usize, 0);
         for _ in 0..=PULL_RETRIES_MAX {
-            read_ops(self.lanes, lane, &[op], line, &mut [], self.deadline)?;
-            let mut raw = [0; 64];
-            raw.copy_from_slice(line.get(..64).unwrap_or(&[0; 64]));
-            if self.table.learn_extent(lane, number, &raw) {
-                return self.table.sparse_row(lane, loc).map_err(|_| nonsense());
+            read_ops(self.lanes, lane, &[op], lines, &mut [], self.deadline)?;
+            self.table.learn_extents(lane, first, lines);
+            if let Ok(source) = self.table.sparse_row(lane, loc) {
+                return Ok(source);
             }
         }
         // Of a released table nothing proves itself any more: then the server refuses.
@@ -376,11 +376,6 @@ fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
     if let Some(op) = ops.last_mut() {
         op.fence = true;
     }
-}
-
-fn s_lines(lines: &mut Vec<u8>) -> &mut [u8] {
-    lines.resize(64, 0);
-    lines
 }
 
 /// Reads on a lane, mending it as often as needed until the deadline.

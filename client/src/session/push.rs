@@ -3,6 +3,7 @@
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::row::Loc;
+use tidewater_transport::limits::FRAME_ROWS_MAX;
 use tidewater_transport::table::PushOp;
 use zerocopy::IntoBytes;
 
@@ -79,7 +80,7 @@ impl Client {
                 .ring
                 .payload_bytes_max()
                 .saturating_sub(128);
-            let most = (room / (row_bytes + 16)).max(1);
+            let most = (room / (row_bytes + 16)).clamp(1, FRAME_ROWS_MAX);
             for chunk in rows.chunks(most) {
                 let locs = state.is_sparse();
                 let parts = RowsPayload::new(chunk.len(), row_bytes, locs);

@@ -15,44 +15,66 @@ const CROWDED: usize = 8;
 /// Entries of the former table that each [`Hints::put`] moves: none does unbounded work, and the
 /// move has long ended when the table grows again.
 const MOVED_PER_PUT: usize = 32;
+/// The former table's memory is given back in pieces of this many bytes: all at once, a large one
+/// takes the system milliseconds.
+const GIVEN_BACK_BYTES: usize = 256 << 10;
 
 /// Entries of two words, key and location. Plain words, so that a large table costs nothing before
 /// it is touched.
 #[derive(Debug)]
-struct Entries(Vec<u64>);
+struct Entries {
+    words: Vec<u64>,
+    mask: usize,
+}
 
 impl Entries {
     fn new(entries: usize) -> Self {
-        Self(vec![0; entries * 2])
+        Self {
+            words: vec![0; entries * 2],
+            mask: entries - 1,
+        }
     }
 
     const fn len(&self) -> usize {
-        self.0.len() / 2
+        self.mask + 1
     }
 
+    /// An entry; one that was cut off is empty.
     #[inline]
     fn at(&self, slot: usize) -> (u64, Loc) {
-        (self.0[2 * slot], Loc(self.0[2 * slot + 1]))
+        match self.words.get(2 * slot..2 * slot + 2) {
+            Some(&[key, loc]) => (key, Loc(loc)),
+            _ => (0, Loc::NONE),
+        }
     }
 
     fn set(&mut self, slot: usize, key: u64, loc: Loc) {
-        self.0[2 * slot] = key;
-        self.0[2 * slot + 1] = loc.0;
+        if let Some([k, l]) = self.words.get_mut(2 * slot..2 * slot + 2) {
+            (*k, *l) = (key, loc.0);
+        }
+    }
+
+    /// Forgets the entries from `slot` on.
+    fn cut(&mut self, slot: usize) {
+        self.words.truncate(2 * slot);
+        let spare = (self.words.capacity() - self.words.len()) * size_of::<u64>();
+        if spare >= GIVEN_BACK_BYTES {
+            self.words.shrink_to_fit();
+        }
     }
 
     /// The slot of a key, or the free one where it would go; `Err` has one to overwrite.
     #[inline]
     fn find(&self, key: u64) -> Result<usize, usize> {
-        let mask = self.len() - 1;
         let home = mix64(key) as usize;
         for n in 0..PROBES {
-            let slot = (home + n) & mask;
+            let slot = (home + n) & self.mask;
             let (k, loc) = self.at(slot);
             if k == key || loc == Loc::NONE {
                 return Ok(slot);
             }
         }
-        Err((home + PROBES - 1) & mask)
+        Err((home + PROBES - 1) & self.mask)
     }
 
     #[inline]
@@ -67,7 +89,7 @@ impl Entries {
 pub(crate) struct Hints {
     entries: Entries,
     len: usize,
-    /// The former table while it is moved, and the next of its entries to move.
+    /// The former table while it is moved, from its end, and how many entries it still has.
     old: Option<(Entries, usize)>,
 }
 
@@ -128,17 +150,18 @@ impl Hints {
     fn grow(&mut self) {
         if self.old.is_none() && self.entries.len() < ENTRIES_MAX {
             let double = Entries::new(self.entries.len() * 2);
-            self.old = Some((std::mem::replace(&mut self.entries, double), 0));
+            let entries = self.entries.len();
+            self.old = Some((std::mem::replace(&mut self.entries, double), entries));
             self.len = 0;
         }
     }
 
     fn move_some(&mut self) {
-        let Some((old, next)) = self.old.take() else {
+        let Some((mut old, left)) = self.old.take() else {
             return;
         };
-        let end = (next + MOVED_PER_PUT).min(old.len());
-        for (key, loc) in (next..end).map(|slot| old.at(slot)) {
+        let start = left.saturating_sub(MOVED_PER_PUT);
+        for (key, loc) in (start..left).map(|slot| old.at(slot)) {
             // What was learned since is newer.
             if loc.is_some()
                 && let Ok(slot) = self.entries.find(key)
@@ -148,8 +171,9 @@ impl Hints {
                 self.len += 1;
             }
         }
-        if end < old.len() {
-            self.old = Some((old, end));
+        if start > 0 {
+            old.cut(start);
+            self.old = Some((old, start));
         }
     }
 }
@@ -203,5 +227,27 @@ mod tests {
             let loc = hints.get(k).filter(|l| l.is_some());
             assert!(loc.is_none_or(|l| u64::from(l.slot()) == k), "{k}: {loc:?}");
         }
+    }
+
+    /// The memory of a table that is moved away goes with its entries, piece by piece.
+    #[test]
+    fn a_former_table_is_given_back_as_it_is_moved() {
+        let mut hints = Hints::new();
+        let mut pieces = 0;
+        for k in 0..400_000u64 {
+            let before = hints
+                .old
+                .as_ref()
+                .map_or(0, |(old, _)| old.words.capacity());
+            hints.put(k, Loc::new(0, 1, k as u32));
+            let Some((old, left)) = &hints.old else {
+                assert!(before * 8 <= 2 * GIVEN_BACK_BYTES, "{before} words at once");
+                continue;
+            };
+            let spare = (old.words.capacity() - 2 * left) * 8;
+            assert!(spare < 2 * GIVEN_BACK_BYTES, "{spare} bytes are kept");
+            pieces += usize::from(before > old.words.capacity());
+        }
+        assert!(pieces > 10, "{pieces} pieces: nothing tested");
     }
 }

@@ -16,6 +16,9 @@ use super::hints::Hints;
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 
+/// Entries of an extent table read at once: one page.
+const EXTENTS_AT_ONCE: u64 = 64;
+
 /// A partition of a dense table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DensePart {
@@ -286,54 +289,139 @@ impl TableState {
         }
     }
 
-    /// The read of an entry of a lane's extent table.
-    pub(crate) fn extent_op(&self, lane: usize, number: u16) -> Option<ReadOp> {
+    /// The read of a lane's extent table around entry `number`; the number of the first entry read.
+    /// Neighbours come along: a client that is new to a table asks once, not once for each extent.
+    pub(crate) fn extents_op(&self, lane: usize, number: u16) -> Option<(ReadOp, u16)> {
         let table = self.sparse.get(lane)?.table?;
-        let at = (u64::from(number).checked_sub(1)?) * LINE_BYTES as u64;
-        if at + LINE_BYTES as u64 > table.len {
+        let entries = table.len / LINE_BYTES as u64;
+        let wanted = u64::from(number.checked_sub(1)?);
+        let first = wanted / EXTENTS_AT_ONCE * EXTENTS_AT_ONCE;
+        let count = entries.checked_sub(first)?.min(EXTENTS_AT_ONCE);
+        if wanted - first >= count {
             return None;
         }
-        let line = LINE_BYTES as u32;
-        Some(ReadOp {
+        let len = count as u32 * LINE_BYTES as u32;
+        let op = ReadOp {
             from: RemoteAddr {
                 key: table.key,
-                addr: table.address + at,
+                addr: table.address + first * LINE_BYTES as u64,
             },
-            len: line,
-            head_len: line,
+            len,
+            head_len: len,
             head_at: 0,
             body_at: 0,
             fence: false,
-        })
+        };
+        Some((op, first as u16 + 1))
     }
 
-    /// Takes in an entry that was read; false if it does not prove itself.
-    pub(crate) fn learn_extent(&mut self, lane: usize, number: u16, line: &[u8; 64]) -> bool {
+    /// Takes in entries that were read, from number `first` on; those that do not prove themselves
+    /// (of extents that there are not yet) are left out.
+    pub(crate) fn learn_extents(&mut self, lane: usize, first: u16, lines: &[u8]) {
+        let stride = self.row.stride as u64;
         let Some(sparse) = self.sparse.get_mut(lane) else {
-            return false;
+            return;
         };
-        let line = tidewater_transport::layout::line_from_bytes(line);
-        let Some(entry) = ExtentEntry::from_line(&line, sparse.salt, number) else {
-            return false;
-        };
-        let extent = Remote {
-            key: entry.key,
-            address: entry.base,
-            len: entry.len,
-        };
-        if !holds(extent, u64::from(entry.slots) * self.row.stride as u64) {
-            return false;
+        let (lines, _) = lines.as_chunks::<LINE_BYTES>();
+        for (n, line) in lines.iter().enumerate() {
+            let n = usize::from(first) + n;
+            let line = tidewater_transport::layout::line_from_bytes(line);
+            let entry = u16::try_from(n)
+                .ok()
+                .and_then(|number| ExtentEntry::from_line(&line, sparse.salt, number));
+            let Some(entry) = entry else {
+                continue;
+            };
+            let extent = Remote {
+                key: entry.key,
+                address: entry.base,
+                len: entry.len,
+            };
+            if n == 0 || !holds(extent, u64::from(entry.slots) * stride) {
+                continue;
+            }
+            if sparse.extents.len() < n {
+                sparse.extents.resize(n, None);
+            }
+            sparse.extents[n - 1] = Some(entry);
         }
-        let n = number as usize;
-        if sparse.extents.len() < n {
-            sparse.extents.resize(n, None);
-        }
-        sparse.extents[n - 1] = Some(entry);
-        true
     }
 
     /// Name for errors.
     pub(crate) fn name(&self) -> &str {
         &self.spec.name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_transport::ids::RegionKey;
+    use tidewater_transport::layout::line_bytes;
+
+    use super::*;
+    use crate::TableBuilder;
+
+    const SALT: u64 = 5;
+
+    fn state(entries: u64) -> TableState {
+        let spec = TableBuilder::sparse::<i64>("t", 2).spec().clone();
+        let table = Remote {
+            key: RegionKey(1),
+            address: 4096,
+            len: entries * LINE_BYTES as u64,
+        };
+        TableState {
+            id: TableId(1),
+            row: RowLayout::new(spec.row_bytes()),
+            hints: Hints::new(),
+            sparse: vec![SparseLane {
+                salt: SALT,
+                table: Some(table),
+                extents: Vec::new(),
+            }],
+            dense: Vec::new(),
+            lane_of_partition: Vec::new(),
+            spec,
+        }
+    }
+
+    /// One read brings all extents around the one that was missed, and never runs out of the table,
+    /// however long the server says it is.
+    #[test]
+    fn extents_are_learned_with_their_neighbours() {
+        for entries in [1u64, 64, 100, 1 << 20] {
+            let mut state = state(entries);
+            let last = entries.min(u64::from(u16::MAX)) as u16;
+            assert!(state.extents_op(0, 0).is_none());
+            if let Some(past) = last.checked_add(1) {
+                assert!(state.extents_op(0, past).is_none());
+            }
+            let (op, first) = state.extents_op(0, last).unwrap();
+            assert!(first <= last && last - first < 64);
+            assert_eq!(op.from.addr, 4096 + (u64::from(first) - 1) * 64);
+            assert!(op.from.addr + u64::from(op.len) <= 4096 + entries * 64);
+            let entry = |n: u16| ExtentEntry {
+                base: u64::from(n) << 20,
+                key: RegionKey(1),
+                slots: 8,
+                len: 8 * state.row.stride as u64,
+                salt: u64::from(n),
+            };
+            let lines = (0..u32::from(op.len as u16) / 64).map(|n| u32::from(first) + n);
+            let lines: Vec<u8> = lines
+                .flat_map(|n| match u16::try_from(n) {
+                    // One that is not there yet, as the neighbour of those that are.
+                    Ok(n) if n % 5 != 4 || n == last => line_bytes(&entry(n).to_line(SALT, n)),
+                    _ => [0; LINE_BYTES],
+                })
+                .collect();
+            state.learn_extents(0, first, &lines);
+            for n in first..=last {
+                let known = state.sparse_row(0, Loc::new(0, n, 7));
+                assert_eq!(known.is_ok(), n % 5 != 4 || n == last, "{n} of {entries}");
+                assert!(known.is_err() || known.is_ok_and(|s| s.salt == u64::from(n)));
+            }
+            assert!(state.sparse_row(0, Loc::new(0, last, 8)).is_err());
+        }
     }
 }

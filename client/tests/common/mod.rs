@@ -30,8 +30,8 @@ use tidewater_server::apply::table::Table;
 use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
-use tidewater_server::store::extents::Preparer;
 use tidewater_server::store::memory::DOZE_AT;
+use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, TransportKind};
 use tidewater_transport::ids::{

@@ -22,7 +22,7 @@ use tidewater_server::apply::table::Table;
 use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
-use tidewater_server::store::extents::Preparer;
+use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Mailbox, TransportKind};
 use tidewater_transport::ids::{

@@ -11,11 +11,11 @@ use crossbeam_channel::Receiver;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ExportView, Sleeper};
 use tidewater_transport::ids::{DomainId, SessionId, WorkerId};
-use tidewater_transport::layout::frame::FrameHeader;
+use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
 use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::limits::APPLY_BATCH_BYTES;
+use tidewater_transport::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
 use tidewater_transport::wait::wait_until;
 
 use super::Refusal;
@@ -226,7 +226,7 @@ impl Applier {
         // One ring's worth, so that a client that still writes (shared memory cannot be taken
         // away) does not keep the applier here.
         let most = self.rings[n].inbox().ring().bytes() as usize;
-        let _ = self.consume(n, most);
+        let _ = self.consume(n, (most, usize::MAX));
         let _ = self.rings[n].publish(&self.memory);
         Some(self.rings[n].rewind())
     }
@@ -243,7 +243,7 @@ impl Applier {
             return Ok(false);
         };
         let mut moved = polled.map_err(|e| e.to_string())?;
-        moved |= self.consume(n, APPLY_BATCH_BYTES)?;
+        moved |= self.consume(n, (APPLY_BATCH_BYTES, APPLY_BATCH_ROWS))?;
         let ring = &mut self.rings[n];
         if ring.publish(&self.memory).map_err(|e| e.to_string())?
             && let Some(port) = &mut ring.port
@@ -253,18 +253,21 @@ impl Applier {
         Ok(moved)
     }
 
-    /// Takes frames out of a ring, at most `budget` bytes of them. An error ends the session's
+    /// Takes frames out of a ring until they are so many bytes or rows. An error ends the session's
     /// lane: its client must recover it, or is no client of ours.
-    fn consume(&mut self, n: usize, budget: usize) -> Result<bool, String> {
+    fn consume(&mut self, n: usize, most: (usize, usize)) -> Result<bool, String> {
         let mut payload = std::mem::take(&mut self.payload);
-        let mut bytes = 0;
+        let (mut bytes, mut rows) = (0, 0);
         let mut result = Ok(());
-        while bytes < budget {
+        while bytes < most.0 && rows < most.1 {
             match self.rings[n].next(&mut payload) {
                 Ok(Next::Empty) => break,
                 Ok(Next::Skipped) => bytes += LINE_BYTES,
                 Ok(Next::Frame(header)) => {
                     bytes += header.ring_bytes() as usize;
+                    if header.kind != FrameKind::PushDense {
+                        rows += header.count as usize;
+                    }
                     // A frame whose answer did not go out is not done: it would be taken again
                     // and again.
                     if let Err(e) = self.frame(n, &header, &payload) {

@@ -8,7 +8,7 @@ use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::push::word;
+use super::push::{FIND_AHEAD, word};
 use super::table::{Store, Table};
 use crate::namespace::NamespaceId;
 
@@ -143,6 +143,10 @@ impl Engine {
             else {
                 break;
             };
+            if row % FIND_AHEAD == 0 {
+                let rows = row..(header.count as usize).min(row + FIND_AHEAD);
+                s.touch(rows.map(|row| word(payload, row * 8)));
+            }
             let loc = if header.flags.create {
                 match s.find_or_create(key, &self.redo, progress) {
                     Ok(loc) => loc,

@@ -11,6 +11,9 @@ use super::engine::{Effect, Engine};
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 
+/// Keys whose places are fetched at once: about as many as lines are under way in a core.
+pub(super) const FIND_AHEAD: usize = 12;
+
 /// Little-endian word at `at` of a payload that was measured before.
 pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     let mut raw = [0; 8];
@@ -151,6 +154,15 @@ impl Engine {
             let Some(t) = self.tables.get_mut(&table) else {
                 break;
             };
+            if row % FIND_AHEAD == 0
+                && let Store::Sparse(s) = &t.store
+            {
+                let rows = row..count.min(row + FIND_AHEAD);
+                s.touch(rows.filter_map(|row| {
+                    let (key, hint) = key_of(row);
+                    hint.is_none_or(|h| !h.is_some()).then_some(key)
+                }));
+            }
             let place = match &mut t.store {
                 Store::Rows(rows) => rows.place(key),
                 Store::Blocks(_) => None,

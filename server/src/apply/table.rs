@@ -11,7 +11,7 @@ use crate::namespace::NamespaceId;
 use crate::store::ServerMemory;
 use crate::store::dense_blocks::DenseBlocks;
 use crate::store::dense_rows::DenseRows;
-use crate::store::extents::Preparer;
+use crate::store::prepare::Preparer;
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};

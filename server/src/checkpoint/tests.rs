@@ -20,7 +20,7 @@ use crate::apply::engine::Engine;
 use crate::apply::records::RecordShape;
 use crate::apply::table::Table;
 use crate::store::ServerMemory;
-use crate::store::extents::Preparer;
+use crate::store::prepare::Preparer;
 
 /// A server's appliers, without threads.
 struct Local(RefCell<Vec<Engine>>);

@@ -20,7 +20,7 @@ use crate::apply::command::{ApplierGone, ApplierHandle, Command};
 use crate::apply::engine::Engine;
 use crate::apply::table::Table;
 use crate::namespace::NamespaceId;
-use crate::store::extents::Preparer;
+use crate::store::prepare::Preparer;
 use crate::store::{ServerMemory, StoreError};
 
 /// Bytes of a word of a ticket line.

@@ -52,8 +52,8 @@ pub use error::NodeError;
 pub use handle::{NodeHandle, NodeStatus};
 
 use crate::store::ServerMemory;
-use crate::store::extents::Preparer;
 use crate::store::memory::DOZE_AT;
+use crate::store::prepare::Preparer;
 use control::Control;
 use error::system;
 use handle::Shared;

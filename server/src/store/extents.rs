@@ -1,25 +1,28 @@
 //! Extents: slabs of rows that never move, with their keys and optimizer state beside them in
 //! private memory.
 //!
-//! The next extent is prepared ahead by a helper thread (mapped, present, registered), so that an
-//! applier that runs out only takes it. When the helper is late the applier makes a small one itself.
+//! The next extent is prepared ahead by the helper thread (present, registered), so that an applier
+//! that runs out only takes it. When the helper is late the applier makes a small one itself.
 
 use std::sync::Arc;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
 use tidewater_transport::ids::{RegionKey, TableId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::row::{Loc, RowLayout};
 
 use super::StoreError;
-use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
+use super::prepare::{Delivery, Made, Order, Pace, Preparer};
 use super::redo::RowPlace;
 
 /// Bytes of a table's first extent; each next one is twice as large.
 const FIRST_BYTES: usize = 64 << 10;
-/// Bytes of the largest extent: preparing one takes a helper some 10 ms.
+/// Bytes of the largest extent: preparing one takes the helper a tenth of a second.
 const LAST_BYTES: usize = 64 << 20;
+/// An extent that the applier makes because the ordered one is late is this part of its size: small,
+/// so that the ordered one is used soon, but not so small that a slow helper costs a table its extents.
+const LATE_PART: u32 = 16;
 /// Extents of a table on one applier: 16 bits in a location, 0 is none.
 pub const EXTENTS_MAX: usize = 4_096;
 
@@ -45,68 +48,46 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(&self, memory: &ServerMemory, prefault: bool) -> Result<Extent, StoreError> {
+    /// Makes the extent: with `pace` its pages are present, without (by an applier, which has no time
+    /// for it) they are made so by whoever touches them first.
+    fn make(
+        &self,
+        memory: &ServerMemory,
+        mut pace: Option<&mut Pace>,
+    ) -> Result<Extent, StoreError> {
         let slots = self.slots as usize;
-        let (rows, key) = memory.public_block(slots * self.layout.stride, self.owner)?;
-        let keys = memory.private.alloc(slots * 8, self.owner)?;
-        let state = memory.private.alloc(slots * self.state_bytes, self.owner)?;
-        if prefault {
-            memory.public.region().prefault(rows.at, rows.len)?;
-            memory.private.region().prefault(keys.at, keys.len)?;
-            memory.private.region().prefault(state.at, state.len)?;
-        }
-        let salt = memory.salt();
+        let mut block = |arena: &Arena, bytes| match &mut pace {
+            Some(pace) => arena.alloc_present(bytes, self.owner, pace),
+            None if bytes <= FIRST_BYTES => arena.alloc(bytes, self.owner),
+            None => arena.alloc_untouched(bytes, self.owner),
+        };
+        let (private, public) = (&memory.private, &memory.public);
+        let rows = block(public, slots * self.layout.stride)?;
+        let key = memory
+            .export(rows)
+            .inspect_err(|_| drop(public.free(rows)))?;
+        let keys = block(private, slots * 8).inspect_err(|_| drop(public.free(rows)))?;
+        let state = block(private, slots * self.state_bytes).inspect_err(|_| {
+            drop(public.free(rows));
+            drop(private.free(keys));
+        })?;
         Ok(Extent {
             rows,
             keys,
             state,
             key,
-            salt,
+            salt: memory.salt(),
             slots: self.slots,
             used: 0,
         })
     }
 }
 
-struct Request {
-    plan: Plan,
-    memory: Arc<ServerMemory>,
-    answer: Sender<Extent>,
-}
-
-/// The helper thread's inbox. Clones share it.
-#[derive(Clone)]
-pub struct Preparer(Option<Sender<Request>>);
-
-impl std::fmt::Debug for Preparer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Preparer").field(&self.0.is_some()).finish()
-    }
-}
-
-impl Preparer {
-    /// Nobody prepares: every extent is made by its applier when needed.
-    pub const fn none() -> Self {
-        Self(None)
-    }
-
-    /// Starts the helper thread. It ends when the last clone of the value is dropped.
-    ///
-    /// # Errors
-    /// When no thread can be started.
-    pub fn start() -> std::io::Result<Self> {
-        let (tx, rx): (Sender<Request>, Receiver<Request>) = bounded(1024);
-        std::thread::Builder::new()
-            .name("tw-extents".into())
-            .spawn(move || {
-                for request in rx {
-                    // A failure is the applier's to report, when it needs the extent and makes it.
-                    if let Ok(extent) = request.plan.make(&request.memory, true) {
-                        let _ = request.answer.send(extent);
-                    }
-                }
-            })?;
-        Ok(Self(Some(tx)))
+impl Made for Extent {
+    fn discard(self, memory: &ServerMemory) {
+        let _ = memory.public.free(self.rows);
+        let _ = memory.private.free(self.keys);
+        let _ = memory.private.free(self.state);
     }
 }
 
@@ -120,7 +101,7 @@ pub struct Extents {
     entries: Block,
     entries_key: RegionKey,
     preparer: Preparer,
-    coming: Option<Receiver<Extent>>,
+    coming: Option<Order<Extent>>,
 }
 
 impl Extents {
@@ -219,21 +200,9 @@ impl Extents {
     }
 
     fn order(&mut self) {
-        let Some(preparer) = &self.preparer.0 else {
-            return;
-        };
-        let (answer, coming) = bounded(1);
-        let memory = Arc::clone(&self.memory);
-        if preparer
-            .try_send(Request {
-                plan: self.next_plan(),
-                memory,
-                answer,
-            })
-            .is_ok()
-        {
-            self.coming = Some(coming);
-        }
+        let plan = self.next_plan();
+        let make = move |memory: &ServerMemory, pace: &mut Pace| plan.make(memory, Some(pace));
+        self.coming = self.preparer.order(&self.memory, make);
     }
 
     fn grow(&mut self) -> Result<(), StoreError> {
@@ -245,23 +214,22 @@ impl Extents {
                 limit,
             });
         }
-        // A late extent is not waited for: until it comes, a small one serves, whose pages are
-        // made present by whoever touches them first.
-        let prepared = self.coming.as_ref().map(Receiver::try_recv);
-        let extent = match prepared {
-            Some(Ok(extent)) => {
+        // A late extent is not waited for: until it comes, small ones serve.
+        let delivery = self.coming.as_mut().map(Order::take);
+        let extent = match delivery {
+            Some(Delivery::Here(extent)) => {
                 self.coming = None;
                 extent
             }
-            Some(Err(TryRecvError::Empty)) => Plan {
-                slots: self.plan.slots,
-                ..self.next_plan()
+            Some(Delivery::Late) => {
+                let plan = self.next_plan();
+                let slots = (plan.slots / LATE_PART).max(self.plan.slots);
+                Plan { slots, ..plan }.make(&self.memory, None)?
             }
-            .make(&self.memory, false)?,
             // The helper failed or there is none: whatever is wrong is found again here.
-            Some(Err(TryRecvError::Disconnected)) | None => {
+            Some(Delivery::Failed) | None => {
                 self.coming = None;
-                self.next_plan().make(&self.memory, false)?
+                self.next_plan().make(&self.memory, None)?
             }
         };
         let entry = ExtentEntry {
@@ -335,5 +303,61 @@ impl Extents {
             self.memory.private.free(extent.state)?;
         }
         self.memory.public.free(self.entries)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_transport::ids::Incarnation;
+
+    use super::*;
+
+    /// A helper that is busy with something else for as long as it likes: the table grows without
+    /// it, by few extents, and what it makes in the end for a table that was released meanwhile is
+    /// given back.
+    #[test]
+    fn a_late_helper_is_done_without() {
+        let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(9)).unwrap());
+        let helper = Preparer::start().unwrap();
+        let (open, gate) = crossbeam_channel::bounded::<()>(0);
+        let busy = |gate: crossbeam_channel::Receiver<()>| {
+            helper.order::<Extent>(&memory, move |_, _| {
+                let _ = gate.recv();
+                Err(StoreError::Limit {
+                    what: "patience",
+                    have: 1,
+                    limit: 0,
+                })
+            })
+        };
+        let _first = busy(gate.clone()).unwrap();
+        let who = (TableId(1), 0);
+        let (layout, preparer) = (RowLayout::new(16), helper.clone());
+        let mut extents = Extents::new(Arc::clone(&memory), preparer, who, layout, 16).unwrap();
+        let mut slots = 0;
+        while slots < 2_000_000 {
+            let (number, first, n) = extents.take(1_000).unwrap();
+            let last = Loc::new(0, number, first + n - 1);
+            extents.set_key(last, 7).unwrap();
+            assert_eq!(extents.place(last).unwrap().key, 7);
+            slots += n;
+        }
+        assert!(extents.list.len() < 64, "{} extents", extents.list.len());
+        assert!(extents.coming.is_some(), "nothing was ordered");
+        extents.release().unwrap();
+        let mut last = busy(gate).unwrap();
+        drop(open);
+        while matches!(last.take(), Delivery::Late) {
+            std::thread::yield_now();
+        }
+        for arena in [&memory.public, &memory.private] {
+            assert_eq!(extents_of(arena), [], "blocks are lost");
+        }
+    }
+
+    fn extents_of(arena: &Arena) -> Vec<(Block, [u32; 4])> {
+        let mut all = arena.directory().unwrap();
+        all.retain(|(_, [kind, ..])| *kind == BlockKind::Extent as u32);
+        all
     }
 }

@@ -1,7 +1,10 @@
 //! A partition's index: u64 key to [`Loc`], open addressing with linear probing in private memory.
 //!
-//! It grows step by step: a new table of twice the size is filled a few buckets per insert while
-//! both are looked at, so that no single insert does unbounded work. An entry is two words,
+//! It grows step by step, so that no insert does more than a little of it: from half full on, each
+//! insert clears a piece of a table of twice the size; at three quarters that table takes over, and
+//! each insert moves a few buckets of the old one while both are looked at. Partitions fill evenly, so
+//! all of a table's indexes double at about the same time: without the clearing ahead every insert of
+//! that time would meet fresh pages, at a cost of many inserts each. An entry is two words,
 //! `{key, loc}`; a loc of 0 is an empty bucket (extents are numbered from 1).
 
 use std::sync::Arc;
@@ -15,9 +18,15 @@ use super::memory::{Block, BlockOwner, ServerMemory};
 
 const ENTRY_BYTES: usize = 16;
 const FIRST_ENTRIES: usize = 64;
-/// Buckets of the old table moved by one insert: the new one is three eighths full when the move
-/// ends, far from its own growth.
-const MOVED_PER_INSERT: usize = 16;
+/// Buckets of the old table moved by one insert: the new one is half full when the move ends, and
+/// its own successor can be begun.
+const MOVED_PER_INSERT: usize = 4;
+/// Bytes of the next table cleared by one insert: all of it while the present one goes from half to
+/// three quarters full.
+const CLEARED_PER_INSERT: usize = 8 * ENTRY_BYTES;
+/// In an old table, the location of a key that was removed. No extent has the number 0; and unlike an
+/// empty bucket it ends no search.
+const GONE: Loc = Loc(1);
 
 /// One table of buckets.
 #[derive(Debug, Clone, Copy)]
@@ -26,14 +35,24 @@ struct Table {
     mask: usize,
 }
 
+/// What an index that grows is at.
+#[derive(Debug, Clone, Copy)]
+enum Growth {
+    /// It does not grow.
+    None,
+    /// The next table, and how many of its bytes are clear.
+    Ahead(Table, usize),
+    /// The table being emptied, and the next bucket to move.
+    Move(Table, usize),
+}
+
 /// The index of one partition. Used by the partition's applier only.
 #[derive(Debug)]
 pub struct Index {
     memory: Arc<ServerMemory>,
     owner: BlockOwner,
     table: Table,
-    /// The table being emptied and the next bucket to move.
-    old: Option<(Table, usize)>,
+    growth: Growth,
     len: usize,
 }
 
@@ -43,12 +62,13 @@ impl Index {
     /// # Errors
     /// [`StoreError`] when memory is used up.
     pub fn new(memory: Arc<ServerMemory>, owner: BlockOwner) -> Result<Self, StoreError> {
-        let table = table(&memory, owner, FIRST_ENTRIES)?;
+        let table = Table::take(&memory, owner, FIRST_ENTRIES)?;
+        table.clear(&memory, 0, usize::MAX)?;
         Ok(Self {
             memory,
             owner,
             table,
-            old: None,
+            growth: Growth::None,
             len: 0,
         })
     }
@@ -71,30 +91,34 @@ impl Index {
         if let Ok((_, loc)) = here {
             return Some(loc);
         }
-        let (old, _) = self.old.as_ref()?;
-        find(&old.words(region)?, old.mask, key)
-            .ok()
-            .map(|(_, loc)| loc)
+        let Growth::Move(old, _) = self.growth else {
+            return None;
+        };
+        let (_, loc) = find(&old.words(region)?, old.mask, key).ok()?;
+        (loc != GONE).then_some(loc)
     }
 
-    /// Prefetch hint: touches the key's home bucket.
+    /// Fetches the bucket where a search for the key begins, so that searches for many keys do not
+    /// wait for memory one after the other. The value says nothing.
     #[inline]
     pub fn touch(&self, key: u64) -> u64 {
-        let home = mix64(key) as usize & self.table.mask;
-        let words = self.table.words(self.memory.private.region());
-        words.map_or(0, |w| w.as_read().load(home * ENTRY_BYTES))
+        let region = self.memory.private.region();
+        let home = |table: &Table| {
+            let at = (mix64(key) as usize & table.mask) * ENTRY_BYTES;
+            table.words(region).map_or(0, |w| w.as_read().load(at))
+        };
+        match &self.growth {
+            Growth::Move(old, _) => home(&self.table) ^ home(old),
+            _ => home(&self.table),
+        }
     }
 
-    /// Adds a key that is not there.
+    /// Adds a key that is not there. Bounded work.
     ///
     /// # Errors
     /// [`StoreError::NoMemory`] when it has to grow and cannot; nothing was added.
     pub fn insert(&mut self, key: u64, loc: Loc) -> Result<(), StoreError> {
-        if self.old.is_none() && (self.len + 1) * 4 > (self.table.mask + 1) * 3 {
-            let bigger = table(&self.memory, self.owner, (self.table.mask + 1) * 2)?;
-            self.old = Some((std::mem::replace(&mut self.table, bigger), 0));
-        }
-        self.migrate(MOVED_PER_INSERT)?;
+        self.grow_some()?;
         let region = Arc::clone(self.memory.private.region());
         if let Some(words) = self.table.words(&region) {
             put(&words, self.table.mask, key, loc);
@@ -105,13 +129,23 @@ impl Index {
 
     /// Removes a key and returns where its row was.
     pub fn remove(&mut self, key: u64) -> Option<Loc> {
-        // With two tables a key may be in either: finish the move, so that it is in one.
-        self.migrate(usize::MAX).ok()?;
-        let words = self.table.words(self.memory.private.region())?;
-        let (at, loc) = find(&words, self.table.mask, key).ok()?;
-        close_gap(&words, self.table.mask, at);
-        self.len -= 1;
-        Some(loc)
+        let region = Arc::clone(self.memory.private.region());
+        let words = self.table.words(&region)?;
+        let here = find(&words, self.table.mask, key).ok();
+        if let Some((at, _)) = here {
+            close_gap(&words, self.table.mask, at);
+        }
+        let mut found = here.map(|(_, loc)| loc);
+        if let Growth::Move(old, _) = self.growth {
+            // A bucket that was moved is still there.
+            let words = old.words(&region)?;
+            if let Ok((at, loc)) = find(&words, old.mask, key) {
+                words.store(at * ENTRY_BYTES + 8, GONE.0);
+                found = found.or((loc != GONE).then_some(loc));
+            }
+        }
+        self.len -= usize::from(found.is_some());
+        found
     }
 
     /// Gives all memory back.
@@ -119,54 +153,98 @@ impl Index {
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
-        if let Some((old, _)) = self.old {
-            self.memory.private.free(old.block)?;
+        match self.growth {
+            Growth::None => {}
+            Growth::Ahead(other, _) | Growth::Move(other, _) => {
+                self.memory.private.free(other.block)?;
+            }
         }
         self.memory.private.free(self.table.block)
     }
 
-    fn migrate(&mut self, buckets: usize) -> Result<(), StoreError> {
-        let Some((old, next)) = self.old.take() else {
-            return Ok(());
+    /// One insert's share of growing.
+    fn grow_some(&mut self) -> Result<(), StoreError> {
+        let (entries, len) = (self.table.mask + 1, self.len + 1);
+        let is_full = len * 4 > entries * 3;
+        self.growth = match self.growth {
+            Growth::None if len * 2 > entries => {
+                match Table::take(&self.memory, self.owner, entries * 2) {
+                    Ok(next) => Growth::Ahead(next, 0),
+                    // There still is room here; perhaps there will be memory in time.
+                    Err(_) if !is_full => Growth::None,
+                    Err(e) => return Err(e),
+                }
+            }
+            other => other,
         };
-        let region = Arc::clone(self.memory.private.region());
-        let end = next.saturating_add(buckets).min(old.mask + 1);
-        if let (Some(from), Some(to)) = (old.words(&region), self.table.words(&region)) {
+        self.growth = match self.growth {
+            Growth::Ahead(next, clear) => {
+                // What is not clear when the table is full began late, for lack of memory.
+                let share = if is_full {
+                    usize::MAX
+                } else {
+                    CLEARED_PER_INSERT
+                };
+                let clear = next.clear(&self.memory, clear, share)?;
+                match is_full {
+                    true => Growth::Move(std::mem::replace(&mut self.table, next), 0),
+                    false => Growth::Ahead(next, clear),
+                }
+            }
+            other => other,
+        };
+        if let Growth::Move(old, next) = self.growth {
+            self.growth = self.move_some(old, next)?;
+        }
+        Ok(())
+    }
+
+    fn move_some(&self, old: Table, next: usize) -> Result<Growth, StoreError> {
+        let region = self.memory.private.region();
+        let end = (next + MOVED_PER_INSERT).min(old.mask + 1);
+        if let (Some(from), Some(to)) = (old.words(region), self.table.words(region)) {
             for bucket in next..end {
-                let loc = from.as_read().load(bucket * ENTRY_BYTES + 8);
+                let loc = Loc(from.as_read().load(bucket * ENTRY_BYTES + 8));
                 // The old table keeps its entries: lookups probe through them until the end.
-                if loc != 0 {
+                if loc != Loc::NONE && loc != GONE {
                     let key = from.as_read().load(bucket * ENTRY_BYTES);
-                    put(&to, self.table.mask, key, Loc(loc));
+                    put(&to, self.table.mask, key, loc);
                 }
             }
         }
         if end <= old.mask {
-            self.old = Some((old, end));
-            return Ok(());
+            return Ok(Growth::Move(old, end));
         }
-        self.memory.private.free(old.block)
+        self.memory.private.free(old.block)?;
+        Ok(Growth::None)
     }
 }
 
 impl Table {
-    fn words<'a>(&self, region: &'a Arc<Region>) -> Option<WordsMut<'a>> {
-        region
-            .words_mut(self.block.at, (self.mask + 1) * ENTRY_BYTES)
-            .ok()
+    /// A table that is still to be cleared.
+    fn take(memory: &ServerMemory, owner: BlockOwner, entries: usize) -> Result<Self, StoreError> {
+        let block = memory.private.alloc_used(entries * ENTRY_BYTES, owner)?;
+        Ok(Self {
+            block,
+            mask: entries - 1,
+        })
     }
-}
 
-fn table(memory: &ServerMemory, owner: BlockOwner, entries: usize) -> Result<Table, StoreError> {
-    // Partitions fill evenly and so double at about the same time: zeroing tables of others then
-    // would hold the applier up for tens of milliseconds.
-    let block = memory
-        .private
-        .alloc_untouched(entries * ENTRY_BYTES, owner)?;
-    Ok(Table {
-        block,
-        mask: entries - 1,
-    })
+    /// Clears up to `share` bytes more; the number of bytes that are clear then.
+    fn clear(&self, memory: &ServerMemory, from: usize, share: usize) -> Result<usize, StoreError> {
+        let end = from.saturating_add(share).min(self.bytes());
+        let words = memory.private.region().words_mut(self.block.at, end)?;
+        words.zero(from, end - from);
+        Ok(end)
+    }
+
+    const fn bytes(&self) -> usize {
+        (self.mask + 1) * ENTRY_BYTES
+    }
+
+    fn words<'a>(&self, region: &'a Arc<Region>) -> Option<WordsMut<'a>> {
+        region.words_mut(self.block.at, self.bytes()).ok()
+    }
 }
 
 /// The bucket of a key, or the empty bucket where it would go.
@@ -228,15 +306,29 @@ mod tests {
     use super::super::memory::BlockKind;
     use super::*;
 
-    fn index() -> Index {
-        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(1)).unwrap());
+    fn index_in(memory: &Arc<ServerMemory>, part: u32) -> Index {
         let owner = BlockOwner {
             kind: BlockKind::Index,
             table: 1,
             applier: 0,
-            part: 0,
+            part,
         };
-        Index::new(memory, owner).unwrap()
+        Index::new(Arc::clone(memory), owner).unwrap()
+    }
+
+    fn memory() -> Arc<ServerMemory> {
+        Arc::new(ServerMemory::new(64 << 20, Incarnation(1)).unwrap())
+    }
+
+    fn index() -> Index {
+        index_in(&memory(), 0)
+    }
+
+    /// Pages that this thread was the first to touch, so far.
+    fn faults() -> u64 {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let after_name = stat.rsplit(") ").next().unwrap();
+        after_name.split(' ').nth(7).unwrap().parse().unwrap()
     }
 
     proptest! {
@@ -275,5 +367,56 @@ mod tests {
             );
         }
         assert_eq!(index.get(100_000), None);
+    }
+
+    /// All indexes of a table double at about the same time; a fresh page costs as much as many
+    /// inserts.
+    #[test]
+    fn fresh_pages_come_evenly_also_when_all_indexes_double() {
+        const INDEXES: u64 = 16;
+        const BATCH: u64 = 256;
+        let memory = memory();
+        let mut indexes: Vec<Index> = (0..INDEXES as u32).map(|p| index_in(&memory, p)).collect();
+        let (mut most, mut all) = (0, 0);
+        for first in (0..INDEXES * 20_000).step_by(BATCH as usize) {
+            let before = faults();
+            for key in first..first + BATCH {
+                let index = &mut indexes[(key % INDEXES) as usize];
+                index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+            }
+            let came = faults() - before;
+            all += came;
+            // At first each index is a few pages in all.
+            if first > INDEXES * 1_000 {
+                most = most.max(came);
+            }
+        }
+        assert!(all > 2_000, "only {all} fresh pages: nothing tested");
+        // 128 bytes an insert are a page in 32.
+        let share = BATCH / 32;
+        assert!(most <= 4 * share, "{most} fresh pages in {BATCH} inserts");
+    }
+
+    #[test]
+    fn outgrown_tables_are_used_again() {
+        let memory = memory();
+        let grown = |part| {
+            let before = memory.private.usage().0;
+            let mut index = index_in(&memory, part);
+            for key in 0..50_000u64 {
+                index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+            }
+            // What was there before is not taken for a key.
+            assert!((50_000..60_000).all(|key| index.get(key).is_none()));
+            (index, memory.private.usage().0 - before)
+        };
+        let (first, fresh) = grown(0);
+        let (second, more) = grown(1);
+        // All but the present table and its predecessor.
+        assert!(more < fresh, "{fresh} bytes, then {more}");
+        first.release().unwrap();
+        second.release().unwrap();
+        let (_third, more) = grown(2);
+        assert_eq!(more, 0);
     }
 }

@@ -21,6 +21,7 @@ use tidewater_transport::limits::APPLIERS_MAX;
 use tidewater_transport::mem::Region;
 
 use super::StoreError;
+use super::prepare::{Pace, STEP_BYTES};
 
 /// First doze line in public memory.
 pub const DOZE_AT: usize = 4096;
@@ -154,41 +155,83 @@ impl Arena {
         }
     }
 
-    /// A zeroed block. Not for the data path: takes a lock, and the pages of a new block are not
-    /// yet present.
+    /// A zeroed block. Not for the data path: takes a lock, zeroes a block that was used before, and
+    /// the pages of a new one are not yet present.
     ///
     /// # Errors
     /// [`StoreError::NoMemory`], [`StoreError::Limit`] when the directory is full,
     /// [`StoreError::Mem`] when it cannot be locked.
     pub fn alloc(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
-        let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
-        let mut books = self.books();
-        let reused = books.free.get_mut(&len).and_then(Vec::pop);
-        let block = match reused {
-            Some(block) => {
-                self.region
-                    .words_mut(block.at, block.len)?
-                    .zero(0, block.len);
-                block
-            }
-            None => self.fresh(&mut books, len)?,
-        };
+        let (block, used) = self.take(bytes, true)?;
+        if used {
+            let words = self.region.words_mut(block.at, block.len)?;
+            words.zero(0, block.len);
+        }
         self.write_entry(block, owner)?;
-        self.region.words_mut(64, 8)?.store(0, books.used as u64);
         Ok(block)
     }
 
-    /// A block that nobody had before: zeroed by the kernel page by page as it is touched, where
-    /// [`Arena::alloc`] may have to zero all of a used one at once. For appliers.
+    /// A block as its last owner left it, or fresh: the caller clears it as it goes. For appliers,
+    /// which have no time to clear much at once.
+    ///
+    /// # Errors
+    /// As [`Arena::alloc`].
+    pub fn alloc_used(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
+        let (block, _) = self.take(bytes, true)?;
+        self.write_entry(block, owner)?;
+        Ok(block)
+    }
+
+    /// A zeroed block that nobody had before, if there is room for one: the kernel zeroes it page by
+    /// page as it is touched. For appliers, of what is too large to be zeroed at once.
     ///
     /// # Errors
     /// As [`Arena::alloc`].
     pub fn alloc_untouched(&self, bytes: usize, owner: BlockOwner) -> Result<Block, StoreError> {
-        let mut books = self.books();
-        let block = self.fresh(&mut books, bytes.max(1).next_multiple_of(BLOCK_ALIGN))?;
+        let Ok((block, _)) = self.take(bytes, false) else {
+            return self.alloc(bytes, owner);
+        };
         self.write_entry(block, owner)?;
-        self.region.words_mut(64, 8)?.store(0, books.used as u64);
         Ok(block)
+    }
+
+    /// A zeroed block with all its pages present, made step by step. For the helper.
+    ///
+    /// # Errors
+    /// As [`Arena::alloc`], and [`StoreError::Mem`] when the system has no memory.
+    pub(super) fn alloc_present(
+        &self,
+        bytes: usize,
+        owner: BlockOwner,
+        pace: &mut Pace,
+    ) -> Result<Block, StoreError> {
+        let (block, used) = self.take(bytes, true)?;
+        for first in (0..block.len).step_by(STEP_BYTES) {
+            let (at, len) = (block.at + first, STEP_BYTES.min(block.len - first));
+            let step = || match used {
+                true => self.region.words_mut(at, len).map(|w| w.zero(0, len)),
+                false => self.region.prefault(at, len),
+            };
+            if let Err(e) = pace.step(step) {
+                self.free(block)?;
+                return Err(e.into());
+            }
+        }
+        self.write_entry(block, owner)?;
+        Ok(block)
+    }
+
+    /// A block, and whether it was used before and is not zero; only `reuse` gives such a one.
+    fn take(&self, bytes: usize, reuse: bool) -> Result<(Block, bool), StoreError> {
+        let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
+        let mut books = self.books();
+        let used = books.free.get_mut(&len).filter(|_| reuse);
+        if let Some(block) = used.and_then(Vec::pop) {
+            return Ok((block, true));
+        }
+        let block = self.fresh(&mut books, len)?;
+        self.region.words_mut(64, 8)?.store(0, books.used as u64);
+        Ok((block, false))
     }
 
     fn fresh(&self, books: &mut Books, len: usize) -> Result<Block, StoreError> {
@@ -354,6 +397,14 @@ impl ServerMemory {
         owner: BlockOwner,
     ) -> Result<(Block, RegionKey), StoreError> {
         let block = self.public.alloc(bytes, owner)?;
+        Ok((block, self.export(block)?))
+    }
+
+    /// The key by which peers may read a public block.
+    ///
+    /// # Errors
+    /// [`StoreError::Limit`] when keys are used up.
+    pub(super) fn export(&self, block: Block) -> Result<RegionKey, StoreError> {
         // A block that was given back keeps its key: a late reader of the former table must find
         // a region (and rows that do not prove themselves), not lose its lane.
         let mut keys = match self.keys.lock() {
@@ -361,7 +412,7 @@ impl ServerMemory {
             Err(poisoned) => poisoned.into_inner(),
         };
         if let Some(&key) = keys.get(&block.at) {
-            return Ok((block, key));
+            return Ok(key);
         }
         let export = Export {
             region: Arc::clone(self.public.region()),
@@ -378,7 +429,7 @@ impl ServerMemory {
             }
         };
         keys.insert(block.at, key);
-        Ok((block, key))
+        Ok(key)
     }
 
     /// A random salt that no earlier table or extent had.
@@ -425,6 +476,38 @@ mod tests {
             memory.public.region().words(c.at, c.len).unwrap().load(8),
             0
         );
+    }
+
+    #[test]
+    fn used_blocks_come_back_zeroed_or_as_they_were() {
+        let memory = ServerMemory::new(16 << 20, Incarnation(7)).unwrap();
+        let (arena, bytes) = (&memory.private, 3 * STEP_BYTES / 2);
+        let word = |block: Block| {
+            arena
+                .region()
+                .words(block.at, block.len)
+                .unwrap()
+                .load(STEP_BYTES)
+        };
+        let mut pace = Pace::default();
+        let first = arena.alloc_present(bytes, OWNER, &mut pace).unwrap();
+        let again = |alloc: &mut dyn FnMut() -> Block| {
+            let words = arena.region().words_mut(first.at, first.len).unwrap();
+            words.store(STEP_BYTES, 9);
+            arena.free(first).unwrap();
+            alloc()
+        };
+        let block = again(&mut || arena.alloc_present(bytes, OWNER, &mut pace).unwrap());
+        assert_eq!((block, word(block)), (first, 0));
+        let block = again(&mut || arena.alloc_used(bytes, OWNER).unwrap());
+        assert_eq!((block, word(block)), (first, 9));
+        let other = again(&mut || arena.alloc_untouched(bytes, OWNER).unwrap());
+        assert_ne!(other, first);
+        // There is room for no other: then what was used has to do.
+        let (used, all) = arena.usage();
+        arena.alloc_untouched(all - used, OWNER).unwrap();
+        let block = arena.alloc_untouched(bytes, OWNER).unwrap();
+        assert_eq!((block, word(block)), (first, 0));
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub mod error;
 pub mod extents;
 pub mod index;
 pub mod memory;
+pub mod prepare;
 pub mod redo;
 pub mod redo_block;
 pub mod rows;

@@ -7,7 +7,7 @@ use tidewater_server::apply::engine::Engine;
 use tidewater_server::apply::table::{Store, Table};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::cursor::RowCursor;
-use tidewater_server::store::extents::Preparer;
+use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_transport::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,

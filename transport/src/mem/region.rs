@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::mm::MlockFlags;
 
 use super::shared::{Words, WordsMut};
 use crate::sync::AtomicU64;
@@ -245,7 +246,8 @@ impl Region {
         }
     }
 
-    /// Locks a range in memory, so that it is never swapped.
+    /// Locks a range in memory, so that it is never swapped: pages that are present at once, the
+    /// others as they are touched. Cost: a system call; no page is made present by it.
     ///
     /// # Errors
     /// [`MemError::Memlock`] when the limit is too low.
@@ -253,7 +255,7 @@ impl Region {
         self.check(at, len)?;
         let first = self.base().wrapping_add(at).cast();
         // SAFETY: the range is inside the mapping; locking changes no byte.
-        let done = unsafe { rustix::mm::mlock(first, len) };
+        let done = unsafe { rustix::mm::mlock_with(first, len, MlockFlags::ONFAULT) };
         done.map_err(|_| {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             MemError::Memlock {

@@ -1,0 +1,235 @@
+//! The helper thread: it makes memory ready that appliers will need, before they need it.
+//!
+//! To make 64 MiB present takes tens of milliseconds, and ten times that on a virtual machine whose
+//! host has to find the pages. Where threads outnumber cores that time is taken from those who work,
+//! so the helper takes it in short steps, pauses in between, and gives way to everybody. That it may
+//! be late is part of the bargain: an applier that does not find what it ordered makes do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use tidewater_transport::clock;
+
+use super::StoreError;
+use super::memory::ServerMemory;
+
+/// Orders that may wait: one for each table on each applier is the normal case.
+const ORDERS_MAX: usize = 1024;
+/// Bytes made ready between two looks at the clock: 30 us, or 200 where pages are slow.
+pub(super) const STEP_BYTES: usize = 64 << 10;
+/// Work after which the helper pauses for as long.
+const WORK: Duration = Duration::from_micros(200);
+/// By how much it is nicer than its process: a tenth of the weight of a thread that works.
+const NICER: i32 = 10;
+
+/// Something that is made, and given back if nobody takes it.
+pub(super) trait Made: Send + 'static {
+    /// Gives its memory back.
+    fn discard(self, memory: &ServerMemory);
+}
+
+type Job = Box<dyn FnOnce(&mut Pace) + Send>;
+
+/// The helper thread's inbox. Clones share it.
+#[derive(Clone)]
+pub struct Preparer(Option<Sender<Job>>);
+
+impl std::fmt::Debug for Preparer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Preparer").field(&self.0.is_some()).finish()
+    }
+}
+
+impl Preparer {
+    /// Nobody prepares: appliers make everything when they need it.
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    /// Starts the helper thread. It ends when the last clone of the value is dropped.
+    ///
+    /// # Errors
+    /// When no thread can be started.
+    pub fn start() -> std::io::Result<Self> {
+        let (jobs, rx): (Sender<Job>, Receiver<Job>) = bounded(ORDERS_MAX);
+        let work = move || {
+            // Of this thread alone. A system that refuses has a helper that is in the way more.
+            let nice = rustix::process::getpriority_process(None).unwrap_or_default();
+            let _ = rustix::process::setpriority_process(None, nice + NICER);
+            let mut pace = Pace::default();
+            for job in rx {
+                job(&mut pace);
+            }
+        };
+        let thread = std::thread::Builder::new().name("tw-helper".into());
+        thread.spawn(work)?;
+        Ok(Self(Some(jobs)))
+    }
+
+    /// Has something made by the helper; `None` when there is none, or too much to do. Never blocks.
+    pub(super) fn order<T: Made>(
+        &self,
+        memory: &Arc<ServerMemory>,
+        make: impl FnOnce(&ServerMemory, &mut Pace) -> Result<T, StoreError> + Send + 'static,
+    ) -> Option<Order<T>> {
+        let jobs = self.0.as_ref()?;
+        let (answer, coming) = bounded(1);
+        let memory = Arc::clone(memory);
+        let job = move |pace: &mut Pace| {
+            // A failure is the applier's to report, when it makes the thing itself.
+            if let Ok(made) = make(&memory, pace) {
+                let made = Some(made);
+                let _ = answer.send(Prepared { memory, made });
+            }
+        };
+        jobs.try_send(Box::new(job)).ok()?;
+        Some(Order(coming))
+    }
+}
+
+/// The helper's time at work since its last pause.
+#[derive(Debug, Default)]
+pub(super) struct Pace(Duration);
+
+impl Pace {
+    /// Does one step, and pauses if it is time to.
+    pub(super) fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
+        let start = clock::now();
+        let done = step();
+        self.0 += clock::now() - start;
+        if self.0 >= WORK {
+            std::thread::sleep(self.0);
+            self.0 = Duration::ZERO;
+        }
+        done
+    }
+}
+
+/// What the helper made, until it is taken.
+struct Prepared<T: Made> {
+    memory: Arc<ServerMemory>,
+    made: Option<T>,
+}
+
+impl<T: Made> Drop for Prepared<T> {
+    fn drop(&mut self) {
+        if let Some(made) = self.made.take() {
+            made.discard(&self.memory);
+        }
+    }
+}
+
+/// Something ordered. When it is dropped, what comes is given back.
+pub(super) struct Order<T: Made>(Receiver<Prepared<T>>);
+
+/// What became of an order.
+pub(super) enum Delivery<T> {
+    /// Here it is.
+    Here(T),
+    /// It is not done yet.
+    Late,
+    /// It will never come.
+    Failed,
+}
+
+impl<T: Made> Order<T> {
+    /// What was ordered, if it is there.
+    pub(super) fn take(&mut self) -> Delivery<T> {
+        match self.0.try_recv() {
+            Ok(mut prepared) => prepared
+                .made
+                .take()
+                .map_or(Delivery::Failed, Delivery::Here),
+            Err(TryRecvError::Empty) => Delivery::Late,
+            Err(TryRecvError::Disconnected) => Delivery::Failed,
+        }
+    }
+}
+
+impl<T: Made> std::fmt::Debug for Order<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Order")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_transport::ids::Incarnation;
+
+    use super::*;
+
+    /// Says when it is given back.
+    struct Thing(Sender<()>);
+
+    impl Made for Thing {
+        fn discard(self, _: &ServerMemory) {
+            self.0.send(()).unwrap();
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn setup() -> (Arc<ServerMemory>, Preparer) {
+        let memory = ServerMemory::new(16 << 20, Incarnation(1)).unwrap();
+        (Arc::new(memory), Preparer::start().unwrap())
+    }
+
+    #[test]
+    fn what_nobody_takes_is_given_back() {
+        let (memory, preparer) = setup();
+        let (back, given_back) = bounded(1);
+        let thing = || {
+            let back = back.clone();
+            preparer.order(&memory, move |_, pace| Ok(pace.step(|| Thing(back))))
+        };
+        // Cancelled before it came, or after.
+        drop(thing().unwrap());
+        given_back.recv_timeout(SOON).unwrap();
+        let order = thing().unwrap();
+        while order.0.is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(given_back.is_empty());
+        drop(order);
+        given_back.recv_timeout(SOON).unwrap();
+        // What was taken belongs to whoever took it.
+        let mut order = thing().unwrap();
+        let taken = loop {
+            match order.take() {
+                Delivery::Here(thing) => break thing,
+                Delivery::Late => std::thread::yield_now(),
+                Delivery::Failed => unreachable!("it was made"),
+            }
+        };
+        drop(order);
+        drop(taken);
+        assert!(given_back.is_empty());
+    }
+
+    #[test]
+    fn orders_are_late_fail_or_find_no_room_but_nobody_waits() {
+        let (memory, preparer) = setup();
+        let (open, gate) = bounded::<()>(0);
+        let busy = move |_: &ServerMemory, _: &mut Pace| -> Result<Thing, StoreError> {
+            let _ = gate.recv();
+            Err(StoreError::Limit {
+                what: "patience",
+                have: 1,
+                limit: 0,
+            })
+        };
+        let mut first = preparer.order(&memory, busy.clone()).unwrap();
+        assert!(matches!(first.take(), Delivery::Late));
+        let more = std::iter::from_fn(|| preparer.order(&memory, busy.clone()));
+        let more: Vec<_> = more.take(2 * ORDERS_MAX).collect();
+        assert!((ORDERS_MAX - 1..=ORDERS_MAX).contains(&more.len()));
+        drop(open);
+        while matches!(first.take(), Delivery::Late) {
+            std::thread::yield_now();
+        }
+        assert!(matches!(first.take(), Delivery::Failed));
+        let none = Preparer::none().order(&memory, |_, _| Ok(Thing(bounded(1).0)));
+        assert!(none.is_none());
+    }
+}
