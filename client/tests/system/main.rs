@@ -16,5 +16,6 @@ mod model;
 mod one_sided;
 mod proc;
 mod rig;
+mod service;
 mod signals;
 mod wakeups;
