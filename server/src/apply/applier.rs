@@ -380,3 +380,6 @@ impl Applier {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
