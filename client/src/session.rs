@@ -147,6 +147,11 @@ impl Client {
         self.adopt(info, deadline)
     }
 
+    /// The definition of a table of this client.
+    pub fn spec<T: Element>(&self, table: &Table<T>) -> Option<&TableSpec> {
+        self.tables.get(table.index).map(|state| &state.spec)
+    }
+
     fn adopt<T: Element>(
         &mut self,
         info: TableInfo,

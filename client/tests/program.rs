@@ -77,10 +77,22 @@ fn a_model_is_trained_saved_loaded_and_is_the_same() {
     );
     assert_eq!((&two["servers"], &two["rows"]), (&3.into(), &0.into()));
 
-    // Other settings than those of its training are refused.
-    let (code, said) = run(dir, "ftrl --train train --load model --l1 7");
-    assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("another definition"), "{said}");
+    // Other settings than those of its training are refused, and its own are told.
+    for (line, own) in [
+        ("ftrl --sync asp", "give --sync bsp\n"),
+        ("ftrl --l1 7", "give the optimizer of its training"),
+        ("lr --sync ssp:1", "give --sync bsp and the optimizer of"),
+    ] {
+        let (code, said) = run(
+            dir,
+            &format!("{line} --train train --load model --epochs 0"),
+        );
+        assert_eq!(code, Some(2), "{said}");
+        assert!(
+            said.contains("model in ") && said.contains(own),
+            "{line}: {said}"
+        );
+    }
 }
 
 #[test]
@@ -125,6 +137,8 @@ fn what_is_wrong_is_told_and_has_its_exit_code() {
         ("lr --train good --load absent", 5, "absent is missing"),
         ("lr --train good --sync bulk", 2, "use bsp, asp, or ssp:S"),
         ("lr", 2, "--train"),
+        ("lr --train good --workers 2", 2, "this trainer is alone"),
+        ("lr --train good --namespace a", 2, "this trainer is alone"),
         ("generate --rows 1 --out no/out", 3, "cannot write no/out"),
     ] {
         let (ended, said) = run(dir, line);

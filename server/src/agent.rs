@@ -60,7 +60,7 @@ pub trait Orders: Appliers {
     /// What the coordinator is told.
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
 
-    /// A job is over; the next one of its name starts anew.
+    /// A job is over: its sessions end, and the next one of its name starts anew.
     ///
     /// # Errors
     /// What the coordinator is told.
@@ -181,6 +181,7 @@ impl Agent {
             incarnation: member.incarnation,
             endpoints: member.endpoints.clone(),
             appliers: member.appliers,
+            workers: 0,
         };
         let answer = self
             .conn

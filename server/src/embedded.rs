@@ -13,7 +13,7 @@ use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::coordinator::{
-    CoordinatorConfig, Listening, LostWorker, ServeConfig, ServeError, serve,
+    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
 use crate::node::CAPACITY_DEFAULT;
 use crate::process::{Server, ServerConfig, ServerError};
@@ -38,6 +38,9 @@ pub struct ClusterConfig {
     pub rdma_device: Option<RdmaDevice>,
     /// What a lost worker means.
     pub on_lost: LostWorker,
+    /// Whether jobs come and go. Always so if nobody knows how many workers there are; else it has
+    /// one job, and dropping it ends it.
+    pub service: bool,
     /// The secret; `None` draws one.
     pub token: Option<JobToken>,
     /// Where the coordinator listens.
@@ -57,6 +60,7 @@ impl Default for ClusterConfig {
             capacity: CAPACITY_DEFAULT,
             rdma_device: None,
             on_lost: LostWorker::FailJob,
+            service: false,
             token: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
@@ -143,7 +147,11 @@ impl Cluster {
                 servers: config.servers,
                 workers: config.workers,
                 on_lost: config.on_lost,
-                ends_itself: false,
+                lifetime: if config.service || config.workers == 0 {
+                    Lifetime::Service
+                } else {
+                    Lifetime::Launched
+                },
             },
         })?;
         let environment = Environment {

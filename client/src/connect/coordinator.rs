@@ -39,10 +39,13 @@ pub struct JoinConfig {
     pub namespace: String,
     /// The rank to have; `None` takes a free one.
     pub rank: Option<u32>,
+    /// Workers of the job; 0 if the caller does not know. A service knows it from its jobs' workers
+    /// only: those of one job say the same.
+    pub workers: u32,
 }
 
 impl JoinConfig {
-    /// In the namespace "default", with a free rank.
+    /// In the namespace "default", with a free rank, of a job of unknown size.
     pub fn new(coordinator: impl Into<String>, token: JobToken) -> Self {
         let (coordinator, namespace) = (coordinator.into(), NAMESPACE_DEFAULT.to_owned());
         Self {
@@ -50,6 +53,7 @@ impl JoinConfig {
             token,
             namespace,
             rank: None,
+            workers: 0,
         }
     }
 }
@@ -115,6 +119,7 @@ impl NetCoordinatorLink {
                 unix: String::new(),
             },
             appliers: 0,
+            workers: config.workers,
         };
         match link.call("join", &CoordinatorRequest::Join(join), deadline)? {
             CoordinatorAnswer::Joined(joined) => Ok((link, joined)),

@@ -1,5 +1,6 @@
 //! From nothing to a [`Client`]: joins the job that the environment or the caller names.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Which job, and how.
 #[derive(Debug, Clone)]
 pub struct Job {
-    /// Coordinator, token, rank, namespace.
+    /// Coordinator, token, namespace, rank, number of workers.
     pub join: JoinConfig,
     /// Transport of the lanes.
     pub transport: TransportChoice,
@@ -28,9 +29,6 @@ pub struct Job {
     pub rdma_device: Option<RdmaDevice>,
     /// How far workers may drift apart.
     pub sync: Sync,
-    /// Workers of the job where the coordinator does not say, because it is a service's; 0 if
-    /// nobody knows. All workers of a job must say the same.
-    pub workers: u32,
     /// Longest time until everybody is there.
     pub patience: Duration,
 }
@@ -43,7 +41,17 @@ impl Job {
     /// [`ClientError::Environment`] when the variables contradict each other or this process is
     /// not a worker.
     pub fn from_env() -> Result<Option<Self>, ClientError> {
-        let env = JobEnv::from_env().map_err(|e| ClientError::Environment(e.to_string()))?;
+        Self::from_vars(std::env::vars_os())
+    }
+
+    /// As [`Job::from_env`], from variables given: a program whose flags win over its environment.
+    ///
+    /// # Errors
+    /// As [`Job::from_env`].
+    pub fn from_vars(
+        vars: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Option<Self>, ClientError> {
+        let env = JobEnv::from_vars(vars).map_err(|e| ClientError::Environment(e.to_string()))?;
         let Some(env) = env else { return Ok(None) };
         if env.role != Role::Worker {
             let role = env.role.name();
@@ -54,8 +62,8 @@ impl Job {
         let coordinator = env.coordinator.unwrap_or_default();
         let mut join = JoinConfig::new(coordinator, JobToken::new(*env.token.as_bytes()));
         join.rank = Some(env.rank);
+        join.workers = env.workers;
         let mut job = Self::new(join, env.transport);
-        job.workers = env.workers;
         job.rdma_device = env.rdma_device;
         Ok(Some(job))
     }
@@ -67,7 +75,6 @@ impl Job {
             transport,
             rdma_device: None,
             sync: Sync::Asp,
-            workers: 0,
             patience: PATIENCE,
         }
     }
@@ -83,8 +90,8 @@ impl Job {
     /// thread.
     ///
     /// # Errors
-    /// A wrong token, rank or version as the coordinator says it; who is missing when the time is
-    /// over; a transport that cannot be had.
+    /// A wrong token, rank or version as the coordinator says it; another number of workers than it
+    /// says; who is missing when the time is over; a transport that cannot be had.
     pub fn connect(&self) -> Result<Client, ClientError> {
         let deadline = Deadline::after(self.patience);
         let (mut coordinator, joined) = NetCoordinatorLink::join(&self.join, deadline)?;
@@ -96,10 +103,7 @@ impl Job {
         config.epoch = members.epoch;
         config.transport = self.transport;
         config.rdma_device.clone_from(&self.rdma_device);
-        config.workers = match joined.workers_expected {
-            0 => self.workers,
-            told => told,
-        };
+        config.workers = joined.workers_expected;
         let spin = tidewater_transport::fabric::SPIN;
         let mut sleeper = OsSleeper::new(spin).map_err(|e| {
             ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use tidewater_transport::layout::lines::RejectCode;
-use tidewater_transport::wire::refusal::RefusalCode;
+use tidewater_transport::table::{Effect, TableSpec};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::metrics::MetricsError;
 use super::model::ModelError;
@@ -29,6 +30,19 @@ pub enum TrainError {
     /// Predictions that cannot be measured.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
+    /// The loaded model was trained with other settings than these.
+    #[error(
+        "the model in {dir} was trained with other settings, and goes on or is evaluated only with \
+         its own: {why}; {remedy}"
+    )]
+    OtherTraining {
+        /// Where it was loaded from.
+        dir: String,
+        /// In which fields its table differs.
+        why: String,
+        /// Which settings are its own.
+        remedy: String,
+    },
     /// The cluster.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -58,11 +72,38 @@ pub mod exit {
 }
 
 impl TrainError {
+    /// The coordinator has refused the model's table for `why`; as loaded and as it should be.
+    pub(super) fn other_training(
+        dir: &str,
+        why: &Refusal,
+        (have, want): (Option<&TableSpec>, &TableSpec),
+    ) -> Self {
+        let mut flags = Vec::new();
+        if let Some(have) = have {
+            // Config::table: only under BSP pushes take effect at the tick.
+            match have.effect {
+                effect if effect == want.effect => {}
+                Effect::AtClock(_) => flags.push("--sync bsp"),
+                Effect::Immediate => flags.push("--sync asp or --sync ssp:S"),
+            }
+            if have.optimizer != want.optimizer {
+                flags.push("the optimizer of its training (lr or ftrl, and their flags)");
+            }
+        }
+        let remedy = match flags[..] {
+            [] => "was it saved by another program?".into(),
+            _ => format!("give {}", flags.join(" and ")),
+        };
+        let (dir, why) = (dir.to_owned(), why.text.clone());
+        Self::OtherTraining { dir, why, remedy }
+    }
+
     /// The process's exit code for it.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Data(_) | Self::NoRows { .. } => exit::DATA,
             Self::Model(_) | Self::Metrics(_) => exit::CHECK,
+            Self::OtherTraining { .. } => exit::USAGE,
             Self::Client(e) => client_code(e),
             Self::Report { .. } => exit::ENVIRONMENT,
         }
@@ -90,9 +131,9 @@ const fn client_code(e: &ClientError) -> u8 {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_transport::wire::refusal::Refusal;
-
     use super::*;
+    use crate::clock::Sync;
+    use crate::train::{Config, defaults};
 
     #[test]
     fn each_kind_of_error_has_its_exit_code() {
@@ -116,5 +157,33 @@ mod tests {
             why: "connection refused".into(),
         };
         assert_eq!(TrainError::from(lost).exit_code(), 4);
+    }
+
+    #[test]
+    fn a_model_of_another_training_says_which_settings_are_its_own() {
+        let table = |sync, optimizer| {
+            let mut config = Config::new("a9a");
+            (config.sync, config.optimizer) = (sync, optimizer);
+            config.table()
+        };
+        let bsp = table(Sync::Bsp, defaults::ADAGRAD);
+        let ssp = table(Sync::Ssp(2), defaults::ADAGRAD);
+        let ftrl = table(Sync::Bsp, defaults::FTRL);
+        let why = Refusal::new(RefusalCode::TableDiffers, [3, 0, 0, 0]).with_text("table \"w\"");
+        for (have, want, says) in [
+            (Some(&bsp), &ssp, "give --sync bsp"),
+            (Some(&ssp), &bsp, "give --sync asp or --sync ssp:S"),
+            (Some(&ftrl), &bsp, "give the optimizer of its training"),
+            (Some(&ftrl), &ssp, "give --sync bsp and the optimizer of"),
+            (None, &bsp, "saved by another program?"),
+        ] {
+            let error = TrainError::other_training("m", &why, (have, want));
+            assert_eq!(error.exit_code(), 2);
+            let text = error.to_string();
+            assert!(
+                text.contains(says) && text.contains("table \"w\""),
+                "{text}"
+            );
+        }
     }
 }

@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 
 use tidewater_transport::clock;
 use tidewater_transport::limits::CLOCK_DEADLINE;
+use tidewater_transport::wire::refusal::RefusalCode;
 
 use super::board::{Board, Row, WIDTH, meet};
 use super::census::{self, Census};
-use super::config::Config;
+use super::config::{Config, WEIGHTS};
 use super::error::TrainError;
 use super::evaluate::{Evaluator, Quality};
 use super::report::{Report, Training};
@@ -29,6 +30,7 @@ use super::step::Worker;
 use super::stop::StopSign;
 use crate::counters::Counters;
 use crate::data::{BatchPlan, Dataset, read_part};
+use crate::error::ClientError;
 use crate::session::Client;
 use crate::table::Table;
 
@@ -86,10 +88,24 @@ pub fn run(
         }
         meet(client)?;
     }
-    let weights = client.create_table(&config.table())?;
+    let weights = weights(client, config)?;
     let run = Run::new(client, config, weights)?;
     let evaluator = run.evaluator(client)?;
     run.train(client, host, &data, evaluator)
+}
+
+/// The model's table: new, or as it was loaded.
+fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainError> {
+    let want = config.table();
+    match (client.create_table(&want), &config.load) {
+        (Err(ClientError::Refused(why)), Some(dir)) if why.code == RefusalCode::TableDiffers => {
+            // Of a model that has no such table there is nothing more to say.
+            let loaded = client.open_table::<f32>(WEIGHTS).ok();
+            let have = loaded.and_then(|table| client.spec(&table));
+            Err(TrainError::other_training(dir, &why, (have, &want)))
+        }
+        (made, _) => Ok(made?),
+    }
 }
 
 /// The tables of a run, and what was counted.

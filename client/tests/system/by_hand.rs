@@ -19,7 +19,7 @@ use crate::proc::Process;
 use crate::rig::{command, new_mark, tidewater, turn};
 
 /// The job's token in the file.
-const TOKEN: u8 = 0x5a;
+pub(crate) const TOKEN: u8 = 0x5a;
 
 /// Its processes. Dropping it kills them.
 pub(crate) struct Cluster {
@@ -134,7 +134,7 @@ impl Drop for Cluster {
     }
 }
 
-fn write_token(folder: &TempDir, name: &str, byte: u8) -> PathBuf {
+pub(crate) fn write_token(folder: &TempDir, name: &str, byte: u8) -> PathBuf {
     use std::io::Write as _;
     let path = folder.path().join(name);
     let mut options = fs::OpenOptions::new();

@@ -16,6 +16,7 @@ mod model;
 mod one_sided;
 mod proc;
 mod rig;
+mod service;
 mod signals;
 mod transports;
 mod wakeups;

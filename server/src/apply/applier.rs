@@ -383,3 +383,6 @@ impl Applier {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -149,6 +149,9 @@ impl Engine {
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.clocks.remove(&namespace);
         self.pending.forget_namespace(namespace);
+        self.released.retain(|(of, _)| *of != namespace);
+        // Nobody is left to be told.
+        self.moved.retain(|(of, _)| *of != namespace);
     }
 
     /// What a frame does that `sender` pushed.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tidewater_server::coordinator::{
-    CoordinatorConfig, Listening, LostWorker, ServeConfig, serve as coordinate,
+    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
 };
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 use tidewater_server::launcher::{Control, ReadyLine};
@@ -101,7 +101,7 @@ pub(crate) struct ServeArgs {
     /// Servers to run.
     #[arg(long, default_value_t = 1, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     servers: u32,
-    /// Workers of each job, if they are always as many.
+    /// Workers of each job, if they are always as many; else each job says it.
     #[arg(long, default_value_t = 0, value_name = "W")]
     workers: u32,
     /// Where the coordinator listens.
@@ -169,8 +169,11 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
                 OnLost::Fail => LostWorker::FailJob,
                 OnLost::GoOn => LostWorker::GoOn,
             },
-            // A launcher ends what it started, and takes an earlier end for a failure.
-            ends_itself: stop.control.is_none(),
+            lifetime: match (workers, &stop.control) {
+                (0, _) => Lifetime::Service,
+                (_, Some(_)) => Lifetime::Launched,
+                (_, None) => Lifetime::OneJob,
+            },
         },
     });
     let listening = listening.map_err(|error| complain(3, error))?;
@@ -222,6 +225,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
     let config = ClusterConfig {
         servers: args.servers,
         workers: args.workers,
+        service: true,
         appliers: args.appliers,
         capacity: args.capacity,
         rdma_device: rdma_device(args.rdma_device, env.as_ref())?,

@@ -8,7 +8,11 @@ use tidewater_transport::wire::control::{CoordinatorAnswer, Notice, Order, Worke
 use tidewater_transport::wire::hello::Role;
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
-use super::state::{Action, Asker, Coordinator, LostWorker, Peer, PeerId, Phase, Purpose};
+use super::jobs::EndingJob;
+use super::state::{
+    Action, Asker, Coordinator, Lifetime, LostWorker, Peer, PeerId, Phase, Purpose, bad,
+};
+use super::tables::Stage;
 
 impl Coordinator {
     /// The cluster ends: everybody is told, servers are ordered to.
@@ -81,13 +85,16 @@ impl Coordinator {
                 .map(|id| Action::Notify(id, Notice::MembersChanged(members.clone())));
             self.actions.extend(told);
         }
-        if job.is_over() && self.config.ends_itself {
+        if job.is_over() && self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, "all workers have finished");
         }
     }
 
-    pub(super) fn worker_gone(&mut self, peer: &Peer) {
+    pub(super) fn worker_gone(&mut self, id: PeerId, peer: &Peer) {
         let rank = WorkerId(peer.rank);
+        for ending in self.ending.values_mut() {
+            ending.waiting.retain(|(asker, _)| asker.peer != id);
+        }
         let Some(job) = self.jobs.get_mut(&peer.namespace) else {
             return;
         };
@@ -100,7 +107,7 @@ impl Coordinator {
             let why = "its connection ended before it said that it has finished";
             self.worker_lost(&peer.namespace, rank, why);
         }
-        self.forget_empty_job(&peer.namespace);
+        self.end_job_if_left(&peer.namespace);
     }
 
     pub(super) fn worker_lost(&mut self, namespace: &str, rank: WorkerId, why: &str) {
@@ -128,6 +135,9 @@ impl Coordinator {
             return;
         };
         self.orders.retain(|_, (to, _)| *to != server.peer);
+        for job in self.ending.keys().copied().collect::<Vec<_>>() {
+            self.job_let_go(job, number);
+        }
         let Some(member) = server.member else {
             return;
         };
@@ -160,7 +170,7 @@ impl Coordinator {
         for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.fail_job(&namespace, refusal);
         }
-        if self.config.ends_itself {
+        if self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, &refusal.text);
         }
     }
@@ -179,7 +189,7 @@ impl Coordinator {
             .into_iter()
             .map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
         self.actions.extend(told);
-        if self.config.ends_itself {
+        if self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, &refusal.text);
         }
     }
@@ -201,17 +211,65 @@ impl Coordinator {
         self.abort_models(namespace, refusal);
     }
 
-    /// A job that failed or has no tables leaves nothing when its last worker has gone, so that a
-    /// service can take the next one of its name.
-    pub(super) fn forget_empty_job(&mut self, namespace: &str) {
-        let Some(job) = self.jobs.get(namespace) else {
+    /// A job of a service leaves nothing when nobody is left of it: servers release its tables and
+    /// forget its sessions and clocks, and when all have, the next job of its name begins.
+    fn end_job_if_left(&mut self, namespace: &str) {
+        let is_service = self.config.lifetime == Lifetime::Service && self.phase == Phase::Running;
+        let is_left = self.jobs.get(namespace).is_some_and(|job| job.is_left());
+        if !is_service || !is_left {
+            return;
+        }
+        let over = bad("the job is over");
+        self.refuse_waiting(namespace, &over);
+        let servers = self.joined_servers();
+        let mut left = Vec::new();
+        for (&id, table) in &self.tables {
+            if table.namespace == namespace && !matches!(table.stage, Stage::Releasing(_)) {
+                left.push(id);
+            }
+        }
+        for id in left {
+            self.drop_table(id, servers.clone(), &over);
+        }
+        self.jobs.remove(namespace);
+        let mut nobody = self.members(namespace);
+        nobody.workers.clear();
+        self.last_ending += 1;
+        let job = self.last_ending;
+        for &number in &servers {
+            // What was to be told of it is told by its end.
+            if let Some(server) = self.servers.get_mut(&number) {
+                server.untold.retain(|name| name != namespace);
+            }
+            let (namespace, members, admitted) = (namespace.to_owned(), nobody.clone(), None);
+            let order = Order::MembersChanged {
+                namespace,
+                members,
+                admitted,
+            };
+            self.order(number, Purpose::EndJob(job), order);
+        }
+        let ending = EndingJob {
+            namespace: namespace.to_owned(),
+            missing: servers.into_iter().collect(),
+            waiting: Vec::new(),
+        };
+        if !ending.missing.is_empty() {
+            self.ending.insert(job, ending);
+        }
+    }
+
+    /// A server has let go of a job that is over, or is gone itself.
+    pub(super) fn job_let_go(&mut self, job: u64, server: ServerId) {
+        let Some(ending) = self.ending.get_mut(&job) else {
             return;
         };
-        if job.peers().next().is_none() && job.tables.is_empty() && self.config.workers == 0 {
-            self.jobs.remove(namespace);
-            // Members without a worker: this is how servers learn that the job is over.
-            for server in self.joined_servers() {
-                self.tell_members(server, namespace);
+        ending.missing.remove(&server);
+        if ending.missing.is_empty()
+            && let Some(ending) = self.ending.remove(&job)
+        {
+            for (asker, join) in ending.waiting {
+                self.let_in(asker, &join);
             }
         }
     }

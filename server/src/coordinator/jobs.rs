@@ -1,15 +1,15 @@
 //! The workers of one job.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use tidewater_transport::ids::{TableId, WorkerId};
+use tidewater_transport::ids::{ServerId, TableId, WorkerId};
 use tidewater_transport::limits::WORKERS_MAX;
-use tidewater_transport::wire::control::{WorkerMember, WorkerState};
+use tidewater_transport::wire::control::{Join, WorkerMember, WorkerState};
 use tidewater_transport::wire::hello::RANK_ANY;
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::barriers::Barriers;
-use super::state::PeerId;
+use super::state::{Asker, PeerId};
 
 /// Ranks that a message names; more are counted.
 const NAMED_MAX: usize = 16;
@@ -20,6 +20,21 @@ pub(super) struct Worker {
     pub(super) state: WorkerState,
     /// Its connection while there is one.
     pub(super) peer: Option<PeerId>,
+}
+
+/// Who has not come yet.
+const AWAITED: Worker = Worker {
+    state: WorkerState::Expected,
+    peer: None,
+};
+
+/// A job that is over, until all servers have let go of it.
+#[derive(Debug)]
+pub(super) struct EndingJob {
+    pub(super) namespace: String,
+    pub(super) missing: BTreeSet<ServerId>,
+    /// Workers of the next job of its name, who are let in then.
+    pub(super) waiting: Vec<(Asker, Join)>,
 }
 
 /// One namespace.
@@ -38,18 +53,40 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(expected: u32) -> Self {
-        let awaited = Worker {
-            state: WorkerState::Expected,
-            peer: None,
-        };
-        let workers = (0..expected)
-            .map(|rank| (WorkerId(rank), awaited))
-            .collect();
+        let workers = (0..expected).map(|rank| (WorkerId(rank), AWAITED));
         Self {
             expected,
-            workers,
+            workers: workers.collect(),
             ..Self::default()
         }
+    }
+
+    /// A worker says of how many the job is made; 0 if it does not know. What was said first stands.
+    pub(super) fn expect(&mut self, worker: WorkerId, told: u32) -> Result<(), Refusal> {
+        if told == 0 || told == self.expected {
+            return Ok(());
+        }
+        let refuse = |text| {
+            let numbers = [u64::from(told), u64::from(self.expected), 0, 0];
+            Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text))
+        };
+        if self.expected > 0 {
+            let have = self.expected;
+            return refuse(format!("this job has {have} workers, not {told}"));
+        }
+        // Some may have come who did not know it.
+        let last = self
+            .workers
+            .last_key_value()
+            .map_or(worker, |(&rank, _)| rank);
+        if last.0 >= told {
+            return refuse(format!("rank {last} of a job with {told} workers"));
+        }
+        self.expected = told;
+        for rank in (0..told).map(WorkerId) {
+            self.workers.entry(rank).or_insert(AWAITED);
+        }
+        Ok(())
     }
 
     /// The rank a new worker gets, which is the one it asks for.
@@ -78,8 +115,22 @@ impl Job {
         if is_free(&rank) {
             return Ok(rank);
         }
-        let text = format!("rank {asked} is {}", self.describe(rank));
+        let mut text = format!("rank {asked} is {}", self.describe(rank));
+        if self
+            .workers
+            .get(&rank)
+            .is_some_and(|w| w.state == WorkerState::Finished)
+        {
+            // Of a service: the next job wants the name of one that others use still.
+            text += ", and its job is not over; take another namespace, or wait for its other \
+                     workers and release its tables";
+        }
         Err(Refusal::new(RefusalCode::RankTaken, numbers).with_text(text))
+    }
+
+    /// Workers it is made of; 0 when nobody said.
+    pub(super) const fn expected(&self) -> u32 {
+        self.expected
     }
 
     pub(super) fn members(&self) -> Vec<WorkerMember> {
@@ -98,6 +149,14 @@ impl Job {
     pub(super) fn is_over(&self) -> bool {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         self.expected > 0 && self.workers.values().all(ended)
+    }
+
+    /// Whether nobody uses it any more, nor will: it has failed, all its workers have come to their
+    /// end, or nobody knows how many there are and there are no tables for another one.
+    pub(super) fn is_left(&self) -> bool {
+        let has_nothing = self.expected == 0 && self.tables.is_empty();
+        let is_done = self.failed.is_some() || self.is_over() || has_nothing;
+        is_done && self.peers().next().is_none()
     }
 
     /// Workers that are not in `present`, for a message, and the first ranks of them.

@@ -1,5 +1,7 @@
 //! Who is let in, who is there, and who is told of it.
 
+use std::collections::VecDeque;
+
 use tidewater_transport::ids::{ServerId, WorkerId};
 use tidewater_transport::limits::JOBS_MAX;
 use tidewater_transport::wire::control::{
@@ -9,7 +11,7 @@ use tidewater_transport::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Worker};
-use super::state::{Coordinator, Peer, PeerId, Phase, Purpose, Server, bad};
+use super::state::{Asker, Coordinator, Peer, PeerId, Phase, Purpose, Server, bad};
 
 impl Coordinator {
     /// Why a proven peer is not let in, if it is not.
@@ -35,7 +37,7 @@ impl Coordinator {
                     peer: id,
                     member: None,
                     telling: false,
-                    untold: Vec::new(),
+                    untold: VecDeque::new(),
                 };
                 self.servers.insert(number, server);
                 number.0
@@ -67,66 +69,99 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn join(&mut self, id: PeerId, join: Join) -> Result<CoordinatorAnswer, Refusal> {
+    /// A peer introduces itself. A worker whose job has the name of one that servers have yet to let
+    /// go of waits for them.
+    pub(super) fn join(
+        &mut self,
+        asker: Asker,
+        join: Join,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let Some(peer) = self.peers.get(&asker.peer) else {
+            return Err(bad("unknown peer"));
+        };
+        if peer.role == Role::Server {
+            return self.join_server(asker.peer, join).map(Some);
+        }
+        let namespace = peer.namespace.clone();
+        let mut ending = self.ending.values_mut();
+        let Some(ending) = ending.find(|ending| ending.namespace == namespace) else {
+            return self.join_worker(asker.peer, &join).map(Some);
+        };
+        let is_it = |(other, _): &(Asker, Join)| other.peer == asker.peer;
+        if ending.waiting.iter().any(is_it) {
+            return Err(bad("it has asked to join"));
+        }
+        ending.waiting.push((asker, join));
+        Ok(None)
+    }
+
+    /// A worker has waited for the end of the job before its own.
+    pub(super) fn let_in(&mut self, asker: Asker, join: &Join) {
+        let joined = self.join_worker(asker.peer, join);
+        self.answer(asker, joined.unwrap_or_else(CoordinatorAnswer::Refused));
+    }
+
+    fn join_worker(&mut self, id: PeerId, join: &Join) -> Result<CoordinatorAnswer, Refusal> {
         let Some(peer) = self.peers.get_mut(&id) else {
             return Err(bad("unknown peer"));
         };
-        let (rank, namespace, role) = (peer.rank, peer.namespace.clone(), peer.role);
-        if role == Role::Server && join.appliers == 0 {
-            return Err(bad("a server without appliers"));
-        }
+        let (rank, namespace) = (peer.rank, peer.namespace.clone());
+        let Some(job) = self.jobs.get_mut(&namespace) else {
+            return Err(bad("no such job"));
+        };
+        job.expect(WorkerId(rank), join.workers)?;
         peer.joined = true;
-        self.revision += 1;
-        if role == Role::Server {
-            let number = ServerId(rank);
-            let Join {
-                host,
-                host_id,
-                incarnation,
-                endpoints,
-                appliers,
-                ..
-            } = join;
-            let member = ServerMember {
-                id: number,
-                incarnation,
-                host,
-                host_id,
-                endpoints,
-                appliers,
-            };
-            if let Some(server) = self.servers.get_mut(&number) {
-                server.member = Some(member);
-            }
-        } else if let Some(worker) = self.worker(&namespace, rank) {
+        if let Some(worker) = job.workers.get_mut(&WorkerId(rank)) {
             worker.state = WorkerState::Live;
         }
-        let joined = Joined {
-            rank,
-            servers_expected: self.config.servers,
-            workers_expected: self.config.workers,
-            clocks: Vec::new(),
-            members: self.members(&namespace),
-        };
-        self.answer_of_join(id, role);
-        Ok(CoordinatorAnswer::Joined(joined))
+        let expected = job.expected();
+        self.revision += 1;
+        Ok(self.joined(rank, &namespace, expected))
     }
 
-    /// What a join sets going: the last server makes the tables that wait for it.
-    pub(super) fn answer_of_join(&mut self, id: PeerId, role: Role) {
-        if role != Role::Server {
-            return;
+    fn join_server(&mut self, id: PeerId, join: Join) -> Result<CoordinatorAnswer, Refusal> {
+        if join.appliers == 0 {
+            return Err(bad("a server without appliers"));
         }
-        for namespace in self.jobs.keys().cloned().collect::<Vec<_>>() {
-            // Who ended while this server was not there.
-            let job = self.jobs.get(&namespace);
-            let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
-            if job.is_some_and(|job| job.workers.values().any(ended)) {
-                let number = self.peers.get(&id).map(|peer| ServerId(peer.rank));
-                number
-                    .into_iter()
-                    .for_each(|number| self.tell_members(number, &namespace));
-            }
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return Err(bad("unknown peer"));
+        };
+        peer.joined = true;
+        let (number, namespace) = (ServerId(peer.rank), peer.namespace.clone());
+        self.revision += 1;
+        if let Some(server) = self.servers.get_mut(&number) {
+            server.member = Some(ServerMember {
+                id: number,
+                incarnation: join.incarnation,
+                host: join.host,
+                host_id: join.host_id,
+                endpoints: join.endpoints,
+                appliers: join.appliers,
+            });
+        }
+        let joined = self.joined(number.0, &namespace, self.config.workers);
+        self.server_joined(number);
+        Ok(joined)
+    }
+
+    fn joined(&self, rank: u32, namespace: &str, workers_expected: u32) -> CoordinatorAnswer {
+        CoordinatorAnswer::Joined(Joined {
+            rank,
+            servers_expected: self.config.servers,
+            workers_expected,
+            clocks: Vec::new(),
+            members: self.members(namespace),
+        })
+    }
+
+    /// What a server's join sets going: it is told who ended while it was not there, and the last
+    /// one makes the tables that wait for it.
+    fn server_joined(&mut self, number: ServerId) {
+        let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
+        let jobs = self.jobs.iter();
+        let of_note = jobs.filter(|(_, job)| job.workers.values().any(ended));
+        for namespace in of_note.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.tell_members(number, &namespace);
         }
         if self.is_complete() {
             self.make_waiting_tables();
@@ -212,7 +247,7 @@ impl Coordinator {
         };
         if server.telling {
             if !server.untold.iter().any(|name| name == namespace) {
-                server.untold.push(namespace.to_owned());
+                server.untold.push_back(namespace.to_owned());
             }
             return;
         }
@@ -231,7 +266,7 @@ impl Coordinator {
             return;
         };
         server.telling = false;
-        if let Some(namespace) = server.untold.pop() {
+        if let Some(namespace) = server.untold.pop_front() {
             self.tell_members(number, &namespace);
         }
     }

@@ -26,4 +26,6 @@ mod tables;
 mod tests;
 
 pub use serve::{Listening, ServeConfig, ServeError, serve};
-pub use state::{Action, Coordinator, CoordinatorConfig, FileDone, FileTask, LostWorker, PeerId};
+pub use state::{
+    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, LostWorker, PeerId,
+};

@@ -1,6 +1,6 @@
 //! The coordinator without its sockets: messages and the passing of time in, actions out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use tidewater_transport::ids::{ServerId, TableId, WorkerId};
@@ -11,7 +11,7 @@ use tidewater_transport::wire::hello::{RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::barriers::Waiter;
-use super::jobs::Job;
+use super::jobs::{EndingJob, Job};
 use super::models::ModelOp;
 use super::tables::TableEntry;
 use crate::checkpoint::Manifest;
@@ -37,6 +37,20 @@ pub enum LostWorker {
     GoOn,
 }
 
+/// Who ends the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Lifetime {
+    /// It has one job, and ends when the job's workers have finished or the job has failed.
+    #[default]
+    OneJob,
+    /// It has one job, and a launcher ends the processes that it started: it tells a failure by who
+    /// ends first.
+    Launched,
+    /// It stays, and jobs come and go. A job that is over leaves nothing: the next one may have its
+    /// name.
+    Service,
+}
+
 /// How many processes there will be, and who ends them.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
@@ -46,10 +60,8 @@ pub struct CoordinatorConfig {
     pub workers: u32,
     /// What a lost worker means.
     pub on_lost: LostWorker,
-    /// Whether the cluster ends by itself when its workers have finished or the job has failed. Not
-    /// under a launcher, which ends the processes it started and tells a failure by who ends first;
-    /// not for a service.
-    pub ends_itself: bool,
+    /// Who ends the cluster.
+    pub lifetime: Lifetime,
 }
 
 /// What the event loop is to do. Actions for peers that are gone are dropped.
@@ -108,8 +120,8 @@ pub(super) struct Server {
     pub(super) member: Option<ServerMember>,
     /// It is being told of a membership; one telling at a time.
     pub(super) telling: bool,
-    /// Jobs whose members changed meanwhile.
-    pub(super) untold: Vec<String>,
+    /// Jobs whose members changed meanwhile, the longest ago first.
+    pub(super) untold: VecDeque<String>,
 }
 
 /// What an order was for.
@@ -120,6 +132,7 @@ pub(super) enum Purpose {
     /// The answer does not matter.
     Cleanup,
     Members,
+    EndJob(u64),
     Save(u64),
     Load(u64),
     Shutdown,
@@ -140,6 +153,8 @@ pub struct Coordinator {
     pub(super) peers: BTreeMap<PeerId, Peer>,
     pub(super) servers: BTreeMap<ServerId, Server>,
     pub(super) jobs: BTreeMap<String, Job>,
+    pub(super) ending: BTreeMap<u64, EndingJob>,
+    pub(super) last_ending: u64,
     pub(super) tables: BTreeMap<TableId, TableEntry>,
     pub(super) last_table: u32,
     pub(super) orders: BTreeMap<u64, (PeerId, Purpose)>,
@@ -161,6 +176,8 @@ impl Coordinator {
             peers: BTreeMap::new(),
             servers: BTreeMap::new(),
             jobs: BTreeMap::new(),
+            ending: BTreeMap::new(),
+            last_ending: 0,
             tables: BTreeMap::new(),
             last_table: 0,
             orders: BTreeMap::new(),
@@ -233,6 +250,7 @@ impl Coordinator {
             Purpose::Release(table) => self.table_released(table, server),
             Purpose::Cleanup => {}
             Purpose::Members => self.members_told(server),
+            Purpose::EndJob(job) => self.job_let_go(job, server),
             Purpose::Save(op) => self.part_saved(op, server, answer),
             Purpose::Load(op) => self.part_loaded(op, server, answer),
             Purpose::Shutdown => {
@@ -251,7 +269,7 @@ impl Coordinator {
         };
         match peer.role {
             Role::Server => self.server_gone(&peer),
-            Role::Worker => self.worker_gone(&peer),
+            Role::Worker => self.worker_gone(id, &peer),
             Role::Coordinator | Role::Admin => {}
         }
         if matches!(self.phase, Phase::Stopping(_)) && self.servers.is_empty() {
@@ -292,7 +310,7 @@ impl Coordinator {
             _ => return Err(bad("only workers ask for this")),
         }
         match request {
-            Ask::Join(join) => self.join(asker.peer, join).map(Some),
+            Ask::Join(join) => self.join(asker, join),
             Ask::CreateTable(spec) => self.create_table(asker, &namespace, spec),
             Ask::OpenTable { name } => self.open_table(asker, &namespace, &name),
             Ask::ReleaseTable { id } => self.release_table(asker, &namespace, id),

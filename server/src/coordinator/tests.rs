@@ -1,6 +1,7 @@
 //! The state machine without sockets: who is answered what, and what servers are ordered.
 
 mod models;
+mod service;
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, 
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{
-    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, LostWorker, PeerId,
+    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, LostWorker, PeerId,
 };
 use crate::checkpoint::Manifest;
 
@@ -57,12 +58,19 @@ struct Rig {
 
 impl Rig {
     fn new(servers: u32, workers: u32, on_lost: LostWorker, ends_itself: bool) -> Self {
-        let config = CoordinatorConfig {
+        Self::with(CoordinatorConfig {
             servers,
             workers,
             on_lost,
-            ends_itself,
-        };
+            lifetime: match (ends_itself, workers) {
+                (true, _) => Lifetime::OneJob,
+                (false, 0) => Lifetime::Service,
+                (false, _) => Lifetime::Launched,
+            },
+        })
+    }
+
+    fn with(config: CoordinatorConfig) -> Self {
         let (state, now) = (Coordinator::new(config), Duration::ZERO);
         Self {
             state,
@@ -72,13 +80,17 @@ impl Rig {
         }
     }
 
-    fn enter(&mut self, role: Role, rank: u32, namespace: &str) -> Result<PeerId, Refusal> {
+    fn connects(&mut self, role: Role, rank: u32, namespace: &str) -> Result<PeerId, Refusal> {
         let hello = hello(role, rank, namespace);
         self.state.admit(&hello)?;
         let peer = PeerId(self.next);
         self.next += 1;
         self.state.connected(peer, &hello);
-        let join = Join {
+        Ok(peer)
+    }
+
+    fn join(role: Role, rank: u32) -> Join {
+        Join {
             host: "h".into(),
             host_id: "boot".into(),
             pid: 1,
@@ -88,8 +100,13 @@ impl Rig {
                 unix: String::new(),
             },
             appliers: if role == Role::Server { APPLIERS } else { 0 },
-        };
-        self.ask(peer, 1, Ask::Join(join));
+            workers: 0,
+        }
+    }
+
+    fn enter(&mut self, role: Role, rank: u32, namespace: &str) -> Result<PeerId, Refusal> {
+        let peer = self.connects(role, rank, namespace)?;
+        self.ask(peer, 1, Ask::Join(Self::join(role, rank)));
         let Some(Answer::Joined(_)) = self.answer(peer, 1) else {
             panic!("not joined: {:?}", self.actions)
         };

@@ -1,16 +1,21 @@
-//! What a client is told again when its lane comes back.
+//! What a client is told again when its lane comes back, and what a look makes of memory that
+//! changes under it.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::{Incarnation, WorkerId};
 use tidewater_transport::layout::frame::{FrameFlags, PARTITION_ANY};
 use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::inbox_bytes;
+use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
+use tidewater_transport::sync::{AtomicU32, Ordering};
 
 use super::*;
 
 const RING_BYTES: usize = 16 << 10;
+const SESSION: u64 = 9;
 
 /// Notes where it was told to write.
 struct Notes(Arc<Mutex<Vec<usize>>>);
@@ -41,7 +46,7 @@ fn frame(seq: u64) -> FrameHeader {
         kind: FrameKind::PushRows,
         flags: FrameFlags::default(),
         seq,
-        session: 9,
+        session: SESSION,
         payload_len: 0,
         count: 0,
         table: 1,
@@ -52,18 +57,24 @@ fn frame(seq: u64) -> FrameHeader {
     }
 }
 
-#[test]
-fn a_reject_is_told_again_only_while_its_cell_is_its_own() {
+/// A ring, and the memory that its client writes.
+fn ring(check_frames: bool) -> (ServerMemory, Inbox, Ring) {
     let memory = ServerMemory::new(16 << 20, Incarnation(1)).unwrap();
     let geometry = RingGeometry::new(RING_BYTES).unwrap();
     let region = Arc::new(Region::anonymous(inbox_bytes(RING_BYTES)).unwrap());
-    let inbox = Inbox::new(region, 0, geometry, 9).unwrap();
+    let inbox = Inbox::new(region, 0, geometry, SESSION).unwrap();
     let owner = RingOwner {
-        session: SessionId(9),
+        session: SessionId(SESSION),
         sender: FrameSender::clocked(WorkerId(0)),
-        check_frames: false,
+        check_frames,
     };
-    let mut ring = Ring::new(owner, inbox, &memory, 0).unwrap();
+    let ring = Ring::new(owner, inbox.clone(), &memory, 0).unwrap();
+    (memory, inbox, ring)
+}
+
+#[test]
+fn a_reject_is_told_again_only_while_its_cell_is_its_own() {
+    let (_memory, _, mut ring) = ring(false);
     let (old, new) = (5, 5 + FRAMES_IN_FLIGHT_MAX);
     for seq in 1..=new {
         if seq == old || seq == old + 1 || seq == new {
@@ -85,4 +96,131 @@ fn a_reject_is_told_again_only_while_its_cell_is_its_own() {
         told, expected,
         "the old reject of the cell is not told again"
     );
+}
+
+const LENS: [usize; 3] = [64, 2048, 3968];
+
+/// A frame at the start of a ring, all of whose words are `word`.
+fn write(inbox: &Inbox, word: u64) {
+    let len = LENS[word as usize % LENS.len()];
+    let payload = word.to_le_bytes().repeat(len / 8);
+    let mut header = FrameHeader {
+        payload_len: len as u32,
+        count: word as u32,
+        user_tag: word,
+        ..frame(1)
+    };
+    header.chk = header.hasher().finish_bytes(&payload);
+    write_header(inbox, &header);
+    inbox
+        .window()
+        .copy_in(INBOX_RING_AT + FRAME_HEADER_BYTES, &payload);
+    // Most of a look is the payload's; that its header changes has to be tried as often.
+    for other in LENS.into_iter().cycle().take(30).chain([len]) {
+        header.payload_len = other as u32;
+        write_header(inbox, &header);
+    }
+}
+
+fn write_header(inbox: &Inbox, header: &FrameHeader) {
+    let line = line_bytes(&header.to_line());
+    inbox.window().copy_in(INBOX_RING_AT, &line);
+}
+
+/// What a look found is what it makes use of, whatever is written meanwhile: a client of shared
+/// memory writes while the applier looks.
+fn no_change_inside_a_look_is_seen(check_frames: bool) {
+    /// Looks that found something else than the one before: so often was written between two reads.
+    /// Counted instead of looks, it is as hard a test where the two threads share a core.
+    const CHANGES: usize = 5_000;
+    let (_memory, inbox, mut ring) = ring(check_frames);
+    write(&inbox, 0);
+    inbox.reset_tail(RING_BYTES as u64 / 4);
+    let done = AtomicU32::new(0);
+    let (mut changes, mut frames) = (0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for word in 1u64.. {
+                write(&inbox, word);
+                if done.load(Ordering::Relaxed) == 1 {
+                    break;
+                }
+            }
+        });
+        let deadline = Deadline::after(Duration::from_secs(120));
+        let (mut payload, mut last, mut bad) = (Vec::new(), None, None);
+        // Looked at again and again, never taken: each look is a new one at the same frame.
+        while bad.is_none() && changes < CHANGES && !deadline.passed() {
+            let found = match ring.next(&mut payload).unwrap() {
+                Next::Frame(header) => Some(header),
+                _ => None,
+            };
+            changes += usize::from(found != last);
+            last = found;
+            let Some(header) = found else {
+                continue;
+            };
+            frames += 1;
+            let len = payload.len();
+            let is_one = header.payload_len as usize == len && LENS.contains(&len);
+            let is_proven = || {
+                header.hasher().finish_bytes(&payload) == header.chk
+                    && payload.ends_with(&payload[..8])
+            };
+            if !is_one || (check_frames && !is_proven()) {
+                bad = Some((header, len));
+            }
+        }
+        done.store(1, Ordering::Relaxed);
+        assert_eq!(
+            bad, None,
+            "a header, and bytes of a payload that is not its"
+        );
+    });
+    let what = format!("{changes} changes, {frames} frames: hardly tried");
+    assert!(changes >= CHANGES && frames >= CHANGES / 10, "{what}");
+}
+
+#[test]
+fn no_change_inside_a_look_is_seen_on_memory_in_order() {
+    no_change_inside_a_look_is_seen(false);
+}
+
+#[test]
+fn no_change_inside_a_look_is_seen_where_frames_are_checked() {
+    no_change_inside_a_look_is_seen(true);
+}
+
+#[test]
+fn a_frame_that_was_taken_is_what_it_was_whatever_stands_in_the_ring() {
+    let (_memory, inbox, mut ring) = ring(false);
+    let mut payload = Vec::new();
+    for (seq, at) in [(1, 0), (2, 64 + 128)] {
+        let header = FrameHeader {
+            payload_len: 128,
+            ..frame(seq)
+        };
+        let window = inbox.window();
+        window.copy_in(INBOX_RING_AT + at, &line_bytes(&header.to_line()));
+        window.copy_in(INBOX_RING_AT + at + FRAME_HEADER_BYTES, &[7; 128]);
+        inbox.reset_tail(at as u64 + 64 + 128);
+        assert_eq!(ring.next(&mut payload), Ok(Next::Frame(header)));
+        // Another frame in its place, longer and with another number; then the frame takes effect.
+        let other = FrameHeader {
+            payload_len: 1024,
+            ..frame(seq + 5)
+        };
+        window.copy_in(INBOX_RING_AT + at, &line_bytes(&other.to_line()));
+        window.copy_in(INBOX_RING_AT + at + FRAME_HEADER_BYTES, &[8; 128]);
+        assert_eq!(payload, [7; 128]);
+        if seq == 1 {
+            ring.done(&header);
+        } else {
+            let refused = ring.reject(&header, RejectCode::NotFinite, [0, 0]);
+            refused.unwrap();
+        }
+        let state = ring.state();
+        let head_bytes = at as u64 + 64 + 128;
+        assert_eq!((state.applied_seq, state.head_bytes), (seq, head_bytes));
+    }
 }

@@ -82,12 +82,13 @@ impl Catalogue {
         }))
     }
 
-    /// Forgets a job that has no tables any more; its number.
+    /// Forgets a job that has no tables any more, and which it had; its number.
     pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
         let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
         if self.entries.values().any(of_job) {
             return None;
         }
+        self.entries.retain(|_, e| e.namespace != namespace);
         self.jobs.remove(namespace).map(|job| job.id)
     }
 

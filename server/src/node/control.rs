@@ -29,6 +29,7 @@ use super::handle::{NodeStatus, Shared};
 use super::listen::Listeners;
 use super::sessions::Sessions;
 use super::{NodeError, error::system};
+use crate::namespace::NamespaceId;
 
 /// Bytes taken from one connection before others have their turn.
 const TURN_BYTES: usize = 16 << 10;
@@ -51,6 +52,8 @@ pub(super) enum Order {
     Epoch(u64),
     /// Says how much there is.
     Status(Sender<NodeStatus>),
+    /// Ends the sessions of a job that is over; answered when the appliers have been told.
+    EndSessions(NamespaceId, Sender<()>),
     /// Ends the server.
     Stop,
 }
@@ -169,6 +172,10 @@ impl Control {
                         connections: self.conns.len(),
                         public_bytes: self.shared.memory.public.usage(),
                     });
+                }
+                Order::EndSessions(job, tx) => {
+                    self.sessions.end_all(job);
+                    let _ = tx.send(());
                 }
                 Order::Stop => self.stopped = true,
             }

@@ -317,14 +317,18 @@ impl NodeHandle {
             .map(drop)
     }
 
-    /// A job is over: the next one of its name starts with clocks of its own. Changes nothing
-    /// while it has tables.
+    /// A job is over: its sessions end, and the next one of its name starts with clocks of its own.
+    /// Changes nothing while it has tables.
     ///
     /// # Errors
     /// [`NodeError::Gone`].
     pub fn end_job(&self, namespace: &str) -> Result<(), NodeError> {
         let job = self.shared.catalogue().end_job(namespace);
         let Some(job) = job else { return Ok(()) };
+        let (tx, rx) = bounded(1);
+        self.order(Order::EndSessions(job, tx));
+        // A control thread that has ended has no sessions.
+        let _ = rx.recv();
         self.shared
             .ask_all(|_, tx| Command::EndJob(job, tx))
             .map(drop)

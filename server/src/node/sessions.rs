@@ -265,6 +265,14 @@ impl Sessions {
             }
         }
     }
+
+    /// Ends all sessions of a job.
+    pub(super) fn end_all(&mut self, job: NamespaceId) {
+        let of_job = self.all.iter().filter(|(_, session)| session.job == job);
+        for id in of_job.map(|(&id, _)| id).collect::<Vec<_>>() {
+            self.end(id);
+        }
+    }
 }
 
 fn random() -> Result<u64, Refusal> {

@@ -8,6 +8,7 @@ use tidewater_client::Sync;
 use tidewater_client::data::Format;
 use tidewater_client::train::defaults;
 use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_transport::table::Optimizer;
 
 const EXAMPLES: &str = "\
@@ -182,6 +183,13 @@ pub(crate) struct TrainArgs {
     /// or the one of the connection's address].
     #[arg(long, value_name = "NAME[:PORT]")]
     pub(crate) rdma_device: Option<RdmaDevice>,
+    /// In a job: its workers, where the cluster is a service and does not know [default:
+    /// TIDEWATER_WORKERS].
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(crate) workers: Option<u32>,
+    /// In a job: the name that sets it apart from other jobs of its service [default: default].
+    #[arg(long, value_name = "NAME", value_parser = namespace)]
+    pub(crate) namespace: Option<String>,
     /// Alone: servers of the cluster inside this process [default: 1].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: Option<u32>,
@@ -221,6 +229,17 @@ fn format(text: &str) -> Result<FormatChoice, String> {
             Ok(format) => Ok(FormatChoice(Some(format))),
             Err(_) => Err("not a format; use auto, libsvm, libsvm0 or dummy".into()),
         },
+    }
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    let fits = (1..=NAMESPACE_BYTES_MAX).contains(&text.len());
+    if fits && !text.chars().any(char::is_control) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "not a name of 1 to {NAMESPACE_BYTES_MAX} bytes without control characters"
+        ))
     }
 }
 
@@ -293,6 +312,8 @@ mod tests {
                 "use auto, shm, tcp or verbs",
             ),
             ("t lr --train a --test-each-epoch", "--test"),
+            ("t lr --train a --workers 0", "not in 1..=65536"),
+            ("t lr --train a --namespace=", "not a name of 1 to 64 bytes"),
         ] {
             let e = parse(line).unwrap_err();
             assert_eq!(e.exit_code(), 2, "{line}");

@@ -31,6 +31,8 @@ pub struct Join {
     pub endpoints: Endpoints,
     /// Applier threads of a server; 0 of a worker.
     pub appliers: u16,
+    /// Workers of a worker's job, 0 if it does not know; of a server 0.
+    pub workers: u32,
 }
 
 /// The coordinator's answer to [`Join`].
@@ -255,7 +257,8 @@ impl Message for CoordinatorRequest {
                     "appliers",
                     u64::from(join.appliers),
                     u64::from(APPLIERS_MAX),
-                )
+                )?;
+                at_most("workers", u64::from(join.workers), u64::from(WORKERS_MAX))
             }
             Self::CreateTable(spec) => Ok(spec.validate()?),
             Self::OpenTable { name } => name_at_most("table name", name, TABLE_NAME_BYTES_MAX),

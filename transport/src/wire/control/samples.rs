@@ -270,6 +270,8 @@ impl Gen {
                 incarnation: Incarnation(self.any()),
                 endpoints: self.endpoints(),
                 appliers: self.under(65) as u16,
+                // Not drawn: the samples after this one stay as they were recorded.
+                workers: 300,
             }),
             R::CreateTable(self.spec()),
             R::OpenTable {

@@ -1,0 +1,299 @@
+//! `tidewater serve`, and jobs that come and go: one after another under one name, at a time under
+//! several, and one that dies.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ExitStatus, Stdio};
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tidewater_transport::clock::Deadline;
+
+use crate::by_hand::{TOKEN, write_token};
+use crate::model::{Rows, rows};
+use crate::proc::Process;
+use crate::rig::{LIMIT, Run, command, data, new_mark, tidewater, trainer, turn};
+
+const SERVERS: &str = "2";
+
+/// A service. Dropping it kills it.
+struct Service {
+    process: Child,
+    address: String,
+    token: PathBuf,
+    folder: TempDir,
+    mark: String,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Service {
+    fn start(options: &[&str]) -> Self {
+        let turn = turn();
+        let folder = tempfile::tempdir().unwrap();
+        let token = write_token(&folder, "token", TOKEN);
+        let (mark, _) = new_mark();
+        let mut process = command(&tidewater(), &mark)
+            .args(["serve", "--servers", SERVERS, "--token-file"])
+            .arg(&token)
+            .args(options)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = process.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit(' ').next().unwrap().to_owned();
+        Self {
+            process,
+            address,
+            token,
+            folder,
+            mark,
+            _turn: turn,
+        }
+    }
+
+    /// Starts workers of a job: logistic regression on the generated data.
+    fn starts(&self, name: &str, ranks: Range<u32>, workers: u32, arguments: &[&str]) -> Job {
+        let (train, _) = data();
+        let begin = |rank: u32| {
+            let log = self.folder.path().join(format!("{name}-{rank}"));
+            let stderr = File::create(&log).unwrap();
+            let process = command(trainer(), &self.mark)
+                .env("TIDEWATER_COORDINATOR", &self.address)
+                .env("TIDEWATER_TOKEN_FILE", &self.token)
+                .env("TIDEWATER_SERVERS", SERVERS)
+                .env("TIDEWATER_RANK", rank.to_string())
+                .args(["lr", "--train", &train, "--namespace", name])
+                .args(["--workers", &workers.to_string()])
+                .args(arguments)
+                .stderr(stderr)
+                .spawn()
+                .unwrap();
+            Worker { process, log }
+        };
+        Job(ranks.map(begin).collect())
+    }
+
+    /// Starts all workers of a job.
+    fn job(&self, name: &str, workers: u32, arguments: &[&str]) -> Job {
+        self.starts(name, 0..workers, workers, arguments)
+    }
+
+    /// A whole job, which trains to the end and saves; the model.
+    fn trains(&self, workers: u32, arguments: &[&str]) -> Rows {
+        let model = self.folder.path().join("model");
+        let save = ["--save", model.to_str().unwrap()];
+        self.job("job", workers, &[arguments, &save].concat())
+            .succeeds();
+        rows(&model)
+    }
+
+    /// Descriptors that it has open.
+    fn descriptors(&self) -> usize {
+        let fds = format!("/proc/{}/fd", self.process.id());
+        fs::read_dir(fds).unwrap().count()
+    }
+
+    /// Waits until it has no more descriptors than it began with.
+    fn is_as_before(&self, descriptors: usize) {
+        let deadline = Deadline::after(LIMIT);
+        while self.descriptors() > descriptors {
+            let now = self.descriptors();
+            assert!(
+                !deadline.passed(),
+                "{now} descriptors, {descriptors} before"
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// It ends when it is told to.
+    fn ends(mut self) {
+        Process::of(&self.process).signal(Signal::TERM);
+        let status = wait(&mut self.process, Path::new("/dev/null"));
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The workers of one job. Dropping it kills them.
+struct Job(Vec<Worker>);
+
+struct Worker {
+    process: Child,
+    log: PathBuf,
+}
+
+impl Worker {
+    fn said(&self) -> String {
+        fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// Its exit code, and what it said.
+    fn ends(&mut self) -> (Option<i32>, String) {
+        let code = wait(&mut self.process, &self.log).code();
+        (code, self.said())
+    }
+}
+
+impl Job {
+    /// All workers end well.
+    fn succeeds(mut self) {
+        for worker in &mut self.0 {
+            let (code, said) = worker.ends();
+            assert_eq!(code, Some(0), "{said}");
+        }
+    }
+
+    /// Waits until the second epoch is over: everybody pulls and pushes.
+    fn until_training(&mut self) {
+        let deadline = Deadline::after(LIMIT);
+        while !self.0[0].said().contains("epoch 2/") {
+            let ended = self.0[0].process.try_wait().unwrap();
+            let over = deadline.passed() || ended.is_some();
+            assert!(!over, "{ended:?}: {}", self.0[0].said());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for worker in &mut self.0 {
+            // It may have ended.
+            let _ = worker.process.kill();
+            let _ = worker.process.wait();
+        }
+    }
+}
+
+fn wait(process: &mut Child, log: &Path) -> ExitStatus {
+    let deadline = Deadline::after(LIMIT);
+    loop {
+        if let Some(status) = process.try_wait().unwrap() {
+            return status;
+        }
+        let said = || fs::read_to_string(log).unwrap_or_default();
+        assert!(!deadline.passed(), "it does not end: {}", said());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const BSP: &[&str] = &["--sync", "bsp", "--epochs", "2", "--seed", "1"];
+
+/// The model of three workers under `tidewater run`.
+fn launched() -> Rows {
+    let scratch = tempfile::tempdir().unwrap();
+    let model = scratch.path().join("model");
+    let save = ["--save", model.to_str().unwrap()];
+    Run::train(
+        &["--servers", SERVERS, "--workers", "3"],
+        &[BSP, &save].concat(),
+    )
+    .succeeds();
+    let rows = rows(&model);
+    assert!(rows.len() > 100, "{} rows", rows.len());
+    rows
+}
+
+#[test]
+fn jobs_one_after_another_begin_anew_each() {
+    let due = launched();
+    let service = Service::start(&[]);
+    let before = service.descriptors();
+    for transport in ["shm", "tcp"] {
+        let transport = ["--transport", transport];
+        assert!(service.trains(3, &[BSP, &transport].concat()) == due);
+        // Another number of workers, another kind of table of the same name.
+        let ssp = ["--sync", "ssp:2", "--optimizer", "adam"];
+        let other = service.trains(2, &[&ssp[..], &transport].concat());
+        assert!(other.len() > 100 && other != due);
+    }
+    service.is_as_before(before);
+    service.ends();
+}
+
+#[test]
+fn jobs_of_a_service_for_so_many_workers_come_one_after_another_too() {
+    let due = launched();
+    let service = Service::start(&["--workers", "3"]);
+    for _ in 0..2 {
+        assert!(service.trains(3, BSP) == due);
+    }
+    // Whoever says otherwise is told.
+    let mut job = service.job("wrong", 2, BSP);
+    for worker in &mut job.0 {
+        let (code, said) = worker.ends();
+        assert_eq!(code, Some(4), "{said}");
+        assert!(said.contains("this job has 3 workers, not 2"), "{said}");
+    }
+    service.ends();
+}
+
+#[test]
+fn jobs_at_a_time_do_not_disturb_each_other() {
+    let due = launched();
+    let service = Service::start(&[]);
+    let model = |name| service.folder.path().join(format!("model-{name}"));
+    let start = |name, ranks| {
+        let model = model(name);
+        let save = ["--save", model.to_str().unwrap()];
+        service.starts(name, ranks, 3, &[BSP, &save].concat())
+    };
+    // Two of them run while the workers of a third wait for their last.
+    let mut waiting = start("one", 0..2);
+    for job in ["two", "three"].map(|name| start(name, 0..3)) {
+        job.succeeds();
+    }
+    for worker in &mut waiting.0 {
+        let ended = worker.process.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?}: {}", worker.said());
+    }
+    waiting.0.append(&mut start("one", 2..3).0);
+    waiting.succeeds();
+    for name in ["one", "two", "three"] {
+        assert!(rows(&model(name)) == due, "job {name}");
+    }
+    service.ends();
+}
+
+#[test]
+fn a_job_that_dies_takes_nobody_along_and_leaves_its_name() {
+    let due = launched();
+    let service = Service::start(&[]);
+    let before = service.descriptors();
+    let mut other = service.job("other", 1, &["--epochs", "100000"]);
+    let mut dying = service.job("job", 2, &["--epochs", "100000"]);
+    other.until_training();
+    dying.until_training();
+    Process::of(&dying.0[1].process).signal(Signal::KILL);
+    let (code, said) = dying.0[0].ends();
+    assert_eq!(code, Some(4), "{said}");
+    assert!(said.contains("worker 1"), "{said}");
+    drop(dying);
+    // Its table, which nobody released, is none of the next job of its name.
+    assert!(service.trains(3, BSP) == due);
+    let worker = &mut other.0[0];
+    assert!(
+        worker.process.try_wait().unwrap().is_none(),
+        "{}",
+        worker.said()
+    );
+    Process::of(&worker.process).signal(Signal::TERM);
+    let (code, said) = worker.ends();
+    assert_eq!(code, Some(128 + Signal::TERM.as_raw()), "{said}");
+    service.is_as_before(before);
+    service.ends();
+}

@@ -1,0 +1,308 @@
+//! What an applier posts into a mailbox, in which order, and that a signal follows.
+
+use std::sync::{Mutex, MutexGuard};
+
+use crossbeam_channel::{Sender, bounded, unbounded};
+use tidewater_transport::fabric::{Inbox, LaneError, Port};
+use tidewater_transport::ids::{Incarnation, PartitionId, TableId};
+use tidewater_transport::layout::frame::{
+    FRAME_HEADER_BYTES, FrameFlags, FrameKind, PARTITION_ANY, RowsPayload,
+};
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::layout::ring::RingGeometry;
+use tidewater_transport::layout::session::{
+    INBOX_RING_AT, MAILBOX_CLOCKS_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
+    REPLY_SLOT_BYTES, inbox_bytes,
+};
+use tidewater_transport::mem::Region;
+use tidewater_transport::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
+
+use super::*;
+use crate::apply::table::Table;
+use crate::inbox::RingOwner;
+use crate::namespace::NamespaceId;
+use crate::store::prepare::Preparer;
+
+const RING_BYTES: usize = 16 << 10;
+const TABLE: u32 = 1;
+/// No table has this number.
+const UNKNOWN: u32 = 9;
+const SLOT: usize = 2;
+/// Of a request that is answered in [`SLOT`].
+const TAG: u64 = 0x100 | SLOT as u64;
+
+/// What a client's memory sees of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+enum Event {
+    State,
+    Clock,
+    Reject,
+    ReplyPayload,
+    ReplyHeader,
+    Signal,
+}
+
+type Tape = Arc<Mutex<Vec<Event>>>;
+
+fn lock(tape: &Tape) -> MutexGuard<'_, Vec<Event>> {
+    tape.lock().unwrap()
+}
+
+/// A port that writes down what it is told.
+struct Recorder(Tape);
+
+impl Port for Recorder {
+    fn peer(&self) -> &str {
+        "client"
+    }
+
+    fn poll(&mut self, _: &mut ExportView, _: &Inbox) -> Result<bool, LaneError> {
+        Ok(false)
+    }
+
+    fn post(&mut self, at: usize, _: &[u8]) -> Result<(), LaneError> {
+        let event = match at {
+            MAILBOX_STATE_AT => Event::State,
+            MAILBOX_CLOCKS_AT..MAILBOX_REJECTS_AT => Event::Clock,
+            MAILBOX_REJECTS_AT..MAILBOX_REPLIES_AT => Event::Reject,
+            _ if (at - MAILBOX_REPLIES_AT).is_multiple_of(REPLY_SLOT_BYTES) => Event::ReplyHeader,
+            _ => Event::ReplyPayload,
+        };
+        lock(&self.0).push(event);
+        Ok(())
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        lock(&self.0).push(Event::Signal);
+        Ok(())
+    }
+
+    fn destroy(&mut self) {}
+}
+
+/// A client's end of a lane, written by hand.
+struct Hand {
+    session: SessionId,
+    inbox: Inbox,
+    seq: u64,
+    tail: u64,
+    tape: Tape,
+}
+
+impl Hand {
+    /// Writes a frame into the ring, and its tail.
+    fn write(&mut self, header: FrameHeader, payload: &[u8]) {
+        self.seq += u64::from(header.kind != FrameKind::Pad);
+        let header = FrameHeader {
+            seq: self.seq.max(1),
+            session: self.session.0,
+            payload_len: payload.len() as u32,
+            ..header
+        };
+        let at = INBOX_RING_AT + self.tail as usize;
+        let window = self.inbox.window();
+        window.copy_in(at, &line_bytes(&header.to_line()));
+        window.copy_in(at + FRAME_HEADER_BYTES, payload);
+        self.tail += match header.kind {
+            FrameKind::Pad => self.inbox.ring().to_wrap(self.tail),
+            _ => header.ring_bytes(),
+        };
+        self.inbox.reset_tail(self.tail);
+    }
+
+    fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut lock(&self.tape))
+    }
+}
+
+fn header(kind: FrameKind, table: u32) -> FrameHeader {
+    let push = kind == FrameKind::PushRows;
+    FrameHeader {
+        kind,
+        flags: FrameFlags {
+            op: push.then_some(PushOp::Sum),
+            dtype: push.then_some(DType::F32),
+            ..FrameFlags::default()
+        },
+        seq: 0,
+        session: 0,
+        payload_len: 0,
+        count: u32::from(matches!(kind, FrameKind::PushRows | FrameKind::Gather)),
+        table,
+        partition: if kind == FrameKind::Clock {
+            0
+        } else {
+            PARTITION_ANY
+        },
+        clock: u64::from(kind == FrameKind::Clock),
+        user_tag: if kind == FrameKind::Gather { TAG } else { 0 },
+        chk: 0,
+    }
+}
+
+/// A push of one row of one element.
+fn push(value: f32) -> (FrameHeader, Vec<u8>) {
+    let parts = RowsPayload::new(1, 4, false);
+    let mut payload = vec![0; parts.len];
+    payload[parts.values_at..][..4].copy_from_slice(&value.to_le_bytes());
+    (header(FrameKind::PushRows, TABLE), payload)
+}
+
+fn gather(table: u32) -> (FrameHeader, Vec<u8>) {
+    (header(FrameKind::Gather, table), vec![0; 8])
+}
+
+/// An applier with a table, and the lanes of two workers.
+struct Rig {
+    applier: Applier,
+    commands: Sender<Command>,
+    hands: [Hand; 2],
+}
+
+impl Rig {
+    fn new() -> Self {
+        let memory = Arc::new(ServerMemory::new(16 << 20, Incarnation(1)).unwrap());
+        let (commands, rx) = unbounded();
+        let workers = [WorkerId(0), WorkerId(1)];
+        let mut applier = Applier::new(Arc::clone(&memory), 0, workers, rx).unwrap();
+        let spec = TableSpec {
+            name: "t".into(),
+            shape: Shape::Sparse { dim: 1 },
+            dtype: DType::F32,
+            optimizer: Optimizer::None,
+            init: Init::Zeros,
+            seed: 0,
+            effect: tidewater_transport::table::Effect::Immediate,
+            finite_check: true,
+            domain: DomainId(0),
+            partitions: 1,
+        };
+        let (who, mine) = ((TableId(TABLE), 0), [PartitionId(0)].into_iter());
+        let table = Table::new(&memory, &Preparer::none(), who, &Arc::new(spec), mine);
+        applier.engine().add_table(table.unwrap());
+        let hands = [0, 1].map(|rank| {
+            let session = SessionId(u64::from(rank) + 5);
+            let region = Arc::new(Region::anonymous(inbox_bytes(RING_BYTES)).unwrap());
+            let geometry = RingGeometry::new(RING_BYTES).unwrap();
+            let inbox = Inbox::new(region, 0, geometry, session.0).unwrap();
+            let owner = RingOwner {
+                session,
+                sender: FrameSender::clocked(WorkerId(rank)),
+                check_frames: false,
+            };
+            let ring = Ring::new(owner, inbox.clone(), &memory, 0).unwrap();
+            let ring = Command::AddRing(Box::new(ring), bounded(1).0);
+            commands.send(ring).unwrap();
+            Hand {
+                session,
+                inbox,
+                seq: 0,
+                tail: 0,
+                tape: Tape::default(),
+            }
+        });
+        let mut rig = Self {
+            applier,
+            commands,
+            hands,
+        };
+        rig.attach(0);
+        rig.attach(1);
+        rig.applier.step();
+        for hand in &rig.hands {
+            hand.take();
+        }
+        rig
+    }
+
+    /// Gives a lane a new port.
+    fn attach(&mut self, hand: usize) {
+        let Hand { session, tape, .. } = &self.hands[hand];
+        let port = Box::new(Recorder(Arc::clone(tape)));
+        let attach = Command::AttachPort(*session, port, bounded(1).0);
+        self.commands.send(attach).unwrap();
+    }
+
+    /// What one step of the applier posts to a lane.
+    fn step(&mut self, hand: usize) -> Vec<Event> {
+        self.applier.step();
+        self.hands[hand].take()
+    }
+
+    /// What one step posts to the lane of who sent the frame.
+    fn answers(&mut self, (header, payload): (FrameHeader, Vec<u8>)) -> Vec<Event> {
+        self.hands[0].write(header, &payload);
+        self.step(0)
+    }
+}
+
+#[test]
+fn a_reply_is_posted_payload_first_and_before_the_state_that_counts_it() {
+    use Event::{Reject, ReplyHeader, ReplyPayload, Signal, State};
+    let mut rig = Rig::new();
+    let told = rig.answers(gather(TABLE));
+    assert_eq!(told, [ReplyPayload, ReplyHeader, State, Signal]);
+    // Of a refused request there is a reject too; its reply is without payload.
+    let told = rig.answers(gather(UNKNOWN));
+    assert_eq!(told, [ReplyPayload, ReplyHeader, Reject, State, Signal]);
+    // Of several frames that one look finds the state is told once, behind everything.
+    for (header, payload) in [gather(TABLE), push(f32::NAN), gather(TABLE)] {
+        rig.hands[0].write(header, &payload);
+    }
+    let reply = [ReplyPayload, ReplyHeader];
+    let due = [&reply[..], &[Reject], &reply, &[State, Signal]].concat();
+    assert_eq!(rig.step(0), due);
+}
+
+#[test]
+fn every_kind_of_post_is_followed_by_a_signal() {
+    use Event::{Clock, Reject, Signal, State};
+    let mut rig = Rig::new();
+    // A push, applied and refused.
+    assert_eq!(rig.answers(push(1.0)), [State, Signal]);
+    assert_eq!(rig.answers(push(f32::NAN)), [Reject, State, Signal]);
+    // Answers.
+    for table in [TABLE, UNKNOWN] {
+        let told = rig.answers(gather(table));
+        assert!(
+            told.len() > 2 && told.ends_with(&[State, Signal]),
+            "{told:?}"
+        );
+    }
+    // A tick, to who sent it and, when the last one ticks, to all.
+    let tick = || (header(FrameKind::Clock, 0), Vec::new());
+    assert_eq!(rig.answers(tick()), [State, Signal]);
+    let (clock, payload) = tick();
+    rig.hands[1].write(clock, &payload);
+    assert_eq!(rig.step(0), [Clock, Signal]);
+    let told = rig.hands[1].take();
+    assert_eq!(told, [State, Signal, Clock, Signal]);
+    // A clock that moves without a frame: the slowest worker is gone.
+    let (clock, payload) = tick();
+    rig.hands[0].write(FrameHeader { clock: 2, ..clock }, &payload);
+    assert_eq!(rig.step(0), [State, Signal]);
+    let job = NamespaceId::default();
+    let gone = Command::RemoveWorker(job, WorkerId(1), bounded(1).0);
+    rig.commands.send(gone).unwrap();
+    assert_eq!(rig.step(0), [Clock, Signal]);
+    // A lane that comes back: rejects, state and clocks again.
+    rig.attach(0);
+    let told = rig.step(0);
+    assert_eq!(told, [Reject, Reject, State, Clock, Signal]);
+}
+
+#[test]
+fn room_in_a_ring_is_told_and_signalled() {
+    use Event::{Signal, State};
+    let mut rig = Rig::new();
+    rig.answers(push(1.0));
+    // Padding is no frame: it is consumed, and whoever waits for room has to hear of it.
+    let told = rig.answers((header(FrameKind::Pad, 0), Vec::new()));
+    assert_eq!(told, [State, Signal]);
+    assert_eq!(rig.hands[0].tail, RING_BYTES as u64);
+    let head = |rig: &Rig| -> StateLine { rig.applier.rings[0].state() };
+    assert_eq!(head(&rig).head_bytes, RING_BYTES as u64);
+    assert_eq!(head(&rig).applied_seq, 1);
+    // A step that moves nothing says nothing.
+    assert_eq!(rig.step(0), []);
+}
