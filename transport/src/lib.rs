@@ -47,6 +47,8 @@ pub mod table;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(not(loom))]
+pub mod topo;
+#[cfg(not(loom))]
 pub mod wait;
 #[cfg(not(loom))]
 pub mod wake;
