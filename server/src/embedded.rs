@@ -17,6 +17,7 @@ use crate::coordinator::{
 };
 use crate::node::CAPACITY_DEFAULT;
 use crate::process::{Server, ServerConfig, ServerError};
+use crate::store::Hugepages;
 
 /// Time that all servers have to join.
 const START: Duration = Duration::from_secs(30);
@@ -34,6 +35,8 @@ pub struct ClusterConfig {
     pub transport: TransportChoice,
     /// Bytes reserved for each of a server's two memories. Reserving costs nothing.
     pub capacity: usize,
+    /// What their pages are. Hugepages are all taken at the start.
+    pub hugepages: Hugepages,
     /// What a lost worker means.
     pub on_lost: LostWorker,
     /// The secret; `None` draws one.
@@ -53,6 +56,7 @@ impl Default for ClusterConfig {
             workers: 1,
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
+            hugepages: Hugepages::Auto,
             on_lost: LostWorker::FailJob,
             token: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -185,6 +189,7 @@ impl Cluster {
         server.local_servers = config.servers;
         server.local_clients = config.workers;
         server.capacity = config.capacity;
+        server.hugepages = config.hugepages;
         server.listen = SocketAddr::new(config.listen.ip(), 0);
         server.advertise = host_of(config.advertise.as_deref());
         let server = Server::start(&server, Deadline::after(START))

@@ -9,6 +9,7 @@ use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
 use crate::node::{CAPACITY_DEFAULT, Node, NodeConfig, NodeError};
+use crate::store::Hugepages;
 
 /// What a server is told when it starts.
 #[derive(Debug, Clone)]
@@ -31,6 +32,11 @@ pub struct ServerConfig {
     pub capacity: usize,
     /// Whether what is used of them is locked in memory.
     pub mlock: bool,
+    /// What their pages are. Hugepages are all taken at the start.
+    pub hugepages: Hugepages,
+    /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
+    /// the address listened on.
+    pub nic: Option<String>,
     /// Where to listen on TCP.
     pub listen: SocketAddr,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -50,6 +56,8 @@ impl ServerConfig {
             local_clients: 0,
             capacity: CAPACITY_DEFAULT,
             mlock: false,
+            hugepages: Hugepages::Auto,
+            nic: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
         }
@@ -97,6 +105,8 @@ impl Server {
         node.local_clients = config.local_clients;
         node.capacity = config.capacity;
         node.mlock = config.mlock;
+        node.hugepages = config.hugepages;
+        node.nic.clone_from(&config.nic);
         node.tcp = Some(config.listen);
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();
