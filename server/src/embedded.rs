@@ -17,6 +17,7 @@ use crate::coordinator::{
 };
 use crate::node::CAPACITY_DEFAULT;
 use crate::process::{Server, ServerConfig, ServerError};
+use crate::store::Hugepages;
 
 /// Time that all servers have to join.
 const START: Duration = Duration::from_secs(30);
@@ -36,6 +37,8 @@ pub struct ClusterConfig {
     pub capacity: usize,
     /// RDMA device that servers serve clients of other processes through.
     pub rdma_device: Option<RdmaDevice>,
+    /// What their pages are. Hugepages are all taken at the start.
+    pub hugepages: Hugepages,
     /// What a lost worker means.
     pub on_lost: LostWorker,
     /// Whether jobs come and go. Always so if nobody knows how many workers there are; else it has
@@ -59,6 +62,7 @@ impl Default for ClusterConfig {
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
             rdma_device: None,
+            hugepages: Hugepages::Auto,
             on_lost: LostWorker::FailJob,
             service: false,
             token: None,
@@ -197,6 +201,7 @@ impl Cluster {
         server.local_clients = config.workers;
         server.capacity = config.capacity;
         server.rdma_device.clone_from(&config.rdma_device);
+        server.hugepages = config.hugepages;
         server.listen = SocketAddr::new(config.listen.ip(), 0);
         server.advertise = host_of(config.advertise.as_deref());
         let server = Server::start(&server, Deadline::after(START))

@@ -24,6 +24,7 @@ pub mod coordinator;
 pub mod embedded;
 pub mod inbox;
 pub mod launcher;
+pub mod machine;
 pub mod namespace;
 pub mod node;
 pub mod process;

@@ -10,6 +10,7 @@ use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
 use crate::node::{CAPACITY_DEFAULT, Node, NodeConfig, NodeError};
+use crate::store::Hugepages;
 
 /// What a server is told when it starts.
 #[derive(Debug, Clone)]
@@ -34,6 +35,11 @@ pub struct ServerConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one that has the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
+    /// What their pages are. Hugepages are all taken at the start.
+    pub hugepages: Hugepages,
+    /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
+    /// the address listened on.
+    pub nic: Option<String>,
     /// Where to listen on TCP.
     pub listen: SocketAddr,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -54,6 +60,8 @@ impl ServerConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
+            hugepages: Hugepages::Auto,
+            nic: None,
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
         }
@@ -102,6 +110,8 @@ impl Server {
         node.capacity = config.capacity;
         node.mlock = config.mlock;
         node.rdma_device.clone_from(&config.rdma_device);
+        node.hugepages = config.hugepages;
+        node.nic.clone_from(&config.nic);
         node.tcp = Some(config.listen);
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();

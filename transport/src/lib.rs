@@ -46,6 +46,8 @@ pub mod sync;
 pub mod table;
 #[cfg(not(loom))]
 pub mod tcp;
+#[cfg(not(loom))]
+pub mod topo;
 #[cfg(all(any(feature = "verbs", feature = "verbs-dlopen"), not(loom)))]
 pub mod verbs;
 #[cfg(not(loom))]

@@ -214,3 +214,20 @@ pub const VERBS_RNR_RETRIES: u8 = 6;
 pub const VERBS_RNR_TIMER: u8 = 12;
 /// Routers that a RoCE v2 packet passes at most.
 pub const VERBS_HOP_LIMIT: u8 = 64;
+/// Bytes read of a file of `/sys` or `/proc`: a list of 8,192 processors is 40 KiB; routing tables
+/// of routers are cut.
+pub const SYSFS_FILE_BYTES_MAX: u64 = 1 << 20;
+/// Entries of a folder, or addresses and routes, that are looked at: a GID table has 1,024.
+pub const SYSFS_ENTRIES_MAX: usize = 4_096;
+/// Logical processors of a host: the most the kernel can be built for.
+pub const CPUS_MAX: usize = 8_192;
+/// NUMA nodes of a host: the most the kernel can be built for.
+pub const NODES_MAX: usize = 1_024;
+/// Network devices that are looked at: a host of many containers has hundreds.
+pub const NET_DEVICES_MAX: usize = 1_024;
+/// RDMA devices of a host: eight cards with two ports and some virtual functions each.
+pub const RDMA_DEVICES_MAX: usize = 256;
+/// Ports of an RDMA device: cards have two; a switch's management device more.
+pub const RDMA_PORTS_MAX: usize = 64;
+/// Entries of a port's GID table: what Soft-RoCE has.
+pub const RDMA_GIDS_MAX: usize = 1_024;

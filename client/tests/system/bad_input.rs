@@ -3,7 +3,7 @@
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Output;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use rustix::process::Signal;
@@ -13,6 +13,7 @@ use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::table::PushOp;
 
 use crate::by_hand::Cluster;
+use crate::proc::Process;
 use crate::rig::{Run, command, new_mark, output, tidewater, trainer};
 
 /// That a program ended with `code` and said all of `parts`.
@@ -211,4 +212,80 @@ fn a_low_limit_of_locked_memory() {
     limited.arg(tidewater()).args(arguments).arg("--mlock");
     let due = ["cannot lock", "limit is 65536 bytes", "ulimit -l unlimited"];
     check(&limited.output().unwrap(), 3, &due);
+}
+
+/// More than any pool holds.
+const CAPACITY: [&str; 2] = ["--capacity", "4398046511104"];
+
+#[test]
+fn hugepages_that_are_not_there() {
+    let cluster = Cluster::coordinator(1);
+    for (size, pool) in [("2M", "hugepages-2048kB"), ("1G", "hugepages-1048576kB")] {
+        let mut server = cluster.server(0);
+        server.args(CAPACITY).args(["--hugepages", size]);
+        let asked = format!("--hugepages {size}: --capacity twice takes");
+        let done = server.output().unwrap();
+        check(&done, 3, &[&asked, "can be had", "--hugepages auto"]);
+        // What to type, where the kernel has such pages.
+        if fs::exists(format!("/sys/kernel/mm/hugepages/{pool}")).unwrap() {
+            check(
+                &done,
+                3,
+                &["as root, echo ", &format!("{pool}/nr_hugepages")],
+            );
+        }
+    }
+}
+
+/// Without hugepages a cluster runs, and one of its servers says why and what to do.
+#[test]
+fn ordinary_pages_are_told_once() {
+    use std::io::{BufRead as _, BufReader};
+    let cluster = Cluster::coordinator(1);
+    let token = cluster.token_file();
+    let said = |more: &[&str]| {
+        let (mark, _) = new_mark();
+        let mut serve = command(&tidewater(), &mark);
+        serve
+            .args(["serve", "--servers", "2", "--token-file"])
+            .arg(&token);
+        serve.args(CAPACITY).args(more);
+        let mut serve = serve
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        let stdout = serve.stdout.as_mut().unwrap();
+        BufReader::new(stdout).read_line(&mut ready).unwrap();
+        assert!(ready.contains("ready"), "{ready}");
+        Process::of(&serve).signal(Signal::TERM);
+        let done = serve.wait_with_output().unwrap();
+        check(&done, 0, &[]);
+        String::from_utf8(done.stderr).unwrap()
+    };
+    let told = said(&[]);
+    assert_eq!(
+        told.matches("WARN ordinary pages: --capacity twice")
+            .count(),
+        1,
+        "{told}"
+    );
+    assert_eq!(said(&["--hugepages", "off"]), "");
+}
+
+#[test]
+fn a_network_card_that_is_not_there() {
+    let cluster = Cluster::coordinator(1);
+    let mut server = cluster.server(0);
+    let due = [
+        "--nic: there is no network or RDMA device \"mlx5_77\"",
+        "there are: ",
+        "lo",
+    ];
+    check(
+        &server.args(["--nic", "mlx5_77"]).output().unwrap(),
+        3,
+        &due,
+    );
 }

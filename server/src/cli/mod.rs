@@ -4,6 +4,7 @@
 //! 4 peer or rendezvous, 5 bad input data, 128+n signal.
 
 mod internal;
+mod machine;
 mod roles;
 mod run;
 
@@ -13,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
+use tidewater_server::store::Hugepages;
 use tidewater_transport::launch::unknown_variables;
 
 const EXAMPLES: &str = "\
@@ -49,6 +51,10 @@ enum Command {
     Server(roles::ServerArgs),
     /// Run a coordinator and servers in one process that stays, for jobs that start later.
     Serve(roles::ServeArgs),
+    /// Draw this machine and what servers would choose on it: cores, memory, network cards.
+    Info(machine::InfoArgs),
+    /// Check this machine: what is missing, what that means, and what to type.
+    Doctor(machine::DoctorArgs),
     #[command(name = "__child", hide = true)]
     Child(internal::ChildArgs),
     #[command(name = "__guard", hide = true)]
@@ -62,6 +68,8 @@ pub(crate) fn main() -> ExitCode {
         Command::Coordinator(args) => roles::coordinator(args),
         Command::Server(args) => roles::server(args),
         Command::Serve(args) => roles::serve(args),
+        Command::Info(args) => machine::info(args),
+        Command::Doctor(args) => machine::doctor(args),
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),
     }
@@ -89,6 +97,11 @@ fn parse_duration(text: &str) -> Result<Duration, &'static str> {
         "h" => Ok(Duration::from_secs(3600) * number),
         _ => Err(EXPECTED),
     }
+}
+
+/// auto, 2M, 1G or off.
+fn parse_hugepages(text: &str) -> Result<Hugepages, &'static str> {
+    text.parse()
 }
 
 /// A message on stderr. Nobody may be there to read it, and that is no reason to fail.

@@ -18,8 +18,10 @@ use tidewater_server::coordinator::{
 };
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 use tidewater_server::launcher::{Control, ReadyLine};
+use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::node::CAPACITY_DEFAULT;
 use tidewater_server::process::{Server, ServerConfig, ServerError};
+use tidewater_server::store::Hugepages;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::{JobEnv, RdmaDevice, Token};
@@ -90,6 +92,13 @@ pub(crate) struct ServerArgs {
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
+    /// Hugepages are all taken at the start.
+    #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
+    hugepages: Hugepages,
+    /// Network or RDMA device near which threads and memory are to be [default: that of --listen].
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -121,6 +130,9 @@ pub(crate) struct ServeArgs {
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
+    #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
+    hugepages: Hugepages,
     /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -192,13 +204,16 @@ fn run_server(args: ServerArgs) -> Outcome {
     let servers = known.map_or(1, |env| env.servers);
     let mut config = ServerConfig::new(coordinator, token, ServerId(number));
     let asked = args.appliers.or(known.and_then(|env| env.appliers));
-    config.appliers = asked.unwrap_or_else(|| appliers_that_fit(servers));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    config.appliers = asked.unwrap_or_else(|| appliers_that_fit(cores, servers));
     config.local_rank = known.map_or(0, |env| env.local_rank);
     config.local_servers = servers;
     config.local_clients = known.map_or(0, |env| env.workers);
     config.capacity = args.capacity;
     config.mlock = args.mlock;
     config.rdma_device = rdma_device(args.rdma_device, known)?;
+    config.hugepages = args.hugepages;
+    config.nic = args.nic;
     config.listen = args.listen;
     config.advertise = args.advertise;
     let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
@@ -229,6 +244,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         appliers: args.appliers,
         capacity: args.capacity,
         rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
+        hugepages: args.hugepages,
         token: Some(token(args.token_file, env.as_ref())?),
         listen: args.listen,
         advertise: args.advertise,
@@ -237,13 +253,6 @@ fn run_serve(args: ServeArgs) -> Outcome {
     let cluster = Cluster::start(&config).map_err(|error| complain(3, error))?;
     stop.ready(&cluster.environment().coordinator)?;
     stop.wait()
-}
-
-/// Half of the cores for appliers, shared among the servers of this host.
-fn appliers_that_fit(servers: u32) -> u16 {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let share = cores / 2 / servers.max(1) as usize;
-    u16::try_from(share.clamp(1, 8)).unwrap_or(1)
 }
 
 /// What tells the process to end: SIGTERM, SIGINT, or its launcher.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tidewater_server::launcher::{self, Prefix, ProcessCommand, RunConfig};
+use tidewater_server::store::Hugepages;
 use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 
 use super::parse_duration;
@@ -44,6 +45,14 @@ pub(crate) struct RunArgs {
     /// Applier threads of each server [default: its share of half the cores].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     appliers: Option<u16>,
+    /// Bytes of address space of each server for parameters, and as many for their state
+    /// [default: 64 GiB].
+    #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
+    capacity: Option<usize>,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
+    /// [default: auto].
+    #[arg(long, value_parser = super::parse_hugepages, conflicts_with = "server_command")]
+    hugepages: Option<Hugepages>,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
@@ -101,6 +110,10 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     // A worker is in a process group of its own, in the background: reading the terminal would
     // stop it.
     config.forward_stdin = !std::io::stdin().is_terminal();
+    let capacity = args.capacity.map(|bytes| format!("--capacity={bytes}"));
+    let hugepages = args.hugepages.map(|wish| format!("--hugepages={wish}"));
+    let options = capacity.into_iter().chain(hugepages);
+    config.server.args.extend(options.map(OsString::from));
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);
     }

@@ -8,6 +8,8 @@ use tidewater_transport::launch::RdmaDevice;
 use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, SESSION_LINGER};
 use tidewater_transport::wire::handshake::{JobToken, Namespaces};
 
+use crate::store::Hugepages;
+
 /// Bytes reserved for each of a server's two memories unless told otherwise. Reserving costs
 /// nothing: pages take memory when they are first touched.
 pub const CAPACITY_DEFAULT: usize = 64 << 30;
@@ -32,7 +34,7 @@ pub struct NodeConfig {
     /// Applier threads, 1 to 64.
     pub appliers: u16,
     /// Number of this process among those of its role on this host: its appliers are pinned to the
-    /// cores after those of the lower numbers.
+    /// cores after those of the lower numbers (see `tidewater_transport::topo`).
     pub local_rank: u32,
     /// Appliers of all servers on this host. When they outnumber the cores, none is pinned.
     pub local_appliers: u32,
@@ -46,6 +48,11 @@ pub struct NodeConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one that has the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
+    /// What their pages are. Hugepages are all taken at the start.
+    pub hugepages: Hugepages,
+    /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
+    /// the address listened on.
+    pub nic: Option<String>,
     /// Where to listen on TCP. Port 0: any free one.
     pub tcp: Option<SocketAddr>,
     /// Host name or address that clients are told, if it is not the one listened on.
@@ -81,6 +88,8 @@ impl NodeConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
+            hugepages: Hugepages::Auto,
+            nic: None,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             advertise: None,
             unix: true,

@@ -4,6 +4,7 @@ use std::io;
 
 use tidewater_transport::ids::TableId;
 use tidewater_transport::shm::ShmError;
+use tidewater_transport::topo::NoSuchNic;
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::wire::spec::SpecError;
 
@@ -45,6 +46,9 @@ pub enum NodeError {
         /// The operating system's word.
         source: io::Error,
     },
+    /// The network device that was named does not exist.
+    #[error("--nic: {0}")]
+    Nic(#[from] NoSuchNic),
     /// Memory.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -12,7 +12,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `config`, `error` | what a server is told; what can go wrong |
-//! | `threads` | the applier threads: cores, spinning |
+//! | `threads` | where the server goes on the machine; the applier threads |
 //! | `listen`, `conn` | sockets that listen; one connection |
 //! | `control`, `requests` | the control thread's loop; its answers |
 //! | `sessions` | client threads that are attached, and their lanes |
@@ -43,6 +43,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::unbounded;
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+use tidewater_transport::topo::Topology;
 use tidewater_transport::wake::Bell;
 use tidewater_transport::wire::handshake::ServerPolicy;
 use tidewater_transport::wire::hello::{Features, Ids, Role, Roles};
@@ -51,9 +52,9 @@ pub use config::{CAPACITY_DEFAULT, NodeConfig};
 pub use error::NodeError;
 pub use handle::{NodeHandle, NodeStatus};
 
-use crate::store::ServerMemory;
 use crate::store::memory::DOZE_AT;
 use crate::store::prepare::Preparer;
+use crate::store::{Backing, ServerMemory};
 use control::Control;
 use error::system;
 use handle::Shared;
@@ -76,7 +77,15 @@ impl Node {
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
         check(&config)?;
         let (listeners, endpoints) = Listeners::open(&config)?;
-        let mut memory = ServerMemory::new(config.capacity, config.incarnation)?;
+        let topology = Topology::read();
+        let placement = threads::place(&config, &topology)?;
+        let backing = Backing::new(config.hugepages, &topology, &placement);
+        let (mut memory, without) =
+            ServerMemory::with(config.capacity, config.incarnation, &backing)?;
+        // One server of a host speaks for all.
+        if let Some(why) = without.filter(|_| config.local_rank == 0) {
+            tracing::warn!("ordinary pages: {why}; or --hugepages off");
+        }
         if config.mlock {
             memory.lock()?;
         }
@@ -84,7 +93,7 @@ impl Node {
         let preparer = Preparer::start().map_err(system("start a thread"))?;
         let bell = Bell::new().map_err(system("make a doorbell"))?;
         let (control, orders) = unbounded();
-        let (crews, appliers) = threads::start(&config, &memory)?;
+        let (crews, appliers) = threads::start(&config, &memory, &placement)?;
         let shared = Arc::new(Shared {
             memory,
             preparer,

@@ -1,5 +1,6 @@
 //! The applier threads of a server: where they run and how they wait.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use core_affinity::CoreId;
 use tidewater_transport::fabric::SPIN;
 use tidewater_transport::ids::WorkerId;
+use tidewater_transport::topo::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
 use tidewater_transport::wake::OsSleeper;
 
 use super::error::system;
@@ -20,12 +22,11 @@ use crate::store::ServerMemory;
 pub(super) fn start(
     config: &NodeConfig,
     memory: &Arc<ServerMemory>,
+    placement: &Placement,
 ) -> Result<(Vec<Crew>, Vec<JoinHandle<()>>), NodeError> {
-    let cores = core_affinity::get_core_ids().unwrap_or_default();
-    let plan = Plan::new(config, &cores);
     let (mut crews, mut threads) = (Vec::new(), Vec::new());
     for a in 0..config.appliers {
-        let started = start_one(a, config, memory, &plan);
+        let started = start_one(a, config, memory, placement);
         match started {
             Ok((crew, thread)) => {
                 crews.push(crew);
@@ -57,16 +58,17 @@ fn start_one(
     a: u16,
     config: &NodeConfig,
     memory: &Arc<ServerMemory>,
-    plan: &Plan,
+    placement: &Placement,
 ) -> Result<(Crew, JoinHandle<()>), NodeError> {
-    let mut sleeper = OsSleeper::new(plan.spin).map_err(system("make a doorbell"))?;
+    let mut sleeper = OsSleeper::new(spin(placement.room)).map_err(system("make a doorbell"))?;
     sleeper.add_doze(Arc::clone(memory.public.region()), doze_at(a));
     let (watch, bell) = (sleeper.watch().clone(), sleeper.bell().clone());
     let arms = sleeper.arms().clone();
     let (handle, commands) = ApplierHandle::new(Some(bell.clone()));
     let workers = (0..config.workers).map(WorkerId);
     let mut applier = Applier::new(Arc::clone(memory), u32::from(a), workers, commands)?;
-    let core = plan.cores.get(usize::from(a)).copied();
+    let core = placement.cpus.get(usize::from(a));
+    let core = core.map(|&cpu| CoreId { id: cpu as usize });
     let thread = std::thread::Builder::new().name(format!("tw-applier-{a}"));
     let run = move || {
         if let Some(core) = core
@@ -92,68 +94,89 @@ fn start_one(
     Ok((crew, thread))
 }
 
-/// Which cores, and how long to spin.
-#[derive(Debug, PartialEq, Eq)]
-struct Plan {
-    /// One an applier, or none at all.
-    cores: Vec<CoreId>,
-    spin: Duration,
+/// Where the server goes on this machine.
+pub(super) fn place(config: &NodeConfig, topology: &Topology) -> Result<Placement, NoSuchNic> {
+    let wish = Wish {
+        appliers: config.appliers,
+        local_rank: config.local_rank,
+        local_appliers: config.local_appliers,
+        local_clients: config.local_clients,
+    };
+    let near = topology.near(config.nic.as_deref(), listens(config))?;
+    let placement = topology.place(wish, &near);
+    tracing::info!(
+        cpus = format_list(&placement.cpus),
+        cpus_why = %placement.cpus_why,
+        node = placement.node,
+        node_why = %placement.node_why,
+        nic = near.device,
+        nic_why = %near.why,
+        "placement"
+    );
+    Ok(placement)
 }
 
-impl Plan {
-    /// `cores` are those that this process may use, in the same order in all processes here.
-    fn new(config: &NodeConfig, cores: &[CoreId]) -> Self {
-        let appliers = config.local_appliers.max(u32::from(config.appliers)) as usize;
-        let threads = appliers + config.local_clients as usize;
-        let spin = match threads.cmp(&cores.len()) {
-            std::cmp::Ordering::Less => SPIN,
-            // The control thread and whoever else is there need a core now and then.
-            std::cmp::Ordering::Equal => SPIN / 4,
-            std::cmp::Ordering::Greater => Duration::ZERO,
-        };
-        let first = config.local_rank as usize * usize::from(config.appliers);
-        let core = |a: usize| cores.get((first + a) % cores.len().max(1)).copied();
-        let cores = if appliers > cores.len() {
-            Vec::new()
-        } else {
-            (0..usize::from(config.appliers)).filter_map(core).collect()
-        };
-        Self { cores, spin }
+/// The address by which clients come, if that is known.
+fn listens(config: &NodeConfig) -> Option<IpAddr> {
+    let told = config.advertise.as_ref().and_then(|host| host.parse().ok());
+    told.or_else(|| config.tcp.map(|address| address.ip()))
+}
+
+/// How long an applier spins before it sleeps.
+fn spin(room: Room) -> Duration {
+    match room {
+        Room::Ample => SPIN,
+        // The control thread and whoever else is there need a core now and then.
+        Room::Full => SPIN / 4,
+        Room::Crowded => Duration::ZERO,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use tidewater_transport::ids::ClusterId;
     use tidewater_transport::wire::handshake::JobToken;
 
     use super::*;
 
-    fn plan(
-        local_rank: u32,
-        local_appliers: u32,
-        clients: u32,
-        cores: usize,
-    ) -> (Vec<usize>, Duration) {
-        let mut config = NodeConfig::new(JobToken::new([1; 32]), ClusterId(1)).unwrap();
-        (config.local_rank, config.local_appliers) = (local_rank, local_appliers);
-        config.local_clients = clients;
-        let cores: Vec<CoreId> = (0..cores).map(|n| CoreId { id: 10 + n }).collect();
-        let plan = Plan::new(&config, &cores);
-        (plan.cores.iter().map(|c| c.id).collect(), plan.spin)
+    fn config() -> NodeConfig {
+        NodeConfig::new(JobToken::new([1; 32]), ClusterId(1)).unwrap()
     }
 
     #[test]
-    fn servers_of_one_host_take_cores_side_by_side() {
-        assert_eq!(plan(0, 4, 0, 8), (vec![10, 11], SPIN));
-        assert_eq!(plan(1, 4, 0, 8), (vec![12, 13], SPIN));
-        assert_eq!(plan(1, 4, 4, 8), (vec![12, 13], SPIN / 4));
+    fn where_threads_outnumber_cores_nobody_spins() {
+        assert_eq!(spin(Room::Ample), SPIN);
+        assert_eq!(spin(Room::Full), SPIN / 4);
+        assert_eq!(spin(Room::Crowded), Duration::ZERO);
     }
 
     #[test]
-    fn where_threads_outnumber_cores_nobody_is_pinned_and_nobody_spins() {
-        assert_eq!(plan(0, 4, 0, 2), (vec![], Duration::ZERO));
-        assert_eq!(plan(0, 2, 1, 2), (vec![10, 11], Duration::ZERO));
-        assert_eq!(plan(0, 2, 0, 0), (vec![], Duration::ZERO));
+    fn the_card_is_that_of_the_address_that_clients_are_told() {
+        let mut config = config();
+        assert_eq!(listens(&config), "127.0.0.1".parse().ok());
+        config.tcp = Some(SocketAddr::from(([10, 0, 0, 1], 0)));
+        assert_eq!(listens(&config), "10.0.0.1".parse().ok());
+        config.advertise = Some("10.0.0.2".into());
+        assert_eq!(listens(&config), "10.0.0.2".parse().ok());
+        config.advertise = Some("node-7.cluster".into());
+        assert_eq!(listens(&config), "10.0.0.1".parse().ok());
+    }
+
+    #[test]
+    fn the_configuration_is_placed_on_the_machine() {
+        let topology = Topology::read();
+        let mut config = config();
+        config.local_appliers = u32::MAX;
+        let placement = place(&config, &topology).unwrap();
+        assert_eq!((placement.cpus.len(), placement.room), (0, Room::Crowded));
+        (config.appliers, config.local_appliers) = (1, 1);
+        let placement = place(&config, &topology).unwrap();
+        let first = topology.allowed().map(|cpu| cpu.id).min();
+        assert_eq!(placement.cpus.first().copied(), first);
+        config.nic = Some("no-such-card".into());
+        let error = place(&config, &topology).unwrap_err();
+        assert!(error.to_string().contains("no-such-card"), "{error}");
     }
 }

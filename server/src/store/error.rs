@@ -3,6 +3,8 @@
 use tidewater_transport::fabric::ExportError;
 use tidewater_transport::mem::MemError;
 
+use super::hugepages::{Hugepages, Shortfall};
+
 /// Why the store could not do it. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -33,6 +35,14 @@ pub enum StoreError {
         have: u64,
         /// Allowed.
         limit: u64,
+    },
+    /// Hugepages of a size were asked for that cannot be had.
+    #[error("--hugepages {asked}: {shortfall}; or say --hugepages auto, which does without")]
+    Hugepages {
+        /// What was asked for.
+        asked: Hugepages,
+        /// What is missing, and how to get it.
+        shortfall: Shortfall,
     },
     /// Memory could not be mapped or made present.
     #[error(transparent)]

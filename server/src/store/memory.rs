@@ -21,6 +21,7 @@ use tidewater_transport::limits::APPLIERS_MAX;
 use tidewater_transport::mem::Region;
 
 use super::StoreError;
+use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
 use super::prepare::{Pace, STEP_BYTES};
 
 /// First doze line in public memory.
@@ -33,6 +34,16 @@ const BLOCKS_AT: usize = DIRECTORY_AT + BLOCKS_MAX * LINE_BYTES;
 const BLOCK_ALIGN: usize = 64;
 const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
 const ENTRY: u64 = u64::from_le_bytes(*b"mem-dirE");
+
+/// Bytes of a memory of at least this capacity: its directory takes some.
+pub(super) const fn reserved_bytes(capacity: usize) -> usize {
+    let least = 2 * BLOCKS_AT;
+    let bytes = if capacity < least { least } else { capacity };
+    match bytes.checked_next_multiple_of(4096) {
+        Some(bytes) => bytes,
+        None => usize::MAX - 4095, // refused by the kernel
+    }
+}
 
 /// What a block is for; the code stands in the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,12 +109,14 @@ pub struct Arena {
 }
 
 impl Arena {
-    fn new(name: &'static str, bytes: usize, incarnation: Incarnation) -> Result<Self, StoreError> {
-        let bytes = bytes.max(2 * BLOCKS_AT).next_multiple_of(4096);
-        let (region, fd) = Region::memfd(name, bytes)?;
+    fn new(
+        name: &'static str,
+        (region, fd): Reserved,
+        incarnation: Incarnation,
+    ) -> Result<Self, StoreError> {
         let words = [
             SUPER,
-            bytes as u64,
+            region.len() as u64,
             incarnation.0,
             DIRECTORY_AT as u64,
             BLOCKS_AT as u64,
@@ -347,11 +360,28 @@ pub struct ServerMemory {
 }
 
 impl ServerMemory {
-    /// Reserves `capacity` bytes for each memory; they cost nothing until touched.
+    /// Reserves `capacity` bytes of ordinary pages for each memory; they cost nothing until touched.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn new(capacity: usize, incarnation: Incarnation) -> Result<Self, StoreError> {
+        let backing = Backing {
+            hugepages: Hugepages::Off,
+            ..Backing::default()
+        };
+        Ok(Self::with(capacity, incarnation, &backing)?.0)
+    }
+
+    /// The same of pages as `backing` says, and why they are not hugepages if these were wanted.
+    /// Cost: hugepages are all taken and zeroed now, both memories at a time.
+    ///
+    /// # Errors
+    /// [`StoreError::Hugepages`]; or when the kernel refuses.
+    pub fn with(
+        capacity: usize,
+        incarnation: Incarnation,
+        backing: &Backing,
+    ) -> Result<(Self, Option<NoHugepages>), StoreError> {
         let (counters, counters_fd) =
             Region::memfd("tidewater-counters", APPLIERS_MAX as usize * LINE_BYTES)?;
         let counters = Arc::new(counters);
@@ -365,16 +395,18 @@ impl ServerMemory {
             memory: 1,
         };
         let counters_key = exports.add(export)?;
-        Ok(Self {
-            public: Arena::new("tidewater-public", capacity, incarnation)?,
-            private: Arena::new("tidewater-private", capacity, incarnation)?,
+        let ([public, private], without) = backing.reserve(capacity)?;
+        let memory = Self {
+            public: Arena::new(NAMES[0], public, incarnation)?,
+            private: Arena::new(NAMES[1], private, incarnation)?,
             counters,
             counters_fd,
             counters_key,
             exports,
             keys: Mutex::default(),
             incarnation,
-        })
+        };
+        Ok((memory, without))
     }
 
     /// Locks both memories, what is used of them now and later: they are never swapped.

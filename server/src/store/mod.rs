@@ -9,6 +9,7 @@ pub mod dense_blocks;
 pub mod dense_rows;
 pub mod error;
 pub mod extents;
+pub mod hugepages;
 pub mod index;
 pub mod memory;
 pub mod prepare;
@@ -18,4 +19,5 @@ pub mod rows;
 pub mod sparse;
 
 pub use error::StoreError;
+pub use hugepages::{Backing, Hugepages};
 pub use memory::ServerMemory;

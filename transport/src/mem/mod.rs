@@ -5,11 +5,15 @@
 pub(crate) mod io;
 #[cfg(all(test, loom))]
 mod models;
+#[cfg(not(loom))]
+pub mod pages;
 pub mod publish;
 #[cfg(not(loom))]
 pub mod region;
 pub mod shared;
 
+#[cfg(not(loom))]
+pub use pages::Pages;
 #[cfg(not(loom))]
 pub use region::{MemError, Region};
 pub use shared::{Words, WordsMut};

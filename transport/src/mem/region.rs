@@ -8,6 +8,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::mm::MlockFlags;
 
+use super::pages::{Pages, huge_page_bytes, take_all};
 use super::shared::{Words, WordsMut};
 use crate::sync::AtomicU64;
 
@@ -58,11 +59,13 @@ pub enum MemError {
 /// # Invariants
 /// - `map` stays mapped, at one place, for the life of the value; it is never truncated under us
 ///   (own memfds are sealed against shrinking; memfds from a peer are accepted only if sealed so).
+/// - Its length is a multiple of its page size where the pages are huge, so that it can be unmapped.
 /// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRaw,
     writable: bool,
+    pages: Pages,
 }
 
 impl Region {
@@ -79,6 +82,7 @@ impl Region {
         Ok(Self {
             map: MmapRaw::from(map),
             writable: true,
+            pages: Pages::Ordinary,
         })
     }
 
@@ -88,17 +92,38 @@ impl Region {
     /// # Errors
     /// [`MemError::Os`] when the kernel refuses.
     pub fn memfd(name: &str, bytes: usize) -> Result<(Self, OwnedFd), MemError> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        Self::memfd_of(name, bytes, Pages::Ordinary)
+    }
+
+    /// The same of pages of this size. Hugepages are all taken at once, and `bytes` is rounded up to
+    /// whole ones. Cost: the kernel zeroes hugepages here, a tenth of a second for each GiB.
+    ///
+    /// # Errors
+    /// [`MemError::Os`] when the kernel refuses, or the pool has not enough.
+    pub fn memfd_of(name: &str, bytes: usize, pages: Pages) -> Result<(Self, OwnedFd), MemError> {
+        let bytes = match pages.are_huge() {
+            true => bytes.max(1).checked_next_multiple_of(pages.bytes()),
+            false => Some(bytes),
+        };
+        let bytes = bytes.ok_or_else(|| {
+            os("mmap", usize::MAX, SPACE)(io::Error::from(io::ErrorKind::InvalidInput))
+        })?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | pages.flags();
         let fd = rustix::fs::memfd_create(name, flags)
-            .map_err(|e| os("memfd_create", bytes, "raise the limit of open files")(e.into()))?;
+            .map_err(|e| os("memfd_create", bytes, MEMFD)(e.into()))?;
         rustix::fs::ftruncate(&fd, bytes as u64)
             .map_err(|e| os("ftruncate", bytes, "lower --capacity")(e.into()))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)
             .map_err(|e| os("F_ADD_SEALS", bytes, "use a kernel with memfd seals")(e.into()))?;
-        let region = Self::map(
+        let mut region = Self::map(
             &File::from(fd.try_clone().map_err(os("dup", bytes, FDS))?),
             bytes,
         )?;
+        region.pages = pages;
+        if pages.are_huge() {
+            // The mapping has reserved them, at once and so before anybody else.
+            take_all(&fd, bytes)?;
+        }
         Ok((region, fd))
     }
 
@@ -114,12 +139,22 @@ impl Region {
         if !seals.contains(SealFlags::SHRINK) || (stat.st_size as u64) < bytes as u64 {
             return Err(bad(io::Error::other("memory is unsealed or too short")));
         }
-        let file = File::from(fd);
-        if writable {
-            Self::map(&file, bytes)
-        } else {
-            Self::map_read_only(&file, bytes)
+        let huge = huge_page_bytes(&fd);
+        if huge.is_some_and(|page| page == 0 || !bytes.is_multiple_of(page)) {
+            return Err(bad(io::Error::other("not a whole number of hugepages")));
         }
+        let file = File::from(fd);
+        let mut region = if writable {
+            Self::map(&file, bytes)?
+        } else {
+            Self::map_read_only(&file, bytes)?
+        };
+        region.pages = match huge {
+            None => Pages::Ordinary,
+            Some(page) if page >= Pages::Huge1G.bytes() => Pages::Huge1G,
+            Some(_) => Pages::Huge2M,
+        };
+        Ok(region)
     }
 
     fn map(file: &File, bytes: usize) -> Result<Self, MemError> {
@@ -130,6 +165,7 @@ impl Region {
         Ok(Self {
             map,
             writable: true,
+            pages: Pages::Ordinary,
         })
     }
 
@@ -141,6 +177,7 @@ impl Region {
         Ok(Self {
             map,
             writable: false,
+            pages: Pages::Ordinary,
         })
     }
 
@@ -157,6 +194,11 @@ impl Region {
     /// Whether it may be written through this mapping.
     pub const fn is_writable(&self) -> bool {
         self.writable
+    }
+
+    /// Size of its pages.
+    pub const fn pages(&self) -> Pages {
+        self.pages
     }
 
     /// A window for reading. `at` is a multiple of 8; `len` is rounded up to whole words.
@@ -232,6 +274,9 @@ impl Region {
     pub fn prefault(&self, at: usize, len: usize) -> Result<(), MemError> {
         const PAGE: usize = 4096;
         self.check(at, len)?;
+        if self.pages.are_huge() {
+            return Ok(());
+        }
         let start = at / PAGE * PAGE;
         let bytes = (at + len).next_multiple_of(PAGE).min(self.map.len()) - start;
         let first = self.base().wrapping_add(start).cast();
@@ -247,12 +292,16 @@ impl Region {
     }
 
     /// Locks a range in memory, so that it is never swapped: pages that are present at once, the
-    /// others as they are touched. Cost: a system call; no page is made present by it.
+    /// others as they are touched. Hugepages never are swapped. Cost: a system call; no page is made
+    /// present by it.
     ///
     /// # Errors
     /// [`MemError::Memlock`] when the limit is too low.
     pub fn lock(&self, at: usize, len: usize) -> Result<(), MemError> {
         self.check(at, len)?;
+        if self.pages.are_huge() {
+            return Ok(());
+        }
         let first = self.base().wrapping_add(at).cast();
         // SAFETY: the range is inside the mapping; locking changes no byte.
         let done = unsafe { rustix::mm::mlock_with(first, len, MlockFlags::ONFAULT) };
@@ -278,10 +327,16 @@ pub fn read_only_fd(fd: impl AsFd) -> Result<OwnedFd, MemError> {
         .map_err(|e| os("open of /proc/self/fd", 0, "mount /proc")(e.into()))
 }
 
+const MEMFD: &str =
+    "raise the limit of open files (ulimit -n); for hugepages, boot with such a pool";
 const FDS: &str = "raise the limit of open files (ulimit -n)";
 const SPACE: &str = "raise the limit of address space (ulimit -v), or lower --capacity";
 
-fn os(call: &'static str, bytes: usize, remedy: &'static str) -> impl Fn(io::Error) -> MemError {
+pub(super) fn os(
+    call: &'static str,
+    bytes: usize,
+    remedy: &'static str,
+) -> impl Fn(io::Error) -> MemError {
     move |source| MemError::Os {
         call,
         bytes,

@@ -1,0 +1,273 @@
+//! Checks of what RDMA needs. Where there is no device, one line says so and the rest is silent; where
+//! RDMA is welcome but not needed, nothing fails, because TCP does instead.
+
+use std::net::IpAddr;
+
+use tidewater_transport::topo::{
+    Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaPort, roce_mtu_of,
+};
+
+use super::doctor::{Check, Verdict};
+use super::text::size;
+use super::{Limit, Machine, Question};
+
+/// Payload of a packet that wastes least on headers.
+const MTU_BEST: u32 = 4096;
+/// With less, not even the rings of a few clients can be registered.
+const MEMLOCK_LEAST: u64 = 64 << 20;
+
+/// A device and one of its ports.
+type Port<'a> = (&'a RdmaDevice, &'a RdmaPort);
+
+pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
+    let mut checks = vec![device(machine)];
+    let rdmas = &machine.topology.rdmas;
+    if !rdmas.is_empty() {
+        let ports = || {
+            rdmas
+                .iter()
+                .flat_map(|rdma| rdma.ports.iter().map(move |p| (rdma, p)))
+        };
+        let active = || ports().filter(|(_, port)| port.state == PortState::Active);
+        let all: Vec<Port<'_>> = ports().collect();
+        let active: Vec<Port<'_>> = active().collect();
+        checks.extend([access(machine), link(&all, &active)]);
+        if !active.is_empty() {
+            checks.extend([gid(&active, question), mtu(machine, &active)]);
+        }
+    }
+    checks.push(memlock(machine, question));
+    for check in &mut checks {
+        if !question.rdma {
+            check.verdict = check.verdict.min(Verdict::Warn);
+        }
+    }
+    checks
+}
+
+fn device(machine: &Machine) -> Check {
+    const NAME: &str = "rdma-device";
+    let rdmas = &machine.topology.rdmas;
+    if rdmas.is_empty() {
+        return Check::bad(
+            (NAME, Verdict::Fail),
+            "none",
+            "Hosts reach each other by TCP only, which costs more time.",
+            &[
+                "with a card: load its driver (mlx5_ib, irdma, ...)",
+                "in a container: add --device /dev/infiniband",
+                "without a card: rdma link add rxe0 type rxe netdev NETDEV (modprobe rdma_rxe)",
+            ],
+        );
+    }
+    let one = |rdma: &RdmaDevice| match &rdma.firmware {
+        Some(firmware) => format!("{} (firmware {firmware})", rdma.name),
+        None => rdma.name.clone(),
+    };
+    Check::ok(NAME, list(rdmas.iter().map(one)))
+}
+
+fn access(machine: &Machine) -> Check {
+    const NAME: &str = "rdma-access";
+    if machine.rdma_denied.is_empty() {
+        return Check::ok(NAME, "each device can be opened");
+    }
+    let denied = machine.rdma_denied.iter();
+    Check::bad(
+        (NAME, Verdict::Fail),
+        list(denied.map(|(name, why)| format!("{name}: {why}"))),
+        "This process cannot use it.",
+        &[
+            "modprobe ib_uverbs",
+            "give users the right by udev: KERNEL==\"uverbs*\", MODE=\"0666\"",
+            "in a container: add --device /dev/infiniband",
+        ],
+    )
+}
+
+fn link(all: &[Port<'_>], active: &[Port<'_>]) -> Check {
+    const NAME: &str = "rdma-link";
+    let state = |(rdma, port): &Port<'_>| {
+        let (name, number, physical) = (&rdma.name, port.number, &port.physical);
+        match port.state {
+            PortState::Active => format!("{name}:{number} active, {}", port.rate),
+            state => format!("{name}:{number} {state:?} ({physical})"),
+        }
+    };
+    let found = list(all.iter().map(state));
+    let init = all.iter().any(|(_, port)| port.state == PortState::Init);
+    let remedy = match init {
+        true => "Init waits for a subnet manager: start opensm on one host, or on the switch",
+        false => "plug in the cable, and bring the network device up: ip link set NETDEV up",
+    };
+    if active.is_empty() {
+        let means = "No port carries data: RDMA cannot be used.";
+        return Check::bad((NAME, Verdict::Fail), found, means, &[remedy]);
+    }
+    if active.len() < all.len() {
+        let means = "Some ports carry no data.";
+        return Check::bad((NAME, Verdict::Warn), found, means, &[remedy]);
+    }
+    Check::ok(NAME, found)
+}
+
+/// The GID by which a port of Ethernet is reached over IP.
+fn roce_v2(port: &RdmaPort) -> impl Iterator<Item = &Gid> {
+    let all = port.gids.iter();
+    all.filter(|gid| gid.kind == GidKind::RoceV2 && gid.is_routable())
+}
+
+fn gid(active: &[Port<'_>], question: &Question) -> Check {
+    const NAME: &str = "rdma-gid";
+    let wanted = question
+        .listens
+        .filter(|ip| !ip.is_unspecified() && !ip.is_loopback());
+    if let Some(address) = wanted {
+        return gid_of(active, address);
+    }
+    let ethernet = active
+        .iter()
+        .filter(|(_, port)| port.link != LinkLayer::InfiniBand);
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for (rdma, port) in ethernet {
+        let name = format!("{}:{}", rdma.name, port.number);
+        match roce_v2(port).next() {
+            Some(gid) => with.push(format!("{name} has {} (GID {})", gid.address(), gid.index)),
+            None => without.push(name),
+        }
+    }
+    if without.is_empty() {
+        let found = match with.is_empty() {
+            true => "InfiniBand: ports are found by their LID".into(),
+            false => list(with),
+        };
+        return Check::ok(NAME, found);
+    }
+    let verdict = match with.is_empty() {
+        true => Verdict::Fail,
+        false => Verdict::Warn,
+    };
+    Check::bad(
+        (NAME, verdict),
+        format!("no RoCE v2 GID of an IP address on {}", list(without)),
+        "Peers reach a port by the GID of its IP address.",
+        &[
+            "give its network device an address: ip addr add ADDRESS/24 dev NETDEV",
+            "if it has one: the card has RoCE v2 switched off (see cma_roce_mode)",
+        ],
+    )
+}
+
+/// The GID of one address.
+fn gid_of(active: &[Port<'_>], address: IpAddr) -> Check {
+    const NAME: &str = "rdma-gid";
+    let has = |(_, port): &&Port<'_>| roce_v2(port).any(|gid| gid.address() == address);
+    if let Some((rdma, port)) = active.iter().find(has) {
+        return Check::ok(NAME, format!("{address} is {}:{}", rdma.name, port.number));
+    }
+    let all = active.iter().flat_map(|(_, port)| roce_v2(port));
+    let all: Vec<String> = all.map(|gid| gid.address().to_string()).collect();
+    let there = match all.is_empty() {
+        true => "there is none at all".into(),
+        false => format!("there are {}", list(all)),
+    };
+    Check::bad(
+        (NAME, Verdict::Fail),
+        format!("no RoCE v2 GID of {address}; {there}"),
+        "A server that listens there cannot be reached by RDMA.",
+        &[
+            "listen on the address of an RDMA port",
+            "give a port this address",
+        ],
+    )
+}
+
+fn mtu(machine: &Machine, active: &[Port<'_>]) -> Check {
+    const NAME: &str = "rdma-mtu";
+    let one = |(rdma, port): &Port<'_>| {
+        let name = format!("{}:{}", rdma.name, port.number);
+        let mtu = port
+            .mtu
+            .map(|mtu| (mtu, port.netdev.clone().unwrap_or_default()));
+        (name, mtu)
+    };
+    let all: Vec<_> = active.iter().map(one).collect();
+    let low: Vec<_> = all
+        .iter()
+        .filter_map(|(name, mtu)| mtu.as_ref().filter(|m| m.0 < MTU_BEST).map(|m| (name, m)))
+        .collect();
+    if low.is_empty() {
+        let known = all.iter().filter(|(_, mtu)| mtu.is_some()).count();
+        return Check::ok(
+            NAME,
+            match known {
+                0 => "not told by the kernel; see ibv_devinfo".into(),
+                _ => format!("{MTU_BEST}"),
+            },
+        );
+    }
+    let netdev = |name: &str| machine.topology.nets.iter().find(|net| net.name == name);
+    let why = |(name, (mtu, net)): &(&String, &(u32, String))| {
+        let of = netdev(net).map_or(0, |net| net.mtu);
+        format!("{mtu} on {name}, because {net} has MTU {of}")
+    };
+    let nets = list(low.iter().map(|(_, (_, net))| net.clone()));
+    debug_assert_eq!(roce_mtu_of(4200), Some(MTU_BEST));
+    Check::bad(
+        (NAME, Verdict::Warn),
+        list(low.iter().map(why)),
+        "Large pulls take more packets, each with its headers.",
+        &[&format!(
+            "ip link set {nets} mtu 4200 (or 9000), on both ends and the switches between"
+        )],
+    )
+}
+
+fn memlock(machine: &Machine, question: &Question) -> Check {
+    const NAME: &str = "memlock";
+    let wanted = question.rdma || !machine.topology.rdmas.is_empty();
+    let limit = match machine.memlock {
+        Limit::Unlimited => return Check::ok(NAME, "unlimited"),
+        Limit::At(limit) if machine.ipc_lock => {
+            return Check::ok(NAME, format!("{}, lifted by CAP_IPC_LOCK", size(limit)));
+        }
+        Limit::At(limit) if !wanted => {
+            let found = format!("{}; enough without RDMA and --mlock", size(limit));
+            return Check::ok(NAME, found);
+        }
+        Limit::At(limit) => Some(limit),
+        Limit::Unknown => None,
+    };
+    let remedies = [
+        "ulimit -l unlimited",
+        "for all users: `* - memlock unlimited` in /etc/security/limits.conf",
+        "for a service: LimitMEMLOCK=infinity; for a container: --ulimit memlock=-1",
+        "for slurmd: PropagateResourceLimitsExcept=MEMLOCK",
+    ];
+    match limit {
+        Some(limit) => {
+            let verdict = match limit < MEMLOCK_LEAST {
+                true => Verdict::Fail,
+                false => Verdict::Warn,
+            };
+            Check::bad(
+                (NAME, verdict),
+                size(limit),
+                "A card reads and writes locked memory only: tables beyond the limit cannot be \
+                 registered.",
+                &remedies,
+            )
+        }
+        None => Check::bad(
+            (NAME, Verdict::Warn),
+            "not known",
+            "/proc/self/limits cannot be read.",
+            &["mount /proc"],
+        ),
+    }
+}
+
+/// Words with commas.
+fn list(words: impl IntoIterator<Item = String>) -> String {
+    words.into_iter().collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,371 @@
+//! Which pages a server's memories are made of, and where they lie.
+//!
+//! Hugepages are taken only where the pool holds both memories whole: what is touched beyond the
+//! pool ends the process. So they suit a `--capacity` that was chosen for the model, not one that
+//! stands for "no limit".
+
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::str::FromStr;
+use std::thread;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde::Serialize;
+use tidewater_transport::mem::{MemError, Pages, Region};
+use tidewater_transport::topo::{HugePool, Placement, Topology};
+
+use super::StoreError;
+use super::memory::reserved_bytes;
+
+/// Which pages are wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Hugepages {
+    /// Hugepages where they hold the whole capacity, else ordinary pages and a warning.
+    #[default]
+    Auto,
+    /// Hugepages of this size, or an error.
+    Of(Pages),
+    /// Ordinary pages.
+    Off,
+}
+
+impl Hugepages {
+    const ALL: [(&'static str, Self); 4] = [
+        ("auto", Self::Auto),
+        ("2M", Self::Of(Pages::Huge2M)),
+        ("1G", Self::Of(Pages::Huge1G)),
+        ("off", Self::Off),
+    ];
+}
+
+impl FromStr for Hugepages {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let known = Self::ALL.into_iter();
+        let mut named = known.filter(|(name, _)| name.eq_ignore_ascii_case(text));
+        let named = named.next().map(|(_, wish)| wish);
+        named.ok_or("not a choice of hugepages; use auto, 2M, 1G or off")
+    }
+}
+
+impl fmt::Display for Hugepages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut known = Self::ALL.iter();
+        f.write_str(
+            known
+                .find(|(_, wish)| wish == self)
+                .map_or("?", |(name, _)| name),
+        )
+    }
+}
+
+/// Why memories are not of hugepages of a size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Shortfall {
+    /// Bytes of a page.
+    pub page_bytes: u64,
+    /// Pages that both memories take.
+    pub needed: u64,
+    /// Pages that can be had, as far as the pool says.
+    pub available: u64,
+    /// Pages the pool would have to have; `None` if the kernel has no such pool.
+    pub pool: Option<u64>,
+}
+
+impl Shortfall {
+    /// What to type to get them, as root; empty if nothing helps.
+    pub fn command(&self) -> String {
+        let kib = self.page_bytes >> 10;
+        let echo =
+            |n| format!("echo {n} > /sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages");
+        self.pool.map(echo).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Shortfall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            needed, available, ..
+        } = self;
+        let mib = self.page_bytes >> 20;
+        write!(
+            f,
+            "--capacity twice takes {needed} hugepages of {mib} MiB, and {available} can be had; "
+        )?;
+        match self.pool {
+            Some(_) => write!(
+                f,
+                "choose a --capacity that fits the model and, as root, {} (fewer for less)",
+                self.command()
+            ),
+            None => f.write_str("this kernel has no pages of that size"),
+        }
+    }
+}
+
+/// Pages, or what stands against hugepages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Choice {
+    /// What is taken.
+    #[serde(serialize_with = "by_name")]
+    pub pages: Pages,
+    /// Why it is not hugepages, where these were wanted.
+    pub shortfall: Option<Shortfall>,
+}
+
+fn by_name<S: serde::Serializer>(pages: &Pages, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(pages.name())
+}
+
+/// What two memories of `capacity` bytes each would be made of. Pages of 1 GiB are preferred where
+/// the capacity fills one.
+///
+/// # Errors
+/// What is missing, when a size was asked for that cannot be had.
+pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Choice, Shortfall> {
+    let huge = |pages| Choice {
+        pages,
+        shortfall: None,
+    };
+    match wish {
+        Hugepages::Off => Ok(huge(Pages::Ordinary)),
+        Hugepages::Of(pages) => match shortfall(pages, capacity, pools) {
+            None => Ok(huge(pages)),
+            Some(shortfall) => Err(shortfall),
+        },
+        Hugepages::Auto => {
+            let gib = Pages::Huge1G;
+            if capacity >= gib.bytes() && shortfall(gib, capacity, pools).is_none() {
+                return Ok(huge(gib));
+            }
+            let shortfall = shortfall(Pages::Huge2M, capacity, pools);
+            Ok(Choice {
+                pages: match shortfall {
+                    None => Pages::Huge2M,
+                    Some(_) => Pages::Ordinary,
+                },
+                shortfall,
+            })
+        }
+    }
+}
+
+/// What the pool of these pages lacks for two memories.
+fn shortfall(pages: Pages, capacity: usize, pools: &[HugePool]) -> Option<Shortfall> {
+    let page_bytes = pages.bytes() as u64;
+    let needed = 2 * (reserved_bytes(capacity) as u64).div_ceil(page_bytes);
+    let pool = pools.iter().find(|pool| pool.page_bytes == page_bytes);
+    let available = pool.map_or(0, HugePool::available);
+    let missing = needed.checked_sub(available).filter(|&n| n > 0)?;
+    Some(Shortfall {
+        page_bytes,
+        needed,
+        available,
+        pool: pool.map(|pool| pool.total + missing),
+    })
+}
+
+/// What memories are made of, and where they lie.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Backing {
+    /// Which pages.
+    pub hugepages: Hugepages,
+    /// Those there are.
+    pub pools: Vec<HugePool>,
+    /// The node that pages should come from.
+    pub node: Option<u32>,
+    /// Processors of that node which this process may use.
+    pub cpus: Vec<u32>,
+}
+
+impl Backing {
+    /// As the placement has it.
+    pub fn new(hugepages: Hugepages, topology: &Topology, placement: &Placement) -> Self {
+        let on_node = topology
+            .allowed()
+            .filter(|cpu| Some(cpu.node) == placement.node);
+        Self {
+            hugepages,
+            pools: topology.hugepages.clone(),
+            node: placement.node,
+            cpus: on_node.map(|cpu| cpu.id).collect(),
+        }
+    }
+
+    /// Makes public and private memory, both of the same pages: hugepages if they were chosen. If
+    /// the pool is emptied meanwhile, or a cgroup forbids its pages, an automatic choice falls back
+    /// to ordinary ones, and says why.
+    pub(super) fn reserve(
+        &self,
+        capacity: usize,
+    ) -> Result<([Reserved; 2], Option<NoHugepages>), StoreError> {
+        let asked = self.hugepages;
+        let choice = choose(asked, capacity, &self.pools)
+            .map_err(|shortfall| StoreError::Hugepages { asked, shortfall })?;
+        let bytes = reserved_bytes(capacity);
+        let mut without = choice.shortfall.map(NoHugepages::Pool);
+        if choice.pages.are_huge() {
+            match self.reserve_huge(bytes, choice.pages) {
+                Ok(both) => return Ok((both, None)),
+                Err(error) if self.hugepages == Hugepages::Auto => {
+                    without = Some(NoHugepages::Kernel(error));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let ordinary = |name| {
+            let made = Region::memfd(name, bytes)?;
+            if let Some(node) = self.node
+                && let Err(error) = made.0.prefer_node(node)
+            {
+                tracing::warn!(%error, node, "cannot ask for memory of the node");
+            }
+            Ok::<_, MemError>(made)
+        };
+        Ok(([ordinary(NAMES[0])?, ordinary(NAMES[1])?], without))
+    }
+
+    /// A thread for each memory, on the node that the pages are to come from: the kernel zeroes
+    /// them in it.
+    fn reserve_huge(&self, bytes: usize, pages: Pages) -> Result<[Reserved; 2], MemError> {
+        let failed = |source| MemError::Os {
+            call: "thread",
+            bytes,
+            source,
+            remedy: "raise the limit of processes (ulimit -u)",
+        };
+        let make = |name| {
+            self.settle();
+            Region::memfd_of(name, bytes, pages)
+        };
+        thread::scope(|scope| {
+            let start = |name| {
+                let maker = thread::Builder::new().name("tw-reserve".into());
+                maker
+                    .spawn_scoped(scope, move || make(name))
+                    .map_err(failed)
+            };
+            let (public, private) = (start(NAMES[0])?, start(NAMES[1])?);
+            let end = |made: thread::ScopedJoinHandle<'_, Result<Reserved, MemError>>| {
+                made.join()
+                    .unwrap_or_else(|_| Err(failed(io::Error::other("it panicked"))))
+            };
+            let (public, private) = (end(public), end(private));
+            Ok([public?, private?])
+        })
+    }
+
+    /// Moves the calling thread to the node. If that fails, pages come from where it is.
+    fn settle(&self) {
+        let mut set = CpuSet::new();
+        for cpu in self.cpus.iter().map(|&cpu| cpu as usize) {
+            if cpu < CpuSet::MAX_CPU {
+                set.set(cpu);
+            }
+        }
+        if set.count() > 0
+            && let Err(error) = sched_setaffinity(None, &set)
+        {
+            tracing::debug!(%error, node = self.node, "cannot move to the node");
+        }
+    }
+}
+
+/// Names of the memfds, as `/proc/PID/maps` shows them.
+pub(super) const NAMES: [&str; 2] = ["tidewater-public", "tidewater-private"];
+
+/// A memory and its descriptor.
+pub(super) type Reserved = (Region, OwnedFd);
+
+/// Why a server does without hugepages that it would have liked. For people.
+#[derive(Debug)]
+pub enum NoHugepages {
+    /// The pool does not hold them.
+    Pool(Shortfall),
+    /// It seemed to, and the kernel refused.
+    Kernel(MemError),
+}
+
+impl fmt::Display for NoHugepages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pool(shortfall) => shortfall.fmt(f),
+            Self::Kernel(error) => error.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+    const GIB: usize = 1 << 30;
+
+    fn pools(of_2m: u64, of_1g: u64) -> [HugePool; 2] {
+        [HugePool::of(2 << 20, of_2m), HugePool::of(1 << 30, of_1g)]
+    }
+
+    #[test]
+    fn words_of_the_command_line() {
+        for text in ["auto", "2M", "1G", "off"] {
+            assert_eq!(text.parse::<Hugepages>().unwrap().to_string(), text);
+        }
+        assert_eq!("2m".parse(), Ok(Hugepages::Of(Pages::Huge2M)));
+        assert!("4K".parse::<Hugepages>().unwrap_err().contains("1G"));
+    }
+
+    #[test]
+    fn the_pool_must_hold_both_memories_whole() {
+        let auto =
+            |capacity, pools: &[HugePool]| choose(Hugepages::Auto, capacity, pools).unwrap().pages;
+        assert_eq!(auto(64 * MIB, &pools(64, 0)), Pages::Huge2M);
+        assert_eq!(auto(64 * MIB, &pools(63, 0)), Pages::Ordinary);
+        assert_eq!(auto(64 * MIB + 1, &pools(64, 0)), Pages::Ordinary);
+        assert_eq!(auto(64 * MIB, &[]), Pages::Ordinary);
+        assert_eq!(auto(GIB, &pools(2048, 2)), Pages::Huge1G);
+        assert_eq!(auto(GIB, &pools(2048, 1)), Pages::Huge2M);
+        assert_eq!(
+            auto(GIB - 1, &pools(2048, 2)),
+            Pages::Huge2M,
+            "half a page is waste"
+        );
+    }
+
+    #[test]
+    fn promised_pages_do_not_count() {
+        let mut pool = HugePool::of(2 << 20, 64);
+        pool.reserved = 1;
+        let choice = choose(Hugepages::Auto, 64 * MIB, &[pool]).unwrap();
+        let shortfall = choice.shortfall.unwrap();
+        assert_eq!((shortfall.needed, shortfall.available), (64, 63));
+        assert_eq!(shortfall.pool, Some(65));
+        assert!(
+            shortfall.to_string().contains("echo 65 > /sys/kernel"),
+            "{shortfall}"
+        );
+    }
+
+    #[test]
+    fn a_size_that_was_asked_for_is_had_or_refused() {
+        let of = |pages, pools: &[HugePool]| choose(Hugepages::Of(pages), 64 * MIB, pools);
+        assert_eq!(
+            of(Pages::Huge1G, &pools(0, 2)).unwrap().pages,
+            Pages::Huge1G
+        );
+        let error = of(Pages::Huge2M, &pools(10, 9)).unwrap_err().to_string();
+        for part in ["64 hugepages of 2 MiB", "10 can be had", "echo 64 >"] {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+        let error = of(Pages::Huge1G, &pools(10, 9)[..1])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no pages of that size"), "{error}");
+        let off = choose(Hugepages::Off, 64 * MIB, &pools(64, 64)).unwrap();
+        assert_eq!((off.pages, off.shortfall), (Pages::Ordinary, None));
+    }
+}

@@ -1,0 +1,153 @@
+//! Hugepages, and the NUMA node that pages come from.
+//!
+//! A memory of hugepages is had whole or not at all. The kernel ends a process that touches a
+//! hugepage which the pool no longer has (SIGBUS), and a promise of the pool does not help where a
+//! cgroup or a cpuset forbids the page later. So every page is taken before the memory is used;
+//! what is missing is an error then. For the same reason such a memory is never sparse: it costs
+//! its whole size from the start. It is never swapped, so locking it is nothing.
+
+use std::os::fd::AsFd;
+use std::os::raw::{c_int, c_ulong};
+
+use rustix::fs::{FallocateFlags, MemfdFlags};
+
+use super::region::{MemError, Region, os};
+use crate::limits::NODES_MAX;
+
+/// Size of the pages of a memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[non_exhaustive]
+pub enum Pages {
+    /// The machine's own, 4 KiB on most, taken when they are touched.
+    #[default]
+    Ordinary,
+    /// 2 MiB.
+    Huge2M,
+    /// 1 GiB.
+    Huge1G,
+}
+
+impl Pages {
+    /// Bytes of a page.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Ordinary => 4096,
+            Self::Huge2M => 2 << 20,
+            Self::Huge1G => 1 << 30,
+        }
+    }
+
+    /// As people write it: `4K`, `2M`, `1G`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Ordinary => "4K",
+            Self::Huge2M => "2M",
+            Self::Huge1G => "1G",
+        }
+    }
+
+    /// Whether they come from a pool.
+    pub const fn are_huge(self) -> bool {
+        !matches!(self, Self::Ordinary)
+    }
+
+    pub(super) fn flags(self) -> MemfdFlags {
+        match self {
+            Self::Ordinary => MemfdFlags::empty(),
+            Self::Huge2M => MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB,
+            Self::Huge1G => MemfdFlags::HUGETLB | MemfdFlags::HUGE_1GB,
+        }
+    }
+}
+
+/// Takes all pages of a memfd of hugepages. A failure leaves those that could be had, until the
+/// memfd is closed.
+pub(super) fn take_all(fd: impl AsFd, bytes: usize) -> Result<(), MemError> {
+    let take = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64);
+    rustix::io::retry_on_intr(take).map_err(|e| os("fallocate", bytes, POOL)(e.into()))
+}
+
+/// Whether it is a memfd of hugepages, and then the size of its pages.
+pub(super) fn huge_page_bytes(fd: impl AsFd) -> Option<usize> {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    let stat = rustix::fs::fstatfs(fd).ok()?;
+    // The type's sign and width differ from machine to machine.
+    let magic = stat.f_type as u64 & 0xffff_ffff;
+    (magic == HUGETLBFS_MAGIC).then_some(usize::try_from(stat.f_bsize).ok()?)
+}
+
+impl Region {
+    /// Asks for pages of NUMA node `node` wherever a page of the region is touched for the first
+    /// time from now on, by whichever thread or process; if the node has none left, they come from
+    /// elsewhere. Hugepages are there already: they are taken by the thread that makes the region,
+    /// from the node on which it runs.
+    ///
+    /// # Errors
+    /// [`MemError::Os`]: the kernel knows no such node, or this process may not use it.
+    #[doc(alias = "mbind")]
+    pub fn prefer_node(&self, node: u32) -> Result<(), MemError> {
+        const WORD: usize = c_ulong::BITS as usize;
+        let mut mask: [c_ulong; NODES_MAX / WORD] = [0; NODES_MAX / WORD];
+        let node = node as usize;
+        let failed = |source| os("mbind", self.len(), NODE)(source);
+        let Some(word) = mask.get_mut(node / WORD) else {
+            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+        };
+        *word = 1 << (node % WORD);
+        let mode: c_int = libc::MPOL_PREFERRED;
+        // The kernel counts one more than there are.
+        let bits: c_ulong = NODES_MAX as c_ulong + 1;
+        // SAFETY:
+        // - base and length are those of the mapping (invariant of the type).
+        // - `mask` has room for the bits that the kernel reads: NODES_MAX of them.
+        // - The call changes where later pages come from, and no byte of the memory.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_mbind,
+                self.base(),
+                self.len() as c_ulong,
+                c_ulong::from(mode as u32),
+                mask.as_ptr(),
+                bits,
+                c_ulong::from(0_u32),
+            )
+        };
+        match done {
+            0 => Ok(()),
+            _ => Err(failed(std::io::Error::last_os_error())),
+        }
+    }
+}
+
+const POOL: &str = "set more hugepages aside (vm.nr_hugepages), or do without --hugepages";
+const NODE: &str = "the memory stays where it is touched first";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_there_is_can_be_preferred() {
+        let (region, _fd) = Region::memfd("node", 1 << 20).unwrap();
+        for (node, good) in [(0, true), (1023, false), (1024, false), (u32::MAX, false)] {
+            let done = region.prefer_node(node);
+            assert_eq!(done.is_ok(), good, "{node}: {done:?}");
+        }
+        region.words_mut(8192, 8).unwrap().store(0, 1);
+        assert_eq!(region.words(8192, 8).unwrap().load(0), 1);
+    }
+
+    #[test]
+    fn ordinary_memory_is_not_of_hugepages() {
+        let (region, fd) = Region::memfd("ordinary", 5000).unwrap();
+        assert_eq!(huge_page_bytes(&fd), None);
+        assert_eq!((region.pages(), region.len()), (Pages::Ordinary, 5000));
+    }
+
+    #[test]
+    fn a_pool_that_has_not_enough_is_an_error_and_no_signal() {
+        // Nobody has a pool of 4 TiB.
+        let error = Region::memfd_of("huge", 4 << 40, Pages::Huge1G).unwrap_err();
+        assert!(matches!(error, MemError::Os { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,342 @@
+//! Network and RDMA devices as `/sys/class` has them.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use super::addresses::addresses;
+use super::sysfs::Root;
+use crate::limits::{NET_DEVICES_MAX, RDMA_DEVICES_MAX, RDMA_GIDS_MAX, RDMA_PORTS_MAX};
+
+/// Folders above a device that are asked for its NUMA node: a virtio card lies on a PCI function,
+/// which lies on a bridge.
+const BUSES_MAX: usize = 8;
+
+/// A network device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[non_exhaustive]
+pub struct NetDevice {
+    /// Its name.
+    pub name: String,
+    /// Whether it carries packets.
+    pub up: bool,
+    /// Whether there is hardware (or a hypervisor's idea of it) behind it.
+    pub hardware: bool,
+    /// Bytes of the largest packet.
+    pub mtu: u32,
+    /// Mbit/s, if the driver says.
+    pub speed_mbps: Option<u32>,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The node it is attached to, if that is known.
+    pub node: Option<u32>,
+    /// The processors near it.
+    pub cpus: Vec<u32>,
+}
+
+/// An RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[non_exhaustive]
+pub struct RdmaDevice {
+    /// Its name.
+    pub name: String,
+    /// Its node GUID, as the kernel writes it.
+    pub node_guid: String,
+    /// Version of its firmware, if there is one.
+    pub firmware: Option<String>,
+    /// What programs open: `uverbsN` in `/dev/infiniband`.
+    pub uverbs: Option<String>,
+    /// The node it is attached to, if that is known.
+    pub node: Option<u32>,
+    /// The processors near it.
+    pub cpus: Vec<u32>,
+    /// Its ports, from 1.
+    pub ports: Vec<RdmaPort>,
+}
+
+/// A port of an RDMA device.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
+#[non_exhaustive]
+pub struct RdmaPort {
+    /// Its number.
+    pub number: u32,
+    /// Its logical state.
+    pub state: PortState,
+    /// Its physical state, as the kernel writes it: LinkUp, Disabled, Polling.
+    pub physical: String,
+    /// What is on the wire.
+    pub link: LinkLayer,
+    /// Rate, as the kernel writes it.
+    pub rate: String,
+    /// Its local identifier in an InfiniBand subnet, 0 if none.
+    pub lid: u16,
+    /// Its network device.
+    pub netdev: Option<String>,
+    /// Bytes of payload in a packet. Sysfs does not have it: on Ethernet it follows from the
+    /// network device's MTU; on InfiniBand it is not known here.
+    pub mtu: Option<u32>,
+    /// The entries of its GID table that are not empty.
+    pub gids: Vec<Gid>,
+}
+
+/// Logical state of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum PortState {
+    /// It carries data.
+    Active,
+    /// It waits for a subnet manager.
+    Init,
+    /// The subnet manager is about to activate it.
+    Armed,
+    /// No link.
+    Down,
+    /// Something else, or nothing.
+    #[default]
+    Unknown,
+}
+
+/// What is on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum LinkLayer {
+    /// Ethernet: RoCE.
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+    /// Something else, or nothing.
+    #[default]
+    Unknown,
+}
+
+/// An entry of a GID table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Gid {
+    /// Its place in the table: differs from host to host.
+    pub index: u32,
+    /// The GID.
+    pub gid: Ipv6Addr,
+    /// What packets with it are.
+    pub kind: GidKind,
+    /// Its network device.
+    pub netdev: Option<String>,
+}
+
+impl Gid {
+    /// The IP address that it stands for.
+    pub fn address(&self) -> IpAddr {
+        let ip = self.gid.to_ipv4_mapped();
+        ip.map_or(IpAddr::V6(self.gid), IpAddr::V4)
+    }
+
+    /// Whether a route leads to it from outside of its link.
+    pub fn is_routable(&self) -> bool {
+        !self.gid.is_unicast_link_local()
+    }
+}
+
+/// What packets with a GID are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub enum GidKind {
+    /// InfiniBand, or RoCE v1, which stays on its link.
+    #[serde(rename = "IB/RoCE v1")]
+    IbOrRoceV1,
+    /// UDP packets, which are routed.
+    #[serde(rename = "RoCE v2")]
+    RoceV2,
+    /// The kernel does not say.
+    #[serde(rename = "unknown")]
+    Unknown,
+}
+
+/// Bytes of payload in a RoCE packet where the network device has this MTU: the largest of 256,
+/// 512 to 4096 that fits with the largest headers, of 96 bytes, as the kernel reckons. `None` if
+/// not even the least fits.
+pub fn roce_mtu_of(netdev_mtu: u32) -> Option<u32> {
+    const HEADERS: u32 = 96;
+    let sizes = [4096, 2048, 1024, 512, 256];
+    let room = netdev_mtu.checked_sub(HEADERS)?;
+    sizes.into_iter().find(|&size| size <= room)
+}
+
+/// The network devices.
+pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
+    const CLASS: &str = "sys/class/net";
+    let addresses = addresses(root);
+    let net = |name: String| {
+        let at = format!("{CLASS}/{name}");
+        // What is no device (`bonding_masters`) has none.
+        let mtu = root.number(format!("{at}/mtu"))?;
+        let own = addresses.iter().filter(|(_, device)| *device == name);
+        let (node, cpus) = place_of_net(root, &at);
+        let flags = root.text(format!("{at}/flags")).unwrap_or_default();
+        let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
+        let up = match root.text(format!("{at}/operstate")).as_deref() {
+            Some("up") => true,
+            Some("down" | "lowerlayerdown" | "notpresent" | "dormant") => false,
+            // The loopback and some virtual ones do not say; IFF_UP is all there is.
+            _ => flags & 1 == 1,
+        };
+        Some(NetDevice {
+            up,
+            hardware: root.exists(format!("{at}/device")),
+            mtu,
+            // -1 where nobody knows.
+            speed_mbps: root.number(format!("{at}/speed")),
+            addresses: own.map(|(address, _)| *address).collect(),
+            node,
+            cpus,
+            name,
+        })
+    };
+    let names = root.names(CLASS).into_iter();
+    names.filter_map(net).take(NET_DEVICES_MAX).collect()
+}
+
+/// Node and processors near a network device. A bond or a VLAN is where the devices below it are,
+/// if these are on one node.
+fn place_of_net(root: &Root, at: &str) -> (Option<u32>, Vec<u32>) {
+    if root.exists(format!("{at}/device")) {
+        return place(root, &format!("{at}/device"));
+    }
+    let names = root.names(at).into_iter();
+    let below = names.filter(|name| name.starts_with("lower_"));
+    let mut places = below.map(|name| place(root, &format!("{at}/{name}/device")));
+    let first = places.next().unwrap_or_default();
+    if places.all(|other| other.0 == first.0) {
+        first
+    } else {
+        (None, Vec::new())
+    }
+}
+
+/// Node and processors near the device at `link`, or near the first bus above it that has them.
+fn place(root: &Root, link: &str) -> (Option<u32>, Vec<u32>) {
+    let Some(device) = root.resolved(link) else {
+        return (None, Vec::new());
+    };
+    let above = device.ancestors().take(BUSES_MAX);
+    let mut buses = above.filter(|bus| root.exists(bus.join("numa_node")));
+    let Some(bus) = buses.next() else {
+        return (None, Vec::new());
+    };
+    let cpus = root.list(bus.join("local_cpulist"));
+    // -1 where firmware does not say.
+    let node = root.number::<u32>(bus.join("numa_node"));
+    (node, cpus.unwrap_or_default())
+}
+
+/// The RDMA devices.
+pub(super) fn rdmas(root: &Root, nets: &[NetDevice]) -> Vec<RdmaDevice> {
+    const CLASS: &str = "sys/class/infiniband";
+    let devices = root.names(CLASS).into_iter().take(RDMA_DEVICES_MAX);
+    let device = |name: String| {
+        let at = format!("{CLASS}/{name}");
+        let numbers = root.names(format!("{at}/ports")).into_iter();
+        let numbers = numbers.filter_map(|name| name.parse().ok());
+        let ports: Vec<RdmaPort> = numbers
+            .take(RDMA_PORTS_MAX)
+            .map(|number| port(root, &at, number, nets))
+            .collect();
+        let (mut node, mut cpus) = place(root, &format!("{at}/device"));
+        if node.is_none() && !root.exists(format!("{at}/device")) {
+            // Soft-RoCE is where its network device is.
+            let netdev = ports.iter().find_map(|port| port.netdev.as_ref());
+            let below = netdev.and_then(|netdev| nets.iter().find(|net| net.name == *netdev));
+            (node, cpus) = below.map_or((None, Vec::new()), |n| (n.node, n.cpus.clone()));
+        }
+        RdmaDevice {
+            node_guid: root.text(format!("{at}/node_guid")).unwrap_or_default(),
+            firmware: root
+                .text(format!("{at}/fw_ver"))
+                .filter(|text| !text.is_empty()),
+            uverbs: uverbs(root, &name),
+            node,
+            cpus,
+            ports,
+            name,
+        }
+    };
+    devices.map(device).collect()
+}
+
+/// The character device by which programs open `name`.
+fn uverbs(root: &Root, name: &str) -> Option<String> {
+    const CLASS: &str = "sys/class/infiniband_verbs";
+    let mut all = root.names(CLASS).into_iter();
+    all.find(|uverbs| root.text(format!("{CLASS}/{uverbs}/ibdev")).as_deref() == Some(name))
+}
+
+fn port(root: &Root, device: &str, number: u32, nets: &[NetDevice]) -> RdmaPort {
+    let at = PathBuf::from(format!("{device}/ports/{number}"));
+    // States are written `4: ACTIVE`.
+    let word = |file: &str| {
+        let text = root.text(at.join(file)).unwrap_or_default();
+        let word = text
+            .split_once(": ")
+            .map_or(text.as_str(), |(_, word)| word);
+        word.to_owned()
+    };
+    let link = match root.text(at.join("link_layer")).as_deref() {
+        Some("Ethernet") => LinkLayer::Ethernet,
+        Some("InfiniBand") => LinkLayer::InfiniBand,
+        _ => LinkLayer::Unknown,
+    };
+    let gids = gids(root, &at);
+    let netdev = gids.iter().find_map(|gid| gid.netdev.clone());
+    let mtu = match link {
+        LinkLayer::Ethernet => {
+            let net = nets.iter().find(|net| Some(&net.name) == netdev.as_ref());
+            net.and_then(|net| roce_mtu_of(net.mtu))
+        }
+        _ => None,
+    };
+    let lid = root.text(at.join("lid")).unwrap_or_default();
+    RdmaPort {
+        number,
+        state: match word("state").as_str() {
+            "ACTIVE" => PortState::Active,
+            "INIT" => PortState::Init,
+            "ARMED" => PortState::Armed,
+            "DOWN" => PortState::Down,
+            _ => PortState::Unknown,
+        },
+        physical: word("phys_state"),
+        link,
+        rate: root.text(at.join("rate")).unwrap_or_default(),
+        lid: u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0),
+        netdev,
+        mtu,
+        gids,
+    }
+}
+
+/// The entries of a port's GID table that are not empty.
+fn gids(root: &Root, port: &Path) -> Vec<Gid> {
+    let indices = root.numbered(port.join("gids"), "");
+    let gid = |index: u32| {
+        let gid: Ipv6Addr = root.number(port.join(format!("gids/{index}")))?;
+        // Reading the attributes of an empty entry is an error, so it is found by its GID.
+        if gid.is_unspecified() || gid.to_bits() == 0xfe80 << 112 {
+            return None;
+        }
+        let attribute = |which: &str| root.text(port.join(format!("gid_attrs/{which}/{index}")));
+        Some(Gid {
+            index,
+            gid,
+            kind: match attribute("types").as_deref() {
+                Some("RoCE v2") => GidKind::RoceV2,
+                Some("IB/RoCE v1" | "RoCE v1") => GidKind::IbOrRoceV1,
+                _ => GidKind::Unknown,
+            },
+            netdev: attribute("ndevs").filter(|name| !name.is_empty()),
+        })
+    };
+    let indices = indices.into_iter().take(RDMA_GIDS_MAX);
+    indices.filter_map(gid).collect()
+}

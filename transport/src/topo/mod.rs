@@ -1,0 +1,159 @@
+//! The machine as this process sees it: NUMA nodes, cores, network cards, hugepages; and where the
+//! threads and the memory of a server go on it.
+//!
+//! Everything is read from `/sys` and `/proc`, below a root that can be another folder: tests build
+//! machines that nobody has, and `tidewater info --root` looks at a copy of somebody else's. With
+//! the feature `hwloc`, cores and nodes of the live machine come from hwloc instead; both say the
+//! same.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `sysfs` | small files, read within limits |
+//! | `cores` | nodes, cores, which of them are ours |
+//! | `hwloc` | the same from hwloc (feature) |
+//! | `devices`, `addresses` | network and RDMA devices, ports, GIDs; which device has an address |
+//! | `hugepages` | pools of hugepages |
+//! | `place` | which cores appliers get, and which node memory |
+//!
+//! # Cost
+//! Some ten small files a core and a device: a millisecond on a small machine, some ten on one with
+//! hundreds of cores. Read it once, when a server starts.
+
+mod addresses;
+mod cores;
+mod devices;
+mod hugepages;
+#[cfg(feature = "hwloc")]
+mod hwloc;
+mod place;
+mod sysfs;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+pub use cores::{Cpu, NumaNode};
+pub use devices::{
+    Gid, GidKind, LinkLayer, NetDevice, PortState, RdmaDevice, RdmaPort, roce_mtu_of,
+};
+pub use hugepages::{HugePool, NodePool};
+pub use place::{CoresWhy, Near, NearWhy, NoSuchNic, NodeWhy, Placement, Room, Wish};
+pub use sysfs::{Root, format_list};
+
+/// Who said which cores and nodes there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Source {
+    /// `/sys/devices/system`.
+    Sysfs,
+    /// The library hwloc.
+    Hwloc,
+    /// Nobody; only the cores that this process may use are known.
+    #[default]
+    Affinity,
+}
+
+/// What this process can see of its machine. What could not be read is absent, never guessed.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+#[non_exhaustive]
+pub struct Topology {
+    /// Who said which cores and nodes there are.
+    pub source: Source,
+    /// NUMA nodes, by number. At least one, unless nothing at all is known.
+    pub nodes: Vec<NumaNode>,
+    /// Logical processors that are online, by number.
+    pub cpus: Vec<Cpu>,
+    /// Processor time that the cgroup grants, in processors; `None` is no limit.
+    pub quota: Option<f64>,
+    /// Network devices.
+    pub nets: Vec<NetDevice>,
+    /// RDMA devices.
+    pub rdmas: Vec<RdmaDevice>,
+    /// Pools of hugepages, the smaller pages first.
+    pub hugepages: Vec<HugePool>,
+}
+
+impl Topology {
+    /// This machine.
+    pub fn read() -> Self {
+        Self::read_at(Path::new("/"))
+    }
+
+    /// The machine whose `sys` and `proc` lie in `root`.
+    pub fn read_at(root: &Path) -> Self {
+        Self::read_from(&Root::new(root))
+    }
+
+    /// The machine of this root.
+    pub fn read_from(root: &Root) -> Self {
+        let (source, mut nodes, mut cpus) = shape(root);
+        let allowed = cores::allowed(root);
+        let source = match &allowed.cpus {
+            Some(ours) if cpus.is_empty() => {
+                cpus = ours.iter().map(|&id| Cpu::alone(id)).collect();
+                Source::Affinity
+            }
+            _ => source,
+        };
+        allowed.mark(&mut cpus, &mut nodes);
+        let nets = devices::nets(root);
+        Self {
+            source,
+            quota: cores::quota(root),
+            rdmas: devices::rdmas(root, &nets),
+            hugepages: hugepages::pools(root, &nodes),
+            nodes,
+            cpus,
+            nets,
+        }
+    }
+
+    /// Logical processors that this process may use.
+    pub fn allowed(&self) -> impl Iterator<Item = &Cpu> {
+        self.cpus.iter().filter(|cpu| cpu.allowed)
+    }
+
+    /// Threads that can run at a time: the allowed processors, or fewer where the cgroup grants
+    /// less time than that.
+    pub fn usable(&self) -> usize {
+        let allowed = self.allowed().count();
+        match self.quota {
+            Some(quota) => allowed.min((quota.ceil() as usize).max(1)),
+            None => allowed,
+        }
+    }
+
+    /// A node by its number.
+    pub fn node(&self, id: u32) -> Option<&NumaNode> {
+        self.nodes.iter().find(|node| node.id == id)
+    }
+
+    /// How far node `to` is from node `from`, as firmware has it: 10 is the same node, 20 takes
+    /// twice as long.
+    pub fn distance(&self, from: u32, to: u32) -> u32 {
+        let known = self.node(from).and_then(|node| {
+            let at = self.nodes.iter().position(|other| other.id == to)?;
+            node.distances.get(at).copied()
+        });
+        known.unwrap_or(if from == to { 10 } else { 20 })
+    }
+
+    /// The pool of pages of this size.
+    pub fn pool(&self, page_bytes: u64) -> Option<&HugePool> {
+        self.hugepages.iter().find(|p| p.page_bytes == page_bytes)
+    }
+}
+
+/// Nodes and processors, not yet marked as ours.
+fn shape(root: &Root) -> (Source, Vec<NumaNode>, Vec<Cpu>) {
+    #[cfg(feature = "hwloc")]
+    if root.is_live()
+        && let Some((nodes, cpus)) = hwloc::shape(root)
+    {
+        return (Source::Hwloc, nodes, cpus);
+    }
+    let nodes = cores::nodes(root);
+    let cpus = cores::cpus(root, &nodes);
+    (Source::Sysfs, nodes, cpus)
+}
