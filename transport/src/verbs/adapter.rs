@@ -35,8 +35,30 @@ struct Choice {
     gid: GidEntry,
 }
 
-/// Adapters that somebody holds.
-static OPEN: Mutex<Vec<Weak<Adapter>>> = Mutex::new(Vec::new());
+/// What somebody holds. A device can outlive its adapters, and is not opened twice even then:
+/// objects of two openings cannot be used together.
+static OPEN: Mutex<Open> = Mutex::new(Open {
+    adapters: Vec::new(),
+    devices: Vec::new(),
+});
+
+struct Open {
+    adapters: Vec<Weak<Adapter>>,
+    devices: Vec<Weak<Device>>,
+}
+
+impl Open {
+    fn device(&mut self, name: &str) -> Result<Arc<Device>, VerbsError> {
+        let mut held = self.devices.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = held.find(|d| **d.name() == *name) {
+            return Ok(shared);
+        }
+        let device = Device::open(name)?;
+        self.devices.retain(|device| device.strong_count() > 0);
+        self.devices.push(Arc::downgrade(&device));
+        Ok(device)
+    }
+}
 
 impl Adapter {
     /// The adapter for connections from `local`. `wish` names a device (`rxe0`) or a device and a
@@ -49,8 +71,8 @@ impl Adapter {
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
         let sysfs = Sysfs::host();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|adapter| adapter.strong_count() > 0);
-        let held = || open.iter().filter_map(Weak::upgrade);
+        open.adapters.retain(|adapter| adapter.strong_count() > 0);
+        let held = || open.adapters.iter().filter_map(Weak::upgrade);
         if let Some(shared) = held().find(|a| a.serves(&sysfs, local, wish)) {
             return Ok(shared);
         }
@@ -58,10 +80,7 @@ impl Adapter {
         if let Some(shared) = held().find(|a| a.is(&choice)) {
             return Ok(shared);
         }
-        let device = match held().find(|a| **a.device.name() == *choice.device) {
-            Some(other) => Arc::clone(&other.device),
-            None => Device::open(&choice.device)?,
-        };
+        let device = open.device(&choice.device)?;
         let adapter = Arc::new(Self {
             state: device.port(choice.port)?,
             device,
@@ -69,7 +88,7 @@ impl Adapter {
             gid: choice.gid.gid,
             gid_index: choice.gid.index,
         });
-        open.push(Arc::downgrade(&adapter));
+        open.adapters.push(Arc::downgrade(&adapter));
         Ok(adapter)
     }
 
@@ -243,213 +262,4 @@ fn fulfils(wish: &str, device: &str, port: u8) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::sysfs::testing::Tree;
-    use super::*;
-
-    /// Two devices, the second with two ports, one of them down.
-    fn roce() -> Tree {
-        let tree = Tree::new();
-        tree.port("mlx5_0", 1, "Ethernet", "4: ACTIVE");
-        tree.gid(
-            "mlx5_0",
-            1,
-            0,
-            "fe80:0000:0000:0000:0202:03ff:fe04:0506",
-            "IB/RoCE v1",
-            "eth0",
-        );
-        tree.gid(
-            "mlx5_0",
-            1,
-            1,
-            "fe80:0000:0000:0000:0202:03ff:fe04:0506",
-            "RoCE v2",
-            "eth0",
-        );
-        tree.gid(
-            "mlx5_0",
-            1,
-            2,
-            "0000:0000:0000:0000:0000:ffff:0a00:0001",
-            "IB/RoCE v1",
-            "eth0",
-        );
-        tree.gid(
-            "mlx5_0",
-            1,
-            3,
-            "0000:0000:0000:0000:0000:ffff:0a00:0001",
-            "RoCE v2",
-            "eth0",
-        );
-        tree.port("mlx5_1", 1, "Ethernet", "1: DOWN");
-        tree.gid(
-            "mlx5_1",
-            1,
-            0,
-            "0000:0000:0000:0000:0000:ffff:0a00:0002",
-            "RoCE v2",
-            "eth1",
-        );
-        tree.port("mlx5_1", 2, "Ethernet", "4: ACTIVE");
-        tree.gid(
-            "mlx5_1",
-            2,
-            0,
-            "2001:0db8:0000:0000:0000:0000:0000:0007",
-            "IB/RoCE v1",
-            "eth2",
-        );
-        tree.gid(
-            "mlx5_1",
-            2,
-            5,
-            "2001:0db8:0000:0000:0000:0000:0000:0007",
-            "RoCE v2",
-            "eth2",
-        );
-        tree
-    }
-
-    fn chosen(
-        tree: &Tree,
-        local: &str,
-        wish: Option<&str>,
-    ) -> Result<(String, u8, u8), VerbsError> {
-        let sysfs = tree.sysfs();
-        let local = local.parse().unwrap();
-        choose(&sysfs, &sysfs.devices(), local, wish).map(|c| (c.device, c.port, c.gid.index))
-    }
-
-    #[test]
-    fn the_port_with_the_address_is_taken_and_never_its_v1_entry() {
-        let tree = roce();
-        let first = ("mlx5_0".to_owned(), 1, 3);
-        let second = ("mlx5_1".to_owned(), 2, 5);
-        assert_eq!(chosen(&tree, "10.0.0.1", None).unwrap(), first);
-        assert_eq!(chosen(&tree, "::ffff:10.0.0.1", None).unwrap(), first);
-        assert_eq!(chosen(&tree, "2001:db8::7", None).unwrap(), second);
-        assert_eq!(chosen(&tree, "fe80::202:3ff:fe04:506", None).unwrap().2, 1);
-        assert_eq!(chosen(&tree, "10.0.0.1", Some("mlx5_0:1")).unwrap(), first);
-    }
-
-    #[test]
-    fn an_address_that_no_active_port_has_is_refused_with_what_there_is() {
-        let tree = roce();
-        for local in ["10.0.0.2", "192.0.2.1", "127.0.0.1"] {
-            let e = chosen(&tree, local, None).unwrap_err();
-            assert!(matches!(e, VerbsError::NoGid { .. }), "{e}");
-            let said = e.to_string();
-            for part in [
-                local,
-                "mlx5_0:1 has 10.0.0.1",
-                "mlx5_1:1 is down",
-                "name the device",
-            ] {
-                assert!(said.contains(part), "{part}: {said}");
-            }
-        }
-        let empty = Tree::new();
-        let e = chosen(&empty, "10.0.0.1", None).unwrap_err();
-        assert!(e.to_string().contains("no port is up"), "{e}");
-    }
-
-    #[test]
-    fn a_named_device_may_be_on_another_network_than_the_control_connection() {
-        let tree = roce();
-        assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap().2, 3);
-        let second = ("mlx5_1".to_owned(), 2, 5);
-        assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_1")).unwrap(), second);
-        // Two routable addresses: which one is meant?
-        tree.gid(
-            "mlx5_0",
-            1,
-            4,
-            "0000:0000:0000:0000:0000:ffff:0a00:0009",
-            "RoCE v2",
-            "eth0.7",
-        );
-        let e = chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap_err();
-        assert!(e.to_string().contains("10.0.0.9"), "{e}");
-        assert_eq!(chosen(&tree, "10.0.0.9", None).unwrap().2, 4);
-    }
-
-    #[test]
-    fn a_wish_that_is_not_there_is_refused_with_what_is() {
-        let tree = roce();
-        for wish in [
-            "mlx5_2", "mlx5_0:2", "mlx5_0:", "mlx5_0:x", "", ":1", "mlx5_1:3",
-        ] {
-            let e = chosen(&tree, "10.0.0.1", Some(wish)).unwrap_err();
-            assert!(matches!(e, VerbsError::NoSuchDevice { .. }), "{wish}: {e}");
-            assert!(e.to_string().contains("mlx5_0, mlx5_1"), "{e}");
-        }
-        let e = chosen(&tree, "10.0.0.2", Some("mlx5_1:1")).unwrap_err();
-        assert!(e.to_string().contains("mlx5_1:1 is down"), "{e}");
-    }
-
-    #[test]
-    fn infiniband_needs_no_address_but_a_name_when_there_are_several() {
-        let tree = Tree::new();
-        tree.port("mlx5_0", 1, "InfiniBand", "4: ACTIVE");
-        tree.gid(
-            "mlx5_0",
-            1,
-            0,
-            "fe80:0000:0000:0000:0002:c903:00fe:d6f1",
-            "IB/RoCE v1",
-            "",
-        );
-        tree.port("mlx5_0", 2, "InfiniBand", "2: INIT");
-        tree.gid(
-            "mlx5_0",
-            2,
-            0,
-            "fe80:0000:0000:0000:0002:c903:00fe:d6f2",
-            "IB/RoCE v1",
-            "",
-        );
-        let one = ("mlx5_0".to_owned(), 1, 0);
-        assert_eq!(chosen(&tree, "192.0.2.1", None).unwrap(), one);
-        tree.port("mlx5_1", 1, "InfiniBand", "4: ACTIVE");
-        tree.gid(
-            "mlx5_1",
-            1,
-            0,
-            "fe80:0000:0000:0000:0002:c903:00fe:d6f3",
-            "IB/RoCE v1",
-            "",
-        );
-        let e = chosen(&tree, "192.0.2.1", None).unwrap_err();
-        assert!(e.to_string().contains("mlx5_1:1"), "{e}");
-        assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap(), one);
-        // RoCE on the connection's own network comes first.
-        tree.port("rxe0", 1, "Ethernet", "4: ACTIVE");
-        tree.gid(
-            "rxe0",
-            1,
-            1,
-            "0000:0000:0000:0000:0000:ffff:c000:0201",
-            "RoCE v2",
-            "eth0",
-        );
-        assert_eq!(chosen(&tree, "192.0.2.1", None).unwrap().0, "rxe0");
-    }
-
-    #[test]
-    fn a_message_does_not_grow_with_the_table() {
-        let tree = Tree::new();
-        tree.port("mlx5_0", 1, "Ethernet", "4: ACTIVE");
-        for i in 0..200u8 {
-            let gid = format!("0000:0000:0000:0000:0000:ffff:0a00:00{i:02x}");
-            tree.gid("mlx5_0", 1, i, &gid, "RoCE v2", "eth0");
-        }
-        let e = chosen(&tree, "192.0.2.1", None).unwrap_err().to_string();
-        assert!(
-            e.contains("and 192 more") && e.len() < 700,
-            "{} {e}",
-            e.len()
-        );
-    }
-}
+mod tests;

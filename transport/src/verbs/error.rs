@@ -315,6 +315,9 @@ pub(super) fn remedy(errno: Errno) -> &'static str {
         }
         Errno::OPNOTSUPP | Errno::NOSYS => "the device or its provider cannot do this",
         Errno::INVAL => "the device refused an attribute",
+        Errno::XDEV => {
+            "it was given objects of another open device or domain: a fault of this program"
+        }
         Errno::BUSY => "something still uses it",
         Errno::NETUNREACH | Errno::HOSTUNREACH => {
             "there is no route to the peer's address from this port"

@@ -261,11 +261,12 @@ impl MemoryRegion {
         })
     }
 
-    /// The place `at` bytes from its start, for a peer.
+    /// The place `at` bytes from its start, for a peer; whether it is inside is checked when it is
+    /// used.
     pub const fn target(&self, at: usize) -> Target {
         Target {
             rkey: self.rkey,
-            address: self.iova + at as u64,
+            address: self.iova.wrapping_add(at as u64),
         }
     }
 
@@ -388,6 +389,10 @@ impl MemoryWindow {
             bound: None,
             pd: Arc::clone(pd),
         })
+    }
+
+    pub(super) const fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.pd
     }
 
     /// The key that the next bind gives it: the lowest byte counts binds.

@@ -9,7 +9,7 @@ use tidewater_transport::verbs::{
     ProtectionDomain, QueuePair, ReadyToSend, Status,
 };
 
-use crate::rig::{Memory, Rig};
+use crate::rig::{Memory, Rig, adapter};
 
 /// No end may take as long. (With a window bound, `ibv_destroy_qp` on rxe of Linux 6.1 takes 50 s.)
 const SOON: Duration = Duration::from_secs(1);
@@ -110,6 +110,17 @@ fn objects_may_be_dropped_in_any_order() {
     drop(far);
     drop(near.pair);
     assert_eq!(Arc::strong_count(&region), 1);
+}
+
+#[test]
+fn a_device_that_is_still_used_is_not_opened_again() {
+    let Some(first) = adapter() else { return };
+    let device = Arc::clone(first.device());
+    let pd = ProtectionDomain::new(&device).unwrap();
+    drop((first, device));
+    // Others of these tests may hold the adapter meanwhile: then this shows less.
+    let again = adapter().unwrap();
+    assert!(Arc::ptr_eq(again.device(), pd.device()));
 }
 
 #[test]

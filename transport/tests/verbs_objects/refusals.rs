@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tidewater_transport::mem::Region;
 use tidewater_transport::mem::region::read_only_fd;
 use tidewater_transport::verbs::{
-    Access, Adapter, Chain, CompletionQueue, Flags, Gid, MemoryRegion, MemoryWindow, PairOptions,
-    Patience, Peer, ProtectionDomain, QueuePair, Status, VerbsError,
+    Access, Adapter, Chain, CompletionChannel, CompletionQueue, Device, Flags, Gid, MemoryRegion,
+    MemoryWindow, PairOptions, Patience, Peer, ProtectionDomain, QueuePair, Status, VerbsError,
 };
 
 use crate::rig::{BYTES, HERE, Memory, Rig, SENDS, adapter, options, peer, unconnected};
@@ -313,6 +313,46 @@ fn what_the_device_does_not_have_is_refused_by_name() {
         e.to_string().contains("198.51.100.1") && e.to_string().contains("127.0.0.1"),
         "{e}"
     );
+}
+
+#[test]
+fn objects_of_two_openings_are_not_mixed() {
+    let Some(mut rig) = Rig::new() else { return };
+    // The same device again is another context: what one made means nothing to the other.
+    let name = rig.adapter.device().name();
+    let other = Device::open(name).unwrap();
+    let channel = CompletionChannel::new(&other).unwrap();
+    let queue = CompletionQueue::new(&other, 16, Some((&channel, 0))).unwrap();
+    let pd = ProtectionDomain::new(&other).unwrap();
+    let ours = &rig.far.queue;
+    let make = |pd, sends, receives| {
+        QueuePair::new(pd, &rig.adapter, sends, receives, &options()).map(|_| ())
+    };
+    let mut refused = vec![
+        make(&pd, ours, ours),
+        make(&rig.pd, &queue, ours),
+        make(&rig.pd, ours, &queue),
+        CompletionQueue::new(rig.adapter.device(), 4, Some((&channel, 0))).map(|_| ()),
+    ];
+    let second = ProtectionDomain::new(rig.adapter.device()).unwrap();
+    let windows = Access::LOCAL_WRITE | Access::WINDOWS;
+    for (of_window, of_region) in [(&second, &rig.pd), (&rig.pd, &second)] {
+        let memory = Memory::new(of_region, 0, windows);
+        let window = MemoryWindow::new(of_window).unwrap();
+        let access = Access::REMOTE_WRITE;
+        let bound = rig
+            .far
+            .pair
+            .bind_window(1, window, &memory.mr, 0, BYTES, access);
+        refused.push(bound.map(|_| ()));
+    }
+    for result in refused {
+        let e = result.unwrap_err();
+        let VerbsError::Call { errno, .. } = e else {
+            panic!("{e}");
+        };
+        assert_eq!(errno, rustix::io::Errno::XDEV, "{e}");
+    }
 }
 
 #[test]
