@@ -83,7 +83,8 @@ impl Rail {
         let crews = shared.appliers.iter();
         let notifiers = crews.map(|crew| Notifier::new(&adapter, &crew.watch, &crew.arms));
         let notifiers = notifiers.collect::<Result<Vec<_>, _>>()?.into();
-        tracing::info!(%adapter, "RDMA sessions are served");
+        let (device, port, gid) = (adapter.device(), adapter.port(), adapter.gid());
+        tracing::info!(device = &**device.name(), port, %gid, "RDMA sessions are served");
         Ok(Self {
             adapter,
             notifiers,
