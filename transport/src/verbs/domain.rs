@@ -17,6 +17,7 @@ use crate::ids::RegionKey;
 use crate::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 use crate::limits::VERBS_REGIONS_MAX;
 use crate::mem::Region;
+use crate::mem::publish::publish;
 use crate::sync::Arc;
 use crate::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
 
@@ -124,12 +125,10 @@ impl Domain {
             .unwrap_or_else(PoisonError::into_inner);
         registered.push(region);
         drop(registered);
-        let cell = KeyCell { key, rkey }.to_words(self.salt, index);
+        let cell = KeyCell { key, rkey }.to_bytes(self.salt, index);
         if let Ok(words) = self.cells.words_mut(key_cell_at(index), KEY_CELL_BYTES) {
-            for (n, word) in cell.into_iter().enumerate() {
-                // Whoever is told the key was told it after this.
-                words.store_release(8 * n, word);
-            }
+            // Whoever is told the key is told it after this.
+            publish(words, 0, &cell);
         }
         Ok(())
     }

@@ -77,7 +77,7 @@ impl Engine {
                 break;
             }
         }
-        self.sender.settle()?;
+        self.sender.settle(false)?;
         self.pulls.ask(&self.keys, caller)?;
         Ok(any)
     }

@@ -86,7 +86,8 @@ impl VerbsPort {
     /// Answers a client's offer: makes and connects as many pairs, opens `inbox` to them, and says
     /// what the client is to be told. The port belongs to the notifier's thread; `peer` names the
     /// client in errors. The inbox must begin at a page of its memory. Cost: some ten system calls
-    /// and the pinning of the inbox; it waits for nothing but its own device.
+    /// and the pinning of the inbox. It waits for its own device only, but the kernel may look for
+    /// a second for the way to an address that does not answer.
     ///
     /// # Errors
     /// [`VerbsError`]: what the client told cannot be, there is no way to it, or the device or
@@ -316,10 +317,8 @@ impl Live {
         if self.ready && !self.backlog.is_idle() {
             any |= self.drain()?;
         }
-        self.sender.settle()?;
-        if self.ready && !self.backlog.is_empty() {
-            self.sender.set_full(true);
-        }
+        let waiting = self.ready && !self.backlog.is_empty();
+        self.sender.settle(waiting)?;
         Ok(any)
     }
 }

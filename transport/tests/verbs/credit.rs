@@ -109,6 +109,45 @@ fn a_client_out_of_credit_waits_for_the_applier() {
     );
 }
 
+/// An applier answers with more than its memory for copies holds, and sleeps: what is left goes when
+/// completions make room, and they wake it.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_long_answer_goes_out_while_the_applier_sleeps() {
+    const ANSWER: usize = 256 << 10;
+    const SLOTS: usize = 8;
+    let mut host = Host::new();
+    for round in 1..=5u64 {
+        let mut ends = host.connect(1);
+        ends.settle();
+        for slot in 0..SLOTS {
+            let bytes = round.to_le_bytes().repeat(ANSWER / 8);
+            ends.port.post(8192 + slot * ANSWER, &bytes).unwrap();
+        }
+        ends.port.signal().unwrap();
+        let last = 8192 + SLOTS * ANSWER - 8;
+        let mut looks = 0;
+        while ends.lane.mailbox().words(last, 8).load(0) != round {
+            host.owner.announce();
+            if !ends.poll_port().unwrap() {
+                sleep_until_woken(&mut host.owner);
+                looks += 1;
+            }
+            host.owner.retract();
+            assert!(looks < 200, "it does not come");
+        }
+        ends.sleeper.announce();
+        if !ends.lane.poll().unwrap() {
+            sleep_until_woken(&mut ends.sleeper);
+        }
+        assert!(
+            ends.port.counters().stalls > 0,
+            "{:?}",
+            ends.port.counters()
+        );
+    }
+}
+
 /// Both ends signal as fast as they can, each in its own thread: credit comes back by itself.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
