@@ -301,8 +301,8 @@ impl Sender {
     /// `waiting` its caller has something that found no room.
     ///
     /// What is due, or waits, goes on when a completion makes room, which has to wake the thread:
-    /// there is one to come, since what is not in the chain is posted, and the chain holds a
-    /// quarter of the queue. The queue of sends wakes from the refusal on, thus before the thread
+    /// there is one to come, since the chain holds a quarter of the queue at most and the rest is
+    /// posted; and whoever finds no memory for a copy posts the chain. The queue of sends wakes from the refusal on, thus before the thread
     /// arms what wakes it, until all have found room; otherwise it does not, because the completion
     /// of each push would wake for nothing.
     pub(super) fn settle(&mut self, waiting: bool) -> Result<(), Fault> {
