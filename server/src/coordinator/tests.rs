@@ -71,10 +71,9 @@ impl Rig {
     }
 
     fn with(config: CoordinatorConfig) -> Self {
-        let (state, now) = (Coordinator::new(config), Duration::ZERO);
         Self {
-            state,
-            now,
+            state: Coordinator::new(config),
+            now: Duration::ZERO,
             next: 1,
             actions: Vec::new(),
         }
