@@ -313,6 +313,7 @@ pub(super) fn remedy(errno: Errno) -> &'static str {
         }
         Errno::OPNOTSUPP | Errno::NOSYS => "the device or its provider cannot do this",
         Errno::INVAL => "the device refused an attribute",
+        Errno::MFILE | Errno::NFILE => "raise the limit of open files (ulimit -n)",
         Errno::BUSY => "something still uses it",
         Errno::NETUNREACH | Errno::HOSTUNREACH => {
             "there is no route to the peer's address from this port"
