@@ -19,6 +19,7 @@ for _name in "${!TIDEWATER_@}"; do
 done
 
 NOTHING_TO_RUN=77
+FEATURES=planted,verbs-dlopen     # of the one build
 TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
 
 # note TEXT: shown in the stage's line of the final table.
@@ -58,11 +59,26 @@ budget() {
         }' "${CI_BUDGET:-ci/budget.toml}"
 }
 
+# libclang: the library that bindgen loads: of the folder it is told, else of the highest version.
+libclang() {
+    local pattern
+    for pattern in "${LIBCLANG_PATH:-/nowhere}/libclang" '/usr/lib/llvm-*/lib/libclang' /usr/lib64/libclang; do
+        compgen -G "${pattern}[-.][0-9s]*" | sort -V | tail -n 1 | grep . && return 0
+    done
+    return 1
+}
+
+# can_link_verbs: whether feature verbs can be built. Its crate's bindgen fails with libclang 15
+# and later.
+can_link_verbs() {
+    pkg-config --exists libibverbs librdmacm 2>/dev/null && [[ $(libclang) == */llvm-14/* ]]
+}
+
 # build_tests: everything the later stages run, built once; writes $TEST_BINARIES.
 build_tests() {
     local messages=target/ci-build.json
     mkdir -p target
-    cargo build --locked --profile ci --workspace --all-targets --features planted \
+    cargo build --locked --profile ci --workspace --all-targets --features "$FEATURES" \
         --message-format json-render-diagnostics >"$messages"
     awk -f ci/lib/test_binaries.awk "$messages" | sort >"$TEST_BINARIES"
     rm -f "$messages"
@@ -114,8 +130,10 @@ repeat_command() {
     bin:*) which=(--bin "${2#bin:}") ;;
     bench:*) which=(--bench "${2#bench:}") ;;
     esac
-    local features=(--features planted)
-    # A crate without that feature refuses it.
-    grep -qs '^planted *=' "${1#tidewater-}/Cargo.toml" || features=()
+    local features=() feature
+    # A crate without a feature refuses it.
+    for feature in ${FEATURES//,/ }; do
+        ! grep -qs "^$feature *=" "${1#tidewater-}/Cargo.toml" || features+=(--features "$feature")
+    done
     say cargo test --profile ci -p "$1" "${features[@]}" "${which[@]}"
 }

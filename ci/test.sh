@@ -7,7 +7,7 @@ failed=0
 run_test_binaries exclude fuzz || failed=1
 
 log=$(mktemp)
-cargo test --locked --profile ci --workspace --features planted --doc 2>&1 | tee "$log" || failed=1
+cargo test --locked --profile ci --workspace --features "$FEATURES" --doc 2>&1 | tee "$log" || failed=1
 read -r p f i < <(summarize "$log")
 rm -f "$log"
 report doc "$p" "$f" "$i"

@@ -97,6 +97,7 @@ const COVERED: &[(&str, &[&str])] = &[
     ("extent-entry", &["extent::ExtentEntry::from_line"]),
     ("row", &["row::verify_row"]),
     ("ring-tail", &["ring::RingGeometry::tail_is_sane"]),
+    ("key-cell", &["directory::KeyCell::from_bytes"]),
 ];
 
 /// Found, but not for an entry of its own.

@@ -6,6 +6,7 @@
 //! expect to be believed.
 
 use super::dense::TaggedU32;
+use super::directory::{KEY_CELL_BYTES, KeyCell};
 use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
@@ -35,6 +36,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("extent-entry", extent_entry),
     ("row", row),
     ("ring-tail", ring_tail),
+    ("key-cell", key_cell),
 ];
 
 /// Salt of the lines here: recorded seeds verify.
@@ -198,6 +200,24 @@ fn extent_entry(bytes: &[u8]) {
     let sealed = entry.to_line(SALT, number);
     debug_assert_eq!(ExtentEntry::from_line(&sealed, SALT, number), Some(entry));
     debug_assert_eq!(ExtentEntry::from_line(&sealed, SALT, number ^ 1), None);
+}
+
+fn key_cell(bytes: &[u8]) {
+    let line = line_bytes(&line_of(bytes));
+    let Some((raw, rest)) = line.split_first_chunk::<KEY_CELL_BYTES>() else {
+        return;
+    };
+    let index = word_at(rest, 0) as u32;
+    if let Some(cell) = KeyCell::from_bytes(raw, SALT, index) {
+        let told = cell.to_bytes(SALT, index);
+        debug_assert_eq!(told, *raw, "two encodings of {cell:?}");
+    }
+    let (key, rkey) = (word_at(raw, 0) as u32, word_at(raw, 8) as u32);
+    let key = RegionKey(key);
+    let cell = KeyCell { key, rkey };
+    let sealed = cell.to_bytes(SALT, index);
+    debug_assert_eq!(KeyCell::from_bytes(&sealed, SALT, index), Some(cell));
+    debug_assert_eq!(KeyCell::from_bytes(&sealed, SALT, index ^ 1), None);
 }
 
 /// `key u64 | head 16 bytes | payload`.

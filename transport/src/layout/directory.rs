@@ -28,20 +28,24 @@ pub struct KeyCell {
 }
 
 impl KeyCell {
-    /// As four words, salted with the directory's salt and the cell's number.
-    pub fn to_words(&self, salt: u64, index: u32) -> [u64; 4] {
+    /// As bytes, salted with the directory's salt and the cell's number.
+    pub fn to_bytes(&self, salt: u64, index: u32) -> [u8; KEY_CELL_BYTES] {
         let w = [u64::from(self.key.0), u64::from(self.rkey)];
-        [w[0], w[1], line_chk(salt, CELL ^ u64::from(index), &w), 0]
+        let words = [w[0], w[1], line_chk(salt, CELL ^ u64::from(index), &w), 0];
+        let mut bytes = [0; KEY_CELL_BYTES];
+        for (chunk, word) in bytes.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
     }
 
     /// From the bytes of a cell, if they prove themselves.
     pub fn from_bytes(bytes: &[u8; KEY_CELL_BYTES], salt: u64, index: u32) -> Option<Self> {
-        let words: [u64; 4] = std::array::from_fn(|i| word_at(bytes, 8 * i));
         let cell = Self {
-            key: RegionKey(u32::try_from(words[0]).ok()?),
-            rkey: u32::try_from(words[1]).ok()?,
+            key: RegionKey(u32::try_from(word_at(bytes, 0)).ok()?),
+            rkey: u32::try_from(word_at(bytes, 8)).ok()?,
         };
-        (cell.to_words(salt, index) == words).then_some(cell)
+        (cell.to_bytes(salt, index) == *bytes).then_some(cell)
     }
 }
 
@@ -55,10 +59,7 @@ mod tests {
             key: RegionKey(0x0520_0007),
             rkey: 0x1234_5678,
         };
-        let mut bytes = [0; KEY_CELL_BYTES];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(cell.to_words(9, 7)) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
+        let bytes = cell.to_bytes(9, 7);
         assert_eq!(KeyCell::from_bytes(&bytes, 9, 7), Some(cell));
         assert_eq!(KeyCell::from_bytes(&bytes, 9, 8), None, "another cell's");
         assert_eq!(KeyCell::from_bytes(&bytes, 8, 7), None, "another server's");

@@ -2,15 +2,15 @@
 //! connection, so that both ends pick what is on the network they already share.
 //!
 //! On Ethernet (RoCE) a port is right when its GID table has an entry of type "RoCE v2" that equals
-//! the local address; its index is looked up, never assumed. When the caller names a device and
-//! that has no such entry (the control network is another one), its only routable entry is taken.
-//! On InfiniBand an IP address says nothing about the port: the only active port is taken, or the
-//! one that is named.
+//! the local address; its index is looked up, never assumed. Where a device is named that has no
+//! such entry, because the control connection runs on another network, its only routable one is
+//! taken. On InfiniBand an IP address says nothing about the port: the only active one is taken,
+//! among those of the device that is named. Where several are left, the caller has to name one.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError, Weak};
 
-use super::device::{Device, PortState};
+use super::device::{Device, PortState, devices};
 use super::error::VerbsError;
 use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
 use crate::sync::Arc;
@@ -28,55 +28,79 @@ pub struct Adapter {
 
 /// A port and its address, before it is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Choice {
-    pub(super) device: String,
-    pub(super) port: u8,
-    pub(super) link: Link,
-    pub(super) gid: GidEntry,
+struct Choice {
+    device: String,
+    port: u8,
+    link: Link,
+    gid: GidEntry,
 }
 
-/// Adapters that somebody holds.
-static OPEN: Mutex<Vec<Weak<Adapter>>> = Mutex::new(Vec::new());
+/// What somebody holds. A device can outlive its adapters, and is not opened twice even then:
+/// objects of two openings cannot be used together.
+static OPEN: Mutex<Open> = Mutex::new(Open {
+    adapters: Vec::new(),
+    devices: Vec::new(),
+});
+
+struct Open {
+    adapters: Vec<Weak<Adapter>>,
+    devices: Vec<Weak<Device>>,
+}
+
+impl Open {
+    fn device(&mut self, name: &str) -> Result<Arc<Device>, VerbsError> {
+        let mut held = self.devices.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = held.find(|d| **d.name() == *name) {
+            return Ok(shared);
+        }
+        let device = Device::open(name)?;
+        self.devices.retain(|device| device.strong_count() > 0);
+        self.devices.push(Arc::downgrade(&device));
+        Ok(device)
+    }
+}
 
 impl Adapter {
     /// The adapter for connections from `local`. `wish` names a device (`rxe0`) or a device and a
-    /// port (`mlx5_0:2`) that it has to be. One that is open already is shared.
+    /// port (`mlx5_0:2`) that it has to be. One that is open already is shared. Cost: a port's
+    /// table is up to 256 small files; one file if such an adapter is open.
     ///
     /// # Errors
     /// [`VerbsError::NoDevice`] and [`VerbsError::NoGid`] when there is no RDMA on that network,
     /// [`VerbsError::NoSuchDevice`] when the wish is not there, [`VerbsError::Call`].
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
-        // Says what is missing in words of libibverbs, which may know more than the kernel's tree.
-        let usable = super::device::devices()?;
-        let choice = choose(&Sysfs::host(), &usable, local, wish)?;
+        let sysfs = Sysfs::host();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|adapter| adapter.strong_count() > 0);
-        if let Some(shared) = open
-            .iter()
-            .filter_map(Weak::upgrade)
-            .find(|a| a.is(&choice))
-        {
+        open.adapters.retain(|adapter| adapter.strong_count() > 0);
+        let held = || open.adapters.iter().filter_map(Weak::upgrade);
+        if let Some(shared) = held().find(|a| a.serves(&sysfs, local, wish)) {
             return Ok(shared);
         }
-        let same_device = |a: Arc<Self>| (**a.device.name() == *choice.device).then(|| a.device());
-        let device = match open.iter().filter_map(Weak::upgrade).find_map(same_device) {
-            Some(device) => device,
-            None => Device::open(&choice.device)?,
-        };
-        let adapter = Arc::new(Self::new(device, &choice)?);
-        open.push(Arc::downgrade(&adapter));
-        Ok(adapter)
-    }
-
-    fn new(device: Arc<Device>, choice: &Choice) -> Result<Self, VerbsError> {
-        let state = device.port(choice.port)?;
-        Ok(Self {
+        let choice = choose(&sysfs, &devices()?, local, wish)?;
+        if let Some(shared) = held().find(|a| a.is(&choice)) {
+            return Ok(shared);
+        }
+        let device = open.device(&choice.device)?;
+        let adapter = Arc::new(Self {
+            state: device.port(choice.port)?,
             device,
             port: choice.port,
             gid: choice.gid.gid,
             gid_index: choice.gid.index,
-            state,
-        })
+        });
+        open.adapters.push(Arc::downgrade(&adapter));
+        Ok(adapter)
+    }
+
+    /// Whether it is what [`choose`] would find by address: its table may have changed.
+    fn serves(&self, sysfs: &Sysfs, local: IpAddr, wish: Option<&str>) -> bool {
+        let device = self.device.name();
+        self.gid == Gid::of(local)
+            && wish.is_none_or(|wish| fulfils(wish, device, self.port))
+            && sysfs.is_active(device, self.port)
+            && sysfs
+                .gid(device, self.port, self.gid_index)
+                .is_some_and(|now| now.gid == self.gid && now.kind == GidKind::RoceV2)
     }
 
     fn is(&self, choice: &Choice) -> bool {
@@ -87,8 +111,8 @@ impl Adapter {
     }
 
     /// The device.
-    pub fn device(&self) -> Arc<Device> {
-        Arc::clone(&self.device)
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     /// The port, counted from 1.
@@ -121,6 +145,11 @@ impl Adapter {
         self.state.mtu
     }
 
+    /// Bytes of the longest message.
+    pub const fn message_bytes(&self) -> u32 {
+        self.state.message_bytes
+    }
+
     /// READs and atomics that a queue pair can answer at once.
     pub fn reads(&self) -> u8 {
         self.device.limits().reads
@@ -133,70 +162,96 @@ impl Adapter {
 }
 
 /// The rule of the module, over a tree of files and the devices that libibverbs can drive.
-pub(super) fn choose(
+fn choose(
     sysfs: &Sysfs,
     usable: &[String],
     local: IpAddr,
     wish: Option<&str>,
 ) -> Result<Choice, VerbsError> {
-    let ports: Vec<(String, u8)> = usable
-        .iter()
-        .flat_map(|device| sysfs.ports(device).into_iter().map(|p| (device.clone(), p)))
-        .filter(|(device, port)| wish.is_none_or(|wish| fulfils(wish, device, *port)))
-        .collect();
-    if let (Some(wanted), true) = (wish, ports.is_empty()) {
-        return Err(VerbsError::NoSuchDevice {
-            wanted: wanted.into(),
-            found: usable.join(", ").into(),
-        });
-    }
-    let (mut exact, mut routable, mut infiniband) = (Vec::new(), Vec::new(), Vec::new());
-    let mut found = Vec::new();
-    for (device, port) in ports {
-        let Some(link) = sysfs.link(&device, port) else {
-            continue;
-        };
+    let mut seen = Vec::new();
+    let mut choices = Vec::new();
+    for (device, port, link) in ports(sysfs, usable, wish)? {
         if !sysfs.is_active(&device, port) {
-            found.push(format!("{device}:{port} is down"));
+            seen.push(format!("{device}:{port} is down"));
             continue;
         }
-        let choice = |gid| Choice {
-            device: device.clone(),
-            port,
-            link,
-            gid,
-        };
-        let gids = sysfs.gids(&device, port);
-        if link == Link::InfiniBand {
-            infiniband.extend(gids.into_iter().next().map(choice));
-            continue;
+        for gid in addresses(sysfs, &device, port, link) {
+            seen.push(format!("{device}:{port} has {} ({link})", gid.gid));
+            choices.push(Choice {
+                device: device.clone(),
+                port,
+                link,
+                gid,
+            });
         }
-        let v2 = gids.into_iter().filter(|g| g.kind == GidKind::RoceV2);
-        for gid in v2 {
-            found.push(format!("{device}:{port} has {}", gid.gid));
-            if gid.gid == Gid::of(local) {
-                exact.push(choice(gid));
-            } else if !gid.gid.is_link_local() {
-                routable.push(choice(gid));
+    }
+    let equal = |c: &Choice| c.link == Link::Ethernet && c.gid.gid == Gid::of(local);
+    if let Some(first) = choices.iter().position(equal) {
+        return Ok(choices.swap_remove(first));
+    }
+    choices.retain(|c| match c.link {
+        Link::InfiniBand => true,
+        Link::Ethernet => wish.is_some() && !c.gid.gid.is_link_local(),
+    });
+    match (choices.pop(), choices.is_empty()) {
+        (Some(only), true) => Ok(only),
+        _ => Err(VerbsError::NoGid {
+            address: local,
+            found: listed(seen).into(),
+        }),
+    }
+}
+
+/// The ports that fulfil the wish, and what they are connected to.
+fn ports(
+    sysfs: &Sysfs,
+    usable: &[String],
+    wish: Option<&str>,
+) -> Result<Vec<(String, u8, Link)>, VerbsError> {
+    let mut ports = Vec::new();
+    for device in usable {
+        for port in sysfs.ports(device) {
+            if let Some(link) = sysfs.link(device, port)
+                && wish.is_none_or(|wish| fulfils(wish, device, port))
+            {
+                ports.push((device.clone(), port, link));
             }
         }
     }
-    let only = |mut list: Vec<Choice>| (list.len() == 1).then(|| list.remove(0));
-    if let Some(first) = exact.into_iter().next() {
-        return Ok(first);
+    match wish {
+        Some(wanted) if ports.is_empty() => Err(VerbsError::NoSuchDevice {
+            wanted: wanted.into(),
+            found: usable.join(", ").into(),
+        }),
+        _ => Ok(ports),
     }
-    let many = infiniband.len();
-    only(infiniband)
-        .or_else(|| wish.and_then(|_| only(routable)))
-        .ok_or_else(|| VerbsError::NoGid {
-            address: local,
-            found: match (many, found.is_empty()) {
-                (0 | 1, true) => "no port is up".into(),
-                (0 | 1, false) => found.join(", ").into(),
-                _ => format!("{many} InfiniBand ports are up, name one of them").into(),
-            },
-        })
 }
+
+/// The addresses of a port that can be used: on Ethernet those of RoCE v2, on InfiniBand the first.
+fn addresses(sysfs: &Sysfs, device: &str, port: u8, link: Link) -> Vec<GidEntry> {
+    match link {
+        Link::InfiniBand => sysfs.gid(device, port, 0).into_iter().collect(),
+        Link::Ethernet => {
+            let mut gids = sysfs.gids(device, port);
+            gids.retain(|gid| gid.kind == GidKind::RoceV2);
+            gids
+        }
+    }
+}
+
+/// What was looked at, as a line of a message.
+fn listed(mut seen: Vec<String>) -> String {
+    let more = seen.len().saturating_sub(LISTED);
+    seen.truncate(LISTED);
+    match (seen.is_empty(), more) {
+        (true, _) => "no port is up".to_owned(),
+        (false, 0) => seen.join(", "),
+        (false, more) => format!("{}, and {more} more", seen.join(", ")),
+    }
+}
+
+/// Addresses that a message names.
+const LISTED: usize = 8;
 
 /// Whether a port is what `device` or `device:port` asks for.
 fn fulfils(wish: &str, device: &str, port: u8) -> bool {
@@ -205,3 +260,6 @@ fn fulfils(wish: &str, device: &str, port: u8) -> bool {
         None => wish == device,
     }
 }
+
+#[cfg(test)]
+mod tests;

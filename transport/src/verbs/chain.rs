@@ -427,3 +427,6 @@ impl fmt::Debug for Chain {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

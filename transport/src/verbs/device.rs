@@ -15,6 +15,9 @@ use crate::sync::Arc;
 /// # Thread safety
 /// libibverbs is thread-safe: calls on one context from several threads need no lock of ours.
 ///
+/// Its asynchronous events are not read: what they tell of a queue pair shows in its completions,
+/// and what they tell of a port in the end of the control connection or of a deadline.
+///
 /// # Invariants
 /// - `context` was opened and is not closed; every object made with it holds an `Arc` of this.
 #[doc(alias = "ibv_context")]
@@ -262,5 +265,40 @@ pub(super) const fn mtu_number(bytes: u16) -> Option<u32> {
         1024..2048 => Some(3),
         2048..4096 => Some(4),
         4096.. => Some(5),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packet_sizes_are_rounded_down_to_those_there_are() {
+        assert_eq!([1, 2, 3, 4, 5].map(mtu_bytes), [256, 512, 1024, 2048, 4096]);
+        assert_eq!([0, 6, u32::MAX].map(mtu_bytes), [0; 3]);
+        for number in 1..=5 {
+            assert_eq!(mtu_number(mtu_bytes(number)), Some(number));
+            assert_eq!(
+                mtu_number(mtu_bytes(number) - 1),
+                (number > 1).then_some(number - 1)
+            );
+        }
+        assert_eq!([0, 255].map(mtu_number), [None; 2]);
+        assert_eq!(mtu_number(u16::MAX), Some(5));
+    }
+
+    #[test]
+    fn each_reason_for_no_device_has_its_words() {
+        for (errno, word) in [
+            (Errno::OPNOTSUPP, "libibverbs.so.1"),
+            (Errno::NOSYS, "ib_uverbs"),
+            (Errno::NOENT, "ib_uverbs"),
+            (Errno::ACCESS, "--device"),
+            (Errno::IO, "dmesg"),
+        ] {
+            let e = absent(errno);
+            assert!(matches!(e, VerbsError::NoDevice { .. }));
+            assert!(e.to_string().contains(word), "{e}");
+        }
     }
 }

@@ -8,14 +8,16 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::adapter::Adapter;
+use super::device::Device;
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain};
 use super::send::memory;
-use crate::fabric::{Export, Exports, Registrar, RegistrarError, Rights};
+use crate::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
 use crate::ids::RegionKey;
 use crate::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 use crate::limits::VERBS_REGIONS_MAX;
 use crate::mem::Region;
+use crate::mem::publish::publish;
 use crate::sync::Arc;
 use crate::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
 
@@ -30,6 +32,7 @@ pub struct Domain {
     cells: Arc<Region>,
     directory: Arc<MemoryRegion>,
     salt: u64,
+    windows: bool,
 }
 
 impl Domain {
@@ -39,8 +42,17 @@ impl Domain {
     /// # Errors
     /// [`VerbsError`]: memory is limited, or the device does not take so many regions.
     pub fn new(adapter: &Arc<Adapter>, exports: &Arc<Exports>) -> Result<Arc<Self>, VerbsError> {
+        Self::with_windows(adapter, exports, adapter.device().limits().windows)
+    }
+
+    /// With or without memory windows.
+    pub(super) fn with_windows(
+        adapter: &Arc<Adapter>,
+        exports: &Arc<Exports>,
+        windows: bool,
+    ) -> Result<Arc<Self>, VerbsError> {
         let device = adapter.device();
-        let pd = ProtectionDomain::new(&device)?;
+        let pd = ProtectionDomain::new(device)?;
         let random = |_| device.failed("getrandom", rustix::io::Errno::IO);
         let salt = getrandom::u64().map_err(random)?;
         let bytes = VERBS_REGIONS_MAX * KEY_CELL_BYTES;
@@ -52,20 +64,11 @@ impl Domain {
             cells,
             directory,
             salt,
+            windows,
         });
         let registrar = Arc::clone(&domain) as Arc<dyn Registrar>;
-        match exports.attach(&registrar) {
-            Ok(()) => Ok(domain),
-            Err(e) => Err(match e {
-                crate::fabric::ExportError::Refused { source, .. } => {
-                    match source.downcast::<VerbsError>() {
-                        Ok(verbs) => *verbs,
-                        Err(_) => device.failed("ibv_reg_mr", rustix::io::Errno::IO),
-                    }
-                }
-                _ => device.failed("ibv_reg_mr", rustix::io::Errno::IO),
-            }),
-        }
+        exports.attach(&registrar).map_err(|e| said(device, e))?;
+        Ok(domain)
     }
 
     /// Its adapter.
@@ -75,6 +78,11 @@ impl Domain {
 
     pub(super) const fn pd(&self) -> &Arc<ProtectionDomain> {
         &self.pd
+    }
+
+    /// Whether inboxes are opened by windows.
+    pub(super) const fn windows(&self) -> bool {
+        self.windows
     }
 
     /// Where clients look keys up, and the salt of its cells.
@@ -117,14 +125,25 @@ impl Domain {
             .unwrap_or_else(PoisonError::into_inner);
         registered.push(region);
         drop(registered);
-        let cell = KeyCell { key, rkey }.to_words(self.salt, index);
+        let cell = KeyCell { key, rkey }.to_bytes(self.salt, index);
         if let Ok(words) = self.cells.words_mut(key_cell_at(index), KEY_CELL_BYTES) {
-            for (n, word) in cell.into_iter().enumerate() {
-                // Whoever is told the key was told it after this.
-                words.store_release(8 * n, word);
-            }
+            // Whoever is told the key is told it after this.
+            publish(words, 0, &cell);
         }
         Ok(())
+    }
+}
+
+/// What the device said of a range.
+#[cold]
+fn said(device: &Device, e: ExportError) -> VerbsError {
+    let unknown = || device.failed("ibv_reg_mr", rustix::io::Errno::IO);
+    match e {
+        ExportError::Refused { source, .. } => match source.downcast::<VerbsError>() {
+            Ok(said) => *said,
+            Err(_) => unknown(),
+        },
+        _ => unknown(),
     }
 }
 
@@ -149,7 +168,7 @@ impl ClientDomain {
     pub fn new(adapter: &Arc<Adapter>) -> Result<Arc<Self>, VerbsError> {
         Ok(Arc::new(Self {
             adapter: Arc::clone(adapter),
-            pd: ProtectionDomain::new(&adapter.device())?,
+            pd: ProtectionDomain::new(adapter.device())?,
         }))
     }
 

@@ -236,6 +236,8 @@ const STATUS: [(&str, &str); 24] = [
 impl Status {
     /// Done.
     pub const SUCCESS: Self = Self(0);
+    /// The queue pair cannot do it.
+    pub const LOCAL_OPERATION: Self = Self(2);
     /// This end's memory is not registered for it.
     pub const LOCAL_PROTECTION: Self = Self(4);
     /// Not done: an earlier request failed.
@@ -314,6 +316,9 @@ pub(super) fn remedy(errno: Errno) -> &'static str {
         Errno::OPNOTSUPP | Errno::NOSYS => "the device or its provider cannot do this",
         Errno::INVAL => "the device refused an attribute",
         Errno::MFILE | Errno::NFILE => "raise the limit of open files (ulimit -n)",
+        Errno::XDEV => {
+            "it was given objects of another open device or domain: a fault of this program"
+        }
         Errno::BUSY => "something still uses it",
         Errno::NETUNREACH | Errno::HOSTUNREACH => {
             "there is no route to the peer's address from this port"
@@ -321,5 +326,37 @@ pub(super) fn remedy(errno: Errno) -> &'static str {
         Errno::TIMEDOUT => "the peer's address could not be resolved; is it on this network?",
         Errno::NODEV | Errno::IO => "the device is gone or has failed; look at dmesg",
         _ => "look at dmesg",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_have_the_names_and_numbers_of_the_header() {
+        for (status, code, name) in [
+            (Status::SUCCESS, 0, "IBV_WC_SUCCESS"),
+            (Status::LOCAL_OPERATION, 2, "IBV_WC_LOC_QP_OP_ERR"),
+            (Status::LOCAL_PROTECTION, 4, "IBV_WC_LOC_PROT_ERR"),
+            (Status::FLUSHED, 5, "IBV_WC_WR_FLUSH_ERR"),
+            (Status::WINDOW_BIND, 6, "IBV_WC_MW_BIND_ERR"),
+            (Status::REMOTE_INVALID, 9, "IBV_WC_REM_INV_REQ_ERR"),
+            (Status::REMOTE_ACCESS, 10, "IBV_WC_REM_ACCESS_ERR"),
+            (Status::RETRY_EXCEEDED, 12, "IBV_WC_RETRY_EXC_ERR"),
+            (Status::RECEIVER_NOT_READY, 13, "IBV_WC_RNR_RETRY_EXC_ERR"),
+            (Status::new(23), 23, "IBV_WC_TM_RNDV_INCOMPLETE"),
+        ] {
+            assert_eq!((status.code(), status.name()), (code, name));
+        }
+        let access: Vec<u32> = (0..64).filter(|&n| Status::new(n).is_access()).collect();
+        assert_eq!(access, [4, 8, 9, 10]);
+        assert!(Status::new(u32::MAX).to_string().contains("4294967295"));
+        assert!((1..64).all(|n| !Status::new(n).is_success()));
+    }
+
+    #[test]
+    fn errors_are_small_enough_for_the_data_path() {
+        assert!(size_of::<VerbsError>() <= 96, "{}", size_of::<VerbsError>());
     }
 }

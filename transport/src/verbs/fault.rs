@@ -71,7 +71,7 @@ impl Fault {
         let why = match self {
             Self::Refused(request, why) => return access(peer, &request, why),
             Self::Ended(Some(request), status) if status.is_access() => {
-                return access(peer, &request, status.meaning());
+                return access(peer, &request, refusal(status));
             }
             Self::Ended(Some(Request { op, len, .. }), status) => {
                 format!("{op} of {len} bytes ended with {status}")
@@ -92,6 +92,20 @@ pub(super) fn broken(peer: &str, op: &'static str, why: String) -> LaneError {
         peer: peer.to_owned(),
         op,
         why,
+    }
+}
+
+/// Status and meaning of a refused access.
+fn refusal(status: Status) -> &'static str {
+    match status {
+        Status::REMOTE_ACCESS => {
+            "IBV_WC_REM_ACCESS_ERR: it has no such key, not this right, or the range is outside"
+        }
+        Status::REMOTE_INVALID => "IBV_WC_REM_INV_REQ_ERR: it does not do such an operation there",
+        Status::LOCAL_PROTECTION => {
+            "IBV_WC_LOC_PROT_ERR: this end's memory is not registered for it"
+        }
+        _ => status.name(),
     }
 }
 

@@ -103,7 +103,15 @@ fn done(code: c_int) -> Answer<()> {
     match code {
         0 => Ok(()),
         -1 => Err(last()),
-        code => Err(Errno::from_raw_os_error(code.saturating_abs())),
+        code => Err(number(code)),
+    }
+}
+
+/// An error number of either sign; EIO for one that the system does not have.
+fn number(code: c_int) -> Errno {
+    match code.saturating_abs() {
+        known @ 1..=4095 => Errno::from_raw_os_error(known),
+        _ => Errno::IO,
     }
 }
 
@@ -306,7 +314,8 @@ pub(super) unsafe fn poll_cq(cq: NonNull<ibv_cq>, most: c_int, into: *mut ibv_wc
     };
     // SAFETY: the provider's own function on its own object; `into` is the caller's.
     let got = unsafe { poll(cq.as_ptr(), most, into) };
-    usize::try_from(got).map_err(|_| Errno::from_raw_os_error(got.saturating_abs()))
+    // Each provider has its own negative numbers.
+    usize::try_from(got).map_err(|_| Errno::IO)
 }
 
 /// Creates a queue pair; `attributes.cap` then says what was granted.
@@ -442,5 +451,20 @@ pub(super) fn bind(
                 mw_access_flags: access,
             },
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_a_provider_returns_is_an_error_number() {
+        assert_eq!(done(0), Ok(()));
+        assert_eq!(done(12), Err(Errno::NOMEM));
+        assert_eq!(done(-22), Err(Errno::INVAL));
+        for strange in [4096, -4096, 65_536, c_int::MAX, c_int::MIN] {
+            assert_eq!(done(strange), Err(Errno::IO), "{strange}");
+        }
     }
 }

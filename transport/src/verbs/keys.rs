@@ -91,14 +91,6 @@ mod tests {
 
     const SALT: u64 = 77;
 
-    fn bytes(cell: KeyCell, index: u32) -> [u8; KEY_CELL_BYTES] {
-        let mut bytes = [0; KEY_CELL_BYTES];
-        for (to, word) in bytes.chunks_exact_mut(8).zip(cell.to_words(SALT, index)) {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
-        bytes
-    }
-
     #[test]
     fn a_key_is_looked_up_once_and_only_if_its_cell_names_it() {
         let directory = Target {
@@ -112,7 +104,7 @@ mod tests {
         assert_eq!(keys.target(at), None);
         let asked = keys.cell(key).unwrap();
         assert_eq!((asked.rkey, asked.address), (5, 0x1000 + 2 * 32));
-        keys.learn(key, &bytes(cell, 2)).unwrap();
+        keys.learn(key, &cell.to_bytes(SALT, 2)).unwrap();
         let target = keys.target(at).unwrap();
         assert_eq!((target.rkey, target.address), (0x77, 24));
 
@@ -122,7 +114,10 @@ mod tests {
             addr: 24,
         };
         assert_eq!(keys.target(stale), None, "not the key that is known");
-        assert_eq!(keys.learn(other_start, &bytes(cell, 2)), Err(UNKNOWN));
+        assert_eq!(
+            keys.learn(other_start, &cell.to_bytes(SALT, 2)),
+            Err(UNKNOWN)
+        );
         assert_eq!(keys.learn(key, &[0; KEY_CELL_BYTES]), Err(UNKNOWN));
         assert!(keys.target(at).is_some(), "what was known stays");
         assert_eq!(keys.cell(RegionKey(4)), Err(UNKNOWN), "past the directory");

@@ -20,7 +20,7 @@ use crate::wait::wait_until;
 /// With this much waiting, a write posts without being asked to flush.
 const EAGER_BYTES: usize = VERBS_WRITE_BYTES;
 /// Completions that are taken out at once.
-const BATCH: usize = 32;
+pub(super) const BATCH: usize = 32;
 
 /// A lane over RDMA: one pair that pushes, up to four that pull.
 ///
@@ -56,27 +56,28 @@ pub(super) struct Engine {
     /// Where the peer's signals and this end's reads complete.
     pub(super) arrivals: Queue,
     pub(super) keys: Keys,
+    /// Kept, because to clear it costs as much as to look into an empty queue.
+    pub(super) batch: [Completion; BATCH],
 }
 
 impl Engine {
     /// Takes in what has come, gives receives back, and asks for reads; whether anything moved.
     fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, Fault> {
         let mut any = self.sender.poll()?;
-        let mut batch = [Completion::EMPTY; BATCH];
         loop {
-            let got = self.arrivals.poll(&mut batch)?;
-            for completion in &batch[..got] {
+            let got = self.arrivals.poll(&mut self.batch)?;
+            for completion in &self.batch[..got] {
                 match completion.wr_id {
                     RECEIVE => self.sender.heard(completion)?,
                     _ => self.pulls.landed(completion, &mut caller)?,
                 }
             }
             any |= got > 0;
-            if got < batch.len() {
+            if got < self.batch.len() {
                 break;
             }
         }
-        self.sender.settle()?;
+        self.sender.settle(false)?;
         self.pulls.ask(&self.keys, caller)?;
         Ok(any)
     }
@@ -112,15 +113,19 @@ impl Live {
         found.ok_or(Stop::Late)
     }
 
-    /// Where `at` is for the device; asks the server's directory the first time.
-    fn target(&mut self, request: Request, deadline: Deadline) -> Result<Target, Stop> {
+    /// Where a request goes, for the device; asks the server's directory the first time.
+    fn target(
+        &mut self,
+        request: Request,
+        deadline: impl FnOnce() -> Deadline,
+    ) -> Result<Target, Stop> {
         if !request.at.addr.is_multiple_of(8) {
             return Err(Fault::Refused(request, "misaligned").into());
         }
         if let Some(target) = self.engine.keys.target(request.at) {
             return Ok(target);
         }
-        self.look_up(request, deadline)?;
+        self.look_up(request, deadline())?;
         let unknown = Fault::Refused(request, super::keys::UNKNOWN);
         let target = self.engine.keys.target(request.at).ok_or(unknown)?;
         Ok(target)
@@ -151,20 +156,20 @@ impl Live {
     }
 
     /// Looks up the keys of reads, most often none.
-    fn know(&mut self, ops: &[ReadOp], deadline: Deadline) -> Result<(), Stop> {
+    fn know(&mut self, ops: &[ReadOp], deadline: impl Fn() -> Deadline) -> Result<(), Stop> {
         for op in ops {
-            self.target(Request::new("read", op.from, op.len as usize), deadline)?;
+            let request = Request::new("read", op.from, op.len as usize);
+            self.target(request, &deadline)?;
         }
         Ok(())
     }
 
     fn write(&mut self, request: Request, bytes: &[u8]) -> Result<(), Stop> {
-        let deadline = Deadline::after(DATA_DEADLINE);
-        let mut to = self.target(request, deadline)?;
+        let mut to = self.target(request, data_deadline)?;
         for piece in bytes.chunks(VERBS_WRITE_BYTES) {
             if !self.engine.sender.write(request, to, piece)? {
                 self.engine.sender.stalled();
-                self.wait(deadline, true, |engine| {
+                self.wait(data_deadline(), true, |engine| {
                     // What waits in the chain would never make room.
                     engine.sender.post()?;
                     engine.advance(None)?;
@@ -181,11 +186,10 @@ impl Live {
 
     /// Waits for credit too: it does not owe, because nobody may look at this lane for an hour.
     fn write_signal(&mut self, request: Request, bytes: &[u8]) -> Result<(), Stop> {
-        let deadline = Deadline::after(DATA_DEADLINE);
-        let to = self.target(request, deadline)?;
+        let to = self.target(request, data_deadline)?;
         if !self.engine.sender.signal(request, to, bytes)? {
             self.engine.sender.stalled();
-            self.wait(deadline, true, |engine| {
+            self.wait(data_deadline(), true, |engine| {
                 engine.sender.post()?;
                 engine.advance(None)?;
                 Ok(engine.sender.signal(request, to, bytes)?.then_some(()))
@@ -202,7 +206,7 @@ impl Live {
         expected: Option<u64>,
         deadline: Deadline,
     ) -> Result<u64, Stop> {
-        let at = self.target(request, deadline)?;
+        let at = self.target(request, || deadline)?;
         let mut number = None;
         self.wait(deadline, true, |engine| {
             if number.is_none() {
@@ -216,25 +220,14 @@ impl Live {
 }
 
 impl VerbsLane {
-    pub(super) const fn new(peer: String, mailbox: Mailbox, live: Box<Live>) -> Self {
+    pub(super) fn new(peer: String, mailbox: Mailbox, live: Box<Live>) -> Self {
         Self {
             peer,
             mailbox,
             live: Some(live),
             broken: None,
             op: "open",
-            counted: Counters {
-                doorbells: 0,
-                requests: 0,
-                reads: 0,
-                writes: 0,
-                atomics: 0,
-                signals: 0,
-                empty_signals: 0,
-                completions: 0,
-                received: 0,
-                stalls: 0,
-            },
+            counted: Counters::default(),
         }
     }
 
@@ -293,7 +286,7 @@ impl Lane for VerbsLane {
     ) -> Result<(), LaneError> {
         fits("read", ops, into.head, into.body)?;
         self.call("read", |live| {
-            live.know(ops, deadline)?;
+            live.know(ops, || deadline)?;
             let mut caller = Caller::new(ops, into);
             live.wait(deadline, false, |engine| {
                 engine.advance(Some(&mut caller))?;
@@ -305,7 +298,7 @@ impl Lane for VerbsLane {
     fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
         fits("post_read", &batch.ops, &batch.head, &batch.body)?;
         self.call("post_read", |live| {
-            live.know(&batch.ops, Deadline::after(DATA_DEADLINE))?;
+            live.know(&batch.ops, data_deadline)?;
             live.engine.pulls.take(batch);
             Ok(())
         })
@@ -367,6 +360,11 @@ impl Lane for VerbsLane {
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
     }
+}
+
+/// Of calls that do not say; asked for only if something has to be waited for.
+fn data_deadline() -> Deadline {
+    Deadline::after(DATA_DEADLINE)
 }
 
 fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<(), LaneError> {

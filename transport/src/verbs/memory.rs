@@ -261,12 +261,17 @@ impl MemoryRegion {
         })
     }
 
-    /// The place `at` bytes from its start, for a peer.
+    /// The place `at` bytes from its start, for a peer; whether it is inside is checked when it is
+    /// used.
     pub const fn target(&self, at: usize) -> Target {
         Target {
             rkey: self.rkey,
-            address: self.iova + at as u64,
+            address: self.iova.wrapping_add(at as u64),
         }
+    }
+
+    pub(super) const fn raw(&self) -> NonNull<ffi::ibv_mr> {
+        self.mr
     }
 
     #[cold]
@@ -349,7 +354,7 @@ impl fmt::Debug for MemoryRegion {
 /// region that is opened to a stranger has to end where the window does.
 ///
 /// # Invariants
-/// - `mw` is not deallocated; `bound` outlives it (declared after it is dropped by `drop`).
+/// - `mw` is not deallocated, and the region it was bound to lives until it is.
 ///
 /// [`QueuePair::bind_window`]: super::pair::QueuePair::bind_window
 #[doc(alias = "ibv_mw")]
@@ -386,6 +391,10 @@ impl MemoryWindow {
         })
     }
 
+    pub(super) const fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.pd
+    }
+
     /// The key that the next bind gives it: the lowest byte counts binds.
     pub(super) const fn next_rkey(&self) -> u32 {
         self.rkey & !0xff | self.rkey.wrapping_add(1) & 0xff
@@ -399,12 +408,6 @@ impl MemoryWindow {
 
     pub(super) const fn raw(&self) -> NonNull<ffi::ibv_mw> {
         self.mw
-    }
-}
-
-impl MemoryRegion {
-    pub(super) const fn raw(&self) -> NonNull<ffi::ibv_mr> {
-        self.mr
     }
 }
 

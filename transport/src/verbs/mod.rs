@@ -15,7 +15,7 @@
 //! | [`adapter`] | which device, port and address a connection uses |
 //! | [`memory`] | protection domains, registered regions, windows |
 //! | [`queue`] | completions, and the descriptor that wakes for them |
-//! | [`pair`] | queue pairs, their states, how they end |
+//! | [`mod@pair`] | queue pairs, their states, how they end |
 //! | [`chain`] | work requests, many to a doorbell |
 //! | [`notifier`] | one channel for each thread: how it sleeps |
 //! | `credit` | who may signal, and how no wake-up is lost. Pure |

@@ -70,7 +70,7 @@ impl Notifier {
             return Ok(shared);
         }
         let device = adapter.device();
-        let channel = CompletionChannel::new(&device)?;
+        let channel = CompletionChannel::new(device)?;
         watch.add(&*channel, false).map_err(|e| {
             let errno = rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO);
             device.failed("epoll_ctl of a completion channel", errno)
@@ -100,7 +100,7 @@ impl Notifier {
         let token = free.unwrap_or(sources.len());
         let device = self.adapter.device();
         let source = Arc::new(Source {
-            queue: CompletionQueue::new(&device, capacity, Some((&self.channel, token)))?,
+            queue: CompletionQueue::new(device, capacity, Some((&self.channel, token)))?,
             armed: AtomicBool::new(false),
             wakes: AtomicBool::new(wakes),
         });

@@ -7,10 +7,11 @@ use super::domain::ClientDomain;
 use super::ends::{Pairs, Roles, peers};
 use super::error::VerbsError;
 use super::keys::Keys;
-use super::lane::{Engine, Live, VerbsLane};
+use super::lane::{BATCH, Engine, Live, VerbsLane};
 use super::memory::{Access, MemoryRegion, Target};
 use super::notifier::{Notifier, Queue, Waiter};
 use super::pull::{LandingMemory, Pulls};
+use super::queue::Completion;
 use super::send::{Copies, Sender, memory};
 use crate::fabric::{Mailbox, SPIN};
 use crate::ids::{ApplierId, RegionKey};
@@ -125,6 +126,7 @@ impl LaneOffer {
             pulls: Pulls::new(pulls),
             arrivals: self.arrivals,
             keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
+            batch: [Completion::EMPTY; BATCH],
         };
         let live = Live {
             engine,

@@ -136,7 +136,8 @@ impl QueuePair<Init> {
     /// completions go to `sends` and `receives`, which must have room for all that can be posted.
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] when the device does not have so much; [`VerbsError::Call`].
+    /// [`VerbsError::Limit`] when the device does not have so much; [`VerbsError::Call`], with EXDEV
+    /// when the arguments are not of one open device.
     #[doc(alias = "ibv_create_qp")]
     pub fn new(
         pd: &Arc<ProtectionDomain>,
@@ -146,6 +147,11 @@ impl QueuePair<Init> {
         options: &PairOptions,
     ) -> Result<Self, VerbsError> {
         let device = pd.device();
+        // A provider that is given another one's object would take it for its own.
+        let all = [adapter.device(), sends.device(), receives.device()];
+        if !all.iter().all(|d| Arc::ptr_eq(d, device)) {
+            return Err(device.failed("ibv_create_qp", Errno::XDEV));
+        }
         check_limits(pd, options)?;
         let psn = getrandom::u32().map_err(|_| device.failed("getrandom", Errno::IO))?;
         let mut attributes = ffi::ibv_qp_init_attr {
@@ -163,7 +169,8 @@ impl QueuePair<Init> {
             qp_type: bits::RELIABLE,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queues live (invariants), and are held below as long as the pair.
+        // SAFETY: domain and queues live (invariants), are of one device, and are held below as
+        // long as the pair.
         let qp = unsafe { ffi::create_qp(pd.raw(), &mut attributes) }
             .map_err(|e| device.failed("ibv_create_qp", e))?;
         // SAFETY: just created; libibverbs filled its fields.
@@ -239,7 +246,8 @@ impl QueuePair<ReadyToSend> {
     /// the peer after it. The window is closed when the pair is dropped. Cost: allocates.
     ///
     /// # Errors
-    /// [`VerbsError::Bounds`], or [`VerbsError::Post`] when the provider refuses.
+    /// [`VerbsError::Bounds`]; [`VerbsError::Call`] with EXDEV when window or region is of another
+    /// domain; [`VerbsError::Post`] when the provider refuses.
     #[doc(alias = "IBV_WR_BIND_MW")]
     pub fn bind_window(
         &mut self,
@@ -251,6 +259,16 @@ impl QueuePair<ReadyToSend> {
         access: Access,
     ) -> Result<u32, VerbsError> {
         let range = region.sge(at, bytes)?;
+        if ![window.domain(), region.domain()]
+            .iter()
+            .all(|d| Arc::ptr_eq(d, &self.inner.pd))
+        {
+            return Err(self
+                .inner
+                .pd
+                .device()
+                .failed("bind of a window", Errno::XDEV));
+        }
         let rkey = window.next_rkey();
         let mut request = ffi::empty_request();
         request.wr_id = wr_id;
@@ -264,8 +282,8 @@ impl QueuePair<ReadyToSend> {
             bytes as u64,
             access.bits(),
         );
-        // SAFETY: pair, window and region live (invariants); the pair keeps the window, and that
-        // the region, from here on.
+        // SAFETY: pair, window and region live (invariants) and are of one device; the pair keeps
+        // the window, and that the region, from here on.
         let posted = unsafe { ffi::post_send(self.inner.qp, &raw mut request) };
         posted.map_err(|(errno, _)| VerbsError::Post {
             device: Arc::clone(self.inner.pd.device().name()),

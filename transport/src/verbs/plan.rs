@@ -45,6 +45,17 @@ pub(super) enum Fence {
     Wait,
 }
 
+/// The next piece of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Next {
+    /// Its length.
+    pub(super) bytes: usize,
+    /// Whether it is fenced.
+    pub(super) fence: Fence,
+    /// A fenced one follows soon: better on the same pair than waited for.
+    pub(super) stay: bool,
+}
+
 /// The chain that is being filled.
 #[derive(Debug, Default)]
 pub(super) struct Planner {
@@ -54,13 +65,12 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    /// Where the next piece goes, of `bytes` bytes; `load` tells about each of `pairs` pairs. If it
-    /// is not to wait, it counts as put.
+    /// Where the next piece goes; `load` tells about each of `pairs` pairs. If it is not to wait, it
+    /// counts as put.
     pub(super) fn next(
         &mut self,
         pairs: usize,
-        bytes: usize,
-        fence: Fence,
+        Next { bytes, fence, stay }: Next,
         load: impl Fn(usize) -> Load,
     ) -> Step {
         let mut busy = (0..pairs).filter(|&pair| load(pair).busy);
@@ -78,7 +88,7 @@ impl Planner {
             return Step::Put { pair, fence: true };
         }
         let full = self.requests >= VERBS_CHAIN_REQUESTS || self.bytes >= VERBS_CHAIN_BYTES;
-        let from = self.pair + usize::from(full);
+        let from = self.pair + usize::from(full && !stay);
         // The pair of the chain, if it has room; else the next one that has.
         let candidates = (0..pairs).map(|n| (from + n) % pairs);
         match candidates.into_iter().find(|&pair| load(pair).room) {
@@ -132,7 +142,12 @@ mod tests {
     fn put(planner: &mut Planner, count: usize, bytes: usize) -> Vec<usize> {
         let mut at = Vec::new();
         for _ in 0..count {
-            match planner.next(4, bytes, Fence::No, |_| IDLE) {
+            let next = Next {
+                bytes,
+                fence: Fence::No,
+                stay: false,
+            };
+            match planner.next(4, next, |_| IDLE) {
                 Step::Put { pair, fence: false } => at.push(pair),
                 step => panic!("{step:?}"),
             }
@@ -173,16 +188,58 @@ mod tests {
             pair: 0,
             fence: false,
         };
-        assert_eq!(planner.next(4, 8, Fence::Device, on(&[])), free);
-        assert_eq!(planner.next(4, 8, Fence::Device, on(&[2])), fenced);
-        assert_eq!(planner.next(4, 8, Fence::Device, on(&[2, 3])), Step::Wait);
-        assert_eq!(planner.next(4, 8, Fence::Wait, on(&[2])), Step::Wait);
+        let next = |fence| Next {
+            bytes: 8,
+            fence,
+            stay: false,
+        };
+        let device = next(Fence::Device);
+        assert_eq!(planner.next(4, device, on(&[])), free);
+        assert_eq!(planner.next(4, device, on(&[2])), fenced);
+        assert_eq!(planner.next(4, device, on(&[2, 3])), Step::Wait);
+        assert_eq!(planner.next(4, next(Fence::Wait), on(&[2])), Step::Wait);
         let full = |_| Load {
             busy: true,
             room: false,
         };
-        assert_eq!(planner.next(1, 8, Fence::Device, full), Step::Wait);
-        assert_eq!(planner.next(1, 8, Fence::No, full), Step::Wait);
+        assert_eq!(planner.next(1, device, full), Step::Wait);
+        assert_eq!(planner.next(1, next(Fence::No), full), Step::Wait);
+    }
+
+    #[test]
+    fn what_a_fence_will_wait_for_stays_on_one_pair() {
+        let mut planner = Planner::default();
+        let before = Next {
+            bytes: 272,
+            fence: Fence::No,
+            stay: true,
+        };
+        for _ in 0..63 {
+            let step = planner.next(4, before, |_| IDLE);
+            assert_eq!(
+                step,
+                Step::Put {
+                    pair: 0,
+                    fence: false
+                }
+            );
+        }
+        let last = Next {
+            fence: Fence::Device,
+            stay: false,
+            ..before
+        };
+        let load = |pair| Load {
+            busy: pair == 0,
+            room: true,
+        };
+        assert_eq!(
+            planner.next(4, last, load),
+            Step::Put {
+                pair: 0,
+                fence: true
+            }
+        );
     }
 
     proptest! {
@@ -198,12 +255,14 @@ mod tests {
             let mut out = vec![0usize; pairs];
             for (fence, bytes, mut random) in pieces {
                 let fence = [Fence::No, Fence::Device, Fence::Wait][fence];
+                let stay = random % 2 == 0;
+                let next = Next { bytes, fence, stay };
                 loop {
                     let load = |pair: usize| Load {
                         busy: out[pair] > 0,
                         room: out[pair] < ROOM,
                     };
-                    match planner.next(pairs, bytes, fence, load) {
+                    match planner.next(pairs, next, load) {
                         Step::Put { pair, fence: by_device } => {
                             let others = (0..pairs).filter(|&p| p != pair && out[p] > 0).count();
                             prop_assert!(fence == Fence::No || others == 0);

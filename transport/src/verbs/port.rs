@@ -54,6 +54,8 @@ struct Live {
     /// The client has signalled: its pairs are connected.
     ready: bool,
     backlog: Backlog,
+    /// Kept, because to clear it costs as much as to look into an empty queue.
+    batch: [Completion; BATCH],
     _inbox: Arc<MemoryRegion>,
     /// What the client reads is registered as long as its lane lives.
     _domain: Arc<Domain>,
@@ -84,7 +86,8 @@ impl VerbsPort {
     /// Answers a client's offer: makes and connects as many pairs, opens `inbox` to them, and says
     /// what the client is to be told. The port belongs to the notifier's thread; `peer` names the
     /// client in errors. The inbox must begin at a page of its memory. Cost: some ten system calls
-    /// and the pinning of the inbox; it waits for nothing but its own device.
+    /// and the pinning of the inbox. It waits for its own device only, but the kernel may look for
+    /// a second for the way to an address that does not answer.
     ///
     /// # Errors
     /// [`VerbsError`]: what the client told cannot be, there is no way to it, or the device or
@@ -131,6 +134,7 @@ impl VerbsPort {
             },
             ready: false,
             backlog: Backlog::default(),
+            batch: [Completion::EMPTY; BATCH],
             _inbox: registered,
             _domain: Arc::clone(domain),
         };
@@ -178,7 +182,7 @@ fn open_inbox(
     let bytes = inbox_bytes(inbox.ring().bytes() as usize);
     let (region, base) = inbox.region();
     // Order is strict here: the tail tells that what was written before it is there.
-    let windows = pd.device().limits().windows;
+    let windows = domain.windows();
     let access = Access::LOCAL_WRITE
         | if windows {
             Access::WINDOWS
@@ -296,10 +300,9 @@ impl Live {
 
     fn poll(&mut self) -> Result<bool, Fault> {
         let mut any = self.sender.poll()?;
-        let mut batch = [Completion::EMPTY; BATCH];
         loop {
-            let got = self.arrivals.poll(&mut batch)?;
-            for completion in &batch[..got] {
+            let got = self.arrivals.poll(&mut self.batch)?;
+            for completion in &self.batch[..got] {
                 if completion.wr_id != RECEIVE {
                     return Err(Fault::Ended(None, completion.status));
                 }
@@ -307,17 +310,15 @@ impl Live {
                 self.ready = true;
             }
             any |= got > 0;
-            if got < batch.len() {
+            if got < self.batch.len() {
                 break;
             }
         }
         if self.ready && !self.backlog.is_idle() {
             any |= self.drain()?;
         }
-        self.sender.settle()?;
-        if self.ready && !self.backlog.is_empty() {
-            self.sender.set_full(true);
-        }
+        let waiting = self.ready && !self.backlog.is_empty();
+        self.sender.settle(waiting)?;
         Ok(any)
     }
 }
@@ -394,6 +395,55 @@ impl Port for VerbsPort {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// On a device without windows lanes work all the same; a key of an inbox is then good for all
+    /// pairs of the domain, to write only.
+    #[test]
+    #[ignore = "needs an RDMA device: ci/softroce.sh"]
+    fn lanes_work_without_windows() {
+        use std::net::{IpAddr, Ipv4Addr};
+        use std::time::Duration;
+
+        use super::super::{Adapter, ClientDomain, pair};
+        use crate::fabric::{Exports, INBOX_KEY, Landing, Lane, ReadOp};
+        use crate::wake::OsSleeper;
+
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let exports = Arc::new(Exports::new(1));
+        let domain = Domain::with_windows(&adapter, &exports, false).unwrap();
+        let client = ClientDomain::new(&adapter).unwrap();
+        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let (mut lane, mut port, inbox) =
+            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let at = |addr| RemoteAddr {
+            key: INBOX_KEY,
+            addr,
+        };
+        lane.write_signal(at(4096), &[7; 64]).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while inbox.header(0)[7] != u64::from_le_bytes([7; 8]) {
+            assert!(!deadline.passed(), "the write does not land");
+            port.poll(&mut exports.view(), &inbox).unwrap();
+        }
+        let op = ReadOp {
+            from: at(0),
+            len: 64,
+            head_len: 0,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        let into = Landing {
+            head: &mut [],
+            body: &mut [0; 64],
+        };
+        let refused = lane.read(&[op], into, deadline);
+        assert!(
+            matches!(refused, Err(LaneError::Access { .. })),
+            "{refused:?}"
+        );
+    }
 
     #[test]
     fn a_backlog_gives_back_what_it_took_in_pieces_of_any_size() {

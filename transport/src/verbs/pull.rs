@@ -3,7 +3,7 @@
 //! A read lands in registered memory of its pair and is copied from there to where the caller wants
 //! it, when its completion has been polled: so the device never touches what was borrowed (F13),
 //! and a batch that is forgotten with its lane is written by nobody (F14). READs of one pair end in
-//! order, so each landing is given out first in first out. Reads longer than [`VERBS_CHAIN_BYTES`]
+//! order, so each landing is given out first in first out. Reads longer than [`VERBS_READ_BYTES`]
 //! are cut.
 
 use std::collections::VecDeque;
@@ -16,18 +16,20 @@ use super::flight::Flight;
 use super::keys::{Keys, UNKNOWN};
 use super::memory::{Access, MemoryRegion, ProtectionDomain, Target};
 use super::pair::{QueuePair, ReadyToSend};
-use super::plan::{Fence, Load, Planner, Step};
+use super::plan::{Fence, Load, Next, Planner, Step};
 use super::queue::Completion;
 use super::send::memory;
 use super::space::Space;
 use crate::fabric::{Landing, ReadBatch, ReadOp};
 use crate::layout::directory::KEY_CELL_BYTES;
-use crate::limits::{VERBS_CHAIN_BYTES, VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_SENDS};
+use crate::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_READ_BYTES, VERBS_SENDS};
 use crate::mem::Region;
 use crate::sync::Arc;
 
 /// The pair's number is above the request's in the number of a work request.
 const PAIR_SHIFT: u32 = 56;
+/// Reads of a list that is kept on one pair for the sake of a fence: two chains.
+const FENCED_LIST: usize = 2 * VERBS_CHAIN_REQUESTS;
 /// Batches for which there is room without allocating.
 const BATCHES: usize = 64;
 
@@ -271,45 +273,36 @@ impl Pulls {
         ops: &[ReadOp],
         progress: &mut Progress,
     ) -> Result<bool, Fault> {
+        if progress.op == ops.len() {
+            return Ok(true);
+        }
+        // A short list with a fence is kept on one pair, whose device then keeps its order.
+        let last_fence = match ops.len() {
+            0..=FENCED_LIST => ops.iter().rposition(|op| op.fence),
+            _ => None,
+        };
         while let Some(op) = ops.get(progress.op) {
             let (from, whole) = (progress.from, op.len as usize);
-            let len = (whole - from).min(VERBS_CHAIN_BYTES);
-            let request = Request {
-                op: "read",
-                at: op.from,
-                len: u64::from(op.len),
-            };
+            let len = (whole - from).min(VERBS_READ_BYTES);
             if len > 0 {
-                let fence = match (op.fence && from == 0, len == whole) {
-                    (false, _) => Fence::No,
-                    (true, true) => Fence::Device,
-                    (true, false) => Fence::Wait,
-                };
-                let pullers = &self.pullers;
-                let step = self
-                    .planner
-                    .next(pullers.len(), len, fence, |p| pullers[p].load(len));
-                let Step::Put { pair, fence } = step else {
-                    return Ok(false);
-                };
-                let target = keys
-                    .target(op.from)
-                    .ok_or(Fault::Refused(request, UNKNOWN))?;
                 let piece = Piece {
                     whose,
-                    request,
+                    request: Request::new("read", op.from, whole),
                     op: progress.op,
                     from,
                     len,
                     at: 0,
                     end: 0,
                 };
-                // A range that ends past all addresses is refused by the peer's device.
-                let from = Target {
-                    rkey: target.rkey,
-                    address: target.address.wrapping_add(from as u64),
+                let fence = match (op.fence && from == 0, len == whole) {
+                    (false, _) => Fence::No,
+                    (true, true) => Fence::Device,
+                    (true, false) => Fence::Wait,
                 };
-                self.pullers[pair].put(pair, piece, from, fence, &mut self.counters)?;
+                let stay = last_fence.is_some_and(|last| progress.op < last);
+                if !self.ask_piece(keys, piece, fence, stay)? {
+                    return Ok(false);
+                }
                 progress.out += 1;
             }
             progress.from += len;
@@ -317,6 +310,34 @@ impl Pulls {
                 (progress.op, progress.from) = (progress.op + 1, 0);
             }
         }
+        Ok(true)
+    }
+
+    /// Whether the piece is queued.
+    fn ask_piece(
+        &mut self,
+        keys: &Keys,
+        piece: Piece,
+        fence: Fence,
+        stay: bool,
+    ) -> Result<bool, Fault> {
+        let bytes = piece.len;
+        let next = Next { bytes, fence, stay };
+        let pullers = &self.pullers;
+        let step = self
+            .planner
+            .next(pullers.len(), next, |p| pullers[p].load(bytes));
+        let Step::Put { pair, fence } = step else {
+            return Ok(false);
+        };
+        let target = keys.target(piece.request.at);
+        let target = target.ok_or(Fault::Refused(piece.request, UNKNOWN))?;
+        // A range that ends past all addresses is refused by the peer's device.
+        let from = Target {
+            rkey: target.rkey,
+            address: target.address.wrapping_add(piece.from as u64),
+        };
+        self.pullers[pair].put(pair, piece, from, fence, &mut self.counters)?;
         Ok(true)
     }
 

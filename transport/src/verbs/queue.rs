@@ -178,7 +178,9 @@ impl Completion {
             _ => Operation::Other,
         };
         it.bytes = wc.byte_len;
-        it.imm = (wc.wc_flags & bits::WITH_IMM != 0).then(|| ffi::immediate_of(wc));
+        // rxe flags the sender's completion too, which has none.
+        let carries = it.operation == Operation::Receive && wc.wc_flags & bits::WITH_IMM != 0;
+        it.imm = carries.then(|| ffi::immediate_of(wc));
         it
     }
 
@@ -228,13 +230,18 @@ impl CompletionQueue {
     /// and is named there by the token.
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] when the device has none so large; [`VerbsError::Call`].
+    /// [`VerbsError::Limit`] when the device has none so large; [`VerbsError::Call`], with EXDEV
+    /// when the channel is of another open device.
     #[doc(alias = "ibv_create_cq")]
     pub fn new(
         device: &Arc<Device>,
         capacity: usize,
         channel: Option<(&Arc<CompletionChannel>, usize)>,
     ) -> Result<Arc<Self>, VerbsError> {
+        // A provider that is given another one's object would take it for its own.
+        if channel.is_some_and(|(channel, _)| !Arc::ptr_eq(&channel.device, device)) {
+            return Err(device.failed("ibv_create_cq", Errno::XDEV));
+        }
         let most = device.limits().completions;
         let entries = i32::try_from(capacity.max(1)).unwrap_or(i32::MAX);
         if entries as u32 > most {
@@ -247,7 +254,8 @@ impl CompletionQueue {
         }
         let token = channel.map_or(0, |(_, token)| token);
         let raw = channel.map(|(channel, _)| channel.channel);
-        // SAFETY: context and channel live (invariants), and this holds them from now on.
+        // SAFETY: context and channel live (invariants) and belong together; this holds them from
+        // now on.
         let cq = unsafe { ffi::create_cq(device.context(), entries, token, raw) }
             .map_err(|e| device.failed("ibv_create_cq", e))?;
         // SAFETY: just created; libibverbs filled its fields.
@@ -308,6 +316,10 @@ impl CompletionQueue {
         // SAFETY: the queue lives (invariant).
         unsafe { ffi::req_notify_cq(self.cq) }
             .map_err(|e| self.device.failed("ibv_req_notify_cq", e))
+    }
+
+    pub(super) const fn device(&self) -> &Arc<Device> {
+        &self.device
     }
 
     pub(super) const fn raw(&self) -> NonNull<ffi::ibv_cq> {

@@ -27,7 +27,7 @@ use crate::sync::Arc;
 /// Number of all receives: nothing distinguishes them.
 pub(super) const RECEIVE: u64 = u64::MAX;
 /// Completions that are taken out at once.
-const BATCH: usize = 16;
+const BATCH: usize = 8;
 /// Where the old value of an atomic lands.
 const OLD_AT: usize = 0;
 /// Where the copies of writes begin.
@@ -153,6 +153,7 @@ impl Sender {
             self.chain.write_inline(number, bytes, to, Flags::NONE)?;
         } else {
             let Some(at) = self.copies.space.take(bytes.len()) else {
+                self.set_full(true);
                 return Ok(false);
             };
             let at = COPIES_AT + at;
@@ -247,8 +248,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes in what is over, and gives its room back; whether anything is.
+    /// Takes in what is over, and gives its room back; whether anything is. Cost: nothing when
+    /// nothing is under way.
     pub(super) fn poll(&mut self) -> Result<bool, Fault> {
+        if self.flight.is_empty() {
+            return Ok(false);
+        }
         let mut batch = [Completion::EMPTY; BATCH];
         let mut any = false;
         loop {
@@ -292,10 +297,15 @@ impl Sender {
         Ok(())
     }
 
-    /// After all that arrived was heard: posts receives again, and signals if that is due. What is
-    /// due and finds no room stays due until a completion makes some, which then wakes the thread:
-    /// without room, at least as many requests as are not in a chain are posted and not over.
-    pub(super) fn settle(&mut self) -> Result<(), Fault> {
+    /// After all that arrived was heard: posts receives again, and signals if that is due. With
+    /// `waiting` its caller has something that found no room.
+    ///
+    /// What is due, or waits, goes on when a completion makes room, which has to wake the thread:
+    /// there is one to come, since the chain holds a quarter of the queue at most and the rest is
+    /// posted; and whoever finds no memory for a copy posts the chain. The queue of sends wakes from the refusal on, thus before the thread
+    /// arms what wakes it, until all have found room; otherwise it does not, because the completion
+    /// of each push would wake for nothing.
+    pub(super) fn settle(&mut self, waiting: bool) -> Result<(), Fault> {
         if self.taken > 0 {
             self.pair.post_receives(RECEIVE, self.taken as usize)?;
             // Only now may they be announced.
@@ -306,12 +316,12 @@ impl Sender {
         if room && let Some(immediate) = self.credits.due() {
             self.give(immediate)?;
         }
-        self.set_full(!room);
+        self.set_full(!room || waiting);
         Ok(())
     }
 
     /// Whether completions of sends are to wake the thread.
-    pub(super) fn set_full(&mut self, full: bool) {
+    fn set_full(&mut self, full: bool) {
         if self.full != full {
             self.full = full;
             self.queue.set_wakes(full);
@@ -349,7 +359,11 @@ impl Sender {
         if self.chain.capacity() - self.chain.len() < requests {
             self.post()?;
         }
-        Ok(self.flight.room() >= requests)
+        let room = self.flight.room() >= requests;
+        if !room {
+            self.set_full(true);
+        }
+        Ok(room)
     }
 
     /// Notes the request that was queued just now.

@@ -109,7 +109,8 @@ impl Sysfs {
             .collect()
     }
 
-    fn gid(&self, device: &str, port: u8, index: u8) -> Option<GidEntry> {
+    /// One entry of a port's table, if it is not empty.
+    pub fn gid(&self, device: &str, port: u8, index: u8) -> Option<GidEntry> {
         let text = self.read(device, port, &format!("gids/{index}"))?;
         let gid = Gid(text.parse::<Ipv6Addr>().ok()?.octets());
         if gid == Gid::default() {
@@ -196,5 +197,152 @@ impl fmt::Display for Link {
             Self::Ethernet => "Ethernet",
             Self::InfiniBand => "InfiniBand",
         })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::Sysfs;
+    use std::fs;
+
+    /// A tree like the kernel's, in a folder of its own.
+    pub(in crate::verbs) struct Tree(tempfile::TempDir);
+
+    impl Tree {
+        pub(in crate::verbs) fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        pub(in crate::verbs) fn sysfs(&self) -> Sysfs {
+            Sysfs::at(self.0.path())
+        }
+
+        pub(in crate::verbs) fn write(&self, path: &str, text: &str) {
+            let path = self.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+
+        pub(in crate::verbs) fn port(&self, device: &str, port: u8, link: &str, state: &str) {
+            let folder = format!("{device}/ports/{port}");
+            self.write(&format!("{folder}/link_layer"), &format!("{link}\n"));
+            self.write(&format!("{folder}/state"), &format!("{state}\n"));
+        }
+
+        /// An entry; without a network interface where `netdev` is empty.
+        pub(in crate::verbs) fn gid(
+            &self,
+            device: &str,
+            port: u8,
+            index: u8,
+            gid: &str,
+            kind: &str,
+            netdev: &str,
+        ) {
+            let folder = format!("{device}/ports/{port}");
+            self.write(&format!("{folder}/gids/{index}"), &format!("{gid}\n"));
+            self.write(
+                &format!("{folder}/gid_attrs/types/{index}"),
+                &format!("{kind}\n"),
+            );
+            if !netdev.is_empty() {
+                let file = format!("{folder}/gid_attrs/ndevs/{index}");
+                self.write(&file, &format!("{netdev}\n"));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::testing::Tree;
+    use super::*;
+
+    const V4: &str = "0000:0000:0000:0000:0000:ffff:0a00:0102";
+    const V6: &str = "2001:0db8:0000:0000:0000:0000:0000:0007";
+    const LINK: &str = "fe80:0000:0000:0000:0202:03ff:fe04:0506";
+    const EMPTY: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
+
+    #[test]
+    fn ports_and_addresses_are_read() {
+        let tree = Tree::new();
+        tree.port("mlx5_1", 2, "Ethernet", "4: ACTIVE");
+        tree.port("mlx5_1", 1, "InfiniBand", "1: DOWN");
+        tree.port("mlx5_0", 1, "Token Ring", "5: ACTIVE_DEFER");
+        tree.gid("mlx5_1", 2, 10, V6, "RoCE v2", "eth1");
+        tree.gid("mlx5_1", 2, 0, LINK, "IB/RoCE v1", "eth1");
+        tree.gid("mlx5_1", 2, 9, V4, "RoCE v2", "");
+        let sysfs = tree.sysfs();
+        assert_eq!(sysfs.devices(), ["mlx5_0", "mlx5_1"]);
+        assert_eq!(sysfs.ports("mlx5_1"), [1, 2]);
+        assert_eq!(sysfs.link("mlx5_1", 1), Some(Link::InfiniBand));
+        assert_eq!(sysfs.link("mlx5_1", 2), Some(Link::Ethernet));
+        assert_eq!(sysfs.link("mlx5_0", 1), None);
+        let active = [("mlx5_1", 1), ("mlx5_1", 2), ("mlx5_0", 1)];
+        assert_eq!(
+            active.map(|(d, p)| sysfs.is_active(d, p)),
+            [false, true, false]
+        );
+
+        let gids = sysfs.gids("mlx5_1", 2);
+        let told: Vec<_> = gids
+            .iter()
+            .map(|g| {
+                (
+                    g.index,
+                    g.gid.address().to_string(),
+                    g.kind,
+                    g.netdev.as_deref(),
+                )
+            })
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    0,
+                    "fe80::202:3ff:fe04:506".to_owned(),
+                    GidKind::Native,
+                    Some("eth1")
+                ),
+                (9, "10.0.1.2".to_owned(), GidKind::RoceV2, None),
+                (10, "2001:db8::7".to_owned(), GidKind::RoceV2, Some("eth1")),
+            ]
+        );
+        assert_eq!(sysfs.gid("mlx5_1", 2, 9), Some(gids[1].clone()));
+    }
+
+    #[test]
+    fn what_is_missing_or_strange_is_not_there() {
+        let tree = Tree::new();
+        assert_eq!(tree.sysfs().devices(), [""; 0]);
+        assert!(Sysfs::at("/nonexistent").devices().is_empty());
+        tree.port("rxe0", 1, "Ethernet", "4: ACTIVE");
+        tree.write("rxe0/ports/strange/state", "4: ACTIVE");
+        tree.write("rxe0/ports/256/state", "4: ACTIVE");
+        tree.gid("rxe0", 1, 0, EMPTY, "RoCE v2", "lo");
+        tree.gid("rxe0", 1, 1, "not an address", "RoCE v2", "lo");
+        tree.write("rxe0/ports/1/gids/2", V4); // without a type: the kernel says EINVAL
+        tree.write("rxe0/ports/1/gids/300", V4); // no queue pair can name it
+        tree.write("rxe0/ports/1/gids/3", ""); // it went while we looked
+        let sysfs = tree.sysfs();
+        assert_eq!(sysfs.ports("rxe0"), [1]);
+        assert_eq!(sysfs.gids("rxe0", 1), []);
+        assert_eq!(sysfs.gids("rxe0", 9), []);
+        assert_eq!(sysfs.ports("rxe1"), [0; 0]);
+        assert!(!sysfs.is_active("rxe1", 1));
+    }
+
+    #[test]
+    fn a_gid_is_an_address() {
+        let v4 = Gid::of("10.0.1.2".parse().unwrap());
+        assert_eq!(v4.0[10..], [0xff, 0xff, 10, 0, 1, 2]);
+        assert_eq!(v4, Gid::of("::ffff:10.0.1.2".parse().unwrap()));
+        assert_eq!(v4.to_string(), "10.0.1.2");
+        assert!(!v4.is_link_local());
+        let link: IpAddr = "fe80::1".parse().unwrap();
+        assert!(Gid::of(link).is_link_local());
+        assert_eq!(Gid::of(link).subnet(), [0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+        assert!(!Gid::of("fec0::1".parse().unwrap()).is_link_local());
     }
 }

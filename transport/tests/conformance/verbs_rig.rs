@@ -3,27 +3,19 @@
 
 use crate::threads::ThreadRig;
 
-/// The rig, or nothing and the reason printed. Where the device has to be there
-/// (`TIDEWATER_NEED=verbs`), its absence is a failure.
-pub(crate) fn here() -> Option<ThreadRig> {
-    match rig() {
-        Ok(rig) => Some(rig),
-        Err(why) => {
-            let needed = std::env::var("TIDEWATER_NEED").is_ok_and(|n| n.contains("verbs"));
-            assert!(!needed, "verbs are needed here: {why}");
-            println!("verbs skipped: {why}");
-            None
-        }
-    }
+/// The rig, which has to be there.
+pub(crate) fn here() -> ThreadRig {
+    rig().unwrap_or_else(|why| panic!("no verbs here: {why}"))
 }
 
+/// The rig, or why there is none.
 #[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
-fn rig() -> Result<ThreadRig, String> {
+pub(crate) fn rig() -> Result<ThreadRig, String> {
     Err("built without the features `verbs` and `verbs-dlopen`".to_owned())
 }
 
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-use wired::rig;
+pub(crate) use wired::rig;
 
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 mod wired {
@@ -44,7 +36,7 @@ mod wired {
         Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None)
     }
 
-    pub(super) fn rig() -> Result<ThreadRig, String> {
+    pub(crate) fn rig() -> Result<ThreadRig, String> {
         adapter().map_err(|e| e.to_string())?;
         Ok(ThreadRig {
             kind: TransportKind::Verbs,

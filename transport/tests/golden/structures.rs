@@ -3,6 +3,7 @@
 use tidewater_transport::fabric::{Exports, INBOX_KEY};
 use tidewater_transport::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
 use tidewater_transport::layout::dense::TaggedU32;
+use tidewater_transport::layout::directory::{KEY_CELL_BYTES, KeyCell};
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::frame::{
     CLOCK_FINISHED, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader, FrameKind,
@@ -41,6 +42,7 @@ pub(crate) const TYPES: &[&str] = &[
     "Entry",
     "ExtentEntry",
     "FrameHeader",
+    "KeyCell",
     "Loc",
     "Reject",
     "ReplyHeader",
@@ -147,12 +149,17 @@ fn lines() -> Vec<(&'static str, Vec<u8>)> {
         len: 65_536,
         salt: SALT,
     };
+    let cell = KeyCell {
+        key: RegionKey(0x05a0_0003),
+        rkey: 0x0002_1d17,
+    };
     vec![
         ("state-line", line(state.to_line(SESSION))),
         ("clock-line", line(clock.to_line(SESSION, 5))),
         ("snapshot-line", line(snapshot.to_line(SALT))),
         ("reject-cell", line(reject.to_line(SESSION))),
         ("extent-entry", line(extent.to_line(SALT, 2))),
+        ("key-cell", cell.to_bytes(SALT, 3).to_vec()),
     ]
 }
 
@@ -491,6 +498,11 @@ fn places() -> Vec<(&'static str, u64)> {
         ("MAILBOX_BYTES", MAILBOX_BYTES),
         ("REPLY_SLOTS", REPLY_SLOTS),
         ("REPLY_SLOT_BYTES", REPLY_SLOT_BYTES),
+        ("KEY_CELL_BYTES", KEY_CELL_BYTES),
+        ("VERBS_RECEIVES", usize::from(limits::VERBS_RECEIVES)),
+        ("VERBS_CHAIN_REQUESTS", limits::VERBS_CHAIN_REQUESTS),
+        ("VERBS_READ_BYTES", limits::VERBS_READ_BYTES),
+        ("VERBS_WRITE_BYTES", limits::VERBS_WRITE_BYTES),
         ("CONTROL_HEADER_BYTES", frame::HEADER_BYTES),
         ("TCP_HEADER_BYTES", HEADER_BYTES),
         ("TCP_ENTRY_BYTES", ENTRY_BYTES),

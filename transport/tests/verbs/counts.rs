@@ -1,0 +1,189 @@
+//! What operations cost, in doorbells, work requests and packets.
+
+use tidewater_transport::fabric::{INBOX_KEY, Lane, Port, ReadOp, RemoteAddr};
+use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_transport::verbs::Counters;
+
+use crate::harness::{Ends, Host, noise, row};
+
+/// Row of 256 bytes with its head.
+const ROW: usize = 272;
+
+/// What `act` costs the lane, and the device in packets.
+fn cost(host: &Host, ends: &mut Ends, act: impl FnOnce(&mut Ends)) -> (Counters, Option<u64>) {
+    ends.settle();
+    let (before, sent) = (ends.lane.counters(), host.sent_packets());
+    act(ends);
+    let packets = host.sent_packets().zip(sent).map(|(after, b)| after - b);
+    (ends.lane.counters() - before, packets)
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_row_is_one_read_and_one_doorbell() {
+    let host = Host::new();
+    for pulls in [1, 4] {
+        let mut ends = host.connect(pulls);
+        let want = noise(4096);
+        // The first read of a region looks its key up.
+        ends.read(&[row(host.at(0), ROW, 0)]).unwrap();
+        for n in 1..10 {
+            let (cost, packets) = cost(&host, &mut ends, |ends| {
+                let (head, body) = ends.read(&[row(host.at(n * 320), ROW, 0)]).unwrap();
+                assert_eq!(head, want[n * 320..][..16]);
+                assert_eq!(body, want[n * 320 + 16..][..256]);
+            });
+            assert_eq!(
+                (cost.reads, cost.requests, cost.doorbells),
+                (1, 1, 1),
+                "{cost:?}"
+            );
+            assert_eq!(packets.unwrap_or(2), 2, "a request and its answer");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn sixty_four_rows_are_two_doorbells() {
+    let host = Host::new();
+    for (pulls, fenced) in [(1, false), (2, false), (4, false), (4, true)] {
+        let mut ends = host.connect(pulls);
+        let mut ops: Vec<ReadOp> = (0..64).map(|n| row(host.at(n * 320), ROW, n)).collect();
+        ops[63].fence = fenced;
+        ends.read(&ops[..1]).unwrap();
+        for _ in 0..3 {
+            let (cost, packets) = cost(&host, &mut ends, |ends| {
+                let (head, body) = ends.read(&ops).unwrap();
+                let want = noise(64 * 320);
+                for n in 0..64 {
+                    assert_eq!(head[n * 16..][..16], want[n * 320..][..16]);
+                    assert_eq!(body[n * 256..][..256], want[n * 320 + 16..][..256]);
+                }
+            });
+            assert_eq!((cost.reads, cost.requests), (64, 64), "{cost:?}");
+            assert!(
+                cost.doorbells <= 2,
+                "{pulls} pairs, fence {fenced}: {cost:?}"
+            );
+            assert_eq!(packets.unwrap_or(128), 128);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_push_is_one_doorbell_and_two_requests() {
+    let host = Host::new();
+    let mut ends = host.connect(1);
+    let inbox = |addr| RemoteAddr {
+        key: INBOX_KEY,
+        addr,
+    };
+    for n in 1..10u8 {
+        let (cost, packets) = cost(&host, &mut ends, |ends| {
+            let frame = vec![n; 4096];
+            ends.lane
+                .write(inbox(INBOX_RING_AT as u64), &frame)
+                .unwrap();
+            ends.lane
+                .write_signal(inbox(INBOX_TAIL_AT as u64), &[n; 16])
+                .unwrap();
+        });
+        assert_eq!((cost.doorbells, cost.requests), (1, 2), "{cost:?}");
+        assert_eq!(
+            (cost.writes, cost.signals, cost.stalls),
+            (2, 1, 0),
+            "{cost:?}"
+        );
+        println!("a push of 4096 bytes: {packets:?} packets");
+        ends.settle();
+        assert_eq!(
+            ends.inbox.window().as_read().load(INBOX_TAIL_AT),
+            u64::from_le_bytes([n; 8])
+        );
+        assert_eq!(
+            ends.inbox.window().as_read().load(INBOX_RING_AT + 4088),
+            u64::from_le_bytes([n; 8])
+        );
+    }
+    // What the applier tells back is one doorbell too.
+    let before = ends.port.counters();
+    ends.port.post(0, &[1; 64]).unwrap();
+    ends.port.signal().unwrap();
+    let cost = ends.port.counters() - before;
+    assert_eq!((cost.doorbells, cost.requests), (1, 2), "{cost:?}");
+}
+
+/// Version words, payload, version words for each window of 256 KiB, as dense pulls read them.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_mebibyte_costs_its_packets_and_few_more() {
+    const WINDOW: usize = 256 << 10;
+    let host = Host::new();
+    for pulls in [1, 4] {
+        let mut ends = host.connect(pulls);
+        let words = ReadOp {
+            from: host.at(1 << 20),
+            len: 128,
+            head_len: 128,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        ends.read(&[words]).unwrap();
+        let want = noise(1 << 20);
+        let (cost, packets) = cost(&host, &mut ends, |ends| {
+            for window in 0..4 {
+                let payload = ReadOp {
+                    from: host.at(window * WINDOW),
+                    len: WINDOW as u32,
+                    head_len: 0,
+                    fence: true,
+                    ..words
+                };
+                let after = ReadOp {
+                    head_at: 128,
+                    fence: true,
+                    ..words
+                };
+                let (_, body) = ends.read(&[words, payload, after]).unwrap();
+                assert!(body == want[window * WINDOW..][..WINDOW]);
+            }
+        });
+        assert_eq!((cost.reads, cost.doorbells), (12, 4), "{cost:?}");
+        let payload = (1u64 << 20) / u64::from(host.adapter.mtu());
+        println!("1 MiB: {payload} payload packets, {packets:?} in all, {cost:?}");
+        assert!(packets.unwrap_or(0) <= payload + 24, "{packets:?}");
+    }
+}
+
+/// One call for a mebibyte: cut, and spread over the pairs.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_long_read_is_cut_and_spread() {
+    let host = Host::new();
+    for pulls in [1, 3] {
+        let mut ends = host.connect(pulls);
+        let long = ReadOp {
+            from: host.at(8),
+            len: (1 << 20) + 24,
+            head_len: 16,
+            head_at: 0,
+            body_at: 0,
+            fence: true,
+        };
+        let after = ReadOp {
+            from: host.at(0),
+            body_at: (1 << 20) + 8,
+            head_at: 16,
+            len: 48,
+            ..long
+        };
+        let want = noise(2 << 20);
+        let (head, body) = ends.read(&[long, after]).unwrap();
+        assert!(head[..16] == want[8..24] && head[16..] == want[..16]);
+        assert!(body[..(1 << 20) + 8] == want[24..(1 << 20) + 32]);
+        assert!(body[(1 << 20) + 8..] == want[16..48]);
+    }
+}

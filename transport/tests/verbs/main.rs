@@ -1,0 +1,18 @@
+//! The verbs member over a real device: counts that no emulator blurs, rights, credit, recovery.
+//!
+//! The tests need an RDMA device that has this host's loopback address, such as rxe on `lo` in the
+//! guest of `ci/softroce.sh`, and are ignored without being asked for.
+#![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stdout,
+    reason = "a test's helpers"
+)]
+
+mod counts;
+mod credit;
+mod harness;
+mod recovery;
+mod rights;
+mod speed;

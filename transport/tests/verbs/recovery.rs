@@ -1,0 +1,104 @@
+//! Lanes that end, and how soon the next one is there.
+
+use std::time::Duration;
+
+use tidewater_transport::clock;
+use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, Port, RemoteAddr};
+use tidewater_transport::layout::session::INBOX_RING_AT;
+
+use crate::harness::{Host, late, row};
+
+/// With a window bound: destroyed in another order, a pair takes rxe of Linux 6.1 50 s to go.
+const SOON: Duration = Duration::from_secs(1);
+
+const RING: RemoteAddr = RemoteAddr {
+    key: INBOX_KEY,
+    addr: INBOX_RING_AT as u64,
+};
+
+/// A port in the middle of its client's writes goes in time, and the next lane comes.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_lane_is_rebuilt_within_a_second() {
+    let host = Host::new();
+    let mut times = Vec::new();
+    for round in 0..20u8 {
+        let mut ends = host.connect(2);
+        for _ in 0..30 {
+            ends.lane.write(RING, &[round; 4096]).unwrap();
+        }
+        ends.lane.flush().unwrap();
+        let began = clock::now();
+        ends.port.destroy();
+        assert!(ends.poll_port().is_err());
+        let mut next = host.connect(2);
+        next.lane.write_signal(RING, &[round; 64]).unwrap();
+        next.settle();
+        assert_eq!(
+            next.inbox.window().as_read().load(INBOX_RING_AT),
+            u64::from_le_bytes([round; 8])
+        );
+        times.push(clock::now().duration_since(began));
+        // The old client learns of it later; its lane may go now, in the middle.
+        drop(ends);
+    }
+    times.sort_unstable();
+    println!("recoveries took {times:?}");
+    // Others use the processors too: half of them tell.
+    assert!(times[times.len() / 2] < SOON, "{times:?}");
+}
+
+/// A client of a port that is gone is told within its retries, and not that it was refused.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_peer_that_is_gone_breaks_the_lane() {
+    let host = Host::new();
+    for reads in [false, true] {
+        let mut ends = host.connect(2);
+        ends.read(&[row(host.at(0), 64, 0)]).unwrap();
+        ends.port.destroy();
+        let error = if reads {
+            ends.read(&[row(host.at(0), 64, 0)]).unwrap_err()
+        } else {
+            let end = late();
+            ends.lane.write_signal(RING, &[1; 64]).unwrap();
+            loop {
+                if let Err(e) = ends.lane.poll() {
+                    break e;
+                }
+                assert!(!end.passed(), "the lane does not break");
+            }
+        };
+        println!("{error}");
+        assert!(matches!(error, LaneError::Broken { .. }), "{error}");
+        assert!(error.to_string().contains("the server"), "{error}");
+        assert!(ends.lane.poll().is_err() && ends.lane.flush().is_err());
+    }
+}
+
+/// A client that goes away with everything in flight leaves a port that goes away too.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_client_that_is_gone_breaks_the_port() {
+    let host = Host::new();
+    let mut ends = host.connect(1);
+    ends.settle();
+    drop(ends.lane);
+    let end = late();
+    let view = &mut ends.view;
+    let error = loop {
+        let told = ends
+            .port
+            .post(0, &[1; 64])
+            .and_then(|()| ends.port.signal());
+        if let Err(e) = told.and_then(|()| ends.port.poll(view, &ends.inbox)) {
+            break e;
+        }
+        assert!(!end.passed(), "the port does not break");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    println!("{error}");
+    assert!(matches!(error, LaneError::Broken { .. }), "{error}");
+    assert!(error.to_string().contains("the client"), "{error}");
+    ends.port.destroy();
+}
