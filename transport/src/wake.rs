@@ -2,6 +2,7 @@
 //!
 //! `doze` has the protocol by which no wake-up is lost, `wait` the loop that keeps it.
 
+use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
@@ -172,7 +173,7 @@ impl Dozes {
 /// A producer that has to be told before each sleep that from now on it must wake the thread: a
 /// completion queue that raises an event only when it was armed. Its descriptor is in the thread's
 /// [`Watch`].
-pub trait Arm: std::fmt::Debug + Send + Sync {
+pub trait Arm: Any + std::fmt::Debug + Send + Sync {
     /// From when this returns, what arrives makes the descriptor readable. What arrived before it
     /// need not: the caller looks once more (see `wait`). There is no counterpart for the way back;
     /// a producer that stays armed wakes once too often.
@@ -193,6 +194,17 @@ impl Arms {
     /// Takes a producer out.
     pub fn remove(&self, arm: &Arc<dyn Arm>) {
         self.lock().retain(|a| !Arc::ptr_eq(a, arm));
+    }
+
+    /// The producer of type `T` that `is` picks, if there is one: who opens a lane shares what the
+    /// thread arms already.
+    pub fn find<T: Arm>(&self, is: impl Fn(&T) -> bool) -> Option<Arc<T>> {
+        let arms = self.lock();
+        let mut of_type = arms.iter().filter_map(|arm| {
+            let any: Arc<dyn Any + Send + Sync> = Arc::clone(arm) as _;
+            any.downcast::<T>().ok()
+        });
+        of_type.find(|arm| is(arm))
     }
 
     /// Taken on the way to a system call, as that of [`Dozes`].

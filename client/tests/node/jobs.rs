@@ -124,7 +124,7 @@ impl Raw {
     fn frame(&mut self, kind: FrameKind, table: TableId, words: &[u64]) -> Option<RejectCode> {
         self.seq += 1;
         let push = matches!(kind, FrameKind::PushRows | FrameKind::PushDense);
-        let header = FrameHeader {
+        let mut header = FrameHeader {
             kind,
             flags: FrameFlags {
                 op: push.then_some(PushOp::Sum),
@@ -142,8 +142,11 @@ impl Raw {
             user_tag: 0,
             chk: 0,
         };
+        let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
+        // Looked at on verbs only.
+        header.chk = header.hasher().finish_bytes(&payload);
         let mut bytes = line_bytes(&header.to_line()).to_vec();
-        bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+        bytes.extend(payload);
         bytes.resize(bytes.len().next_multiple_of(64), 0);
         self.send(&bytes);
         let salt = self.link.session().0;

@@ -2,6 +2,7 @@
 //! over shared memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "tests say the times they measured")]
 
 mod cuts;
 mod doors;

@@ -153,6 +153,7 @@ fn a_broken_lane_is_recovered_within_a_second() {
     let (mut link, mut lanes) = rig.link(&wants_verbs(0)).unwrap();
     let applier = ApplierId(0);
     let mut lane = lanes.remove(0).lane;
+    let mut longest = Duration::ZERO;
     for round in 0..10 {
         let from = RemoteAddr {
             key: INBOX_KEY,
@@ -175,9 +176,11 @@ fn a_broken_lane_is_recovered_within_a_second() {
         let began = clock::now();
         lane = link.recover(applier, soon()).unwrap().lane;
         let took = began.elapsed();
+        longest = longest.max(took);
         assert!(took < Duration::from_secs(1), "round {round}: {took:?}");
         lane.poll().unwrap();
     }
+    println!("the longest of 10 recoveries took {longest:?}");
     link.detach(soon()).unwrap();
 }
 

@@ -315,6 +315,7 @@ pub(super) fn remedy(errno: Errno) -> &'static str {
         }
         Errno::OPNOTSUPP | Errno::NOSYS => "the device or its provider cannot do this",
         Errno::INVAL => "the device refused an attribute",
+        Errno::MFILE | Errno::NFILE => "raise the limit of open files (ulimit -n)",
         Errno::XDEV => {
             "it was given objects of another open device or domain: a fault of this program"
         }

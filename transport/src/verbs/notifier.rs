@@ -56,7 +56,8 @@ pub(super) struct Queue {
 }
 
 impl Notifier {
-    /// A channel for the thread that sleeps on `watch` and arms `arms`.
+    /// The channel of the thread that sleeps on `watch` and arms `arms`: the one it has for this
+    /// adapter, or a new one, which it keeps.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when there are no descriptors left.
@@ -65,6 +66,9 @@ impl Notifier {
         watch: &Watch,
         arms: &Arms,
     ) -> Result<Arc<Self>, VerbsError> {
+        if let Some(shared) = arms.find(|n: &Self| Arc::ptr_eq(&n.adapter, adapter)) {
+            return Ok(shared);
+        }
         let device = adapter.device();
         let channel = CompletionChannel::new(device)?;
         watch.add(&*channel, false).map_err(|e| {
