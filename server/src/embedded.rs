@@ -37,7 +37,7 @@ pub struct ClusterConfig {
     pub capacity: usize,
     /// RDMA device that servers serve clients of other processes through.
     pub rdma_device: Option<RdmaDevice>,
-    /// What their pages are. Hugepages are all taken at the start.
+    /// What their pages are [default: ordinary ones]. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// What a lost worker means.
     pub on_lost: LostWorker,
@@ -62,7 +62,7 @@ impl Default for ClusterConfig {
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
             rdma_device: None,
-            hugepages: Hugepages::Auto,
+            hugepages: Hugepages::Off,
             on_lost: LostWorker::FailJob,
             service: false,
             token: None,
