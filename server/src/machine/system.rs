@@ -155,7 +155,7 @@ fn cores(machine: &Machine, question: &Question, chosen: &Chosen) -> Check {
     let usable = machine.topology.usable();
     let (servers, clients) = (u64::from(question.servers), u64::from(question.clients));
     let appliers = u64::from(chosen.appliers) * servers;
-    let mut found = format!("{usable} usable, {appliers} appliers, {clients} clients");
+    let mut found = format!("usable {usable}, appliers {appliers}, clients {clients}");
     if let Some(quota) = machine.topology.quota {
         found = format!("{found} (cgroup grants {quota:.1})");
     }

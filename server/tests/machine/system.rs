@@ -143,12 +143,12 @@ fn cores_that_are_too_few() {
         &check,
         "cores",
         Verdict::Warn,
-        "16 usable, 17 appliers",
+        "usable 16, appliers 17",
         "fewer --appliers",
     );
     assert!(check.means.contains("nobody is pinned"), "{check:?}");
     let check = only_fault(&sound(), &with(2, 15));
-    assert_fault(&check, "cores", Verdict::Warn, "15 clients", "cpuset");
+    assert_fault(&check, "cores", Verdict::Warn, "clients 15", "cpuset");
     let limited = sound()
         .put("proc/self/cgroup", "0::/")
         .put("sys/fs/cgroup/cpu.max", "150000 100000");
@@ -156,7 +156,7 @@ fn cores_that_are_too_few() {
         &limited,
         "cores",
         Verdict::Warn,
-        "2 usable, 2 appliers, 4 clients (cgroup grants 1.5)",
+        "usable 2, appliers 2, clients 4 (cgroup grants 1.5)",
         "CPU limit",
     );
     let fake = sound()
@@ -168,7 +168,7 @@ fn cores_that_are_too_few() {
         check,
         "cores",
         Verdict::Fail,
-        "0 usable",
+        "usable 0",
         "mount /proc and /sys",
     );
 }

@@ -3,10 +3,10 @@
 //! All servers of a host reckon the same order of the processors that they may use, and each takes
 //! those after the ones of the servers before it:
 //!
-//! 1. nodes nearest to the network card first (without one: by their number), because each row that
-//!    a client reads or writes passes between card and memory;
+//! 1. nodes nearest to the network card first, because each row that a client reads or writes passes
+//!    between card and memory;
 //! 2. on a node, one SMT sibling of each core first, because siblings share the units that an
-//!    applier keeps busy;
+//!    applier keeps busy; without a card no node is nearer, and those of all nodes come first;
 //! 3. among those, one of each L3 cache in turn, so that appliers do not evict each other's rows.
 //!
 //! Where there are more appliers than processors nobody is pinned: the scheduler knows better who
@@ -265,7 +265,8 @@ impl Topology {
             (sibling, rank(&mut of_l3, (cpu.node, cpu.l3, sibling)))
         };
         let mut ranked: Vec<_> = self.allowed().map(|cpu| (cpu, next(cpu))).collect();
-        ranked.sort_by_key(|&(cpu, ranks)| (far(cpu), cpu.node, ranks, cpu.id));
+        let apart = |sibling: usize| if near.is_none() { sibling } else { 0 };
+        ranked.sort_by_key(|&(cpu, ranks)| (far(cpu), apart(ranks.0), cpu.node, ranks, cpu.id));
         ranked.into_iter().map(|(cpu, _)| cpu).collect()
     }
 
