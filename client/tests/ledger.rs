@@ -360,9 +360,9 @@ fn script(client: &mut Client) {
 /// Runs the script once, its connections cut as told, and checks what it left.
 fn cut_once(cluster: &Cluster, watcher: &mut Client, runs: &mut i64, proxy: Proxy) -> Arc<Proxy> {
     let proxy = Arc::new(proxy);
-    let through = Arc::clone(&proxy);
+    let passes = Arc::clone(&proxy);
     let wiring = Wiring {
-        dial: Arc::new(move |to| through.dial(to)),
+        through: Arc::new(move |server| passes.through(server)),
         ..Wiring::default()
     };
     let mut client = cluster.client_over(1, Sync::Asp, &wiring);

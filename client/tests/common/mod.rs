@@ -17,8 +17,8 @@ pub mod raw;
 )]
 mod verbs;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, LazyLock, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -70,23 +70,23 @@ pub struct Server {
 
 /// Puts a lane into another one.
 pub type Wrap = Arc<dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync>;
-/// Connects to an address.
-pub type Dial = Arc<dyn Fn(SocketAddr) -> TcpStream + Send + std::marker::Sync>;
+/// Takes a connection to a server, returns the client's end of one that leads there.
+pub type Through = Arc<dyn Fn(TcpStream) -> TcpStream + Send + std::marker::Sync>;
 
 /// What lies between a client and its servers.
 #[derive(Clone)]
 pub struct Wiring {
     /// Every lane goes through it, now and after each recovery.
     pub wrap: Wrap,
-    /// Every connection of a tcp lane is made by it.
-    pub dial: Dial,
+    /// Every connection of a tcp lane goes through it.
+    pub through: Through,
 }
 
 impl Default for Wiring {
     fn default() -> Self {
         Self {
             wrap: Arc::new(|lane| lane),
-            dial: Arc::new(|to| TcpStream::connect(to).unwrap()),
+            through: Arc::new(|server| server),
         }
     }
 }
@@ -300,10 +300,22 @@ struct Link {
     wiring: Wiring,
 }
 
-fn tcp_lane(dial: &Dial, near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let here = dial(listener.local_addr().unwrap());
-    let (there, _) = listener.accept().unwrap();
+/// A connection, both ends. One listener serves the whole process: a port each for thousands of
+/// connections that end within a minute would be more ports than a host has, since the kernel
+/// keeps those of ended connections for that long.
+pub fn connection() -> (TcpStream, TcpStream) {
+    static LISTENER: LazyLock<Mutex<TcpListener>> =
+        LazyLock::new(|| Mutex::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()));
+    let listener = LISTENER.lock().unwrap();
+    let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (there, from) = listener.accept().unwrap();
+    assert_eq!(from, here.local_addr().unwrap(), "a stranger came first");
+    (here, there)
+}
+
+fn tcp_lane(through: &Through, near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
+    let (here, there) = connection();
+    let here = through(here);
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     let mailbox = Mailbox::new(region, 0, MAILBOX_BYTES).unwrap();
     let lane = TcpLane::new(here, "server".into(), mailbox, near.clone()).unwrap();
@@ -325,7 +337,7 @@ impl Link {
             return asking.lane(serving, a, inbox);
         }
         let watch = &server.appliers[a].watch;
-        let (lane, port) = tcp_lane(&self.wiring.dial, &self.near, watch);
+        let (lane, port) = tcp_lane(&self.wiring.through, &self.near, watch);
         (Box::new(lane), Box::new(port))
     }
 

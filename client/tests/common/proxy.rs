@@ -1,7 +1,7 @@
 //! Connections that are cut after a given byte.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 use tidewater_transport::sync::{AtomicU64, AtomicUsize, Ordering};
 
@@ -45,13 +45,10 @@ impl Proxy {
         self.connections.load(Ordering::Acquire)
     }
 
-    /// A connection to `to` through this proxy.
-    pub fn dial(&self, to: SocketAddr) -> TcpStream {
+    /// The client's end of a connection that leads to `server` through this proxy.
+    pub fn through(&self, server: TcpStream) -> TcpStream {
         let n = self.connections.fetch_add(1, Ordering::AcqRel);
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (client, _) = listener.accept().unwrap();
-        let server = TcpStream::connect(to).unwrap();
+        let (here, client) = super::connection();
         for stream in [&client, &server] {
             stream.set_nodelay(true).unwrap();
         }
