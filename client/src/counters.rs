@@ -33,7 +33,7 @@ pub struct Counters {
     pub frames: u64,
     /// Frames that a server refused.
     pub rejects: u64,
-    /// Refused frames whose ticket nobody waited for.
+    /// Refused frames whose reason was forgotten before anybody asked for it.
     pub rejects_unclaimed: u64,
     /// Lanes re-established.
     pub recoveries: u64,

@@ -19,6 +19,23 @@ pub enum ClientError {
         /// Frame, code and numbers.
         reject: Reject,
     },
+    /// A server refused frames of this lane so long ago that the reason is not kept any more, and a
+    /// frame of the push is among them, or may be: it was not applied, or that is not known.
+    #[error(
+        "table \"{table}\" at {server}: the push {} (frames {} to {}), so many refused frames ago \
+         that the reason is forgotten; wait for tickets sooner",
+        if *.certain { "was refused" } else { "was perhaps refused" }, .frames.0, .frames.1
+    )]
+    RejectForgotten {
+        /// Name of the table.
+        table: String,
+        /// Which server.
+        server: String,
+        /// First and last of the lane's frames that were refused.
+        frames: (u64, u64),
+        /// Whether the push was refused for sure.
+        certain: bool,
+    },
     /// The deadline passed.
     #[error("{op} did not finish before its deadline: {missing}")]
     Deadline {

@@ -13,9 +13,7 @@ use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
-use tidewater_transport::limits::{
-    COORDINATOR_LOOK, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
-};
+use tidewater_transport::limits::{COORDINATOR_LOOK, DOMAINS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wait::wait_until;
 
@@ -23,11 +21,9 @@ use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::push::Ticket;
+use crate::push::rejects::{Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
-
-/// Rejects kept for tickets that have not been waited for.
-const REJECTS_KEPT: usize = FRAMES_IN_FLIGHT_MAX as usize;
 
 /// Control connections are looked at this often while calls are made: a small part of the time for
 /// which a server keeps a session whose connection was cut.
@@ -45,7 +41,7 @@ pub(crate) struct LaneState {
     lane: Box<dyn Lane>,
     broken: Option<LaneError>,
     rejects_seen: u64,
-    rejects: std::collections::VecDeque<Reject>,
+    rejects: Rejects,
     /// Every domain's clock as it was last read whole.
     clocks: [ClockLine; DOMAINS_MAX],
 }
@@ -106,7 +102,7 @@ impl LaneState {
             lane: open.lane,
             broken: None,
             rejects_seen: open.state.rejected,
-            rejects: std::collections::VecDeque::new(),
+            rejects: Rejects::default(),
             clocks: [ClockLine::default(); DOMAINS_MAX],
         })
     }
@@ -139,19 +135,19 @@ impl LaneState {
     }
 
     fn collect_rejects(&mut self, before: u64, state: StateLine, counters: &mut Counters) {
+        let mut found = 0;
         for seq in before + 1..=state.applied_seq {
             let line = self.lane.mailbox().line(mailbox_reject_at(seq));
-            let Some(reject) = Reject::from_line(&line, self.session.0) else {
-                continue;
-            };
-            if reject.seq == seq {
+            let reject = Reject::from_line(&line, self.session.0);
+            if let Some(reject) = reject.filter(|reject| reject.seq == seq) {
+                found += 1;
                 counters.rejects += 1;
-                if self.rejects.len() == REJECTS_KEPT {
-                    self.rejects.pop_front();
-                    counters.rejects_unclaimed += 1;
-                }
-                self.rejects.push_back(reject);
+                counters.rejects_unclaimed += u64::from(self.rejects.add(reject));
             }
+        }
+        if state.rejected.wrapping_sub(self.rejects_seen) != found {
+            // Its cells do not say what its state line does. No frame passes for applied for that.
+            self.rejects.lose(before + 1, state.applied_seq);
         }
         self.rejects_seen = state.rejected;
     }
@@ -166,17 +162,6 @@ impl LaneState {
         };
         *known = told.unwrap_or(*known);
         *known
-    }
-
-    /// Takes the first reject of `first..=last` out, if there is one.
-    fn claim_reject(&mut self, first: u64, last: u64) -> Option<Reject> {
-        let at = self
-            .rejects
-            .iter()
-            .position(|r| (first..=last).contains(&r.seq))?;
-        let found = self.rejects.remove(at);
-        self.rejects.retain(|r| !(first..=last).contains(&r.seq));
-        found
     }
 }
 
@@ -418,8 +403,8 @@ impl Lanes {
         }
     }
 
-    /// Whether every frame of a ticket is applied; the first that was refused.
-    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Reject)>> {
+    /// Whether every frame of a ticket is applied; lane and reason of the first that was refused.
+    pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Refused)>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
             lanes
                 .all
@@ -435,8 +420,8 @@ impl Lanes {
             let Some(l) = self.all.get_mut(lane) else {
                 continue;
             };
-            if let Some(reject) = l.claim_reject(p.first, p.last) {
-                refused = refused.or(Some((lane, reject)));
+            if let Some(why) = l.rejects.among(p.first, p.last) {
+                refused = refused.or(Some((lane, why)));
             }
         }
         Some(refused.map_or(Ok(()), Err))

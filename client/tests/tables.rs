@@ -7,6 +7,7 @@ use common::Cluster;
 use common::faults::transports;
 use tidewater_client::{ClientError, Missing, PullMode, PullOptions, Sync, TableBuilder};
 use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::limits::REJECTS_KEPT_MAX;
 use tidewater_transport::table::{Init, Optimizer, PushOp};
 
 const MODES: [PullMode; 3] = [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather];
@@ -151,7 +152,9 @@ fn a_refused_push_fails_alone_and_says_why() {
             Err(ClientError::Rejected { reject, .. }) => reject.code,
             other => panic!("{other:?}"),
         };
-        assert_eq!(code(client.wait_applied(&bad)), RejectCode::NotFinite);
+        for _ in 0..2 {
+            assert_eq!(code(client.wait_applied(&bad)), RejectCode::NotFinite);
+        }
         client.wait_applied(&good).unwrap();
         client.wait_applied(&after).unwrap();
         assert_eq!(
@@ -170,6 +173,50 @@ fn a_refused_push_fails_alone_and_says_why() {
         assert_eq!(code(client.wait_applied(&gone)), RejectCode::TableReleased);
         let t = client.push_rows(&plain, &[1], &[1.0], PushOp::Sum).unwrap();
         client.wait_applied(&t).unwrap();
+    });
+}
+
+#[test]
+fn a_push_that_was_refused_long_ago_is_not_taken_for_applied() {
+    each_transport(1, 1, |cluster| {
+        let mut client = cluster.client(0, Sync::Asp);
+        let spec = TableBuilder::sparse::<f32>("t", 1).optimizer(Optimizer::None);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        let push = |client: &mut tidewater_client::Client, value: f32| {
+            let ticket = client.push_rows(&table, &[1], &[value], PushOp::Sum);
+            ticket.unwrap()
+        };
+        let good = push(&mut client, 1.0);
+        let first = push(&mut client, f32::NAN);
+        let between = push(&mut client, 1.0);
+        let second = push(&mut client, f32::NAN);
+        for _ in 0..REJECTS_KEPT_MAX + 10 {
+            // Nobody asks.
+            let _ = push(&mut client, f32::NAN);
+        }
+        let last = push(&mut client, f32::NAN);
+        let after = push(&mut client, 1.0);
+        client.wait_applied(&after).unwrap();
+        assert_eq!(client.counters().rejects, REJECTS_KEPT_MAX as u64 + 13);
+        assert_eq!(client.counters().rejects_unclaimed, 13);
+        for _ in 0..2 {
+            client.wait_applied(&good).unwrap();
+            client.wait_applied(&between).unwrap();
+            for ticket in [&first, &second] {
+                match client.wait_applied(ticket) {
+                    Err(ClientError::RejectForgotten { certain: true, .. }) => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+            match client.try_applied(&last) {
+                Err(ClientError::Rejected { reject, .. }) => {
+                    assert_eq!(reject.code, RejectCode::NotFinite);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let told = client.wait_applied(&first).unwrap_err().to_string();
+        assert!(told.contains("was refused (frames 2 to 2)"), "{told}");
     });
 }
 

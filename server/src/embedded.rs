@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::{ClusterId, ServerId};
-use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::launch::{RdmaDevice, TokenError, TransportChoice, token};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::coordinator::{
@@ -114,9 +114,9 @@ pub enum ClusterError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The system gives no random bytes.
-    #[error("no random bytes for the job token: {0}; check that /dev/urandom exists")]
-    Random(getrandom::Error),
+    /// The job token.
+    #[error(transparent)]
+    Token(#[from] TokenError),
 }
 
 /// A running cluster. Dropping it ends it, within the grace period of a shutdown.
@@ -137,11 +137,7 @@ impl Cluster {
     pub fn start(config: &ClusterConfig) -> Result<Self, ClusterError> {
         let token = match &config.token {
             Some(token) => token.clone(),
-            None => {
-                let mut bytes = [0; 32];
-                getrandom::fill(&mut bytes).map_err(ClusterError::Random)?;
-                JobToken::new(bytes)
-            }
+            None => token::random()?,
         };
         let listening = Listening::bind(ServeConfig {
             listen: config.listen,

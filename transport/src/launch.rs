@@ -7,15 +7,16 @@
 mod device;
 #[cfg(test)]
 mod tests;
-mod token;
+pub mod token;
 
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
 pub use device::RdmaDevice;
-pub use token::{Token, TokenError};
+pub use token::TokenError;
 
 use crate::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+use crate::wire::handshake::JobToken;
 
 /// An environment variable that Tidewater reads.
 #[derive(Debug, Clone, Copy)]
@@ -165,7 +166,7 @@ pub struct JobEnv {
     /// `HOST:PORT` of the coordinator; only the coordinator itself may have none.
     pub coordinator: Option<String>,
     /// The secret that members of the job share.
-    pub token: Token,
+    pub token: JobToken,
     /// Which transport the user asked for.
     pub transport: TransportChoice,
     /// The RDMA device that the user asked for.
@@ -350,12 +351,12 @@ impl Vars {
         parsed.map(Some)
     }
 
-    fn token(&self) -> Result<Token, EnvError> {
+    fn token(&self) -> Result<JobToken, EnvError> {
         if let Some(fd) = self.number("TIDEWATER_TOKEN_FD", 0, i32::MAX.unsigned_abs())? {
-            return Ok(Token::read_descriptor(fd)?);
+            return Ok(token::read_descriptor(fd)?);
         }
         match self.find("TIDEWATER_TOKEN_FILE") {
-            Some((_, path)) => Ok(Token::read_file(path.as_ref())?),
+            Some((_, path)) => Ok(token::read_file(path.as_ref())?),
             None => Err(missing("TIDEWATER_TOKEN_FILE")),
         }
     }

@@ -67,6 +67,10 @@ pub const RING_BYTES_MIN: usize = 16 << 10;
 pub const RING_BYTES_MAX: usize = 16 << 20;
 /// Frames in flight on a ring: one reject cell each.
 pub const FRAMES_IN_FLIGHT_MAX: u64 = 1_024;
+/// Refused frames of a lane whose reasons its client keeps: as many as can be in flight.
+pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
+/// Runs of refused frames, older than those, that a client tells apart on a lane: 24 KiB.
+pub const REJECT_RUNS_MAX: usize = 1_024;
 /// Bytes of a control message: a membership list of 1,024 servers fits.
 pub const CONTROL_BYTES_MAX: usize = 1 << 20;
 /// A handshake that takes longer is closed: a silent peer must not hold a slot.

@@ -7,7 +7,6 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::WorkerId;
 use tidewater_transport::launch::{JobEnv, RdmaDevice, Role, TransportChoice};
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::handshake::JobToken;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::Sync;
@@ -60,7 +59,7 @@ impl Job {
         }
         // A worker's environment names it, or it would not have been accepted.
         let coordinator = env.coordinator.unwrap_or_default();
-        let mut join = JoinConfig::new(coordinator, JobToken::new(*env.token.as_bytes()));
+        let mut join = JoinConfig::new(coordinator, env.token);
         join.rank = Some(env.rank);
         join.workers = env.workers;
         let mut job = Self::new(join, env.transport);

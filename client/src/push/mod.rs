@@ -1,6 +1,7 @@
 //! Pushes: frames written into inbox rings, tickets that say when they are applied.
 
 pub mod combine;
+pub mod rejects;
 pub mod ring;
 pub mod ticket;
 

@@ -11,7 +11,7 @@ pub(crate) struct LaneSeqs {
 const INLINE: usize = 4;
 
 /// Where a push went. Dropping it is allowed: the push goes on, and if it fails the failure is
-/// counted in [`crate::Counters::rejects_unclaimed`]. A ticket frees nothing and owns no memory of
+/// counted in [`crate::Counters::rejects`]. A ticket frees nothing and owns no memory of
 /// the push.
 #[derive(Debug, Clone, Default)]
 #[must_use = "without waiting for it, a push that is refused goes unnoticed"]

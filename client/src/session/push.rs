@@ -13,6 +13,7 @@ use crate::lanes::Interrupt;
 use crate::pull;
 use crate::push::Ticket;
 use crate::push::combine::Combiner;
+use crate::push::rejects::Refused;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
@@ -166,7 +167,9 @@ impl Client {
     /// after the tick).
     ///
     /// # Errors
-    /// [`ClientError::Rejected`] when a server refused a frame of it; a deadline.
+    /// [`ClientError::Rejected`] when a server refused a frame of it, and
+    /// [`ClientError::RejectForgotten`] when that was too long ago to tell why, each time that it is
+    /// asked for; a deadline.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
@@ -190,7 +193,7 @@ impl Client {
     /// Whether a push is applied. Does not wait.
     ///
     /// # Errors
-    /// [`ClientError::Rejected`] when a server refused a frame of it.
+    /// As [`Client::wait_applied`], but for the deadline.
     pub fn try_applied(&mut self, ticket: &Ticket) -> Result<bool, ClientError> {
         let deadline = self.deadline();
         self.lanes.tend()?;
@@ -206,16 +209,26 @@ impl Client {
         }
     }
 
-    fn refused(
-        &self,
-        ticket: &Ticket,
-        (lane, reject): (usize, tidewater_transport::layout::lines::Reject),
-    ) -> ClientError {
+    fn refused(&self, ticket: &Ticket, (lane, why): (usize, Refused)) -> ClientError {
         let name = self.tables.iter().find(|t| t.id.0 == ticket.table());
-        ClientError::Rejected {
-            table: name.map_or("?", |t| t.name()).to_owned(),
-            server: self.lanes.name(lane).to_owned(),
-            reject,
+        let table = name.map_or("?", |t| t.name()).to_owned();
+        let server = self.lanes.name(lane).to_owned();
+        match why {
+            Refused::With(reject) => ClientError::Rejected {
+                table,
+                server,
+                reject,
+            },
+            Refused::Forgotten {
+                first,
+                last,
+                certain,
+            } => ClientError::RejectForgotten {
+                table,
+                server,
+                frames: (first, last),
+                certain,
+            },
         }
     }
 }

@@ -163,10 +163,7 @@ impl TableState {
         };
         let (ranges, each) = match self.blocks() {
             Some((layout, ranges)) => (ranges, layout.block_bytes),
-            None => {
-                let parts = self.spec.partitions;
-                (Ranges { count: rows, parts }, self.row.stride)
-            }
+            None => (Ranges::new(rows, self.spec.partitions), self.row.stride),
         };
         let count = ranges.len(p.partition.0);
         let Some(bytes) = count.checked_mul(each as u64) else {
@@ -208,13 +205,8 @@ impl TableState {
             element_bytes: self.spec.dtype.size(),
             block_bytes: block_bytes as usize,
         };
-        Some((
-            layout,
-            Ranges {
-                count: layout.blocks(),
-                parts: self.spec.partitions,
-            },
-        ))
+        let ranges = Ranges::new(layout.blocks(), self.spec.partitions);
+        Some((layout, ranges))
     }
 
     /// The lane to the owner of a key or row.
@@ -223,10 +215,7 @@ impl TableState {
         let partition = match self.spec.shape {
             Shape::Sparse { .. } => partition_of_key(key, self.spec.partitions),
             Shape::Dense { rows, .. } if key < rows => {
-                let ranges = Ranges {
-                    count: rows,
-                    parts: self.spec.partitions,
-                };
+                let ranges = Ranges::new(rows, self.spec.partitions);
                 PartitionId(ranges.part_of(key))
             }
             Shape::Dense { .. } => return None,
@@ -248,10 +237,7 @@ impl TableState {
         if row >= rows {
             return None;
         }
-        let ranges = Ranges {
-            count: rows,
-            parts: self.spec.partitions,
-        };
+        let ranges = Ranges::new(rows, self.spec.partitions);
         let partition = ranges.part_of(row);
         let part = self.dense.get(partition as usize)?.as_ref()?;
         let at = (row - ranges.start(partition)) * self.row.stride as u64;

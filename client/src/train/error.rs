@@ -116,7 +116,7 @@ const fn client_code(e: &ClientError) -> u8 {
             RejectCode::NoMemory => exit::ENVIRONMENT,
             _ => exit::CHECK,
         },
-        ClientError::Argument { .. } => exit::CHECK,
+        ClientError::RejectForgotten { .. } | ClientError::Argument { .. } => exit::CHECK,
         ClientError::Environment(_) => exit::ENVIRONMENT,
         ClientError::Refused(refusal) => match refusal.code {
             // The command line asks for a table that the cluster, or a saved model, has otherwise.

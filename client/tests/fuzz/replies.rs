@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewater_client::{PullMode, PullOptions, Sync};
+use tidewater_client::{ClientError, PullMode, PullOptions, Sync};
 use tidewater_transport::fabric::Mailbox;
 use tidewater_transport::ids::RegionKey;
 use tidewater_transport::layout::extent::ExtentEntry;
@@ -16,6 +16,7 @@ use tidewater_transport::layout::session::{
     mailbox_reject_at, mailbox_reply_at,
 };
 use tidewater_transport::layout::{Line, line_bytes, line_from_bytes};
+use tidewater_transport::table::PushOp;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::hostile::{SESSION, Shared, client};
@@ -242,4 +243,31 @@ fn no_row_of_noise_is_believed() {
             0
         );
     });
+}
+
+/// A server that counts a refused frame and never says which: none of them counts as applied.
+#[test]
+fn a_refusal_without_its_cell_leaves_the_outcome_unknown() {
+    let mut random = Random::of(1, "rejects", 0);
+    let mut script = script(&mut random);
+    script.poll = |_, mailbox, _| {
+        let line = StateLine {
+            applied_seq: 1,
+            durable_seq: 1,
+            head_bytes: 0,
+            rejected: 1,
+        };
+        put(mailbox, MAILBOX_STATE_AT, &line.to_line(SESSION.0));
+    };
+    let mut client = client(&Arc::new(Mutex::new(script)), Sync::Asp).unwrap();
+    client.set_timeout(Duration::from_secs(10));
+    let table = client.open_table::<f32>("t").unwrap();
+    let row = vec![1.0; table.dim()];
+    let pushed = client.push_rows(&table, &[1], &row, PushOp::Sum).unwrap();
+    for _ in 0..2 {
+        match client.wait_applied(&pushed) {
+            Err(ClientError::RejectForgotten { certain: false, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -37,7 +37,7 @@ impl RecordShape {
                 cols,
                 layout: DenseLayout::Rows,
             } => {
-                let ranges = Ranges { count: rows, parts };
+                let ranges = Ranges::new(rows, parts);
                 (
                     PartitionId((key < rows).then(|| ranges.part_of(key))?),
                     cols as usize,
@@ -76,10 +76,7 @@ fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
         element_bytes: spec.dtype.size(),
         block_bytes: block_bytes as usize,
     };
-    let ranges = Ranges {
-        count: layout.blocks(),
-        parts: spec.partitions.max(1),
-    };
+    let ranges = Ranges::new(layout.blocks(), spec.partitions);
     (ranges.count > 0).then_some((layout, ranges))
 }
 

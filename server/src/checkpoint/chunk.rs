@@ -7,7 +7,7 @@ use tidewater_transport::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 /// Version of the part files and of the manifest.
 pub(super) const FORMAT_VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
-const CHUNK: u64 = 1;
+pub(super) const CHUNK: u64 = 1;
 const END: u64 = 2;
 /// Enters the check of every line.
 const LINE: u64 = u64::from_le_bytes(*b"partline");
@@ -120,7 +120,8 @@ impl Line {
     }
 }
 
-fn seal(words: [u64; 7]) -> Bytes {
+/// The line of these words.
+pub(super) fn seal(words: [u64; 7]) -> Bytes {
     let mut bytes = [0; LINE_BYTES];
     let check = line_chk(LINE, words[0], &words);
     for (at, word) in bytes
@@ -132,7 +133,8 @@ fn seal(words: [u64; 7]) -> Bytes {
     bytes
 }
 
-fn open(bytes: &Bytes) -> Option<[u64; 7]> {
+/// The words of a line that proves itself.
+pub(super) fn open(bytes: &Bytes) -> Option<[u64; 7]> {
     let mut words = [0; 8];
     for (word, at) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
         *word = u64::from_le_bytes(*at);

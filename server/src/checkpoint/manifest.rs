@@ -106,8 +106,44 @@ impl Manifest {
         all
     }
 
+    /// Proves and reads a manifest's text; `path` is what errors call it. The files that it names are
+    /// proven when they are read.
+    ///
+    /// # Errors
+    /// [`CheckpointError`] names the file and what does not hold.
+    pub fn from_text(text: &[u8], path: &Path) -> Result<Self, CheckpointError> {
+        let refuse = |what: String| CheckpointError::Manifest {
+            path: path.to_owned(),
+            what,
+        };
+        if text.len() as u64 > MANIFEST_BYTES_MAX {
+            return Err(refuse(format!("more than {MANIFEST_BYTES_MAX} bytes")));
+        }
+        let version: AnyVersion = serde_json::from_slice(text)
+            .map_err(|error| refuse(format!("no manifest of a saved model: {error}")))?;
+        if version.tidewater_model != FORMAT_VERSION {
+            let (found, expected) = (version.tidewater_model, FORMAT_VERSION);
+            return Err(CheckpointError::Version {
+                path: path.to_owned(),
+                found,
+                expected,
+            });
+        }
+        let envelope: Envelope<Self> =
+            serde_json::from_slice(text).map_err(|error| refuse(format!("damaged: {error}")))?;
+        let manifest = envelope.model;
+        let check = manifest
+            .check()
+            .map_err(|error| refuse(error.to_string()))?;
+        if check != envelope.check {
+            return Err(refuse("its check does not fit: it was changed".into()));
+        }
+        manifest.validate().map_err(refuse)?;
+        Ok(manifest)
+    }
+
     /// Why it cannot be, if it cannot.
-    fn validate(&self) -> Result<(), String> {
+    pub(super) fn validate(&self) -> Result<(), String> {
         if self.tables.len() > TABLES_MAX || self.files.len() > SERVERS_MAX as usize {
             return Err(format!(
                 "{} tables in {} files",
@@ -149,7 +185,8 @@ impl Manifest {
         Ok(format!("{hash:016x}"))
     }
 
-    fn to_text(&self) -> io::Result<String> {
+    /// Its text, with the check.
+    pub(super) fn to_text(&self) -> io::Result<String> {
         let envelope = Envelope {
             tidewater_model: FORMAT_VERSION,
             check: self.check()?,
@@ -172,34 +209,7 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
     let mut text = Vec::new();
     let read = file.take(MANIFEST_BYTES_MAX + 1).read_to_end(&mut text);
     read.map_err(CheckpointError::io("read", &path))?;
-    let refuse = |what: String| CheckpointError::Manifest {
-        path: path.clone(),
-        what,
-    };
-    if text.len() as u64 > MANIFEST_BYTES_MAX {
-        return Err(refuse(format!("more than {MANIFEST_BYTES_MAX} bytes")));
-    }
-    let version: AnyVersion = serde_json::from_slice(&text)
-        .map_err(|error| refuse(format!("no manifest of a saved model: {error}")))?;
-    if version.tidewater_model != FORMAT_VERSION {
-        let (found, expected) = (version.tidewater_model, FORMAT_VERSION);
-        return Err(CheckpointError::Version {
-            path,
-            found,
-            expected,
-        });
-    }
-    let envelope: Envelope<Manifest> =
-        serde_json::from_slice(&text).map_err(|error| refuse(format!("damaged: {error}")))?;
-    let manifest = envelope.model;
-    let check = manifest
-        .check()
-        .map_err(|error| refuse(error.to_string()))?;
-    if check != envelope.check {
-        return Err(refuse("its check does not fit: it was changed".into()));
-    }
-    manifest.validate().map_err(refuse)?;
-    Ok(manifest)
+    Manifest::from_text(&text, &path)
 }
 
 /// Makes `manifest` the model of `dir`, durably, after its parts are; then removes the files of

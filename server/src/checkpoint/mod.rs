@@ -31,6 +31,7 @@
 //! ```
 
 mod chunk;
+pub mod decoders;
 mod disk;
 mod error;
 mod manifest;
@@ -43,5 +44,5 @@ pub use disk::{Disk, OsDisk};
 pub use error::CheckpointError;
 pub(crate) use manifest::abandon;
 pub use manifest::{MANIFEST_NAME, Manifest, SavedFile, SavedTable, commit, read_manifest};
-pub use part::{PartReader, PartWriter};
+pub use part::{PartReader, PartWriter, Source};
 pub use rows::{Appliers, load_table, save_part};

@@ -195,11 +195,35 @@ impl Drop for PartWriter {
     }
 }
 
+/// Where the bytes of a part are: a file, or memory.
+pub trait Source {
+    /// Fills `out` with the bytes from `at` on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] when there are fewer; the system's.
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()>;
+}
+
+impl Source for File {
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()> {
+        self.read_exact_at(out, at)
+    }
+}
+
+impl Source for &[u8] {
+    fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()> {
+        let from = usize::try_from(at).ok().and_then(|at| self.get(at..));
+        let bytes = from.and_then(|from| from.get(..out.len()));
+        out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
 /// A part that is being read.
 #[derive(Debug)]
-pub struct PartReader {
+pub struct PartReader<S = File> {
     path: PathBuf,
-    file: File,
+    file: S,
     nonce: u64,
     expected: SavedFile,
     at: u64,
@@ -216,6 +240,16 @@ impl PartReader {
     pub fn open(dir: &Path, expected: &SavedFile) -> Result<Self, CheckpointError> {
         let path = part_length(dir, expected)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
+        Self::new(file, path, expected)
+    }
+}
+
+impl<S: Source> PartReader<S> {
+    /// Begins to read a part; `path` is what errors call it.
+    ///
+    /// # Errors
+    /// It is damaged or of another version.
+    pub fn new(file: S, path: PathBuf, expected: &SavedFile) -> Result<Self, CheckpointError> {
         let mut reader = Self {
             path,
             file,
@@ -268,6 +302,10 @@ impl PartReader {
             self.records = self.records.saturating_add(chunk.records);
             let start = self.at;
             self.at += chunk.bytes;
+            if self.at > self.expected.bytes {
+                // Before memory is taken for what is not there.
+                return Err(self.damaged(start, "the file ends in a chunk"));
+            }
             if !wanted(chunk.table, chunk.partition) {
                 continue;
             }
@@ -317,7 +355,7 @@ impl PartReader {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
-        match self.file.read_exact_at(out, at) {
+        match self.file.read_at(out, at) {
             Ok(()) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(self.damaged(at, "the file ends here"))

@@ -202,10 +202,10 @@ fn load_file(
 }
 
 /// A record as it lies in a chunk: key, values, state.
-type Record<'a> = (u64, &'a [u8], &'a [u8]);
+pub(super) type Record<'a> = (u64, &'a [u8], &'a [u8]);
 
 /// The records of a chunk; `None` if the bytes are not whole records of this partition.
-fn records<'a>(
+pub(super) fn records<'a>(
     spec: &TableSpec,
     partition: PartitionId,
     mut bytes: &'a [u8],

@@ -24,7 +24,8 @@ use tidewater_server::process::{Server, ServerConfig, ServerError};
 use tidewater_server::store::Hugepages;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
-use tidewater_transport::launch::{JobEnv, RdmaDevice, Token};
+use tidewater_transport::launch::token::read_file;
+use tidewater_transport::launch::{JobEnv, RdmaDevice};
 use tidewater_transport::wire::handshake::JobToken;
 
 /// What a lost worker means.
@@ -322,20 +323,19 @@ fn environment() -> Result<Option<JobEnv>, ExitCode> {
 }
 
 fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCode> {
-    let token = match (file, env) {
-        (Some(path), _) => Token::read_file(&path).map_err(|error| complain(3, error))?,
-        (None, Some(env)) => env.token.clone(),
-        (None, None) => match std::env::var_os("TIDEWATER_TOKEN_FILE") {
-            Some(path) => Token::read_file(path.as_ref()).map_err(|error| complain(3, error))?,
-            None => {
-                return Err(complain(
-                    2,
-                    "give --token-file, or set TIDEWATER_TOKEN_FILE",
-                ));
-            }
-        },
+    let named = || std::env::var_os("TIDEWATER_TOKEN_FILE").map(PathBuf::from);
+    let path = match (file, env) {
+        (Some(path), _) => Some(path),
+        (None, Some(env)) => return Ok(env.token.clone()),
+        (None, None) => named(),
     };
-    Ok(JobToken::new(*token.as_bytes()))
+    match path {
+        Some(path) => read_file(&path).map_err(|error| complain(3, error)),
+        None => Err(complain(
+            2,
+            "give --token-file, or set TIDEWATER_TOKEN_FILE",
+        )),
+    }
 }
 
 /// The flag's, or the variable's, which counts outside of a job too.

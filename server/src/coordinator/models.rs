@@ -60,15 +60,8 @@ impl Coordinator {
         namespace: &str,
         dir: String,
     ) -> Result<(), Refusal> {
-        if !self.is_complete() {
-            return Err(bad(
-                "not all servers have joined, so there is nothing to save",
-            ));
-        }
-        let op = self.begin_model(asker, namespace, dir.clone(), Step::BeginSave)?;
-        self.actions
-            .push(Action::Files(op, FileTask::BeginSave(dir)));
-        Ok(())
+        let task = FileTask::BeginSave(dir.clone());
+        self.begin_model(asker, namespace, dir, (Step::BeginSave, task))
     }
 
     pub(super) fn begin_load(
@@ -77,24 +70,21 @@ impl Coordinator {
         namespace: &str,
         dir: String,
     ) -> Result<(), Refusal> {
-        if !self.is_complete() {
-            return Err(bad(
-                "not all servers have joined, so there is nowhere to load to",
-            ));
-        }
-        let op = self.begin_model(asker, namespace, dir.clone(), Step::BeginLoad)?;
-        self.actions
-            .push(Action::Files(op, FileTask::BeginLoad(dir)));
-        Ok(())
+        let task = FileTask::BeginLoad(dir.clone());
+        self.begin_model(asker, namespace, dir, (Step::BeginLoad, task))
     }
 
+    /// Begins a save or load with its first step and what that wants of the file system.
     fn begin_model(
         &mut self,
         asker: Asker,
         namespace: &str,
         dir: String,
-        step: Step,
-    ) -> Result<u64, Refusal> {
+        (step, task): (Step, FileTask),
+    ) -> Result<(), Refusal> {
+        if !self.is_complete() {
+            return Err(bad("not all servers have joined; wait for them"));
+        }
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Err(bad("no such job"));
         };
@@ -113,7 +103,8 @@ impl Coordinator {
                 step,
             },
         );
-        Ok(self.last_model)
+        self.actions.push(Action::Files(self.last_model, task));
+        Ok(())
     }
 
     /// A file task of operation `op` is done.

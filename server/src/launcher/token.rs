@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
-use tidewater_transport::launch::Token;
+use tidewater_transport::launch::token;
 
 use super::error::LaunchError;
 
@@ -19,7 +19,7 @@ pub(super) struct TokenFile {
 impl TokenFile {
     /// Makes a token.
     pub(super) fn create() -> Result<Self, LaunchError> {
-        let text = Token::random()?.to_hex();
+        let text = token::random()?.to_hex();
         let file = sealed(text.as_bytes()).map_err(LaunchError::system("hold the job token"))?;
         Ok(Self { file })
     }
@@ -49,25 +49,18 @@ mod tests {
 
     #[test]
     fn is_private_readable_by_path_and_read_only() {
-        let token = TokenFile::create().unwrap();
-        let read = Token::read_file(&token.path()).unwrap();
-        assert_eq!(read.to_hex().len(), 64);
-        let again = File::options().write(true).open(token.path());
-        assert!(
-            again.and_then(|mut file| file.write_all(b"0")).is_err(),
-            "sealed"
-        );
-        assert_eq!(
-            Token::read_file(&token.path()).unwrap().to_hex(),
-            read.to_hex()
-        );
+        let file = TokenFile::create().unwrap();
+        let read = |path: PathBuf| token::read_file(&path).map(|token| token.to_hex());
+        let first = read(file.path()).unwrap();
+        assert_eq!(first.len(), 64);
+        let again = File::options().write(true).open(file.path());
+        let written = again.and_then(|mut file| file.write_all(b"0"));
+        assert!(written.is_err(), "sealed");
+        assert_eq!(read(file.path()).unwrap(), first);
         let other = TokenFile::create().unwrap();
-        assert_ne!(
-            Token::read_file(&other.path()).unwrap().to_hex(),
-            read.to_hex()
-        );
+        assert_ne!(read(other.path()).unwrap(), first);
         let path = other.path();
         drop(other);
-        assert!(Token::read_file(&path).is_err(), "vanishes with its owner");
+        assert!(read(path).is_err(), "vanishes with its owner");
     }
 }

@@ -86,7 +86,7 @@ impl DenseBlocks {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        (table, applier): (TableId, u32),
+        who: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -105,10 +105,7 @@ impl DenseBlocks {
             memory: Arc::clone(memory),
             spec: Arc::clone(spec),
             sizes,
-            ranges: Ranges {
-                count: layout.blocks(),
-                parts: spec.partitions.max(1),
-            },
+            ranges: Ranges::new(layout.blocks(), spec.partitions),
             parts,
             salt: memory.salt(),
             kernel,
@@ -116,12 +113,7 @@ impl DenseBlocks {
             line: SnapshotLine::default(),
         };
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
-            let owner = BlockOwner {
-                kind: BlockKind::Dense,
-                table: table.0,
-                applier,
-                part: partition.0,
-            };
+            let owner = BlockOwner::of(who, BlockKind::Dense, partition);
             if let Err(e) = shard.add(owner) {
                 shard.release()?;
                 return Err(e);

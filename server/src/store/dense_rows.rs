@@ -63,7 +63,7 @@ impl DenseRows {
     /// [`ShardError`]; no memory is kept.
     pub fn new(
         memory: &Arc<ServerMemory>,
-        (table, applier): (TableId, u32),
+        who: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
@@ -85,10 +85,7 @@ impl DenseRows {
         slabs.resize_with(spec.partitions as usize, || None);
         let mut shard = Self {
             memory: Arc::clone(memory),
-            ranges: Ranges {
-                count,
-                parts: spec.partitions.max(1),
-            },
+            ranges: Ranges::new(count, spec.partitions),
             slabs,
             layout: rows.layout(),
             state_stride: rows.kernel().state_bytes().next_multiple_of(8),
@@ -96,12 +93,7 @@ impl DenseRows {
             rows,
         };
         for partition in partitions.filter(|p| p.0 < spec.partitions) {
-            let owner = BlockOwner {
-                kind: BlockKind::Dense,
-                table: table.0,
-                applier,
-                part: partition.0,
-            };
+            let owner = BlockOwner::of(who, BlockKind::Dense, partition);
             if let Err(e) = shard.add(owner).and_then(|()| shard.fill(spec, partition)) {
                 shard.release()?;
                 return Err(e.into());

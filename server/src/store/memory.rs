@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use tidewater_transport::fabric::{Export, Exports, Rights};
-use tidewater_transport::ids::{Incarnation, RegionKey};
+use tidewater_transport::ids::{Incarnation, PartitionId, RegionKey, TableId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::hash::line_chk;
 use tidewater_transport::limits::APPLIERS_MAX;
@@ -78,6 +78,18 @@ pub struct BlockOwner {
     pub applier: u32,
     /// Partition or extent number.
     pub part: u32,
+}
+
+impl BlockOwner {
+    /// A block for a partition of an applier's table.
+    pub const fn of((table, applier): (TableId, u32), kind: BlockKind, part: PartitionId) -> Self {
+        Self {
+            kind,
+            table: table.0,
+            applier,
+            part: part.0,
+        }
+    }
 }
 
 /// A block.

@@ -83,29 +83,18 @@ impl SparseShard {
     pub fn new(
         memory: &Arc<ServerMemory>,
         preparer: Preparer,
-        (table, applier): (TableId, u32),
+        who: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
     ) -> Result<Self, ShardError> {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
         let state_bytes = rows.kernel().state_bytes();
         let layout = rows.layout();
-        let extents = Extents::new(
-            Arc::clone(memory),
-            preparer,
-            (table, applier),
-            layout,
-            state_bytes,
-        )?;
+        let extents = Extents::new(Arc::clone(memory), preparer, who, layout, state_bytes)?;
         let mut all: Vec<Option<Partition>> = Vec::new();
         all.resize_with(spec.partitions as usize, || None);
         for p in partitions {
-            let owner = BlockOwner {
-                kind: BlockKind::Index,
-                table: table.0,
-                applier,
-                part: p.0,
-            };
+            let owner = BlockOwner::of(who, BlockKind::Index, p);
             let index = Index::new(Arc::clone(memory), owner)?;
             if let Some(slot) = all.get_mut(p.0 as usize) {
                 *slot = Some(Partition {

@@ -7,7 +7,10 @@
 
 #[path = "../../../transport/tests/support/fuzzing.rs"]
 mod fuzzing;
+#[path = "../../../transport/tests/support/search.rs"]
+mod search;
 
+mod files;
 mod frames;
 mod lanes;
 mod rig;

@@ -58,7 +58,7 @@ fn a_worker_reads_its_place() {
     assert_eq!(env.token.to_hex(), HEX);
     assert_eq!(
         format!("{:?}", env.token),
-        "Token(..)",
+        "JobToken(..)",
         "a log must not show the token"
     );
 }

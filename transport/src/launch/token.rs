@@ -1,4 +1,5 @@
-//! The job token: what members of a job prove to each other that they know.
+//! Where the job token comes from: the system's random bytes, or a file that only its owner can
+//! read.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,14 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags};
 
 use crate::limits::TOKEN_FILE_BYTES_MAX;
-
-/// Bytes of a token: the key length of HMAC-SHA256.
-const TOKEN_BYTES: usize = 32;
-
-/// A secret of 32 random bytes that the members of one job share. `Debug` does not show it, and
-/// there is no `==`: tokens are compared through an HMAC, in constant time.
-#[derive(Clone)]
-pub struct Token([u8; TOKEN_BYTES]);
+use crate::wire::handshake::JobToken;
 
 /// Why the job token could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -65,83 +59,38 @@ pub enum TokenError {
     },
 }
 
-impl Token {
-    /// A new one.
-    ///
-    /// # Errors
-    /// The system has no random bytes.
-    pub fn random() -> Result<Self, TokenError> {
-        let mut bytes = [0; TOKEN_BYTES];
-        getrandom::fill(&mut bytes).map_err(TokenError::Random)?;
-        Ok(Self(bytes))
-    }
-
-    /// The token with these bytes.
-    pub const fn from_bytes(bytes: [u8; TOKEN_BYTES]) -> Self {
-        Self(bytes)
-    }
-
-    /// The secret itself, to key an HMAC with.
-    pub const fn as_bytes(&self) -> &[u8; TOKEN_BYTES] {
-        &self.0
-    }
-
-    /// The secret as 64 hex digits, as files hold it.
-    pub fn to_hex(&self) -> String {
-        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or('0');
-        self.0
-            .iter()
-            .flat_map(|byte| [digit(byte >> 4), digit(byte & 15)])
-            .collect()
-    }
-
-    /// Reads 64 hex digits, and perhaps white space after them; `None` if it is anything else.
-    pub fn from_hex(text: &[u8]) -> Option<Self> {
-        let text = text.trim_ascii_end();
-        if text.len() != 2 * TOKEN_BYTES {
-            return None;
-        }
-        let mut bytes = [0; TOKEN_BYTES];
-        let digit = |byte: u8| {
-            char::from(byte)
-                .to_digit(16)
-                .and_then(|d| u8::try_from(d).ok())
-        };
-        for (byte, pair) in bytes.iter_mut().zip(text.chunks_exact(2)) {
-            *byte = digit(pair[0])? << 4 | digit(pair[1])?;
-        }
-        Some(Self(bytes))
-    }
-
-    /// Reads the token from a private file.
-    ///
-    /// # Errors
-    /// The file cannot be read, is not a private regular file, or holds no token.
-    ///
-    /// # Cost
-    /// Four system calls; never waits, whatever the path names.
-    pub fn read_file(path: &Path) -> Result<Self, TokenError> {
-        read(path, format!("{}", path.display()))
-    }
-
-    /// Reads the token from a descriptor that this process inherited. Its offset does not move,
-    /// so that others that share it read the same.
-    ///
-    /// # Errors
-    /// As [`Token::read_file`].
-    pub fn read_descriptor(fd: u32) -> Result<Self, TokenError> {
-        let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
-        read(&path, format!("descriptor {fd} (TIDEWATER_TOKEN_FD)"))
-    }
+/// A new one.
+///
+/// # Errors
+/// The system has no random bytes.
+pub fn random() -> Result<JobToken, TokenError> {
+    let mut bytes = [0; 32];
+    getrandom::fill(&mut bytes).map_err(TokenError::Random)?;
+    Ok(JobToken::new(bytes))
 }
 
-impl core::fmt::Debug for Token {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.write_str("Token(..)")
-    }
+/// Reads the token from a private file.
+///
+/// # Errors
+/// The file cannot be read, is not a private regular file, or holds no token.
+///
+/// # Cost
+/// Four system calls; never waits, whatever the path names.
+pub fn read_file(path: &Path) -> Result<JobToken, TokenError> {
+    read(path, format!("{}", path.display()))
 }
 
-fn read(path: &Path, origin: String) -> Result<Token, TokenError> {
+/// Reads the token from a descriptor that this process inherited. Its offset does not move, so that
+/// others that share it read the same.
+///
+/// # Errors
+/// As [`read_file`].
+pub fn read_descriptor(fd: u32) -> Result<JobToken, TokenError> {
+    let path = PathBuf::from(format!("/proc/self/fd/{fd}"));
+    read(&path, format!("descriptor {fd} (TIDEWATER_TOKEN_FD)"))
+}
+
+fn read(path: &Path, origin: String) -> Result<JobToken, TokenError> {
     let unreadable = |source| TokenError::Unreadable {
         origin: origin.clone(),
         source,
@@ -167,7 +116,8 @@ fn read(path: &Path, origin: String) -> Result<Token, TokenError> {
     file.take(TOKEN_FILE_BYTES_MAX)
         .read_to_end(&mut text)
         .map_err(unreadable)?;
-    Token::from_hex(&text).ok_or(TokenError::Malformed {
+    let token = std::str::from_utf8(&text).ok().and_then(JobToken::from_hex);
+    token.ok_or(TokenError::Malformed {
         origin,
         bytes: text.len(),
     })

@@ -45,6 +45,13 @@ pub struct Ranges {
 }
 
 impl Ranges {
+    /// `count` things in `parts` ranges; no range at all is taken for one.
+    #[inline]
+    pub const fn new(count: u64, parts: u32) -> Self {
+        let parts = if parts == 0 { 1 } else { parts };
+        Self { count, parts }
+    }
+
     /// First thing of range `part`; `part == parts` gives `count`.
     #[inline]
     pub const fn start(&self, part: u32) -> u64 {
@@ -127,7 +134,7 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_are_a_partition(count in 1u64..u64::MAX, parts in 1u32..4096, at in any::<u64>()) {
-            let r = Ranges { count, parts };
+            let r = Ranges::new(count, parts);
             let thing = at % count;
             let p = r.part_of(thing);
             prop_assert!(p < parts);

@@ -391,12 +391,35 @@ mod tests {
     }
 
     #[test]
-    fn prefault_and_lock_report_their_limits() {
+    fn prefault_and_lock_stay_inside() {
         let r = Region::anonymous(1 << 20).unwrap();
         r.prefault(100 * 8, 5000).unwrap();
         assert!(r.prefault(0, 2 << 20).is_err());
-        assert!(
-            r.lock(0, 4096).is_ok() || matches!(r.lock(0, 4096), Err(MemError::Memlock { .. }))
-        );
+        assert!(matches!(r.lock(0, 2 << 20), Err(MemError::Bounds { .. })));
+    }
+
+    /// KiB of the memory from `first` to the end of its mapping that are locked, as the kernel
+    /// tells.
+    fn locked_kib(first: *mut u8) -> u64 {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let begins = format!("{:x}-", first.addr());
+        let mut lines = maps.lines().skip_while(|line| !line.starts_with(&begins));
+        let locked = lines.find_map(|line| line.strip_prefix("Locked:")).unwrap();
+        locked.trim().trim_end_matches(" kB").parse().unwrap()
+    }
+
+    #[test]
+    fn what_is_locked_is_locked_and_nothing_else() {
+        let (r, _fd) = Region::memfd("test", 1 << 20).unwrap();
+        match r.lock(8192, 12_000) {
+            Ok(()) => {
+                // Whole pages, present although nobody has touched them.
+                assert_eq!(locked_kib(r.base().wrapping_add(8192)), 12);
+                assert_eq!(locked_kib(r.base()), 0);
+            }
+            // Only where nearly nothing may be locked.
+            Err(MemError::Memlock { bytes, limit }) => assert!(limit < 12_288 && bytes == 12_000),
+            Err(other) => panic!("{other}"),
+        }
     }
 }

@@ -201,15 +201,7 @@ impl Hello {
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("hello", body, HELLO_BYTES)?;
         r.version()?;
-        let features = Features {
-            offered: r.u64()?,
-            required: r.u64()?,
-        };
-        let ids = Ids {
-            cluster: ClusterId(r.u64()?),
-            epoch: r.u64()?,
-            incarnation: Incarnation(r.u64()?),
-        };
+        let (features, ids) = (r.features()?, r.ids()?);
         let rank = r.u32()?;
         let role = Role::from_code(r.u8()?).ok_or_else(|| r.bad("unknown role"))?;
         let purpose = r.u8()?;
@@ -330,15 +322,7 @@ impl Welcome {
     /// It is not a welcome of this version.
     pub fn decode(body: &[u8]) -> Result<Self, WireError> {
         let mut r = Reader::new("welcome", body, WELCOME_BYTES)?;
-        let features = Features {
-            offered: r.u64()?,
-            required: r.u64()?,
-        };
-        let ids = Ids {
-            cluster: ClusterId(r.u64()?),
-            epoch: r.u64()?,
-            incarnation: Incarnation(r.u64()?),
-        };
+        let (features, ids) = (r.features()?, r.ids()?);
         let number = r.u32()?;
         let role = Role::from_code(r.u8()?).ok_or_else(|| r.bad("unknown role"))?;
         r.zero(3)?;
@@ -468,6 +452,21 @@ impl<'a> Reader<'a> {
 
     fn u64(&mut self) -> Result<u64, WireError> {
         self.array().map(u64::from_le_bytes)
+    }
+
+    fn features(&mut self) -> Result<Features, WireError> {
+        Ok(Features {
+            offered: self.u64()?,
+            required: self.u64()?,
+        })
+    }
+
+    fn ids(&mut self) -> Result<Ids, WireError> {
+        Ok(Ids {
+            cluster: ClusterId(self.u64()?),
+            epoch: self.u64()?,
+            incarnation: Incarnation(self.u64()?),
+        })
     }
 
     fn zero(&mut self, bytes: usize) -> Result<(), WireError> {

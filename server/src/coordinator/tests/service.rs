@@ -62,6 +62,48 @@ fn is_end(order: &Order) -> bool {
 }
 
 #[test]
+fn jobs_do_not_see_each_other() {
+    let mut rig = Rig::new(1, 0, LostWorker::FailJob, false);
+    let s0 = rig.server(0);
+    let a = rig.enter(Role::Worker, RANK_ANY, "a").unwrap();
+    let b = rig.enter(Role::Worker, RANK_ANY, "b").unwrap();
+    rig.ask(a, 2, Ask::CreateTable(spec("t")));
+    rig.obey(s0, &OrderAnswer::Done);
+    rig.ask(b, 2, Ask::OpenTable { name: "t".into() });
+    assert_eq!(rig.refusal(b, 2).code, RefusalCode::UnknownTable);
+    rig.ask(b, 3, Ask::ReleaseTable { id: TableId(1) });
+    assert_eq!(rig.refusal(b, 3).code, RefusalCode::UnknownTable);
+    // A barrier of the same name, each for its job.
+    let barrier = |count| Ask::Barrier {
+        name: "x".into(),
+        count,
+        timeout_ms: 9,
+    };
+    rig.ask(a, 3, barrier(2));
+    rig.ask(b, 4, barrier(1));
+    assert_eq!(
+        (rig.answer(a, 3), rig.answer(b, 4)),
+        (None, Some(Answer::Done))
+    );
+    // The failure of one is not the other's.
+    rig.close(b);
+    assert!(rig.notices(a).is_empty());
+    // Servers learn that b is over, by members without a worker, and a is not.
+    let told = rig.obey(s0, &OrderAnswer::Done);
+    let [
+        Order::MembersChanged {
+            namespace, members, ..
+        },
+    ] = &told[..]
+    else {
+        panic!("{told:?}")
+    };
+    assert_eq!((namespace.as_str(), &members.workers[..]), ("b", &[][..]));
+    rig.ask(a, 5, Ask::OpenTable { name: "t".into() });
+    assert!(matches!(rig.answer(a, 5), Some(Answer::Table(_))));
+}
+
+#[test]
 fn a_job_is_over_when_all_its_workers_have_gone_and_its_tables_go_with_it() {
     for told in [0, 2] {
         // The size of a job is the service's, or what its workers say.

@@ -501,12 +501,10 @@ fn tokens_are_read_and_written_and_not_shown() {
     let token = JobToken::new(core::array::from_fn(|i| i as u8 * 8 + 3));
     let hex = token.to_hex();
     assert_eq!(hex.len(), 64);
-    assert_eq!(
-        JobToken::from_hex(&format!("  {hex}\n")),
-        Some(token.clone())
-    );
+    let read = |text: &str| JobToken::from_hex(text).map(|token| token.to_hex());
+    assert_eq!(read(&format!("  {hex}\n")), Some(hex.clone()));
     for bad in ["", &hex[1..], &format!("{hex}0"), &hex.replace("03", "+3")] {
-        assert_eq!(JobToken::from_hex(bad), None, "{bad}");
+        assert_eq!(read(bad), None, "{bad}");
     }
     assert_eq!(format!("{token:?}"), "JobToken(..)");
 }
