@@ -10,6 +10,7 @@ use tidewater_transport::fabric::TransportKind;
 use tidewater_transport::launch::TransportChoice;
 
 use crate::cmd::apply::ApplyArgs;
+use crate::cmd::compare::CompareArgs;
 use crate::cmd::scale::ScaleArgs;
 use crate::cmd::soak::SoakArgs;
 use crate::cmd::sparse::SparseArgs;
@@ -27,6 +28,7 @@ Examples:
   tidewater-bench bandwidth --op push --table dense --sizes 64K:16M:x4
   tidewater-bench rate --transport tcp --sizes 8:4K:x2
   tidewater-bench sparse --rows 1M --dim 64 --batch 1024
+  tidewater-bench compare --transport shm --gate --json shm.json
 
 Exit codes: 0 measured and every value right, 1 a wrong value or a limit missed, 2 usage,
 3 environment, 4 peer.";
@@ -67,6 +69,9 @@ pub enum Command {
     /// A long mixed load: values, memory, allocations
     #[command(after_help = EXAMPLES)]
     Soak(SoakArgs),
+    /// Against the machine's own limits and other systems, in the same minute
+    #[command(after_help = EXAMPLES)]
+    Compare(CompareArgs),
     /// A server process of a run
     #[command(name = bed::server::ROLE, hide = true)]
     Server,
@@ -160,6 +165,23 @@ impl Transport {
             Self::Tcp => TransportChoice::Tcp,
         }
     }
+
+    /// Which raw ceilings it is measured against; `None` where this program has none.
+    pub const fn wire(self) -> Option<Wire> {
+        match self {
+            Self::Shm => Some(Wire::Memory),
+            Self::Tcp => Some(Wire::Socket),
+        }
+    }
+}
+
+/// What a transport is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wire {
+    /// Memory of one host: copies, gathers, pings.
+    Memory,
+    /// A socket over loopback: echoes and streams.
+    Socket,
 }
 
 /// What every measurement takes.
@@ -211,6 +233,29 @@ pub struct Common {
     /// notices it
     #[arg(long, hide = true, value_parser = parse_duration, value_name = "TIME")]
     pub plant_pause: Option<Duration>,
+}
+
+impl Common {
+    /// The defaults, for a subcommand that has options of its own.
+    pub const fn plain(transport: Transport, seed: u64) -> Self {
+        Self {
+            transport,
+            appliers: 1,
+            iters: None,
+            duration: Duration::from_millis(250),
+            warmup: 20,
+            pin: None,
+            pin_servers: None,
+            seed,
+            no_ceiling: false,
+            max_p99: None,
+            min_bw: None,
+            json: None,
+            csv: None,
+            plant_wrong: false,
+            plant_pause: None,
+        }
+    }
 }
 
 /// `250ms`, `2s`, `500us`; a bare number is seconds.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidewater_transport::limits::RING_BYTES_DEFAULT;
 
-use crate::args::{Common, Transport};
+use crate::args::{Common, Wire};
 
 /// Everything that a reader needs to judge or repeat a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -78,12 +78,13 @@ impl Fingerprint {
         let flags = env!("TIDEWATER_RUSTFLAGS");
         let name = rustix::system::uname();
         let text = |t: &std::ffi::CStr| t.to_string_lossy().into_owned();
-        let (nic, mtu) = match common.transport {
-            Transport::Shm => ("none".to_owned(), 0),
-            Transport::Tcp => {
+        let (nic, mtu) = match common.transport.wire() {
+            Some(Wire::Memory) => ("none".to_owned(), 0),
+            Some(Wire::Socket) => {
                 let mtu = line_of("/sys/class/net/lo/mtu").parse().unwrap_or(0);
                 ("lo (loopback)".to_owned(), mtu)
             }
+            None => ("see the server's log".to_owned(), 0),
         };
         Self {
             version: env!("CARGO_PKG_VERSION").into(),

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::args::Common;
+use crate::cmd::compare::{Absent, Ratio};
 use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::row::Row;
@@ -40,6 +41,12 @@ pub struct Document {
     pub fingerprint: Fingerprint,
     /// The rows.
     pub rows: Vec<Row>,
+    /// What `compare` found; nothing otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ratios: Vec<Ratio>,
+    /// What `compare` could not measure, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub absent: Vec<Absent>,
 }
 
 /// What failed a run that was measured to its end; exit code 1.
@@ -69,6 +76,8 @@ impl<'a> Sheet<'a> {
                 schema: SCHEMA.into(),
                 fingerprint,
                 rows: Vec::new(),
+                ratios: Vec::new(),
+                absent: Vec::new(),
             },
         })
     }

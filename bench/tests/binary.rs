@@ -362,6 +362,51 @@ fn limits_fail_the_run() {
 }
 
 #[test]
+fn a_comparison_judges_and_gates() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, targets) = (dir.path().join("out.json"), dir.path().join("targets.toml"));
+    let target = |id: &str, bound: &str, gate: bool| {
+        format!("[[target]]\nid='{id}'\nwhat='x'\nmetric='x'\nsteady=true\ngate={gate}\n{bound}\n")
+    };
+    let run = |gate: &str| {
+        let line = format!(
+            "compare --only shm.row.rows,shm.idle --rounds 3 --slice 5ms --no-peers --json {} \
+             --targets {} {gate}",
+            file.display(),
+            targets.display()
+        );
+        bench_line(line.trim_end())
+    };
+    // Nothing is faster than a copy by a thousand; idle servers stay below a core.
+    let impossible = target("shm.row.rows.hogwild", "at_most=0.001", true);
+    let met = target("shm.idle", "at_most=1.0", true);
+    std::fs::write(&targets, format!("{impossible}{met}")).unwrap();
+    let out = run("");
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let document = json(&file);
+    let ratios = document["ratios"].as_array().unwrap();
+    let find = |id: &str| ratios.iter().find(|r| r["id"] == id).unwrap();
+    let row = find("shm.row.rows.hogwild");
+    assert_eq!(row["ours"].as_array().unwrap().len(), 3);
+    let ratio = |n: usize| row["ours"][n].as_f64().unwrap() / row["theirs"][n].as_f64().unwrap();
+    let mut all = [ratio(0), ratio(1), ratio(2)];
+    all.sort_by(f64::total_cmp);
+    assert_eq!(
+        row["value"].as_f64(),
+        Some(all[1]),
+        "the median of the rounds' ratios"
+    );
+    assert_eq!(row["target"]["met"], false);
+    assert_eq!(find("shm.idle")["target"]["met"], true);
+    assert!(find("shm.row.rows.consistent")["target"].is_null());
+    let out = run("--gate");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("shm.row.rows.hogwild"));
+    std::fs::write(&targets, met).unwrap();
+    assert_eq!(run("--gate").status.code(), Some(0));
+}
+
+#[test]
 fn bad_options_are_usage_errors() {
     for line in [
         "latency --sizes 12",
@@ -374,6 +419,7 @@ fn bad_options_are_usage_errors() {
         "latency --open-loop 100 --group 4",
         "apply --rules magic",
         "sparse --rows 0",
+        "compare --rounds 0",
         "speed",
     ] {
         let out = bench_line(line);

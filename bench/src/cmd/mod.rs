@@ -1,6 +1,7 @@
 //! The subcommands: each plans its works, has the core measure them, and prints the rows.
 
 pub mod apply;
+pub mod compare;
 pub mod scale;
 pub mod soak;
 pub mod sparse;

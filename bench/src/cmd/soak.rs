@@ -7,7 +7,7 @@ use tidewater_client::{PullOptions, Sync};
 use tidewater_transport::clock::Deadline;
 
 use super::{pin_client, plan};
-use crate::args::{Common, Transport, parse_duration};
+use crate::args::{Common, Wire, parse_duration};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::error::BenchError;
@@ -123,14 +123,16 @@ pub(crate) fn soak(
     let (mut calls, mut resident) = (0, Vec::new());
     while calls < most && !end.passed() {
         for op in [Op::Pull, Op::Push] {
-            let style = match (op, common.transport) {
-                (Op::Pull, Transport::Shm) => Style::Alone,
+            let style = match (op, common.transport.wire()) {
+                (Op::Pull, Some(Wire::Memory)) => Style::Alone,
                 _ => Style::Window(WINDOW),
             };
             let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, CALLS);
             let mut plan = plan(common, (op, CALLS), Pace::Closed, timer);
             plan.duration = args.interval / 2;
-            plan.iters = plan.iters.min((most - calls).div_ceil(CALLS).max(1));
+            plan.iters = plan
+                .iters
+                .min(most.saturating_sub(calls).div_ceil(CALLS).max(1));
             let measured = measure::run(&plan, &mut work, bed)?;
             drop(work);
             calls += measured.samples.calls();

@@ -6,7 +6,7 @@ use clap::Args;
 use tidewater_client::{PullOptions, Sync};
 
 use super::{pin_client, plan};
-use crate::args::{Common, Mode, OpChoice, Transport, parse_limit};
+use crate::args::{Common, Mode, OpChoice, Wire, parse_limit};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, Gather, Ping};
@@ -152,7 +152,7 @@ fn title(args: &SparseArgs, op: Op, kind: Kind) -> String {
 }
 
 fn window(args: &SparseArgs, op: Op) -> Option<usize> {
-    let later = op == Op::Push || args.common.transport != Transport::Shm;
+    let later = op == Op::Push || args.common.transport.wire() != Some(Wire::Memory);
     (later && args.window > 1).then_some(args.window as usize)
 }
 
@@ -193,9 +193,9 @@ fn measure_one(
 /// an echo with the bytes that a request or an acknowledgement needs.
 fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>, BenchError> {
     let common = &args.common;
-    if common.no_ceiling {
+    let Some(wire) = common.transport.wire().filter(|_| !common.no_ceiling) else {
         return Ok(None);
-    }
+    };
     let row = u64::from(args.dim) * 4;
     let bytes = row * u64::from(args.batch);
     let notes = ROW_NOTE_BYTES * u64::from(args.batch);
@@ -203,17 +203,17 @@ fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>
         Op::Pull => (notes, bytes),
         Op::Push => (notes + bytes, 64),
     };
-    let (name, mut work): (_, Box<dyn Work>) = match (common.transport, op) {
-        (Transport::Shm, Op::Pull) => {
+    let (name, mut work): (_, Box<dyn Work>) = match (wire, op) {
+        (Wire::Memory, Op::Pull) => {
             let (rows, batch) = (args.rows, args.batch as usize);
             let gather = Gather::new(row as usize, rows, batch, common.seed)?;
             ("bare gather", Box::new(gather))
         }
-        (Transport::Shm, Op::Push) => (
+        (Wire::Memory, Op::Push) => (
             "shm ping",
             Box::new(Ping::new(to as usize, back as usize, 1)?),
         ),
-        (Transport::Tcp, _) => {
+        (Wire::Socket, _) => {
             let echo = Echo::new(to, back, 1, common.pin_servers)?;
             ("tcp echo", Box::new(echo))
         }

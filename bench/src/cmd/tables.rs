@@ -6,7 +6,7 @@ use clap::Args;
 use tidewater_client::{Client, PullOptions, Sync};
 
 use super::{pin_client, plan};
-use crate::args::{Common, Mode, OpChoice, TableChoice, Transport, parse_limit};
+use crate::args::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::ceiling::{Echo, Flow, Memcpy, Ping, Stream};
@@ -222,7 +222,7 @@ fn title(args: &TableArgs, shape: Shape, op: Op, kind: Kind) -> String {
 /// Whether several calls of a window are under way at a time. A pull over shared memory is over
 /// when it returns, and ranges have no pull that is finished later.
 fn outstanding(op: Op, kind: Kind, transport: Transport) -> bool {
-    op == Op::Push || (kind != Kind::Dense && transport != Transport::Shm)
+    op == Op::Push || (kind != Kind::Dense && transport.wire() != Some(Wire::Memory))
 }
 
 /// One size of one section.
@@ -294,18 +294,20 @@ impl Case<'_> {
             Op::Pull => (NOTE_BYTES, bytes, Flow::Back),
             Op::Push => (bytes, NOTE_BYTES, Flow::There),
         };
-        let (name, mut work): (_, Box<dyn Work>) = match (common.transport, self.op, alone) {
-            (Transport::Shm, Op::Pull, _) => ("memcpy", Box::new(Memcpy::new(bytes, calls))),
-            (Transport::Shm, Op::Push, true) => (
-                "shm ping",
-                Box::new(Ping::new(to as usize, back as usize, calls)?),
-            ),
-            (Transport::Shm, Op::Push, false) => ("memcpy", Box::new(Memcpy::new(bytes, calls))),
-            (Transport::Tcp, _, true) => ("tcp echo", Box::new(Echo::new(to, back, calls, pin)?)),
-            (Transport::Tcp, _, false) => (
-                "tcp stream",
-                Box::new(Stream::new(flow, bytes, calls, pin)?),
-            ),
+        let Some(wire) = common.transport.wire() else {
+            return Ok(None);
+        };
+        let (name, mut work): (_, Box<dyn Work>) = match (wire, self.op, alone) {
+            (Wire::Memory, Op::Push, true) => {
+                let ping = Ping::new(to as usize, back as usize, calls)?;
+                ("shm ping", Box::new(ping))
+            }
+            (Wire::Memory, _, _) => ("memcpy", Box::new(Memcpy::new(bytes, calls))),
+            (Wire::Socket, _, true) => ("tcp echo", Box::new(Echo::new(to, back, calls, pin)?)),
+            (Wire::Socket, _, false) => {
+                let stream = Stream::new(flow, bytes, calls, pin)?;
+                ("tcp stream", Box::new(stream))
+            }
         };
         let mut plan = Plan::lasting(CEILING_TIME, self.timer);
         plan.warmup = 3;

@@ -12,8 +12,9 @@ use crate::error::BenchError;
 
 /// Looks of which the timer's cost is the median.
 const TIMER_LOOKS: usize = 2_001;
-/// Checks of which the processor time of one is the mean.
-const CHECK_LOOKS: u32 = 16;
+/// Checks of which the processor time of one is the mean; fewer where they are long.
+const CHECK_LOOKS: u64 = 16;
+const CHECK_TIME_NS: u64 = 1_000_000;
 /// An open loop sleeps until this long before a sample is due, and then watches the clock: longer
 /// than a sleeper of the kernel oversleeps on a quiet machine.
 const WATCH: Duration = Duration::from_micros(150);
@@ -222,15 +223,19 @@ impl Run {
     }
 }
 
-/// Processor time of a check and of what goes before the next sample.
+/// Processor time of a check.
 fn check_cost(work: &mut dyn Work) -> u64 {
     // The first brings what it compares into the cache.
     work.check();
     let before = of_this_thread();
-    for _ in 0..CHECK_LOOKS {
+    for n in 1..=CHECK_LOOKS {
         work.check();
+        let used = of_this_thread().since(before).cpu_ns;
+        if n == CHECK_LOOKS || used > CHECK_TIME_NS {
+            return used / n;
+        }
     }
-    of_this_thread().since(before).cpu_ns / u64::from(CHECK_LOOKS)
+    0
 }
 
 fn wait_until(due: Instant) {
