@@ -11,6 +11,7 @@ use tidewater_transport::launch::TransportChoice;
 
 use crate::cmd::apply::ApplyArgs;
 use crate::cmd::compare::CompareArgs;
+use crate::cmd::report::ReportArgs;
 use crate::cmd::scale::ScaleArgs;
 use crate::cmd::soak::SoakArgs;
 use crate::cmd::sparse::SparseArgs;
@@ -28,7 +29,8 @@ Examples:
   tidewater-bench bandwidth --op push --table dense --sizes 64K:16M:x4
   tidewater-bench rate --transport tcp --sizes 8:4K:x2
   tidewater-bench sparse --rows 1M --dim 64 --batch 1024
-  tidewater-bench compare --transport shm --gate --json shm.json
+  tidewater-bench compare --transport shm --gate --json shm.json --html shm.html
+  tidewater-bench report latency.json bandwidth.json shm.json --html report.html
 
 Exit codes: 0 measured and every value right, 1 a wrong value or a limit missed, 2 usage,
 3 environment, 4 peer.";
@@ -72,6 +74,9 @@ pub enum Command {
     /// Against the machine's own limits and other systems, in the same minute
     #[command(after_help = EXAMPLES)]
     Compare(CompareArgs),
+    /// One page with pictures, from the JSON of one or several runs
+    #[command(after_help = EXAMPLES)]
+    Report(ReportArgs),
     /// A server process of a run
     #[command(name = bed::server::ROLE, hide = true)]
     Server,

@@ -37,6 +37,7 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Scale(args) => cmd::scale::run(args),
         Command::Soak(args) => cmd::soak::run(args),
         Command::Compare(args) => cmd::compare::run(args),
+        Command::Report(args) => cmd::report::run(args),
         Command::Server => bed::server::run().map(|()| Failures::new()),
         Command::Worker => bed::worker::run().map(|()| Failures::new()),
         Command::Wire => ceiling::serve().map(|()| Failures::new()),

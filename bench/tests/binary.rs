@@ -366,7 +366,9 @@ fn a_comparison_judges_and_gates() {
     let dir = tempfile::tempdir().unwrap();
     let (file, targets) = (dir.path().join("out.json"), dir.path().join("targets.toml"));
     let target = |id: &str, bound: &str, gate: bool| {
-        format!("[[target]]\nid='{id}'\nwhat='x'\nmetric='x'\nsteady=true\ngate={gate}\n{bound}\n")
+        format!(
+            "[[target]]\nid='{id}'\nwhat='x'\nmetric='x'\ncounted=true\nsteady=true\ngate={gate}\n{bound}\n"
+        )
     };
     let run = |gate: &str| {
         let line = format!(
@@ -404,6 +406,37 @@ fn a_comparison_judges_and_gates() {
     assert!(text(&out.stderr).contains("shm.row.rows.hogwild"));
     std::fs::write(&targets, met).unwrap();
     assert_eq!(run("--gate").status.code(), Some(0));
+}
+
+#[test]
+fn a_report_is_one_page_that_needs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let (latency, ratios, page) = (file("l.json"), file("c.json"), file("page.html"));
+    good_rows(&format!("latency --sizes 8,4K --iters 5 --json {latency}"));
+    let compare = "compare --only shm.row.rows,peer.perftest --rounds 1 --slice 5ms --json";
+    let out = bench_line(&format!("{compare} {ratios} --html {}", file("c.html")));
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let out = bench_line(&format!("report {latency} {ratios} --html {page}"));
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let page = std::fs::read_to_string(&page).unwrap();
+    for part in [
+        "<svg class=chart",
+        "pull over shm",
+        "shm.row.rows.consistent",
+        "memcpy",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    for fetched in ["<script", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(fetched), "{fetched}");
+    }
+    let out = bench_line(&format!(
+        "report {} --html {}",
+        file("none.json"),
+        file("x.html")
+    ));
+    assert_eq!(out.status.code(), Some(3));
 }
 
 #[test]

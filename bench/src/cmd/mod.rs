@@ -2,6 +2,7 @@
 
 pub mod apply;
 pub mod compare;
+pub mod report;
 pub mod scale;
 pub mod soak;
 pub mod sparse;

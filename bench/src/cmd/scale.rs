@@ -105,7 +105,10 @@ fn measure(
     let label = Label {
         test: "scale",
         op: "step".into(),
-        table: format!("{servers} servers"),
+        table: match servers {
+            1 => "1 server".into(),
+            n => format!("{n} servers"),
+        },
         mode: None,
         size: u64::from(workers),
     };

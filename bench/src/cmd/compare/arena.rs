@@ -197,6 +197,7 @@ impl<'a> Arena<'a> {
             met: target.is_met(value),
             steady: target.steady,
             gate: target.gate,
+            counted: target.counted,
         });
         let least = compared.iter().copied().fold(f64::INFINITY, f64::min);
         let most = compared.iter().copied().fold(f64::NEG_INFINITY, f64::max);

@@ -25,6 +25,9 @@ pub struct Target {
     /// Our own number is compared, although a rival's is measured.
     #[serde(default)]
     pub absolute: bool,
+    /// Whether it is a count and no time: then it is judged in builds with debug assertions, too.
+    #[serde(default)]
+    pub counted: bool,
     /// Whether it repeats on a busy machine.
     pub steady: bool,
     /// Whether it was met, so that missing it is a step back.
