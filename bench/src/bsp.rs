@@ -45,6 +45,10 @@ impl<'c> Ticks<'c> {
         for (client, _) in &mut self.clients[..others] {
             client.tick()?;
         }
+        // Their frames are applied before the last one's is timed.
+        for (client, _) in &mut self.clients[..others] {
+            client.flush()?;
+        }
         Ok(())
     }
 }
