@@ -1,27 +1,41 @@
-//! The command line.
+//! The command line: subcommands, and what all of them take.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tidewater_client::PullMode;
 use tidewater_transport::fabric::TransportKind;
-use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 
-use crate::sizes::Sizes;
+use crate::cmd::apply::ApplyArgs;
+use crate::cmd::compare::CompareArgs;
+use crate::cmd::report::ReportArgs;
+use crate::cmd::scale::ScaleArgs;
+use crate::cmd::soak::SoakArgs;
+use crate::cmd::sparse::SparseArgs;
+use crate::cmd::ssp::SspArgs;
+use crate::cmd::tables::{BandwidthArgs, LatencyArgs, RateArgs};
+use crate::{bed, ceiling};
 
-const EXAMPLES: &str = "\
+/// Examples of every subcommand's help.
+pub const EXAMPLES: &str = "\
 Examples:
   tidewater-bench latency
   tidewater-bench latency --op pull --table sparse --sizes 256 --group 64
   tidewater-bench latency --transport tcp --sizes 8:4K:x2 --json latency.json
+  tidewater-bench latency --transport tcp --table rows --sizes 256 --open-loop 10000 --max-p99 200
   tidewater-bench bandwidth --op push --table dense --sizes 64K:16M:x4
-  tidewater-bench latency --op pull --table rows --sizes 256 --batch 64 --mode hogwild
+  tidewater-bench rate --transport tcp --sizes 8:4K:x2
+  tidewater-bench sparse --rows 1M --dim 64 --batch 1024
+  tidewater-bench compare --transport shm --gate --json shm.json --html shm.html
+  tidewater-bench report latency.json bandwidth.json shm.json --html report.html
 
-Exit codes: 0 measured and every value right, 1 a wrong value, 2 usage, 3 environment, 4 peer.";
+Exit codes: 0 measured and every value right, 1 a wrong value or a limit missed, 2 usage,
+3 environment, 4 peer.";
 
-/// Push and pull latency and bandwidth, values checked while measuring.
+/// Latency, bandwidth and rates of pulls, pushes and clocks; values checked while measuring.
 #[derive(Debug, Parser)]
 #[command(name = "tidewater-bench", version, after_help = EXAMPLES)]
 pub struct Cli {
@@ -35,13 +49,43 @@ pub struct Cli {
 pub enum Command {
     /// Time of a call: a pull until it returns, a push until it is applied
     #[command(after_help = EXAMPLES)]
-    Latency(Options),
-    /// Bytes a second: pulls back to back, a window of pushes under way
+    Latency(LatencyArgs),
+    /// Bytes a second: a window of calls
     #[command(after_help = EXAMPLES)]
-    Bandwidth(Options),
+    Bandwidth(BandwidthArgs),
+    /// Calls a second with many under way, and what they cost both sides
+    #[command(after_help = EXAMPLES)]
+    Rate(RateArgs),
+    /// Many rows of a large table in one call
+    #[command(after_help = EXAMPLES)]
+    Sparse(SparseArgs),
+    /// Clocks: from a tick until all see it, and barriers
+    #[command(after_help = EXAMPLES)]
+    Ssp(SspArgs),
+    /// Rows a second that one applier applies
+    #[command(after_help = EXAMPLES)]
+    Apply(ApplyArgs),
+    /// Many workers, several servers
+    #[command(after_help = EXAMPLES)]
+    Scale(ScaleArgs),
+    /// A long mixed load: values, memory, allocations
+    #[command(after_help = EXAMPLES)]
+    Soak(SoakArgs),
+    /// Against the machine's own limits and other systems, in the same minute
+    #[command(after_help = EXAMPLES)]
+    Compare(CompareArgs),
+    /// One page with pictures, from the JSON of one or several runs
+    #[command(after_help = EXAMPLES)]
+    Report(ReportArgs),
     /// A server process of a run
-    #[command(name = crate::server::COMMAND, hide = true)]
+    #[command(name = bed::server::ROLE, hide = true)]
     Server,
+    /// A worker process of a run
+    #[command(name = bed::worker::ROLE, hide = true)]
+    Worker,
+    /// The other end of a plain socket
+    #[command(name = ceiling::ROLE, hide = true)]
+    Wire,
 }
 
 /// Which calls.
@@ -69,7 +113,7 @@ pub enum TableChoice {
 }
 
 /// How pulls read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
     /// Read one-sidedly and verified.
@@ -89,10 +133,20 @@ impl Mode {
             Self::Gather => PullMode::Gather,
         }
     }
+
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Consistent => "consistent",
+            Self::Hogwild => "hogwild",
+            Self::Gather => "gather",
+        }
+    }
 }
 
 /// What carries the lanes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Transport {
     /// Shared memory.
     Shm,
@@ -112,30 +166,48 @@ impl Transport {
             Self::Verbs => TransportKind::Verbs,
         }
     }
+
+    /// The job's word for it.
+    pub const fn choice(self) -> TransportChoice {
+        match self {
+            Self::Shm => TransportChoice::Shm,
+            Self::Tcp => TransportChoice::Tcp,
+            Self::Verbs => TransportChoice::Verbs,
+        }
+    }
+
+    /// Which raw ceilings it is measured against; `None` where this program has none.
+    pub const fn wire(self) -> Option<Wire> {
+        match self {
+            Self::Shm => Some(Wire::Memory),
+            Self::Tcp => Some(Wire::Socket),
+            // perftest is a program of its own; `compare` runs it.
+            Self::Verbs => None,
+        }
+    }
 }
 
-/// Options of a measurement.
+/// What a transport is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wire {
+    /// Memory of one host: copies, gathers, pings.
+    Memory,
+    /// A socket over loopback: echoes and streams.
+    Socket,
+}
+
+/// What every measurement takes.
 #[derive(Debug, Clone, Args)]
-pub struct Options {
-    /// Bytes of a message: a list of sizes and ranges first:last:xF or first:last:+S. Of tables by
-    /// rows it is the row; what is longer than 64K is several rows
-    #[arg(long, default_value = "8:16M:x2", value_name = "LIST")]
-    pub sizes: Sizes,
-    /// Calls to measure
-    #[arg(long, value_enum, default_value = "all")]
-    pub op: OpChoice,
-    /// Tables to measure them on
-    #[arg(long, value_enum, default_value = "all")]
-    pub table: TableChoice,
-    /// How pulls read
-    #[arg(long, value_enum, default_value = "consistent")]
-    pub mode: Mode,
+pub struct Common {
     /// What carries the bytes
     #[arg(long, value_enum, default_value = "shm")]
     pub transport: Transport,
     /// RDMA device of servers and client [default: the one that has the address 127.0.0.1]
     #[arg(long, value_name = "NAME[:PORT]")]
     pub rdma_device: Option<RdmaDevice>,
+    /// Applier threads of each server
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub appliers: u16,
     /// Samples of each size [default: as many as the duration allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub iters: Option<u64>,
@@ -145,27 +217,24 @@ pub struct Options {
     /// Samples before measuring begins
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub warmup: u64,
-    /// Messages of one call: rows by key or index, or a range as many times as long
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
-    pub batch: u64,
-    /// Calls timed together (latency): a call shorter than the timer's own cost needs it
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
-    pub group: u64,
-    /// Calls under way or back to back (bandwidth); fewer when they are more than 64 MiB
-    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
-    pub window: u64,
-    /// Server processes
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub servers: u32,
-    /// Applier threads of each server
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
-    pub appliers: u16,
     /// Pins the client's thread to a core
     #[arg(long, value_name = "CORE")]
     pub pin: Option<usize>,
+    /// Pins all servers (and the other ends of ceilings) to a core
+    #[arg(long, value_name = "CORE")]
+    pub pin_servers: Option<usize>,
     /// Seed of keys and values
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
+    /// Does not measure the raw ceiling of each size, of which eff% is a part
+    #[arg(long)]
+    pub no_ceiling: bool,
+    /// Fails (exit 1) when a 99th percentile is above this many microseconds
+    #[arg(long, value_name = "US", value_parser = parse_limit)]
+    pub max_p99: Option<f64>,
+    /// Fails (exit 1) when a row moves fewer megabytes (10^6) a second
+    #[arg(long, value_name = "MB/S", value_parser = parse_limit)]
+    pub min_bw: Option<f64>,
     /// Writes the results as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
@@ -175,10 +244,41 @@ pub struct Options {
     /// Stores one wrong value in each table, to show that the check notices it
     #[arg(long, hide = true)]
     pub plant_wrong: bool,
+    /// Stops a server once for this long in the middle of each size, to show that an open loop
+    /// notices it
+    #[arg(long, hide = true, value_parser = parse_duration, value_name = "TIME")]
+    pub plant_pause: Option<Duration>,
+}
+
+impl Common {
+    /// The defaults, for a subcommand that has options of its own.
+    pub const fn plain(transport: Transport, seed: u64) -> Self {
+        Self {
+            transport,
+            rdma_device: None,
+            appliers: 1,
+            iters: None,
+            duration: Duration::from_millis(250),
+            warmup: 20,
+            pin: None,
+            pin_servers: None,
+            seed,
+            no_ceiling: false,
+            max_p99: None,
+            min_bw: None,
+            json: None,
+            csv: None,
+            plant_wrong: false,
+            plant_pause: None,
+        }
+    }
 }
 
 /// `250ms`, `2s`, `500us`; a bare number is seconds.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// What would be right.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("\"{text}\" is no time: use 250ms, 2s or 500us");
     let (number, unit) = if let Some(n) = text.strip_suffix("ms") {
         (n, 1e-3)
@@ -194,6 +294,16 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// A number above zero.
+///
+/// # Errors
+/// What would be right.
+pub fn parse_limit(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok();
+    let number = number.filter(|n| n.is_finite() && *n > 0.0);
+    number.ok_or_else(|| format!("\"{text}\" is no number above 0"))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -207,7 +317,7 @@ mod tests {
         let Command::Latency(o) = cli.command else {
             panic!("latency was asked for");
         };
-        assert_eq!(o.sizes.0.len(), 22);
+        assert_eq!(o.tables.sizes.0.len(), 22);
     }
 
     #[test]
@@ -217,6 +327,14 @@ mod tests {
         assert_eq!(parse_duration("20us"), Ok(Duration::from_micros(20)));
         for bad in ["", "x", "-1s", "0", "nan", "inf", "1e9s"] {
             assert!(parse_duration(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn limits_are_above_zero() {
+        assert_eq!(parse_limit("1.5"), Ok(1.5));
+        for bad in ["", "0", "-1", "nan", "inf"] {
+            assert!(parse_limit(bad).is_err(), "{bad}");
         }
     }
 }

@@ -20,20 +20,28 @@ pub enum BenchError {
         /// The system's words.
         source: io::Error,
     },
-    /// A report cannot be written.
-    #[error("cannot write {}: {source}; choose another file", path.display())]
-    Write {
-        /// Where to.
+    /// A file cannot be read or written.
+    #[error("{}: {why}; choose another file", path.display())]
+    File {
+        /// Which.
         path: PathBuf,
-        /// The system's words.
-        source: io::Error,
+        /// The system's words, or what is wrong with its content.
+        why: String,
     },
-    /// The server process ended or said something else than its address.
-    #[error("the server process did not come up: {0}")]
-    Server(String),
+    /// A process of the run ended, or said something else than it should.
+    #[error("{name} failed: {why}; its own message may be above")]
+    Process {
+        /// Which.
+        name: String,
+        /// What happened.
+        why: String,
+    },
     /// A call failed while it was measured.
     #[error("{0}")]
     Client(#[from] ClientError),
+    /// The memory of an applier without a server cannot be had, or it refused a row.
+    #[error("{0}")]
+    Store(String),
 }
 
 impl BenchError {
@@ -41,8 +49,8 @@ impl BenchError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,
-            Self::System { .. } | Self::Write { .. } => 3,
-            Self::Server(_) | Self::Client(_) => 4,
+            Self::System { .. } | Self::File { .. } | Self::Store(_) => 3,
+            Self::Process { .. } | Self::Client(_) => 4,
         }
     }
 }

@@ -2,43 +2,55 @@
 
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use tidewater_transport::limits::RING_BYTES_DEFAULT;
 
-use crate::args::Options;
-use crate::measure::What;
+use crate::args::{Common, Wire};
 
 /// Everything that a reader needs to judge or repeat a run.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// Version of the program.
-    pub version: &'static str,
+    pub version: String,
     /// Commit it was built from, if it was in a repository.
-    pub commit: &'static str,
+    pub commit: String,
     /// Compiler.
-    pub rustc: &'static str,
+    pub rustc: String,
     /// Cargo profile, and what slows it down.
     pub profile: String,
     /// Additional compiler flags.
-    pub rustflags: &'static str,
+    pub rustflags: String,
     /// Processor.
     pub cpu: String,
     /// Cores this process may use.
     pub cores: usize,
+    /// NUMA nodes of the machine.
+    pub numa_nodes: usize,
     /// Kernel.
     pub kernel: String,
     /// Frequency governor.
     pub governor: String,
+    /// Source of the kernel's clock.
+    pub clocksource: String,
+    /// Transparent huge pages of shared memory.
+    pub huge_pages: String,
     /// Runnable threads of the machine over 1, 5 and 15 minutes, before the run.
     pub load: String,
     /// What carried the bytes.
     pub transport: String,
-    /// Server processes.
+    /// Network interface.
+    pub nic: String,
+    /// Its largest packet, bytes; 0 without one.
+    pub mtu: u64,
+    /// Server processes; the most of a run that varies them.
     pub servers: u32,
     /// Applier threads of each.
     pub appliers: u16,
+    /// Workers; the most of a run that varies them.
+    pub workers: u32,
     /// Bytes of each lane's ring.
     pub ring_bytes: usize,
-    /// Core of the client's thread.
+    /// Cores of the client's thread and of the servers.
     pub pinned: String,
     /// Seed of keys and values.
     pub seed: u64,
@@ -47,42 +59,63 @@ pub struct Fingerprint {
     /// Command line.
     pub command: String,
     /// What was measured.
-    pub what: What,
+    pub what: String,
 }
 
 impl Fingerprint {
     /// Of this process.
-    pub fn take(what: What, options: &Options, ring_bytes: usize, timer_cost: Duration) -> Self {
+    pub fn take(
+        what: &str,
+        common: &Common,
+        (servers, workers): (u32, u32),
+        timer: Duration,
+    ) -> Self {
         let checks = if cfg!(debug_assertions) {
-            " (debug assertions and overflow checks on: figures are not to be compared)"
+            " (debug assertions and overflow checks on: slower than a release)"
         } else {
             ""
         };
         let flags = env!("TIDEWATER_RUSTFLAGS");
         let name = rustix::system::uname();
         let text = |t: &std::ffi::CStr| t.to_string_lossy().into_owned();
+        let (nic, mtu) = match common.transport.wire() {
+            Some(Wire::Memory) => ("none".to_owned(), 0),
+            Some(Wire::Socket) => {
+                let mtu = line_of("/sys/class/net/lo/mtu").parse().unwrap_or(0);
+                ("lo (loopback)".to_owned(), mtu)
+            }
+            None => ("see the server's log".to_owned(), 0),
+        };
         Self {
-            version: env!("CARGO_PKG_VERSION"),
-            commit: env!("TIDEWATER_COMMIT"),
-            rustc: env!("TIDEWATER_RUSTC"),
+            version: env!("CARGO_PKG_VERSION").into(),
+            commit: env!("TIDEWATER_COMMIT").into(),
+            rustc: env!("TIDEWATER_RUSTC").into(),
             profile: format!("{}{checks}", env!("TIDEWATER_PROFILE")),
-            rustflags: if flags.is_empty() { "none" } else { flags },
+            rustflags: if flags.is_empty() { "none" } else { flags }.into(),
             cpu: cpu(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
+            numa_nodes: numa_nodes(),
             kernel: format!("{} {}", text(name.sysname()), text(name.release())),
             governor: line_of("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            clocksource: line_of(
+                "/sys/devices/system/clocksource/clocksource0/current_clocksource",
+            ),
+            huge_pages: chosen(&line_of(
+                "/sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            )),
             load: load(),
-            transport: options.transport.kind().to_string(),
-            servers: options.servers,
-            appliers: options.appliers,
-            ring_bytes,
-            pinned: options
-                .pin
-                .map_or("no".into(), |core| format!("core {core}")),
-            seed: options.seed,
-            timer_ns: timer_cost.as_secs_f64() * 1e9,
+            transport: common.transport.kind().to_string(),
+            nic,
+            mtu,
+            servers,
+            appliers: common.appliers,
+            workers,
+            ring_bytes: RING_BYTES_DEFAULT,
+            pinned: pinned(common),
+            seed: common.seed,
+            timer_ns: timer.as_secs_f64() * 1e9,
             command: std::env::args().collect::<Vec<_>>().join(" "),
-            what,
+            what: what.into(),
         }
     }
 
@@ -100,15 +133,31 @@ impl Fingerprint {
             (
                 "machine",
                 format!(
-                    "{}, {} cores, {}, governor {}, load {}",
-                    self.cpu, self.cores, self.kernel, self.governor, self.load
+                    "{}, {} cores, {} NUMA nodes, {}, governor {}, clock {}, huge pages of shared \
+                     memory {}, load {}",
+                    self.cpu,
+                    self.cores,
+                    self.numa_nodes,
+                    self.kernel,
+                    self.governor,
+                    self.clocksource,
+                    self.huge_pages,
+                    self.load
                 ),
             ),
             (
                 "cluster",
                 format!(
-                    "transport {}, {} servers of {} appliers, ring {} bytes, client pinned: {}",
-                    self.transport, self.servers, self.appliers, self.ring_bytes, self.pinned
+                    "transport {}, NIC {}, MTU {}, {} servers of {} appliers, {} workers, ring {} \
+                     bytes, pinned: {}",
+                    self.transport,
+                    self.nic,
+                    self.mtu,
+                    self.servers,
+                    self.appliers,
+                    self.workers,
+                    self.ring_bytes,
+                    self.pinned
                 ),
             ),
             ("seed", self.seed.to_string()),
@@ -120,15 +169,49 @@ impl Fingerprint {
     }
 }
 
+fn pinned(common: &Common) -> String {
+    match (common.pin, common.pin_servers) {
+        (None, None) => "no".into(),
+        (Some(client), None) => format!("client to core {client}"),
+        (None, Some(servers)) => format!("servers to core {servers}"),
+        (Some(client), Some(servers)) => {
+            format!("client to core {client}, servers to core {servers}")
+        }
+    }
+}
+
 fn line_of(path: &str) -> String {
     let text = std::fs::read_to_string(path);
     text.map_or_else(|_| "unreadable".into(), |t| t.trim().to_owned())
+}
+
+/// Of a list like `always [never] advise`, the one in brackets.
+fn chosen(list: &str) -> String {
+    let inside = list
+        .split_once('[')
+        .and_then(|(_, rest)| rest.split_once(']'));
+    inside.map_or_else(|| list.to_owned(), |(one, _)| one.to_owned())
 }
 
 fn load() -> String {
     let line = line_of("/proc/loadavg");
     let figures: Vec<&str> = line.split_whitespace().take(3).collect();
     figures.join(" ")
+}
+
+fn numa_nodes() -> usize {
+    let Ok(folder) = std::fs::read_dir("/sys/devices/system/node") else {
+        return 1;
+    };
+    let names = folder.flatten().map(|entry| entry.file_name());
+    let is_node = |name: &str| {
+        let number = name.strip_prefix("node");
+        number.is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+    };
+    names
+        .filter(|name| is_node(&name.to_string_lossy()))
+        .count()
+        .max(1)
 }
 
 fn cpu() -> String {
@@ -138,4 +221,20 @@ fn cpu() -> String {
         (name.trim() == "model name").then(|| value.trim().to_owned())
     });
     model.unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_choice_of_a_list_is_in_brackets() {
+        assert_eq!(chosen("always within_size [advise] never"), "advise");
+        assert_eq!(chosen("unreadable"), "unreadable");
+    }
+
+    #[test]
+    fn there_is_a_node() {
+        assert!(numa_nodes() >= 1);
+    }
 }

@@ -1,27 +1,27 @@
-//! What a case measures: a table with known values, calls on it, and the check of every value.
-//!
-//! Element `i` holds `base(i) + pushes x step(i)`, small integers that f32 adds exactly, so that
-//! after any number of pushes a single lost, doubled or torn one is a wrong value.
+//! A table under measurement, with known values.
 
-use serde::Serialize;
-use tidewater_client::{Client, PullOptions, Table, TableBuilder, Ticket};
+use serde::{Deserialize, Serialize};
+use tidewater_client::{Client, PullOptions, PullTicket, Table, TableBuilder, Ticket};
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::table::{Optimizer, PushOp, TableSpec};
 
 use crate::error::BenchError;
+use crate::values::{PUSHES_MAX, Values};
 
 /// Longest row: longer messages are several rows. The largest power of two whose rows every mode
 /// pulls: the reply to a gather holds less than 128 KiB.
 pub const ROW_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of an element.
 const ELEMENT: u64 = 4;
-/// Pushes after which the values are set back: integers stay below 2^24, which f32 holds exactly.
-const PUSHES_MAX: u64 = 4_000_000;
+/// Elements of a row of a table by ranges, which has none: what the known values call one.
+const CHUNK: usize = 1024;
+/// Rows of one call while a table is filled or looked through.
+const FILL_ROWS: usize = 4096;
 /// Words between two that are overwritten before a pull: one in each cache line.
 const POISON_STRIDE: usize = 16;
 
 /// A kind of table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// Dense, by ranges.
@@ -43,166 +43,292 @@ impl Kind {
     }
 }
 
+/// A table and the calls on it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plot {
+    /// Name of the table. Equal plots of one name are one table.
+    pub name: String,
+    /// Kind.
+    pub kind: Kind,
+    /// Elements of a row; of a table by ranges, all of its elements.
+    pub dim: usize,
+    /// Rows that this client uses; of a table by ranges, 1.
+    pub rows: u64,
+    /// The first of them: clients that push use rows of their own.
+    pub first: u64,
+    /// Rows of all clients together.
+    pub all_rows: u64,
+    /// Rows of a call.
+    pub call_rows: usize,
+    /// Different calls, taken in turn. With one, a call takes the rows in order; with more, each
+    /// takes rows at random.
+    pub batches: usize,
+    /// Seed of keys and values.
+    pub seed: u64,
+}
+
+impl Plot {
+    /// A table that every call pulls or pushes whole: messages of `size` bytes, `batch` of them.
+    ///
+    /// # Errors
+    /// A size that no rows have.
+    pub fn whole(kind: Kind, size: u64, batch: u64, seed: u64) -> Result<Self, BenchError> {
+        let bytes = size * batch;
+        let row = size.min(ROW_BYTES_MAX);
+        if kind != Kind::Dense && !bytes.is_multiple_of(row) {
+            return Err(BenchError::Usage(format!(
+                "messages of {size} bytes are not whole rows of {ROW_BYTES_MAX}: use --table dense"
+            )));
+        }
+        let (dim, rows) = match kind {
+            Kind::Dense => (bytes / ELEMENT, 1),
+            Kind::Rows | Kind::Sparse => (row / ELEMENT, bytes / row),
+        };
+        Ok(Self {
+            name: format!("bench-{}-{size}x{batch}", kind.name()),
+            kind,
+            dim: dim as usize,
+            rows,
+            first: 0,
+            all_rows: rows,
+            call_rows: rows as usize,
+            batches: 1,
+            seed,
+        })
+    }
+
+    /// A table of `rows` rows of which each call takes `call_rows` at random.
+    pub fn scattered(kind: Kind, dim: usize, rows: u64, call_rows: usize, seed: u64) -> Self {
+        Self {
+            name: format!("bench-{}-{rows}x{dim}-{call_rows}", kind.name()),
+            kind,
+            dim,
+            rows,
+            first: 0,
+            all_rows: rows,
+            call_rows,
+            batches: 64,
+            seed,
+        }
+    }
+
+    /// Payload bytes of a call.
+    pub const fn bytes(&self) -> u64 {
+        self.dim as u64 * self.call_rows as u64 * ELEMENT
+    }
+
+    fn spec(&self) -> TableSpec {
+        let dim = self.dim as u32;
+        let builder = match self.kind {
+            Kind::Dense => TableBuilder::blocks::<f32>(&self.name, u64::from(dim) / 2, 2),
+            Kind::Rows => TableBuilder::rows::<f32>(&self.name, self.all_rows, dim),
+            Kind::Sparse => TableBuilder::sparse::<f32>(&self.name, dim),
+        };
+        builder.optimizer(Optimizer::None).spec().clone()
+    }
+
+    fn key(&self, row: u64) -> u64 {
+        match self.kind {
+            Kind::Sparse => mix64(self.seed.wrapping_add(row)),
+            Kind::Dense | Kind::Rows => row,
+        }
+    }
+}
+
+/// The rows of one call.
+#[derive(Debug)]
+struct Batch {
+    rows: Vec<u64>,
+    keys: Vec<u64>,
+}
+
 /// A table under measurement.
 #[derive(Debug)]
 pub struct Subject<'a> {
     client: &'a mut Client,
     table: Table<f32>,
-    kind: Kind,
-    keys: Vec<u64>,
-    base: Vec<f32>,
-    step: Vec<f32>,
-    expected: Vec<f32>,
-    out: Vec<f32>,
-    pushes: u64,
-    poisons: usize,
-}
-
-/// Size of a case.
-#[derive(Debug, Clone, Copy)]
-pub struct Extent {
-    /// Bytes of a message.
-    pub size: u64,
-    /// Messages of a call.
-    pub batch: u64,
-    /// Seed of keys and values.
-    pub seed: u64,
-}
-
-impl Extent {
-    const fn row_bytes(self) -> u64 {
-        if self.size < ROW_BYTES_MAX {
-            self.size
-        } else {
-            ROW_BYTES_MAX
-        }
-    }
-
-    /// Rows of a call on a table by rows.
-    const fn rows(self) -> u64 {
-        self.bytes().div_ceil(self.row_bytes())
-    }
-
-    /// Bytes that a call moves.
-    pub const fn bytes(self) -> u64 {
-        self.size * self.batch
-    }
-}
-
-fn spec(kind: Kind, extent: Extent) -> TableSpec {
-    let name = format!("bench-{}-{}x{}", kind.name(), extent.size, extent.batch);
-    let dim = (extent.row_bytes() / ELEMENT) as u32;
-    let builder = match kind {
-        Kind::Dense => TableBuilder::blocks::<f32>(&name, extent.bytes() / (2 * ELEMENT), 2),
-        Kind::Rows => TableBuilder::rows::<f32>(&name, extent.rows(), dim),
-        Kind::Sparse => TableBuilder::sparse::<f32>(&name, dim),
-    };
-    builder.optimizer(Optimizer::None).spec().clone()
+    plot: Plot,
+    values: Values,
+    batches: Vec<Batch>,
+    /// What a call pushes: the steps of each of its rows.
+    steps: Vec<f32>,
+    /// Pushes that each row has had since the values were set.
+    pushes: Vec<u32>,
+    most_pushes: u32,
 }
 
 impl<'a> Subject<'a> {
-    /// Creates the table and sets its values; with `plant_wrong`, one of them to another value
-    /// than it should have.
+    /// Creates the table and sets the values of this client's rows; with `plant_wrong`, one of
+    /// them to another value than it should have.
     ///
     /// # Errors
-    /// A size that no row can have; what creating and pushing fail with.
-    pub fn new(
-        client: &'a mut Client,
-        kind: Kind,
-        extent: Extent,
-        plant_wrong: bool,
-    ) -> Result<Self, BenchError> {
-        if kind != Kind::Dense && !extent.bytes().is_multiple_of(extent.row_bytes()) {
-            let limit = ROW_BYTES_MAX;
-            return Err(BenchError::Usage(format!(
-                "messages of {} bytes are not whole rows of {limit}: use --table dense",
-                extent.size
-            )));
-        }
-        let table = client.create_table::<f32>(&spec(kind, extent))?;
-        let elements = match kind {
-            Kind::Dense => extent.bytes() / ELEMENT,
-            Kind::Rows | Kind::Sparse => extent.rows() * table.dim() as u64,
+    /// What creating and pushing fail with.
+    pub fn new(client: &'a mut Client, plot: Plot, plant_wrong: bool) -> Result<Self, BenchError> {
+        let table = client.create_table::<f32>(&plot.spec())?;
+        let scattered = plot.batches > 1;
+        let batch = |b: usize| {
+            let row = |n: usize| {
+                let n = n as u64;
+                let at = if scattered {
+                    mix64(((b as u64) << 32 | n) ^ plot.seed) % plot.rows
+                } else {
+                    n
+                };
+                plot.first + at
+            };
+            let rows: Vec<u64> = (0..plot.call_rows).map(row).collect();
+            let keys = rows.iter().map(|&r| plot.key(r)).collect();
+            Batch { rows, keys }
         };
-        let key = |row| match kind {
-            Kind::Sparse => mix64(extent.seed.wrapping_add(row)),
-            Kind::Dense | Kind::Rows => row,
-        };
-        let rows = if kind == Kind::Dense {
-            0
-        } else {
-            extent.rows()
-        };
-        let base: Vec<f32> = (0..elements)
-            .map(|i| (mix64(i ^ extent.seed) % 1024) as f32)
-            .collect();
         let mut subject = Self {
+            batches: (0..plot.batches).map(batch).collect(),
+            steps: row_of_steps(plot.dim).repeat(plot.call_rows),
+            pushes: vec![0; plot.rows as usize],
+            values: Values::new(plot.seed),
+            most_pushes: 0,
             client,
             table,
-            kind,
-            keys: (0..rows).map(key).collect(),
-            step: (0..elements).map(|i| (1 + i % 3) as f32).collect(),
-            expected: base.clone(),
-            out: vec![0.0; elements as usize],
-            base,
-            pushes: 0,
-            poisons: 0,
+            plot,
         };
         subject.reset(plant_wrong)?;
         Ok(subject)
     }
 
-    /// Sets every value to its base.
+    /// What is measured.
+    pub const fn plot(&self) -> &Plot {
+        &self.plot
+    }
+
+    /// The client.
+    pub const fn client(&mut self) -> &mut Client {
+        self.client
+    }
+
+    /// Sets the values of this client's rows.
     fn reset(&mut self, plant_wrong: bool) -> Result<(), BenchError> {
-        let mut values = self.base.clone();
-        if let (true, Some(value)) = (plant_wrong, values.last_mut()) {
-            *value += 0.5;
-        }
-        let ticket = push(
-            self.client,
-            &self.table,
-            &self.keys,
-            &values,
-            PushOp::Assign,
-        )?;
-        self.client.wait_applied(&ticket)?;
-        self.expected.copy_from_slice(&self.base);
-        self.pushes = 0;
-        Ok(())
-    }
-
-    /// One pull of everything.
-    ///
-    /// # Errors
-    /// The client's.
-    #[inline]
-    pub fn pull(&mut self, options: PullOptions) -> Result<(), BenchError> {
-        match self.kind {
-            Kind::Dense => self
-                .client
-                .pull_dense(&self.table, 0, &mut self.out, options)?,
-            Kind::Rows | Kind::Sparse => {
-                self.client
-                    .pull_rows(&self.table, &self.keys, &mut self.out, options)?;
+        let (first, rows) = (self.plot.first, self.plot.rows);
+        let mut planted = plant_wrong;
+        let mut at = first;
+        while at < first + rows {
+            let some = (first + rows - at).min(FILL_ROWS as u64);
+            let keys: Vec<u64> = (at..at + some).map(|r| self.plot.key(r)).collect();
+            let mut values = vec![0.0; some as usize * self.plot.dim];
+            for (row, values) in (at..).zip(values.chunks_exact_mut(self.plot.dim)) {
+                self.fill(row, 0, values);
             }
+            // Of the first call's rows, so that every measurement meets it.
+            let meets = self.batches[0].rows[0];
+            if planted && (at..at + some).contains(&meets) {
+                values[(meets - at) as usize * self.plot.dim] += 0.5;
+                planted = false;
+            }
+            let ticket = self.send(&keys, &values, PushOp::Assign)?;
+            self.client.wait_applied(&ticket)?;
+            at += some;
+        }
+        self.pushes.fill(0);
+        self.most_pushes = 0;
+        Ok(())
+    }
+
+    /// Pulls all rows once, so that their places are known.
+    ///
+    /// # Errors
+    /// The client's.
+    pub fn learn_places(&mut self) -> Result<(), BenchError> {
+        let mut out = vec![0.0; FILL_ROWS * self.plot.dim];
+        let rows: Vec<u64> = (self.plot.first..self.plot.first + self.plot.rows).collect();
+        for rows in rows.chunks(FILL_ROWS) {
+            let keys: Vec<u64> = rows.iter().map(|&r| self.plot.key(r)).collect();
+            let out = &mut out[..rows.len() * self.plot.dim];
+            let options = PullOptions::default();
+            self.client.pull_rows(&self.table, &keys, out, options)?;
         }
         Ok(())
     }
 
-    /// One push to everything, on its way when this returns.
+    /// Different calls.
+    pub const fn batches(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// Where a call's values go.
+    pub fn landing(&self) -> Vec<f32> {
+        vec![0.0; self.plot.dim * self.plot.call_rows]
+    }
+
+    /// One pull of the rows of a call.
     ///
     /// # Errors
     /// The client's.
     #[inline]
-    pub fn push(&mut self) -> Result<Ticket, BenchError> {
-        self.pushes += 1;
-        push(
-            self.client,
-            &self.table,
-            &self.keys,
-            &self.step,
-            PushOp::Sum,
-        )
+    pub fn pull(
+        &mut self,
+        batch: usize,
+        out: &mut [f32],
+        options: PullOptions,
+    ) -> Result<(), BenchError> {
+        if self.plot.kind == Kind::Dense {
+            self.client.pull_dense(&self.table, 0, out, options)?;
+        } else {
+            let keys = &self.batches[batch].keys;
+            self.client.pull_rows(&self.table, keys, out, options)?;
+        }
+        Ok(())
+    }
+
+    /// Whether pulls can be started now and finished later.
+    pub fn pulls_later(&self) -> bool {
+        self.plot.kind != Kind::Dense
+    }
+
+    /// Starts a pull of the rows of a call; not of a table by ranges.
+    ///
+    /// # Errors
+    /// The client's.
+    #[inline]
+    pub fn start_pull(
+        &mut self,
+        batch: usize,
+        options: PullOptions,
+    ) -> Result<PullTicket, BenchError> {
+        let keys = &self.batches[batch].keys;
+        Ok(self.client.start_pull_rows(&self.table, keys, options)?)
+    }
+
+    /// Finishes a pull.
+    ///
+    /// # Errors
+    /// The client's.
+    #[inline]
+    pub fn finish_pull(&mut self, ticket: PullTicket, out: &mut [f32]) -> Result<(), BenchError> {
+        Ok(self.client.finish_pull(ticket, out)?)
+    }
+
+    /// One push to the rows of a call, on its way when this returns. [`Self::count_push`] must be
+    /// told; not here, because it would be timed.
+    ///
+    /// # Errors
+    /// The client's.
+    #[inline]
+    pub fn push(&mut self, batch: usize) -> Result<Ticket, BenchError> {
+        Ok(if self.plot.kind == Kind::Dense {
+            self.client
+                .push_dense(&self.table, 0, &self.steps, PushOp::Sum)?
+        } else {
+            let keys = &self.batches[batch].keys;
+            self.client
+                .push_rows(&self.table, keys, &self.steps, PushOp::Sum)?
+        })
+    }
+
+    /// Notes that the rows of a call were pushed `times` times.
+    pub fn count_push(&mut self, batch: usize, times: u32) {
+        for row in &self.batches[batch].rows {
+            let count = &mut self.pushes[(row - self.plot.first) as usize];
+            *count += times;
+            self.most_pushes = self.most_pushes.max(*count);
+        }
     }
 
     /// Waits until a push is applied.
@@ -214,44 +340,42 @@ impl<'a> Subject<'a> {
         Ok(self.client.wait_applied(ticket)?)
     }
 
-    /// Overwrites what the last pull left behind, so that a pull that does nothing is noticed.
-    pub fn poison(&mut self) {
-        self.poisons += 1;
-        let from = self.poisons % POISON_STRIDE.min(self.out.len().max(1));
-        for value in self.out.iter_mut().skip(from).step_by(POISON_STRIDE) {
-            *value = f32::NAN;
-        }
-    }
-
-    /// Values of the last pull that are not what they must be, bit for bit.
-    pub fn wrong(&self) -> u64 {
-        let pairs = self.out.iter().zip(&self.expected);
+    /// Values of a call that are not what they must be, bit for bit.
+    pub fn wrong(&self, batch: usize, out: &[f32]) -> u64 {
+        let rows = &self.batches[batch].rows;
+        let pairs = rows.iter().zip(out.chunks_exact(self.plot.dim));
         pairs
-            .filter(|(is, due)| is.to_bits() != due.to_bits())
-            .count() as u64
+            .map(|(&row, is)| {
+                let pushes = self.pushes[(row - self.plot.first) as usize];
+                let chunks = is.chunks(CHUNK).zip(first_chunk(&self.plot, row)..);
+                chunks
+                    .map(|(is, row)| self.values.wrong(row, pushes, is))
+                    .sum::<u64>()
+            })
+            .sum()
     }
 
-    /// Pulls and counts wrong values after pushes; all of them must be applied.
+    /// Pulls the rows of all calls and counts wrong values; all pushes must be applied. Sets the
+    /// values anew before they become too large.
     ///
     /// # Errors
     /// The client's.
-    pub fn wrong_after_pushes(&mut self) -> Result<u64, BenchError> {
-        let pushes = self.pushes as f32;
-        let due = self.base.iter().zip(&self.step);
-        for (expected, (base, step)) in self.expected.iter_mut().zip(due) {
-            *expected = base + pushes * step;
+    pub fn audit(&mut self) -> Result<u64, BenchError> {
+        let mut out = self.landing();
+        let mut wrong = 0;
+        for batch in 0..self.batches.len() {
+            out.fill(f32::NAN);
+            self.pull(batch, &mut out, PullOptions::default())?;
+            wrong += self.wrong(batch, &out);
         }
-        self.out.fill(f32::NAN);
-        self.pull(PullOptions::default())?;
-        let wrong = self.wrong();
-        if self.pushes > PUSHES_MAX {
+        if self.most_pushes > PUSHES_MAX / 2 {
             self.reset(false)?;
         }
         Ok(wrong)
     }
 
     /// Reads repeated and pulls that fell back to the server, since the client was made.
-    pub const fn retries_and_fallbacks(&self) -> (u64, u64) {
+    pub const fn detours(&self) -> (u64, u64) {
         let counters = self.client.counters();
         (counters.retries, counters.gather_fallbacks)
     }
@@ -263,18 +387,37 @@ impl<'a> Subject<'a> {
     pub fn release(self) -> Result<(), BenchError> {
         Ok(self.client.release_table(self.table)?)
     }
+
+    fn fill(&self, row: u64, pushes: u32, out: &mut [f32]) {
+        for (out, row) in out.chunks_mut(CHUNK).zip(first_chunk(&self.plot, row)..) {
+            self.values.fill(row, pushes, out);
+        }
+    }
+
+    fn send(&mut self, keys: &[u64], values: &[f32], op: PushOp) -> Result<Ticket, BenchError> {
+        Ok(if self.plot.kind == Kind::Dense {
+            self.client.push_dense(&self.table, 0, values, op)?
+        } else {
+            self.client.push_rows(&self.table, keys, values, op)?
+        })
+    }
 }
 
-fn push(
-    client: &mut Client,
-    table: &Table<f32>,
-    keys: &[u64],
-    values: &[f32],
-    op: PushOp,
-) -> Result<Ticket, BenchError> {
-    Ok(if keys.is_empty() {
-        client.push_dense(table, 0, values, op)?
-    } else {
-        client.push_rows(table, keys, values, op)?
-    })
+/// What a push adds to a row: the known values begin anew after each chunk.
+fn row_of_steps(dim: usize) -> Vec<f32> {
+    let chunk = Values::steps(CHUNK);
+    (0..dim).map(|c| chunk[c % CHUNK]).collect()
+}
+
+/// The known values' number of a row's first chunk.
+const fn first_chunk(plot: &Plot, row: u64) -> u64 {
+    row * plot.dim.div_ceil(CHUNK) as u64
+}
+
+/// Overwrites what the last pull left behind, so that one that does nothing is noticed.
+pub fn poison(out: &mut [f32], turn: usize) {
+    let from = turn % POISON_STRIDE.min(out.len().max(1));
+    for value in out.iter_mut().skip(from).step_by(POISON_STRIDE) {
+        *value = f32::NAN;
+    }
 }

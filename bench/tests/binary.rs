@@ -1,10 +1,20 @@
-//! The program itself: rows, JSON and exit codes, with servers in processes of their own.
+//! The program itself: rows, JSON, limits and exit codes, with servers in processes of their own.
 #![allow(clippy::unwrap_used, reason = "helpers outside of `#[test]` functions")]
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+
+/// Columns of the table.
+const SIZE: usize = 0;
+const OPS: usize = 1;
+const P50: usize = 2;
+const P99: usize = 4;
+const P999: usize = 5;
+const MAX: usize = 6;
+const WRONG: usize = 14;
+const COLUMNS: usize = 15;
 
 fn bench(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_tidewater-bench"))
@@ -13,20 +23,38 @@ fn bench(args: &[&str]) -> Output {
         .unwrap()
 }
 
+fn bench_line(line: &str) -> Output {
+    bench(&line.split(' ').collect::<Vec<_>>())
+}
+
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Rows of the table, cell by cell.
+/// Rows of the table, cell by cell; what was not measured is NaN.
 fn rows(out: &Output) -> Vec<Vec<f64>> {
     let text = text(&out.stdout);
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    let cells = |line: &str| {
-        line.split_whitespace()
-            .map(|c| c.parse().unwrap())
-            .collect()
+    let cell = |c: &str| match c {
+        "-" => f64::NAN,
+        number => number.parse().unwrap(),
     };
-    lines.map(cells).collect()
+    lines
+        .map(|line| line.split_whitespace().map(cell).collect())
+        .collect()
+}
+
+/// Rows of a run that must have succeeded.
+fn good_rows(line: &str) -> Vec<Vec<f64>> {
+    let out = bench_line(line);
+    assert_eq!(out.status.code(), Some(0), "{line}: {}", text(&out.stderr));
+    let rows = rows(&out);
+    for row in &rows {
+        assert_eq!(row.len(), COLUMNS, "{line}");
+        assert!(row[OPS] >= 1.0, "{line}: calls were made");
+        assert_eq!(row[WRONG], 0.0, "{line}: no value is wrong");
+    }
+    rows
 }
 
 fn json(path: &Path) -> Value {
@@ -36,40 +64,37 @@ fn json(path: &Path) -> Value {
 fn smoke(what: &str, transport: &str) {
     let dir = tempfile::tempdir().unwrap();
     let (file, csv) = (dir.path().join("out.json"), dir.path().join("out.csv"));
-    let common = "--sizes 8,4K,256K --iters 20 --duration 2s --warmup 2 --window 4 --transport";
-    let mut args: Vec<&str> = vec![what];
-    args.extend(common.split(' '));
-    args.extend([transport, "--json", file.to_str().unwrap()]);
-    args.extend(["--csv", csv.to_str().unwrap()]);
-    let out = bench(&args);
-    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
-    let rows = rows(&out);
+    let window = if what == "latency" { "" } else { " --window 4" };
+    let rows = good_rows(&format!(
+        "{what} --sizes 8,4K,256K --iters 20 --duration 2s --warmup 2{window} --transport {transport} \
+         --json {} --csv {}",
+        file.display(),
+        csv.display()
+    ));
     assert_eq!(
         rows.len(),
         2 * 3 * 3,
         "pull and push, three tables, three sizes"
     );
     for row in &rows {
-        assert_eq!(row.len(), 11);
-        assert!(row[1] >= 1.0, "calls were made");
-        assert!(row[2] > 0.0 && row[2] <= row[3] && row[3] <= row[4] && row[5] <= row[6] + 1e-3);
-        assert_eq!(row[10], 0.0, "no value is wrong");
+        assert!(row[P50] > 0.0 && row[P50] <= row[P50 + 1] && row[P50 + 1] <= row[P99]);
+        assert!(row[P999] <= row[MAX] + 1e-3);
     }
     let document = json(&file);
     let told = document["rows"].as_array().unwrap();
     assert_eq!(told.len(), rows.len());
     for (told, row) in told.iter().zip(&rows) {
-        assert_eq!(told["size"].as_f64(), Some(row[0]));
+        assert_eq!(told["size"].as_f64(), Some(row[SIZE]));
         // What was asked for is what ran.
         assert_eq!(told["fallbacks"], 0);
+        assert!(told["eff_percent"].as_f64().unwrap() > 0.0);
+        assert!(told["checked"].as_u64().unwrap() > 0);
         // Bytes and time agree with the rates.
         let calls = told["bytes_per_call"].as_f64().unwrap() / told["avg_us"].as_f64().unwrap();
         assert!((calls / told["mb_per_s"].as_f64().unwrap() - 1.0).abs() < 1e-6);
     }
-    assert_eq!(
-        std::fs::read_to_string(&csv).unwrap().lines().count(),
-        rows.len() + 1
-    );
+    let csv = std::fs::read_to_string(&csv).unwrap();
+    assert_eq!(csv.lines().count(), rows.len() + 1);
 }
 
 #[test]
@@ -93,21 +118,74 @@ fn bandwidth_over_tcp() {
 }
 
 #[test]
+fn rates_over_both() {
+    smoke("rate", "shm");
+    smoke("rate", "tcp");
+}
+
+#[test]
 fn every_mode_of_several_servers() {
     for mode in ["consistent", "hogwild", "gather"] {
-        let args = "latency --op pull --sizes 64,1M --batch 3 --iters 5 --servers 2 --appliers 2";
-        let mut args: Vec<&str> = args.split(' ').collect();
-        args.extend(["--mode", mode]);
-        let out = bench(&args);
-        assert_eq!(out.status.code(), Some(0), "{mode}: {}", text(&out.stderr));
-        let rows = rows(&out);
+        let rows = good_rows(&format!(
+            "latency --op pull --sizes 64,1M --batch 3 --iters 5 --servers 2 --appliers 2 \
+             --no-ceiling --mode {mode}"
+        ));
         assert_eq!(rows.len(), 6);
-        assert!(rows.iter().all(|row| row[10] == 0.0));
+    }
+}
+
+#[test]
+fn many_random_rows() {
+    for transport in ["shm", "tcp"] {
+        let rows = good_rows(&format!(
+            "sparse --rows 20K --batch 100 --table all --window 4 --iters 70 --transport {transport}"
+        ));
+        assert_eq!(rows.len(), 4);
+        assert!(rows.iter().all(|row| row[SIZE] == 256.0));
+    }
+}
+
+#[test]
+fn clocks_and_barriers() {
+    for transport in ["shm", "tcp"] {
+        let rows = good_rows(&format!(
+            "ssp --workers 1,3 --iters 30 --transport {transport}"
+        ));
+        assert_eq!(rows.len(), 6, "a thread, processes, barriers");
+        let counts: Vec<f64> = rows.iter().map(|row| row[OPS]).collect();
+        assert_eq!(counts, [30.0, 30.0, 30.0, 90.0, 30.0, 90.0]);
+    }
+}
+
+#[test]
+fn workers_and_servers() {
+    let rows = good_rows("scale --workers 1,3 --servers 1,2 --iters 50 --batch 20");
+    let counts: Vec<(f64, f64)> = rows.iter().map(|row| (row[SIZE], row[OPS])).collect();
+    assert_eq!(
+        counts,
+        [(1.0, 50.0), (3.0, 150.0), (1.0, 50.0), (3.0, 150.0)]
+    );
+}
+
+#[test]
+fn an_applier_alone() {
+    let rows = good_rows("apply --rules adagrad,sum --dims 16 --iters 70");
+    assert_eq!(rows.len(), 4, "cached and in memory");
+}
+
+#[test]
+fn a_soak_ends_after_its_calls() {
+    for transport in ["shm", "tcp"] {
+        let rows = good_rows(&format!(
+            "soak --ops 20K --interval 200ms --transport {transport}"
+        ));
+        let calls: f64 = rows.iter().map(|row| row[OPS]).sum();
+        assert!((20_480.0..24_000.0).contains(&calls), "{calls}");
     }
 }
 
 /// Keys of a row that are numbers.
-const NUMBERS: [&str; 16] = [
+const NUMBERS: [&str; 21] = [
     "size",
     "bytes_per_call",
     "calls_per_sample",
@@ -121,6 +199,11 @@ const NUMBERS: [&str; 16] = [
     "avg_us",
     "mb_per_s",
     "mops_per_s",
+    "cpu_client_us",
+    "cpu_server_us",
+    "allocs_client",
+    "allocs_server",
+    "eff_percent",
     "retries",
     "fallbacks",
     "wrong",
@@ -130,10 +213,8 @@ const NUMBERS: [&str; 16] = [
 fn the_layout_of_the_json_is_what_others_read() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.json");
-    let args = "latency --op all --table sparse --sizes 64 --iters 3 --json";
-    let mut args: Vec<&str> = args.split(' ').collect();
-    args.push(file.to_str().unwrap());
-    assert!(bench(&args).status.success());
+    let line = "latency --op all --table sparse --sizes 64 --iters 3 --json";
+    good_rows(&format!("{line} {}", file.display()));
     let document = json(&file);
     assert_eq!(document["schema"], "tidewater-bench/1");
     let print = document["fingerprint"].as_object().unwrap();
@@ -146,6 +227,9 @@ fn the_layout_of_the_json_is_what_others_read() {
         "cpu",
         "kernel",
         "governor",
+        "clocksource",
+        "huge_pages",
+        "nic",
     ] {
         assert!(
             print[text].as_str().is_some_and(|t| !t.is_empty()),
@@ -157,15 +241,18 @@ fn the_layout_of_the_json_is_what_others_read() {
     }
     for number in [
         "cores",
+        "numa_nodes",
         "servers",
+        "workers",
         "appliers",
         "ring_bytes",
+        "mtu",
         "seed",
         "timer_ns",
     ] {
         assert!(print[number].is_number(), "{number}");
     }
-    assert_eq!(print.len(), 19, "a new key belongs into this test");
+    assert_eq!(print.len(), 25, "a new key belongs into this test");
     for (row, op) in document["rows"]
         .as_array()
         .unwrap()
@@ -174,6 +261,10 @@ fn the_layout_of_the_json_is_what_others_read() {
     {
         let row = row.as_object().unwrap();
         assert_eq!((&row["op"], &row["table"]), (&op.into(), &"sparse".into()));
+        assert_eq!(
+            (&row["test"], &row["pace"]),
+            (&"latency".into(), &"closed".into())
+        );
         let mode = if op == "pull" {
             "consistent".into()
         } else {
@@ -183,26 +274,174 @@ fn the_layout_of_the_json_is_what_others_read() {
         for number in NUMBERS {
             assert!(row[number].is_number(), "{number}");
         }
-        assert_eq!(row.len(), 19, "a new key belongs into this test");
+        assert!(row["ceiling"]["name"].is_string() && row["ceiling"]["p50_us"].is_number());
+        assert_eq!(row["checked"], 3, "every sample");
+        assert_eq!(row.len(), 28, "a new key belongs into this test");
         assert_eq!((&row["size"], &row["ops"]), (&64.into(), &3.into()));
     }
 }
 
 #[test]
 fn a_wrong_value_is_counted_and_fails_the_run() {
-    for (op, table) in [("pull", "sparse"), ("pull", "dense"), ("push", "rows")] {
-        let args = format!("latency --op {op} --table {table} --sizes 64 --iters 5 --plant-wrong");
-        let out = bench(&args.split(' ').collect::<Vec<_>>());
-        assert_eq!(out.status.code(), Some(1), "{args}");
-        let rows = rows(&out);
-        assert!(rows[0][10] > 0.0, "{args}");
-        assert!(text(&out.stderr).contains("values were wrong"), "{args}");
+    for line in [
+        "latency --op pull --table sparse --sizes 64 --iters 5 --plant-wrong",
+        "latency --op pull --table dense --sizes 64 --iters 5 --plant-wrong",
+        "latency --op push --table rows --sizes 64 --iters 5 --plant-wrong",
+        "rate --op pull --table rows --sizes 64 --iters 2 --transport tcp --plant-wrong",
+        "sparse --op pull --rows 10K --batch 50 --iters 70 --plant-wrong",
+        "soak --ops 4096 --interval 200ms --plant-wrong",
+    ] {
+        let out = bench_line(line);
+        assert_eq!(out.status.code(), Some(1), "{line}: {}", text(&out.stderr));
+        let wrong: f64 = rows(&out).iter().map(|row| row[WRONG]).sum();
+        assert!(wrong > 0.0, "{line}");
+        assert!(text(&out.stderr).contains("values were wrong"), "{line}");
+    }
+}
+
+/// Coordinated omission: a server that stops for 100 ms is one slow call of a closed loop, and
+/// every call that came due meanwhile of an open one.
+#[test]
+fn a_pause_of_the_server_shows_in_an_open_loop() {
+    let line = "latency --op pull --table rows --sizes 64 --transport tcp --duration 2s \
+                --no-ceiling --plant-pause 100ms";
+    let closed = good_rows(line);
+    let open = good_rows(&format!("{line} --open-loop 1000"));
+    assert!(open[0][OPS] >= 1990.0, "all that came due were made");
+    assert!(closed[0][MAX] > 90_000.0 && open[0][MAX] > 90_000.0);
+    // A hundred of two thousand came due in the pause, of which the last waited least.
+    assert!(open[0][P999] > 80_000.0, "{:?}", open[0]);
+    assert!(open[0][P99] > 60_000.0, "{:?}", open[0]);
+    assert!(closed[0][P99] < open[0][P99], "{:?}", closed[0]);
+}
+
+/// Times are checked against the clock of this test, bytes against what the kernel counted.
+#[test]
+fn units_agree_with_the_wall_and_the_wire() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let sent = || {
+        let counter = "/sys/class/net/lo/statistics/tx_bytes";
+        let text = std::fs::read_to_string(counter).unwrap();
+        text.trim().parse::<f64>().unwrap()
+    };
+    let (wall, wire) = (tidewater_transport::clock::now(), sent());
+    good_rows(&format!(
+        "latency --op pull --table rows --sizes 64K --group 16 --duration 1s --warmup 0 --no-ceiling \
+         --transport tcp --json {}",
+        file.display()
+    ));
+    let wall = (tidewater_transport::clock::now() - wall).as_secs_f64();
+    let wire = sent() - wire;
+    let row = &json(&file)["rows"][0];
+    let number = |key: &str| row[key].as_f64().unwrap();
+    let seconds = number("ops") * number("avg_us") / 1e6;
+    assert!(seconds < wall, "{seconds} s measured in {wall} s");
+    assert!(seconds > 0.3, "most of a second was measured: {seconds} s");
+    let bytes = number("ops") * number("bytes_per_call");
+    assert_eq!(number("bytes_per_call"), 65536.0);
+    assert!(
+        wire >= bytes,
+        "{bytes} bytes pulled, {wire} bytes sent by everybody"
+    );
+    assert!((number("mb_per_s") * 1e6 * seconds / bytes - 1.0).abs() < 1e-6);
+    assert!((number("mops_per_s") * 1e6 * seconds / number("ops") - 1.0).abs() < 1e-6);
+    let cpu = number("ops") * (number("cpu_client_us") + number("cpu_server_us")) / 1e6;
+    assert!(cpu > 0.01 && cpu < 2.0 * wall, "{cpu} s of two processes");
+}
+
+#[test]
+fn limits_fail_the_run() {
+    let line = "latency --op pull --table rows --sizes 64 --iters 50";
+    good_rows(&format!("{line} --max-p99 10000000 --min-bw 0.0001"));
+    for (limit, told) in [("--max-p99 0.0001", "p99"), ("--min-bw 1e12", "MB/s")] {
+        let out = bench_line(&format!("{line} {limit}"));
+        assert_eq!(out.status.code(), Some(1), "{limit}");
+        assert!(text(&out.stderr).contains(told), "{limit}");
     }
 }
 
 #[test]
+fn a_comparison_judges_and_gates() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, targets) = (dir.path().join("out.json"), dir.path().join("targets.toml"));
+    let target = |id: &str, bound: &str, gate: bool| {
+        format!(
+            "[[target]]\nid='{id}'\nwhat='x'\nmetric='x'\ncounted=true\nsteady=true\ngate={gate}\n{bound}\n"
+        )
+    };
+    let run = |gate: &str| {
+        let line = format!(
+            "compare --only shm.row.rows,shm.idle --rounds 3 --slice 5ms --no-peers --json {} \
+             --targets {} {gate}",
+            file.display(),
+            targets.display()
+        );
+        bench_line(line.trim_end())
+    };
+    // Nothing is faster than a copy by a thousand; idle servers stay below a core.
+    let impossible = target("shm.row.rows.hogwild", "at_most=0.001", true);
+    let met = target("shm.idle", "at_most=1.0", true);
+    std::fs::write(&targets, format!("{impossible}{met}")).unwrap();
+    let out = run("");
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let document = json(&file);
+    let ratios = document["ratios"].as_array().unwrap();
+    let find = |id: &str| ratios.iter().find(|r| r["id"] == id).unwrap();
+    let row = find("shm.row.rows.hogwild");
+    assert_eq!(row["ours"].as_array().unwrap().len(), 3);
+    let ratio = |n: usize| row["ours"][n].as_f64().unwrap() / row["theirs"][n].as_f64().unwrap();
+    let mut all = [ratio(0), ratio(1), ratio(2)];
+    all.sort_by(f64::total_cmp);
+    assert_eq!(
+        row["value"].as_f64(),
+        Some(all[1]),
+        "the median of the rounds' ratios"
+    );
+    assert_eq!(row["target"]["met"], false);
+    assert_eq!(find("shm.idle")["target"]["met"], true);
+    assert!(find("shm.row.rows.consistent")["target"].is_null());
+    let out = run("--gate");
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("shm.row.rows.hogwild"));
+    std::fs::write(&targets, met).unwrap();
+    assert_eq!(run("--gate").status.code(), Some(0));
+}
+
+#[test]
+fn a_report_is_one_page_that_needs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name).display().to_string();
+    let (latency, ratios, page) = (file("l.json"), file("c.json"), file("page.html"));
+    good_rows(&format!("latency --sizes 8,4K --iters 5 --json {latency}"));
+    let compare = "compare --only shm.row.rows,peer.perftest --rounds 1 --slice 5ms --json";
+    let out = bench_line(&format!("{compare} {ratios} --html {}", file("c.html")));
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let out = bench_line(&format!("report {latency} {ratios} --html {page}"));
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let page = std::fs::read_to_string(&page).unwrap();
+    for part in [
+        "<svg class=chart",
+        "pull over shm",
+        "shm.row.rows.consistent",
+        "memcpy",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    for fetched in ["<script", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(fetched), "{fetched}");
+    }
+    let out = bench_line(&format!(
+        "report {} --html {}",
+        file("none.json"),
+        file("x.html")
+    ));
+    assert_eq!(out.status.code(), Some(3));
+}
+
+#[test]
 fn bad_options_are_usage_errors() {
-    for args in [
+    for line in [
         "latency --sizes 12",
         "latency --sizes 8 --transport pigeon",
         "latency --sizes 8 --rdma-device a/b",
@@ -210,21 +449,18 @@ fn bad_options_are_usage_errors() {
         "latency --duration never",
         "latency --table rows --sizes 196616 --iters 1",
         "latency --pin 5000",
+        "latency --max-p99 -1",
+        "latency --open-loop 100 --group 4",
+        "apply --rules magic",
+        "sparse --rows 0",
+        "compare --rounds 0",
         "speed",
     ] {
-        let out = bench(&args.split(' ').collect::<Vec<_>>());
-        assert_eq!(out.status.code(), Some(2), "{args}");
+        let out = bench_line(line);
+        assert_eq!(out.status.code(), Some(2), "{line}");
         assert!(!out.stderr.is_empty());
     }
-    let out = bench(&[
-        "latency",
-        "--sizes",
-        "8",
-        "--iters",
-        "1",
-        "--json",
-        "/nowhere/out.json",
-    ]);
+    let out = bench_line("latency --sizes 8 --iters 1 --no-ceiling --json /nowhere/out.json");
     assert_eq!(out.status.code(), Some(3));
 }
 

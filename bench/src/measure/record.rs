@@ -1,27 +1,11 @@
-//! Time of calls: the timer and its own cost, the histogram, and the figures of a row.
+//! Times of samples: the histogram, and the figures of a row.
 
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tidewater_transport::clock;
 
 /// Values of the histogram per nanosecond: calls that are timed in groups take fractions.
 const PER_NS: f64 = 10.0;
-/// Looks of which the timer's cost is the median.
-const TIMER_LOOKS: usize = 2_001;
-
-/// Nanoseconds that lie between two looks at the clock with nothing between them; the median.
-pub fn timer_cost() -> Duration {
-    let mut gaps: Vec<Duration> = (0..TIMER_LOOKS)
-        .map(|_| {
-            let before = clock::now();
-            clock::now() - before
-        })
-        .collect();
-    gaps.sort_unstable();
-    gaps[TIMER_LOOKS / 2]
-}
-
 /// Samples of one case.
 #[derive(Debug)]
 pub struct Samples {
@@ -32,7 +16,7 @@ pub struct Samples {
 }
 
 /// What came out, times in microseconds for one call.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Figures {
     /// Calls measured.
     pub ops: u64,
@@ -50,9 +34,9 @@ pub struct Figures {
     pub max_us: f64,
     /// Time of all calls by their number.
     pub avg_us: f64,
-    /// Payload megabytes (10^6) a second of measured time.
+    /// Payload megabytes (10^6) a second.
     pub mb_per_s: f64,
-    /// Million calls a second of measured time.
+    /// Million calls a second.
     pub mops_per_s: f64,
 }
 
@@ -84,11 +68,51 @@ impl Samples {
         self.time += time;
     }
 
-    /// The figures, for calls that each move `bytes` of payload.
+    /// Calls so far.
+    pub const fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    /// Adds what another thread or process measured.
+    pub fn merge(&mut self, other: &Self) {
+        // Both have the same bounds.
+        let _ = self.histogram.add(&other.histogram);
+        self.calls += other.calls;
+        self.time += other.time;
+    }
+
+    /// Values and how often each was seen, for another process to [`add`](Self::add).
+    pub fn buckets(&self) -> Vec<(u64, u64)> {
+        let all = self.histogram.iter_recorded();
+        all.map(|v| (v.value_iterated_to(), v.count_at_value()))
+            .collect()
+    }
+
+    /// Adds the buckets of another process, `calls` calls that took `time`.
+    pub fn add(&mut self, buckets: &[(u64, u64)], calls: u64, time: Duration) {
+        for &(value, count) in buckets {
+            self.histogram.saturating_record_n(value.max(1), count);
+        }
+        self.calls += calls;
+        self.time += time;
+    }
+
+    /// Time of all samples.
+    pub const fn time(&self) -> Duration {
+        self.time
+    }
+
+    /// The figures, for calls that each move `bytes` of payload, rates by the time in samples.
     pub fn figures(&self, bytes: u64) -> Figures {
+        self.figures_over(bytes, self.time)
+    }
+
+    /// The figures, rates by a time that was measured otherwise: that of an open loop, or of
+    /// several threads.
+    pub fn figures_over(&self, bytes: u64, time: Duration) -> Figures {
         let us = |tenths: u64| tenths as f64 / PER_NS / 1e3;
         let at = |quantile| us(self.histogram.value_at_quantile(quantile));
-        let seconds = self.time.as_secs_f64().max(1e-12);
+        let seconds = time.as_secs_f64().max(1e-12);
         Figures {
             ops: self.calls,
             samples: self.histogram.len(),
@@ -97,7 +121,7 @@ impl Samples {
             p99_us: at(0.99),
             p999_us: at(0.999),
             max_us: us(self.histogram.max()),
-            avg_us: seconds * 1e6 / self.calls.max(1) as f64,
+            avg_us: self.time.as_secs_f64() * 1e6 / self.calls.max(1) as f64,
             mb_per_s: self.calls as f64 * bytes as f64 / 1e6 / seconds,
             mops_per_s: self.calls as f64 / 1e6 / seconds,
         }
@@ -106,6 +130,8 @@ impl Samples {
 
 #[cfg(test)]
 mod tests {
+    use tidewater_transport::clock;
+
     use super::*;
 
     #[test]

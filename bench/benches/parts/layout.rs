@@ -1,0 +1,119 @@
+//! Formats in memory: row hash, row header, copies, frame header.
+
+use std::hint::black_box;
+
+use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
+use tidewater_transport::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
+use tidewater_transport::layout::{line_bytes, line_from_bytes};
+use tidewater_transport::mem::Region;
+use tidewater_transport::table::{DType, PushOp};
+
+use super::{Body, Micro};
+
+const SALT: u64 = 0x5a17;
+const KEY: u64 = 7;
+
+pub(super) fn list() -> Vec<Micro> {
+    let micro = |name, make| Micro { name, ops: 1, make };
+    vec![
+        micro("hash.64", || hash(64)),
+        micro("hash.256", || hash(256)),
+        micro("hash.4096", || hash(4096)),
+        micro("row.verify.256", verify),
+        micro("row.copy.256", copy),
+        micro("row.copy_hash.256", copy_hash),
+        micro("frame.encode", encode),
+        micro("frame.decode", decode),
+    ]
+}
+
+fn payload(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 31) as u8).collect()
+}
+
+fn hash(bytes: usize) -> Body {
+    let row = payload(bytes);
+    let version = RowVersion::new(1, 2);
+    Box::new(move || {
+        black_box(row_chk(SALT, black_box(KEY), version, black_box(&row)));
+    })
+}
+
+fn verify() -> Body {
+    let row = payload(256);
+    let version = RowVersion::new(1, 2);
+    let head = row_head(version, row_chk(SALT, KEY, version, &row));
+    Box::new(move || {
+        let told = verify_row(SALT, black_box(KEY), black_box(&head), black_box(&row));
+        assert!(told.is_some(), "it is measured accepting");
+    })
+}
+
+/// A row in memory that others may write.
+#[allow(
+    clippy::expect_used,
+    reason = "a benchmark without memory has nothing to say"
+)]
+fn shared() -> Region {
+    let region = Region::anonymous(256).expect("a page");
+    let words = region.words_mut(0, 256).expect("all of it");
+    words.copy_in(0, &payload(256));
+    region
+}
+
+fn copy() -> Body {
+    let (region, mut out) = (shared(), vec![0; 256]);
+    Box::new(move || {
+        if let Ok(words) = region.words(0, 256) {
+            words.copy_out(0, black_box(&mut out));
+        }
+    })
+}
+
+fn copy_hash() -> Body {
+    let (region, mut out) = (shared(), vec![0; 256]);
+    let version = RowVersion::new(1, 2);
+    Box::new(move || {
+        if let Ok(words) = region.words(0, 256) {
+            let hash = row_hasher(SALT, black_box(KEY), version, 256);
+            black_box(words.copy_out_hashing(0, black_box(&mut out), hash));
+        }
+    })
+}
+
+/// A push of 64 rows.
+pub(super) fn header() -> FrameHeader {
+    FrameHeader {
+        kind: FrameKind::PushRows,
+        flags: FrameFlags {
+            op: Some(PushOp::Gradient),
+            dtype: Some(DType::F32),
+            locs: true,
+            create: false,
+        },
+        seq: 17,
+        session: 0x1234_5678,
+        payload_len: 4096,
+        count: 64,
+        table: 3,
+        partition: PARTITION_ANY,
+        clock: 9,
+        user_tag: 0,
+        chk: 0,
+    }
+}
+
+fn encode() -> Body {
+    let header = header();
+    Box::new(move || {
+        black_box(line_bytes(&black_box(&header).to_line()));
+    })
+}
+
+fn decode() -> Body {
+    let bytes = line_bytes(&header().to_line());
+    Box::new(move || {
+        let told = FrameHeader::from_line(&line_from_bytes(black_box(&bytes)));
+        assert!(told.is_ok(), "it is measured accepting");
+    })
+}

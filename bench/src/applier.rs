@@ -1,0 +1,337 @@
+//! An applier's work without a server around it: frames of pushes, looked up, checked and applied,
+//! as an applier does with each that it takes out of a ring.
+
+use std::sync::Arc;
+
+use tidewater_client::TableBuilder;
+use tidewater_server::apply::engine::Engine;
+use tidewater_server::apply::kernels::RowKernel;
+use tidewater_server::apply::table::{Store, Table};
+use tidewater_server::namespace::FrameSender;
+use tidewater_server::store::ServerMemory;
+use tidewater_server::store::prepare::Preparer;
+use tidewater_transport::ids::{Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_transport::layout::frame::{
+    FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
+};
+use tidewater_transport::layout::hash::mix64;
+use tidewater_transport::layout::row::Loc;
+use tidewater_transport::table::{DType, Optimizer, PushOp};
+
+use crate::error::BenchError;
+use crate::measure::Work;
+
+/// Rows that stay in the second level cache with their state.
+pub const ROWS_CACHED: u64 = 1_024;
+/// Rows that do not stay in any cache.
+pub const ROWS_MANY: u64 = 1_000_000;
+/// Rows of a frame.
+const FRAME_ROWS: usize = 1_024;
+/// Different frames, taken in turn.
+const FRAMES: usize = 64;
+const PARTITIONS: u32 = 64;
+const TABLE: TableId = TableId(1);
+/// Address space of its memory; only what is used costs memory.
+const MEMORY: usize = 4 << 30;
+/// What every element of every gradient is: exact in f32, and no rule makes it subnormal.
+const GRADIENT: f32 = 0.5;
+
+/// A rule by name: what is pushed, and the table's optimizer.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// Its name.
+    pub name: &'static str,
+    /// What is pushed.
+    pub op: PushOp,
+    /// The table's rule.
+    pub optimizer: Optimizer,
+}
+
+/// Every rule that a row can be pushed by.
+pub fn rules() -> Vec<Rule> {
+    let momentum = |nesterov| Optimizer::Momentum {
+        lr: 1e-3,
+        mu: 0.9,
+        nesterov,
+    };
+    let adam = Optimizer::Adam {
+        lr: 1e-3,
+        beta1: 0.9,
+        beta2: 0.999,
+        eps: 1e-8,
+    };
+    let ftrl = Optimizer::Ftrl {
+        alpha: 0.1,
+        beta: 1.0,
+        l1: 1.0,
+        l2: 0.1,
+    };
+    let adagrad = Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 };
+    let gradient = PushOp::Gradient;
+    [
+        ("sum", PushOp::Sum, Optimizer::None),
+        ("assign", PushOp::Assign, Optimizer::None),
+        ("sgd", gradient, Optimizer::Sgd { lr: 1e-3 }),
+        ("momentum", gradient, momentum(false)),
+        ("nesterov", gradient, momentum(true)),
+        ("adagrad", gradient, adagrad),
+        ("adam", gradient, adam),
+        ("ftrl", gradient, ftrl),
+    ]
+    .map(|(name, op, optimizer)| Rule {
+        name,
+        op,
+        optimizer,
+    })
+    .to_vec()
+}
+
+/// One applier, one table, frames for random rows of it. A call is a row; a sample is a frame.
+#[derive(Debug)]
+pub struct Applier {
+    engine: Engine,
+    sender: FrameSender,
+    op: PushOp,
+    dim: usize,
+    frames: Vec<(FrameHeader, Vec<u8>, Vec<u32>)>,
+    next: usize,
+    applied: bool,
+    /// Pushes that each row has had.
+    pushes: Vec<u32>,
+    oracle: Oracle,
+    row: Vec<u8>,
+}
+
+/// What an element is after each number of pushes, by the kernel on a row of its own: what the
+/// applier adds is to find the row, and to store it whole.
+#[derive(Debug)]
+struct Oracle {
+    kernel: RowKernel,
+    op: PushOp,
+    row: Vec<u8>,
+    state: Vec<u8>,
+    after: Vec<[u8; 4]>,
+}
+
+impl Oracle {
+    fn after(&mut self, pushes: u32) -> [u8; 4] {
+        while self.after.len() <= pushes as usize {
+            let value = GRADIENT.to_le_bytes();
+            self.kernel
+                .apply(self.op, &mut self.row, &mut self.state, &value);
+            let element = self.row.first_chunk().copied().unwrap_or_default();
+            self.after.push(element);
+        }
+        self.after[pushes as usize]
+    }
+}
+
+impl Applier {
+    /// With a table of `rows` rows of `dim` f32, all of them there.
+    ///
+    /// # Errors
+    /// [`BenchError::Store`] without memory.
+    pub fn new(rule: Rule, dim: usize, rows: u64, seed: u64) -> Result<Self, BenchError> {
+        let memory = ServerMemory::new(MEMORY, Incarnation(1)).map_err(store)?;
+        let memory = Arc::new(memory);
+        let worker = WorkerId(0);
+        let mut engine = Engine::new(Arc::clone(&memory), 0, [worker]).map_err(store)?;
+        let builder = TableBuilder::sparse::<f32>("bench", dim as u32);
+        let builder = builder.optimizer(rule.optimizer).partitions(PARTITIONS);
+        let spec = Arc::new(builder.spec().clone());
+        let preparer = Preparer::start().map_err(|source| BenchError::System {
+            what: "start a thread".into(),
+            source,
+        })?;
+        let all = (0..PARTITIONS).map(PartitionId);
+        let table = Table::new(&memory, &preparer, (TABLE, 0), &spec, all);
+        engine.add_table(table.map_err(store)?);
+        let kernel = RowKernel::new(&rule.optimizer, DType::F32, 1).map_err(store)?;
+        let mut applier = Self {
+            engine,
+            sender: FrameSender::clocked(worker),
+            op: rule.op,
+            dim,
+            frames: Vec::new(),
+            next: 0,
+            applied: false,
+            pushes: vec![0; rows as usize],
+            oracle: Oracle {
+                kernel,
+                op: rule.op,
+                row: vec![0; kernel.row_bytes()],
+                state: vec![0; kernel.state_bytes()],
+                after: vec![[0; 4]],
+            },
+            row: vec![0; dim * 4],
+        };
+        applier.create(rows)?;
+        for frame in 0..FRAMES as u64 {
+            let row = |n: usize| (mix64((frame << 32 | n as u64) ^ seed) % rows) as u32;
+            // As a client sends them: each key once, ascending.
+            let mut numbers: Vec<u32> = (0..FRAME_ROWS).map(row).collect();
+            numbers.sort_unstable_by_key(|&n| key_of(n));
+            numbers.dedup();
+            applier.add_frame(numbers);
+        }
+        Ok(applier)
+    }
+
+    /// Rows of the next frame.
+    fn frame_rows(&self) -> usize {
+        self.frames[self.next].2.len()
+    }
+
+    /// Makes every row, by pushes of nothing: zeros are taken off zeros.
+    fn create(&mut self, rows: u64) -> Result<(), BenchError> {
+        let all: Vec<u32> = (0..rows as u32).collect();
+        for numbers in all.chunks(FRAME_ROWS) {
+            let keys: Vec<u64> = numbers.iter().map(|&n| key_of(n)).collect();
+            let (header, payload) = frame(&keys, None, PushOp::Assign, self.dim, 0.0);
+            self.push(&header, &payload)?;
+        }
+        Ok(())
+    }
+
+    fn add_frame(&mut self, numbers: Vec<u32>) {
+        let keys: Vec<u64> = numbers.iter().map(|&n| key_of(n)).collect();
+        let locs = match self.engine.table(TABLE).map(|t| &t.store) {
+            Some(Store::Sparse(shard)) => {
+                let found = keys.iter().map(|&k| shard.find(k));
+                Some(found.map(|loc| loc.unwrap_or(Loc::NONE)).collect())
+            }
+            _ => None,
+        };
+        let (header, payload) = frame(&keys, locs, self.op, self.dim, GRADIENT);
+        self.frames.push((header, payload, numbers));
+    }
+
+    fn push(&mut self, header: &FrameHeader, payload: &[u8]) -> Result<(), BenchError> {
+        let done = self.engine.frame(self.sender, header, payload);
+        done.map(drop)
+            .map_err(|refusal| BenchError::Store(format!("a frame was refused: {refusal:?}")))
+    }
+}
+
+impl Work for Applier {
+    fn calls(&self) -> u64 {
+        self.frame_rows() as u64
+    }
+
+    fn bytes(&self) -> u64 {
+        self.dim as u64 * 4
+    }
+
+    fn prepare(&mut self) {
+        if std::mem::take(&mut self.applied) {
+            for &row in &self.frames[self.next].2 {
+                self.pushes[row as usize] += 1;
+            }
+            self.next = (self.next + 1) % self.frames.len();
+        }
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let (header, payload, _) = &self.frames[self.next];
+        let done = self.engine.frame(self.sender, header, payload);
+        self.applied = true;
+        done.map(drop)
+            .map_err(|refusal| BenchError::Store(format!("a frame was refused: {refusal:?}")))
+    }
+
+    /// One row in sixteen of the frame: looking at all of them takes longer than applying them.
+    fn check(&mut self) -> u64 {
+        let (_, _, numbers) = &self.frames[self.next];
+        let extra = u32::from(self.applied);
+        let mut wrong = 0;
+        for &row in numbers.iter().step_by(16) {
+            let due = self.oracle.after(self.pushes[row as usize] + extra);
+            let Some(table) = self.engine.table(TABLE) else {
+                return numbers.len() as u64;
+            };
+            let place = table.place(key_of(row));
+            let read = place.zip(table.rows()).map(|(place, rows)| {
+                self.row.fill(0xff);
+                rows.read(place, &mut self.row)
+            });
+            if !matches!(read, Some(Ok(()))) {
+                wrong += 1;
+                continue;
+            }
+            let elements = self.row.chunks_exact(4);
+            wrong += elements.filter(|element| **element != due).count() as u64;
+        }
+        wrong
+    }
+}
+
+const fn key_of(row: u32) -> u64 {
+    mix64(row as u64 + 1)
+}
+
+/// A frame that pushes `value` to every element of some rows.
+fn frame(
+    keys: &[u64],
+    locs: Option<Vec<Loc>>,
+    op: PushOp,
+    dim: usize,
+    value: f32,
+) -> (FrameHeader, Vec<u8>) {
+    let parts = RowsPayload::new(keys.len(), dim * 4, locs.is_some());
+    let mut payload = vec![0; parts.len];
+    for (at, key) in keys.iter().enumerate() {
+        payload[at * 8..at * 8 + 8].copy_from_slice(&key.to_le_bytes());
+    }
+    for (at, loc) in locs.iter().flatten().enumerate() {
+        let at = parts.locs_at + at * 8;
+        payload[at..at + 8].copy_from_slice(&loc.0.to_le_bytes());
+    }
+    for element in payload[parts.values_at..].chunks_exact_mut(4) {
+        element.copy_from_slice(&value.to_le_bytes());
+    }
+    let header = FrameHeader {
+        kind: FrameKind::PushRows,
+        flags: FrameFlags {
+            op: Some(op),
+            dtype: Some(DType::F32),
+            locs: locs.is_some(),
+            create: true,
+        },
+        seq: 1,
+        session: 1,
+        payload_len: payload.len() as u32,
+        count: keys.len() as u32,
+        table: TABLE.0,
+        partition: PARTITION_ANY,
+        clock: 0,
+        user_tag: 0,
+        chk: 0,
+    };
+    (header, payload)
+}
+
+fn store(e: impl std::fmt::Display) -> BenchError {
+    BenchError::Store(e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rule_applies_and_a_spoiled_row_is_noticed() {
+        for rule in rules() {
+            let mut applier = Applier::new(rule, 4, 64, 1).unwrap();
+            for _ in 0..3 {
+                applier.prepare();
+                applier.sample().unwrap();
+                assert_eq!(applier.check(), 0, "{}", rule.name);
+            }
+            // A push that nobody counted.
+            let row = applier.frames[applier.next].2[0];
+            let (header, payload) = frame(&[key_of(row)], None, PushOp::Sum, 4, 8.0);
+            applier.push(&header, &payload).unwrap();
+            assert_eq!(applier.check(), 4, "{}", rule.name);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! The cluster that is measured: server processes, and clients that reach them by the doors that
+//! every user has. The coordinator is a thread of this process; it does nothing while calls are
+//! measured.
+
+pub mod child;
+pub mod server;
+pub mod worker;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::Pid;
+use tidewater_client::connect::JoinConfig;
+use tidewater_client::{Client, Job, Sync};
+use tidewater_server::coordinator::{
+    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
+};
+use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::wire::handshake::JobToken;
+
+use crate::args::Transport;
+use crate::error::BenchError;
+use crate::measure::{Meter, Usage};
+use child::Process;
+
+/// What a cluster is made of.
+#[derive(Debug, Clone)]
+pub struct BedConfig {
+    /// What carries the bytes.
+    pub transport: Transport,
+    /// The RDMA device of servers and clients.
+    pub rdma_device: Option<RdmaDevice>,
+    /// Server processes.
+    pub servers: u32,
+    /// Applier threads of each.
+    pub appliers: u16,
+    /// Workers: clocks wait for all of them.
+    pub workers: u32,
+    /// Core of all servers.
+    pub pin: Option<usize>,
+}
+
+/// The device that an order names.
+fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
+    let device = name.map(str::parse::<RdmaDevice>).transpose();
+    device.map_err(str::to_owned)
+}
+
+/// A running cluster. It ends when it is dropped; drop its clients first.
+#[derive(Debug)]
+pub struct Bed {
+    config: BedConfig,
+    coordinator: String,
+    token: JobToken,
+    servers: Vec<Process>,
+    /// Its end of file tells the coordinator to end.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Bed {
+    /// Starts it; when this returns, every server has joined.
+    ///
+    /// # Errors
+    /// When a process cannot be started, or does not come up.
+    pub fn start(config: BedConfig) -> Result<Self, BenchError> {
+        let failed = |why: &dyn std::fmt::Display| BenchError::Process {
+            name: "the coordinator".into(),
+            why: why.to_string(),
+        };
+        let mut secret = [0; 32];
+        getrandom::fill(&mut secret).map_err(|e| failed(&e))?;
+        let token = JobToken::new(secret);
+        let listening = Listening::bind(ServeConfig {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+            advertise: None,
+            token: token.clone(),
+            cluster: CoordinatorConfig {
+                servers: config.servers,
+                workers: config.workers,
+                on_lost: LostWorker::FailJob,
+                lifetime: Lifetime::Launched,
+            },
+        })
+        .map_err(|e| failed(&e))?;
+        let coordinator = listening.address().to_owned();
+        let (stop, told) = UnixStream::pair().map_err(|e| failed(&e))?;
+        let thread = std::thread::Builder::new().name("tw-coordinator".into());
+        let run = move || {
+            crate::alloc::aside();
+            // Whoever waits for it then says that it is gone.
+            let _ = serve(listening, &[told.as_fd()]);
+        };
+        let thread = thread.spawn(run).map_err(|e| failed(&e))?;
+        let mut bed = Self {
+            config,
+            coordinator,
+            token,
+            servers: Vec::new(),
+            stop: Some(stop),
+            thread: Some(thread),
+        };
+        bed.start_servers()?;
+        Ok(bed)
+    }
+
+    fn start_servers(&mut self) -> Result<(), BenchError> {
+        let config = self.config.clone();
+        for number in 0..config.servers {
+            let mut process = Process::start(server::ROLE, format!("server {number}"), config.pin)?;
+            process.tell(&server::Start {
+                coordinator: self.coordinator.clone(),
+                token: self.token.to_hex(),
+                number,
+                servers: config.servers,
+                appliers: config.appliers,
+                clients: config.workers,
+                rdma_device: config.rdma_device.as_ref().map(ToString::to_string),
+            })?;
+            self.servers.push(process);
+        }
+        for server in &mut self.servers {
+            let () = server.hear()?;
+        }
+        Ok(())
+    }
+
+    /// The client of worker `rank`, for this thread.
+    ///
+    /// # Errors
+    /// When a server cannot be reached over the transport that was asked for.
+    pub fn client(&self, rank: u32, sync: Sync) -> Result<Client, BenchError> {
+        let mut join = JoinConfig::new(self.coordinator.clone(), self.token.clone());
+        join.rank = Some(rank);
+        let mut job = Job::new(join, self.config.transport.choice()).sync(sync);
+        job.rdma_device.clone_from(&self.config.rdma_device);
+        Ok(job.connect()?)
+    }
+
+    /// What a worker in a process of its own needs.
+    pub fn invitation(&self, rank: u32, sync: Sync) -> worker::Start {
+        worker::Start {
+            coordinator: self.coordinator.clone(),
+            token: self.token.to_hex(),
+            rank,
+            transport: self.config.transport,
+            rdma_device: self.config.rdma_device.as_ref().map(ToString::to_string),
+            sync: sync.to_string(),
+        }
+    }
+
+    /// What it is made of.
+    pub const fn config(&self) -> &BedConfig {
+        &self.config
+    }
+
+    /// The server processes.
+    pub fn pids(&self) -> Vec<Pid> {
+        self.servers.iter().map(Process::pid).collect()
+    }
+
+    /// Stops server 0 for `time`, `after` from now, as a debugger or a full machine would.
+    pub fn pause_later(&self, after: Duration, time: Duration) -> Option<JoinHandle<()>> {
+        let pid = self.servers.first()?.pid();
+        let pause = move || {
+            std::thread::sleep(after);
+            // A server that is gone is noticed by its client.
+            let _ = child::pause(pid, time);
+        };
+        std::thread::Builder::new().spawn(pause).ok()
+    }
+}
+
+impl Meter for Bed {
+    fn peer(&mut self) -> Result<Usage, BenchError> {
+        let mut all = Usage::default();
+        for server in &mut self.servers {
+            all = all.plus(server.ask(&server::Report)?);
+        }
+        Ok(all)
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        // The coordinator orders the servers to end; then their input ends, and they with it.
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        self.servers.clear();
+    }
+}

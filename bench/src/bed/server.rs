@@ -1,0 +1,100 @@
+//! The server process of a run: a server as `tidewater server` starts it, that also tells what it
+//! has used.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+
+use serde::{Deserialize, Serialize};
+use tidewater_server::process::{Server, ServerConfig};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::ServerId;
+use tidewater_transport::limits::COORDINATOR_START_TIMEOUT;
+use tidewater_transport::wire::handshake::JobToken;
+
+use super::child::{Orders, answer};
+use crate::alloc;
+use crate::error::BenchError;
+use crate::measure::Usage;
+
+/// Name of the hidden subcommand.
+pub const ROLE: &str = "__server";
+
+/// Who a server is. Secret: it holds the run's token, and goes through a pipe only.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Start {
+    /// `HOST:PORT` of the coordinator.
+    pub coordinator: String,
+    /// The token, 64 hexadecimal digits.
+    pub token: String,
+    /// This server's number.
+    pub number: u32,
+    /// Servers of the run.
+    pub servers: u32,
+    /// Applier threads of each.
+    pub appliers: u16,
+    /// Client threads of the run, 0 where that is not to be known.
+    pub clients: u32,
+    /// The RDMA device to serve through.
+    pub rdma_device: Option<String>,
+}
+
+/// What a running server is asked: what it has used. Answer: [`Usage`].
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report;
+
+/// Runs a server until its input ends.
+///
+/// # Errors
+/// When it cannot start, or the parent talks nonsense.
+pub fn run() -> Result<(), BenchError> {
+    let mut orders = Orders::new();
+    let Some(start) = orders.take::<Start>()? else {
+        return Ok(());
+    };
+    drop(orders);
+    let failed = |why: String| BenchError::Process {
+        name: format!("server {}", start.number),
+        why,
+    };
+    let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
+    let mut config = ServerConfig::new(&start.coordinator, token, ServerId(start.number));
+    config.appliers = start.appliers;
+    config.local_rank = start.number;
+    config.local_servers = start.servers;
+    config.local_clients = start.clients;
+    config.rdma_device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
+    let deadline = Deadline::after(COORDINATOR_START_TIMEOUT);
+    let server = Server::start(&config, deadline).map_err(|e| failed(e.to_string()))?;
+    let system = |what: &'static str| {
+        move |source: io::Error| BenchError::System {
+            what: what.into(),
+            source,
+        }
+    };
+    let (stop, told) = UnixStream::pair().map_err(system("make a socket pair"))?;
+    let desk = std::thread::Builder::new().name("bench-desk".into());
+    let desk = desk
+        .spawn(move || {
+            alloc::aside();
+            let done = tell();
+            let _ = stop.shutdown(Shutdown::Both);
+            done
+        })
+        .map_err(system("start a thread"))?;
+    answer(&())?;
+    let ended = server.run(&[told.as_fd()]);
+    ended.map_err(|e| failed(e.to_string()))?;
+    // A server that the coordinator ended leaves the desk waiting for the parent: it will end too.
+    desk.join().unwrap_or(Ok(()))
+}
+
+/// Answers the parent until it goes.
+fn tell() -> Result<(), BenchError> {
+    let mut orders = Orders::new();
+    while orders.take::<Report>()?.is_some() {
+        answer(&Usage::of_this_process())?;
+    }
+    Ok(())
+}

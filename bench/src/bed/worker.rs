@@ -1,0 +1,319 @@
+//! Worker processes: what many clients do at the same time.
+//!
+//! A worker joins, makes its table, and then works in slices: each order starts one, each answer
+//! says what it measured. Between slices it sleeps.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tidewater_client::connect::JoinConfig;
+use tidewater_client::{Client, Job, PullOptions, Sync};
+use tidewater_transport::wire::handshake::JobToken;
+
+use super::Bed;
+use super::child::{Orders, Process, answer};
+use crate::args::Transport;
+use crate::bsp::{Barrier, BspStep, Ticks};
+use crate::error::BenchError;
+use crate::measure::{self, NoPeer, Plan, Samples, Usage, Work, of_this_thread, timer_cost};
+use crate::subject::{Kind, Plot, Subject, poison};
+
+/// Name of the hidden subcommand.
+pub const ROLE: &str = "__worker";
+
+/// Who a worker is. Secret: it holds the run's token, and goes through a pipe only.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Start {
+    /// `HOST:PORT` of the coordinator.
+    pub coordinator: String,
+    /// The token, 64 hexadecimal digits.
+    pub token: String,
+    /// Its rank.
+    pub rank: u32,
+    /// What carries the bytes.
+    pub transport: Transport,
+    /// The RDMA device to reach servers through.
+    pub rdma_device: Option<String>,
+    /// BSP, SSP or ASP.
+    pub sync: String,
+}
+
+/// What a worker does in its slices.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub enum Task {
+    /// Pulls random rows of its own part of a sparse table, pushes to them, waits until that is
+    /// applied.
+    Rows {
+        /// Elements of a row.
+        dim: usize,
+        /// Rows of its part.
+        rows: u64,
+        /// Rows of a call.
+        call_rows: usize,
+        /// Workers of the run.
+        workers: u32,
+        /// Seed of keys and values.
+        seed: u64,
+    },
+    /// Ticks, and waits until all others have.
+    Ticks,
+    /// Comes to a barrier of the coordinator's.
+    Barrier,
+    /// Pulls a whole dense table, pushes a gradient to all of it, and ticks.
+    Dense {
+        /// Bytes of the table.
+        bytes: u64,
+        /// Workers of the run.
+        workers: u32,
+    },
+}
+
+/// One slice. Workers that wait for each other get a number of samples, others a time.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Slice {
+    /// Most samples.
+    pub iters: u64,
+    /// Longest time, milliseconds.
+    pub millis: u64,
+}
+
+/// What a worker measured in a slice.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Report {
+    /// Values of the histogram.
+    pub buckets: Vec<(u64, u64)>,
+    /// Calls.
+    pub calls: u64,
+    /// Payload bytes of a call.
+    pub bytes: u64,
+    /// Time of the samples, nanoseconds.
+    pub time_ns: u64,
+    /// Time from the first to the last, checks included, nanoseconds.
+    pub wall_ns: u64,
+    /// Wrong values.
+    pub wrong: u64,
+    /// What its thread used.
+    pub used: Usage,
+}
+
+/// Workers of a bed, each a process.
+#[derive(Debug)]
+pub struct Crew(Vec<Process>);
+
+impl Crew {
+    /// Starts `bed`'s workers from rank `first` on; returns when all have joined.
+    ///
+    /// # Errors
+    /// When a process cannot be started or does not come up.
+    pub fn start(bed: &Bed, first: u32, task: Task, sync: Sync) -> Result<Self, BenchError> {
+        let mut crew = Vec::new();
+        for rank in first..bed.config().workers {
+            let mut process = Process::start(ROLE, format!("worker {rank}"), None)?;
+            process.tell(&bed.invitation(rank, sync))?;
+            process.tell(&task)?;
+            crew.push(process);
+        }
+        for process in &mut crew {
+            let () = process.hear()?;
+        }
+        Ok(Self(crew))
+    }
+
+    /// Workers.
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Has the first `count` workers do a slice at the same time.
+    ///
+    /// # Errors
+    /// When one has failed.
+    pub fn work(&mut self, count: usize, slice: Slice) -> Result<Vec<Report>, BenchError> {
+        let some = &mut self.0[..count];
+        for process in &mut *some {
+            process.tell(&slice)?;
+        }
+        some.iter_mut().map(Process::hear).collect()
+    }
+}
+
+/// What several workers measured at the same time, as one.
+#[derive(Debug)]
+pub struct Together {
+    /// All samples.
+    pub samples: Samples,
+    /// Calls a second, all workers together: each by its own time.
+    pub calls_per_s: f64,
+    /// Payload bytes of a call.
+    pub bytes: u64,
+    /// Wrong values.
+    pub wrong: u64,
+    /// What their threads used.
+    pub used: Usage,
+    /// Slowest worker's calls a second by the fastest's.
+    pub evenness: f64,
+}
+
+impl Together {
+    /// Of reports.
+    pub fn of(reports: &[Report]) -> Self {
+        let mut all = Self {
+            samples: Samples::new(Duration::ZERO),
+            calls_per_s: 0.0,
+            bytes: reports.first().map_or(0, |r| r.bytes),
+            wrong: 0,
+            used: Usage::default(),
+            evenness: 1.0,
+        };
+        let (mut least, mut most) = (f64::MAX, 0.0_f64);
+        for report in reports {
+            let time = Duration::from_nanos(report.time_ns);
+            all.samples.add(&report.buckets, report.calls, time);
+            let rate = report.calls as f64 / Duration::from_nanos(report.wall_ns).as_secs_f64();
+            (least, most) = (least.min(rate), most.max(rate));
+            all.calls_per_s += rate;
+            all.wrong += report.wrong;
+            all.used = all.used.plus(report.used);
+        }
+        if most > 0.0 {
+            all.evenness = least / most;
+        }
+        all
+    }
+}
+
+/// Runs a worker until its input ends.
+///
+/// # Errors
+/// When it cannot join, or the parent talks nonsense.
+pub fn run() -> Result<(), BenchError> {
+    let mut orders = Orders::new();
+    let Some(start) = orders.take::<Start>()? else {
+        return Ok(());
+    };
+    let Some(task) = orders.take::<Task>()? else {
+        return Ok(());
+    };
+    let mut client = join(&start)?;
+    match task {
+        Task::Rows {
+            dim,
+            rows,
+            call_rows,
+            workers,
+            seed,
+        } => {
+            let mut plot = Plot::scattered(Kind::Sparse, dim, rows, call_rows, seed);
+            plot.first = u64::from(start.rank) * rows;
+            plot.all_rows = u64::from(workers) * rows;
+            let mut subject = Subject::new(&mut client, plot, false)?;
+            subject.learn_places()?;
+            let mut work = RowStep {
+                out: subject.landing(),
+                subject,
+                batch: 0,
+                pushed: false,
+            };
+            obey(&mut orders, &mut work)?;
+        }
+        Task::Ticks => obey(&mut orders, &mut Ticks::new([&mut client])?)?,
+        Task::Barrier => obey(&mut orders, &mut Barrier::new(&mut client))?,
+        Task::Dense { bytes, workers } => {
+            obey(&mut orders, &mut BspStep::new(&mut client, bytes, workers)?)?;
+        }
+    }
+    Ok(client.finish()?)
+}
+
+fn join(start: &Start) -> Result<Client, BenchError> {
+    let failed = |why: String| BenchError::Process {
+        name: format!("worker {}", start.rank),
+        why,
+    };
+    let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
+    let sync: Sync = start.sync.parse().map_err(failed)?;
+    let device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
+    let mut config = JoinConfig::new(start.coordinator.clone(), token);
+    config.rank = Some(start.rank);
+    let mut job = Job::new(config, start.transport.choice()).sync(sync);
+    job.rdma_device = device;
+    Ok(job.connect()?)
+}
+
+fn obey(orders: &mut Orders, work: &mut dyn Work) -> Result<(), BenchError> {
+    answer(&())?;
+    let timer = timer_cost();
+    while let Some(slice) = orders.take::<Slice>()? {
+        let mut plan = Plan::lasting(Duration::from_millis(slice.millis), timer);
+        plan.iters = slice.iters;
+        let before = of_this_thread();
+        let measured = measure::run(&plan, work, &mut NoPeer)?;
+        answer(&Report {
+            buckets: measured.samples.buckets(),
+            calls: measured.samples.calls(),
+            bytes: measured.bytes,
+            time_ns: measured.samples.time().as_nanos() as u64,
+            wall_ns: measured.wall.as_nanos() as u64,
+            wrong: measured.wrong,
+            used: of_this_thread().since(before),
+        })?;
+    }
+    Ok(())
+}
+
+/// A step as a training program makes it.
+#[derive(Debug)]
+struct RowStep<'c> {
+    subject: Subject<'c>,
+    out: Vec<f32>,
+    batch: usize,
+    /// Whether the subject has not been told of this step's push.
+    pushed: bool,
+}
+
+impl RowStep<'_> {
+    fn settle(&mut self) {
+        if std::mem::take(&mut self.pushed) {
+            self.subject.count_push(self.batch, 1);
+            self.batch = (self.batch + 1) % self.subject.batches();
+        }
+    }
+}
+
+impl Work for RowStep<'_> {
+    fn calls(&self) -> u64 {
+        1
+    }
+
+    fn bytes(&self) -> u64 {
+        2 * self.subject.plot().bytes()
+    }
+
+    fn prepare(&mut self) {
+        self.settle();
+        poison(&mut self.out, self.batch);
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let options = PullOptions::default();
+        self.subject.pull(self.batch, &mut self.out, options)?;
+        let ticket = self.subject.push(self.batch)?;
+        self.pushed = true;
+        self.subject.wait(&ticket)
+    }
+
+    /// What was pulled is what was there before this step's push.
+    fn check(&mut self) -> u64 {
+        self.subject.wrong(self.batch, &self.out)
+    }
+
+    fn audit(&mut self) -> Result<u64, BenchError> {
+        self.settle();
+        self.subject.audit()
+    }
+}

@@ -1,0 +1,220 @@
+//! Pulls and pushes of a table as works of the measuring core.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+use tidewater_client::{PullOptions, PullTicket, Ticket};
+
+use crate::error::BenchError;
+use crate::measure::Work;
+use crate::subject::{Subject, poison};
+
+/// A direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// From the servers.
+    Pull,
+    /// To the servers.
+    Push,
+}
+
+impl Op {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pull => "pull",
+            Self::Push => "push",
+        }
+    }
+}
+
+/// How the calls of a sample follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    /// Each is over before the next begins: a pull when its values are there, a push when it is
+    /// applied.
+    Alone,
+    /// As many as this are under way at a time; the sample is over when the last is. Pulls of a
+    /// table by ranges go one after the other: the client has no pull of ranges that is finished
+    /// later.
+    Window(usize),
+}
+
+/// Calls on a table.
+#[derive(Debug)]
+pub struct Calls<'s, 'c> {
+    subject: &'s mut Subject<'c>,
+    op: Op,
+    options: PullOptions,
+    style: Style,
+    calls: u64,
+    /// Landings of pulls and the batch that landed in each, as many as are under way at a time.
+    landings: Vec<(Vec<f32>, Option<usize>)>,
+    pulls: VecDeque<(PullTicket, usize)>,
+    pushes: VecDeque<Ticket>,
+    /// Calls made so far.
+    turn: usize,
+    /// The batch of the next call: `turn` modulo their number, without the division.
+    next: usize,
+    /// Calls that the subject has not been told of.
+    untold: std::ops::Range<usize>,
+}
+
+impl<'s, 'c> Calls<'s, 'c> {
+    /// Samples of `calls` calls.
+    pub fn new(
+        subject: &'s mut Subject<'c>,
+        op: Op,
+        options: PullOptions,
+        style: Style,
+        calls: u64,
+    ) -> Self {
+        let depth = match style {
+            Style::Window(depth) if subject.pulls_later() => depth.max(1),
+            _ => 1,
+        };
+        let landings = match op {
+            Op::Pull => (0..depth).map(|_| (subject.landing(), None)).collect(),
+            Op::Push => Vec::new(),
+        };
+        Self {
+            subject,
+            op,
+            options,
+            style,
+            calls,
+            landings,
+            pulls: VecDeque::with_capacity(depth),
+            pushes: VecDeque::with_capacity(depth.max(match style {
+                Style::Window(depth) => depth,
+                Style::Alone => 1,
+            })),
+            turn: 0,
+            next: 0,
+            untold: 0..0,
+        }
+    }
+
+    #[inline]
+    fn next_batch(&mut self) -> usize {
+        let batch = self.next;
+        self.turn += 1;
+        self.next += 1;
+        if self.next == self.subject.batches() {
+            self.next = 0;
+        }
+        batch
+    }
+
+    fn pull_alone(&mut self) -> Result<(), BenchError> {
+        for _ in 0..self.calls {
+            let batch = self.next_batch();
+            let (out, landed) = &mut self.landings[0];
+            self.subject.pull(batch, out, self.options)?;
+            *landed = Some(batch);
+        }
+        Ok(())
+    }
+
+    fn pull_window(&mut self) -> Result<(), BenchError> {
+        let depth = self.landings.len();
+        for n in 0..self.calls as usize {
+            if self.pulls.len() == depth {
+                self.finish_oldest()?;
+            }
+            let batch = self.next_batch();
+            let ticket = self.subject.start_pull(batch, self.options)?;
+            // The oldest was finished: its landing is free.
+            self.landings[n % depth].1 = Some(batch);
+            self.pulls.push_back((ticket, n % depth));
+        }
+        while !self.pulls.is_empty() {
+            self.finish_oldest()?;
+        }
+        Ok(())
+    }
+
+    fn finish_oldest(&mut self) -> Result<(), BenchError> {
+        if let Some((ticket, landing)) = self.pulls.pop_front() {
+            let out = &mut self.landings[landing].0;
+            self.subject.finish_pull(ticket, out)?;
+        }
+        Ok(())
+    }
+
+    fn push_all(&mut self, depth: usize) -> Result<(), BenchError> {
+        for _ in 0..self.calls {
+            if self.pushes.len() == depth
+                && let Some(ticket) = self.pushes.pop_front()
+            {
+                self.subject.wait(&ticket)?;
+            }
+            let batch = self.next_batch();
+            let ticket = self.subject.push(batch)?;
+            self.pushes.push_back(ticket);
+        }
+        while let Some(ticket) = self.pushes.pop_front() {
+            self.subject.wait(&ticket)?;
+        }
+        Ok(())
+    }
+}
+
+impl Work for Calls<'_, '_> {
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn bytes(&self) -> u64 {
+        self.subject.plot().bytes()
+    }
+
+    fn prepare(&mut self) {
+        for (out, landed) in &mut self.landings {
+            poison(out, self.turn);
+            *landed = None;
+        }
+        self.untold = self.turn..self.turn;
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        match (self.op, self.style) {
+            (Op::Pull, Style::Window(_)) if self.subject.pulls_later() => self.pull_window()?,
+            (Op::Pull, _) => self.pull_alone()?,
+            (Op::Push, Style::Alone) => self.push_all(1)?,
+            (Op::Push, Style::Window(depth)) => self.push_all(depth.max(1))?,
+        }
+        self.untold.end = self.turn;
+        Ok(())
+    }
+
+    /// The pulls that landed last in each landing; pushes are counted, for the next audit.
+    fn check(&mut self) -> u64 {
+        if self.op == Op::Push {
+            let batches = self.subject.batches();
+            for turn in self.untold.clone() {
+                self.subject.count_push(turn % batches, 1);
+            }
+            self.untold = self.turn..self.turn;
+            return 0;
+        }
+        let landed = self.landings.iter();
+        let landed = landed.filter_map(|(out, batch)| Some((out, (*batch)?)));
+        landed
+            .map(|(out, batch)| self.subject.wrong(batch, out))
+            .sum()
+    }
+
+    fn audit(&mut self) -> Result<u64, BenchError> {
+        self.check();
+        match self.op {
+            Op::Pull => Ok(0),
+            Op::Push => self.subject.audit(),
+        }
+    }
+
+    fn detours(&self) -> (u64, u64) {
+        self.subject.detours()
+    }
+}

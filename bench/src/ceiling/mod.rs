@@ -1,0 +1,17 @@
+//! Raw ceilings: what the machine does without us, measured by the same core in the same minute.
+//!
+//! | ceiling | is the limit of |
+//! |---|---|
+//! | [`Memcpy`] | pulls over shared memory |
+//! | [`Gather`] | pulls of many rows over shared memory |
+//! | [`Ping`] | pushes over shared memory |
+//! | [`Echo`] | one call over TCP |
+//! | [`Stream`] | many calls over TCP |
+
+mod memory;
+mod ping;
+mod socket;
+
+pub use memory::{Gather, Memcpy, copy_speed};
+pub use ping::Ping;
+pub use socket::{Echo, Flow, ROLE, Stream, serve};

@@ -1,0 +1,176 @@
+//! A shared-memory ping: bytes there and back between two threads that watch a cache line each.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::limits::DATA_DEADLINE;
+use tidewater_transport::mem::Region;
+use tidewater_transport::sync::{Arc, spin_hint};
+
+use crate::error::BenchError;
+use crate::measure::Work;
+
+const ASK: usize = 0;
+const ANSWER: usize = 128;
+const BODY: usize = 256;
+/// What the asker writes to send the other thread to sleep.
+const REST: u64 = u64::MAX;
+/// Looks between two offers of the core: the two may share one.
+const YIELD_EVERY: u32 = 256;
+
+/// `to` bytes there, `back` bytes back.
+#[derive(Debug)]
+pub struct Ping {
+    memory: Arc<Region>,
+    there: Vec<u8>,
+    back: Vec<u8>,
+    calls: u64,
+    count: u64,
+    wake: Option<Sender<()>>,
+    other: Option<JoinHandle<()>>,
+}
+
+impl Ping {
+    /// Starts the other thread.
+    ///
+    /// # Errors
+    /// Without memory or a thread.
+    pub fn new(to: usize, back: usize, calls: u64) -> Result<Self, BenchError> {
+        let failed = |source| BenchError::System {
+            what: "start a ping".into(),
+            source,
+        };
+        let bytes = BODY + to.max(back).next_multiple_of(64);
+        let memory = Region::anonymous(bytes).map_err(|e| failed(std::io::Error::other(e)))?;
+        let memory = Arc::new(memory);
+        let (wake, woken) = channel();
+        let theirs = Arc::clone(&memory);
+        let other = std::thread::Builder::new()
+            .name("bench-ping".into())
+            .spawn(move || answer(&theirs, &woken, to, back))
+            .map_err(failed)?;
+        Ok(Self {
+            memory,
+            there: vec![1; to],
+            back: vec![0; back],
+            calls,
+            count: 0,
+            wake: Some(wake),
+            other: Some(other),
+        })
+    }
+}
+
+/// Waits until a word holds something else than `old`; gives the core away now and then. Who waits
+/// too long is told to rest.
+fn watch(memory: &Region, at: usize, old: u64) -> u64 {
+    let Ok(words) = memory.words(at, 8) else {
+        return REST;
+    };
+    let mut looks = 0_u32;
+    let mut patience = None;
+    loop {
+        let now = words.load_acquire(0);
+        if now != old {
+            return now;
+        }
+        spin_hint();
+        looks = looks.wrapping_add(1);
+        if looks.is_multiple_of(YIELD_EVERY) {
+            std::thread::yield_now();
+            let patience = patience.get_or_insert_with(|| Deadline::after(DATA_DEADLINE));
+            if patience.passed() {
+                return REST;
+            }
+        }
+    }
+}
+
+fn answer(memory: &Region, woken: &Receiver<()>, to: usize, back: usize) {
+    let (mut there, answer) = (vec![0; to], vec![2; back]);
+    let Ok(words) = memory.words_mut(0, memory.len()) else {
+        return;
+    };
+    while woken.recv().is_ok() {
+        let mut last = words.as_read().load_acquire(ANSWER);
+        loop {
+            let now = watch(memory, ASK, last);
+            if now == REST {
+                break;
+            }
+            words.as_read().copy_out(BODY, &mut there);
+            std::hint::black_box(&there);
+            words.copy_in(BODY, &answer);
+            words.store_release(ANSWER, now);
+            last = now;
+        }
+        words.store_release(ANSWER, REST);
+    }
+}
+
+impl Work for Ping {
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn bytes(&self) -> u64 {
+        self.there.len().max(self.back.len()) as u64
+    }
+
+    fn begin(&mut self) {
+        if let (Ok(words), Some(wake)) = (self.memory.words_mut(0, BODY), &self.wake) {
+            words.store_release(ANSWER, self.count);
+            words.store_release(ASK, self.count);
+            // A thread that is gone answers nothing, and `sample` says so.
+            let _ = wake.send(());
+        }
+    }
+
+    fn end(&mut self) {
+        if let Ok(words) = self.memory.words_mut(0, BODY) {
+            words.store_release(ASK, REST);
+            let patience = Deadline::after(DATA_DEADLINE);
+            while words.as_read().load_acquire(ANSWER) != REST && !patience.passed() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let words = self.memory.words_mut(0, self.memory.len());
+        let words = words.map_err(|e| BenchError::System {
+            what: "look at a ping's memory".into(),
+            source: std::io::Error::other(e),
+        })?;
+        for _ in 0..self.calls {
+            words.copy_in(BODY, &self.there);
+            words.store_release(ASK, self.count + 1);
+            let told = watch(&self.memory, ANSWER, self.count);
+            if told == REST {
+                return Err(BenchError::Process {
+                    name: "the other end of a ping".into(),
+                    why: "it does not answer".into(),
+                });
+            }
+            self.count = told;
+            words.as_read().copy_out(BODY, &mut self.back);
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> u64 {
+        let wrong = self.back.iter().filter(|b| **b != 2).count() as u64;
+        self.back.fill(0);
+        wrong
+    }
+}
+
+impl Drop for Ping {
+    fn drop(&mut self) {
+        self.wake = None;
+        if let Some(other) = self.other.take() {
+            let _ = other.join();
+        }
+    }
+}

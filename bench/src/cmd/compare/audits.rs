@@ -1,0 +1,217 @@
+//! What must not happen in the steady state: allocations, system calls, idle work, growth.
+
+use std::time::Duration;
+
+use tidewater_client::{PullOptions, Sync};
+use tidewater_transport::clock;
+
+use super::arena::{Arena, Title};
+use super::memory::CALL_ROWS;
+use super::programs::SyscallCounter;
+use crate::args::{Common, Wire};
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::cmd::soak::{SoakArgs, soak};
+use crate::error::BenchError;
+use crate::measure::{self, Meter, Plan, Work};
+use crate::subject::{Kind, Plot, Subject};
+
+/// Calls before anything is counted: pools and windows have their size then.
+const WARM: u64 = 2_000;
+/// Calls whose system calls are counted: of the fewer, what beginning and ending cost is learned.
+const COUNTED: [u64; 2] = [2_000, 20_000];
+/// Calls that take longer than this are fewer.
+const COUNTING: Duration = Duration::from_secs(10);
+/// An idle cluster is watched for this long in each round.
+const IDLE: Duration = Duration::from_millis(300);
+/// The soak: calls, and the longest time for them.
+const SOAK_CALLS: u64 = 10_000_000;
+const SOAK_TIME: Duration = Duration::from_secs(25);
+
+/// All of them.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
+    let ids = ["allocs.", "syscalls.", "idle", "soak"].map(|what| format!("{name}.{what}"));
+    let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
+    if !arena.wants(&ids) {
+        return Ok(());
+    }
+    let mut bed = Bed::start(BedConfig {
+        transport: arena.args.transport,
+        rdma_device: None,
+        servers: 1,
+        appliers: 1,
+        workers: 3,
+        pin: None,
+    })?;
+    idle(arena, name, &mut bed)?;
+    calls(arena, name, &mut bed)?;
+    grows(arena, name, &mut bed)
+}
+
+/// Processor seconds a second of servers that nobody uses, with a session open.
+fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+    let id = format!("{name}.idle");
+    if !arena.wants(&[&id]) {
+        return Ok(());
+    }
+    let client = bed.client(1, Sync::Asp)?;
+    let title = Title {
+        id: &id,
+        what: "processor time of idle servers with a session open",
+        unit: "s/s",
+    };
+    let mut ours = || {
+        // What asking costs is not idling.
+        let first = bed.peer()?;
+        let second = bed.peer()?;
+        let asking = second.since(first).cpu_ns;
+        let began = clock::now();
+        std::thread::sleep(IDLE);
+        let wall = clock::now() - began;
+        let used = bed.peer()?.since(second).cpu_ns.saturating_sub(asking);
+        Ok((used as f64 / wall.as_nanos() as f64, 0))
+    };
+    arena.contest(title, &mut ours, None)?;
+    let mut client = client;
+    Ok(client.finish()?)
+}
+
+/// Allocations and system calls of calls in their steady state.
+fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+    let remote = arena.args.transport.wire() != Some(Wire::Memory);
+    let mut client = bed.client(2, Sync::Asp)?;
+    for (op, rows) in [
+        (Op::Pull, 1),
+        (Op::Pull, CALL_ROWS),
+        (Op::Push, 1),
+        (Op::Push, CALL_ROWS),
+    ] {
+        for style in [Style::Alone, Style::Window(16)] {
+            let windowed = matches!(style, Style::Window(_));
+            // Pulls over shared memory are over when they return.
+            if windowed && op == Op::Pull && !remote {
+                continue;
+            }
+            let window = if windowed { ".window" } else { "" };
+            let ends = format!("{}.{rows}{window}", op.name());
+            let (allocs, syscalls) = (
+                format!("{name}.allocs.{ends}"),
+                format!("{name}.syscalls.{ends}"),
+            );
+            if !arena.wants(&[&allocs, &syscalls]) {
+                continue;
+            }
+            let plot = Plot::scattered(Kind::Sparse, 64, 10_000, rows, arena.args.seed);
+            let mut subject = Subject::new(&mut client, plot, false)?;
+            subject.learn_places()?;
+            let calls = if windowed { 64 } else { 1 };
+            let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+            count_allocations(arena, &allocs, &mut work, bed)?;
+            if !remote && !windowed {
+                count_system_calls(arena, &syscalls, &mut work, bed)?;
+            }
+            subject.release()?;
+        }
+    }
+    Ok(client.finish()?)
+}
+
+fn some(calls: u64, work: &dyn Work) -> Plan {
+    let mut plan = Plan::lasting(COUNTING, Duration::ZERO);
+    plan.iters = calls.div_ceil(work.calls());
+    plan
+}
+
+fn count_allocations(
+    arena: &mut Arena<'_>,
+    id: &str,
+    work: &mut dyn Work,
+    bed: &mut Bed,
+) -> Result<(), BenchError> {
+    let plan = some(WARM, work);
+    let mut wrong = measure::run(&plan, work, bed)?.wrong;
+    let title = Title {
+        id,
+        what: "allocations of both ends for a call",
+        unit: "allocs/op",
+    };
+    let mut ours = || {
+        let measured = measure::run(&plan, work, bed)?;
+        let all = measured.client.allocations + measured.server.allocations;
+        Ok((
+            measured.per_call(all),
+            measured.wrong + std::mem::take(&mut wrong),
+        ))
+    };
+    arena.contest(title, &mut ours, None)
+}
+
+fn count_system_calls(
+    arena: &mut Arena<'_>,
+    id: &str,
+    work: &mut dyn Work,
+    bed: &mut Bed,
+) -> Result<(), BenchError> {
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let mut pids = vec![rustix::process::getpid()];
+    pids.extend(bed.pids());
+    let (mut counts, mut calls, mut wrong) = ([0; 2], [0; 2], 0);
+    for (n, counted) in COUNTED.into_iter().enumerate() {
+        let counter = match SyscallCounter::start(&pids) {
+            Ok(counter) => counter,
+            Err(reason) => return arena.absent(id, &reason),
+        };
+        let measured = measure::run(&some(counted, work), work, bed)?;
+        calls[n] = measured.samples.calls();
+        wrong += measured.wrong;
+        counts[n] = match counter.stop() {
+            Ok(count) => count,
+            Err(reason) => return arena.absent(id, &reason),
+        };
+    }
+    let more = counts[1].saturating_sub(counts[0]) as f64;
+    let each = more / calls[1].saturating_sub(calls[0]).max(1) as f64;
+    let title = Title {
+        id,
+        what: "system calls of both ends for a call",
+        unit: "calls/op",
+    };
+    arena.record(title, (vec![each], Vec::new()), None, wrong)
+}
+
+/// Memory over ten million calls.
+fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
+    let id = format!("{name}.soak");
+    if !arena.wants(&[&id]) {
+        return Ok(());
+    }
+    let args = SoakArgs {
+        lasts: SOAK_TIME,
+        ops: Some(SOAK_CALLS),
+        interval: Duration::from_secs(1),
+        max_growth: u64::MAX,
+        servers: 1,
+        common: Common::plain(arena.args.transport, arena.args.seed),
+    };
+    let mut wrong = 0;
+    let soaked = soak(&args, bed, &mut |row, _| {
+        wrong += row.wrong;
+        Ok(())
+    })?;
+    let what = format!(
+        "growth of client and servers over {} calls, after the second of {} s",
+        soaked.calls,
+        args.interval.as_secs()
+    );
+    let title = Title {
+        id: &id,
+        what: &what,
+        unit: "bytes",
+    };
+    arena.record(title, (vec![soaked.growth as f64], Vec::new()), None, wrong)
+}

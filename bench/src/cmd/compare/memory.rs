@@ -1,0 +1,155 @@
+//! Contests over shared memory: against a copy, a bare gather, a ping.
+
+use tidewater_client::{Client, PullOptions, Sync};
+
+use super::arena::{Arena, Metric};
+use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
+use crate::args::Mode;
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::ceiling::{Gather, Memcpy, Ping};
+use crate::error::BenchError;
+use crate::measure::NoPeer;
+use crate::subject::{Kind, Plot, Subject};
+
+/// Calls timed together where one is shorter than the timer.
+const GROUP: u64 = 64;
+/// A row of 64 f32.
+const ROW_BYTES: u64 = 256;
+const DIM: usize = 64;
+/// Rows of the large table.
+const ROWS: u64 = 1_000_000;
+/// Rows of a call.
+pub(super) const CALL_ROWS: usize = 1024;
+const DENSE_BYTES: u64 = 64 << 20;
+
+/// All of them.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
+        let mut bed = Bed::start(BedConfig {
+            transport: arena.args.transport,
+            rdma_device: None,
+            servers: 1,
+            appliers: 1,
+            workers: 1,
+            pin: None,
+        })?;
+        let mut client = bed.client(0, Sync::Asp)?;
+        one_row(arena, &mut bed, &mut client)?;
+        many_rows(arena, &mut bed, &mut client)?;
+        dense(arena, &mut bed, &mut client)?;
+        push(arena, &mut bed, &mut client)?;
+        client.finish()?;
+    }
+    appliers(arena)
+}
+
+fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    for kind in [Kind::Rows, Kind::Sparse] {
+        for mode in [Mode::Consistent, Mode::Hogwild] {
+            let id = format!("shm.row.{}.{}", kind.name(), mode.name());
+            if !arena.wants(&[&id]) {
+                continue;
+            }
+            let plot = Plot::whole(kind, ROW_BYTES, 1, arena.args.seed)?;
+            let mut subject = Subject::new(client, plot, false)?;
+            let options = PullOptions::default().mode(mode.pull_mode());
+            let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, GROUP);
+            let mut copy = Memcpy::new(ROW_BYTES, GROUP);
+            let what = "pull of one row of 64 f32, in cache, location known";
+            arena.duel(
+                (&id, what),
+                (&mut work, Metric::P50Ns, bed),
+                Some(("memcpy of 256 B", &mut copy)),
+            )?;
+            subject.release()?;
+        }
+    }
+    Ok(())
+}
+
+fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    for kind in [Kind::Sparse, Kind::Rows] {
+        let modes = [Mode::Consistent, Mode::Hogwild];
+        let ids = modes.map(|mode| format!("shm.rows.{}.{}", kind.name(), mode.name()));
+        if !arena.wants(&[&ids[0], &ids[1]]) {
+            continue;
+        }
+        let seed = arena.args.seed;
+        let plot = Plot::scattered(kind, DIM, ROWS, CALL_ROWS, seed);
+        let mut subject = Subject::new(client, plot, false)?;
+        subject.learn_places()?;
+        let mut gather = Gather::new(ROW_BYTES as usize, ROWS, CALL_ROWS, seed)?;
+        for (id, mode) in ids.iter().zip(modes) {
+            let options = PullOptions::default().mode(mode.pull_mode());
+            let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+            arena.duel(
+                (id, "pull of 1024 random rows of 64 f32 from 1 M"),
+                (&mut work, Metric::MCallsAtP50(CALL_ROWS as u32), bed),
+                Some(("bare gather: touch, copy, hash", &mut gather)),
+            )?;
+        }
+        subject.release()?;
+    }
+    Ok(())
+}
+
+fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let id = "shm.dense.pull";
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let plot = Plot::whole(Kind::Dense, DENSE_BYTES, 1, arena.args.seed)?;
+    let mut subject = Subject::new(client, plot, false)?;
+    let options = PullOptions::default();
+    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    let mut copy = Memcpy::new(DENSE_BYTES, 1);
+    arena.duel(
+        (id, "pull of a dense table of 64 MiB"),
+        (&mut work, Metric::GbPerSAtP50, bed),
+        Some(("memcpy", &mut copy)),
+    )?;
+    subject.release()
+}
+
+fn push(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let id = "shm.push.applied";
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let plot = Plot::whole(Kind::Sparse, ROW_BYTES, 1, arena.args.seed)?;
+    let mut subject = Subject::new(client, plot, false)?;
+    let options = PullOptions::default();
+    let mut work = Calls::new(&mut subject, Op::Push, options, Style::Alone, 1);
+    let mut ping = Ping::new(ROW_BYTES as usize, 64, 1)?;
+    arena.duel(
+        (id, "push of one row of 64 f32 until applied, server awake"),
+        (&mut work, Metric::P50Us, bed),
+        Some(("shm ping", &mut ping)),
+    )?;
+    subject.release()
+}
+
+/// Applying alone, without a ring: the same on every transport, so it is measured here only.
+fn appliers(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    for name in ["sgd", "adagrad"] {
+        for (where_, rows) in [("cached", ROWS_CACHED), ("memory", ROWS_MANY)] {
+            let id = format!("apply.{name}.{where_}");
+            let rule = rules().into_iter().find(|rule| rule.name == name);
+            let Some(rule) = rule.filter(|_| arena.wants(&[&id])) else {
+                continue;
+            };
+            let mut work = Applier::new(rule, 16, rows, arena.args.seed)?;
+            let what = format!("frames of random rows of 16 f32 applied, {rows} rows");
+            arena.duel(
+                (&id, &what),
+                (&mut work, Metric::MCallsAtP50(1), &mut NoPeer),
+                None,
+            )?;
+        }
+    }
+    Ok(())
+}

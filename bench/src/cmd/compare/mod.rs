@@ -1,0 +1,311 @@
+//! `compare`: against the machine's own limits and other systems, in the same minute.
+//!
+//! A contest measures us and a rival in turn, round after round, so that both meet the same noise;
+//! what is compared with its target is the median of the rounds' ratios, or of our own numbers
+//! where the target is absolute. Targets are data: `bench/targets.toml`.
+
+mod arena;
+mod audits;
+mod crowd;
+mod memory;
+mod peers;
+mod programs;
+mod shared;
+mod socket;
+mod targets;
+mod train;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use tidewater_transport::clock;
+
+use crate::args::{Common, Transport, Wire, parse_duration};
+use crate::cmd::report::{self, Run};
+use crate::error::BenchError;
+use crate::fingerprint::Fingerprint;
+use crate::measure::timer_cost;
+use crate::sheet::{self, Document, Failures, SCHEMA, print};
+use arena::Arena;
+pub use targets::{Target, Targets};
+
+/// `compare`.
+#[derive(Debug, Clone, Args)]
+pub struct CompareArgs {
+    /// What carries the bytes
+    #[arg(long, value_enum, default_value = "shm")]
+    pub transport: Transport,
+    /// Fails (exit 1) when a steady target that was met before is missed
+    #[arg(long)]
+    pub gate: bool,
+    /// Only what a steady target is about
+    #[arg(long)]
+    pub steady: bool,
+    /// Only contests whose names begin with one of these: a list
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub only: Vec<String>,
+    /// Rounds of each contest
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=101))]
+    pub rounds: u32,
+    /// Time of each side in a round
+    #[arg(long, value_parser = parse_duration, default_value = "80ms", value_name = "TIME")]
+    pub slice: Duration,
+    /// Seed of keys and values
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub seed: u64,
+    /// Other targets than those built in
+    #[arg(long, value_name = "FILE")]
+    pub targets: Option<PathBuf>,
+    /// Folder with the public training set a9a; without it a set of its shape is generated
+    #[arg(long, value_name = "DIR")]
+    pub data: Option<PathBuf>,
+    /// Does not run other systems' programs
+    #[arg(long)]
+    pub no_peers: bool,
+    /// Writes the results as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Writes them as a page
+    #[arg(long, value_name = "FILE")]
+    pub html: Option<PathBuf>,
+}
+
+/// What came out of a contest.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Its name, as targets know it.
+    pub id: String,
+    /// What was measured.
+    pub what: String,
+    /// Unit of `ours` and `theirs`.
+    pub unit: String,
+    /// Our numbers, one a round.
+    pub ours: Vec<f64>,
+    /// The rival's name.
+    pub rival: Option<String>,
+    /// The rival's numbers, one a round.
+    pub theirs: Vec<f64>,
+    /// What is compared: the median ratio of a round, or of our numbers without a rival.
+    pub value: f64,
+    /// Smallest and largest of the rounds.
+    pub spread: [f64; 2],
+    /// The target, and whether it was met.
+    pub target: Option<Outcome>,
+    /// Values that were wrong.
+    pub wrong: u64,
+}
+
+/// How a target was met.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// The bound, as `<= 60` or `>= 0.85`.
+    pub bound: String,
+    /// Whether it was met.
+    pub met: bool,
+    /// Whether it repeats on a busy machine.
+    pub steady: bool,
+    /// Whether it was met before, so that missing it fails `--gate`.
+    pub gate: bool,
+    /// Whether it is a count, and no time.
+    #[serde(default)]
+    pub counted: bool,
+}
+
+/// What could not be measured.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Absent {
+    /// What.
+    pub what: String,
+    /// Why, and what to do about it.
+    pub reason: String,
+}
+
+/// `compare`.
+///
+/// # Errors
+/// What the first call that fails fails with. A rival that is not there is no error.
+pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
+    let began = clock::now();
+    let targets = Targets::load(args.targets.as_deref())?;
+    let timer = timer_cost();
+    let common = Common::plain(args.transport, args.seed);
+    let fingerprint = Fingerprint::take("compare", &common, (1, 1), timer);
+    let mut text = "# Tidewater comparison\n".to_owned();
+    for (name, value) in fingerprint.lines() {
+        text += &format!("# {name}: {value}\n");
+    }
+    text += &format!(
+        "# rounds: {} of {:?} a side, in turn; medians\n#\n",
+        args.rounds, args.slice
+    );
+    print(&(text + &heading()))?;
+    let mut arena = Arena::new(args, targets, timer);
+    match args.transport.wire() {
+        Some(Wire::Memory) => memory::contests(&mut arena)?,
+        Some(Wire::Socket) => socket::contests(&mut arena)?,
+        None => {}
+    }
+    shared::contests(&mut arena)?;
+    if !args.no_peers {
+        peers::contests(&mut arena)?;
+    }
+    let took = clock::now() - began;
+    let (ratios, absent) = arena.finish();
+    print(&format!("#\n# took {:.1} s\n", took.as_secs_f64()))?;
+    let failures = failures(args, &ratios);
+    let document = Document {
+        schema: SCHEMA.into(),
+        fingerprint,
+        rows: Vec::new(),
+        ratios,
+        absent,
+    };
+    if let Some(path) = &args.json {
+        sheet::write_json(path, &document)?;
+    }
+    if let Some(path) = &args.html {
+        let name = "compare".into();
+        report::write(path, &[Run { name, document }])?;
+    }
+    Ok(failures)
+}
+
+/// What fails the run: wrong values always; with `--gate` a steady target that was met before.
+fn failures(args: &CompareArgs, ratios: &[Ratio]) -> Failures {
+    let mut failures = Failures::new();
+    for ratio in ratios {
+        if ratio.wrong > 0 {
+            failures.push(format!("{}: {} values were wrong", ratio.id, ratio.wrong));
+        }
+        let Some(target) = &ratio.target else {
+            continue;
+        };
+        // With checks in the build only counts are what they are in a release.
+        let judged = target.counted || !cfg!(debug_assertions);
+        if args.gate && target.gate && target.steady && judged && !target.met {
+            failures.push(format!(
+                "{}: {:.4} {}, and the target is {}",
+                ratio.id, ratio.value, ratio.unit, target.bound
+            ));
+        }
+    }
+    failures
+}
+
+fn heading() -> String {
+    format!(
+        "#{:<31} {:>12} {:>12} {:>10} {:>17} {:>9} {:>10}  {}\n",
+        "contest", "ours", "rival's", "value", "rounds", "target", "", "unit; rival"
+    )
+}
+
+/// A line of the table.
+fn line(ratio: &Ratio) -> String {
+    let median = |values: &[f64]| match arena::median(values) {
+        Some(value) => number(value),
+        None => "-".into(),
+    };
+    let verdict = match &ratio.target {
+        None => "-",
+        Some(target) if target.met => "met",
+        Some(target) if target.gate && target.steady => "MISSED",
+        Some(_) => "missed",
+    };
+    let bound = ratio.target.as_ref().map_or("-", |t| &t.bound);
+    let [low, high] = ratio.spread;
+    let wrong = match ratio.wrong {
+        0 => String::new(),
+        n => format!("; #wrong {n}"),
+    };
+    format!(
+        "{:<32} {:>12} {:>12} {:>10} {:>17} {:>9} {:>10}  {}{}{wrong}\n",
+        ratio.id,
+        median(&ratio.ours),
+        median(&ratio.theirs),
+        number(ratio.value),
+        format!("{}..{}", number(low), number(high)),
+        bound.replace(' ', ""),
+        verdict,
+        ratio.unit,
+        ratio
+            .rival
+            .as_ref()
+            .map_or(String::new(), |rival| format!("; {rival}")),
+    )
+}
+
+/// With about four digits.
+fn number(value: f64) -> String {
+    let size = value.abs();
+    if size >= 1e6 {
+        format!("{:.2}M", value / 1e6)
+    } else if size >= 1e4 {
+        format!("{:.1}k", value / 1e3)
+    } else if size >= 100.0 || value == 0.0 {
+        format!("{value:.0}")
+    } else if size >= 1.0 {
+        format!("{value:.2}")
+    } else {
+        format!("{value:.3}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ratio(met: bool, steady: bool, gate: bool, wrong: u64) -> Ratio {
+        Ratio {
+            id: "x".into(),
+            what: "x".into(),
+            unit: "us".into(),
+            ours: vec![1.0],
+            rival: None,
+            theirs: Vec::new(),
+            value: 1.0,
+            spread: [1.0, 1.0],
+            target: Some(Outcome {
+                bound: "<= 1".into(),
+                met,
+                steady,
+                gate,
+                counted: true,
+            }),
+            wrong,
+        }
+    }
+
+    #[test]
+    fn the_gate_fails_on_a_steady_target_that_was_met_before() {
+        let cli = ["tidewater-bench", "compare", "--gate"];
+        let cli = <crate::args::Cli as clap::Parser>::try_parse_from(cli).unwrap();
+        let crate::args::Command::Compare(mut args) = cli.command else {
+            panic!("compare was asked for");
+        };
+        let all = |args: &CompareArgs, ratio| failures(args, &[ratio]).len();
+        assert_eq!(all(&args, ratio(false, true, true, 0)), 1);
+        assert_eq!(all(&args, ratio(true, true, true, 0)), 0);
+        assert_eq!(all(&args, ratio(false, false, true, 0)), 0, "not steady");
+        assert_eq!(all(&args, ratio(false, true, false, 0)), 0, "never met");
+        assert_eq!(all(&args, ratio(true, true, true, 1)), 1, "wrong");
+        args.gate = false;
+        assert_eq!(all(&args, ratio(false, true, true, 0)), 0);
+        assert_eq!(all(&args, ratio(true, true, true, 1)), 1, "wrong");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        for (value, text) in [
+            (2_500_000.0, "2.50M"),
+            (16_000.0, "16.0k"),
+            (123.4, "123"),
+            (1.234, "1.23"),
+            (0.0125, "0.013"),
+            (0.0, "0"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+}

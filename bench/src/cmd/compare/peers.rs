@@ -1,0 +1,501 @@
+//! Other systems, where they are installed, in the same rounds as our own.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use tidewater_client::{Client, PullOptions, Sync};
+use tidewater_transport::clock::Deadline;
+
+use super::arena::{Arena, Metric, Title};
+use super::memory::CALL_ROWS;
+use super::programs::{self, Killed};
+use crate::args::{Mode, Wire};
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::error::BenchError;
+use crate::measure::Work;
+use crate::subject::{Kind, Plot, Subject};
+
+/// A program that takes longer hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// A server of somebody else's listens by then.
+const START: Duration = Duration::from_secs(5);
+const ROW_BYTES: u64 = 256;
+/// Rows of the table that MPI gathers from.
+const ROWS: u64 = 1_000_000;
+const MPI_SOURCE: &str = include_str!("../../../baselines/mpi-rma/mpi_rma.c");
+
+/// All of them.
+///
+/// # Errors
+/// What our own side fails with.
+pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    if !arena.wants(&["peer."]) {
+        return Ok(());
+    }
+    let mut bed = Bed::start(BedConfig {
+        transport: arena.args.transport,
+        rdma_device: None,
+        servers: 1,
+        appliers: 1,
+        workers: 1,
+        pin: None,
+    })?;
+    let mut client = bed.client(0, Sync::Asp)?;
+    match arena.args.transport.wire() {
+        Some(Wire::Memory) => {
+            mpi(arena, &mut bed, &mut client)?;
+            ucx(
+                arena,
+                &mut bed,
+                &mut client,
+                ("posix,sysv,self", "ucp_get", 1.0),
+            )?;
+        }
+        Some(Wire::Socket) => {
+            redis(arena, &mut bed, &mut client)?;
+            iperf3(arena, &mut bed, &mut client)?;
+            // It tells the time of one way.
+            ucx(arena, &mut bed, &mut client, ("tcp,self", "tag_lat", 2.0))?;
+        }
+        None => {}
+    }
+    perftest(arena, &mut bed, &mut client)?;
+    client.finish()?;
+    programs::sweep();
+    Ok(())
+}
+
+/// Our pulls of one row of 256 B, one after the other.
+struct OneRow<'s, 'c>(Calls<'s, 'c>);
+
+impl<'s, 'c> OneRow<'s, 'c> {
+    fn new(subject: &'s mut Subject<'c>, mode: Mode, calls: u64) -> Self {
+        let options = PullOptions::default().mode(mode.pull_mode());
+        Self(Calls::new(subject, Op::Pull, options, Style::Alone, calls))
+    }
+}
+
+fn one_row_subject<'c>(
+    arena: &Arena<'_>,
+    client: &'c mut Client,
+) -> Result<Subject<'c>, BenchError> {
+    let plot = Plot::whole(Kind::Rows, ROW_BYTES, 1, arena.args.seed)?;
+    Subject::new(client, plot, false)
+}
+
+/// Open MPI one-sided: a small program of ours, compiled here.
+fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    if !arena.wants(&["peer.mpi."]) {
+        return Ok(());
+    }
+    let program = match compile_mpi() {
+        Ok(program) => program,
+        Err(reason) => return arena.absent("peer.mpi", &reason),
+    };
+    let millis = (arena.args.slice.as_millis() as u64).max(1).to_string();
+    for (test, what, rival) in [
+        (
+            "get",
+            "pull of one row of 64 f32, Hogwild",
+            "MPI_Get of 256 B, flush",
+        ),
+        (
+            "gather",
+            "pull of 1024 random rows of 64 f32 from 1 M, Hogwild",
+            "1024 MPI_Get of 256 B, one flush",
+        ),
+        (
+            "accumulate",
+            "push of one row of 64 f32 until applied by its owner",
+            "MPI_Accumulate of 256 B by the caller, flush",
+        ),
+    ] {
+        let id = format!("peer.mpi.{test}");
+        if !arena.wants(&[&id]) {
+            continue;
+        }
+        let mut once = || {
+            let mut mpirun = Command::new("mpirun");
+            mpirun.args([
+                "--allow-run-as-root",
+                "--oversubscribe",
+                "--bind-to",
+                "none",
+            ]);
+            mpirun.args(["-n", "2"]).arg(&program).args([test, &millis]);
+            programs::run(&mut mpirun, PATIENCE).and_then(|text| mpi_median(&text, test))
+        };
+        let (op, calls) = match test {
+            "get" => (Op::Pull, 64),
+            "gather" => (Op::Pull, 1),
+            _ => (Op::Push, 1),
+        };
+        let plot = match test {
+            "gather" => Plot::scattered(Kind::Rows, 64, ROWS, CALL_ROWS, arena.args.seed),
+            _ => Plot::whole(Kind::Rows, ROW_BYTES, 1, arena.args.seed)?,
+        };
+        let mut subject = Subject::new(client, plot, false)?;
+        subject.learn_places()?;
+        let hogwild = PullOptions::default().mode(Mode::Hogwild.pull_mode());
+        let mut work = Calls::new(&mut subject, op, hogwild, Style::Alone, calls);
+        let title = (&*id, what, "us p50", rival);
+        pair(arena, title, (&mut work, Metric::P50Us, bed), &mut once)?;
+        subject.release()?;
+    }
+    Ok(())
+}
+
+fn compile_mpi() -> Result<std::path::PathBuf, String> {
+    let compiler = programs::find("mpicc")?;
+    programs::find("mpirun")?;
+    let dir = programs::scratch();
+    let (source, program) = (dir.join("mpi_rma.c"), dir.join("mpi_rma"));
+    std::fs::write(&source, MPI_SOURCE).map_err(|e| e.to_string())?;
+    let mut compile = Command::new(compiler);
+    compile.arg("-O2").arg("-o").arg(&program).arg(&source);
+    programs::run(&mut compile, PATIENCE)?;
+    Ok(program)
+}
+
+/// Microseconds of a test, if every value was right.
+fn mpi_median(text: &str, test: &str) -> Result<f64, String> {
+    let line = text.lines().find_map(|line| line.strip_prefix(test));
+    let words: Vec<&str> = line.unwrap_or_default().split_whitespace().collect();
+    match words[..] {
+        [us, "0"] => us.parse().map_err(|_| "mpi_rma printed no time".into()),
+        [_, wrong] => Err(format!("mpi_rma read {wrong} wrong values")),
+        _ => Err("mpi_rma printed nothing".into()),
+    }
+}
+
+/// UCX's own benchmark: `ucp_get` over shared memory, tagged messages over TCP.
+fn ucx(
+    arena: &mut Arena<'_>,
+    bed: &mut Bed,
+    client: &mut Client,
+    (tls, test, ways): (&str, &str, f64),
+) -> Result<(), BenchError> {
+    let id = format!("peer.ucx.{test}");
+    if !arena.wants(&[&id]) {
+        return Ok(());
+    }
+    let program = match programs::find("ucx_perftest") {
+        Ok(program) => program,
+        Err(reason) => return arena.absent(&id, &format!("{reason} (ucx-utils)")),
+    };
+    let group = if ways > 1.0 { 1 } else { 64 };
+    let mut subject = one_row_subject(arena, client)?;
+    let mut work = OneRow::new(&mut subject, Mode::Hogwild, group);
+    let once = || -> Result<f64, String> {
+        let port = programs::free_port()?.to_string();
+        let mut command = Command::new(&program);
+        let server = command.env("UCX_TLS", tls).args(["-p", &port]);
+        let _server = Killed::start(server)?;
+        wait_for_port(&port)?;
+        let mut client = Command::new(&program);
+        client.env("UCX_TLS", tls).args(["127.0.0.1", "-p", &port]);
+        client.args([
+            "-t", test, "-s", "256", "-n", "2000", "-w", "100", "-f", "-v",
+        ]);
+        ucx_median(&programs::run(&mut client, PATIENCE)?)
+    };
+    let what = "pull of one row of 64 f32, Hogwild";
+    let rival = match test {
+        "ucp_get" => "ucx_perftest ucp_get of 256 B".to_owned(),
+        other => format!("ucx_perftest {other} of 256 B, both ways"),
+    };
+    pair(
+        arena,
+        (&id, what, "us p50", &rival),
+        (&mut work.0, Metric::P50Us, bed),
+        &mut || once().map(|us| us * ways),
+    )?;
+    subject.release()
+}
+
+/// `ucx_perftest` takes the port when it is ready, and one connection only: so this looks at the
+/// kernel's list instead of connecting.
+fn wait_for_port(port: &str) -> Result<(), String> {
+    let port: u16 = port.parse().map_err(|_| "no port".to_owned())?;
+    let deadline = Deadline::after(START);
+    let wanted = format!(":{port:04X}");
+    while !deadline.passed() {
+        for list in ["/proc/net/tcp", "/proc/net/tcp6"] {
+            let text = std::fs::read_to_string(list).unwrap_or_default();
+            // The second column is the local address, the fourth the state: 0A listens.
+            let listens = text.lines().any(|line| {
+                let mut words = line.split_whitespace().skip(1);
+                let local = words.next().is_some_and(|w| w.ends_with(&wanted));
+                local && words.nth(1) == Some("0A")
+            });
+            if listens {
+                return Ok(());
+            }
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Err(format!("nobody listens on port {port}"))
+}
+
+/// The median of `ucx_perftest -f -v`: the second line's second cell.
+fn ucx_median(text: &str) -> Result<f64, String> {
+    let mut lines = text
+        .lines()
+        .skip_while(|line| !line.starts_with("iterations,"));
+    let head = lines.next().unwrap_or_default();
+    let column = head.split(',').position(|name| name.contains("50"));
+    let cells = lines.next().unwrap_or_default();
+    let cell = column.and_then(|n| cells.split(',').nth(n));
+    let value = cell.and_then(|cell| cell.parse().ok());
+    value.ok_or_else(|| "ucx_perftest printed no median".into())
+}
+
+/// A contest of a work of ours and a number that another program gives. A program that fails ends
+/// the contest, not the run.
+fn pair(
+    arena: &mut Arena<'_>,
+    (id, what, unit, rival): (&str, &str, &str, &str),
+    (work, metric, bed): (&mut dyn Work, Metric, &mut Bed),
+    theirs: &mut dyn FnMut() -> Result<f64, String>,
+) -> Result<(), BenchError> {
+    let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
+    for _ in 0..arena.args.rounds {
+        match theirs() {
+            Ok(value) => right.push(value),
+            Err(reason) => return arena.absent(id, &reason),
+        }
+        let measured = arena.slice(work, bed)?;
+        wrong += measured.wrong;
+        left.push(metric.of(&measured));
+    }
+    let title = Title { id, what, unit };
+    arena.record(title, (left, right), Some(rival), wrong)
+}
+
+fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let id = "peer.iperf3";
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let program = match programs::find("iperf3") {
+        Ok(program) => program,
+        Err(reason) => return arena.absent(id, &reason),
+    };
+    let plot = Plot::whole(Kind::Rows, 1 << 20, 1, arena.args.seed)?;
+    let mut subject = Subject::new(client, plot, false)?;
+    let options = PullOptions::default();
+    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Window(16), 32);
+    let mut once = || -> Result<f64, String> {
+        let port = programs::free_port()?.to_string();
+        let mut command = Command::new(&program);
+        let server = command.args(["-s", "-1", "-B", "127.0.0.1", "-p", &port]);
+        let _server = Killed::start(server)?;
+        wait_for_port(&port)?;
+        let mut client = Command::new(&program);
+        client.args(["-c", "127.0.0.1", "-p", &port, "-t", "1", "-J"]);
+        let text = programs::run(&mut client, PATIENCE)?;
+        let told: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+        let bits = told["end"]["sum_received"]["bits_per_second"].as_f64();
+        let bits = bits.ok_or("iperf3 printed no bits per second")?;
+        Ok(bits / 8e9)
+    };
+    let what = "pulls of 1 MiB, 16 under way";
+    let title = (id, what, "GB/s", "iperf3, one stream of a second");
+    pair(arena, title, (&mut work, Metric::GbPerS, bed), &mut once)?;
+    subject.release()
+}
+
+/// A key-value store of a general kind: GET of 256 B, alone and 64 in a pipeline.
+fn redis(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let ids = ["peer.redis.get", "peer.redis.pipeline"];
+    if !arena.wants(&ids) {
+        return Ok(());
+    }
+    let server = match Redis::start() {
+        Ok(server) => server,
+        Err(reason) => return arena.absent("peer.redis", &reason),
+    };
+    let mut subject = one_row_subject(arena, client)?;
+    for (id, depth) in ids.into_iter().zip([1_u64, 64]) {
+        let (style, calls, metric) = match depth {
+            1 => (Style::Alone, 1, Metric::P50Us),
+            n => (Style::Window(n as usize), 16 * n, Metric::CallsPerS),
+        };
+        let options = PullOptions::default();
+        let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
+        let mut gets = match server.gets(depth) {
+            Ok(gets) => gets,
+            Err(reason) => return arena.absent(id, &reason),
+        };
+        let (what, rival) = match depth {
+            1 => ("pull of one row of 256 B", "Redis GET of 256 B"),
+            _ => (
+                "64 pulls of 256 B under way",
+                "Redis GET of 256 B, 64 in a pipeline",
+            ),
+        };
+        arena.duel(
+            (id, what),
+            (&mut work, metric, bed),
+            Some((rival, &mut gets)),
+        )?;
+    }
+    subject.release()
+}
+
+/// A Redis server of our own on a free port.
+struct Redis {
+    port: u16,
+    _server: Killed,
+}
+
+impl Redis {
+    fn start() -> Result<Self, String> {
+        let program = programs::find("redis-server")?;
+        let port = programs::free_port()?;
+        let mut command = Command::new(program);
+        command.args(["--port", &port.to_string(), "--bind", "127.0.0.1"]);
+        command.args(["--save", "", "--appendonly", "no"]);
+        let server = Killed::start(&mut command)?;
+        wait_for_port(&port.to_string())?;
+        Ok(Self {
+            port,
+            _server: server,
+        })
+    }
+
+    /// GETs on a connection of their own.
+    fn gets(&self, depth: u64) -> Result<Gets, String> {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
+        let open = || {
+            let mut peer = TcpStream::connect_timeout(&address, START)?;
+            peer.set_nodelay(true)?;
+            peer.set_read_timeout(Some(PATIENCE))?;
+            let value = "v".repeat(ROW_BYTES as usize);
+            write!(peer, "SET k {value}\r\n")?;
+            let mut ok = [0; 5];
+            peer.read_exact(&mut ok)?;
+            Ok(peer)
+        };
+        let peer = open().map_err(|e: std::io::Error| format!("Redis: {e}"))?;
+        Ok(Gets {
+            peer,
+            asks: b"GET k\r\n".repeat(depth as usize),
+            answers: vec![0; depth as usize * (ROW_BYTES as usize + ANSWER_FRAME)],
+            depth,
+        })
+    }
+}
+
+/// `$256\r\n` before a value, `\r\n` behind it.
+const ANSWER_FRAME: usize = 8;
+
+struct Gets {
+    peer: TcpStream,
+    asks: Vec<u8>,
+    answers: Vec<u8>,
+    depth: u64,
+}
+
+impl Work for Gets {
+    fn calls(&self) -> u64 {
+        self.depth
+    }
+
+    fn bytes(&self) -> u64 {
+        ROW_BYTES
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let peer = &mut self.peer;
+        let done = peer
+            .write_all(&self.asks)
+            .and_then(|()| peer.read_exact(&mut self.answers));
+        done.map_err(|source| BenchError::System {
+            what: "talk to Redis".into(),
+            source,
+        })
+    }
+
+    fn check(&mut self) -> u64 {
+        let each = ROW_BYTES as usize + ANSWER_FRAME;
+        let good = |answer: &[u8]| answer.starts_with(b"$256\r\nv") && answer.ends_with(b"v\r\n");
+        let wrong = self.answers.chunks(each).filter(|a| !good(a)).count() as u64;
+        self.answers.fill(0);
+        wrong
+    }
+}
+
+/// The raw card: `ib_read_lat`, where there is one.
+fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let id = "peer.perftest.read";
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let devices = std::fs::read_dir("/sys/class/infiniband");
+    let device = devices.ok().and_then(|mut all| all.next()?.ok());
+    let program = programs::find("ib_read_lat");
+    let (device, program) = match (device, program) {
+        (Some(device), Ok(program)) => (device.file_name(), program),
+        (None, _) => return arena.absent(id, "there is no RDMA device"),
+        (_, Err(reason)) => return arena.absent(id, &format!("{reason} (perftest)")),
+    };
+    let mut subject = one_row_subject(arena, client)?;
+    let mut work = OneRow::new(&mut subject, Mode::Hogwild, 1);
+    let mut once = || -> Result<f64, String> {
+        let port = programs::free_port()?.to_string();
+        let command = |to: Option<&str>| {
+            let mut command = Command::new(&program);
+            command
+                .arg("-d")
+                .arg(&device)
+                .args(["-p", &port, "-s", "256", "-n", "2000", "-F"]);
+            command.args(to);
+            command
+        };
+        let _server = Killed::start(&mut command(None))?;
+        wait_for_port(&port)?;
+        perftest_median(&programs::run(&mut command(Some("127.0.0.1")), PATIENCE)?)
+    };
+    let title = (
+        id,
+        "pull of one row of 64 f32, Hogwild",
+        "us p50",
+        "ib_read_lat of 256 B",
+    );
+    pair(arena, title, (&mut work.0, Metric::P50Us, bed), &mut once)?;
+    subject.release()
+}
+
+/// `t_typical` of perftest's table: its fifth column.
+fn perftest_median(text: &str) -> Result<f64, String> {
+    let rows = text
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let mut rows = rows.filter(|cells| cells.first() == Some(&"256") && cells.len() >= 5);
+    let value = rows.next().and_then(|cells| cells[4].parse().ok());
+    value.ok_or_else(|| "perftest printed no typical time".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_other_programs_print_is_understood() {
+        assert_eq!(mpi_median("get 0.0298 0\n", "get"), Ok(0.0298));
+        for bad in ["get 0.0298 4", "gather 1.0 0", ""] {
+            assert!(mpi_median(bad, "get").is_err(), "{bad}");
+        }
+        let text = "iterations,50.0_percentile_lat,avg_lat\n20000,0.022,0.024\n";
+        assert_eq!(ucx_median(text), Ok(0.022));
+        assert!(ucx_median("").is_err());
+        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n \
+                     256     2000          4.10           9.00         4.30   4.4\n";
+        assert_eq!(perftest_median(text), Ok(4.3));
+        assert!(perftest_median("256").is_err());
+    }
+}

@@ -1,0 +1,109 @@
+//! Contests that every transport has: clocks, many workers, dense steps, and what must not happen.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tidewater_client::{Client, Sync};
+
+use super::arena::{Arena, Metric};
+use super::{audits, crowd, train};
+use crate::args::{Transport, Wire};
+use crate::bed::child::pin;
+use crate::bed::{Bed, BedConfig};
+use crate::bsp::Ticks;
+use crate::error::BenchError;
+use crate::measure::Work;
+
+/// Sessions of one thread whose clocks are measured.
+const SESSIONS: u32 = 8;
+
+/// All of them.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    let name = name(arena.args.transport);
+    if arena.args.transport.wire() != Some(Wire::Socket) {
+        clock_of_a_thread(arena, &format!("{name}.clock"), None, None)?;
+    }
+    crowd::contests(arena, name)?;
+    audits::contests(arena, name)?;
+    if arena.args.transport.wire() == Some(Wire::Memory) {
+        train::contest(arena)?;
+    }
+    Ok(())
+}
+
+/// How the transport is called in names of contests.
+fn name(transport: Transport) -> &'static str {
+    match transport.wire() {
+        Some(Wire::Memory) => "shm",
+        Some(Wire::Socket) => "tcp",
+        None => "verbs",
+    }
+}
+
+/// From a tick to the minimum that it moves, of sessions of one thread.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub(super) fn clock_of_a_thread(
+    arena: &mut Arena<'_>,
+    id: &str,
+    core: Option<usize>,
+    rival: Option<(&str, &mut dyn Work)>,
+) -> Result<(), BenchError> {
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let mut bed = Bed::start(BedConfig {
+        transport: arena.args.transport,
+        rdma_device: None,
+        servers: 1,
+        appliers: 1,
+        workers: SESSIONS,
+        pin: core,
+    })?;
+    let clients = (0..SESSIONS).map(|rank| bed.client(rank, Sync::Bsp));
+    let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
+    let mut work = Ticks::new(&mut clients)?;
+    let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";
+    arena.duel((id, what), (&mut work, Metric::P50Us, &mut bed), rival)?;
+    for client in &mut clients {
+        client.finish()?;
+    }
+    Ok(())
+}
+
+/// This thread, and all that it starts, on one core until it is dropped.
+#[derive(Debug)]
+pub(super) struct OneCore {
+    before: CpuSet,
+    core: usize,
+}
+
+impl OneCore {
+    /// On the last core that this process may use: interrupts like the first.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn enter() -> Result<Self, BenchError> {
+        let before = sched_getaffinity(None).map_err(|e| BenchError::System {
+            what: "look at this thread's cores".into(),
+            source: e.into(),
+        })?;
+        let last = (0..CpuSet::MAX_CPU).rev().find(|&core| before.is_set(core));
+        let core = last.unwrap_or(0);
+        pin(None, core)?;
+        Ok(Self { before, core })
+    }
+
+    pub(super) const fn core(&self) -> usize {
+        self.core
+    }
+}
+
+impl Drop for OneCore {
+    fn drop(&mut self) {
+        // What was allowed before is allowed again.
+        let _ = sched_setaffinity(None, &self.before);
+    }
+}

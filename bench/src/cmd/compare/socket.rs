@@ -1,0 +1,210 @@
+//! Contests over TCP: against a blocking echo and a plain stream.
+
+use tidewater_client::{Client, PullOptions, Sync};
+
+use super::arena::{Arena, Metric};
+use super::memory::CALL_ROWS;
+use super::shared::{OneCore, clock_of_a_thread};
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::ceiling::{Echo, Flow, Stream};
+use crate::error::BenchError;
+use crate::subject::{Kind, Plot, Subject};
+
+/// What an echo sends where we send a header.
+const NOTE: u64 = 64;
+/// Calls under way of small rows, and of large ones.
+const WINDOW_SMALL: usize = 64;
+const WINDOW_LARGE: usize = 16;
+const MIB: u64 = 1 << 20;
+const DIM: usize = 64;
+/// Rows of the table that batches are taken from.
+const ROWS: u64 = 100_000;
+/// What a request says of a row: key or location, and length.
+const ROW_NOTE: u64 = 16;
+
+/// All of them.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    free(arena)?;
+    one_core(arena)
+}
+
+fn bed(arena: &Arena<'_>, pin: Option<usize>) -> Result<Bed, BenchError> {
+    Bed::start(BedConfig {
+        transport: arena.args.transport,
+        rdma_device: None,
+        servers: 1,
+        appliers: 1,
+        workers: 1,
+        pin,
+    })
+}
+
+/// Where the kernel puts client and server.
+fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    if !arena.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
+        return Ok(());
+    }
+    let mut bed = bed(arena, None)?;
+    let mut client = bed.client(0, Sync::Asp)?;
+    for op in [Op::Pull, Op::Push] {
+        let id = format!("tcp.free.{}.256", op.name());
+        small(arena, &mut bed, &mut client, (&id, op, 256), None)?;
+    }
+    rates(arena, &mut bed, &mut client)?;
+    streams(arena, &mut bed, &mut client)?;
+    batches(arena, &mut bed, &mut client, None)?;
+    client.finish()?;
+    Ok(())
+}
+
+/// Client and server on one core: a round trip is the work of both and two switches, and repeats.
+fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    if !arena.wants(&["tcp.core."]) {
+        return Ok(());
+    }
+    let guard = OneCore::enter()?;
+    let core = Some(guard.core());
+    let mut bed = bed(arena, core)?;
+    let mut client = bed.client(0, Sync::Asp)?;
+    for op in [Op::Pull, Op::Push] {
+        for size in [8, 256, 4096] {
+            let id = format!("tcp.core.{}.{size}", op.name());
+            small(arena, &mut bed, &mut client, (&id, op, size), core)?;
+        }
+    }
+    batches(arena, &mut bed, &mut client, core)?;
+    client.finish()?;
+    drop(client);
+    drop(bed);
+    let id = "tcp.core.clock";
+    if arena.wants(&[id]) {
+        let mut echo = Echo::new(NOTE, NOTE, 1, core)?;
+        clock_of_a_thread(arena, id, core, Some(("tcp echo of 64 B", &mut echo)))?;
+    }
+    Ok(())
+}
+
+/// One call after the other.
+fn small(
+    arena: &mut Arena<'_>,
+    bed: &mut Bed,
+    client: &mut Client,
+    (id, op, size): (&str, Op, u64),
+    core: Option<usize>,
+) -> Result<(), BenchError> {
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let plot = Plot::whole(Kind::Sparse, size, 1, arena.args.seed)?;
+    let mut subject = Subject::new(client, plot, false)?;
+    let options = PullOptions::default();
+    let mut work = Calls::new(&mut subject, op, options, Style::Alone, 1);
+    let (to, back, what) = match op {
+        Op::Pull => (NOTE, size, "pull of a row"),
+        Op::Push => (size, NOTE, "push of a row until applied"),
+    };
+    let mut echo = Echo::new(to, back, 1, core)?;
+    let place = match core {
+        Some(_) => "both ends on one core",
+        None => "not pinned",
+    };
+    let what = format!("{what} of {size} B, {place}");
+    arena.duel(
+        (id, &what),
+        (&mut work, Metric::P50Us, bed),
+        Some(("tcp echo", &mut echo)),
+    )?;
+    subject.release()
+}
+
+fn rates(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    for op in [Op::Pull, Op::Push] {
+        let (rate, cpu) = (
+            format!("tcp.rate.{}", op.name()),
+            format!("tcp.rate.{}.cpu", op.name()),
+        );
+        if !arena.wants(&[&rate, &cpu]) {
+            continue;
+        }
+        let plot = Plot::whole(Kind::Sparse, 256, 1, arena.args.seed)?;
+        let mut subject = Subject::new(client, plot, false)?;
+        let style = Style::Window(WINDOW_SMALL);
+        let options = PullOptions::default();
+        let mut work = Calls::new(&mut subject, op, options, style, 16 * WINDOW_SMALL as u64);
+        let what = format!("64 {}s of a row of 256 B under way", op.name());
+        arena.duel((&rate, &what), (&mut work, Metric::CallsPerS, bed), None)?;
+        arena.duel((&cpu, &what), (&mut work, Metric::CpuUs, bed), None)?;
+        subject.release()?;
+    }
+    Ok(())
+}
+
+fn streams(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let calls = 2 * WINDOW_LARGE as u64;
+    for (op, kind, flow) in [
+        (Op::Pull, Kind::Rows, Flow::Back),
+        (Op::Push, Kind::Dense, Flow::There),
+    ] {
+        let id = format!("tcp.stream.{}", op.name());
+        if !arena.wants(&[&id]) {
+            continue;
+        }
+        let plot = Plot::whole(kind, MIB, 1, arena.args.seed)?;
+        let mut subject = Subject::new(client, plot, false)?;
+        let style = Style::Window(WINDOW_LARGE);
+        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let mut stream = Stream::new(flow, MIB, calls, None)?;
+        let what = format!("{}s of 1 MiB, 16 under way", op.name());
+        arena.duel(
+            (&id, &what),
+            (&mut work, Metric::GbPerS, bed),
+            Some(("plain send and receive", &mut stream)),
+        )?;
+        subject.release()?;
+    }
+    Ok(())
+}
+
+fn batches(
+    arena: &mut Arena<'_>,
+    bed: &mut Bed,
+    client: &mut Client,
+    core: Option<usize>,
+) -> Result<(), BenchError> {
+    let (alone, window) = match core {
+        None => ("tcp.rows.free", "tcp.rows.window"),
+        Some(_) => ("tcp.core.rows", "tcp.core.rows.window"),
+    };
+    if !arena.wants(&[alone, window]) {
+        return Ok(());
+    }
+    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
+    let bytes = plot.bytes();
+    let mut subject = Subject::new(client, plot, false)?;
+    subject.learn_places()?;
+    let options = PullOptions::default();
+    if arena.wants(&[alone]) {
+        let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+        let mut echo = Echo::new(ROW_NOTE * CALL_ROWS as u64, bytes, 1, core)?;
+        arena.duel(
+            (alone, "pull of 1024 random rows of 64 f32"),
+            (&mut work, Metric::P50Us, bed),
+            Some(("tcp echo of as many bytes", &mut echo)),
+        )?;
+    }
+    if arena.wants(&[window]) {
+        let style = Style::Window(WINDOW_LARGE);
+        let calls = 4 * WINDOW_LARGE as u64;
+        let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
+        arena.duel(
+            (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
+            (&mut work, Metric::CallsPerS, bed),
+            None,
+        )?;
+    }
+    subject.release()
+}

@@ -1,0 +1,186 @@
+//! A whole training program against the same loop on a local array.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tidewater_client::data::{BatchPlan, Dataset, ReadOptions, read};
+use tidewater_client::train::defaults;
+use tidewater_client::train::model::LogisticStep;
+
+use super::arena::{Arena, Title};
+use super::programs;
+use crate::error::BenchError;
+use crate::measure::of_this_thread;
+
+/// Rows of a mini-batch.
+const BATCH: usize = 1024;
+/// Epochs of the short and of the long run: their difference leaves start and end out.
+const EPOCHS: (u64, u64) = (4, 24);
+/// Rows of a generated set: as many as a9a has.
+const ROWS: &str = "32561";
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Rules of AdaGrad as the trainer has them.
+const LR: f32 = 0.1;
+const EPS: f32 = 1e-8;
+
+/// `tidewater-train lr`, two workers and a server, against one thread without any.
+///
+/// # Errors
+/// A training file that cannot be read.
+pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    let id = "train.lr";
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let programs = programs::beside("tidewater")
+        .and_then(|run| Ok((run, programs::beside("tidewater-train")?)));
+    let (run, train) = match programs {
+        Ok(programs) => programs,
+        Err(reason) => return arena.absent(id, &reason),
+    };
+    let (file, set) = match training_file(arena, &train) {
+        Ok(file) => file,
+        Err(reason) => return arena.absent(id, &reason),
+    };
+    let data = read(&file, &ReadOptions::default()).map_err(|e| BenchError::File {
+        path: file.clone(),
+        why: e.to_string(),
+    })?;
+    let (mut ours, mut local) = (Vec::new(), Vec::new());
+    for _ in 0..arena.args.rounds {
+        let cost = |epochs| job(&run, &train, &file, epochs);
+        match cost(EPOCHS.0).and_then(|short| Ok((short, cost(EPOCHS.1)?))) {
+            Ok((short, long)) => {
+                let epochs = (EPOCHS.1 - EPOCHS.0) as f64;
+                ours.push((long - short) / epochs * 1e3);
+            }
+            Err(reason) => return arena.absent(id, &reason),
+        }
+        local.push(local_epoch(&data)? * 1e3);
+    }
+    let what = format!(
+        "tidewater-train lr, {set}, batch 1024, 2 workers and a server: processor time of all \
+         processes for an epoch of {} rows",
+        data.rows()
+    );
+    let title = Title {
+        id,
+        what: &what,
+        unit: "ms cpu",
+    };
+    arena.record(
+        title,
+        (ours, local),
+        Some("the same loop on a local array"),
+        0,
+    )
+}
+
+/// The public set where it is; else one of its size is made.
+fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static str), String> {
+    if let Some(dir) = &arena.args.data {
+        let file = dir.join("a9a.train.libsvm");
+        if file.is_file() {
+            return Ok((file, "a9a"));
+        }
+        return Err(format!("{} is not there", file.display()));
+    }
+    let file = programs::scratch().join("train.libsvm");
+    let mut generate = Command::new(train);
+    generate.args(["generate", "--rows", ROWS, "--features", "123", "--out"]);
+    programs::run(generate.arg(&file), PATIENCE)?;
+    Ok((file, "a generated set (--data names a folder with a9a)"))
+}
+
+/// Processor seconds of a whole job.
+fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String> {
+    let before = children_cpu().ok_or("the kernel does not tell processor times")?;
+    let mut command = Command::new(run);
+    command.args([
+        "run",
+        "--servers",
+        "1",
+        "--workers",
+        "2",
+        "--transport",
+        "shm",
+        "--",
+    ]);
+    command
+        .arg(train)
+        .args(["lr", "--batch", &BATCH.to_string()]);
+    command
+        .args(["--epochs", &epochs.to_string(), "--train"])
+        .arg(file);
+    programs::run(&mut command, PATIENCE)?;
+    let after = children_cpu().ok_or("the kernel does not tell processor times")?;
+    Ok(after - before)
+}
+
+/// Processor seconds of this process's children that have ended, and of theirs.
+fn children_cpu() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name in parentheses may hold anything; the fields after it are numbers.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut fields = fields.split_whitespace().skip(13);
+    let user: u64 = fields.next()?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Processor seconds of an epoch: the trainer's own mathematics, weights and AdaGrad's sums in
+/// arrays.
+fn local_epoch(data: &Dataset) -> Result<f64, BenchError> {
+    let batch = NonZeroUsize::new(BATCH).unwrap_or(NonZeroUsize::MIN);
+    let model = defaults::logistic(batch);
+    let features = data.max_key().unwrap_or(0) as usize + 1;
+    // The bias has the last place.
+    let place = |key: u64| (key as usize).min(features);
+    let (mut weights, mut sums) = (vec![0.0_f32; features + 1], vec![0.0_f32; features + 1]);
+    let mut step = LogisticStep::new(model);
+    let mut pulled = Vec::new();
+    let mut plan = BatchPlan::new(data, batch);
+    let before = of_this_thread();
+    plan.shuffle(1, 0);
+    for batch in plan.batches() {
+        let keys = step.prepare(&batch);
+        pulled.clear();
+        pulled.extend(keys.iter().map(|&key| weights[place(key)]));
+        let done = step.compute(&batch, &pulled);
+        done.map_err(|e| BenchError::Usage(format!("the training set: {e}")))?;
+        for (&key, &g) in step.keys().iter().zip(step.gradient()) {
+            let at = place(key);
+            sums[at] += g * g;
+            weights[at] -= LR * g / (sums[at].sqrt() + EPS);
+        }
+    }
+    let used = of_this_thread().since(before);
+    std::hint::black_box(&weights);
+    Ok(used.cpu_ns as f64 / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ended_child_is_counted() {
+        let before = children_cpu().unwrap();
+        let mut busy = Command::new("sh");
+        busy.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]);
+        programs::run(&mut busy, PATIENCE).unwrap();
+        assert!(children_cpu().unwrap() > before);
+    }
+
+    #[test]
+    fn the_local_loop_trains() {
+        let mut data = Dataset::new();
+        for n in 0..5000_u64 {
+            let label = (n % 2) as f32;
+            data.push(label, &[n % 2, 2 + n % 3], &[1.0, 1.0]).unwrap();
+        }
+        assert!(local_epoch(&data).unwrap() > 0.0);
+    }
+}

@@ -1,0 +1,51 @@
+//! The subcommands: each plans its works, has the core measure them, and prints the rows.
+
+pub mod apply;
+pub mod compare;
+pub mod report;
+pub mod scale;
+pub mod soak;
+pub mod sparse;
+pub mod ssp;
+pub mod tables;
+
+use std::time::Duration;
+
+use crate::args::Common;
+use crate::bed::child::pin;
+use crate::calls::Op;
+use crate::error::BenchError;
+use crate::measure::{Pace, Plan};
+
+/// Samples between two audits of pushes.
+const AUDIT_EVERY: u64 = 4096;
+/// Calls between two audits at most: known values end after some millions of pushes to a row.
+const AUDIT_CALLS_MAX: u64 = 1 << 20;
+
+/// The plan that options give, for samples of `calls` calls.
+pub(crate) fn plan(
+    common: &Common,
+    (op, calls): (Op, u64),
+    pace: Pace,
+    timer_cost: Duration,
+) -> Plan {
+    Plan {
+        warmup: common.warmup,
+        iters: common.iters.unwrap_or(u64::MAX),
+        duration: common.duration,
+        pace,
+        timer_cost,
+        audit_every: match (pace, op) {
+            (Pace::Closed, Op::Push) => AUDIT_EVERY.min(AUDIT_CALLS_MAX / calls).max(1),
+            // An audit among samples that come due would be counted as the server's pause.
+            (Pace::Open(_), Op::Push) => 0,
+            // What a pull brings is checked sample by sample.
+            (_, Op::Pull) => 0,
+        },
+    }
+}
+
+/// Keeps this thread on the core that the options name.
+pub(crate) fn pin_client(common: &Common) -> Result<(), BenchError> {
+    common.pin.map_or(Ok(()), |core| pin(None, core))
+}

@@ -1,0 +1,71 @@
+//! `report`: one page with pictures, from the JSON of one or several runs. The page is whole in
+//! itself: drawings are inline SVG, and nothing is fetched or run.
+
+mod chart;
+mod html;
+mod judge;
+mod page;
+mod pictures;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use crate::error::BenchError;
+use crate::sheet::{Document, Failures, read_json};
+
+/// `report`.
+#[derive(Debug, Clone, Args)]
+pub struct ReportArgs {
+    /// Files that --json wrote
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// The page
+    #[arg(long, value_name = "FILE", default_value = "report.html")]
+    pub html: PathBuf,
+}
+
+/// A run and what the page calls it.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// Its file's name without the ending.
+    pub(crate) name: String,
+    /// Its results.
+    pub(crate) document: Document,
+}
+
+/// `report`.
+///
+/// # Errors
+/// A file that cannot be read, is no result of this program, or cannot be written.
+pub fn run(args: &ReportArgs) -> Result<Failures, BenchError> {
+    let read = |path: &PathBuf| {
+        Ok(Run {
+            name: stem(path),
+            document: read_json(path)?,
+        })
+    };
+    let runs: Vec<Run> = args
+        .files
+        .iter()
+        .map(read)
+        .collect::<Result<_, BenchError>>()?;
+    write(&args.html, &runs)?;
+    Ok(Failures::new())
+}
+
+/// Writes the page of some runs.
+///
+/// # Errors
+/// [`BenchError::File`].
+pub(crate) fn write(path: &Path, runs: &[Run]) -> Result<(), BenchError> {
+    std::fs::write(path, page::page(runs)).map_err(|e| BenchError::File {
+        path: path.to_owned(),
+        why: e.to_string(),
+    })
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem()
+        .map_or_else(String::new, |stem| stem.to_string_lossy().into_owned())
+}

@@ -1,0 +1,135 @@
+//! `scale`: many workers, several servers; what all of them do together.
+
+use std::time::Duration;
+
+use clap::Args;
+use tidewater_client::Sync;
+
+use crate::args::Common;
+use crate::bed::worker::{Crew, Slice, Task, Together};
+use crate::bed::{Bed, BedConfig};
+use crate::error::BenchError;
+use crate::fingerprint::Fingerprint;
+use crate::measure::{Measured, Meter, Pace, Usage, timer_cost};
+use crate::row::{Label, Row};
+use crate::sheet::{Failures, Sheet};
+
+/// Rows of each worker's part of the table.
+pub(crate) const PART_ROWS: u64 = 4096;
+
+/// `scale`.
+#[derive(Debug, Clone, Args)]
+pub struct ScaleArgs {
+    /// Workers, each a process: a list
+    #[arg(long, default_value = "1,2,4,8,16,32,64", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub workers: Vec<u32>,
+    /// Servers, each a process: a list
+    #[arg(long, default_value = "1,2,4,8", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub servers: Vec<u32>,
+    /// Elements (f32) of a row
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    pub dim: u32,
+    /// Rows that a step pulls, and pushes to
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub batch: u32,
+    /// What every measurement takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `scale`.
+///
+/// # Errors
+/// What the first worker that fails fails with.
+pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
+    let common = &args.common;
+    let most = args.workers.iter().copied().max().unwrap_or(1);
+    let servers = args.servers.iter().copied().max().unwrap_or(1);
+    let fingerprint = Fingerprint::take("scale", common, (servers, most), timer_cost());
+    let mut sheet = Sheet::new(common, fingerprint)?;
+    for &servers in &args.servers {
+        let title = format!(
+            "step of workers: pull {} random rows of {} f32, push to them, until applied; {servers} \
+             servers",
+            args.batch, args.dim
+        );
+        sheet.section(&title, "workers")?;
+        let mut bed = Bed::start(BedConfig {
+            transport: common.transport,
+            rdma_device: common.rdma_device.clone(),
+            servers,
+            appliers: common.appliers,
+            workers: most,
+            pin: common.pin_servers,
+        })?;
+        let task = Task::Rows {
+            dim: args.dim as usize,
+            rows: PART_ROWS,
+            call_rows: args.batch as usize,
+            workers: most,
+            seed: common.seed,
+        };
+        let mut crew = Crew::start(&bed, 0, task, Sync::Asp)?;
+        let mut best = 0.0_f64;
+        for &workers in &args.workers {
+            let (row, all) = measure(args, servers, workers, &mut bed, &mut crew)?;
+            best = best.max(all.0);
+            sheet.row(row)?;
+            let (steps, even) = all;
+            let rows = steps * f64::from(args.batch) / 1e6;
+            sheet.remark(&format!(
+                "{rows:.3} M rows/s, {:.0} % of the best so far; slowest worker {:.0} % of the fastest",
+                100.0 * steps / best,
+                100.0 * even
+            ))?;
+        }
+    }
+    sheet.finish()
+}
+
+/// A row, steps a second of all workers, and the slowest worker's part of the fastest's.
+fn measure(
+    args: &ScaleArgs,
+    servers: u32,
+    workers: u32,
+    bed: &mut Bed,
+    crew: &mut Crew,
+) -> Result<(Row, (f64, f64)), BenchError> {
+    let slice = Slice {
+        iters: args.common.iters.unwrap_or(u64::MAX),
+        millis: (args.common.duration.as_millis() as u64).max(1),
+    };
+    let before = bed.peer()?;
+    let all = Together::of(&crew.work(workers as usize, slice)?);
+    let server = bed.peer()?.since(before);
+    let told = (all.calls_per_s, all.evenness);
+    let label = Label {
+        test: "scale",
+        op: "step".into(),
+        table: match servers {
+            1 => "1 server".into(),
+            n => format!("{n} servers"),
+        },
+        mode: None,
+        size: u64::from(workers),
+    };
+    Ok((together(label, all, server), told))
+}
+
+/// The row of several workers: rates are of all together.
+pub(crate) fn together(label: Label, all: Together, server: Usage) -> Row {
+    let wall = Duration::from_secs_f64(all.samples.calls() as f64 / all.calls_per_s.max(1e-9));
+    let measured = Measured {
+        checked: all.samples.calls(),
+        samples: all.samples,
+        bytes: all.bytes,
+        wrong: all.wrong,
+        client: all.used,
+        server,
+        wall,
+        detours: (0, 0),
+    };
+    let mut row = Row::new(label, &measured, 1, Pace::Closed);
+    row.figures = measured.samples.figures_over(measured.bytes, wall);
+    row
+}

@@ -1,0 +1,230 @@
+//! `sparse`: many random rows of a large table in one call.
+
+use std::time::Duration;
+
+use clap::Args;
+use tidewater_client::{PullOptions, Sync};
+
+use super::{pin_client, plan};
+use crate::args::{Common, Mode, OpChoice, Wire, parse_limit};
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::ceiling::{Echo, Gather, Ping};
+use crate::error::BenchError;
+use crate::fingerprint::Fingerprint;
+use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
+use crate::row::{Ceiling, Label, Row};
+use crate::sheet::{Failures, Sheet};
+use crate::sizes::parse_bytes;
+use crate::subject::{Kind, Plot, Subject};
+
+/// A raw ceiling is measured for this long.
+const CEILING_TIME: Duration = Duration::from_millis(200);
+/// Bytes that a push or a request sends for a row beside its values: key and location.
+const ROW_NOTE_BYTES: u64 = 16;
+/// Elements of a row at most.
+const DIM_MAX: i64 = 16_384;
+
+/// Kinds of tables that have rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum RowTable {
+    /// A dense table by rows.
+    Rows,
+    /// Rows by key.
+    Sparse,
+    /// Both.
+    All,
+}
+
+/// `sparse`.
+#[derive(Debug, Clone, Args)]
+pub struct SparseArgs {
+    /// Rows of the table
+    #[arg(long, default_value = "1M", value_name = "N", value_parser = parse_bytes)]
+    pub rows: u64,
+    /// Elements (f32) of a row
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=DIM_MAX))]
+    pub dim: u32,
+    /// Rows of a call, at random
+    #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub batch: u32,
+    /// Calls under way at a time (not for pulls over shared memory, where a call is over when it
+    /// returns)
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub window: u32,
+    /// Calls to measure
+    #[arg(long, value_enum, default_value = "all")]
+    pub op: OpChoice,
+    /// Tables to measure them on
+    #[arg(long, value_enum, default_value = "sparse")]
+    pub table: RowTable,
+    /// How pulls read
+    #[arg(long, value_enum, default_value = "consistent")]
+    pub mode: Mode,
+    /// Server processes
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub servers: u32,
+    /// Calls come due at this rate a second, whatever happens; latency from when a call was due
+    #[arg(long, value_name = "RATE", value_parser = parse_limit, conflicts_with = "window")]
+    pub open_loop: Option<f64>,
+    /// What every measurement takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `sparse`.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
+    let common = &args.common;
+    if args.rows == 0 || args.rows.saturating_mul(u64::from(args.dim)) > 1 << 32 {
+        return Err(BenchError::Usage(format!(
+            "{} rows of {} elements: use up to 16 GiB",
+            args.rows, args.dim
+        )));
+    }
+    let mut bed = Bed::start(BedConfig {
+        transport: common.transport,
+        rdma_device: common.rdma_device.clone(),
+        servers: args.servers,
+        appliers: common.appliers,
+        workers: 1,
+        pin: common.pin_servers,
+    })?;
+    pin_client(common)?;
+    let mut client = bed.client(0, Sync::Asp)?;
+    let timer = timer_cost();
+    let mut sheet = Sheet::new(
+        common,
+        Fingerprint::take("sparse", common, (args.servers, 1), timer),
+    )?;
+    let kinds: &[Kind] = match args.table {
+        RowTable::Rows => &[Kind::Rows],
+        RowTable::Sparse => &[Kind::Sparse],
+        RowTable::All => &[Kind::Rows, Kind::Sparse],
+    };
+    for &kind in kinds {
+        let (dim, batch) = (args.dim as usize, args.batch as usize);
+        let plot = Plot::scattered(kind, dim, args.rows, batch, common.seed);
+        let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;
+        subject.learn_places()?;
+        for op in ops(args.op) {
+            sheet.section(&title(args, op, kind), "row bytes")?;
+            let row = measure_one(args, op, kind, &mut subject, &mut bed, timer)?;
+            let row_ns = 1e3 * row.figures.avg_us / f64::from(args.batch);
+            let rows = row.figures.mops_per_s * f64::from(args.batch);
+            sheet.row(row.under(ceiling(args, op, timer)?))?;
+            sheet.remark(&format!("{rows:.3} M rows/s, {row_ns:.1} ns a row"))?;
+        }
+        subject.release()?;
+    }
+    client.finish()?;
+    drop(client);
+    sheet.finish()
+}
+
+fn ops(choice: OpChoice) -> Vec<Op> {
+    match choice {
+        OpChoice::Pull => vec![Op::Pull],
+        OpChoice::Push => vec![Op::Push],
+        OpChoice::All => vec![Op::Pull, Op::Push],
+    }
+}
+
+fn title(args: &SparseArgs, op: Op, kind: Kind) -> String {
+    let how = match op {
+        Op::Push => "until applied",
+        Op::Pull => args.mode.name(),
+    };
+    let pace = match (args.open_loop, window(args, op)) {
+        (Some(rate), _) => format!("{rate} calls a second come due"),
+        (None, None) => "one after the other".into(),
+        (None, Some(n)) => format!("{n} under way"),
+    };
+    format!(
+        "{} {}, {how}, {pace}, {} random rows a call of {} rows of {} f32",
+        op.name(),
+        kind.name(),
+        args.batch,
+        args.rows,
+        args.dim
+    )
+}
+
+fn window(args: &SparseArgs, op: Op) -> Option<usize> {
+    let later = op == Op::Push || args.common.transport.wire() != Some(Wire::Memory);
+    (later && args.window > 1).then_some(args.window as usize)
+}
+
+fn measure_one(
+    args: &SparseArgs,
+    op: Op,
+    kind: Kind,
+    subject: &mut Subject<'_>,
+    bed: &mut Bed,
+    timer: Duration,
+) -> Result<Row, BenchError> {
+    let common = &args.common;
+    let options = PullOptions::default().mode(args.mode.pull_mode());
+    let (style, calls) = match window(args, op) {
+        None => (Style::Alone, 1),
+        Some(n) => (Style::Window(n), 4 * n as u64),
+    };
+    let pace = args.open_loop.map_or(Pace::Closed, Pace::Open);
+    let mut work = Calls::new(subject, op, options, style, calls);
+    let plan = plan(common, (op, calls), pace, timer);
+    let pause = common.plant_pause;
+    let pause = pause.and_then(|time| bed.pause_later(common.duration / 2, time));
+    let measured = measure::run(&plan, &mut work, bed)?;
+    if let Some(pause) = pause {
+        let _ = pause.join();
+    }
+    let label = Label {
+        test: "sparse",
+        op: op.name().into(),
+        table: kind.name().into(),
+        mode: (op == Op::Pull).then(|| args.mode.name().into()),
+        size: u64::from(args.dim) * 4,
+    };
+    Ok(Row::new(label, &measured, calls, pace))
+}
+
+/// Over shared memory a bare gather of as many rows (or a ping with the bytes of a push); over TCP
+/// an echo with the bytes that a request or an acknowledgement needs.
+fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>, BenchError> {
+    let common = &args.common;
+    let Some(wire) = common.transport.wire().filter(|_| !common.no_ceiling) else {
+        return Ok(None);
+    };
+    let row = u64::from(args.dim) * 4;
+    let bytes = row * u64::from(args.batch);
+    let notes = ROW_NOTE_BYTES * u64::from(args.batch);
+    let (to, back) = match op {
+        Op::Pull => (notes, bytes),
+        Op::Push => (notes + bytes, 64),
+    };
+    let (name, mut work): (_, Box<dyn Work>) = match (wire, op) {
+        (Wire::Memory, Op::Pull) => {
+            let (rows, batch) = (args.rows, args.batch as usize);
+            let gather = Gather::new(row as usize, rows, batch, common.seed)?;
+            ("bare gather", Box::new(gather))
+        }
+        (Wire::Memory, Op::Push) => (
+            "shm ping",
+            Box::new(Ping::new(to as usize, back as usize, 1)?),
+        ),
+        (Wire::Socket, _) => {
+            let echo = Echo::new(to, back, 1, common.pin_servers)?;
+            ("tcp echo", Box::new(echo))
+        }
+    };
+    let mut plan = Plan::lasting(CEILING_TIME, timer);
+    plan.warmup = 3;
+    let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
+    Ok(Some(Ceiling {
+        name: name.into(),
+        p50_us: figures.p50_us,
+        mb_per_s: figures.mops_per_s * bytes as f64,
+    }))
+}

@@ -1,0 +1,144 @@
+//! `ssp`: from a tick until all see it, and barriers.
+
+use std::time::Duration;
+
+use clap::Args;
+use tidewater_client::{Client, Sync};
+
+use super::pin_client;
+use super::scale::together;
+use crate::args::Common;
+use crate::bed::worker::{Crew, Slice, Task, Together};
+use crate::bed::{Bed, BedConfig};
+use crate::bsp::Ticks;
+use crate::calls::Op;
+use crate::error::BenchError;
+use crate::fingerprint::Fingerprint;
+use crate::measure::{self, Meter, Pace, timer_cost};
+use crate::row::{Label, Row};
+use crate::sheet::{Failures, Sheet};
+
+/// Ticks or barriers of one slice of workers that wait for each other.
+const SLICE_TICKS: u64 = 200;
+/// A worker that is not done by then has lost its others.
+const SLICE_LIMIT: Duration = Duration::from_secs(120);
+
+/// `ssp`.
+#[derive(Debug, Clone, Args)]
+pub struct SspArgs {
+    /// Workers: a list
+    #[arg(long, default_value = "1,2,4,8", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=256))]
+    pub workers: Vec<u32>,
+    /// Server processes
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub servers: u32,
+    /// What every measurement takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// Sections: who the workers are, and what they do.
+#[derive(Debug, Clone, Copy)]
+enum Who {
+    /// Sessions of one thread: the last one's tick until it sees it, which is the way of a tick and
+    /// nothing else.
+    Thread,
+    /// Processes that tick and wait for each other, as BSP does.
+    Processes(Task),
+}
+
+/// `ssp`.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub fn run(args: &SspArgs) -> Result<Failures, BenchError> {
+    let common = &args.common;
+    pin_client(common)?;
+    let timer = timer_cost();
+    let most = args.workers.iter().copied().max().unwrap_or(1);
+    let mut sheet = Sheet::new(
+        common,
+        Fingerprint::take("ssp", common, (args.servers, most), timer),
+    )?;
+    for (who, title) in [
+        (
+            Who::Thread,
+            "tick, workers of one thread: the last one's tick until it sees it",
+        ),
+        (
+            Who::Processes(Task::Ticks),
+            "tick, worker processes under BSP: until all have",
+        ),
+        (
+            Who::Processes(Task::Barrier),
+            "barrier of the coordinator, worker processes",
+        ),
+    ] {
+        sheet.section(title, "workers")?;
+        for &workers in &args.workers {
+            let row = match who {
+                Who::Thread => of_a_thread(args, workers, timer)?,
+                Who::Processes(task) => of_processes(args, workers, task)?,
+            };
+            sheet.row(row)?;
+        }
+    }
+    sheet.finish()
+}
+
+fn bed(args: &SspArgs, workers: u32) -> Result<Bed, BenchError> {
+    Bed::start(BedConfig {
+        transport: args.common.transport,
+        rdma_device: args.common.rdma_device.clone(),
+        servers: args.servers,
+        appliers: args.common.appliers,
+        workers,
+        pin: args.common.pin_servers,
+    })
+}
+
+fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, BenchError> {
+    let mut bed = bed(args, workers)?;
+    let clients = (0..workers).map(|rank| bed.client(rank, Sync::Bsp));
+    let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
+    let mut work = Ticks::new(&mut clients)?;
+    let plan = super::plan(&args.common, (Op::Pull, 1), Pace::Closed, timer);
+    let measured = measure::run(&plan, &mut work, &mut bed)?;
+    for client in &mut clients {
+        client.finish()?;
+    }
+    Ok(Row::new(
+        label("tick", "thread", workers),
+        &measured,
+        1,
+        Pace::Closed,
+    ))
+}
+
+fn of_processes(args: &SspArgs, workers: u32, task: Task) -> Result<Row, BenchError> {
+    let mut bed = bed(args, workers)?;
+    let mut crew = Crew::start(&bed, 0, task, Sync::Bsp)?;
+    let slice = Slice {
+        iters: args.common.iters.unwrap_or(SLICE_TICKS),
+        millis: SLICE_LIMIT.as_millis() as u64,
+    };
+    let before = bed.peer()?;
+    let all = Together::of(&crew.work(workers as usize, slice)?);
+    let server = bed.peer()?.since(before);
+    let op = if matches!(task, Task::Barrier) {
+        "barrier"
+    } else {
+        "tick"
+    };
+    Ok(together(label(op, "processes", workers), all, server))
+}
+
+fn label(op: &str, table: &str, workers: u32) -> Label {
+    Label {
+        test: "ssp",
+        op: op.into(),
+        table: table.into(),
+        mode: None,
+        size: u64::from(workers),
+    }
+}

@@ -1,0 +1,324 @@
+//! `latency`, `bandwidth` and `rate`: tables of sizes.
+
+use std::time::Duration;
+
+use clap::Args;
+use tidewater_client::{Client, PullOptions, Sync};
+
+use super::{pin_client, plan};
+use crate::args::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::ceiling::{Echo, Flow, Memcpy, Ping, Stream};
+use crate::error::BenchError;
+use crate::fingerprint::Fingerprint;
+use crate::measure::{self, NoPeer, Pace, Plan, Work, timer_cost};
+use crate::row::{Ceiling, Label, Row};
+use crate::sheet::{Failures, Sheet};
+use crate::sizes::Sizes;
+use crate::subject::{Kind, Plot, Subject};
+
+/// Bytes of a window: more would measure how fast the machine makes room.
+const WINDOW_BYTES_MAX: u64 = 64 << 20;
+/// Calls of a sample by those under way at a time: so many that filling and draining the window
+/// count little.
+const WINDOWS_A_SAMPLE: u64 = 16;
+/// A raw ceiling is measured for this long.
+const CEILING_TIME: Duration = Duration::from_millis(40);
+/// Bytes of a request or of an acknowledgement: what an echo sends where we send a header.
+const NOTE_BYTES: u64 = 64;
+
+/// What tables of sizes take.
+#[derive(Debug, Clone, Args)]
+pub struct TableArgs {
+    /// Bytes of a message: a list of sizes and ranges first:last:xF or first:last:+S. Of tables by
+    /// rows it is the row; what is longer than 64K is several rows
+    #[arg(long, default_value = "8:16M:x2", value_name = "LIST")]
+    pub sizes: Sizes,
+    /// Calls to measure
+    #[arg(long, value_enum, default_value = "all")]
+    pub op: OpChoice,
+    /// Tables to measure them on
+    #[arg(long, value_enum, default_value = "all")]
+    pub table: TableChoice,
+    /// How pulls read
+    #[arg(long, value_enum, default_value = "consistent")]
+    pub mode: Mode,
+    /// Messages of one call: rows by key or index, or a range as many times as long
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    pub batch: u64,
+    /// Server processes
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub servers: u32,
+    /// What every measurement takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// `latency`.
+#[derive(Debug, Clone, Args)]
+pub struct LatencyArgs {
+    /// Tables and sizes.
+    #[command(flatten)]
+    pub tables: TableArgs,
+    /// Calls timed together: a call shorter than the timer's own cost needs it
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    pub group: u64,
+    /// Calls come due at this rate a second, whatever happens; latency from when a call was due
+    #[arg(long, value_name = "RATE", value_parser = parse_limit, conflicts_with = "group")]
+    pub open_loop: Option<f64>,
+}
+
+/// `bandwidth`.
+#[derive(Debug, Clone, Args)]
+pub struct BandwidthArgs {
+    /// Tables and sizes.
+    #[command(flatten)]
+    pub tables: TableArgs,
+    /// Calls under way or, for pulls over shared memory, back to back; fewer when they are more
+    /// than 64 MiB
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub window: u64,
+}
+
+/// `rate`.
+#[derive(Debug, Clone, Args)]
+pub struct RateArgs {
+    /// Tables and sizes.
+    #[command(flatten)]
+    pub tables: TableArgs,
+    /// Calls under way at a time; the next begins when the oldest has ended
+    #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
+    pub window: u64,
+}
+
+/// How the calls of a table's rows are made.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    test: &'static str,
+    group: u64,
+    window: Option<u64>,
+    windows_a_sample: u64,
+    pace: Pace,
+}
+
+/// `latency`.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub fn latency(args: &LatencyArgs) -> Result<Failures, BenchError> {
+    let shape = Shape {
+        test: "latency",
+        group: args.group,
+        window: None,
+        windows_a_sample: 1,
+        pace: args.open_loop.map_or(Pace::Closed, Pace::Open),
+    };
+    run(&args.tables, shape)
+}
+
+/// `bandwidth`.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub fn bandwidth(args: &BandwidthArgs) -> Result<Failures, BenchError> {
+    let shape = Shape {
+        test: "bandwidth",
+        group: 1,
+        window: Some(args.window),
+        windows_a_sample: 1,
+        pace: Pace::Closed,
+    };
+    run(&args.tables, shape)
+}
+
+/// `rate`.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub fn rate(args: &RateArgs) -> Result<Failures, BenchError> {
+    let shape = Shape {
+        test: "rate",
+        group: 1,
+        window: Some(args.window),
+        windows_a_sample: WINDOWS_A_SAMPLE,
+        pace: Pace::Closed,
+    };
+    run(&args.tables, shape)
+}
+
+fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
+    let common = &args.common;
+    let mut bed = Bed::start(BedConfig {
+        transport: common.transport,
+        rdma_device: common.rdma_device.clone(),
+        servers: args.servers,
+        appliers: common.appliers,
+        workers: 1,
+        pin: common.pin_servers,
+    })?;
+    pin_client(common)?;
+    let mut client = bed.client(0, Sync::Asp)?;
+    let timer = timer_cost();
+    let fingerprint = Fingerprint::take(shape.test, common, (args.servers, 1), timer);
+    let mut sheet = Sheet::new(common, fingerprint)?;
+    for (op, kind) in sections(args) {
+        sheet.section(&title(args, shape, op, kind), "size")?;
+        for &size in &args.sizes.0 {
+            let case = Case {
+                args,
+                shape,
+                op,
+                kind,
+                size,
+                timer,
+            };
+            let row = case.measure(&mut bed, &mut client)?;
+            sheet.row(row.under(case.ceiling()?))?;
+        }
+    }
+    client.finish()?;
+    drop(client);
+    sheet.finish()
+}
+
+/// The sections that the options ask for.
+fn sections(args: &TableArgs) -> Vec<(Op, Kind)> {
+    let kinds: &[Kind] = match args.table {
+        TableChoice::Dense => &[Kind::Dense],
+        TableChoice::Rows => &[Kind::Rows],
+        TableChoice::Sparse => &[Kind::Sparse],
+        TableChoice::All => &[Kind::Dense, Kind::Rows, Kind::Sparse],
+    };
+    let ops: &[Op] = match args.op {
+        OpChoice::Pull => &[Op::Pull],
+        OpChoice::Push => &[Op::Push],
+        OpChoice::All => &[Op::Pull, Op::Push],
+    };
+    let of_op = |&op: &Op| kinds.iter().map(move |&kind| (op, kind));
+    ops.iter().flat_map(of_op).collect()
+}
+
+fn title(args: &TableArgs, shape: Shape, op: Op, kind: Kind) -> String {
+    let how = match op {
+        Op::Push => "until applied",
+        Op::Pull => args.mode.name(),
+    };
+    let pace = match (shape.pace, shape.window) {
+        (Pace::Open(rate), _) => format!("{rate} calls a second come due"),
+        (Pace::Closed, None) => "one after the other".into(),
+        (Pace::Closed, Some(n)) => match outstanding(op, kind, args.common.transport) {
+            true => format!("{n} under way"),
+            false => "back to back".into(),
+        },
+    };
+    let batch = args.batch;
+    format!(
+        "{} {}, {how}, {pace}, {batch} messages a call",
+        op.name(),
+        kind.name()
+    )
+}
+
+/// Whether several calls of a window are under way at a time. A pull over shared memory is over
+/// when it returns, and ranges have no pull that is finished later.
+fn outstanding(op: Op, kind: Kind, transport: Transport) -> bool {
+    op == Op::Push || (kind != Kind::Dense && transport.wire() != Some(Wire::Memory))
+}
+
+/// One size of one section.
+struct Case<'a> {
+    args: &'a TableArgs,
+    shape: Shape,
+    op: Op,
+    kind: Kind,
+    size: u64,
+    timer: Duration,
+}
+
+impl Case<'_> {
+    fn bytes(&self) -> u64 {
+        self.size * self.args.batch
+    }
+
+    /// Calls under way, and calls of a sample.
+    fn style(&self) -> (Style, u64) {
+        let Some(window) = self.shape.window else {
+            return (Style::Alone, self.shape.group);
+        };
+        let window = window.min((WINDOW_BYTES_MAX / self.bytes()).max(1));
+        let calls = window * self.shape.windows_a_sample;
+        match outstanding(self.op, self.kind, self.args.common.transport) {
+            true => (Style::Window(window as usize), calls),
+            false => (Style::Alone, calls),
+        }
+    }
+
+    fn measure(&self, bed: &mut Bed, client: &mut Client) -> Result<Row, BenchError> {
+        let common = &self.args.common;
+        let plot = Plot::whole(self.kind, self.size, self.args.batch, common.seed)?;
+        let mut subject = Subject::new(client, plot, common.plant_wrong)?;
+        let options = PullOptions::default().mode(self.args.mode.pull_mode());
+        let (style, calls) = self.style();
+        let mut work = Calls::new(&mut subject, self.op, options, style, calls);
+        let plan = plan(common, (self.op, calls), self.shape.pace, self.timer);
+        let half = common.duration / 2;
+        let pause = common
+            .plant_pause
+            .and_then(|time| bed.pause_later(half, time));
+        let measured = measure::run(&plan, &mut work, bed)?;
+        if let Some(pause) = pause {
+            let _ = pause.join();
+        }
+        subject.release()?;
+        let label = Label {
+            test: self.shape.test,
+            op: self.op.name().into(),
+            table: self.kind.name().into(),
+            mode: (self.op == Op::Pull).then(|| self.args.mode.name().into()),
+            size: self.size,
+        };
+        Ok(Row::new(label, &measured, calls, self.shape.pace))
+    }
+
+    /// The machine's own limit for this row, measured right after it.
+    fn ceiling(&self) -> Result<Option<Ceiling>, BenchError> {
+        let common = &self.args.common;
+        if common.no_ceiling {
+            return Ok(None);
+        }
+        let bytes = self.bytes();
+        let (_, calls) = self.style();
+        let pin = common.pin_servers;
+        let alone = self.shape.window.is_none();
+        let (to, back, flow) = match self.op {
+            Op::Pull => (NOTE_BYTES, bytes, Flow::Back),
+            Op::Push => (bytes, NOTE_BYTES, Flow::There),
+        };
+        let Some(wire) = common.transport.wire() else {
+            return Ok(None);
+        };
+        let (name, mut work): (_, Box<dyn Work>) = match (wire, self.op, alone) {
+            (Wire::Memory, Op::Push, true) => {
+                let ping = Ping::new(to as usize, back as usize, calls)?;
+                ("shm ping", Box::new(ping))
+            }
+            (Wire::Memory, _, _) => ("memcpy", Box::new(Memcpy::new(bytes, calls))),
+            (Wire::Socket, _, true) => ("tcp echo", Box::new(Echo::new(to, back, calls, pin)?)),
+            (Wire::Socket, _, false) => {
+                let stream = Stream::new(flow, bytes, calls, pin)?;
+                ("tcp stream", Box::new(stream))
+            }
+        };
+        let mut plan = Plan::lasting(CEILING_TIME, self.timer);
+        plan.warmup = 3;
+        let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
+        // A ping counts the larger of its two ways; payload is what the row counts.
+        let mb_per_s = figures.mops_per_s * bytes as f64;
+        Ok(Some(Ceiling {
+            name: name.into(),
+            p50_us: figures.p50_us,
+            mb_per_s,
+        }))
+    }
+}

@@ -1,0 +1,261 @@
+//! The loop that measures.
+
+use std::time::{Duration, Instant};
+
+use tidewater_transport::clock::{self, Deadline};
+use tidewater_transport::sync::spin_hint;
+
+use super::usage::{Meter, Usage, of_this_thread};
+use super::{Figures, Pace, Plan, Samples, Work};
+use crate::alloc;
+use crate::error::BenchError;
+
+/// Looks of which the timer's cost is the median.
+const TIMER_LOOKS: usize = 2_001;
+/// Checks of which the processor time of one is the mean; fewer where they are long.
+const CHECK_LOOKS: u64 = 16;
+const CHECK_TIME_NS: u64 = 1_000_000;
+/// An open loop sleeps until this long before a sample is due, and then watches the clock: longer
+/// than a sleeper of the kernel oversleeps on a quiet machine.
+const WATCH: Duration = Duration::from_micros(150);
+
+/// What came out of a run.
+#[derive(Debug)]
+pub struct Measured {
+    /// Times of the samples.
+    pub samples: Samples,
+    /// Payload bytes of a call.
+    pub bytes: u64,
+    /// Values that were not what they must be.
+    pub wrong: u64,
+    /// Samples whose values were compared. All of them in a closed loop; in an open loop those
+    /// that left time for it before the next was due.
+    pub checked: u64,
+    /// What this thread used for the calls alone. Its processor time is none in an open loop,
+    /// which burns it waiting.
+    pub client: Usage,
+    /// What the other end used meanwhile.
+    pub server: Usage,
+    /// Time from the first sample to the end of the last, audits excluded.
+    pub wall: Duration,
+    /// Reads repeated, pulls that a server finished.
+    pub detours: (u64, u64),
+}
+
+impl Measured {
+    /// The figures; an open loop's rates are by the clock on the wall.
+    pub fn figures(&self, pace: Pace) -> Figures {
+        match pace {
+            Pace::Closed => self.samples.figures(self.bytes),
+            Pace::Open(_) => self.samples.figures_over(self.bytes, self.wall),
+        }
+    }
+
+    /// Something by the number of calls.
+    pub fn per_call(&self, total: u64) -> f64 {
+        total as f64 / self.samples.calls().max(1) as f64
+    }
+}
+
+/// Measures `work`.
+///
+/// # Errors
+/// What the first call that fails fails with.
+pub fn run(
+    plan: &Plan,
+    work: &mut dyn Work,
+    meter: &mut dyn Meter,
+) -> Result<Measured, BenchError> {
+    work.begin();
+    let measured = measure(plan, work, meter);
+    work.end();
+    measured
+}
+
+fn measure(
+    plan: &Plan,
+    work: &mut dyn Work,
+    meter: &mut dyn Meter,
+) -> Result<Measured, BenchError> {
+    let mut wrong = 0;
+    for _ in 0..plan.warmup {
+        work.prepare();
+        work.sample()?;
+        wrong += work.check();
+    }
+    wrong += work.audit()?;
+    let mut state = Run {
+        check_cpu_ns: check_cost(work),
+        detours: work.detours(),
+        done: 0,
+        checked: 0,
+        out: Measured {
+            samples: Samples::new(plan.timer_cost),
+            bytes: work.bytes(),
+            wrong,
+            checked: 0,
+            client: Usage::default(),
+            server: Usage::default(),
+            wall: Duration::ZERO,
+            detours: (0, 0),
+        },
+    };
+    let end = Deadline::after(plan.duration);
+    while state.done < plan.iters && (state.done == 0 || !end.passed()) {
+        let left = plan.iters - state.done;
+        let most = match plan.audit_every {
+            0 => left,
+            n => n.min(left),
+        };
+        state.stretch(plan, work, meter, most, end)?;
+        state.out.wrong += work.audit()?;
+    }
+    Ok(state.finish(plan, work))
+}
+
+/// A run under way.
+struct Run {
+    out: Measured,
+    /// Processor time of one check.
+    check_cpu_ns: u64,
+    detours: (u64, u64),
+    done: u64,
+    checked: u64,
+}
+
+impl Run {
+    /// Samples without an audit among them, at least one; what both ends used is read around them.
+    fn stretch(
+        &mut self,
+        plan: &Plan,
+        work: &mut dyn Work,
+        meter: &mut dyn Meter,
+        most: u64,
+        end: Deadline,
+    ) -> Result<(), BenchError> {
+        let checked = self.checked;
+        let peer = meter.peer()?;
+        let thread = of_this_thread();
+        let begin = clock::now();
+        match plan.pace {
+            Pace::Closed => self.closed(work, most, end)?,
+            Pace::Open(rate) => self.open(work, most, end, (begin, rate))?,
+        }
+        self.out.wall += clock::now() - begin;
+        let mut used = of_this_thread().since(thread);
+        let checks = (self.checked - checked) * self.check_cpu_ns;
+        used.cpu_ns = used.cpu_ns.saturating_sub(checks);
+        self.out.client.cpu_ns += used.cpu_ns;
+        let used = meter.peer()?.since(peer);
+        self.out.server = Usage {
+            resident: used.resident,
+            ..self.out.server.plus(used)
+        };
+        Ok(())
+    }
+
+    fn closed(&mut self, work: &mut dyn Work, most: u64, end: Deadline) -> Result<(), BenchError> {
+        for _ in 0..most {
+            work.prepare();
+            let from = clock::now();
+            let to = self.one(work, from)?;
+            self.check(work);
+            if end <= Deadline::at(to) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn open(
+        &mut self,
+        work: &mut dyn Work,
+        most: u64,
+        end: Deadline,
+        (begin, rate): (Instant, f64),
+    ) -> Result<(), BenchError> {
+        let mut check_time = Duration::ZERO;
+        work.prepare();
+        for n in 0..most {
+            let due = begin + Duration::from_secs_f64(n as f64 / rate);
+            wait_until(due);
+            let to = self.one(work, due)?;
+            let next = begin + Duration::from_secs_f64((n + 1) as f64 / rate);
+            if end <= Deadline::at(next) {
+                break;
+            }
+            // A late loop has no time for checks: they would be counted as the server's.
+            if to + 2 * check_time < next {
+                self.check(work);
+                work.prepare();
+                check_time = clock::now() - to;
+            }
+        }
+        self.check(work);
+        Ok(())
+    }
+
+    /// Makes and records one sample; when it ended.
+    #[inline]
+    fn one(&mut self, work: &mut dyn Work, from: Instant) -> Result<Instant, BenchError> {
+        let allocations = alloc::of_thread();
+        work.sample()?;
+        let to = clock::now();
+        self.out.client.allocations += alloc::of_thread() - allocations;
+        self.out.samples.record(from, to, work.calls());
+        self.done += 1;
+        Ok(to)
+    }
+
+    fn check(&mut self, work: &mut dyn Work) {
+        self.out.wrong += work.check();
+        self.checked += 1;
+    }
+
+    fn finish(mut self, plan: &Plan, work: &mut dyn Work) -> Measured {
+        self.out.checked = self.checked;
+        if plan.pace != Pace::Closed {
+            self.out.client.cpu_ns = 0;
+        }
+        let (retries, fallbacks) = work.detours();
+        self.out.detours = (retries - self.detours.0, fallbacks - self.detours.1);
+        self.out
+    }
+}
+
+/// Processor time of a check.
+fn check_cost(work: &mut dyn Work) -> u64 {
+    // The first brings what it compares into the cache.
+    work.check();
+    let before = of_this_thread();
+    for n in 1..=CHECK_LOOKS {
+        work.check();
+        let used = of_this_thread().since(before).cpu_ns;
+        if n == CHECK_LOOKS || used > CHECK_TIME_NS {
+            return used / n;
+        }
+    }
+    0
+}
+
+fn wait_until(due: Instant) {
+    let left = due.saturating_duration_since(clock::now());
+    if left > WATCH {
+        std::thread::sleep(left - WATCH);
+    }
+    while clock::now() < due {
+        spin_hint();
+    }
+}
+
+/// Time that lies between two looks at the clock with nothing between them; the median.
+pub fn timer_cost() -> Duration {
+    let mut gaps: Vec<Duration> = (0..TIMER_LOOKS)
+        .map(|_| {
+            let before = clock::now();
+            clock::now() - before
+        })
+        .collect();
+    gaps.sort_unstable();
+    gaps[TIMER_LOOKS / 2]
+}
