@@ -1,16 +1,20 @@
-//! One target for all decoders: the first byte is the decoder's position in the registry.
+//! One target for all decoders: the first byte is the decoder's position in the registries.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use tidewater_server::checkpoint;
 use tidewater_transport::{layout, tcp, wire};
 
 fuzz_target!(|input: &[u8]| {
-    let Some((&index, bytes)) = input.split_first() else { return };
-    // In the order of transport/tests/fuzz.rs, which writes the seeds.
+    let Some((&index, bytes)) = input.split_first() else {
+        return;
+    };
+    // In the order in which transport/tests/fuzz.rs and server/tests/fuzz/files.rs number the seeds.
     let mut all = wire::decoders::DECODERS
         .iter()
         .chain(tcp::op::DECODERS)
-        .chain(layout::decoders::DECODERS);
+        .chain(layout::decoders::DECODERS)
+        .chain(checkpoint::decoders::DECODERS);
     let index = usize::from(index) % all.clone().count();
     let Some((_, decode)) = all.nth(index) else {
         return;
