@@ -1,0 +1,206 @@
+//! A table grows from nothing to millions of rows while others read those that are there: what their
+//! pulls take, beside what they take when nothing grows.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod still;
+
+use std::time::{Duration, Instant};
+use tidewater_transport::sync::{AtomicU64, Ordering};
+
+use common::Cluster;
+use common::faults::{Rng, full, seed};
+use still::{Bystanders, Queue, Stops};
+use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
+use tidewater_transport::clock;
+use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_transport::table::PushOp;
+
+/// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push
+/// took until it was applied, and its first row.
+fn push_thousands(
+    client: &mut Client,
+    table: &Table<i64>,
+    rows: u64,
+    times: i64,
+    mut after: impl FnMut(Duration, u64),
+) {
+    for first in (0..rows).step_by(1_000) {
+        let start = clock::now();
+        let keys: Vec<u64> = (first..first + 1_000).collect();
+        let values: Vec<i64> = keys
+            .iter()
+            .flat_map(|&k| [times * k as i64, times])
+            .collect();
+        let ticket = client
+            .push_rows(table, &keys, &values, PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&ticket).unwrap();
+        after(clock::now() - start, first);
+    }
+}
+
+/// One pull, in microseconds.
+#[derive(Clone, Copy)]
+struct Pulled {
+    start: Instant,
+    took: u32,
+    /// In it, the reader waited for a core.
+    reader: u32,
+    /// In it, appliers did; the pull may have waited for them or not.
+    appliers: u32,
+}
+
+/// Pulls 64 of the rows that are known, again and again; the pulls while rows were made, and after.
+fn read_while(
+    client: &mut Client,
+    rng: &mut Rng,
+    [known, phase]: [&AtomicU64; 2],
+) -> [Vec<Pulled>; 2] {
+    let table = client.open_table::<i64>("t").unwrap();
+    let options = PullOptions {
+        timeout: Duration::from_secs(5),
+        ..PullOptions::default()
+    };
+    let queues = [
+        Queue::mine(),
+        Queue::of(|name| name.starts_with("applier-")),
+    ];
+    let mut pulls = [(); 2].map(|()| Vec::with_capacity(1 << 20));
+    let mut out = [0; 128];
+    let mut waited = queues.each_ref().map(Queue::waited);
+    while let Some(pulls) = pulls.get_mut(phase.load(Ordering::Acquire) as usize) {
+        let there = known.load(Ordering::Acquire);
+        if there < 1_000 {
+            std::thread::yield_now();
+            continue;
+        }
+        let keys: Vec<u64> = (0..64).map(|_| rng.below(there)).collect();
+        let start = clock::now();
+        client.pull_rows(&table, &keys, &mut out, options).unwrap();
+        let took = (clock::now() - start).as_micros() as u32;
+        let before = std::mem::replace(&mut waited, queues.each_ref().map(Queue::waited));
+        let [reader, appliers] = [0, 1].map(|n| waited[n].saturating_sub(before[n]).min(took));
+        pulls.push(Pulled {
+            start,
+            took,
+            reader,
+            appliers,
+        });
+        let rows = keys.iter().zip(out.chunks(2));
+        let wrong = rows.filter(|(k, row)| *row != [**k as i64, 1]).count();
+        assert_eq!(wrong, 0, "wrong rows while the table grew");
+    }
+    pulls
+}
+
+/// Readers go on until it is dropped: also when a push failed.
+struct Pushing<'a>(&'a AtomicU64);
+
+impl Drop for Pushing<'_> {
+    fn drop(&mut self) {
+        self.0.store(2, Ordering::Release);
+    }
+}
+
+/// Prints how long pulls took, in all and without what was not Tidewater's, and what the slowest
+/// waited for.
+fn tell(what: &str, pulls: &[Pulled], stops: &Stops) {
+    let stopped = |p: &Pulled| {
+        let end = p.start + Duration::from_micros(u64::from(p.took));
+        stops.within(p.start, end).as_micros() as u32
+    };
+    let rest = |p: &Pulled| p.took.saturating_sub(p.reader + stopped(p));
+    let ranks = |of: &dyn Fn(&Pulled) -> u32| {
+        let mut all: Vec<u32> = pulls.iter().map(of).collect();
+        all.sort_unstable();
+        let at = |q: usize| all[(all.len() * q / 10_000).min(all.len() - 1)];
+        let ranks = [5_000, 9_900, 9_990, 9_999, 10_000].map(at);
+        format!("{ranks:?}")
+    };
+    println!(
+        "{what}: {} pulls of 64 rows took [p50, p99, p99.9, p99.99, slowest] {} us; {} us without \
+         what the reader waited for a core and a core stood still",
+        pulls.len(),
+        ranks(&|p| p.took),
+        ranks(&rest),
+    );
+    let mut slow = pulls.to_vec();
+    slow.sort_unstable_by_key(|p| std::cmp::Reverse(p.took));
+    for p in slow.iter().take(3) {
+        println!(
+            "{what}: {} us, in which a core stood still for {} us, the reader waited {} us for one \
+             and appliers {} us",
+            p.took,
+            stopped(p),
+            p.reader,
+            p.appliers
+        );
+    }
+}
+
+/// Rows are made by the hundred thousand while others read those that are there. Afterwards the
+/// same rows are pushed to without making any: what a pull usually takes, for comparison. Each pull
+/// has its right rows within its deadline; how long it took is printed, because on a busy machine
+/// it is the neighbours who decide, and on a virtual one its host: it finds the pages of a growing
+/// table, and the whole machine may wait meanwhile (up to 30 ms were seen, with nothing of Tidewater
+/// running). That no insert meets more than its share of the growth is shown
+/// without a clock, by the unit tests of the index.
+#[test]
+fn a_growing_table_holds_no_reader_up() {
+    let rows: u64 = if full() { 10_000_000 } else { 1_000_000 };
+    let transports: &[TransportKind] = if full() { &[Shm, Tcp] } else { &[Shm] };
+    for &transport in transports {
+        let cluster = Cluster::start(transport, 1, 2, 3);
+        let spec = TableBuilder::sparse::<i64>("t", 2);
+        let mut client = cluster.client(0, Sync::Asp);
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let [known, phase] = [(); 2].map(|()| AtomicU64::new(0));
+        let read = |rank| {
+            let mut client = cluster.client(rank, Sync::Asp);
+            let mut rng = Rng(seed() ^ u64::from(rank));
+            let pulls = read_while(&mut client, &mut rng, [&known, &phase]);
+            assert!(client.counters().pulls > 100);
+            pulls
+        };
+        let mut pulls = [(); 2].map(|()| Vec::new());
+        let bystanders = Bystanders::start();
+        std::thread::scope(|scope| {
+            let readers = [1, 2].map(|rank| (rank, &read));
+            let readers = readers.map(|(rank, read)| scope.spawn(move || read(rank)));
+            let pushing = Pushing(&phase);
+            let mut slow = (Duration::ZERO, 0);
+            push_thousands(&mut client, &table, rows, 1, |took, first| {
+                slow = slow.max((took, first));
+                known.store(first + 1_000, Ordering::Release);
+            });
+            println!("{transport}: slowest push of 1,000 rows and where: {slow:?}");
+            phase.store(1, Ordering::Release);
+            push_thousands(&mut client, &table, rows, 0, |_, _| {});
+            drop(pushing);
+            for reader in readers {
+                let more = reader.join().unwrap();
+                pulls
+                    .iter_mut()
+                    .zip(more)
+                    .for_each(|(all, m)| all.extend(m));
+            }
+        });
+        let stops = bystanders.finish();
+        println!(
+            "{transport}: longest that a core stood still: {:?}",
+            stops.longest()
+        );
+        let [growing, usual] = pulls;
+        let what = format!("{transport}, {rows} rows being made");
+        tell(&what, &growing, &stops);
+        let what = format!("{transport}, as many pushes, no growth");
+        tell(&what, &usual, &stops);
+    }
+}
