@@ -11,6 +11,7 @@
 #![allow(clippy::print_stdout, reason = "a test that skips says why")]
 
 use std::fs::{self, File};
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
 use tidewater_client::{Embedded, PullOptions, Sync, TableBuilder};
@@ -18,6 +19,7 @@ use tidewater_server::embedded::ClusterConfig;
 use tidewater_server::store::hugepages::{NoHugepages, choose};
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
 use tidewater_server::store::{Backing, Hugepages, ServerMemory, StoreError};
+use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::Incarnation;
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::mem::region::read_only_fd;
@@ -122,6 +124,11 @@ fn tables_live_in_hugepages_over_each_transport() {
         assert!(out == values, "{transport:?}");
         client.finish().unwrap();
         drop((client, cluster));
+        // The last of them goes with the last thread that held a memory.
+        let patience = Deadline::after(Duration::from_secs(10));
+        while available() != before && !patience.passed() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
         assert_eq!(available(), before, "{transport:?}: all are given back");
     }
 }

@@ -413,8 +413,13 @@ mod tests {
         let (r, _fd) = Region::memfd("test", 1 << 20).unwrap();
         match r.lock(8192, 12_000) {
             Ok(()) => {
-                // Whole pages, present although nobody has touched them.
-                assert_eq!(locked_kib(r.base().wrapping_add(8192)), 12);
+                // Pages as they are touched; those beside the range are not.
+                assert_eq!(locked_kib(r.base().wrapping_add(8192)), 0);
+                let words = r.words_mut(0, 1 << 20).unwrap();
+                for touched in [0, 8192, 16384] {
+                    words.store(touched, 1);
+                }
+                assert_eq!(locked_kib(r.base().wrapping_add(8192)), 8);
                 assert_eq!(locked_kib(r.base()), 0);
             }
             // Only where nearly nothing may be locked.

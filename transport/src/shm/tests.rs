@@ -252,7 +252,8 @@ fn await_applied(sleeper: &mut OsSleeper, mailbox: &Mailbox, seq: u64) -> Option
 #[test]
 fn f06_f15_f17_no_wake_up_is_lost_around_the_spin_limit() {
     const SIGNALS: u64 = 1_000;
-    const LATE: Duration = Duration::from_millis(100);
+    // A signal that is lost costs the whole deadline; a busy machine costs tenths of a second.
+    const LATE: Duration = Duration::from_secs(2);
     let World {
         mut applier,
         mut client,
