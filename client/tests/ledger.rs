@@ -9,7 +9,7 @@
 
 mod common;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use common::faults::{Faults, Rng, full, seed};
@@ -20,12 +20,15 @@ use tidewater_client::{
 };
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::sync::{AtomicU32, Ordering};
 use tidewater_transport::table::PushOp;
 
 const WORKERS: u32 = 8;
+const SERVERS: u32 = 2;
+const APPLIERS: u16 = 2;
 const DIM: usize = 4;
 /// Keys that all workers push to.
-const SHARED: u64 = 64;
+const SHARED: u64 = 256;
 /// Each worker's own row is `OWN + rank`: a difference there names the worker.
 const OWN: u64 = 1_000;
 /// A row that every push adds to: a difference here and in no other row is a fault of the test.
@@ -34,7 +37,7 @@ const CHECKSUM: u64 = 2_000;
 const TAIL: u64 = 10_000;
 const TAIL_ROWS: u64 = 16;
 const TAIL_PUSHES: u32 = 40;
-const ROWS: u64 = 200;
+const ROWS: u64 = 1_024;
 const ELEMENTS: u64 = 9_000;
 
 struct Tables {
@@ -125,6 +128,10 @@ struct Pusher<'a> {
     tables: &'a Tables,
     rng: Rng,
     rank: u32,
+    /// Rows of one push.
+    width: usize,
+    /// Rows pushed so far; those of one push that are of one key count once.
+    rows: u64,
     booked: Ledger,
     flying: VecDeque<(Ticket, bool)>,
 }
@@ -140,8 +147,9 @@ impl Pusher<'_> {
         let (ticket, good) = match self.rng.below(4) {
             0 | 1 => (self.push_sparse(), true),
             2 => {
-                let keys: Vec<u64> = (0..8).map(|_| self.rng.below(ROWS)).collect();
-                let values = self.values(8 * DIM);
+                let keys: Vec<u64> = (0..self.width).map(|_| self.rng.below(ROWS)).collect();
+                let values = self.values(keys.len() * DIM);
+                self.count(&keys);
                 for (n, key) in keys.iter().enumerate() {
                     for d in 0..DIM {
                         self.booked.rows[*key as usize * DIM + d] += values[n * DIM + d];
@@ -173,9 +181,15 @@ impl Pusher<'_> {
         }
     }
 
+    fn count(&mut self, keys: &[u64]) {
+        self.rows += keys.iter().collect::<BTreeSet<_>>().len() as u64;
+    }
+
     fn push_sparse(&mut self) -> Ticket {
-        let mut keys: Vec<u64> = (0..6).map(|_| self.rng.below(SHARED)).collect();
+        let shared = self.width - 2;
+        let mut keys: Vec<u64> = (0..shared).map(|_| self.rng.below(SHARED)).collect();
         keys.extend([OWN + u64::from(self.rank), CHECKSUM]);
+        self.count(&keys);
         let values = self.values(keys.len() * DIM);
         for (n, key) in keys.iter().enumerate() {
             let row = sparse_keys().iter().position(|k| k == key).unwrap();
@@ -192,6 +206,7 @@ impl Pusher<'_> {
     /// One row; half of these pushes are refused, and must be, whatever happens to the lane.
     fn push_floats(&mut self) -> (Ticket, bool) {
         let key = self.rng.below(SHARED);
+        self.rows += 1;
         let good = self.rng.below(2) == 0;
         let value = if good { 3.0 } else { f32::NAN };
         if good {
@@ -253,28 +268,34 @@ fn check_tails(client: &mut Client, tables: &Tables) {
 
 fn exact_under_disconnects(transport: TransportKind) {
     let seed = seed();
-    let cluster = Cluster::start(transport, 2, 2, WORKERS + 1);
-    let pushes = match (transport, full()) {
-        // Each recovery makes queue pairs and registers memory anew.
-        (Verbs, false) => 200,
-        (_, false) => 1_000,
-        (_, true) => 20_000,
+    let cluster = Cluster::start(transport, SERVERS, APPLIERS, WORKERS + 1);
+    let (pushes, width, one_in) = match (transport, full()) {
+        // Fewer and wider: each recovery makes queue pairs and registers memory anew.
+        (Verbs, false) => (330, 128, 60),
+        (Verbs, true) => (1_650, 128, 60),
+        (_, false) => (1_000, 8, 60),
+        (_, true) => (20_000, 8, 60),
     };
-    let faults = Faults::new(seed, 60);
+    let faults = Faults::new(seed, one_in);
     let mut due = Ledger::new();
-    let mut recoveries = 0;
+    let (mut recoveries, mut rows) = (0, 0);
     std::thread::scope(|scope| {
         let worker = |rank: u32| {
             let (cluster, faults) = (&cluster, faults.clone());
             scope.spawn(move || {
-                let mut client =
-                    cluster.client_with(rank, Sync::Asp, move |lane| faults.wrap(lane));
+                let lanes = AtomicU32::new(0);
+                let mut client = cluster.client_with(rank, Sync::Asp, move |lane| {
+                    let before = lanes.fetch_add(1, Ordering::Relaxed);
+                    faults.wrap(lane, before >= SERVERS * u32::from(APPLIERS))
+                });
                 let tables = Tables::open(&mut client);
                 let mut pusher = Pusher {
                     client: &mut client,
                     tables: &tables,
                     rng: Rng(seed ^ u64::from(rank) << 32),
                     rank,
+                    width,
+                    rows: 0,
                     booked: Ledger::new(),
                     flying: VecDeque::new(),
                 };
@@ -284,15 +305,16 @@ fn exact_under_disconnects(transport: TransportKind) {
                 while !pusher.flying.is_empty() {
                     pusher.land();
                 }
-                let booked = pusher.booked;
+                let (booked, rows) = (pusher.booked, pusher.rows);
                 push_and_leave(&mut client, &tables, rank);
-                (booked, client.counters().recoveries)
+                (booked, rows, client.counters().recoveries)
             })
         };
         let workers: Vec<_> = (0..WORKERS).map(worker).collect();
         for worker in workers {
-            let (booked, recovered) = worker.join().unwrap();
+            let (booked, pushed, recovered) = worker.join().unwrap();
             due.add(&booked);
+            rows += pushed;
             recoveries += recovered;
         }
     });
@@ -307,11 +329,19 @@ fn exact_under_disconnects(transport: TransportKind) {
     );
     check_tails(&mut client, &tables);
     println!(
-        "{transport}: {} pushes, {} lanes cut, {recoveries} recoveries: exact",
+        "{transport}: {} pushes of {rows} rows, {} lanes cut, {} of them by a forbidden access and {} \
+         in the middle of a recovery, {recoveries} recoveries: exact",
         u64::from(WORKERS) * pushes,
-        faults.broken()
+        faults.broken(),
+        faults.offended(),
+        faults.recovering(),
     );
     assert!(recoveries > 100, "{recoveries} recoveries test nothing");
+    assert!(faults.recovering() > 0, "no recovery was disturbed");
+    if transport == Verbs {
+        assert!(rows >= 200_000, "{rows} rows");
+        assert!(faults.offended() >= 50, "{} pairs broke", faults.offended());
+    }
 }
 
 #[test]

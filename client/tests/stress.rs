@@ -63,18 +63,19 @@ fn no_wake_up_is_lost_on_verbs() {
     wake_ups_are_not_lost(&[Verbs]);
 }
 
-/// A lost wake-up costs seconds (the applier's idle look) or the deadline; a busy machine can cost
-/// tenths now and then, but not each time.
+/// A wake-up that a server loses costs the push's deadline, which fails; one that a client loses
+/// costs 500 ms, until its look at the coordinator. A busy machine can cost tenths now and then, but
+/// not each time; an emulator on it more.
 fn wake_ups_are_not_lost(transports: &[TransportKind]) {
     let _alone = alone();
     let mut rng = Rng(seed());
     for &transport in transports {
+        let limit = Duration::from_millis(if transport == Verbs { 400 } else { 100 });
         let mut seen = Vec::new();
         let calm = (0..3).any(|_| {
             let slowest = slowest_wake_up(transport, &mut rng);
-            assert!(slowest < Duration::from_secs(2), "{transport}: {slowest:?}");
             seen.push(slowest);
-            slowest < Duration::from_millis(100)
+            slowest < limit
         });
         println!("{transport}: 1,000 pushes after idle gaps, the slowest of each run {seen:?}");
         assert!(calm, "{transport}: {seen:?}");

@@ -57,6 +57,8 @@ pub struct Faults {
     pub one_in: u64,
     seed: Arc<AtomicU64>,
     broken: Arc<AtomicU64>,
+    offended: Arc<AtomicU64>,
+    recovering: Arc<AtomicU64>,
 }
 
 impl Faults {
@@ -65,6 +67,8 @@ impl Faults {
             one_in,
             seed: Arc::new(AtomicU64::new(mix64(seed))),
             broken: Arc::default(),
+            offended: Arc::default(),
+            recovering: Arc::default(),
         }
     }
 
@@ -73,13 +77,25 @@ impl Faults {
         self.broken.load(Ordering::Relaxed)
     }
 
-    pub fn wrap(&self, lane: Box<dyn Lane>) -> Box<dyn Lane> {
+    /// Those of them that broke by a forbidden access: on verbs, queue pairs in error.
+    pub fn offended(&self) -> u64 {
+        self.offended.load(Ordering::Relaxed)
+    }
+
+    /// Those that broke while what was in flight was being sent again.
+    pub fn recovering(&self) -> u64 {
+        self.recovering.load(Ordering::Relaxed)
+    }
+
+    /// A lane that will break; whether it comes in the place of one that did.
+    pub fn wrap(&self, lane: Box<dyn Lane>, again: bool) -> Box<dyn Lane> {
         let rng = Rng(self.seed.fetch_add(1, Ordering::Relaxed));
         Box::new(FaultyLane {
             lane,
             rng,
             faults: self.clone(),
             broken: false,
+            recovering: again,
         })
     }
 }
@@ -89,6 +105,8 @@ struct FaultyLane {
     rng: Rng,
     faults: Faults,
     broken: bool,
+    /// It was not polled yet: a client does that when it has sent again what was in flight.
+    recovering: bool,
 }
 
 /// When an operation fails.
@@ -142,10 +160,15 @@ impl FaultyLane {
         }
         self.broken = true;
         self.faults.broken.fetch_add(1, Ordering::Relaxed);
+        let recovering = u64::from(self.recovering);
+        self.faults
+            .recovering
+            .fetch_add(recovering, Ordering::Relaxed);
         match self.rng.below(4) {
             0 => Err(self.error(op)),
             1 => {
                 self.offend();
+                self.faults.offended.fetch_add(1, Ordering::Relaxed);
                 Err(self.error(op))
             }
             2 => Ok(When::Amid),
@@ -242,6 +265,7 @@ impl Lane for FaultyLane {
     }
 
     fn poll(&mut self) -> Result<bool, LaneError> {
+        self.recovering = false;
         // Polls are many: a wait spins on them.
         let when = self.draw("poll", self.faults.one_in * 256)?;
         let moved = self.lane.poll()?;

@@ -117,7 +117,7 @@ fn pulls_of_known_rows_need_no_server_process() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn pulls_over_verbs_need_no_server_process() {
-    pull_from_stopped_servers(TransportChoice::Verbs, 2_000);
+    pull_from_stopped_servers(TransportChoice::Verbs, 100_000);
 }
 
 fn pull_from_stopped_servers(transport: TransportChoice, pulls: u64) {
