@@ -128,7 +128,8 @@ impl Engine {
                 .zip(values.chunks_exact(row_bytes))
                 .enumerate()
             {
-                if row % FIND_AHEAD == 0 {
+                // Hinted rows were asked for when they were looked up.
+                if !hints && row % FIND_AHEAD == 0 {
                     let group = places.iter().skip(row).take(FIND_AHEAD);
                     group.for_each(|place| rows.prefetch(*place));
                 }
