@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Lane, LaneError, ReadBatch, Sleeper, TransportKind};
+use tidewater_transport::fabric::{Lane, LaneError, Mapped, ReadBatch, Sleeper, TransportKind};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
 use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
@@ -64,6 +64,8 @@ pub(crate) struct Lanes {
     tend_at: Deadline,
     /// Whether a control connection can be cut while both ends live.
     remote: bool,
+    /// Whether some server is reached over shared memory.
+    any_mapped: bool,
     pub(crate) counters: Counters,
 }
 
@@ -189,10 +191,13 @@ impl Lanes {
                 lanes: count,
             });
         }
-        let kinds = made.iter().map(|s| s.link.transport());
-        let remote = |kind| matches!(kind, TransportKind::Tcp | TransportKind::Verbs);
+        let any = |kinds: &[TransportKind]| {
+            let mut of_servers = made.iter().map(|s| s.link.transport());
+            of_servers.any(|kind| kinds.contains(&kind))
+        };
         Ok(Self {
-            remote: kinds.into_iter().any(remote),
+            remote: any(&[TransportKind::Tcp, TransportKind::Verbs]),
+            any_mapped: any(&[TransportKind::Shm]),
             tend_at: Deadline::after(TEND_EVERY),
             servers: made,
             all,
@@ -233,6 +238,18 @@ impl Lanes {
         let server = self.servers.get(owner.server.0 as usize)?;
         let applier = owner.applier.0 as usize;
         (applier < server.lanes).then_some(server.first_lane + applier)
+    }
+
+    /// Whether some lane's server may have its memory mapped here.
+    pub(crate) const fn any_mapped(&self) -> bool {
+        self.any_mapped
+    }
+
+    /// The public memory of a lane's server, if it is mapped and the lane whole.
+    #[inline]
+    pub(crate) fn mapped(&self, lane: usize) -> Option<Mapped<'_>> {
+        let lane = self.all.get(lane).filter(|l| l.broken.is_none())?;
+        lane.lane.mapped()
     }
 
     /// A lane by number, which must be one that `of` gave.

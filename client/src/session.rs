@@ -17,7 +17,7 @@ use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
-use crate::pull::{LaterPulls, RowScratch};
+use crate::pull::{BlockScratch, LaterPulls, RowScratch};
 use crate::push::combine::Combiner;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
@@ -48,6 +48,7 @@ pub struct Client {
     tables: Vec<TableState>,
     clock: WorkerClock,
     scratch: RowScratch,
+    blocks: BlockScratch,
     combiner: Combiner,
     later: LaterPulls,
     by_lane: Vec<Vec<u32>>,
@@ -78,6 +79,7 @@ impl Client {
             tables: Vec::new(),
             clock: WorkerClock::new(parts.sync),
             scratch: RowScratch::default(),
+            blocks: BlockScratch::default(),
             combiner: Combiner::default(),
             later: LaterPulls::default(),
             by_lane,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, RwLock, Weak};
 
 use crate::fabric::Rights;
 use crate::ids::RegionKey;
-use crate::mem::Region;
+use crate::mem::{Region, Words};
 use crate::sync::{Arc, AtomicU64, Ordering};
 
 /// Key by which every lane names its own inbox; each port knows only the inbox of its session.
@@ -77,6 +77,8 @@ pub struct Exports {
     registrars: Mutex<Vec<Weak<dyn Registrar>>>,
 }
 
+/// Which of the server's memories is public.
+pub(crate) const PUBLIC: u8 = 0;
 const INDEX_BITS: u32 = 20;
 const MEMORY_SHIFT: u32 = 28;
 
@@ -253,6 +255,31 @@ fn register(
         len: export.len,
         source,
     })
+}
+
+/// A server's public memory, as a lane on the same host has it mapped: who proves what it reads can
+/// load from it without a list of reads. The checks are those of the lane's own reads.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapped<'a> {
+    memory: Words<'a>,
+    check: u8,
+}
+
+impl<'a> Mapped<'a> {
+    /// Of the whole public memory and the check bits of the server's keys.
+    pub(crate) const fn new(memory: Words<'a>, check: u8) -> Self {
+        Self { memory, check }
+    }
+
+    /// The words of a read. `None` where it would be refused: the lane's own read says why.
+    #[inline]
+    pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
+        let known = Exports::memory_of(key) == PUBLIC && Exports::check_of(key) == self.check;
+        if !known {
+            return None;
+        }
+        self.memory.get(usize::try_from(addr).ok()?, len)
+    }
 }
 
 #[cfg(test)]

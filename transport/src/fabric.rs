@@ -285,6 +285,14 @@ pub trait Lane: Send {
 
     /// The memory that the port writes.
     fn mailbox(&self) -> &Mailbox;
+
+    /// The server's public memory, where this thread can load from it itself: unordered and torn as
+    /// reads are (F02), with an Acquire fence where a read would have one (F03). `None` where reads
+    /// travel, and on a lane that is not open: then [`Lane::read`] says why (F10). It may be used
+    /// until the call that asked for it ends, as a read that was begun on an open lane.
+    fn mapped(&self) -> Option<Mapped<'_>> {
+        None
+    }
 }
 
 /// An applier's end.
@@ -482,5 +490,5 @@ impl Inbox {
 }
 
 pub use crate::exports::{
-    Export, ExportError, ExportView, Exports, INBOX_KEY, Registrar, RegistrarError,
+    Export, ExportError, ExportView, Exports, INBOX_KEY, Mapped, Registrar, RegistrarError,
 };

@@ -180,7 +180,7 @@ pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 pub const VERBS_RECEIVES_MAX: u16 = 1_024;
 /// Regions that a server registers with a device: as many cells has the key directory, 1 MiB.
 pub const VERBS_REGIONS_MAX: usize = 32_768;
-/// Operations one poll of a TCP port executes before other lanes have their turn.
+/// Requests one poll of a TCP port executes before other lanes have their turn.
 pub const LANE_POLL_OPS: usize = 64;
 /// Bytes one poll of a TCP port moves before other lanes have their turn.
 pub const LANE_POLL_BYTES: usize = 256 << 10;

@@ -14,7 +14,7 @@ use crate::clock::Deadline;
 use crate::doze::{announce, retract};
 use crate::fabric::Sleeper;
 use crate::mem::{Region, WordsMut};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicBool, Ordering};
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]
@@ -71,11 +71,50 @@ impl AsFd for Bell {
 /// The set of descriptors one thread sleeps on. Clones share it, so that a socket can change what
 /// it waits for.
 #[derive(Debug, Clone)]
-pub struct Watch(Arc<OwnedFd>);
+pub struct Watch(Arc<Watched>);
+
+#[derive(Debug)]
+struct Watched {
+    epoll: OwnedFd,
+    /// Who is told that its descriptor woke the thread; a token is a place here.
+    told: Mutex<Vec<Option<Told>>>,
+}
+
+/// What the bell is reported by.
+const BELL: u64 = u64::MAX;
+/// What descriptors are reported by whose owners look at each wake-up anyway.
+const NOBODY: u64 = u64::MAX - 1;
+
+/// Whether a descriptor may be readable. A sleep that it ends says so; its owner takes it back when
+/// it found nothing more to read. Until the next sleep the owner then need not look: what comes
+/// later ends that sleep at once, because the set reports what is there, not what is new. (Who
+/// never sleeps has to look now and then all the same.)
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    token: u64,
+    readable: Arc<AtomicBool>,
+}
+
+impl Told {
+    /// Whether looking is worth a system call.
+    #[inline]
+    pub(crate) fn is_readable(&self) -> bool {
+        self.readable.load(Ordering::Relaxed)
+    }
+
+    /// What is known now. One thread sets it: the one that sleeps and reads.
+    #[inline]
+    pub(crate) fn set(&self, readable: bool) {
+        self.readable.store(readable, Ordering::Relaxed);
+    }
+}
 
 impl Watch {
     fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?)))
+        Ok(Self(Arc::new(Watched {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            told: Mutex::default(),
+        })))
     }
 
     /// Wakes on readable, and on writable while `output` is waiting.
@@ -83,25 +122,40 @@ impl Watch {
     /// # Errors
     /// The system's.
     pub fn add(&self, fd: impl AsFd, output: bool) -> io::Result<()> {
-        Ok(epoll::add(
-            &*self.0,
-            fd,
-            epoll::EventData::new_u64(0),
-            flags(output),
-        )?)
+        self.add_as(fd, NOBODY, output)
+    }
+
+    fn add_as(&self, fd: impl AsFd, token: u64, output: bool) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(token);
+        Ok(epoll::add(&self.0.epoll, fd, data, flags(output))?)
+    }
+
+    /// Wakes on readable and tells the owner, who is told to look first of all.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn add_told(&self, fd: impl AsFd) -> io::Result<Told> {
+        let mut all = self.told();
+        let free = all.iter().position(Option::is_none);
+        let at = free.unwrap_or(all.len());
+        let told = Told {
+            token: at as u64,
+            readable: Arc::new(AtomicBool::new(true)),
+        };
+        self.add_as(fd, told.token, false)?;
+        match all.get_mut(at) {
+            Some(place) => *place = Some(told.clone()),
+            None => all.push(Some(told.clone())),
+        }
+        Ok(told)
     }
 
     /// Changes whether writability wakes.
     ///
     /// # Errors
     /// The system's.
-    pub fn change(&self, fd: impl AsFd, output: bool) -> io::Result<()> {
-        Ok(epoll::modify(
-            &*self.0,
-            fd,
-            epoll::EventData::new_u64(0),
-            flags(output),
-        )?)
+    pub(crate) fn change(&self, fd: impl AsFd, told: &Told, output: bool) -> io::Result<()> {
+        self.modify(fd, told, flags(output))
     }
 
     /// Wakes on writable only: for a peer that has to read its answers before it may ask on. What
@@ -109,18 +163,49 @@ impl Watch {
     ///
     /// # Errors
     /// The system's.
-    pub fn output_only(&self, fd: impl AsFd) -> io::Result<()> {
-        Ok(epoll::modify(
-            &*self.0,
-            fd,
-            epoll::EventData::new_u64(0),
-            epoll::EventFlags::OUT,
-        )?)
+    pub(crate) fn output_only(&self, fd: impl AsFd, told: &Told) -> io::Result<()> {
+        self.modify(fd, told, epoll::EventFlags::OUT)
     }
 
-    /// Takes a descriptor out. (Closing it does the same.)
-    pub fn remove(&self, fd: impl AsFd) {
-        let _ = epoll::delete(&*self.0, fd);
+    fn modify(&self, fd: impl AsFd, told: &Told, flags: epoll::EventFlags) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(told.token);
+        Ok(epoll::modify(&self.0.epoll, fd, data, flags)?)
+    }
+
+    /// Takes a descriptor out whose owner is told.
+    pub(crate) fn remove(&self, fd: impl AsFd, told: &Told) {
+        let _ = epoll::delete(&self.0.epoll, fd);
+        if let Some(place) = self.told().get_mut(told.token as usize) {
+            *place = None;
+        }
+    }
+
+    /// Sleeps until a descriptor wakes it or the time is over, and tells the owners; whether the
+    /// bell rang.
+    fn sleep(&self, timeout: &rustix::time::Timespec) -> bool {
+        let mut events = [std::mem::MaybeUninit::uninit(); 16];
+        // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
+        let woken = epoll::wait(&self.0.epoll, &mut events, Some(timeout));
+        let mut rang = false;
+        if let Ok((events, _)) = woken {
+            let all = self.told();
+            for event in &*events {
+                let token = event.data.u64();
+                rang |= token == BELL;
+                if let Some(Some(told)) = all.get(usize::try_from(token).unwrap_or(usize::MAX)) {
+                    told.set(true);
+                }
+            }
+        }
+        rang
+    }
+
+    /// Taken at a sleep, and when a socket comes or goes.
+    fn told(&self) -> MutexGuard<'_, Vec<Option<Told>>> {
+        match self.0.told.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
     }
 }
 
@@ -235,7 +320,7 @@ impl OsSleeper {
     pub fn new(spin: Duration) -> io::Result<Self> {
         let watch = Watch::new()?;
         let bell = Bell::new()?;
-        watch.add(&bell, false)?;
+        watch.add_as(&bell, BELL, false)?;
         Ok(Self {
             watch,
             bell,
@@ -290,12 +375,11 @@ impl Sleeper for OsSleeper {
             tv_sec: left.as_secs().min(3600) as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
-        let mut events = [std::mem::MaybeUninit::uninit(); 16];
-        // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
-        let _ = epoll::wait(&*self.watch.0, &mut events, Some(&timeout));
         // A ring that comes in between is taken back too, but its data was stored before it, and
-        // the caller looks after this.
-        self.bell.silence();
+        // the caller looks after this. One that comes later ends the next sleep.
+        if self.watch.sleep(&timeout) {
+            self.bell.silence();
+        }
     }
 
     fn retract(&mut self) {

@@ -35,10 +35,21 @@ struct Piece {
     end: u64,
 }
 
+/// Memory of a pull, kept between calls so that none allocates once warm.
+#[derive(Debug, Default)]
+pub(crate) struct BlockScratch {
+    pieces: Vec<Piece>,
+    head: Vec<u8>,
+    spare: Vec<u8>,
+    todo: Vec<Piece>,
+    again: Vec<Piece>,
+}
+
 /// Pulls elements `first ..` into `out`.
 pub(crate) fn pull(
     lanes: &mut Lanes,
     table: &TableState,
+    scratch: &mut BlockScratch,
     first: u64,
     out: &mut [u8],
     options: PullOptions,
@@ -46,45 +57,42 @@ pub(crate) fn pull(
 ) -> Result<(), ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
-    let pieces = pieces(table, first, out.len())?;
     let Some((layout, _)) = table.blocks() else {
-        return Ok(());
+        return Err(ClientError::Argument {
+            op: "pull_dense",
+            table: table.name().to_owned(),
+            what: "the table has rows; pull them with pull_rows".into(),
+        });
     };
+    let mut pieces = std::mem::take(&mut scratch.pieces);
+    pieces.clear();
     let mut pull = BlockPull {
         lanes,
         layout,
         table,
-        head: Vec::new(),
-        spare: Vec::new(),
+        scratch,
         deadline,
     };
-    if options.mode == PullMode::Snapshot {
-        return pull.snapshot(&pieces, first, out);
-    }
-    for piece in &pieces {
-        let at = ((piece.first - first) as usize) * layout.element_bytes;
-        let bytes = ((piece.end - piece.first) as usize) * layout.element_bytes;
-        let out = out.get_mut(at..at + bytes).unwrap_or_default();
-        match options.mode {
-            PullMode::Consistent => pull.consistent(piece, out)?,
-            PullMode::Hogwild => pull.unchecked(piece, out)?,
-            PullMode::Gather | PullMode::Snapshot => pull.gather(piece, out)?,
-        }
-    }
-    Ok(())
+    let done = cut(table, first, out.len(), &mut pieces)
+        .and_then(|()| pull.pieces(&pieces, first, out, options.mode));
+    scratch.pieces = pieces;
+    done
 }
 
-/// The range cut at partitions.
-fn pieces(table: &TableState, first: u64, bytes: usize) -> Result<Vec<Piece>, ClientError> {
+/// Cuts the range at partitions.
+fn cut(
+    table: &TableState,
+    first: u64,
+    bytes: usize,
+    pieces: &mut Vec<Piece>,
+) -> Result<(), ClientError> {
     let argument = |what: String| ClientError::Argument {
         op: "pull_dense",
         table: table.name().to_owned(),
         what,
     };
     let Some((layout, ranges)) = table.blocks() else {
-        return Err(argument(
-            "the table has rows; pull them with pull_rows".into(),
-        ));
+        return Ok(());
     };
     let count = (bytes / layout.element_bytes) as u64;
     let end = first
@@ -96,7 +104,6 @@ fn pieces(table: &TableState, first: u64, bytes: usize) -> Result<Vec<Piece>, Cl
             "elements {first}+{count} of a table of {have}"
         )));
     };
-    let mut pieces = Vec::new();
     let mut at = first;
     while at < end {
         let block = at / layout.block_elements();
@@ -113,19 +120,41 @@ fn pieces(table: &TableState, first: u64, bytes: usize) -> Result<Vec<Piece>, Cl
         });
         at = end.min(stop);
     }
-    Ok(pieces)
+    Ok(())
 }
 
 struct BlockPull<'a> {
     lanes: &'a mut Lanes,
     layout: BlockLayout,
     table: &'a TableState,
-    head: Vec<u8>,
-    spare: Vec<u8>,
+    scratch: &'a mut BlockScratch,
     deadline: Deadline,
 }
 
 impl BlockPull<'_> {
+    fn pieces(
+        &mut self,
+        pieces: &[Piece],
+        first: u64,
+        out: &mut [u8],
+        mode: PullMode,
+    ) -> Result<(), ClientError> {
+        if mode == PullMode::Snapshot {
+            return self.snapshot(pieces, first, out);
+        }
+        for piece in pieces {
+            let at = (piece.first - first) as usize * self.layout.element_bytes;
+            let bytes = (piece.end - piece.first) as usize * self.layout.element_bytes;
+            let out = out.get_mut(at..at + bytes).unwrap_or_default();
+            match mode {
+                PullMode::Consistent => self.consistent(piece, out)?,
+                PullMode::Hogwild => self.unchecked(piece, out)?,
+                PullMode::Gather | PullMode::Snapshot => self.gather(piece, out)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes from the partition's first block to an element.
     fn offset(&self, piece: &Piece, element: u64) -> u64 {
         (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
@@ -160,29 +189,46 @@ impl BlockPull<'_> {
     fn window(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
         let blocks = piece.first / self.layout.block_elements()
             ..(piece.end - 1) / self.layout.block_elements() + 1;
-        let mut todo: Vec<Piece> = vec![*piece];
+        let mut todo = std::mem::take(&mut self.scratch.todo);
+        let mut again = std::mem::take(&mut self.scratch.again);
+        todo.clear();
+        todo.push(*piece);
+        let done = self.window_until(piece, out, &mut todo, &mut again);
+        (self.scratch.todo, self.scratch.again) = (todo, again);
+        done?;
+        self.lanes.counters.blocks_consistent += blocks.end - blocks.start;
+        Ok(())
+    }
+
+    /// Tries the pieces of a window that are in `todo` until none is left, at last by the server.
+    fn window_until(
+        &mut self,
+        piece: &Piece,
+        out: &mut [u8],
+        todo: &mut Vec<Piece>,
+        again: &mut Vec<Piece>,
+    ) -> Result<(), ClientError> {
+        let bytes = self.layout.element_bytes;
+        let place = |part: &Piece| {
+            let at = (part.first - piece.first) as usize * bytes;
+            at..at + (part.end - part.first) as usize * bytes
+        };
         for _ in 0..=PULL_RETRIES_MAX {
-            let mut again = Vec::new();
-            for part in std::mem::take(&mut todo) {
-                let at = (part.first - piece.first) as usize * self.layout.element_bytes;
-                let len = (part.end - part.first) as usize * self.layout.element_bytes;
-                let out = out.get_mut(at..at + len).unwrap_or_default();
-                self.try_window(&part, out, &mut again)?;
+            again.clear();
+            for part in &*todo {
+                let out = out.get_mut(place(part)).unwrap_or_default();
+                self.try_window(part, out, again)?;
             }
             if again.is_empty() {
-                self.lanes.counters.blocks_consistent += blocks.end - blocks.start;
                 return Ok(());
             }
             self.lanes.counters.torn_rejected += again.len() as u64;
             self.lanes.counters.retries += again.len() as u64;
-            todo = again;
+            std::mem::swap(todo, again);
         }
         self.lanes.counters.gather_fallbacks += 1;
-        for part in todo {
-            let at = (part.first - piece.first) as usize * self.layout.element_bytes;
-            let len = (part.end - part.first) as usize * self.layout.element_bytes;
-            let out = out.get_mut(at..at + len).unwrap_or_default();
-            self.gather(&part, out)?;
+        for part in &*todo {
+            self.gather(part, out.get_mut(place(part)).unwrap_or_default())?;
         }
         Ok(())
     }
@@ -223,8 +269,9 @@ impl BlockPull<'_> {
             word_op(n * 8, true),
         ];
         self.read(piece.part.lane, &ops, 2 * n * 8, skew, out)?;
+        let head = &self.scratch.head;
         let word = |at: usize| {
-            let bytes = self.head.get(at..at + 8).and_then(|b| b.first_chunk::<8>());
+            let bytes = head.get(at..at + 8).and_then(|b| b.first_chunk::<8>());
             TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
         };
         for block in 0..n {
@@ -263,7 +310,7 @@ impl BlockPull<'_> {
             fence: true,
         };
         self.read(piece.part.lane, &[payload, word], 8, skew, out)?;
-        let word = self.head.first_chunk::<8>();
+        let word = self.scratch.head.first_chunk::<8>();
         let word = TaggedU32(word.map_or(0, |b| u64::from_le_bytes(*b)));
         if word.seq(piece.part.salt).is_none() {
             // Torn, or the table was released: the server knows.
@@ -306,20 +353,16 @@ impl BlockPull<'_> {
         skew: usize,
         out: &mut [u8],
     ) -> Result<(), ClientError> {
-        self.head.resize(head, 0);
+        let BlockScratch {
+            head: heads, spare, ..
+        } = &mut *self.scratch;
+        heads.resize(head, 0);
         if skew == 0 {
-            return read_ops(self.lanes, lane, ops, &mut self.head, out, self.deadline);
+            return read_ops(self.lanes, lane, ops, heads, out, self.deadline);
         }
-        self.spare.resize(out.len() + skew, 0);
-        read_ops(
-            self.lanes,
-            lane,
-            ops,
-            &mut self.head,
-            &mut self.spare,
-            self.deadline,
-        )?;
-        out.copy_from_slice(self.spare.get(skew..).unwrap_or_default());
+        spare.resize(out.len() + skew, 0);
+        read_ops(self.lanes, lane, ops, heads, spare, self.deadline)?;
+        out.copy_from_slice(spare.get(skew..).unwrap_or_default());
         Ok(())
     }
 
@@ -421,7 +464,7 @@ impl BlockPull<'_> {
     }
 
     fn snapshot_line(&self, at: usize, salt: u64) -> Option<SnapshotLine> {
-        let bytes = self.head.get(at..)?.first_chunk::<LINE_BYTES>()?;
+        let bytes = self.scratch.head.get(at..)?.first_chunk::<LINE_BYTES>()?;
         SnapshotLine::from_line(&line_from_bytes(bytes), salt)
     }
 

@@ -9,7 +9,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ReadBatch, ReadOp};
 use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 
-use super::{PullMode, PullOptions, pull_rows};
+use super::{Due, PullMode, PullOptions, pull_rows};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull::RowScratch;
@@ -27,17 +27,18 @@ pub struct PullTicket {
 }
 
 /// Rows of one lane.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Part {
     lane: usize,
     /// How often the lane had been replaced when the reads were posted.
     replaced: u64,
     rows: Vec<(u32, RowSource, Loc)>,
+    /// What was read, once it is there. A spare part keeps here what it will be read into.
     landed: Option<ReadBatch>,
 }
 
 /// One pull.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct LaterPull {
     number: u64,
     keys: Vec<u64>,
@@ -52,7 +53,15 @@ pub(crate) struct LaterPull {
 pub(crate) struct LaterPulls {
     next: u64,
     all: Vec<LaterPull>,
+    /// Memory of pulls that are over, for those to come.
+    spare: Vec<LaterPull>,
+    spare_parts: Vec<Part>,
 }
+
+/// A part with more rows than this gives its memory back when its pull is over.
+const SPARE_ROWS_MAX: usize = 4_096;
+/// Pulls whose memory is kept: as many as are usually under way at once.
+const SPARE_MAX: usize = 64;
 
 impl LaterPulls {
     /// Posts the reads of all rows whose place is known.
@@ -72,14 +81,12 @@ impl LaterPulls {
             });
         }
         self.next += 1;
-        let mut pull = LaterPull {
-            number: self.next,
-            keys: keys.to_vec(),
-            options,
-            parts: Vec::new(),
-            rest: Vec::new(),
-        };
-        pull.plan(lanes, table);
+        let mut pull = self.spare.pop().unwrap_or_default();
+        pull.number = self.next;
+        pull.options = options;
+        pull.keys.clear();
+        pull.keys.extend_from_slice(keys);
+        pull.plan(lanes, table, &mut self.spare_parts);
         for n in 0..pull.parts.len() {
             pull.post(lanes, table, n, deadline)?;
         }
@@ -97,7 +104,20 @@ impl LaterPulls {
     /// Drops a pull. Its reads land where nobody looks.
     pub(crate) fn cancel(&mut self, ticket: PullTicket) {
         if let Some(n) = self.position(ticket) {
-            self.all.swap_remove(n);
+            let pull = self.all.swap_remove(n);
+            self.keep(pull);
+        }
+    }
+
+    /// Keeps the memory of a pull that is over. What a lane still reads into stays with the lane.
+    fn keep(&mut self, mut pull: LaterPull) {
+        let small = |part: &Part| part.rows.capacity() <= SPARE_ROWS_MAX;
+        let room = SPARE_MAX.saturating_sub(self.spare_parts.len());
+        let parts = pull.parts.drain(..).filter(small).take(room);
+        self.spare_parts.extend(parts);
+        if self.spare.len() < SPARE_MAX && pull.keys.capacity() <= SPARE_ROWS_MAX {
+            pull.rest.clear();
+            self.spare.push(pull);
         }
     }
 
@@ -162,13 +182,30 @@ impl LaterPulls {
         lanes.counters.pulls += 1;
         lanes.counters.bytes_pulled += out.len() as u64;
         pull.accept(lanes, table, out);
-        if pull.rest.is_empty() {
+        let rest = pull.finish_rest(lanes, table, scratch, out, deadline);
+        self.keep(pull);
+        rest
+    }
+}
+
+impl LaterPull {
+    /// Pulls the rows that have not come, or did not prove themselves.
+    fn finish_rest(
+        &self,
+        lanes: &mut Lanes,
+        table: &mut TableState,
+        scratch: &mut RowScratch,
+        out: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if self.rest.is_empty() {
             return Ok(());
         }
-        let keys: Vec<u64> = pull
+        let row_bytes = table.row.payload_bytes;
+        let keys: Vec<u64> = self
             .rest
             .iter()
-            .map(|&row| pull.keys[row as usize])
+            .map(|&row| self.keys[row as usize])
             .collect();
         let mut rows = vec![0; keys.len() * row_bytes];
         pull_rows(
@@ -177,31 +214,23 @@ impl LaterPulls {
             scratch,
             &keys,
             &mut rows,
-            pull.options,
-            deadline,
+            self.options,
+            Due::At(deadline),
         )?;
-        for (row, bytes) in pull.rest.iter().zip(rows.chunks_exact(row_bytes)) {
+        for (row, bytes) in self.rest.iter().zip(rows.chunks_exact(row_bytes)) {
             let at = *row as usize * row_bytes;
             out[at..at + row_bytes].copy_from_slice(bytes);
         }
         Ok(())
     }
-}
 
-impl LaterPull {
     /// Sorts rows into lanes; those whose place has to be asked for are left for the end.
-    fn plan(&mut self, lanes: &mut Lanes, table: &TableState) {
+    fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
         for (row, &key) in self.keys.iter().enumerate() {
-            let place = if table.is_sparse() {
-                let hint = table.hints.get(key).filter(|l| l.is_some());
-                let lane = table.lane_of(key);
-                hint.zip(lane)
-                    .and_then(|(loc, lane)| Some((table.sparse_row(lane, loc).ok()?, loc)))
-            } else {
-                table.dense_row(key).map(|source| (source, Loc::NONE))
-            };
-            let Some((source, loc)) = place.filter(|_| self.options.mode != PullMode::Gather)
-            else {
+            let known = table
+                .place(key)
+                .filter(|_| self.options.mode != PullMode::Gather);
+            let Some((source, loc)) = known else {
                 self.rest.push(row as u32);
                 continue;
             };
@@ -210,12 +239,10 @@ impl LaterPull {
                 None => {
                     let replaced = lanes.get(source.lane).replies.replaced();
                     let lane = source.lane;
-                    self.parts.push(Part {
-                        lane,
-                        replaced,
-                        rows: Vec::new(),
-                        landed: None,
-                    });
+                    let mut part = spare.pop().unwrap_or_default();
+                    part.rows.clear();
+                    (part.lane, part.replaced) = (lane, replaced);
+                    self.parts.push(part);
                     self.parts.len() - 1
                 }
             };
@@ -224,13 +251,13 @@ impl LaterPull {
     }
 
     fn post(
-        &self,
+        &mut self,
         lanes: &mut Lanes,
         table: &TableState,
         n: usize,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let part = &self.parts[n];
+        let part = &mut self.parts[n];
         let row_bytes = table.row.payload_bytes;
         let op = |(at, (_, source, _)): (usize, &(u32, RowSource, Loc))| ReadOp {
             from: source.from,
@@ -240,12 +267,13 @@ impl LaterPull {
             body_at: at * row_bytes,
             fence: false,
         };
-        let batch = ReadBatch {
-            ops: part.rows.iter().enumerate().map(op).collect(),
-            head: vec![0; part.rows.len() * ROW_HEADER_BYTES],
-            body: vec![0; part.rows.len() * row_bytes],
-            tag: self.number,
-        };
+        // What landed last in this memory is not looked at: each read lands whole or is repeated.
+        let mut batch = part.landed.take().unwrap_or_default();
+        batch.ops.clear();
+        batch.ops.extend(part.rows.iter().enumerate().map(op));
+        batch.head.resize(part.rows.len() * ROW_HEADER_BYTES, 0);
+        batch.body.resize(part.rows.len() * row_bytes, 0);
+        batch.tag = self.number;
         let lane = lanes.get(part.lane).lane();
         let posted = lane.post_read(batch).and_then(|()| lane.flush());
         match posted.map_err(|e| lanes.failed(part.lane, e)) {

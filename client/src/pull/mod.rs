@@ -1,19 +1,41 @@
 //! Pulls: one-sided reads that prove themselves, and what to do when they do not.
 
 mod blocks;
+mod direct;
 mod gather;
 mod later;
 mod rows;
 
 use std::time::Duration;
 
+use tidewater_transport::clock::Deadline;
 use tidewater_transport::limits::DATA_DEADLINE;
 
-pub(crate) use blocks::pull as pull_blocks;
+pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;
 pub(crate) use later::LaterPulls;
 pub use later::PullTicket;
 pub(crate) use rows::{RowScratch, pull as pull_rows};
+
+/// When a pull gives up. The clock is read when the first wait begins, not before: most pulls from
+/// memory that is mapped never wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Due {
+    /// So long after its first wait begins.
+    In(Duration),
+    /// Then.
+    At(Deadline),
+}
+
+impl Due {
+    /// The deadline of a wait that begins now.
+    fn deadline(self) -> Deadline {
+        match self {
+            Self::In(timeout) => Deadline::after(timeout),
+            Self::At(deadline) => deadline,
+        }
+    }
+}
 
 /// How a pull reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -49,7 +71,7 @@ pub struct PullOptions {
     pub mode: PullMode,
     /// What to do with unknown keys.
     pub missing: Missing,
-    /// Longest time it may take.
+    /// Longest time that it may wait.
     pub timeout: Duration,
 }
 

@@ -5,7 +5,7 @@ use tidewater_transport::fabric::{Landing, LaneError, ReadOp};
 use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, RowVersion, verify_row};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
 
-use super::{Missing, PullMode, PullOptions};
+use super::{Due, Missing, PullMode, PullOptions, direct};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::table::state::{RowSource, TableState};
@@ -23,7 +23,11 @@ pub(crate) struct RowScratch {
     unproven: Vec<usize>,
     keys: Vec<u64>,
     lines: Vec<u8>,
+    last: Vec<u32>,
 }
+
+/// Hints that are asked for ahead of the one that is looked at.
+const HINTS_AHEAD: usize = 16;
 
 /// One pull in progress.
 struct RowPull<'a> {
@@ -43,10 +47,41 @@ pub(crate) fn pull(
     keys: &[u64],
     out: &mut [u8],
     options: PullOptions,
-    deadline: Deadline,
+    due: Due,
 ) -> Result<(), ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
+    scratch.todo.clear();
+    if !lanes.any_mapped() || options.mode == PullMode::Gather {
+        scratch.todo.extend(0..keys.len() as u32);
+    } else {
+        let left = (&mut scratch.todo, &mut scratch.last);
+        let tried = direct::pull(lanes, table, options.mode, keys, out, left);
+        match options.mode {
+            PullMode::Hogwild => lanes.counters.rows_hogwild += tried.accepted,
+            _ => lanes.counters.rows_consistent += tried.accepted,
+        }
+        if scratch.todo.is_empty() {
+            return Ok(());
+        }
+        lanes.counters.torn_rejected += tried.rejected;
+        lanes.counters.retries += tried.rejected;
+        pause(0);
+    }
+    let deadline = due.deadline();
+    pull_todo(lanes, table, scratch, keys, out, options, deadline)
+}
+
+/// Pulls the rows of `todo` by reads.
+fn pull_todo(
+    lanes: &mut Lanes,
+    table: &mut TableState,
+    scratch: &mut RowScratch,
+    keys: &[u64],
+    out: &mut [u8],
+    options: PullOptions,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
     let mut pull = RowPull {
         lanes,
         table,
@@ -55,8 +90,6 @@ pub(crate) fn pull(
         options,
         deadline,
     };
-    scratch.todo.clear();
-    scratch.todo.extend(0..keys.len() as u32);
     if options.mode == PullMode::Gather {
         return pull.gather(&mut scratch.keys, &scratch.todo);
     }
@@ -117,7 +150,10 @@ impl RowPull<'_> {
             }
             return Ok(());
         }
-        for &row in &s.todo {
+        for (n, &row) in s.todo.iter().enumerate() {
+            if let Some(&later) = s.todo.get(n + HINTS_AHEAD) {
+                self.table.prefetch(self.key(later));
+            }
             let key = self.key(row);
             // A hint that failed twice is not a row being written: ask.
             if attempt >= 2 {

@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 use super::Client;
 use crate::error::ClientError;
 use crate::lanes::Interrupt;
-use crate::pull::{self, PullMode, PullOptions, PullTicket};
+use crate::pull::{self, Due, PullMode, PullOptions, PullTicket};
 use crate::table::{Element, Table};
 
 impl Client {
@@ -45,16 +45,14 @@ impl Client {
             return Err(self.wrong("pull_rows", table.index, what));
         }
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
-        let deadline = Deadline::after(options.timeout);
-        let bytes = out.as_mut_bytes();
         pull::pull_rows(
             &mut self.lanes,
             state,
             &mut self.scratch,
             keys,
-            bytes,
+            out.as_mut_bytes(),
             options,
-            deadline,
+            Due::In(options.timeout),
         )
     }
 
@@ -150,6 +148,7 @@ impl Client {
         pull::pull_blocks(
             &mut self.lanes,
             state,
+            &mut self.blocks,
             first,
             out.as_mut_bytes(),
             options,

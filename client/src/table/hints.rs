@@ -3,6 +3,7 @@
 
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::layout::row::Loc;
+use tidewater_transport::mem::prefetch;
 
 /// Entries looked at for one key.
 const PROBES: usize = 16;
@@ -79,8 +80,26 @@ impl Entries {
 
     #[inline]
     fn get(&self, key: u64) -> Option<Loc> {
-        let (k, loc) = self.at(self.find(key).ok()?);
-        (k == key && loc != Loc::NONE).then_some(loc)
+        let home = mix64(key) as usize;
+        for n in 0..PROBES {
+            let (k, loc) = self.at((home + n) & self.mask);
+            if loc == Loc::NONE {
+                return None;
+            }
+            if k == key {
+                return Some(loc);
+            }
+        }
+        None
+    }
+
+    /// Asks for the line in which the search for a key begins.
+    #[inline]
+    fn prefetch(&self, key: u64) {
+        let slot = mix64(key) as usize & self.mask;
+        if let Some(entry) = self.words.get(2 * slot) {
+            prefetch(entry);
+        }
     }
 }
 
@@ -110,6 +129,12 @@ impl Hints {
             return here;
         }
         self.old.as_ref().and_then(|(old, _)| old.get(key))
+    }
+
+    /// Asks for the entry of a key that will be looked for soon.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: u64) {
+        self.entries.prefetch(key);
     }
 
     /// Remembers a key. Bounded work.

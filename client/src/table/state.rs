@@ -5,7 +5,7 @@ use std::ops::Range;
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
 use tidewater_transport::ids::{PartitionId, TableId};
 use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::dense::{BlockLayout, Ranges};
+use tidewater_transport::layout::dense::{BlockLayout, RangeIndex, Ranges};
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::row::{Loc, RowLayout};
 use tidewater_transport::placement::partition_of_key;
@@ -23,6 +23,9 @@ const EXTENTS_AT_ONCE: u64 = 64;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DensePart {
     pub(crate) lane: usize,
+    /// Its first row or block, and how many it has.
+    first: u64,
+    count: u64,
     pub(crate) salt: u64,
     pub(crate) payload: RemoteAddr,
     pub(crate) back: Option<RemoteAddr>,
@@ -56,6 +59,8 @@ pub(crate) struct TableState {
     pub(crate) sparse: Vec<SparseLane>,
     pub(crate) dense: Vec<Option<DensePart>>,
     lane_of_partition: Vec<usize>,
+    /// Of the rows of a dense table by rows.
+    index: RangeIndex,
 }
 
 fn remote(r: Remote) -> RemoteAddr {
@@ -68,6 +73,33 @@ fn remote(r: Remote) -> RemoteAddr {
 /// Whether memory has at least `bytes`, in whole words, and ends where addresses do or before.
 const fn holds(r: Remote, bytes: u64) -> bool {
     r.len >= bytes && r.address.is_multiple_of(8) && r.address.checked_add(r.len).is_some()
+}
+
+/// Geometry of a table by ranges, and its partitions in blocks.
+fn blocks(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
+    let Shape::Dense {
+        rows,
+        cols,
+        layout: DenseLayout::Blocks { block_bytes, .. },
+    } = spec.shape
+    else {
+        return None;
+    };
+    let layout = BlockLayout {
+        elements: rows * u64::from(cols),
+        element_bytes: spec.dtype.size(),
+        block_bytes: block_bytes as usize,
+    };
+    Some((layout, Ranges::new(layout.blocks(), spec.partitions)))
+}
+
+/// The rows or blocks of a dense table, cut into partitions.
+fn dense_ranges(spec: &TableSpec) -> Option<Ranges> {
+    match (spec.shape, blocks(spec)) {
+        (_, Some((_, ranges))) => Some(ranges),
+        (Shape::Dense { rows, .. }, None) => Some(Ranges::new(rows, spec.partitions)),
+        (Shape::Sparse { .. }, None) => None,
+    }
 }
 
 impl TableState {
@@ -110,6 +142,7 @@ impl TableState {
             dense: vec![None; spec.partitions as usize],
             sparse,
             lane_of_partition,
+            index: RangeIndex::new(dense_ranges(&spec).unwrap_or(Ranges::new(0, 1))),
             spec,
         })
     }
@@ -121,6 +154,7 @@ impl TableState {
         descriptor: &TableDescriptor,
         lanes: Range<usize>,
     ) -> Result<(), String> {
+        let ranges = dense_ranges(&self.spec);
         for part in &descriptor.parts {
             let lane = lanes.start + part.applier.0 as usize;
             let sparse = self.sparse.get_mut(lane).filter(|_| lanes.contains(&lane));
@@ -145,6 +179,8 @@ impl TableState {
                 };
                 *slot = Some(DensePart {
                     lane,
+                    first: ranges.map_or(0, |r| r.start(p.partition.0)),
+                    count: ranges.map_or(0, |r| r.len(p.partition.0)),
                     salt: part.salt,
                     payload: remote(p.payload),
                     back: p.payload_back.map(remote),
@@ -158,12 +194,12 @@ impl TableState {
 
     /// Whether the memory of a partition is as large as its rows or blocks are.
     fn is_whole(&self, p: &PartitionDescriptor) -> bool {
-        let Shape::Dense { rows, .. } = self.spec.shape else {
+        let Some(ranges) = dense_ranges(&self.spec) else {
             return false;
         };
-        let (ranges, each) = match self.blocks() {
-            Some((layout, ranges)) => (ranges, layout.block_bytes),
-            None => (Ranges::new(rows, self.spec.partitions), self.row.stride),
+        let each = match self.blocks() {
+            Some((layout, _)) => layout.block_bytes,
+            None => self.row.stride,
         };
         let count = ranges.len(p.partition.0);
         let Some(bytes) = count.checked_mul(each as u64) else {
@@ -192,21 +228,7 @@ impl TableState {
 
     /// Geometry of a table by ranges, and its partitions in blocks.
     pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
-        let Shape::Dense {
-            rows,
-            cols,
-            layout: DenseLayout::Blocks { block_bytes, .. },
-        } = self.spec.shape
-        else {
-            return None;
-        };
-        let layout = BlockLayout {
-            elements: rows * u64::from(cols),
-            element_bytes: self.spec.dtype.size(),
-            block_bytes: block_bytes as usize,
-        };
-        let ranges = Ranges::new(layout.blocks(), self.spec.partitions);
-        Some((layout, ranges))
+        blocks(&self.spec)
     }
 
     /// The lane to the owner of a key or row.
@@ -228,6 +250,25 @@ impl TableState {
         self.lane_of_partition.get(partition as usize).copied()
     }
 
+    /// Where a row is, if that is known without asking; a row of a dense table has no location.
+    #[inline]
+    pub(crate) fn place(&self, key: u64) -> Option<(RowSource, Loc)> {
+        if !self.is_sparse() {
+            return self.dense_row(key).map(|source| (source, Loc::NONE));
+        }
+        let loc = self.hints.get(key).filter(|l| l.is_some())?;
+        let lane = self.lane_of(key)?;
+        Some((self.sparse_row(lane, loc).ok()?, loc))
+    }
+
+    /// Asks for what [`Self::place`] will look at.
+    #[inline]
+    pub(crate) fn prefetch(&self, key: u64) {
+        if self.is_sparse() {
+            self.hints.prefetch(key);
+        }
+    }
+
     /// Where a row of a dense table is.
     #[inline]
     pub(crate) fn dense_row(&self, row: u64) -> Option<RowSource> {
@@ -237,10 +278,16 @@ impl TableState {
         if row >= rows {
             return None;
         }
-        let ranges = Ranges::new(rows, self.spec.partitions);
-        let partition = ranges.part_of(row);
-        let part = self.dense.get(partition as usize)?.as_ref()?;
-        let at = (row - ranges.start(partition)) * self.row.stride as u64;
+        let mut partition = self.index.guess(row) as usize;
+        let part = loop {
+            let part = self.dense.get(partition)?.as_ref()?;
+            // At most `GUESS_OFF_MAX` times: the guess is not past the row.
+            if row.checked_sub(part.first)? < part.count {
+                break part;
+            }
+            partition += 1;
+        };
+        let at = (row - part.first) * self.row.stride as u64;
         let from = RemoteAddr {
             key: part.payload.key,
             addr: part.payload.addr + at,
@@ -367,6 +414,7 @@ mod tests {
             }],
             dense: Vec::new(),
             lane_of_partition: Vec::new(),
+            index: RangeIndex::new(Ranges::new(0, 1)),
             spec,
         }
     }

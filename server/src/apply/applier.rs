@@ -37,6 +37,8 @@ pub struct Applier {
     rings: Vec<Ring>,
     commands: Receiver<Command>,
     payload: Vec<u8>,
+    /// The ring whose frame moved a clock most recently.
+    last_to_tick: usize,
     stopped: bool,
 }
 
@@ -74,6 +76,7 @@ impl Applier {
             rings: Vec::new(),
             commands,
             payload: Vec::new(),
+            last_to_tick: 0,
             stopped: false,
         })
     }
@@ -245,7 +248,14 @@ impl Applier {
         let mut moved = polled.map_err(|e| e.to_string())?;
         moved |= self.consume(n, (APPLY_BATCH_BYTES, APPLY_BATCH_ROWS))?;
         let ring = &mut self.rings[n];
+        let namespace = ring.sender.namespace;
+        let clock_moved = self.engine.moved.iter().any(|&(of, _)| of == namespace);
+        if clock_moved {
+            self.last_to_tick = n;
+        }
+        // A clock that moved is told at the end of this step, and the state goes with it.
         if ring.publish(&self.memory).map_err(|e| e.to_string())?
+            && !clock_moved
             && let Some(port) = &mut ring.port
         {
             port.signal().map_err(|e| e.to_string())?;
@@ -351,14 +361,17 @@ impl Applier {
         ring.post(at, &line_bytes(&reply.to_line(chk)))
     }
 
-    /// Tells everybody of a job about its minimums that moved.
+    /// Tells everybody of a job about its minimums that moved: first whoever ticked last, for whom
+    /// the others wait in the next iteration, too.
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
         for &(namespace, domain) in &moved {
             let line = self.engine.clocks(namespace).line(domain);
             let of_job = |ring: &&mut Ring| ring.sender.namespace == namespace;
-            for ring in self.rings.iter_mut().filter(of_job) {
+            let last_to_tick = self.last_to_tick.min(self.rings.len());
+            let (before, from) = self.rings.split_at_mut(last_to_tick);
+            for ring in from.iter_mut().chain(before).filter(of_job) {
                 let bytes = line_bytes(&line.to_line(ring.session.0, domain.0));
                 let told = ring.post(mailbox_clock_at(domain.0), &bytes);
                 let sent = told.and_then(|()| ring.port.as_mut().map_or(Ok(()), |p| p.signal()));

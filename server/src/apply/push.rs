@@ -128,6 +128,11 @@ impl Engine {
                 .zip(values.chunks_exact(row_bytes))
                 .enumerate()
             {
+                // Hinted rows were asked for when they were looked up.
+                if !hints && row % FIND_AHEAD == 0 {
+                    let group = places.iter().skip(row).take(FIND_AHEAD);
+                    group.for_each(|place| rows.prefetch(*place));
+                }
                 let progress = crate::store::redo::Progress {
                     row: row as u32,
                     ..lsn
@@ -162,6 +167,8 @@ impl Engine {
                     let (key, hint) = key_of(row);
                     hint.is_none_or(|h| !h.is_some()).then_some(key)
                 }));
+                let rows = row..count.min(row + FIND_AHEAD);
+                s.prefetch(rows.filter_map(|row| key_of(row).1));
             }
             let place = match &mut t.store {
                 Store::Rows(rows) => rows.place(key),

@@ -10,6 +10,7 @@ use tidewater_transport::ids::{RegionKey, TableId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::row::{Loc, RowLayout};
+use tidewater_transport::mem::Words;
 
 use super::StoreError;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
@@ -269,6 +270,27 @@ impl Extents {
             key,
             salt: extent.salt,
         })
+    }
+
+    /// Asks for everything that applying a push to a location's row will look at.
+    #[inline]
+    pub fn prefetch(&self, loc: Loc) {
+        let number = (loc.extent() as usize).checked_sub(1);
+        let Some(extent) = number.and_then(|n| self.list.get(n)) else {
+            return;
+        };
+        let slot = loc.slot() as usize;
+        let (private, public) = (self.memory.private.region(), self.memory.public.region());
+        let row_at = extent.rows.at + slot * self.plan.layout.stride;
+        let state_at = extent.state.at + slot * self.plan.state_bytes;
+        let of_slot = [
+            private.words(extent.keys.at + slot * 8, 8),
+            public.words(row_at, self.plan.layout.read_bytes()),
+            private.words(state_at, self.plan.state_bytes),
+        ];
+        if loc.slot() < extent.used {
+            of_slot.iter().flatten().for_each(Words::prefetch);
+        }
     }
 
     /// Writes the key of a slot.

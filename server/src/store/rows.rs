@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_transport::mem::Words;
 use tidewater_transport::table::{PushOp, TableSpec};
 
 use super::StoreError;
@@ -47,6 +48,15 @@ impl RowWriter {
     /// The table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
+    }
+
+    /// Asks for a row and its state, which will be applied to soon.
+    #[inline]
+    pub fn prefetch(&self, place: RowPlace) {
+        let (public, private) = (self.memory.public.region(), self.memory.private.region());
+        let row = public.words(place.row_at, self.layout.read_bytes());
+        let state = private.words(place.state_at, self.state.len());
+        [row, state].iter().flatten().for_each(Words::prefetch);
     }
 
     /// Applies one row of a push. `values` is one row long. Cost: about 30 ns for 64 bytes.

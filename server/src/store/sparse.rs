@@ -175,6 +175,12 @@ impl SparseShard {
         std::hint::black_box(seen);
     }
 
+    /// Begins to fetch the rows that these hints name, as [`Self::touch`] does for keys.
+    #[inline]
+    pub fn prefetch(&self, hints: impl Iterator<Item = Loc>) {
+        hints.for_each(|hint| self.extents.prefetch(hint));
+    }
+
     /// Where a key's row is, trying the client's hint first: it counts only if generation and key
     /// of the slot agree.
     #[inline]

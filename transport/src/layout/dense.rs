@@ -55,7 +55,10 @@ impl Ranges {
     /// First thing of range `part`; `part == parts` gives `count`.
     #[inline]
     pub const fn start(&self, part: u32) -> u64 {
-        ((self.count as u128 * part as u128) / self.parts as u128) as u64
+        match self.count.checked_mul(part as u64) {
+            Some(product) => product / self.parts as u64,
+            None => ((self.count as u128 * part as u128) / self.parts as u128) as u64,
+        }
     }
 
     /// Number of things in range `part`.
@@ -72,8 +75,50 @@ impl Ranges {
     /// The range that holds `thing` (which must be below `count`).
     #[inline]
     pub const fn part_of(&self, thing: u64) -> u32 {
-        // The largest p with floor(count p / parts) <= thing.
-        (((thing as u128 + 1) * self.parts as u128 - 1) / self.count as u128) as u32
+        // The largest p with floor(count p / parts) <= thing. Most tables are small enough for the
+        // short division, which is several times as fast.
+        match (thing + 1).checked_mul(self.parts as u64) {
+            Some(product) => ((product - 1) / self.count) as u32,
+            None => (((thing as u128 + 1) * self.parts as u128 - 1) / self.count as u128) as u32,
+        }
+    }
+}
+
+/// Ranges with the division done once: who looks many things up multiplies instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RangeIndex {
+    ranges: Ranges,
+    /// floor(2^64 parts / count); 0 where there are no more things than parts.
+    parts_per_thing: u64,
+}
+
+impl RangeIndex {
+    /// Most ranges between a guess and the right one.
+    pub const GUESS_OFF_MAX: u32 = 2;
+
+    /// Of ranges.
+    pub const fn new(ranges: Ranges) -> Self {
+        let parts_per_thing = if (ranges.parts as u64) < ranges.count {
+            (((ranges.parts as u128) << 64) / ranges.count as u128) as u64
+        } else {
+            0
+        };
+        Self {
+            ranges,
+            parts_per_thing,
+        }
+    }
+
+    /// The range that holds `thing` (which must be below the count), or one at most
+    /// [`Self::GUESS_OFF_MAX`] before it. With t the thing, of C things in P < C parts, the right one
+    /// is floor((t P + P - 1) / C) <= floor(t P / C) + 1; the product below is less than t P / C and
+    /// misses it by less than t / 2^64 < 1.
+    #[inline]
+    pub const fn guess(&self, thing: u64) -> u32 {
+        match self.parts_per_thing {
+            0 => self.ranges.part_of(thing),
+            per => ((thing as u128 * per as u128) >> 64) as u32,
+        }
     }
 }
 
@@ -133,7 +178,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn ranges_are_a_partition(count in 1u64..u64::MAX, parts in 1u32..4096, at in any::<u64>()) {
+        fn ranges_are_a_partition(
+            count in prop_oneof![1u64..u64::MAX, 1u64..1 << 40, (u64::MAX >> 12)..(u64::MAX >> 8)],
+            parts in 1u32..4096, at in any::<u64>(),
+        ) {
             let r = Ranges::new(count, parts);
             let thing = at % count;
             let p = r.part_of(thing);
@@ -142,6 +190,8 @@ mod tests {
             prop_assert!(r.len(p) >= count / u64::from(parts));
             prop_assert!(r.len(p) <= count / u64::from(parts) + 1);
             prop_assert_eq!(r.start(parts), count);
+            let guess = RangeIndex::new(r).guess(thing);
+            prop_assert!(guess <= p && p - guess <= RangeIndex::GUESS_OFF_MAX, "{} for {}", guess, p);
         }
 
         #[test]

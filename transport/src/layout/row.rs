@@ -104,19 +104,34 @@ pub fn verify_row(
     payload: &[u8],
 ) -> Option<RowVersion> {
     let ver = RowVersion(word_at(head, 0));
+    let proven = is_proven(ver, word_at(head, 8), payload, || {
+        row_chk(salt, key, ver, payload)
+    });
+    proven.then_some(ver)
+}
+
+/// Whether a row's header `{ver, told}` proves the payload whose check word `chk` computes: the one
+/// place that decides it, for copies made before they are hashed and while.
+#[inline(always)]
+pub(crate) fn is_proven(
+    ver: RowVersion,
+    told: u64,
+    payload: &[u8],
+    chk: impl FnOnce() -> u64,
+) -> bool {
     if !ver.is_valid() {
-        return None;
+        return false;
     }
     if planted::on(Plant::AcceptWithoutHash) {
-        return Some(ver);
+        return true;
     }
     if planted::on(Plant::HeadTailVersion) {
         // The defect: the version is compared at both ends of the row. Rows have no version at
         // their tail, so it is caught where the writer repeats the counter's low 32 bits there.
         let tail = word_at(payload, payload.len().saturating_sub(4)) as u32;
-        return (tail == ver.counter() as u32).then_some(ver);
+        return tail == ver.counter() as u32;
     }
-    (row_chk(salt, key, ver, payload) == word_at(head, 8)).then_some(ver)
+    chk() == told
 }
 
 /// The header of a row, in memory order.

@@ -10,10 +10,11 @@ pub mod pages;
 pub mod publish;
 #[cfg(not(loom))]
 pub mod region;
+pub mod rows;
 pub mod shared;
 
 #[cfg(not(loom))]
 pub use pages::Pages;
 #[cfg(not(loom))]
 pub use region::{MemError, Region};
-pub use shared::{Words, WordsMut};
+pub use shared::{Words, WordsMut, prefetch};

@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 
 use crate::clock::Deadline;
 use crate::doze::must_ring;
+use crate::exports::PUBLIC;
 use crate::fabric::{
-    Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr,
+    Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapped, ReadBatch, ReadOp, RemoteAddr,
     SIGNAL_BYTES_MAX, TransportKind,
 };
 use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
@@ -14,8 +15,6 @@ use crate::mem::{Region, WordsMut};
 use crate::sync::{Arc, Ordering, fence};
 use crate::wake::Bell;
 
-/// Which of the server's memories is public.
-const PUBLIC: u8 = 0;
 /// Which of the server's memories holds counters.
 const COUNTERS: u8 = 1;
 
@@ -77,10 +76,15 @@ impl ShmLane {
     /// Whether the lane may still be used (F10). Cost: a load of a line that nobody writes.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
-        if self.broken.is_none() && self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) == 0 {
+        if self.is_open() {
             return Ok(());
         }
         Err(self.closed(op))
+    }
+
+    #[inline(always)]
+    fn is_open(&self) -> bool {
+        self.broken.is_none() && self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) == 0
     }
 
     #[cold]
@@ -328,5 +332,10 @@ impl Lane for ShmLane {
 
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    fn mapped(&self) -> Option<Mapped<'_>> {
+        let memory = self.public.words(0, self.public.len()).ok()?;
+        self.is_open().then(|| Mapped::new(memory, self.key_check))
     }
 }

@@ -38,6 +38,9 @@ pub struct TcpLane {
     /// The call under way, for errors.
     op: &'static str,
     out: Fifo,
+    /// The socket did not take all of it: room there should wake the thread. Output that was not
+    /// offered yet waits for a flush or a poll, not for room.
+    stuck: bool,
     pub(super) inbound: Inbound,
 }
 
@@ -114,6 +117,7 @@ impl TcpLane {
             spin: if cores > 1 { SPIN } else { Duration::ZERO },
             op: "open",
             out: Fifo::default(),
+            stuck: false,
             inbound: Inbound {
                 input: Input::new(),
                 incoming: Incoming::Header,
@@ -154,7 +158,7 @@ impl TcpLane {
     /// Ends a call: settles what should wake the thread, or breaks the lane for good.
     fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
         let result = result.and_then(|value| {
-            let waiting = self.out.len() > 0;
+            let waiting = self.stuck && self.out.len() > 0;
             let interest = if waiting {
                 Interest::Both
             } else {
@@ -220,14 +224,20 @@ impl TcpLane {
     /// Sends what waits, as far as the socket takes it; true if anything went.
     fn send(&mut self) -> Result<bool, LaneError> {
         let mut any = false;
+        self.stuck = false;
         while self.out.len() > 0 {
             let Some(socket) = &self.socket else { break };
             match socket.send_bytes(self.out.pending()) {
                 Ok(Moved::Bytes(n)) => self.out.consume(n),
-                Ok(_) => break,
+                Ok(_) => {
+                    self.stuck = true;
+                    break;
+                }
                 Err(e) => return Err(self.refused_or(e)),
             }
             any = true;
+            // On one core the peer may have answered before this call returned.
+            socket.expect();
         }
         Ok(any)
     }
@@ -274,6 +284,8 @@ impl TcpLane {
     ) -> Result<(), LaneError> {
         let mut spin = Deadline::after(self.spin);
         loop {
+            // What is awaited may come while this thread looks: no sleep tells of it.
+            self.socket.iter().for_each(Socket::expect);
             let moved = self.advance(caller)?;
             if done(self, caller) {
                 return Ok(());

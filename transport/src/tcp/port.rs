@@ -19,6 +19,10 @@ use crate::wake::Watch;
 
 /// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
 const COPIED_READ_BYTES: usize = 2 << 10;
+/// What a short read costs at least, in bytes of a poll's budget: the misses of its row in the caches.
+const SHORT_READ_BYTES: usize = 256;
+/// Rows of a list that are asked for ahead of those that are copied.
+const READS_AHEAD: usize = 16;
 /// Input that is thrown away, in buffers, so that a refusal is not lost with a reset connection.
 const DISCARD_ROUNDS: usize = 16;
 
@@ -287,6 +291,7 @@ impl TcpPort {
                     if entries > 0 {
                         self.out.begin_answer();
                     }
+                    self.ask_ahead(exports, HEADER_BYTES, entries % READS_AHEAD);
                     self.task = Task::Reads { entries };
                 })
             }
@@ -372,6 +377,9 @@ impl TcpPort {
         if self.out.is_full() {
             return Ok(Some(Stop::Blocked));
         }
+        if entries.is_multiple_of(READS_AHEAD) {
+            self.ask_ahead(exports, 0, READS_AHEAD);
+        }
         if entry.fence {
             // All earlier reads have to be over (F03), those left to the kernel too.
             if self.out.has_spans() {
@@ -400,8 +408,24 @@ impl TcpPort {
         if entries == 1 {
             self.out.end_answer();
         }
-        budget.spend(1, len);
+        budget.spend(0, len.max(SHORT_READ_BYTES));
         Ok(None)
+    }
+
+    /// Asks for the memory of the next `count` short reads of a checked list that begins `at` bytes
+    /// from here, so that they do not wait for it one after the other.
+    fn ask_ahead(&self, exports: &mut ExportView, at: usize, count: usize) {
+        let list = self.input.pending().get(at..).unwrap_or_default();
+        for raw in list.as_chunks::<ENTRY_BYTES>().0.iter().take(count) {
+            let entry = Entry::from_bytes(raw);
+            let (at, len) = (entry.addr as usize, entry.len as usize);
+            if len <= COPIED_READ_BYTES
+                && let Ok(export) = exports.check(entry.key, entry.addr, len as u64, Rights::Read)
+                && let Ok(words) = export.region.words(at, len)
+            {
+                words.prefetch();
+            }
+        }
     }
 
     /// Tells the client, and executes nothing more.
@@ -437,6 +461,7 @@ impl TcpPort {
         let error = error.clone();
         if let Some(socket) = &self.socket {
             socket.finish();
+            socket.expect();
             for _ in 0..DISCARD_ROUNDS {
                 self.input.consume(usize::MAX);
                 match socket.recv_bytes(self.input.room()) {

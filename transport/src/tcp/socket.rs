@@ -1,5 +1,6 @@
 //! A connected socket and what its thread's [`Watch`] knows of it.
 
+use std::cell::Cell;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 
@@ -8,7 +9,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::clock::Deadline;
 use crate::fabric::{LaneError, TransportKind};
 use crate::mem::io::{RecvList, SendList};
-use crate::wake::Watch;
+use crate::wake::{Told, Watch};
 
 /// What should wake the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,18 +37,50 @@ pub(super) struct Socket {
     stream: TcpStream,
     watch: Watch,
     interest: Interest,
+    told: Told,
+    /// Looks that were left out since the last one.
+    skipped: Cell<u8>,
 }
+
+/// Looks at a socket that was found empty which are left out, if no sleep tells that something has
+/// come: a thread that goes to sleep saves them, one that has other work does not wait for long.
+const LOOKS_SKIPPED_MAX: u8 = 3;
 
 impl Socket {
     pub(super) fn new(stream: TcpStream, watch: Watch) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
-        watch.add(&stream, false)?;
+        let told = watch.add_told(&stream)?;
         Ok(Self {
             stream,
             watch,
             interest: Interest::Input,
+            told,
+            skipped: Cell::new(0),
         })
+    }
+
+    /// The next look is a real one: an answer is awaited, or there is no sleep to tell of it.
+    pub(super) fn expect(&self) {
+        self.told.set(true);
+    }
+
+    /// Whether this look can be left out: the socket was empty, and no sleep told otherwise.
+    fn may_skip(&self) -> bool {
+        let skipped = self.skipped.get();
+        let skip = !self.told.is_readable() && skipped < LOOKS_SKIPPED_MAX;
+        self.skipped.set(if skip { skipped + 1 } else { 0 });
+        skip
+    }
+
+    /// Notes what a look that asked for `asked` bytes found.
+    fn looked(&self, asked: usize, moved: io::Result<Moved>) -> io::Result<Moved> {
+        self.told.set(match &moved {
+            Ok(Moved::Bytes(n)) => *n >= asked,
+            Ok(Moved::Nothing) => false,
+            Ok(Moved::Closed) | Err(_) => true,
+        });
+        moved
     }
 
     /// Says what should wake the thread from now on. A system call only when it changes.
@@ -56,9 +89,9 @@ impl Socket {
             return Ok(());
         }
         match interest {
-            Interest::Input => self.watch.change(&self.stream, false)?,
-            Interest::Both => self.watch.change(&self.stream, true)?,
-            Interest::Output => self.watch.output_only(&self.stream)?,
+            Interest::Input => self.watch.change(&self.stream, &self.told, false)?,
+            Interest::Both => self.watch.change(&self.stream, &self.told, true)?,
+            Interest::Output => self.watch.output_only(&self.stream, &self.told)?,
         }
         self.interest = interest;
         Ok(())
@@ -84,25 +117,24 @@ impl Socket {
         }
     }
 
-    /// Receives into private memory. Cost: one system call.
+    /// Receives into private memory. Cost: one system call, or none where it would find nothing.
     pub(super) fn recv_bytes(&self, into: &mut [u8]) -> io::Result<Moved> {
-        match into {
-            [] => Ok(Moved::Nothing),
-            _ => moved(
-                rustix::net::recv(&self.stream, into, RecvFlags::DONTWAIT)
-                    .map(|(n, _)| n)
-                    .map_err(io::Error::from),
-                Moved::Closed,
-            ),
+        if into.is_empty() || self.may_skip() {
+            return Ok(Moved::Nothing);
         }
+        let asked = into.len();
+        let got = rustix::net::recv(&self.stream, into, RecvFlags::DONTWAIT);
+        let got = got.map(|(n, _)| n).map_err(io::Error::from);
+        self.looked(asked, moved(got, Moved::Closed))
     }
 
-    /// Receives into wherever the list says. Cost: one system call.
+    /// Receives into wherever the list says. Cost: as [`Self::recv_bytes`].
     pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
-        match list.len() {
-            0 => Ok(Moved::Nothing),
-            _ => moved(list.recv(&self.stream), Moved::Closed),
+        if list.len() == 0 || self.may_skip() {
+            return Ok(Moved::Nothing);
         }
+        let asked = list.len();
+        self.looked(asked, moved(list.recv(&self.stream), Moved::Closed))
     }
 
     /// Sleeps until bytes have come (or, if `output`, can go) or the deadline has passed.
@@ -119,6 +151,7 @@ impl Socket {
         };
         // An interrupted or failed wait is a spurious wake-up: the caller looks again anyway.
         let _ = poll(&mut [PollFd::new(&self.stream, flags)], Some(&timeout));
+        self.expect();
     }
 
     /// Sends no more.
@@ -130,7 +163,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         // A copy of the descriptor that lives on elsewhere would keep waking the thread.
-        self.watch.remove(&self.stream);
+        self.watch.remove(&self.stream, &self.told);
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

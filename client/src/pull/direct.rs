@@ -1,0 +1,195 @@
+//! The first try of a pull where the server's memory is mapped: rows are located, copied and proved
+//! in one pass, without a list of reads, without a clock. It only looks: whatever does not succeed
+//! here (unknown places, stale hints, rows that are being written, lanes without mapped memory) is
+//! left to the reads, which know what to do about it.
+
+use tidewater_transport::fabric::Mapped;
+use tidewater_transport::layout::row::{Loc, RowVersion};
+use tidewater_transport::mem::Words;
+use tidewater_transport::mem::publish::read_fence;
+use tidewater_transport::mem::rows::{copy_row, copy_row_unproven};
+
+use super::PullMode;
+use crate::lanes::Lanes;
+use crate::table::state::TableState;
+
+/// Rows that are asked for ahead of the one that is copied: as many as the core can wait for at a
+/// time, and few enough that their lines are still in the nearest cache when their turn comes.
+const AHEAD: usize = 16;
+
+/// No row of a lane.
+const NO_ROW: u32 = u32::MAX;
+
+/// What was done.
+#[derive(Debug, Default)]
+pub(super) struct Tried {
+    /// Rows that proved themselves, or were accepted unproven.
+    pub(super) accepted: u64,
+    /// Rows that did not prove themselves.
+    pub(super) rejected: u64,
+}
+
+/// A row in mapped memory.
+#[derive(Debug, Clone, Copy)]
+struct Place<'a> {
+    row: Words<'a>,
+    salt: u64,
+    loc: Loc,
+    lane: usize,
+}
+
+/// Finds rows in mapped memory.
+struct Places<'a> {
+    lanes: &'a Lanes,
+    table: &'a TableState,
+    bytes: usize,
+    /// Memory of the lane that was asked for last: neighbours are mostly of one lane.
+    at_hand: Option<(usize, Mapped<'a>)>,
+}
+
+impl<'a> Places<'a> {
+    #[inline]
+    fn of(&mut self, key: u64) -> Option<Place<'a>> {
+        let (source, loc) = self.table.place(key)?;
+        let memory = match self.at_hand {
+            Some((lane, memory)) if lane == source.lane => memory,
+            _ => {
+                let memory = self.lanes.mapped(source.lane)?;
+                self.at_hand = Some((source.lane, memory));
+                memory
+            }
+        };
+        Some(Place {
+            row: memory.words(source.from.key, source.from.addr, self.bytes)?,
+            salt: source.salt,
+            loc,
+            lane: source.lane,
+        })
+    }
+
+    /// Whether a copy is of the row that the hint meant: its slot was not given to another key.
+    #[inline]
+    const fn is_meant(&self, place: &Place<'_>, ver: RowVersion) -> bool {
+        !place.loc.is_some() || ver.generation() == place.loc.generation()
+    }
+}
+
+/// Tries all of `keys`; numbers of the rows that are not done are added to `todo`. `last` is memory
+/// for the last row of each lane.
+pub(super) fn pull(
+    lanes: &Lanes,
+    table: &TableState,
+    mode: PullMode,
+    keys: &[u64],
+    out: &mut [u8],
+    (todo, last): (&mut Vec<u32>, &mut Vec<u32>),
+) -> Tried {
+    let mut tried = Tried::default();
+    let mut places = Places {
+        lanes,
+        table,
+        bytes: table.row.read_bytes(),
+        at_hand: None,
+    };
+    // One row alone is its own witness: proved in one pass it costs less than read twice.
+    let proved = mode == PullMode::Consistent || keys.len() == 1;
+    if let [key] = keys {
+        match places.of(*key) {
+            Some(place) => try_row(&places, &place, (0, *key), out, proved, (todo, &mut tried)),
+            None => todo.push(0),
+        }
+        return tried;
+    }
+    let row_bytes = table.row.payload_bytes;
+    last.clear();
+    last.resize(lanes.len(), NO_ROW);
+    let mut group = [None; AHEAD];
+    let mut first = 0;
+    ask_for_hints(table, keys, first);
+    for (keys_of_group, outs) in keys.chunks(AHEAD).zip(out.chunks_mut(AHEAD * row_bytes)) {
+        for (place, key) in group.iter_mut().zip(keys_of_group) {
+            *place = places.of(*key);
+        }
+        let rows = || keys_of_group.iter().zip(&group);
+        // Nothing but these in a row: each may have to wait for an address translation, and the core
+        // waits for several only if they are close behind each other.
+        rows()
+            .filter_map(|(_, place)| place.as_ref())
+            .for_each(|place| place.row.prefetch());
+        ask_for_hints(table, keys, first + AHEAD);
+        for ((n, (key, place)), out) in (first..).zip(rows()).zip(outs.chunks_exact_mut(row_bytes))
+        {
+            let Some(place) = place else {
+                todo.push(n as u32);
+                continue;
+            };
+            let row = (n as u32, *key);
+            try_row(&places, place, row, out, proved, (todo, &mut tried));
+            if let Some(last) = last.get_mut(place.lane) {
+                *last = n as u32;
+            }
+        }
+        first += AHEAD;
+    }
+    if !proved && !witnesses_hold(&mut places, keys, out, row_bytes, last) {
+        todo.clear();
+        todo.extend(0..keys.len() as u32);
+        tried = Tried::default();
+    }
+    tried
+}
+
+/// Asks for the hints of the group of keys that begins with number `first`.
+#[inline]
+fn ask_for_hints(table: &TableState, keys: &[u64], first: usize) {
+    for key in keys.iter().skip(first).take(AHEAD) {
+        table.prefetch(*key);
+    }
+}
+
+#[inline(always)]
+fn try_row(
+    places: &Places<'_>,
+    place: &Place<'_>,
+    (n, key): (u32, u64),
+    out: &mut [u8],
+    proved: bool,
+    (todo, tried): (&mut Vec<u32>, &mut Tried),
+) {
+    let (ver, whole) = if proved {
+        let copy = copy_row(place.row, place.salt, key, out);
+        (copy.ver, copy.proven)
+    } else {
+        let ver = copy_row_unproven(place.row, out);
+        (ver, ver.is_valid())
+    };
+    if whole && places.is_meant(place, ver) {
+        tried.accepted += 1;
+    } else {
+        tried.rejected += u64::from(!whole);
+        todo.push(n);
+    }
+}
+
+/// Whether of each lane its `last` row, read behind a fence, proves itself: then the table was still
+/// there when the others were read, which do not tell by themselves that their memory was given to
+/// another table.
+fn witnesses_hold(
+    places: &mut Places<'_>,
+    keys: &[u64],
+    out: &mut [u8],
+    row_bytes: usize,
+    last: &[u32],
+) -> bool {
+    // SYNC: publish. Pairs with the writer's Release fence, as of a read flagged `fence` (F03).
+    read_fence();
+    last.iter().filter(|&&n| n != NO_ROW).all(|&n| {
+        let n = n as usize;
+        let (key, out) = (keys.get(n), out.get_mut(n * row_bytes..(n + 1) * row_bytes));
+        let (Some(&key), Some(out)) = (key, out) else {
+            return false;
+        };
+        let place = places.of(key);
+        place.is_some_and(|place| copy_row(place.row, place.salt, key, out).proven)
+    })
+}

@@ -1,0 +1,79 @@
+//! Rows of mapped memory, copied and proved in one pass.
+
+use super::Words;
+use crate::layout::row::{ROW_HEADER_BYTES, RowVersion, is_proven, row_hasher};
+
+/// What a copy of a row says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowCopy {
+    /// The version in its header.
+    pub ver: RowVersion,
+    /// Whether header and payload prove each other, as [`crate::layout::row::verify_row`] has it.
+    pub proven: bool,
+}
+
+/// Copies the payload of the row that begins with `row` into `out`, hashing what it copies: the
+/// row of `key` in the table of `salt`. Its words may change meanwhile: what was copied is accepted
+/// for the bytes that it is, and for nothing else. Cost: one pass over the payload.
+///
+/// # Panics
+/// When `row` is shorter than a header and `out`.
+#[inline]
+pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy {
+    let (ver, told) = (RowVersion(row.load(0)), row.load(8));
+    let hash = row_hasher(salt, key, ver, out.len());
+    let chk = row.copy_out_hashing(ROW_HEADER_BYTES, out, hash);
+    let proven = is_proven(ver, told, out, || chk);
+    RowCopy { ver, proven }
+}
+
+/// Copies the payload without a proof; the version that stood in the header before. Cost: a copy.
+///
+/// # Panics
+/// When `row` is shorter than a header and `out`.
+#[inline]
+pub fn copy_row_unproven(row: Words<'_>, out: &mut [u8]) -> RowVersion {
+    let ver = RowVersion(row.load(0));
+    row.copy_out(ROW_HEADER_BYTES, out);
+    ver
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::layout::row::{row_chk, row_head, verify_row};
+    use crate::mem::Region;
+
+    proptest! {
+        /// The one pass accepts what copy and hash one after the other accept, and copies the same.
+        #[test]
+        fn one_pass_agrees_with_two(
+            payload in proptest::collection::vec(any::<u8>(), 1..300),
+            counter in 0u64..3,
+            flipped in proptest::option::of((0usize..316, 0u8..8)),
+        ) {
+            let ver = RowVersion::new(1, counter);
+            let mut bytes = row_head(ver, row_chk(5, 6, ver, &payload)).to_vec();
+            bytes.extend_from_slice(&payload);
+            if let Some((at, bit)) = flipped {
+                let at = at % bytes.len();
+                bytes[at] ^= 1 << bit;
+            }
+            let region = Region::anonymous(4096).unwrap();
+            region.words_mut(0, bytes.len()).unwrap().copy_in(0, &bytes);
+            let row = region.words(0, bytes.len()).unwrap();
+            let mut out = vec![0; payload.len()];
+            let copy = copy_row(row, 5, 6, &mut out);
+            prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
+            let head = bytes.first_chunk().unwrap();
+            let told = verify_row(5, 6, head, &out);
+            prop_assert_eq!(copy.proven.then_some(copy.ver), told);
+            prop_assert!(flipped.is_none() || !copy.proven);
+            out.fill(0);
+            prop_assert_eq!(copy_row_unproven(row, &mut out), copy.ver);
+            prop_assert_eq!(&out, &bytes[ROW_HEADER_BYTES..]);
+        }
+    }
+}
