@@ -4,7 +4,15 @@
 //! a process by hand. The job token never stands in the environment, where every process of the
 //! user could be made to print it: a variable names the file or descriptor that holds it.
 
+//!
+//! Other launchers' variables, and how processes that they started meet: [`detect()`].
+
+pub mod detect;
+#[cfg(test)]
+mod detect_tests;
 mod device;
+pub mod hostlist;
+mod sources;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -12,6 +20,10 @@ pub mod token;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
+pub use detect::{
+    Decision, DetectError, Detection, Explicit, Finding, Place, Rendezvous, Source, Surroundings,
+    Verdict, detect,
+};
 pub use device::RdmaDevice;
 pub use token::TokenError;
 
@@ -36,6 +48,10 @@ pub const VARIABLES: &[Variable] = &[
         "address of the coordinator, HOST:PORT",
     ),
     variable(
+        "TIDEWATER_INTERFACE",
+        "network interface whose address a launched process listens on, as in ib0",
+    ),
+    variable(
         "TIDEWATER_JOB",
         "marks the processes of one launch; not a secret",
     ),
@@ -49,7 +65,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "TIDEWATER_RANK",
-        "number of this process among those of its role",
+        "number of this process among those of its role; with TIDEWATER_SIZE, among all",
     ),
     variable(
         "TIDEWATER_RDMA_DEVICE",
@@ -59,9 +75,17 @@ pub const VARIABLES: &[Variable] = &[
         "TIDEWATER_READY_FD",
         "descriptor that takes the ready line; its end of file says stop",
     ),
+    variable(
+        "TIDEWATER_RENDEZVOUS",
+        "where launched processes meet: a directory, HOST:PORT of rank 0, or pmi",
+    ),
     variable("TIDEWATER_ROLE", "worker, server or coordinator"),
     variable("TIDEWATER_SEED", "seed that repeats a random test"),
     variable("TIDEWATER_SERVERS", "servers of the job"),
+    variable(
+        "TIDEWATER_SIZE",
+        "processes of the launch, servers and workers, where no launcher says it",
+    ),
     variable(
         "TIDEWATER_TOKEN_FD",
         "descriptor of an open file that holds the job token",
