@@ -5,13 +5,23 @@
 //! user could be made to print it: a variable names the file or descriptor that holds it.
 
 //!
-//! Other launchers' variables, and how processes that they started meet: [`detect()`].
+//! Other launchers' variables: [`detect()`]. How processes that they started meet: [`meeting`].
 
+#[cfg(not(loom))]
+pub mod card;
 pub mod detect;
 #[cfg(test)]
 mod detect_tests;
 mod device;
+#[cfg(not(loom))]
+pub mod directory;
 pub mod hostlist;
+#[cfg(not(loom))]
+mod inherited;
+#[cfg(not(loom))]
+pub mod meeting;
+#[cfg(not(loom))]
+mod pmi1;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -20,11 +30,15 @@ pub mod token;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
+#[cfg(not(loom))]
+pub use card::{Card, CardError};
 pub use detect::{
     Decision, DetectError, Detection, Explicit, Finding, Place, Rendezvous, Source, Surroundings,
     Verdict, detect,
 };
 pub use device::RdmaDevice;
+#[cfg(not(loom))]
+pub use pmi1::PmiError;
 pub use token::TokenError;
 
 use crate::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
@@ -159,6 +173,26 @@ impl TransportChoice {
             Self::Verbs => "verbs",
         }
     }
+
+    /// What `TIDEWATER_TRANSPORT` says, also to a process that has no coordinator yet.
+    ///
+    /// # Errors
+    /// It names none.
+    pub fn from_env() -> Result<Option<Self>, EnvError> {
+        Vars::new(std::env::vars_os()).parsed("TIDEWATER_TRANSPORT")
+    }
+}
+
+/// What `TIDEWATER_APPLIERS` and `TIDEWATER_SERVERS` say, also to a process that has no coordinator
+/// yet.
+///
+/// # Errors
+/// They are no such numbers.
+pub fn counts_from_env() -> Result<(Option<u16>, Option<u32>), EnvError> {
+    let vars = Vars::new(std::env::vars_os());
+    let appliers = vars.number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?;
+    let appliers = appliers.and_then(|count| u16::try_from(count).ok());
+    Ok((appliers, vars.number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?))
 }
 
 impl FromStr for TransportChoice {

@@ -1,6 +1,7 @@
 //! The state machine without sockets: who is answered what, and what servers are ordered.
 
 mod models;
+mod muster;
 mod service;
 
 use std::time::Duration;

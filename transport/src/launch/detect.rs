@@ -44,6 +44,8 @@ pub enum Source {
     Torchrun,
     /// Scripts for ps-lite.
     Dmlc,
+    /// The program itself, which has a broadcast of its own.
+    Card,
 }
 
 impl Source {
@@ -59,6 +61,7 @@ impl Source {
             Self::Slurm => "Slurm",
             Self::Torchrun => "torchrun",
             Self::Dmlc => "DMLC",
+            Self::Card => "a card",
         }
     }
 }
@@ -117,6 +120,20 @@ pub struct Place {
 }
 
 impl Place {
+    /// Of a program that brings the card to its processes itself.
+    pub const fn by_card(rank: u32, size: u32) -> Self {
+        Self {
+            source: Source::Card,
+            rank,
+            size,
+            local_rank: None,
+            local_size: None,
+            job: None,
+            hosts: Vec::new(),
+            rendezvous: None,
+        }
+    }
+
     /// Whether all processes are known to be on this host.
     pub fn is_one_host(&self) -> bool {
         self.local_size == Some(self.size) || self.hosts.len() == 1

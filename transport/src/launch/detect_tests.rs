@@ -17,7 +17,7 @@ fn with(vars: &str, explicit: Explicit) -> Detection {
     };
     let is_socket = |fd| fd == 7;
     let vars = vars.split_whitespace().map(pair);
-    let around = Surroundings::new(vars, PathBuf::from("/home/u"), &is_socket, explicit);
+    let around = Surroundings::new(vars, PathBuf::from("/j"), &is_socket, explicit);
     detect(&around)
 }
 
@@ -44,87 +44,50 @@ const TORCH: &str = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_R
 const DMLC: &str = "DMLC_ROLE=worker DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=3 \
                     DMLC_PS_ROOT_URI=10.0.0.1 DMLC_PS_ROOT_PORT=9000";
 
-#[test]
-fn every_launcher_is_told_from_its_own_variables() {
+/// What a launcher's own variables say: source, rank and size, those of the host, meeting place.
+type Row = (String, Source, [u32; 2], [Option<u32>; 2], String);
+
+fn table() -> Vec<Row> {
     let pmi = || "PMI-1 over descriptor 7".to_owned();
-    let dir = |name: &str| format!("directory /home/u/.tidewater/{name}");
-    let table = [
-        (
-            OMPI.to_owned(),
-            Source::OpenMpi,
-            (2, 4),
-            (Some(2), Some(4)),
-            dir("ompi-205389825"),
-        ),
-        (
-            HYDRA.to_owned(),
-            Source::Hydra,
-            (1, 4),
-            (Some(1), Some(4)),
-            pmi(),
-        ),
-        (
-            SRUN.to_owned(),
-            Source::Slurm,
-            (3, 4),
-            (Some(1), Some(2)),
-            dir("slurm-12.0"),
-        ),
-        (
-            format!("{SRUN} {PMI2}"),
-            Source::Slurm,
-            (3, 4),
-            (Some(1), Some(2)),
-            pmi(),
-        ),
-        (
-            FLUX.to_owned(),
-            Source::Flux,
-            (1, 2),
-            (Some(0), None),
-            dir("flux-f2xY"),
-        ),
-        (
-            format!("{FLUX} PMI_FD=7 PMI_RANK=1 PMI_SIZE=2"),
-            Source::Flux,
-            (1, 2),
-            (Some(0), None),
-            pmi(),
-        ),
-        (
-            TORCH.to_owned(),
-            Source::Torchrun,
-            (3, 4),
-            (Some(1), Some(2)),
-            dir("torch-node1-29500-a_b-0"),
-        ),
-        (
-            DMLC.to_owned(),
+    let dir = |name: &str| format!("directory /j/.tidewater/{name}");
+    let row = |vars: &str, source, numbers, local: [i64; 2], meeting| {
+        let local = local.map(|number| u32::try_from(number).ok());
+        (vars.to_owned(), source, numbers, local, meeting)
+    };
+    let srun_pmi2 = format!("{SRUN} {PMI2}");
+    let flux_pmi = format!("{FLUX} PMI_FD=7 PMI_RANK=1 PMI_SIZE=2");
+    let torch = dir("torch-node1-29500-a_b-0");
+    let by_hand = "TIDEWATER_RANK=0 TIDEWATER_SIZE=2 TIDEWATER_RENDEZVOUS=/nfs/x";
+    let nfs = "directory /nfs/x".to_owned();
+    vec![
+        row(OMPI, Source::OpenMpi, [2, 4], [2, 4], dir("ompi-205389825")),
+        row(HYDRA, Source::Hydra, [1, 4], [1, 4], pmi()),
+        row(SRUN, Source::Slurm, [3, 4], [1, 2], dir("slurm-12.0")),
+        row(&srun_pmi2, Source::Slurm, [3, 4], [1, 2], pmi()),
+        row(FLUX, Source::Flux, [1, 2], [0, -1], dir("flux-f2xY")),
+        row(&flux_pmi, Source::Flux, [1, 2], [0, -1], pmi()),
+        row(TORCH, Source::Torchrun, [3, 4], [1, 2], torch),
+        row(
+            DMLC,
             Source::Dmlc,
-            (4, 5),
-            (None, None),
+            [4, 5],
+            [-1, -1],
             dir("dmlc-10.0.0.1-9000"),
         ),
-        (
-            "TIDEWATER_RANK=0 TIDEWATER_SIZE=2 TIDEWATER_RENDEZVOUS=/nfs/x".into(),
-            Source::Tidewater,
-            (0, 2),
-            (None, None),
-            "directory /nfs/x".into(),
-        ),
-    ];
-    for (vars, source, (rank, size), (local_rank, local_size), meeting) in table {
+        row(by_hand, Source::Tidewater, [0, 2], [-1, -1], nfs),
+    ]
+}
+
+#[test]
+fn every_launcher_is_told_from_its_own_variables() {
+    for (vars, source, numbers, local, meeting) in table() {
         let place = place(&vars);
         assert_eq!(
-            (place.source, place.rank, place.size),
-            (source, rank, size),
+            (place.source, [place.rank, place.size]),
+            (source, numbers),
             "{vars}"
         );
-        assert_eq!(
-            (place.local_rank, place.local_size),
-            (local_rank, local_size),
-            "{vars}"
-        );
+        assert_eq!([place.local_rank, place.local_size], local, "{vars}");
         assert_eq!(place.rendezvous.unwrap().to_string(), meeting, "{vars}");
     }
 }
