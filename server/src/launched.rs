@@ -94,15 +94,17 @@ pub fn take_seat(
     deadline: Deadline,
 ) -> Result<Seated, LaunchedError> {
     let own = interface.map(interface_address).transpose()?;
-    let hosted = match place.rank {
+    let mut hosted = match place.rank {
         0 => Some(Hosted::start(place, own, deadline)?),
         _ => None,
     };
-    let seat = match &hosted {
+    let seat = match &mut hosted {
         // Through the same door as the others, but without looking for it.
         Some(hosted) => {
-            let card = &hosted.card;
-            muster::attend_by(card, place, part, (deadline, deadline))?
+            let seat = muster::attend_by(&hosted.card, place, part, (deadline, deadline))?;
+            // All have come: nobody needs the card, and it stays nowhere if this process is killed.
+            hosted.posted = None;
+            seat
         }
         None => muster::attend(place, part, deadline)?,
     };
@@ -222,7 +224,7 @@ pub struct Hosted {
     /// Its end of file tells the coordinator to end.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    _posted: Option<Posted>,
+    posted: Option<Posted>,
 }
 
 impl Hosted {
@@ -241,7 +243,7 @@ impl Hosted {
             });
         }
         let mut hosted = Self::listen(place, own)?;
-        hosted._posted = meeting::publish(place, &hosted.card, deadline).map_err(met)?;
+        hosted.posted = meeting::publish(place, &hosted.card, deadline).map_err(met)?;
         Ok(hosted)
     }
 
@@ -272,7 +274,7 @@ impl Hosted {
             card,
             stop: Some(stop),
             thread: Some(thread),
-            _posted: None,
+            posted: None,
         })
     }
 

@@ -194,6 +194,13 @@ impl Coordinator {
             .into_iter()
             .map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
         self.actions.extend(told);
+        if self.gathering.is_some() {
+            // Servers that somebody else's launcher has started end with an error too, or it takes
+            // the job for a success.
+            let servers = self.servers.values().map(|server| server.peer);
+            let told = servers.map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
+            self.actions.extend(told);
+        }
         if self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, &refusal.text);
         }

@@ -1,7 +1,7 @@
 //! Meeting in a directory that all processes see: rank 0 leaves a card there.
 //!
 //! The card is a file of mode 0600, written beside its name and renamed, so that it is whole whenever
-//! it is seen. It lies there until rank 0 is done with it. One that nobody removed is no harm: whoever
+//! it is seen. It lies there until all have come. One that nobody removed is no harm: whoever
 //! reads it finds nobody at its addresses, and looks again; rank 0 replaces it, after it has looked
 //! whether somebody still listens there.
 
