@@ -108,7 +108,7 @@ pub fn take_seat(
         }
         None => muster::attend(place, part, deadline)?,
     };
-    let listen = own.unwrap_or(seat.local);
+    let listen = own.unwrap_or_else(|| reached_from_elsewhere(place, &seat));
     Ok(Seated {
         seat,
         listen,
@@ -359,14 +359,35 @@ fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Ve
         _ if place.is_one_host() => return vec![told(IpAddr::V4(Ipv4Addr::LOCALHOST))],
         _ => {}
     }
-    let mut nets = Topology::read().nets;
-    nets.retain(|net| net.up);
-    // Bridges of containers and the like have addresses that lead nowhere from elsewhere.
-    nets.sort_by_key(|net| (!net.hardware, std::cmp::Reverse(net.speed_mbps)));
-    let addresses = nets.iter().flat_map(|net| net.addresses.iter().copied());
-    let mut addresses: Vec<String> = addresses.filter(is_routable).map(told).collect();
+    let mut addresses: Vec<String> = routable_addresses().into_iter().map(told).collect();
     addresses.push(format!("{}:{port}", host::host_name()));
     addresses
+}
+
+/// Addresses of this host, those of its network cards first: bridges of containers and the like have
+/// some that lead nowhere from elsewhere.
+fn routable_addresses() -> Vec<IpAddr> {
+    let mut nets = Topology::read().nets;
+    nets.retain(|net| net.up);
+    nets.sort_by_key(|net| (!net.hardware, std::cmp::Reverse(net.speed_mbps)));
+    let addresses = nets.iter().flat_map(|net| net.addresses.iter().copied());
+    addresses.filter(is_routable).collect()
+}
+
+/// The address of this process on its way to the coordinator; but where a host's own name leads it
+/// to loopback (Debian's 127.0.1.1), one by which others reach it too.
+fn reached_from_elsewhere(place: &Place, seat: &Seat) -> IpAddr {
+    let went_by_name = is_name(&seat.coordinator) && seat.local.is_loopback();
+    let elsewhere = || routable_addresses().first().copied();
+    let needed = went_by_name && !place.is_one_host();
+    needed.then(elsewhere).flatten().unwrap_or(seat.local)
+}
+
+/// Whether the host of `HOST:PORT` is neither an address nor "localhost", by which loopback is meant.
+fn is_name(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    bare != "localhost" && bare.parse::<IpAddr>().is_err()
 }
 
 /// Whether others than this host, and than the neighbours on one cable, may use it.
@@ -431,6 +452,19 @@ mod tests {
                     "{servers} of {size}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn a_name_may_lead_to_loopback_and_an_address_means_what_it_says() {
+        for (address, expected) in [
+            ("node1:80", true),
+            ("node1.cluster:80", true),
+            ("127.0.0.1:80", false),
+            ("[::1]:80", false),
+            ("localhost:80", false),
+        ] {
+            assert_eq!(is_name(address), expected, "{address}");
         }
     }
 

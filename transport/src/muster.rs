@@ -113,10 +113,12 @@ pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, Mus
         let card = meeting::find(place, deadline)?;
         // A card in a directory may be one that an earlier job left: it is read again.
         let is_final = !matches!(place.rendezvous, Some(Rendezvous::Directory(_)));
+        let tries = u32::try_from(card.addresses.len()).unwrap_or(1);
         let limit = if is_final {
             deadline
         } else {
-            deadline.min(Deadline::after(TRY))
+            // Each of its addresses has its turn.
+            deadline.min(Deadline::after(TRY * tries))
         };
         match attend_by(&card, place, part, (limit, deadline)) {
             Err(MusterError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {

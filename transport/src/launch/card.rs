@@ -191,4 +191,17 @@ mod tests {
         }
         assert!(Card::parse(&[0xff; 40]).is_err());
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_harm(bytes: Vec<u8>, at: usize, byte: u8) {
+            let _ = Card::parse(&bytes);
+            let mut changed = card(&["[fe80::1]:4000", "h:1"]).encode().into_bytes();
+            let at = at % changed.len();
+            changed[at] = byte;
+            if let Ok(card) = Card::parse(&changed) {
+                assert!(card.addresses.iter().all(|address| is_address(address)));
+            }
+        }
+    }
 }

@@ -242,4 +242,14 @@ mod tests {
         assert_ne!(port_of(7, "0"), port_of(7, "1"));
         assert_eq!(port_of(7, "0"), port_of(7, "0"), "the same on every host");
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_harms(text in "[a-z0-9\\[\\],()x-]{0,40}|.{0,40}", node: u32) {
+            if let Ok(hosts) = expand(&text, 50) {
+                assert!((1..=50).contains(&hosts.len()));
+            }
+            tasks_of(&text, node);
+        }
+    }
 }
