@@ -135,6 +135,7 @@ both() {
 # long NAME COMMAND...: a job that goes on for long, until it trains; sets job.
 long() {
     local _
+    : >log # what the job before said is not of this one
     "$@" </dev/null >log 2>&1 &
     job=$!
     for _ in {1..200}; do
@@ -236,6 +237,8 @@ try_slurm() {
         trained "srun --mpi=$mpi, one program" "$HERE" "${SPMD[@]}"
     done
     printf '%s\n' "0-1 ${SERVER[*]}" "2-5 ${LR[*]} --epochs 1000000" >parts
+    printf '%s\n' "0-1 ${SERVER[*]}" "2-5 ${LR[*]} --epochs 1000000 --save $SCRATCH/saved" >long
+    signalled srun srun -Q --mpi=none -n 6 --multi-prog long
     killed srun 5 srun -Q --mpi=none --kill-on-bad-exit=0 -n 6 --multi-prog parts
     if command -v mpirun.openmpi >/dev/null; then
         # In a job's shell everybody inherits SLURM_PROCID=0, or nothing; mpirun's word counts.
@@ -243,6 +246,15 @@ try_slurm() {
             -n 2 "${SERVER[@]}" : -n 4 "${LR[@]}" --json out.json
         trained "mpirun in salloc" "$HERE" "${MPMD[@]}"
     fi
+    local script
+    for script in slurm slurm-mpirun; do
+        rm -rf model model.json
+        TRAIN=$SCRATCH/train SAVE=$SCRATCH/model OMPI_MCA_rmaps_base_oversubscribe=1 \
+            run sbatch -Q --wait -n 6 -o "$SCRATCH/log" "$REPO_ROOT/scripts/examples/$script.sbatch"
+        is 5 "worker 3 of 4" "$HERE" && [[ -s model.json && -n $(ls -A model) ]] || rc=1
+        nothing_left || rc=1
+        expect "scripts/examples/$script.sbatch, rc $rc" [ "$rc" = 0 ]
+    done
     slurm_down
 }
 
