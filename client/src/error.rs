@@ -84,6 +84,9 @@ pub enum ClientError {
     /// The job's environment is incomplete or contradicts itself.
     #[error("{0}")]
     Environment(String),
+    /// The processes of a launch do not come together, or not as a job; names who is missing.
+    #[error("{0}")]
+    Launch(String),
     /// A lane broke in a way that recovery cannot mend.
     #[error(transparent)]
     Lane(#[from] LaneError),

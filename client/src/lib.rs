@@ -56,6 +56,8 @@ pub mod data;
 pub mod embedded;
 pub mod error;
 mod lanes;
+#[cfg(feature = "embedded")]
+pub mod launched;
 pub mod link;
 pub mod pull;
 pub mod push;
@@ -70,6 +72,8 @@ pub use counters::Counters;
 #[cfg(feature = "embedded")]
 pub use embedded::Embedded;
 pub use error::ClientError;
+#[cfg(feature = "embedded")]
+pub use launched::{Entered, Launch};
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};

@@ -24,7 +24,7 @@ use tidewater_transport::ids::{ServerId, TableId, WorkerId};
 use tidewater_transport::limits::DATA_DEADLINE;
 use tidewater_transport::wire::WireError;
 use tidewater_transport::wire::control::{
-    self, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members, Message, Order,
+    self, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members, Message, Notice, Order,
     OrderAnswer, SavedPart, ServerMember, TableInfo, WorkerState,
 };
 use tidewater_transport::wire::frame::kind;
@@ -93,6 +93,9 @@ pub enum AgentError {
         /// How.
         why: String,
     },
+    /// The job has failed, and with it ends this server, which is well.
+    #[error("{0}")]
+    JobFailed(Refusal),
     /// A system call failed.
     #[error("waiting for the coordinator at {address}: {source}")]
     Wait {
@@ -205,6 +208,7 @@ impl Agent {
             number,
             tables: BTreeMap::new(),
             removed: BTreeSet::new(),
+            failed: None,
         };
         Ok((enlisted, joined))
     }
@@ -228,6 +232,8 @@ pub struct Enlisted {
     tables: BTreeMap<TableId, (String, TableInfo)>,
     /// Workers that the node was told of.
     removed: BTreeSet<(String, WorkerId)>,
+    /// Why the job has failed, if the coordinator has said so.
+    failed: Option<Refusal>,
 }
 
 impl Enlisted {
@@ -235,7 +241,8 @@ impl Enlisted {
     /// or hangs up. Whatever is returned: shut the node down.
     ///
     /// # Errors
-    /// The coordinator is lost: there is no cluster any more.
+    /// The coordinator is lost: there is no cluster any more. Or it has said that the job has failed,
+    /// as it does where somebody else's launcher has started the processes.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         self.stream
             .set_nonblocking(true)
@@ -301,12 +308,15 @@ impl Enlisted {
                         Err(error) => return Err(self.lost(error)),
                     }
                 }
-                // Notices and late answers concern workers.
-                Ok(Some(frame))
-                    if matches!(frame.kind(), kind::NOTICE | kind::COORDINATOR_ANSWER) =>
-                {
+                Ok(Some(frame)) if frame.kind() == Notice::KIND => {
+                    // Others concern workers.
+                    if let Ok((_, Notice::PeerFailed(refusal))) = control::decode(&frame) {
+                        self.failed.get_or_insert(refusal);
+                    }
                     continue;
                 }
+                // So do late answers.
+                Ok(Some(frame)) if frame.kind() == kind::COORDINATOR_ANSWER => continue,
                 Ok(Some(frame)) => {
                     let (found, expected) = (frame.kind(), Order::KIND);
                     return Err(self.lost(WireError::Kind { found, expected }));
@@ -324,7 +334,10 @@ impl Enlisted {
             self.flush()?;
             if is_end {
                 self.flush_within(FAREWELL);
-                return Ok(true);
+                return match self.failed.take() {
+                    Some(refusal) => Err(AgentError::JobFailed(refusal)),
+                    None => Ok(true),
+                };
             }
         }
     }

@@ -23,6 +23,7 @@ pub mod clocks;
 pub mod coordinator;
 pub mod embedded;
 pub mod inbox;
+pub mod launched;
 pub mod launcher;
 pub mod machine;
 pub mod namespace;

@@ -4,7 +4,25 @@
 //! a process by hand. The job token never stands in the environment, where every process of the
 //! user could be made to print it: a variable names the file or descriptor that holds it.
 
+//!
+//! Other launchers' variables: [`detect()`]. How processes that they started meet: [`meeting`].
+
+#[cfg(not(loom))]
+pub mod card;
+pub mod detect;
+#[cfg(test)]
+mod detect_tests;
 mod device;
+#[cfg(not(loom))]
+pub mod directory;
+pub mod hostlist;
+#[cfg(not(loom))]
+mod inherited;
+#[cfg(not(loom))]
+pub mod meeting;
+#[cfg(not(loom))]
+mod pmi1;
+mod sources;
 #[cfg(test)]
 mod tests;
 pub mod token;
@@ -12,7 +30,15 @@ pub mod token;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
+#[cfg(not(loom))]
+pub use card::{Card, CardError};
+pub use detect::{
+    Decision, DetectError, Detection, Explicit, Finding, Place, Rendezvous, Source, Surroundings,
+    Verdict, detect,
+};
 pub use device::RdmaDevice;
+#[cfg(not(loom))]
+pub use pmi1::PmiError;
 pub use token::TokenError;
 
 use crate::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
@@ -36,6 +62,10 @@ pub const VARIABLES: &[Variable] = &[
         "address of the coordinator, HOST:PORT",
     ),
     variable(
+        "TIDEWATER_INTERFACE",
+        "network interface whose address a launched process listens on, as in ib0",
+    ),
+    variable(
         "TIDEWATER_JOB",
         "marks the processes of one launch; not a secret",
     ),
@@ -49,7 +79,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "TIDEWATER_RANK",
-        "number of this process among those of its role",
+        "number of this process among those of its role; with TIDEWATER_SIZE, among all",
     ),
     variable(
         "TIDEWATER_RDMA_DEVICE",
@@ -59,9 +89,17 @@ pub const VARIABLES: &[Variable] = &[
         "TIDEWATER_READY_FD",
         "descriptor that takes the ready line; its end of file says stop",
     ),
+    variable(
+        "TIDEWATER_RENDEZVOUS",
+        "where launched processes meet: a directory, HOST:PORT of rank 0, or pmi",
+    ),
     variable("TIDEWATER_ROLE", "worker, server or coordinator"),
     variable("TIDEWATER_SEED", "seed that repeats a random test"),
     variable("TIDEWATER_SERVERS", "servers of the job"),
+    variable(
+        "TIDEWATER_SIZE",
+        "processes of the launch, servers and workers, where no launcher says it",
+    ),
     variable(
         "TIDEWATER_TOKEN_FD",
         "descriptor of an open file that holds the job token",
@@ -135,6 +173,26 @@ impl TransportChoice {
             Self::Verbs => "verbs",
         }
     }
+
+    /// What `TIDEWATER_TRANSPORT` says, also to a process that has no coordinator yet.
+    ///
+    /// # Errors
+    /// It names none.
+    pub fn from_env() -> Result<Option<Self>, EnvError> {
+        Vars::new(std::env::vars_os()).parsed("TIDEWATER_TRANSPORT")
+    }
+}
+
+/// What `TIDEWATER_APPLIERS` and `TIDEWATER_SERVERS` say, also to a process that has no coordinator
+/// yet.
+///
+/// # Errors
+/// They are no such numbers.
+pub fn counts_from_env() -> Result<(Option<u16>, Option<u32>), EnvError> {
+    let vars = Vars::new(std::env::vars_os());
+    let appliers = vars.number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?;
+    let appliers = appliers.and_then(|count| u16::try_from(count).ok());
+    Ok((appliers, vars.number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?))
 }
 
 impl FromStr for TransportChoice {

@@ -36,6 +36,8 @@ pub mod launch;
 pub mod layout;
 pub mod limits;
 pub mod mem;
+#[cfg(not(loom))]
+pub mod muster;
 pub mod placement;
 pub mod planted;
 #[cfg(not(loom))]

@@ -28,6 +28,20 @@ pub const DOMAINS_MAX: usize = 64;
 pub const SERVERS_MAX: u32 = 1_024;
 /// Workers of a cluster.
 pub const WORKERS_MAX: u32 = 65_536;
+/// Processes of one launch, servers and workers.
+pub const LAUNCHED_MAX: u32 = SERVERS_MAX + WORKERS_MAX;
+/// Bytes of a card: PMI-1's longest value is 1,024 with its zero.
+pub const CARD_BYTES_MAX: usize = 1_000;
+/// Addresses of a card: each is tried, and costs its time.
+pub const CARD_ADDRESSES_MAX: usize = 8;
+/// Bytes of a line of PMI-1: its longest value, key and name with room for what is between.
+pub const PMI_LINE_BYTES_MAX: usize = 4 << 10;
+/// Time that all processes of a launch have to come, for those who do not say.
+pub const GATHER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of a launcher's variable: a list of hosts of a large job is the longest.
+pub const LAUNCH_TEXT_BYTES_MAX: usize = 64 << 10;
+/// Hosts that a list may name: with one process each they are a whole job.
+pub const HOSTLIST_HOSTS_MAX: usize = LAUNCHED_MAX as usize;
 /// Bytes of a token file that are read: 64 hex digits, a newline, and room to say "too long".
 pub const TOKEN_FILE_BYTES_MAX: u64 = 128;
 /// Processes that one launcher starts: each costs it five descriptors.

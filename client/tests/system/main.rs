@@ -12,6 +12,7 @@ mod bits;
 mod by_hand;
 mod deaths;
 mod idle;
+mod launched;
 mod locked;
 mod model;
 mod one_sided;

@@ -4,6 +4,7 @@
 //! 4 peer or rendezvous, 5 bad input data, 128+n signal.
 
 mod internal;
+mod launched;
 mod machine;
 mod roles;
 mod run;
@@ -55,6 +56,8 @@ enum Command {
     Info(machine::InfoArgs),
     /// Check this machine: what is missing, what that means, and what to type.
     Doctor(machine::DoctorArgs),
+    /// Say which launcher started this process, what it told, and how the processes meet.
+    LaunchInfo(launched::LaunchInfoArgs),
     #[command(name = "__child", hide = true)]
     Child(internal::ChildArgs),
     #[command(name = "__guard", hide = true)]
@@ -70,6 +73,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Serve(args) => roles::serve(args),
         Command::Info(args) => machine::info(args),
         Command::Doctor(args) => machine::doctor(args),
+        Command::LaunchInfo(args) => launched::info(args),
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),
     }

@@ -63,18 +63,25 @@ pub(crate) struct CoordinatorArgs {
 /// The arguments of `server`.
 #[derive(Debug, Args)]
 pub(crate) struct ServerArgs {
-    /// The coordinator [default: TIDEWATER_COORDINATOR].
+    /// The coordinator [default: TIDEWATER_COORDINATOR, or that of the launch, at rank 0].
     #[arg(long, value_name = "HOST:PORT")]
-    coordinator: Option<String>,
-    /// This server's number [default: TIDEWATER_RANK].
+    pub(super) coordinator: Option<String>,
+    /// This server's number [default: TIDEWATER_RANK; when launched, in the order of ranks].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
     number: Option<u32>,
-    /// Time the coordinator has to be there.
+    #[command(flatten)]
+    pub(super) launch: super::launched::LaunchArgs,
+    /// When launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE,
+    /// or the one that leads to the coordinator].
+    #[arg(long, value_name = "NAME")]
+    pub(super) interface: Option<String>,
+    /// Time the coordinator, or when launched all processes, have to be there.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
-    patience: Duration,
-    /// Where to listen; port 0 takes a free one.
-    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
-    listen: SocketAddr,
+    pub(super) patience: Duration,
+    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:0; when launched, see
+    /// --interface].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
     /// Host that clients are told, if it is not the one listened on.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
@@ -140,7 +147,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// An exit code, and what was said of it.
-type Outcome = Result<(), ExitCode>;
+pub(super) type Outcome = Result<(), ExitCode>;
 
 /// Runs a coordinator until its cluster ends or it is told to.
 pub(crate) fn coordinator(args: CoordinatorArgs) -> ExitCode {
@@ -196,27 +203,22 @@ fn run_coordinator(args: CoordinatorArgs) -> Outcome {
 
 fn run_server(args: ServerArgs) -> Outcome {
     log();
+    if args.coordinator.is_none()
+        && let Some(place) = super::launched::place(&args.launch)?
+    {
+        return super::launched::serve(&place, &args);
+    }
     let env = environment()?;
     let known = env.as_ref();
     let coordinator = known.and_then(|env| env.coordinator.clone());
-    let coordinator = needed(args.coordinator, coordinator, "--coordinator")?;
+    let coordinator = needed(args.coordinator.clone(), coordinator, "--coordinator")?;
     let number = needed(args.number, known.map(|env| env.rank), "--number")?;
-    let token = token(args.token_file, known)?;
-    let servers = known.map_or(1, |env| env.servers);
+    let token = token(args.token_file.clone(), known)?;
     let mut config = ServerConfig::new(coordinator, token, ServerId(number));
-    let asked = args.appliers.or(known.and_then(|env| env.appliers));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    config.appliers = asked.unwrap_or_else(|| appliers_that_fit(cores, servers));
     config.local_rank = known.map_or(0, |env| env.local_rank);
-    config.local_servers = servers;
+    config.local_servers = known.map_or(1, |env| env.servers);
     config.local_clients = known.map_or(0, |env| env.workers);
-    config.capacity = args.capacity;
-    config.mlock = args.mlock;
-    config.rdma_device = rdma_device(args.rdma_device, known)?;
-    config.hugepages = args.hugepages;
-    config.nic = args.nic;
-    config.listen = args.listen;
-    config.advertise = args.advertise;
+    args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
     let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
         let exit = if matches!(error, ServerError::Agent(_)) {
             4
@@ -254,6 +256,28 @@ fn run_serve(args: ServeArgs) -> Outcome {
     let cluster = Cluster::start(&config).map_err(|error| complain(3, error))?;
     stop.ready(&cluster.environment().coordinator)?;
     stop.wait()
+}
+
+impl ServerArgs {
+    /// What flags and environment say of a server, however it came to its number.
+    pub(super) fn fill(
+        &self,
+        config: &mut ServerConfig,
+        appliers: Option<u16>,
+        env: Option<&JobEnv>,
+    ) -> Outcome {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let fit = || appliers_that_fit(cores, config.local_servers);
+        config.appliers = self.appliers.or(appliers).unwrap_or_else(fit);
+        config.capacity = self.capacity;
+        config.mlock = self.mlock;
+        config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
+        config.hugepages = self.hugepages;
+        config.nic.clone_from(&self.nic);
+        config.listen = self.listen.unwrap_or(config.listen);
+        config.advertise.clone_from(&self.advertise);
+        Ok(())
+    }
 }
 
 /// What tells the process to end: SIGTERM, SIGINT, or its launcher.
@@ -359,7 +383,7 @@ fn needed<T>(flag: Option<T>, env: Option<T>, name: &str) -> Result<T, ExitCode>
     })
 }
 
-fn complain(exit: u8, message: impl Display) -> ExitCode {
+pub(super) fn complain(exit: u8, message: impl Display) -> ExitCode {
     super::complain(message);
     ExitCode::from(exit)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_transport::ids::{ServerId, WorkerId};
 use tidewater_transport::limits::SHUTDOWN_GRACE;
-use tidewater_transport::wire::control::{CoordinatorAnswer, Notice, Order, WorkerState};
+use tidewater_transport::wire::control::{CoordinatorAnswer, Notice, Order, Part, WorkerState};
 use tidewater_transport::wire::hello::Role;
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
@@ -42,7 +42,7 @@ impl Coordinator {
         for server in self.joined_servers() {
             self.order(server, Purpose::Shutdown, Order::Shutdown);
         }
-        if self.servers.is_empty() {
+        if self.servers.is_empty() && !self.is_still_telling() {
             self.phase = Phase::Ended;
         }
     }
@@ -121,7 +121,8 @@ impl Coordinator {
         match self.config.on_lost {
             LostWorker::GoOn => self.job_changed(namespace, WorkerState::Lost),
             LostWorker::FailJob => {
-                let text = format!("worker {rank}: {why}");
+                let who = self.launched_as(Part::Worker, rank.0);
+                let text = format!("worker {rank}{who}: {why}");
                 let numbers = [u64::from(rank.0), 0, 0, 0];
                 let refusal = Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text);
                 self.fail_job(namespace, &refusal);
@@ -144,7 +145,11 @@ impl Coordinator {
         self.epoch += 1;
         self.revision += 1;
         if self.phase == Phase::Running && !peer.leaving {
-            let text = format!("server {number} on {}: its connection ended", member.host);
+            let who = match self.launched_as(Part::Server, number.0) {
+                who if who.is_empty() => format!(" on {}", member.host),
+                who => who,
+            };
+            let text = format!("server {number}{who}: its connection ended");
             let numbers = [u64::from(number.0), 0, 0, 0];
             self.fail_all(&Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text));
         }
@@ -189,6 +194,13 @@ impl Coordinator {
             .into_iter()
             .map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
         self.actions.extend(told);
+        if self.gathering.is_some() {
+            // Servers that somebody else's launcher has started end with an error too, or it takes
+            // the job for a success.
+            let servers = self.servers.values().map(|server| server.peer);
+            let told = servers.map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
+            self.actions.extend(told);
+        }
         if self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, &refusal.text);
         }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tidewater_transport::ids::{ServerId, WorkerId};
 use tidewater_transport::limits::JOBS_MAX;
 use tidewater_transport::wire::control::{
-    CoordinatorAnswer, Join, Joined, Members, Order, ServerMember, WorkerState,
+    CoordinatorAnswer, Join, Joined, Members, Order, Part, ServerMember, WorkerState,
 };
 use tidewater_transport::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
@@ -19,6 +19,7 @@ impl Coordinator {
     /// # Errors
     /// What the peer is told.
     pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        self.admit_to_gathering(hello.role)?;
         if self.phase != Phase::Running {
             return Err(Refusal::new(RefusalCode::ShuttingDown, [0; 4]));
         }
@@ -115,6 +116,7 @@ impl Coordinator {
             worker.state = WorkerState::Live;
         }
         let expected = job.expected();
+        self.launched_joins(Part::Worker, rank);
         self.revision += 1;
         Ok(self.joined(rank, &namespace, expected))
     }
@@ -128,6 +130,7 @@ impl Coordinator {
         };
         peer.joined = true;
         let (number, namespace) = (ServerId(peer.rank), peer.namespace.clone());
+        self.launched_joins(Part::Server, number.0);
         self.revision += 1;
         if let Some(server) = self.servers.get_mut(&number) {
             server.member = Some(ServerMember {

@@ -19,6 +19,7 @@ mod files;
 mod jobs;
 mod members;
 mod models;
+mod muster;
 pub mod serve;
 pub mod state;
 mod tables;

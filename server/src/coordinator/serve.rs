@@ -85,6 +85,8 @@ pub struct Listening {
     address: String,
     policy: ServerPolicy,
     cluster: CoordinatorConfig,
+    /// Processes of a launch that gather first.
+    gathers: Option<u32>,
 }
 
 impl Listening {
@@ -137,7 +139,23 @@ impl Listening {
             address,
             policy,
             cluster: config.cluster,
+            gathers: None,
         })
+    }
+
+    /// With the processes of a launch gathering here first: how many of them are servers and workers
+    /// is known when all have come.
+    #[must_use]
+    pub const fn gathering(mut self, size: u32) -> Self {
+        self.gathers = Some(size);
+        self
+    }
+
+    /// The port that it listens on; 0 if the system does not say.
+    pub fn port(&self) -> u16 {
+        self.listener
+            .local_addr()
+            .map_or(0, |address| address.port())
     }
 
     /// Where others reach it: the address of the ready line.
@@ -171,8 +189,12 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
         epoll::add(&epoll, fd, EventData::new_u64(STOP), once)
             .map_err(system("watch for the word to end"))?;
     }
+    let mut state = Coordinator::new(listening.cluster.clone());
+    if let Some(size) = listening.gathers {
+        state.gather(size);
+    }
     let mut server = Server {
-        state: Coordinator::new(listening.cluster.clone()),
+        state,
         listening,
         epoll,
         conns: BTreeMap::new(),

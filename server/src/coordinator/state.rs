@@ -13,6 +13,7 @@ use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 use super::barriers::Waiter;
 use super::jobs::{EndingJob, Job};
 use super::models::ModelOp;
+use super::muster::Gathering;
 use super::tables::TableEntry;
 use crate::checkpoint::Manifest;
 
@@ -164,6 +165,8 @@ pub struct Coordinator {
     pub(super) epoch: u64,
     pub(super) revision: u64,
     pub(super) phase: Phase,
+    /// The launch that gathers here, or has.
+    pub(super) gathering: Option<Gathering>,
     pub(super) actions: Vec<Action>,
 }
 
@@ -187,6 +190,7 @@ impl Coordinator {
             epoch: 1,
             revision: 0,
             phase: Phase::Running,
+            gathering: None,
             actions: Vec::new(),
         }
     }
@@ -217,7 +221,12 @@ impl Coordinator {
             .values()
             .filter_map(|job| job.barriers.next_deadline());
         let models = self.models.values().map(|op| op.deadline);
-        barriers.chain(models).chain(stopping).min()
+        let gathering = self.gathering_deadline();
+        barriers
+            .chain(models)
+            .chain(gathering)
+            .chain(stopping)
+            .min()
     }
 
     /// A request of a peer.
@@ -270,9 +279,10 @@ impl Coordinator {
         match peer.role {
             Role::Server => self.server_gone(&peer),
             Role::Worker => self.worker_gone(id, &peer),
-            Role::Coordinator | Role::Admin => {}
+            Role::Coordinator | Role::Admin => self.gathered_gone(id),
         }
-        if matches!(self.phase, Phase::Stopping(_)) && self.servers.is_empty() {
+        let is_left = self.servers.is_empty() && !self.is_still_telling();
+        if matches!(self.phase, Phase::Stopping(_)) && is_left {
             self.phase = Phase::Ended;
         }
     }
@@ -283,6 +293,7 @@ impl Coordinator {
         if matches!(self.phase, Phase::Stopping(deadline) if deadline <= self.now) {
             self.phase = Phase::Ended;
         }
+        self.expire_gathering();
         self.expire_barriers();
         self.expire_models();
     }
@@ -303,6 +314,7 @@ impl Coordinator {
                 return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
             }
             (Ask::Join(_), Role::Server | Role::Worker, false) => {}
+            (Ask::Muster(_), Role::Admin, false) => {}
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
             (Ask::Failed { .. }, ..) | (Ask::Finished, Role::Worker, _) => {}
@@ -311,6 +323,7 @@ impl Coordinator {
         }
         match request {
             Ask::Join(join) => self.join(asker, join),
+            Ask::Muster(told) => self.muster(asker, told),
             Ask::CreateTable(spec) => self.create_table(asker, &namespace, spec),
             Ask::OpenTable { name } => self.open_table(asker, &namespace, &name),
             Ask::ReleaseTable { id } => self.release_table(asker, &namespace, id),

@@ -1,6 +1,7 @@
 //! The state machine without sockets: who is answered what, and what servers are ordered.
 
 mod models;
+mod muster;
 mod service;
 
 use std::time::Duration;
@@ -14,9 +15,7 @@ use tidewater_transport::wire::control::{
 use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
-use super::state::{
-    Action, Coordinator, CoordinatorConfig, FileDone, FileTask, Lifetime, LostWorker, PeerId,
-};
+use super::state::*;
 use crate::checkpoint::Manifest;
 
 const APPLIERS: u16 = 2;

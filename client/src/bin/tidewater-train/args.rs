@@ -20,6 +20,10 @@ Examples:
     tidewater run --servers 2 --workers 4 -- \\
         tidewater-train lr --train train.libsvm --test test.libsvm --sync ssp:2 --json out.json
 
+  The same under another launcher, with servers of their own, and with one program for all:
+    mpirun -n 2 tidewater server : -n 4 tidewater-train lr --train train.libsvm
+    mpirun -n 6 tidewater-train lr --train train.libsvm --servers 2
+
   A sparse model, saved, and evaluated later on other data:
     tidewater-train ftrl --train train.libsvm --l1 2 --save model
     tidewater-train ftrl --train train.libsvm --l1 2 --load model --epochs 0 --test new.libsvm
@@ -190,9 +194,25 @@ pub(crate) struct TrainArgs {
     /// In a job: the name that sets it apart from other jobs of its service [default: default].
     #[arg(long, value_name = "NAME", value_parser = namespace)]
     pub(crate) namespace: Option<String>,
-    /// Alone: servers of the cluster inside this process [default: 1].
+    /// Alone: servers of the cluster inside this process [default: 1]. Launched by mpirun or its
+    /// like: processes that become servers, spread over the ranks [default: TIDEWATER_SERVERS, or
+    /// none: servers were started beside].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: Option<u32>,
+    /// Launched: number of this process among all that were [default: the launcher's].
+    #[arg(long, value_name = "N", requires = "size")]
+    pub(crate) rank: Option<u32>,
+    /// Launched: processes that were, servers and workers [default: the launcher's].
+    #[arg(long, value_name = "N")]
+    pub(crate) size: Option<u32>,
+    /// Launched: where they meet: a directory that all see, HOST:PORT of rank 0, or pmi [default:
+    /// TIDEWATER_RENDEZVOUS, or what the launcher offers].
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) rendezvous: Option<String>,
+    /// Launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE, or the
+    /// one that leads to rank 0].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<String>,
     /// Alone: applier threads of each of those servers [default: 1].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) appliers: Option<u16>,

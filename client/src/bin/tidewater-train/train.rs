@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use tidewater_client::Client;
 use tidewater_client::data::{LabelMap, ReadOptions};
+use tidewater_client::launched::ServerSeat;
 use tidewater_client::train::{Config, Outcome, TrainError, exit, run as train};
 use tidewater_transport::table::Optimizer;
 
 use crate::args::TrainArgs;
-use crate::cluster::connect;
+use crate::cluster::{Call, connect};
 use crate::console::{Console, conclude};
 use crate::{Failure, say};
 
@@ -20,7 +21,10 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
         check_writable(json)?;
     }
     let mut console = Console::new()?;
-    let mut connected = connect(&args)?;
+    let mut connected = match connect(&args)? {
+        Call::Work(connected) => connected,
+        Call::Serve(seat) => return serve(*seat),
+    };
     let client = &mut connected.client;
     let outcome = match work(client, &config, &mut console, args.json.as_deref()) {
         Ok(outcome) => outcome,
@@ -33,16 +37,24 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
             return Err(e.into());
         }
     };
+    let rank = client.rank();
+    connected.end();
     Ok(match outcome {
         Outcome::Stopped(signal) => {
             say(format_args!(
-                "tidewater-train: worker {} ended by signal {signal}",
-                client.rank()
+                "tidewater-train: worker {rank} ended by signal {signal}"
             ));
             ExitCode::from(128u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX)))
         }
         _ => ExitCode::SUCCESS,
     })
+}
+
+/// Serves until the workers have finished. Signals are theirs: they end their step, save, and need
+/// servers for it.
+fn serve(seat: ServerSeat) -> Result<ExitCode, Failure> {
+    seat.run(&[])?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn work(

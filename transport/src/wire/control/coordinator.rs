@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, worker_id};
+use super::muster::{Muster, Mustered};
 use super::{Answer, Message, Request};
 use crate::ids::{Incarnation, TableId, WorkerId};
 use crate::limits::{
@@ -111,6 +112,9 @@ pub enum CoordinatorRequest {
     },
     /// The process is about to close; its end is no loss. Answer: Done.
     Goodbye,
+    /// Instead of Join, by a process of a launch that has a rank, and no number yet. Answer:
+    /// [`CoordinatorAnswer::Mustered`], when all have come, or a refusal that names who has not.
+    Muster(Muster),
 }
 
 /// Coordinator to worker or server.
@@ -144,6 +148,8 @@ pub enum CoordinatorAnswer {
     },
     /// No.
     Refused(Refusal),
+    /// To Muster.
+    Mustered(Mustered),
 }
 
 /// Coordinator to server, over the connection that the server opened, and only after the answer to
@@ -272,6 +278,7 @@ impl Message for CoordinatorRequest {
             }
             Self::Save { dir } | Self::Load { dir } => path(dir),
             Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
+            Self::Muster(muster) => muster.validate(),
             Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
         }
     }
@@ -316,6 +323,7 @@ impl Message for CoordinatorAnswer {
                     .try_for_each(|n| name_at_most("table name", n, TABLE_NAME_BYTES_MAX))
             }
             Self::Refused(refusal) => refusal.validate(),
+            Self::Mustered(mustered) => mustered.validate(),
         }
     }
 }

@@ -8,13 +8,14 @@
 //!
 //! | who asks whom | request | answer |
 //! |---|---|---|
-//! | worker or server the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
+//! | worker, server or launched process the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
 //! | coordinator a server | [`Order`] | [`OrderAnswer`] |
 //! | worker a server | [`ServerRequest`] | [`ServerAnswer`] |
 //! | coordinator or server tells | [`Notice`] | none |
 
 mod coordinator;
 mod members;
+mod muster;
 #[cfg(test)]
 pub(super) mod samples;
 mod server;
@@ -32,6 +33,7 @@ pub use coordinator::{
 pub use members::{
     DomainClock, Endpoints, Members, ServerMember, WorkerClock, WorkerMember, WorkerState,
 };
+pub use muster::{Muster, Mustered, Part};
 pub use server::{
     ApplierPart, Attach, Attached, LaneGrant, PartitionDescriptor, Recovered, Remote, ServerAnswer,
     ServerRequest, ShmAttach, TableDescriptor, Transport,

@@ -293,6 +293,17 @@ impl Gen {
                 reason: self.name(99),
             },
             R::Goodbye,
+            // Neither are these drawn.
+            R::Muster(Muster {
+                rank: 5,
+                size: 6,
+                part: Part::Worker,
+                host: "node7".into(),
+                host_id: "0e1c29ab-boot".into(),
+                pid: 4_711,
+                local_size: 3,
+                timeout_ms: 60_000,
+            }),
         ]
     }
 
@@ -320,6 +331,14 @@ impl Gen {
                 clocks: self.clocks(),
             },
             A::Refused(self.refusal()),
+            A::Mustered(Mustered {
+                number: 3,
+                servers: 2,
+                workers: 4,
+                local_number: 1,
+                local_servers: 1,
+                local_workers: 2,
+            }),
         ]
     }
 

@@ -4,9 +4,9 @@ use super::samples::Gen;
 use super::*;
 use crate::ids::{ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, WorkerId};
 use crate::limits::{
-    CONTROL_BYTES_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX, SERVERS_MAX,
-    TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VERBS_REGIONS_MAX,
-    WORKERS_MAX,
+    CONTROL_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX,
+    SERVERS_MAX, TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN,
+    VERBS_REGIONS_MAX, WORKERS_MAX,
 };
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
@@ -124,6 +124,30 @@ fn text_limits_hold_at_both_ends() {
             clocks,
         };
         refuses(&OrderAnswer::Saved(part));
+    }
+}
+
+#[test]
+fn a_process_of_a_launch_that_cannot_be_is_refused_at_both_ends() {
+    let mut g = Gen(2);
+    let Some(CoordinatorRequest::Muster(muster)) = g.coordinator_requests().pop() else {
+        panic!("the last sample is another");
+    };
+    for wrong in [
+        Muster {
+            rank: LAUNCHED_MAX,
+            ..muster.clone()
+        },
+        Muster {
+            size: LAUNCHED_MAX + 1,
+            ..muster.clone()
+        },
+        Muster {
+            host: "\u{7}".into(),
+            ..muster
+        },
+    ] {
+        refuses(&CoordinatorRequest::Muster(wrong));
     }
 }
 

@@ -1,0 +1,337 @@
+//! The processes of a launch gather before there are servers and workers: each says its rank and
+//! what it is going to be, and when all have come each is told its number.
+//!
+//! Two processes with one rank, a process that ends or gives up, another size: the launch has failed,
+//! and everybody is told of whom.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tidewater_transport::limits::{SERVERS_MAX, SHUTDOWN_GRACE, TEXT_BYTES_MAX, WORKERS_MAX};
+use tidewater_transport::wire::control::{CoordinatorAnswer, Muster, Mustered, Part};
+use tidewater_transport::wire::hello::Role;
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::state::{Asker, Coordinator, PeerId, Phase, bad};
+
+/// Ranks and hosts that a message names; more are counted.
+const NAMED_MAX: usize = 16;
+
+/// Who has come.
+#[derive(Debug)]
+struct Arrival {
+    asker: Asker,
+    told: Muster,
+    /// Its number among those of its part, once all have come.
+    number: Option<u32>,
+    /// It has joined by that number.
+    joined: bool,
+}
+
+/// A launch that gathers, or has.
+#[derive(Debug)]
+pub(super) struct Gathering {
+    size: u32,
+    came: BTreeMap<u32, Arrival>,
+    /// When the first of those that have come gives up.
+    deadline: Option<Duration>,
+    complete: bool,
+    /// Why it failed.
+    failed: Option<Refusal>,
+}
+
+impl Gathering {
+    fn missing(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.size).filter(|rank| !self.came.contains_key(rank))
+    }
+
+    /// Who has not come, and on which hosts somebody is missing.
+    fn absentees(&self) -> String {
+        let named: Vec<String> = self
+            .missing()
+            .take(NAMED_MAX)
+            .map(|rank| rank.to_string())
+            .collect();
+        let (came, size, missing) = (self.came.len(), self.size, named.join(", "));
+        let more = self.missing().count().saturating_sub(NAMED_MAX);
+        let mut text = format!("{came} of {size} processes have come; missing: rank {missing}");
+        if more > 0 {
+            let _ = write!(text, " and {more} more");
+        }
+        let mut hosts: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+        for Arrival { told, .. } in self.came.values() {
+            let host = hosts.entry(&told.host).or_default();
+            *host = (host.0 + 1, told.local_size);
+        }
+        let short = |&(_, &(came, of)): &(&&str, &(u32, u32))| of > came;
+        let of_hosts: u32 = hosts.values().map(|&(came, of)| of.max(came)).sum();
+        for (host, (came, of)) in hosts.iter().filter(short).take(NAMED_MAX) {
+            let _ = write!(text, "; on host {host}, {came} of {of} have");
+        }
+        let knows = hosts.values().all(|&(_, of)| of > 0);
+        if knows && of_hosts < self.size {
+            let hosts: Vec<&str> = hosts.keys().copied().take(NAMED_MAX).collect();
+            let elsewhere = self.size - of_hosts;
+            let hosts = hosts.join(", ");
+            let _ = write!(text, "; {elsewhere} are on other hosts than {hosts}");
+        }
+        text
+    }
+
+    /// Numbers in the order of ranks, and the whole answer of each.
+    fn number(&mut self) -> Vec<(Asker, Mustered)> {
+        let of = |came: &BTreeMap<u32, Arrival>, part| {
+            let those = came.values().filter(|arrival| arrival.told.part == part);
+            those.count() as u32
+        };
+        let servers = of(&self.came, Part::Server);
+        let workers = of(&self.came, Part::Worker);
+        let mut next: BTreeMap<Part, u32> = BTreeMap::new();
+        let mut local: BTreeMap<(String, Part), u32> = BTreeMap::new();
+        let mut numbers = Vec::new();
+        for arrival in self.came.values_mut() {
+            let part = arrival.told.part;
+            let take = |counter: &mut u32| {
+                *counter += 1;
+                *counter - 1
+            };
+            let number = take(next.entry(part).or_default());
+            let here = (arrival.told.host_id.clone(), part);
+            numbers.push((number, take(local.entry(here).or_default())));
+            arrival.number = Some(number);
+        }
+        let answer = |(arrival, (number, local_number)): (&Arrival, (u32, u32))| {
+            let here = |part| {
+                let host = arrival.told.host_id.clone();
+                local.get(&(host, part)).copied().unwrap_or(0)
+            };
+            let mustered = Mustered {
+                number,
+                servers,
+                workers,
+                local_number,
+                local_servers: here(Part::Server),
+                local_workers: here(Part::Worker),
+            };
+            (arrival.asker, mustered)
+        };
+        self.came.values().zip(numbers).map(answer).collect()
+    }
+
+    fn parts(&self) -> BTreeSet<Part> {
+        self.came
+            .values()
+            .map(|arrival| arrival.told.part)
+            .collect()
+    }
+}
+
+/// A process as messages name it.
+fn describe(told: &Muster) -> String {
+    let Muster {
+        rank, pid, host, ..
+    } = told;
+    format!("rank {rank} (pid {pid} on {host})")
+}
+
+impl Coordinator {
+    /// Lets a launch of `size` processes gather; until all have come, nobody else is let in, and
+    /// then there are as many servers and workers as there are.
+    pub fn gather(&mut self, size: u32) {
+        self.gathering = Some(Gathering {
+            size,
+            came: BTreeMap::new(),
+            deadline: None,
+            complete: false,
+            failed: None,
+        });
+    }
+
+    /// Why nobody is let in to work yet, or any more.
+    pub(super) fn admit_to_gathering(&self, role: Role) -> Result<(), Refusal> {
+        let Some(gathering) = &self.gathering else {
+            return Ok(());
+        };
+        match &gathering.failed {
+            Some(refusal) => Err(refusal.clone()),
+            None if gathering.complete || matches!(role, Role::Admin | Role::Coordinator) => Ok(()),
+            None => Err(bad("the processes of this job have not all come yet")),
+        }
+    }
+
+    pub(super) fn gathering_deadline(&self) -> Option<Duration> {
+        let gathering = self.gathering.as_ref()?;
+        gathering.deadline.filter(|_| !gathering.complete)
+    }
+
+    /// A process of the launch has come.
+    pub(super) fn muster(
+        &mut self,
+        asker: Asker,
+        told: Muster,
+    ) -> Result<Option<CoordinatorAnswer>, Refusal> {
+        let now = self.now;
+        let Some(gathering) = &mut self.gathering else {
+            return Err(bad("this coordinator knows its servers and workers: join"));
+        };
+        let (rank, size) = (told.rank, gathering.size);
+        let there = gathering.came.get(&rank).map(|other| describe(&other.told));
+        let who = describe(&told);
+        if gathering.complete {
+            let text = format!(
+                "the {size} processes of the job that meets here have all come; {who} is of another \
+                 one, and each job needs a meeting place of its own"
+            );
+            return Err(Refusal::new(RefusalCode::RankTaken, [u64::from(rank); 4]).with_text(text));
+        }
+        if told.size != size || rank >= size {
+            let refusal = Refusal::new(
+                RefusalCode::BadRequest,
+                [told.size.into(), size.into(), 0, 0],
+            );
+            let text = format!(
+                "{who} is of {} processes, and rank 0 is of {size}",
+                told.size
+            );
+            let refusal = refusal.with_text(text);
+            self.fail_gathering(&refusal);
+            return Err(refusal);
+        }
+        if let Some(there) = there {
+            let refusal = Refusal::new(RefusalCode::RankTaken, [rank.into(), 0, 0, 0]);
+            let refusal =
+                refusal.with_text(format!("two processes have one rank: {there} and {who}"));
+            self.fail_gathering(&refusal);
+            return Err(refusal);
+        }
+        let patience = now.saturating_add(Duration::from_millis(told.timeout_ms));
+        gathering.deadline = Some(gathering.deadline.map_or(patience, |at| at.min(patience)));
+        let arrival = Arrival {
+            asker,
+            told,
+            number: None,
+            joined: false,
+        };
+        gathering.came.insert(rank, arrival);
+        if gathering.came.len() == size as usize {
+            self.all_have_come();
+        }
+        Ok(None)
+    }
+
+    fn all_have_come(&mut self) {
+        let Some(gathering) = &mut self.gathering else {
+            return;
+        };
+        let missing = [Part::Server, Part::Worker];
+        let missing = missing
+            .into_iter()
+            .find(|part| !gathering.parts().contains(part));
+        if let Some(part) = missing {
+            let remedy = match part {
+                Part::Server => {
+                    "start servers beside it, as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or \
+                     make some of its ranks servers (--servers, TIDEWATER_SERVERS)"
+                }
+                Part::Worker => "start a program that trains beside the servers",
+            };
+            let (size, part) = (gathering.size, part.name());
+            let text = format!("none of the {size} processes is a {part}: {remedy}");
+            return self.fail_gathering(&bad(&text));
+        }
+        let numbered = gathering.number();
+        let Some((_, first)) = numbered.first() else {
+            return;
+        };
+        if first.servers > SERVERS_MAX || first.workers > WORKERS_MAX {
+            let most = [u64::from(SERVERS_MAX), u64::from(WORKERS_MAX), 0, 0];
+            let refusal = Refusal::new(RefusalCode::TooMany, most);
+            return self.fail_gathering(&refusal.with_text("servers or workers of a job"));
+        }
+        gathering.complete = true;
+        (self.config.servers, self.config.workers) = (first.servers, first.workers);
+        for (asker, mustered) in numbered {
+            self.answer(asker, CoordinatorAnswer::Mustered(mustered));
+        }
+    }
+
+    pub(super) fn expire_gathering(&mut self) {
+        let now = self.now;
+        if let Some(gathering) = &self.gathering
+            && gathering.failed.is_none()
+            && self.gathering_deadline().is_some_and(|at| at <= now)
+        {
+            let refusal = Refusal::new(RefusalCode::Timeout, [0; 4]);
+            let refusal = refusal.with_text(gathering.absentees());
+            self.fail_gathering(&refusal);
+        }
+    }
+
+    /// A connection by which a process said who it is has ended. It may do so once the process has
+    /// joined; before, the process has ended.
+    pub(super) fn gathered_gone(&mut self, id: PeerId) {
+        let Some(gathering) = &self.gathering else {
+            return;
+        };
+        let mut came = gathering.came.values();
+        let Some(arrival) = came.find(|arrival| arrival.asker.peer == id) else {
+            return;
+        };
+        if gathering.failed.is_some() || self.phase != Phase::Running {
+            return;
+        }
+        if !arrival.joined {
+            let text = format!("{} ended before it had joined", describe(&arrival.told));
+            let numbers = [u64::from(arrival.told.rank), 0, 0, 0];
+            let refusal = Refusal::new(RefusalCode::PeerFailed, numbers).with_text(text);
+            self.fail_gathering(&refusal);
+        }
+    }
+
+    /// Worker or server `number` has joined.
+    pub(super) fn launched_joins(&mut self, part: Part, number: u32) {
+        let came = self.gathering.iter_mut().flat_map(|g| g.came.values_mut());
+        let mut those = came.filter(|arrival| arrival.told.part == part);
+        if let Some(arrival) = those.find(|arrival| arrival.number == Some(number)) {
+            arrival.joined = true;
+        }
+    }
+
+    /// Who worker or server `number` was at the launch, for messages; empty if it was not launched.
+    pub(super) fn launched_as(&self, part: Part, number: u32) -> String {
+        let came = self.gathering.iter().flat_map(|g| g.came.values());
+        let mut those = came.filter(|arrival| arrival.told.part == part);
+        let found = those.find(|arrival| arrival.number == Some(number));
+        found.map_or_else(String::new, |a| format!(", {}", describe(&a.told)))
+    }
+
+    /// Whether the end of a failed launch waits for processes that are yet to hear why.
+    pub(super) fn is_still_telling(&self) -> bool {
+        let failed = self.gathering.as_ref().is_some_and(|g| g.failed.is_some());
+        failed && !self.peers.is_empty()
+    }
+
+    /// Everybody who has come is told, and everybody who comes is.
+    fn fail_gathering(&mut self, refusal: &Refusal) {
+        let Some(gathering) = &mut self.gathering else {
+            return;
+        };
+        if gathering.failed.is_some() {
+            return;
+        }
+        let mut refusal = refusal.clone();
+        let end = refusal.text.floor_char_boundary(TEXT_BYTES_MAX);
+        refusal.text.truncate(end);
+        gathering.failed = Some(refusal.clone());
+        let unanswered = gathering.came.values().filter(|a| a.number.is_none());
+        let askers: Vec<Asker> = unanswered.map(|arrival| arrival.asker).collect();
+        for asker in askers {
+            self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
+        }
+        self.fail_all(&refusal);
+        self.stop(self.now, &refusal.text);
+        // Not at once: who comes late hears the reason, instead of finding nobody.
+        self.phase = Phase::Stopping(self.now + SHUTDOWN_GRACE);
+    }
+}

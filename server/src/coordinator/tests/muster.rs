@@ -1,0 +1,265 @@
+//! The processes of a launch gather.
+
+use tidewater_transport::wire::control::{Muster, Mustered, Part};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn told(rank: u32, size: u32, part: Part) -> Muster {
+    Muster {
+        rank,
+        size,
+        part,
+        host: format!("node{}", rank / 2),
+        host_id: format!("boot{}", rank / 2),
+        pid: 100 + rank,
+        local_size: 2,
+        timeout_ms: PATIENCE.as_millis() as u64,
+    }
+}
+
+/// A coordinator that `size` processes are to come to.
+fn gathering(size: u32) -> Rig {
+    let mut rig = Rig::new(0, 0, LostWorker::FailJob, true);
+    rig.state.gather(size);
+    rig
+}
+
+impl Rig {
+    fn arrives(&mut self, muster: Muster) -> PeerId {
+        let peer = self.connects(Role::Admin, RANK_ANY, "default").unwrap();
+        self.ask(peer, 1, Ask::Muster(muster));
+        peer
+    }
+
+    fn refused(&mut self, peer: PeerId) -> Refusal {
+        match self.answer(peer, 1) {
+            Some(Answer::Refused(refusal)) => refusal,
+            other => panic!("not refused: {other:?}"),
+        }
+    }
+
+    fn mustered(&mut self, peer: PeerId) -> Mustered {
+        match self.answer(peer, 1) {
+            Some(Answer::Mustered(mustered)) => mustered,
+            other => panic!("not mustered: {other:?}"),
+        }
+    }
+}
+
+/// Ranks 0 and 3 serve; the others work.
+fn part_of(rank: u32) -> Part {
+    match rank {
+        0 | 3 => Part::Server,
+        _ => Part::Worker,
+    }
+}
+
+fn complete(rig: &mut Rig) -> Vec<PeerId> {
+    let ranks = [5, 0, 3, 1, 4, 2];
+    let mut peers: Vec<_> = ranks
+        .map(|rank| (rank, rig.arrives(told(rank, 6, part_of(rank)))))
+        .to_vec();
+    peers.sort_unstable();
+    peers.into_iter().map(|(_, peer)| peer).collect()
+}
+
+#[test]
+fn when_all_have_come_each_is_told_its_number() {
+    let mut rig = gathering(6);
+    let first = rig.arrives(told(5, 6, Part::Worker));
+    assert_eq!(rig.answer(first, 1), None, "the others are waited for");
+    let early = rig.connects(Role::Worker, 0, "default").unwrap_err();
+    assert!(early.text.contains("not all come"), "{early}");
+
+    let mut rig = gathering(6);
+    let peers = complete(&mut rig);
+    let all: Vec<Mustered> = peers.iter().map(|&peer| rig.mustered(peer)).collect();
+    let numbers: Vec<u32> = all.iter().map(|told| told.number).collect();
+    assert_eq!(numbers, [0, 0, 1, 1, 2, 3]);
+    assert!(
+        all.iter()
+            .all(|told| (told.servers, told.workers) == (2, 4))
+    );
+    let local = |told: &Mustered| (told.local_number, told.local_servers, told.local_workers);
+    let local: Vec<_> = all.iter().map(local).collect();
+    assert_eq!(
+        local,
+        [
+            (0, 1, 1),
+            (0, 1, 1),
+            (0, 1, 1),
+            (0, 1, 1),
+            (0, 0, 2),
+            (1, 0, 2)
+        ]
+    );
+    // From here the job is as any other, and its end too.
+    for number in 0..2 {
+        rig.enter(Role::Server, number, "default").unwrap();
+    }
+    let workers: Vec<PeerId> = (0..4)
+        .map(|rank| rig.enter(Role::Worker, rank, "default").unwrap())
+        .collect();
+    assert!(
+        rig.connects(Role::Worker, 4, "default").is_err(),
+        "there are four"
+    );
+    for (&worker, &came) in workers.iter().zip([1, 2, 4, 5].map(|rank| &peers[rank])) {
+        rig.ask(worker, 2, Ask::Finished);
+        rig.close(worker);
+        rig.close(came);
+    }
+    assert!(!rig.state.is_ended());
+    let orders = rig.actions.iter();
+    let ends = orders.filter(|a| matches!(a, Action::Order(_, _, Order::Shutdown)));
+    assert_eq!(ends.count(), 2, "the servers are told to end");
+}
+
+#[test]
+fn who_does_not_come_is_named_with_the_host() {
+    let mut rig = gathering(6);
+    let peers = [0, 1, 2].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
+    assert_eq!(rig.state.next_deadline(), Some(PATIENCE));
+    rig.now = PATIENCE;
+    rig.state.tick(rig.now);
+    rig.actions.extend(rig.state.take_actions());
+    for peer in peers {
+        let refusal = rig.refused(peer);
+        assert_eq!(refusal.code, RefusalCode::Timeout);
+        for part in [
+            "3 of 6 processes have come; missing: rank 3, 4, 5",
+            "on host node1, 1 of 2 have",
+            "2 are on other hosts than node0, node1",
+        ] {
+            assert!(refusal.text.contains(part), "{refusal}");
+        }
+    }
+    let late = rig.connects(Role::Admin, RANK_ANY, "default").unwrap_err();
+    assert!(
+        late.text.contains("missing: rank 3"),
+        "who is late hears it too: {late}"
+    );
+    assert!(!rig.state.is_ended(), "they have yet to read it");
+    for peer in peers {
+        rig.close(peer);
+    }
+    assert!(rig.state.is_ended());
+}
+
+#[test]
+fn two_processes_with_one_rank_both_hear_of_it() {
+    let mut rig = gathering(3);
+    let [first, other] = [0, 1].map(|rank| rig.arrives(told(rank, 3, part_of(rank))));
+    let mut second = told(1, 3, Part::Worker);
+    (second.pid, second.host) = (999, "elsewhere".into());
+    let second = rig.arrives(second);
+    for peer in [first, other, second] {
+        let refusal = rig.refused(peer);
+        assert_eq!(refusal.code, RefusalCode::RankTaken);
+        for part in ["rank 1 (pid 101 on node0)", "rank 1 (pid 999 on elsewhere)"] {
+            assert!(refusal.text.contains(part), "{refusal}");
+        }
+    }
+}
+
+#[test]
+fn a_stranger_does_not_harm_a_job_that_is_complete() {
+    let mut rig = gathering(6);
+    let peers = complete(&mut rig);
+    let stranger = rig.arrives(told(0, 6, Part::Worker));
+    let refusal = rig.refused(stranger);
+    assert!(
+        refusal.text.contains("a meeting place of its own"),
+        "{refusal}"
+    );
+    rig.close(stranger);
+    rig.mustered(peers[0]);
+    rig.enter(Role::Server, 0, "default").unwrap();
+}
+
+#[test]
+fn another_size_and_a_job_without_servers_fail_at_once() {
+    let mut rig = gathering(2);
+    let first = rig.arrives(told(0, 2, Part::Worker));
+    let other = rig.arrives(told(1, 4, Part::Worker));
+    for peer in [first, other] {
+        let refusal = rig.refused(peer);
+        assert!(
+            refusal
+                .text
+                .contains("is of 4 processes, and rank 0 is of 2"),
+            "{refusal}"
+        );
+    }
+    for (part, says) in [
+        (Part::Worker, "tidewater server :"),
+        (Part::Server, "a worker"),
+    ] {
+        let mut rig = gathering(2);
+        for peer in [0, 1].map(|rank| rig.arrives(told(rank, 2, part))) {
+            let refusal = rig.refused(peer);
+            assert!(refusal.text.contains(says), "{refusal}");
+        }
+    }
+    let mut plain = Rig::new(1, 1, LostWorker::FailJob, true);
+    let peer = plain.arrives(told(0, 2, Part::Worker));
+    assert!(
+        plain.refused(peer).text.contains("join"),
+        "nobody gathers there"
+    );
+}
+
+#[test]
+fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
+    // While the others are waited for.
+    let mut rig = gathering(6);
+    let [first, second] = [0, 1].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
+    rig.close(second);
+    let refusal = rig.refused(first);
+    assert!(
+        refusal
+            .text
+            .contains("rank 1 (pid 101 on node0) ended before it had joined"),
+        "{refusal}"
+    );
+    // Between its number and its place.
+    let mut rig = gathering(6);
+    let peers = complete(&mut rig);
+    rig.enter(Role::Server, 0, "default").unwrap();
+    let worker = rig.enter(Role::Worker, 0, "default").unwrap();
+    rig.close(peers[3]);
+    let told = |rig: &Rig, peer, part: &str| {
+        let mut notices = rig.actions.iter().filter_map(|a| match a {
+            Action::Notify(to, Notice::PeerFailed(refusal)) if *to == peer => Some(refusal),
+            _ => None,
+        });
+        assert!(
+            notices.any(|r| r.text.contains(part)),
+            "{part}: {:?}",
+            rig.actions
+        );
+    };
+    told(&rig, worker, "rank 3 (pid 103 on node1) ended before");
+    // In its work.
+    let mut rig = gathering(6);
+    complete(&mut rig);
+    let server = rig.enter(Role::Server, 1, "default").unwrap();
+    let [one, two] = [0, 1].map(|rank| rig.enter(Role::Worker, rank, "default").unwrap());
+    rig.close(two);
+    for peer in [one, server] {
+        let part = "worker 1, rank 2 (pid 102 on node1): its connection ended";
+        told(&rig, peer, part);
+    }
+    let mut rig = gathering(6);
+    complete(&mut rig);
+    let server_of = rig.enter(Role::Server, 1, "default").unwrap();
+    let one = rig.enter(Role::Worker, 0, "default").unwrap();
+    rig.close(server_of);
+    told(
+        &rig,
+        one,
+        "server 1, rank 3 (pid 103 on node1): its connection ended",
+    );
+}

@@ -1,0 +1,232 @@
+//! Meeting in a directory that all processes see: rank 0 leaves a card there.
+//!
+//! The card is a file of mode 0600, written beside its name and renamed, so that it is whole whenever
+//! it is seen. It lies there until all have come. One that nobody removed is no harm: whoever
+//! reads it finds nobody at its addresses, and looks again; rank 0 replaces it, after it has looked
+//! whether somebody still listens there.
+
+use std::fs::{self, File};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::OFlags;
+
+use super::card::{Card, CardError};
+use crate::limits::CARD_BYTES_MAX;
+
+/// The card's name.
+const NAME: &str = "card";
+
+/// Why a directory is no meeting place.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// A system call failed.
+    #[error(
+        "cannot {operation} {}: {source}; name a directory that all processes can write to \
+         (--rendezvous, TIDEWATER_RENDEZVOUS)",
+        path.display()
+    )]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody else could have written the card, or can read it.
+    #[error(
+        "{} is not a private file of yours (mode {mode:04o}, owner {owner}): it holds a secret. \
+         Remove it, and meet in a directory of your own",
+        path.display()
+    )]
+    Exposed {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+        /// User id of its owner.
+        owner: u32,
+    },
+    /// What lies there is no card.
+    #[error("{}: {source}; remove the file, or meet in another directory", path.display())]
+    NoCard {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: CardError,
+    },
+}
+
+/// A card that lies in a directory as long as this value lives.
+#[derive(Debug)]
+pub struct Posted {
+    directory: PathBuf,
+    card: String,
+}
+
+/// Lays down a card, over one that may be there; makes the directory, for its owner alone.
+///
+/// # Errors
+/// [`DirectoryError::System`].
+pub fn post(directory: &Path, card: &Card) -> Result<Posted, DirectoryError> {
+    let mut make = fs::DirBuilder::new();
+    make.recursive(true).mode(0o700);
+    make.create(directory)
+        .map_err(system("make the directory", directory))?;
+    let name = directory.join(NAME);
+    let beside = directory.join(format!("{NAME}.{}", std::process::id()));
+    // One of this name is of a process that died in the middle of this.
+    let _ = fs::remove_file(&beside);
+    let card = card.encode();
+    let written = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&beside)
+        .and_then(|mut file| {
+            file.write_all(format!("{card}\n").as_bytes())?;
+            file.sync_all()
+        })
+        .and_then(|()| fs::rename(&beside, &name));
+    if let Err(source) = written {
+        let _ = fs::remove_file(&beside);
+        return Err(system("write", &name)(source));
+    }
+    let directory = directory.to_owned();
+    Ok(Posted { directory, card })
+}
+
+/// The card that lies there, if one does, and when it was written (seconds since 1970).
+///
+/// # Errors
+/// What lies there is none, or not private.
+///
+/// # Cost
+/// Six system calls; never waits.
+pub fn read(directory: &Path) -> Result<Option<(Card, i64)>, DirectoryError> {
+    // Over NFS it is the listing that asks the server whether there is something new.
+    let _ = fs::read_dir(directory).map(Iterator::count);
+    let path = directory.join(NAME);
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY;
+    let opened = File::options()
+        .read(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(&path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        // Of a file that was replaced over NFS just now.
+        Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => return Ok(None),
+        Err(error) => return Err(system("open", &path)(error)),
+    };
+    let found = file.metadata().map_err(system("look at", &path))?;
+    let (mode, owner) = (found.mode() & 0o7777, found.uid());
+    let is_mine = owner == rustix::process::geteuid().as_raw();
+    if !found.is_file() || mode & 0o077 != 0 || !is_mine {
+        return Err(DirectoryError::Exposed { path, mode, owner });
+    }
+    let mut text = Vec::new();
+    file.take(CARD_BYTES_MAX as u64 + 2)
+        .read_to_end(&mut text)
+        .map_err(system("read", &path))?;
+    match Card::parse(&text) {
+        Ok(card) => Ok(Some((card, found.mtime()))),
+        Err(source) => Err(DirectoryError::NoCard { path, source }),
+    }
+}
+
+impl Drop for Posted {
+    fn drop(&mut self) {
+        // Another one's card, who came later, stays.
+        if let Ok(Some((card, _))) = read(&self.directory)
+            && card.encode() == self.card
+        {
+            let _ = fs::remove_file(self.directory.join(NAME));
+            // The last one turns off the light: these fail while something else lies there.
+            let _ = fs::remove_dir(&self.directory);
+            let parent = self.directory.parent();
+            let ours = parent.filter(|parent| parent.ends_with(".tidewater"));
+            let _ = ours.map(fs::remove_dir);
+        }
+    }
+}
+
+fn system<'a>(
+    operation: &'static str,
+    path: &'a Path,
+) -> impl FnOnce(io::Error) -> DirectoryError + 'a {
+    move |source| DirectoryError::System {
+        operation,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::handshake::JobToken;
+
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn card(port: u16) -> Card {
+        Card::new(2, JobToken::new([3; 32]), [format!("127.0.0.1:{port}")])
+    }
+
+    #[test]
+    fn a_card_is_private_whole_and_gone_with_its_owner() {
+        let home = tempfile::tempdir().unwrap();
+        let place = home.path().join(".tidewater/job");
+        assert!(read(&place).unwrap().is_none(), "no directory");
+        let posted = post(&place, &card(7)).unwrap();
+        let file = fs::metadata(place.join(NAME)).unwrap();
+        assert_eq!(file.mode() & 0o7777, 0o600);
+        assert_eq!(fs::metadata(&place).unwrap().mode() & 0o077, 0);
+        assert_eq!(read(&place).unwrap().unwrap().0.addresses, ["127.0.0.1:7"]);
+        assert_eq!(
+            fs::read_dir(&place).unwrap().count(),
+            1,
+            "nothing beside it"
+        );
+        drop(posted);
+        assert!(!home.path().join(".tidewater").exists(), "nothing is left");
+    }
+
+    #[test]
+    fn who_comes_later_replaces_it_and_it_is_not_removed_by_the_earlier_one() {
+        let place = tempfile::tempdir().unwrap();
+        let earlier = post(place.path(), &card(7)).unwrap();
+        let later = post(place.path(), &card(8)).unwrap();
+        drop(earlier);
+        assert_eq!(
+            read(place.path()).unwrap().unwrap().0.addresses,
+            ["127.0.0.1:8"]
+        );
+        drop(later);
+        assert!(read(place.path()).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_others_could_have_laid_there_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let name = place.path().join(NAME);
+        let posted = post(place.path(), &card(7)).unwrap();
+        for mode in [0o640, 0o604, 0o620] {
+            fs::set_permissions(&name, fs::Permissions::from_mode(mode)).unwrap();
+            let error = read(place.path()).unwrap_err();
+            assert!(matches!(error, DirectoryError::Exposed { .. }), "{error}");
+        }
+        drop(posted);
+        fs::remove_file(&name).unwrap();
+        fs::write(&name, "something else").unwrap();
+        fs::set_permissions(&name, fs::Permissions::from_mode(0o600)).unwrap();
+        let error = read(place.path()).unwrap_err();
+        assert!(matches!(error, DirectoryError::NoCard { .. }), "{error}");
+        fs::remove_file(&name).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", &name).unwrap();
+        assert!(read(place.path()).is_err(), "a link leads elsewhere");
+    }
+}

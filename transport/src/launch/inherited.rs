@@ -1,0 +1,22 @@
+//! A descriptor that a launcher left open for this process.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+
+/// A descriptor of our own for what `fd` is: the launcher's stays as it is, for a library in this
+/// process that may use it too.
+///
+/// # Errors
+/// `fd` is not open, or there is no room for another one.
+pub(super) fn duplicate(fd: u32) -> io::Result<OwnedFd> {
+    let fd = RawFd::try_from(fd).map_err(|_| io::Error::from_raw_os_error(9))?;
+    // The system call that fails on a descriptor that is not open comes first.
+    std::fs::symlink_metadata(format!("/proc/self/fd/{fd}"))?;
+    // SAFETY: `borrow_raw` wants
+    // * a descriptor that is not -1: it was made from a u32 and is not negative;
+    // * that it stays open while borrowed, which is for one system call: it was open just now, and
+    //   it is the launcher's, which nobody in this process closes. If somebody did, the call would
+    //   duplicate another descriptor or fail, and touch no memory either way.
+    let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
+    theirs.try_clone_to_owned()
+}

@@ -1,0 +1,285 @@
+//! A client of PMI-1, the line protocol by which hydra, Flux and Slurm's pmi2 plugin let processes
+//! exchange a few words: put, barrier, get.
+//!
+//! Replies are read by key and never by position: hydra 4 and 5 and Slurm order them differently. A
+//! program that uses an MPI library of its own must not meet this way, for that library speaks over
+//! the same descriptor: it gives a directory instead, or broadcasts the card.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::OwnedFd;
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::clock::Deadline;
+use crate::limits::PMI_LINE_BYTES_MAX;
+
+/// Why the launcher's exchange failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PmiError {
+    /// The descriptor.
+    #[error(
+        "PMI: {operation}: {source}; is PMI_FD the launcher's? Give --rendezvous DIRECTORY to meet \
+         without it"
+    )]
+    Io {
+        /// What was tried.
+        operation: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The launcher did not answer in time: at a barrier, somebody has not come.
+    #[error(
+        "PMI: no answer to {operation} in time; at a barrier this means that a process of the job has not come: look whether all were started"
+    )]
+    TimedOut {
+        /// What was asked.
+        operation: &'static str,
+    },
+    /// The launcher closed the line.
+    #[error("PMI: the launcher closed the line during {operation}; it ends the job")]
+    Closed {
+        /// What was asked.
+        operation: &'static str,
+    },
+    /// An answer that is none.
+    #[error(
+        "PMI: {operation} was answered with {answer:?}; give --rendezvous DIRECTORY to meet without PMI"
+    )]
+    Nonsense {
+        /// What was asked.
+        operation: &'static str,
+        /// Shortened.
+        answer: String,
+    },
+}
+
+/// A conversation with the launcher.
+#[derive(Debug)]
+pub(super) struct Pmi {
+    line: File,
+    buffer: Vec<u8>,
+    kvs: String,
+    deadline: Deadline,
+}
+
+impl Pmi {
+    /// Begins it, on a descriptor of our own.
+    pub(super) fn begin(line: OwnedFd, deadline: Deadline) -> Result<Self, PmiError> {
+        let mut pmi = Self {
+            line: File::from(line),
+            buffer: Vec::new(),
+            kvs: String::new(),
+            deadline,
+        };
+        let begun = pmi.call("init", "cmd=init pmi_version=1 pmi_subversion=1")?;
+        is_well(&begun, "init")?;
+        let mut name = pmi.call("get_my_kvsname", "cmd=get_my_kvsname")?;
+        pmi.kvs = name.remove("kvsname").unwrap_or_default();
+        if pmi.kvs.is_empty() {
+            return Err(nonsense("get_my_kvsname", &name));
+        }
+        Ok(pmi)
+    }
+
+    /// Leaves a word for the others; `value` has no white space.
+    pub(super) fn put(&mut self, key: &str, value: &str) -> Result<(), PmiError> {
+        let line = format!("cmd=put kvsname={} key={key} value={value}", self.kvs);
+        is_well(&self.call("put", &line)?, "put")
+    }
+
+    /// Waits for every process of the job.
+    pub(super) fn barrier(&mut self) -> Result<(), PmiError> {
+        let done = self.call("barrier_in", "cmd=barrier_in")?;
+        match done.get("cmd").map(String::as_str) {
+            Some("barrier_out") => Ok(()),
+            _ => Err(nonsense("barrier_in", &done)),
+        }
+    }
+
+    /// What somebody has put before a barrier.
+    pub(super) fn get(&mut self, key: &str) -> Result<Option<String>, PmiError> {
+        let line = format!("cmd=get kvsname={} key={key}", self.kvs);
+        let mut answer = self.call("get", &line)?;
+        let is_there = answer.get("rc").is_some_and(|rc| rc == "0");
+        Ok(answer.remove("value").filter(|_| is_there))
+    }
+
+    /// Ends it: the launcher knows then that the process may end by itself.
+    pub(super) fn finish(mut self) -> Result<(), PmiError> {
+        self.call("finalize", "cmd=finalize").map(|_| ())
+    }
+
+    fn call(
+        &mut self,
+        operation: &'static str,
+        line: &str,
+    ) -> Result<BTreeMap<String, String>, PmiError> {
+        let failed = |source| PmiError::Io { operation, source };
+        // A line is far smaller than the socket's buffer, and nothing else is on its way.
+        self.line
+            .write_all(format!("{line}\n").as_bytes())
+            .map_err(failed)?;
+        loop {
+            if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return Ok(pairs(&String::from_utf8_lossy(&line)));
+            }
+            if self.buffer.len() > PMI_LINE_BYTES_MAX {
+                let answer = format!("{} bytes without a newline", self.buffer.len());
+                return Err(PmiError::Nonsense { operation, answer });
+            }
+            self.wait(operation)?;
+            let mut bytes = [0; 1024];
+            match self.line.read(&mut bytes) {
+                Ok(0) => return Err(PmiError::Closed { operation }),
+                Ok(count) => self.buffer.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+    }
+
+    fn wait(&self, operation: &'static str) -> Result<(), PmiError> {
+        loop {
+            let left = self.deadline.left();
+            if left.is_zero() {
+                return Err(PmiError::TimedOut { operation });
+            }
+            let mut fds = [PollFd::new(&self.line, PollFlags::IN)];
+            match rustix::event::poll(&mut fds, left.try_into().ok().as_ref()) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(error) => {
+                    let source = error.into();
+                    return Err(PmiError::Io { operation, source });
+                }
+            }
+        }
+    }
+}
+
+/// Words `key=value`; of a value with spaces only the first word, which is a message for people.
+fn pairs(line: &str) -> BTreeMap<String, String> {
+    let words = line.split_ascii_whitespace();
+    let pair = |word: &str| {
+        let (key, value) = word.split_once('=')?;
+        Some((key.to_owned(), value.to_owned()))
+    };
+    words.filter_map(pair).collect()
+}
+
+/// Slurm leaves out `rc` where all is well.
+fn is_well(answer: &BTreeMap<String, String>, operation: &'static str) -> Result<(), PmiError> {
+    match answer.get("rc").map(String::as_str) {
+        None | Some("0") if !answer.is_empty() => Ok(()),
+        _ => Err(nonsense(operation, answer)),
+    }
+}
+
+fn nonsense(operation: &'static str, answer: &BTreeMap<String, String>) -> PmiError {
+    let answer = format!("{answer:?}").chars().take(120).collect();
+    PmiError::Nonsense { operation, answer }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    use std::io::{BufRead as _, BufReader};
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    /// A launcher that gives these answers, one for each line; what it was asked.
+    fn launcher(
+        answers: &'static [&'static str],
+    ) -> (OwnedFd, std::thread::JoinHandle<Vec<String>>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let thread = std::thread::spawn(move || {
+            let mut asked = Vec::new();
+            let mut lines = BufReader::new(theirs.try_clone().unwrap()).lines();
+            for answer in answers {
+                let Some(line) = lines.next() else { break };
+                asked.push(line.unwrap());
+                (&theirs).write_all(answer.as_bytes()).unwrap();
+            }
+            asked
+        });
+        (ours.into(), thread)
+    }
+
+    fn soon() -> Deadline {
+        Deadline::after(Duration::from_secs(20))
+    }
+
+    #[test]
+    fn speaks_with_hydra_and_with_slurm() {
+        let hydra: &[&str] = &[
+            "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n",
+            "cmd=my_kvsname kvsname=kvs_27436_0_1708645932_vm\n",
+            "cmd=put_result rc=0 msg=success\n",
+            "cmd=barrier_out\n",
+            "cmd=get_result rc=0 msg=success value=a,b:1\n",
+            "cmd=get_result rc=-1 msg=key_no-such-key_not_found value=unknown\n",
+            "cmd=finalize_ack\n",
+        ];
+        let slurm: &[&str] = &[
+            "cmd=response_to_init rc=0 pmi_version=1 pmi_subversion=1\n",
+            "cmd=my_kvsname rc=0 kvsname=4.0\n",
+            "cmd=put_result rc=0\n",
+            "cmd=barrier_out rc=0\n",
+            "cmd=get_result rc=0 value=a,b:1\n",
+            "cmd=get_result rc=1\n",
+            "cmd=finalize_ack rc=0\n",
+        ];
+        for (answers, kvs) in [(hydra, "kvs_27436_0_1708645932_vm"), (slurm, "4.0")] {
+            let (line, launcher) = launcher(answers);
+            let mut pmi = Pmi::begin(line, soon()).unwrap();
+            pmi.put("k", "a,b:1").unwrap();
+            pmi.barrier().unwrap();
+            assert_eq!(pmi.get("k").unwrap().as_deref(), Some("a,b:1"));
+            assert_eq!(pmi.get("l").unwrap(), None);
+            pmi.finish().unwrap();
+            let asked = launcher.join().unwrap();
+            assert_eq!(asked[2], format!("cmd=put kvsname={kvs} key=k value=a,b:1"));
+            assert_eq!(asked[6], "cmd=finalize");
+        }
+    }
+
+    #[test]
+    fn a_launcher_that_is_silent_gone_or_mad_is_an_error() {
+        let begin = |answers| {
+            let (line, launcher) = launcher(answers);
+            let begun = Pmi::begin(line, Deadline::after(Duration::from_millis(300)));
+            let error = begun.unwrap_err();
+            launcher.join().unwrap();
+            error
+        };
+        assert!(matches!(
+            begin(&["cmd=init rc=-1\n"]),
+            PmiError::Nonsense { .. }
+        ));
+        assert!(matches!(begin(&["\n"]), PmiError::Nonsense { .. }));
+        assert!(matches!(
+            begin(&["cmd=response_to_init rc=0\n", "cmd=my_kvsname\n"]),
+            PmiError::Nonsense { .. }
+        ));
+        assert!(matches!(
+            begin(&[]),
+            PmiError::Closed { .. } | PmiError::Io { .. }
+        ));
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let error = Pmi::begin(ours.into(), Deadline::after(Duration::from_millis(50)));
+        assert!(matches!(error, Err(PmiError::TimedOut { .. })));
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let endless = std::thread::spawn(move || {
+            let chunk = [b'x'; 4096];
+            while (&theirs).write_all(&chunk).is_ok() {}
+        });
+        let error = Pmi::begin(ours.into(), soon());
+        assert!(matches!(error, Err(PmiError::Nonsense { .. })), "{error:?}");
+        endless.join().unwrap();
+    }
+}

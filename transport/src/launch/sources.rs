@@ -1,0 +1,451 @@
+//! The launchers, one function each: what its documented variables say.
+
+use super::detect::{
+    Decision, DetectError, Place, Rendezvous, Source, Surroundings, Verdict, invalid,
+};
+use super::hostlist;
+use crate::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
+
+/// What a source says.
+#[derive(Debug)]
+pub(super) enum Says {
+    /// The decision, if no closer source has made it.
+    Decided(Result<Decision, DetectError>),
+    /// Traces that mean nothing, because.
+    Passed(String),
+}
+
+/// A source's traces.
+#[derive(Debug)]
+pub(super) struct Sight {
+    pub(super) source: Source,
+    pub(super) seen: Vec<(String, String)>,
+    pub(super) says: Says,
+}
+
+type Look = fn(&Surroundings<'_>) -> Option<Sight>;
+
+/// Closest first; `detect` has the reasons.
+pub(super) const ALL: &[Look] = &[
+    flags, member, tidewater, pmi, pmi_port, open_mpi, flux, slurm, prrte, torchrun, dmlc,
+];
+
+/// What one launcher says of a process, before the meeting place is known.
+struct Told {
+    source: Source,
+    rank: Option<u32>,
+    size: Option<u32>,
+    local_rank: Option<u32>,
+    local_size: Option<u32>,
+    job: Option<String>,
+    hosts: Vec<String>,
+    /// The launcher's own way to meet.
+    own: Option<Rendezvous>,
+    /// Why it has none.
+    otherwise: &'static str,
+}
+
+impl Told {
+    const fn by(source: Source) -> Self {
+        Self {
+            source,
+            rank: None,
+            size: None,
+            local_rank: None,
+            local_size: None,
+            job: None,
+            hosts: Vec::new(),
+            own: None,
+            otherwise: "it gives no name to the job",
+        }
+    }
+
+    fn decide(self, around: &Surroundings<'_>) -> Result<Decision, DetectError> {
+        let source_name = self.source.name();
+        let incomplete = |missing: &str| DetectError::Incomplete {
+            source_name,
+            missing: missing.to_owned(),
+            remedy: "Give --rank, --size and --rendezvous, or TIDEWATER_RANK, TIDEWATER_SIZE and \
+                     TIDEWATER_RENDEZVOUS"
+                .into(),
+        };
+        let size = around.explicit.size.or(self.size);
+        let size = size.ok_or_else(|| incomplete("it does not say how many there are"))?;
+        let rank = around.explicit.rank.or(self.rank);
+        let rank = rank.ok_or_else(|| incomplete("it does not say which of them this is"))?;
+        if rank >= size {
+            return Err(invalid(
+                "rank",
+                &rank.to_string(),
+                format!("a number below the {size} processes there are"),
+            ));
+        }
+        let job = self.job.as_deref().map(file_name);
+        let meeting = around.wished()?.or(self.own);
+        let meeting = meeting.or_else(|| Some(around.default_directory(job.as_deref()?)));
+        if meeting.is_none() && size > 1 {
+            return Err(DetectError::NoRendezvous {
+                source_name,
+                rank,
+                size,
+                why: self.otherwise.to_owned(),
+            });
+        }
+        Ok(Decision::Launched(Place {
+            source: self.source,
+            rank,
+            size,
+            local_rank: self.local_rank,
+            local_size: self.local_size.filter(|&local| local >= 1 && local <= size),
+            job,
+            hosts: self.hosts,
+            rendezvous: meeting,
+        }))
+    }
+}
+
+/// Builds a sight: `fill` reads the numbers, and an error in one of them decides.
+fn sight(
+    around: &Surroundings<'_>,
+    source: Source,
+    names: &[&str],
+    fill: impl FnOnce(&mut Told) -> Result<(), DetectError>,
+) -> Sight {
+    let mut told = Told::by(source);
+    let filled = fill(&mut told);
+    Sight {
+        source,
+        seen: around.seen(names),
+        says: Says::Decided(filled.and_then(|()| told.decide(around))),
+    }
+}
+
+fn passed(around: &Surroundings<'_>, source: Source, names: &[&str], why: &str) -> Sight {
+    Sight {
+        source,
+        seen: around.seen(names),
+        says: Says::Passed(why.to_owned()),
+    }
+}
+
+fn flags(around: &Surroundings<'_>) -> Option<Sight> {
+    let explicit = &around.explicit;
+    let (rank, size) = (explicit.rank?, explicit.size?);
+    let mut sight = sight(around, Source::Flags, &[], |told| {
+        if size == 0 || size > LAUNCHED_MAX {
+            let expected = format!("a number from 1 to {LAUNCHED_MAX}");
+            return Err(invalid("--size", &size.to_string(), expected));
+        }
+        (told.rank, told.size) = (Some(rank), Some(size));
+        told.otherwise = "--rendezvous is not given";
+        Ok(())
+    });
+    let flag = |name: &str, value: &dyn ToString| (name.to_owned(), value.to_string());
+    sight.seen.push(flag("--rank", &rank));
+    sight.seen.push(flag("--size", &size));
+    let meeting = explicit.rendezvous.iter();
+    sight
+        .seen
+        .extend(meeting.map(|place| flag("--rendezvous", place)));
+    Some(sight)
+}
+
+/// `tidewater run`, or by hand: the coordinator is there, or this is it.
+fn member(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = ["TIDEWATER_ROLE", "TIDEWATER_COORDINATOR"];
+    names.iter().find_map(|name| around.raw(name))?;
+    Some(Sight {
+        source: Source::Tidewater,
+        seen: around.seen(&names),
+        says: Says::Decided(Ok(Decision::Member)),
+    })
+}
+
+fn tidewater(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = ["TIDEWATER_RANK", "TIDEWATER_SIZE", "TIDEWATER_RENDEZVOUS"];
+    around.raw("TIDEWATER_SIZE")?;
+    Some(sight(around, Source::Tidewater, &names, |told| {
+        told.size = around.count("TIDEWATER_SIZE")?;
+        told.rank = around.rank("TIDEWATER_RANK", told.size.unwrap_or(1))?;
+        told.otherwise = "TIDEWATER_RENDEZVOUS is not set";
+        Ok(())
+    }))
+}
+
+/// PMI-1: hydra, Flux, and Slurm's pmi2 plugin speak it.
+fn pmi(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = [
+        "PMI_FD",
+        "PMI_RANK",
+        "PMI_SIZE",
+        "PMI_JOBID",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+        "FLUX_TASK_RANK",
+        "FLUX_TASK_LOCAL_ID",
+        "SLURM_STEP_ID",
+        "SLURM_LOCALID",
+    ];
+    around.raw("PMI_FD")?;
+    let set = |name| around.raw(name).is_some();
+    let source = match () {
+        () if set("FLUX_TASK_RANK") => Source::Flux,
+        () if set("SLURM_STEP_ID") && set("PMI_JOBID") => Source::Slurm,
+        () => Source::Hydra,
+    };
+    let fd = around.number("PMI_FD", i32::MAX.unsigned_abs());
+    if let Ok(Some(fd)) = fd
+        && !(around.is_socket)(fd)
+    {
+        let why = format!(
+            "descriptor {fd} is not an open socket: PMI_FD was inherited, by way of another launcher"
+        );
+        return Some(passed(around, source, &names, &why));
+    }
+    Some(sight(around, source, &names, |told| {
+        let fd = fd?;
+        told.size = around.count("PMI_SIZE")?;
+        told.rank = around.rank("PMI_RANK", told.size.unwrap_or(1))?;
+        let [local_rank, local_size] = match source {
+            Source::Flux => ["FLUX_TASK_LOCAL_ID", ""],
+            Source::Slurm => ["SLURM_LOCALID", ""],
+            _ => ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+        };
+        told.local_rank = around.rank(local_rank, told.size.unwrap_or(1))?;
+        told.local_size = around.count(local_size)?;
+        if source == Source::Slurm {
+            told.local_size = slurm_local_size(around);
+            told.hosts = slurm_hosts(around);
+        }
+        told.own = fd.map(|fd| Rendezvous::Pmi { fd });
+        Ok(())
+    }))
+}
+
+/// `mpiexec -pmi-port`: the size is told over the port only.
+fn pmi_port(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = ["PMI_PORT", "PMI_ID"];
+    around.raw("PMI_PORT")?;
+    let mut sight = sight(around, Source::Hydra, &names, |told| {
+        told.rank = around.number("PMI_ID", LAUNCHED_MAX - 1)?;
+        told.otherwise = "PMI over a port is not spoken here; start without -pmi-port";
+        Ok(())
+    });
+    if around.explicit.size.is_none()
+        && let Says::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says
+    {
+        "Start without -pmi-port".clone_into(remedy);
+    }
+    Some(sight)
+}
+
+fn open_mpi(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        "PMIX_NAMESPACE",
+    ];
+    around.raw("OMPI_COMM_WORLD_RANK")?;
+    Some(sight(around, Source::OpenMpi, &names, |told| {
+        told.size = around.count("OMPI_COMM_WORLD_SIZE")?;
+        let size = told.size.unwrap_or(1);
+        told.rank = around.rank("OMPI_COMM_WORLD_RANK", size)?;
+        told.local_rank = around.rank("OMPI_COMM_WORLD_LOCAL_RANK", size)?;
+        told.local_size = around.count("OMPI_COMM_WORLD_LOCAL_SIZE")?;
+        let name = around.text("PMIX_NAMESPACE");
+        told.job = name.map(|name| format!("ompi-{name}"));
+        told.otherwise = "PMIX_NAMESPACE, which names the job, is not set";
+        Ok(())
+    }))
+}
+
+fn flux(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = [
+        "FLUX_TASK_RANK",
+        "FLUX_JOB_SIZE",
+        "FLUX_TASK_LOCAL_ID",
+        "FLUX_JOB_ID",
+    ];
+    around.raw("FLUX_TASK_RANK")?;
+    Some(sight(around, Source::Flux, &names, |told| {
+        told.size = around.count("FLUX_JOB_SIZE")?;
+        let size = told.size.unwrap_or(1);
+        told.rank = around.rank("FLUX_TASK_RANK", size)?;
+        told.local_rank = around.rank("FLUX_TASK_LOCAL_ID", size)?;
+        let name = around.text("FLUX_JOB_ID");
+        told.job = name.map(|name| format!("flux-{name}"));
+        told.otherwise = "FLUX_JOB_ID is not set, and PMI_FD names no open socket";
+        Ok(())
+    }))
+}
+
+fn slurm(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = [
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_PROCID",
+        "SLURM_STEP_NUM_TASKS",
+        "SLURM_LOCALID",
+        "SLURM_NODEID",
+        "SLURM_STEP_TASKS_PER_NODE",
+        "SLURM_STEP_NODELIST",
+    ];
+    around.raw("SLURM_JOB_ID")?;
+    let step = around.text("SLURM_STEP_ID").and(around.raw("SLURM_PROCID"));
+    if step.is_none() {
+        let why = "SLURM_STEP_ID and SLURM_PROCID are not both set: this is a job's script or \
+                   shell, or something it started without srun";
+        return Some(passed(around, Source::Slurm, &names, why));
+    }
+    Some(sight(around, Source::Slurm, &names, |told| {
+        // SLURM_NTASKS is the job's; a step may have fewer.
+        told.size = match around.count("SLURM_STEP_NUM_TASKS")? {
+            None => around.count("SLURM_NTASKS")?,
+            size => size,
+        };
+        let size = told.size.unwrap_or(1);
+        told.rank = around.rank("SLURM_PROCID", size)?;
+        told.local_rank = around.rank("SLURM_LOCALID", size)?;
+        told.local_size = slurm_local_size(around);
+        told.hosts = slurm_hosts(around);
+        let name = |variable| around.text(variable).unwrap_or("0");
+        let (job, step) = (name("SLURM_JOB_ID"), name("SLURM_STEP_ID"));
+        // A job that was requeued has the number it had, and is another one.
+        let again = around.text("SLURM_RESTART_COUNT");
+        let again = again.map_or(String::new(), |count| format!("-{count}"));
+        told.job = Some(format!("slurm-{job}.{step}{again}"));
+        let has_token = around.raw("TIDEWATER_TOKEN_FILE").is_some();
+        if has_token && let (Some(host), Ok(number)) = (told.hosts.first(), job.parse::<u64>()) {
+            let port = hostlist::port_of(number, step);
+            told.own = Some(Rendezvous::Address(format!("{host}:{port}")));
+        }
+        Ok(())
+    }))
+}
+
+/// PRRTE without Open MPI: a rank, and no size.
+fn prrte(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = ["PMIX_RANK", "PMIX_NAMESPACE"];
+    around.raw("PMIX_RANK")?;
+    let is_another = ["OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "FLUX_TASK_RANK"];
+    if is_another.iter().any(|name| around.raw(name).is_some()) {
+        return None;
+    }
+    Some(sight(around, Source::Prrte, &names, |told| {
+        told.rank = around.number("PMIX_RANK", LAUNCHED_MAX - 1)?;
+        let name = around.text("PMIX_NAMESPACE");
+        told.job = name.map(|name| format!("pmix-{name}"));
+        Ok(())
+    }))
+}
+
+fn torchrun(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+    ];
+    around.raw("RANK").and(around.raw("WORLD_SIZE"))?;
+    Some(sight(around, Source::Torchrun, &names, |told| {
+        told.size = around.count("WORLD_SIZE")?;
+        let size = told.size.unwrap_or(1);
+        told.rank = around.rank("RANK", size)?;
+        told.local_rank = around.rank("LOCAL_RANK", size)?;
+        told.local_size = around.count("LOCAL_WORLD_SIZE")?;
+        // The port itself is the launcher's: it names the job, and is not listened on.
+        let (host, port) = (around.text("MASTER_ADDR"), around.text("MASTER_PORT"));
+        let run = around.text("TORCHELASTIC_RUN_ID").unwrap_or("none");
+        let restart = around.text("TORCHELASTIC_RESTART_COUNT").unwrap_or("0");
+        told.job = host
+            .zip(port)
+            .map(|(host, port)| format!("torch-{host}-{port}-{run}-{restart}"));
+        told.otherwise = "MASTER_ADDR and MASTER_PORT, which name the job, are not set";
+        Ok(())
+    }))
+}
+
+/// Scripts for ps-lite: workers and servers have a scheduler's address, workers perhaps a number.
+fn dmlc(around: &Surroundings<'_>) -> Option<Sight> {
+    let names = [
+        "DMLC_ROLE",
+        "DMLC_WORKER_ID",
+        "DMLC_NUM_WORKER",
+        "DMLC_NUM_SERVER",
+        "DMLC_PS_ROOT_URI",
+        "DMLC_PS_ROOT_PORT",
+    ];
+    around.raw("DMLC_ROLE")?;
+    let mut sight = sight(around, Source::Dmlc, &names, |told| {
+        let servers = around.count("DMLC_NUM_SERVER")?;
+        let workers = around.count("DMLC_NUM_WORKER")?;
+        told.size = servers
+            .zip(workers)
+            .map(|(servers, workers)| servers.saturating_add(workers).min(LAUNCHED_MAX));
+        // Servers come first, as in `mpirun -n S tidewater server : -n W ./sim`.
+        let worker = around.rank("DMLC_WORKER_ID", workers.unwrap_or(1))?;
+        let is_worker = around.text("DMLC_ROLE") == Some("worker");
+        told.rank = worker
+            .filter(|_| is_worker)
+            .zip(servers)
+            .map(|(worker, servers)| servers.saturating_add(worker));
+        let (host, port) = (
+            around.text("DMLC_PS_ROOT_URI"),
+            around.text("DMLC_PS_ROOT_PORT"),
+        );
+        told.job = host
+            .zip(port)
+            .map(|(host, port)| format!("dmlc-{host}-{port}"));
+        told.otherwise = "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are not set";
+        Ok(())
+    });
+    if let Says::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
+        "Set DMLC_WORKER_ID for workers; start servers with --rank N (from 0) and --size (servers \
+         and workers together); there is no scheduler: rank 0 is it"
+            .clone_into(remedy);
+    }
+    Some(sight)
+}
+
+/// Tasks of this node: entry `SLURM_NODEID` of a list like `2(x2),1`.
+fn slurm_local_size(around: &Surroundings<'_>) -> Option<u32> {
+    let node = around.number("SLURM_NODEID", LAUNCHED_MAX).ok()??;
+    hostlist::tasks_of(around.text("SLURM_STEP_TASKS_PER_NODE")?, node)
+}
+
+/// Hosts of the step; none if the list does not parse, which is not worth failing for.
+fn slurm_hosts(around: &Surroundings<'_>) -> Vec<String> {
+    let list = around.text("SLURM_STEP_NODELIST");
+    let hosts = list.and_then(|list| hostlist::expand(list, HOSTLIST_HOSTS_MAX).ok());
+    hosts.unwrap_or_default()
+}
+
+/// A job's name as a file name.
+fn file_name(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    let plain: String = name
+        .chars()
+        .map(|c| if is_plain(c) { c } else { '_' })
+        .take(128)
+        .collect();
+    match plain.as_str() {
+        "" | "." | ".." => "_".into(),
+        _ => plain,
+    }
+}
+
+impl Verdict {
+    /// In a word or sentence.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Taken => "decides",
+            Self::Passed(why) => why,
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A launched process comes to its coordinator, says its rank and what it is going to be, and is told
+//! its number when all have come.
+//!
+//! The coordinator runs in the process of rank 0. Its addresses are tried in turn: which of them
+//! leads to it depends on where this process is. The address that this end has on the connection
+//! that worked is the one by which others reach this process.
+
+use std::net::{IpAddr, TcpStream};
+use std::time::Duration;
+
+use crate::clock::Deadline;
+use crate::conn::{ConnError, ControlConn};
+use crate::dial::{self, Claims, DialError};
+use crate::host;
+use crate::launch::card::Card;
+use crate::launch::meeting::{self, MeetError};
+use crate::launch::{Place, Rendezvous, directory};
+use crate::wire::control::{CoordinatorAnswer, CoordinatorRequest, Muster, Mustered, Part};
+use crate::wire::handshake::JobToken;
+use crate::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use crate::wire::refusal::{Refusal, RefusalCode};
+
+/// One address is tried for so long before the next has its turn.
+const TRY: Duration = Duration::from_secs(1);
+/// Pause before addresses are tried again, or a card is read again.
+const PAUSE: Duration = Duration::from_millis(50);
+/// The coordinator gives up this much before the caller does, so that its refusal, which names the
+/// missing, is there in time.
+const HEAD_START: Duration = Duration::from_millis(500);
+
+/// Why a process is no part of its launch's job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MusterError {
+    /// It does not meet the others.
+    #[error(transparent)]
+    Meet(#[from] MeetError),
+    /// Rank 0 is not where its card says.
+    #[error(
+        "rank {rank} of {size} does not reach {card} (from {origin}): {why}. Is it of an earlier \
+         job? Else look whether rank 0 lives, and at the firewall; --interface names the network"
+    )]
+    Unreached {
+        /// This process.
+        rank: u32,
+        /// How many there are.
+        size: u32,
+        /// Whom.
+        card: String,
+        /// Where the card was.
+        origin: String,
+        /// What came of the last try.
+        why: String,
+    },
+    /// The coordinator says no: somebody is missing, or two are one.
+    #[error("rank {rank} of {size}: {refusal}")]
+    Refused {
+        /// This process.
+        rank: u32,
+        /// How many there are.
+        size: u32,
+        /// Its words.
+        refusal: Refusal,
+    },
+    /// The connection failed while the others were waited for.
+    #[error("rank {rank} of {size} lost {card} while it waited for the others: {source}")]
+    Lost {
+        /// This process.
+        rank: u32,
+        /// How many there are.
+        size: u32,
+        /// Whom.
+        card: String,
+        /// How.
+        source: ConnError,
+    },
+    /// The card is of another launch.
+    #[error(
+        "the card in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
+         needs a meeting place of its own"
+    )]
+    OtherSize {
+        /// Where it was.
+        origin: String,
+        /// What the card says.
+        theirs: u32,
+        /// What this process was told.
+        ours: u32,
+    },
+}
+
+/// A place among the servers or workers of a job. As long as it is kept the coordinator knows that
+/// this process lives.
+#[derive(Debug)]
+pub struct Seat {
+    /// Its numbers.
+    pub numbers: Mustered,
+    /// `HOST:PORT` of the coordinator, as it was reached.
+    pub coordinator: String,
+    /// The job's secret.
+    pub token: JobToken,
+    /// The address of this process on its way to the coordinator.
+    pub local: IpAddr,
+    _conn: ControlConn<TcpStream>,
+}
+
+/// Comes to the coordinator by the card that rank 0 has published, and waits for all others.
+///
+/// # Errors
+/// [`MusterError`]; nothing is left behind.
+pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, MusterError> {
+    loop {
+        let card = meeting::find(place, deadline)?;
+        // A card in a directory may be one that an earlier job left: it is read again.
+        let is_final = !matches!(place.rendezvous, Some(Rendezvous::Directory(_)));
+        let tries = u32::try_from(card.addresses.len()).unwrap_or(1);
+        let limit = if is_final {
+            deadline
+        } else {
+            // Each of its addresses has its turn.
+            deadline.min(Deadline::after(TRY * tries))
+        };
+        match attend_by(&card, place, part, (limit, deadline)) {
+            Err(MusterError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
+                std::thread::sleep(PAUSE);
+            }
+            attended => return attended,
+        }
+    }
+}
+
+/// Comes to the coordinator by a card; tries to reach it until the first of the two deadlines, and
+/// waits for the others until the second.
+///
+/// # Errors
+/// [`MusterError`].
+pub fn attend_by(
+    card: &Card,
+    place: &Place,
+    part: Part,
+    (reach, deadline): (Deadline, Deadline),
+) -> Result<Seat, MusterError> {
+    let (rank, size) = (place.rank, place.size);
+    let origin = place.rendezvous.as_ref();
+    let origin = origin.map_or_else(|| "a card".to_owned(), ToString::to_string);
+    if card.size != size {
+        return Err(MusterError::OtherSize {
+            origin,
+            theirs: card.size,
+            ours: size,
+        });
+    }
+    let token = card.token.clone();
+    let (coordinator, mut conn) = reach_one(card, &token, reach).map_err(|why| match why {
+        Unreached::Refused(refusal) => MusterError::Refused {
+            rank,
+            size,
+            refusal,
+        },
+        Unreached::Nobody(why) => MusterError::Unreached {
+            rank,
+            size,
+            card: card.to_string(),
+            origin,
+            why,
+        },
+    })?;
+    let lost = |source| MusterError::Lost {
+        rank,
+        size,
+        card: card.to_string(),
+        source,
+    };
+    let local = conn.stream_mut().local_addr();
+    let local = local.map_err(|source| {
+        let operation = "ask for its own address";
+        lost(ConnError::Io { operation, source })
+    })?;
+    let left = deadline.left();
+    let wait = left.saturating_sub(HEAD_START.min(left / 2));
+    let request = CoordinatorRequest::Muster(Muster {
+        rank,
+        size,
+        part,
+        host: host::host_name(),
+        host_id: host::host_id(),
+        pid: std::process::id(),
+        local_size: place.local_size.unwrap_or(0),
+        timeout_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+    });
+    match conn.call(&request, || deadline.left()) {
+        Ok(CoordinatorAnswer::Mustered(numbers)) => Ok(Seat {
+            numbers,
+            coordinator,
+            token,
+            local: local.ip(),
+            _conn: conn,
+        }),
+        Ok(_) => Err(lost(ConnError::Broken)),
+        Err(ConnError::Refused(refusal)) => Err(MusterError::Refused {
+            rank,
+            size,
+            refusal,
+        }),
+        Err(source) => Err(lost(source)),
+    }
+}
+
+/// Whether somebody listens by the card that lies where `place` meets: a job that runs.
+///
+/// # Errors
+/// What lies there is no card.
+pub fn is_taken(place: &Place) -> Result<Option<Card>, MeetError> {
+    let Some(Rendezvous::Directory(path)) = &place.rendezvous else {
+        return Ok(None);
+    };
+    let Some((card, _)) = directory::read(path)? else {
+        return Ok(None);
+    };
+    let token = &card.token;
+    let mut lives = false;
+    for address in &card.addresses {
+        let limit = Deadline::after(TRY / 4);
+        let dialled = dial::control(address, token, &claims(), limit);
+        lives |= match dialled {
+            Ok(_) => true,
+            Err(DialError::Handshake { source, .. }) => is_word(&source).is_some(),
+            Err(_) => false,
+        };
+    }
+    Ok(lives.then_some(card))
+}
+
+enum Unreached {
+    Refused(Refusal),
+    Nobody(String),
+}
+
+/// The first address by which somebody proves to be the coordinator.
+fn reach_one(
+    card: &Card,
+    token: &JobToken,
+    deadline: Deadline,
+) -> Result<(String, ControlConn<TcpStream>), Unreached> {
+    let mut why = "no address was tried".to_owned();
+    loop {
+        for address in &card.addresses {
+            let limit = deadline.min(Deadline::after(TRY));
+            match dial::control(address, token, &claims(), limit) {
+                Ok(conn) => return Ok((address.clone(), conn)),
+                Err(DialError::Handshake { source, address }) => match is_word(&source) {
+                    Some(refusal) => return Err(Unreached::Refused(refusal)),
+                    None => why = format!("{address}: {source}"),
+                },
+                Err(error) => why = error.to_string(),
+            }
+        }
+        if deadline.left() <= PAUSE {
+            return Err(Unreached::Nobody(why));
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The refusal of somebody who knows the token. Others, who may be of another job that has got the
+/// port or the address, say nothing but "refused".
+fn is_word(error: &ConnError) -> Option<Refusal> {
+    match error {
+        ConnError::Refused(refusal) if refusal.code != RefusalCode::Refused => {
+            Some(refusal.clone())
+        }
+        _ => None,
+    }
+}
+
+fn claims() -> Claims {
+    Claims {
+        ids: Ids::default(),
+        namespace: NAMESPACE_DEFAULT.to_owned(),
+        role: Role::Admin,
+        rank: RANK_ANY,
+    }
+}
