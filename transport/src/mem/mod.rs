@@ -2,6 +2,8 @@
 //! writing.
 
 #[cfg(not(loom))]
+pub mod fork;
+#[cfg(not(loom))]
 pub(crate) mod io;
 #[cfg(all(test, loom))]
 mod models;
@@ -12,6 +14,8 @@ pub mod publish;
 pub mod region;
 pub mod shared;
 
+#[cfg(not(loom))]
+pub use fork::ForkGuard;
 #[cfg(not(loom))]
 pub use pages::Pages;
 #[cfg(not(loom))]
