@@ -14,7 +14,7 @@
  * zero, those of other sessions and those that are gone are TW_ERR_HANDLE.
  *
  * Structs that end in _options, _info or _counters begin with their size, and may grow at their
- * end. Zero is the default of every option: `tw_pull_options o = {sizeof o};`
+ * end. Zero is the default of every option: `tw_pull_options o = {.size = sizeof o};`
  *
  * Threads. By tw_thread_level, as MPI names them. The library starts no thread (but the one that
  * progress_interval_us asks for), handles no signal, and registers nothing at exit.
@@ -37,7 +37,7 @@ typedef struct tw_session tw_session;
 #define TW_ABI_VERSION 100
 
 // What a call returns. The text of the last failure of this thread is tw_last_error().
-typedef enum tw_status {
+typedef enum {
     // Done.
     TW_OK = 0,
     // A pointer that must not be null is.
@@ -69,7 +69,7 @@ typedef enum tw_status {
 } tw_status;
 
 // Type of elements.
-typedef enum tw_dtype {
+typedef enum {
     // float
     TW_F32 = 1,
     // double
@@ -81,7 +81,7 @@ typedef enum tw_dtype {
 } tw_dtype;
 
 // How a table is addressed.
-typedef enum tw_kind {
+typedef enum {
     // 64-bit key to a row of `cols` elements, created at first touch.
     TW_SPARSE = 1,
     // `rows` x `cols`, pulled and pushed row by row, by index.
@@ -91,7 +91,7 @@ typedef enum tw_kind {
 } tw_kind;
 
 // What a push does.
-typedef enum tw_op {
+typedef enum {
     // Adds.
     TW_SUM = 1,
     // Stores; of equal keys in one push the last wins.
@@ -101,7 +101,7 @@ typedef enum tw_op {
 } tw_op;
 
 // How a pull reads.
-typedef enum tw_mode {
+typedef enum {
     // Every row or block is one committed version.
     TW_CONSISTENT = 0,
     // Whatever is there: a row may mix two versions.
@@ -113,7 +113,7 @@ typedef enum tw_mode {
 } tw_mode;
 
 // What a pull of an unknown key does.
-typedef enum tw_missing {
+typedef enum {
     // Creates the row with its first values.
     TW_CREATE = 0,
     // Answers the first values and stores nothing.
@@ -121,7 +121,7 @@ typedef enum tw_missing {
 } tw_missing;
 
 // The rule by which a gradient is applied, and what `hyper` holds for it.
-typedef enum tw_optimizer {
+typedef enum {
     // SGD with rate 0.01 for floating point, none for integers.
     TW_OPTIMIZER_DEFAULT = 0,
     // None: no gradients.
@@ -141,7 +141,7 @@ typedef enum tw_optimizer {
 } tw_optimizer;
 
 // First values, and what `init_values` holds for them.
-typedef enum tw_init {
+typedef enum {
     // Zeros.
     TW_ZEROS = 0,
     // {value}
@@ -153,7 +153,7 @@ typedef enum tw_init {
 } tw_init;
 
 // When a push takes effect.
-typedef enum tw_effect {
+typedef enum {
     // On arrival.
     TW_IMMEDIATE = 0,
     // At the tick: the sum of all workers', in order of their ranks.
@@ -163,7 +163,7 @@ typedef enum tw_effect {
 } tw_effect;
 
 // How far workers may drift apart.
-typedef enum tw_sync {
+typedef enum {
     // Nobody waits.
     TW_ASP = 0,
     // An iteration begins when all workers have ended the one before.
@@ -173,7 +173,7 @@ typedef enum tw_sync {
 } tw_sync;
 
 // What carries rows and pushes.
-typedef enum tw_transport {
+typedef enum {
     // As the environment says; else the fastest one that both ends can use.
     TW_TRANSPORT_DEFAULT = 0,
     // Shared memory of one host.
@@ -185,7 +185,7 @@ typedef enum tw_transport {
 } tw_transport;
 
 // Which threads may call, as MPI names them. A session is one worker's, whatever the level.
-typedef enum tw_thread_level {
+typedef enum {
     // There is one thread: the one that opened the session.
     TW_THREAD_SINGLE = 0,
     // There are others, but only the one that opened the session calls.
@@ -197,7 +197,7 @@ typedef enum tw_thread_level {
 } tw_thread_level;
 
 // How to open a session. All zero but `size` is: join the job that the environment names.
-typedef struct tw_session_options {
+typedef struct {
     // sizeof(tw_session_options)
     size_t size;
     // HOST:PORT of the coordinator. Null: the job that the environment names.
@@ -233,7 +233,7 @@ typedef struct tw_session_options {
 } tw_session_options;
 
 // What a session is.
-typedef struct tw_session_info {
+typedef struct {
     // sizeof(tw_session_info)
     size_t size;
     // This worker.
@@ -251,7 +251,7 @@ typedef struct tw_session_info {
 } tw_session_info;
 
 // What a session did since it was opened: which path really ran.
-typedef struct tw_counters {
+typedef struct {
     // sizeof(tw_counters)
     size_t size;
     // Pull calls.
@@ -300,7 +300,7 @@ typedef struct tw_counters {
 
 // What a table shall be. `size`, `name`, `dtype`, `kind` and `cols` are needed; zero is the default
 // of all others. All workers may create the same table: it is created once.
-typedef struct tw_table_options {
+typedef struct {
     // sizeof(tw_table_options)
     size_t size;
     // 1 to 128 bytes of UTF-8.
@@ -343,7 +343,7 @@ typedef struct tw_table_options {
 typedef uint64_t tw_table;
 
 // What a table is.
-typedef struct tw_table_info {
+typedef struct {
     // sizeof(tw_table_info)
     size_t size;
     // Rows; 0 for TW_SPARSE.
@@ -364,7 +364,7 @@ typedef struct tw_table_info {
 
 // How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's
 // timeout.
-typedef struct tw_pull_options {
+typedef struct {
     // sizeof(tw_pull_options)
     size_t size;
     // tw_mode
@@ -401,165 +401,162 @@ const char *tw_last_error(void);
 // Joins a job as a worker and opens a session with every server. `options` may be null: the job
 // that the environment names. On failure `*session` is null. Waits for coordinator and servers that are
 // starting, up to `patience_s`.
-enum tw_status tw_session_open(const struct tw_session_options *options,
-                               tw_session **session);
+tw_status tw_session_open(const tw_session_options *options,
+                          tw_session **session);
 
 // Ends the session: connections and memory are given back, tickets and pulls with them. What was pushed
 // stays pushed. The handle stays, and every later call of it is TW_ERR_CLOSED. It does not say that
 // the worker is done: tw_finish does, before.
-enum tw_status tw_session_close(tw_session *session);
+tw_status tw_session_close(tw_session *session);
 
 // Closes the session if it is open, frees the handle, and sets `*session` to null. A handle that is null
 // already is none: done. In a forked child nothing of the parent's session is touched.
-enum tw_status tw_session_free(tw_session **session);
+tw_status tw_session_free(tw_session **session);
 
 // Rank, workers, servers, transport. Set `info->size` before.
-enum tw_status tw_session_info(tw_session *session, struct tw_session_info *info);
+tw_status tw_session_describe(tw_session *session, tw_session_info *info);
 
 // What the session did so far. Set `counters->size` before.
-enum tw_status tw_session_counters(tw_session *session, struct tw_counters *counters);
+tw_status tw_session_counters(tw_session *session, tw_counters *counters);
 
 // Takes in what has arrived and sends on what a socket did not take at once; never waits for an answer.
 // Every call does this too: only a program that computes for seconds between calls, over TCP, has use for
 // it. `progress_interval_us` has a thread make these calls.
-enum tw_status tw_progress(tw_session *session);
+tw_status tw_progress(tw_session *session);
 
 // This worker is done: waits for its pushes, leaves every clock, and says so to the coordinator, so that
 // nobody waits for it. Close the session afterwards.
-enum tw_status tw_finish(tw_session *session);
+tw_status tw_finish(tw_session *session);
 
 // This worker cannot go on: the job ends, and its end names `reason`.
-enum tw_status tw_fail(tw_session *session, const char *reason);
+tw_status tw_fail(tw_session *session, const char *reason);
 
 // Saves all tables into a directory that all servers see; on one worker, between barriers. `rows` and
 // `bytes`, which may be null, get what was written.
-enum tw_status tw_save(tw_session *session,
-                       const char *directory,
-                       double timeout_s,
-                       uint64_t *rows,
-                       uint64_t *bytes);
+tw_status tw_save(tw_session *session,
+                  const char *directory,
+                  double timeout_s,
+                  uint64_t *rows,
+                  uint64_t *bytes);
 
 // Loads the tables of a saved model, on one worker, before they are created; open them afterwards.
 // `tables`, which may be null, gets their number.
-enum tw_status tw_load(tw_session *session,
-                       const char *directory,
-                       double timeout_s,
-                       uint64_t *tables);
+tw_status tw_load(tw_session *session, const char *directory, double timeout_s, uint64_t *tables);
 
 // Creates a table, or opens the one of that name if its definition is equal. All workers may call it.
-enum tw_status tw_table_create(tw_session *session,
-                               const struct tw_table_options *options,
-                               tw_table *table);
+tw_status tw_table_create(tw_session *session,
+                          const tw_table_options *options,
+                          tw_table *table);
 
 // Opens a table that exists; `dtype` says what the caller takes it to hold.
-enum tw_status tw_table_open(tw_session *session, const char *name, int32_t dtype, tw_table *table);
+tw_status tw_table_open(tw_session *session, const char *name, int32_t dtype, tw_table *table);
 
 // What a table is. Set `info->size` before.
-enum tw_status tw_table_info(tw_session *session, tw_table table, struct tw_table_info *info);
+tw_status tw_table_describe(tw_session *session, tw_table table, tw_table_info *info);
 
 // Releases a table for everybody: pulls and pushes of it fail from now on. `*table` becomes zero.
-enum tw_status tw_table_release(tw_session *session, tw_table *table);
+tw_status tw_table_release(tw_session *session, tw_table *table);
 
 // Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,
 // which may repeat. `elements` of type `dtype` have room there: rows x cols. `options` may be null. On
 // failure `out` holds anything.
-enum tw_status tw_pull_rows(tw_session *session,
-                            tw_table table,
-                            const uint64_t *keys,
-                            size_t rows,
-                            void *out,
-                            size_t elements,
-                            int32_t dtype,
-                            const struct tw_pull_options *options);
+tw_status tw_pull_rows(tw_session *session,
+                       tw_table table,
+                       const uint64_t *keys,
+                       size_t rows,
+                       void *out,
+                       size_t elements,
+                       int32_t dtype,
+                       const tw_pull_options *options);
 
 // Pulls elements `first ..` of a TW_RANGES table, row after row, into `out`, which has room for `elements`
 // of type `dtype`. `options` may be null. On failure `out` holds anything.
-enum tw_status tw_pull_range(tw_session *session,
-                             tw_table table,
-                             uint64_t first,
-                             void *out,
-                             size_t elements,
-                             int32_t dtype,
-                             const struct tw_pull_options *options);
+tw_status tw_pull_range(tw_session *session,
+                        tw_table table,
+                        uint64_t first,
+                        void *out,
+                        size_t elements,
+                        int32_t dtype,
+                        const tw_pull_options *options);
 
 // Starts a pull of rows, which tw_pull_wait ends; up to 256 may be under way. The keys are copied.
-enum tw_status tw_pull_start(tw_session *session,
-                             tw_table table,
-                             const uint64_t *keys,
-                             size_t rows,
-                             const struct tw_pull_options *options,
-                             tw_pull *pull);
+tw_status tw_pull_start(tw_session *session,
+                        tw_table table,
+                        const uint64_t *keys,
+                        size_t rows,
+                        const tw_pull_options *options,
+                        tw_pull *pull);
 
 // Whether tw_pull_wait would return without waiting for reads: `*ready` becomes 1 or 0.
-enum tw_status tw_pull_test(tw_session *session, tw_pull pull, int32_t *ready);
+tw_status tw_pull_test(tw_session *session, tw_pull pull, int32_t *ready);
 
 // Waits for a pull and writes its rows to `out`, in the order of its keys; `*pull` becomes zero. After
 // TW_ERR_DEADLINE and TW_ERR_ARGUMENT it is still under way.
-enum tw_status tw_pull_wait(tw_session *session,
-                            tw_pull *pull,
-                            void *out,
-                            size_t elements,
-                            int32_t dtype);
+tw_status tw_pull_wait(tw_session *session,
+                       tw_pull *pull,
+                       void *out,
+                       size_t elements,
+                       int32_t dtype);
 
 // Gives a pull up; `*pull` becomes zero.
-enum tw_status tw_pull_cancel(tw_session *session, tw_pull *pull);
+tw_status tw_pull_cancel(tw_session *session, tw_pull *pull);
 
 // Pushes `rows` rows: `elements` values of type `dtype`, rows x cols. Equal keys are combined: sums and
 // gradients are added, of assigns the last wins. Returns when the push is on its way, and the
 // arrays are the caller's again. `*ticket` is for tw_push_wait; with null, a push that is refused is only
 // counted (rejects_unclaimed).
-enum tw_status tw_push_rows(tw_session *session,
-                            tw_table table,
-                            const uint64_t *keys,
-                            size_t rows,
-                            const void *values,
-                            size_t elements,
-                            int32_t dtype,
-                            int32_t op,
-                            tw_ticket *ticket);
+tw_status tw_push_rows(tw_session *session,
+                       tw_table table,
+                       const uint64_t *keys,
+                       size_t rows,
+                       const void *values,
+                       size_t elements,
+                       int32_t dtype,
+                       int32_t op,
+                       tw_ticket *ticket);
 
 // Pushes elements `first ..` of a TW_RANGES table: `elements` values of type `dtype`. As tw_push_rows.
-enum tw_status tw_push_range(tw_session *session,
-                             tw_table table,
-                             uint64_t first,
-                             const void *values,
-                             size_t elements,
-                             int32_t dtype,
-                             int32_t op,
-                             tw_ticket *ticket);
+tw_status tw_push_range(tw_session *session,
+                        tw_table table,
+                        uint64_t first,
+                        const void *values,
+                        size_t elements,
+                        int32_t dtype,
+                        int32_t op,
+                        tw_ticket *ticket);
 
 // Whether a push is applied: `*applied` becomes 1 or 0. When it is, or was refused, `*ticket` becomes zero.
 // A ticket of zero is applied.
-enum tw_status tw_push_test(tw_session *session,
-                            tw_ticket *ticket,
-                            int32_t *applied);
+tw_status tw_push_test(tw_session *session,
+                       tw_ticket *ticket,
+                       int32_t *applied);
 
 // Waits until a push is applied: pulls that start afterwards see it (of tables at the clock, after the
 // tick). 0 s: the session's timeout. `*ticket` becomes zero, but after TW_ERR_DEADLINE. A ticket of zero
 // is applied.
-enum tw_status tw_push_wait(tw_session *session,
-                            tw_ticket *ticket,
-                            double timeout_s);
+tw_status tw_push_wait(tw_session *session,
+                       tw_ticket *ticket,
+                       double timeout_s);
 
 // Forgets a ticket; the push goes on. `*ticket` becomes zero.
-enum tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
+tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
 
 // Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
 // for slower workers first. After TW_ERR_DEADLINE it can be repeated.
-enum tw_status tw_tick(tw_session *session,
-                       uint32_t domain);
+tw_status tw_tick(tw_session *session,
+                  uint32_t domain);
 
 // Iterations that this worker has ended, and those that all have, as every server tells it, in domain 0.
 // Either place may be null.
-enum tw_status tw_clock(tw_session *session,
-                        uint64_t *mine,
-                        uint64_t *everybodys);
+tw_status tw_clock(tw_session *session,
+                   uint64_t *mine,
+                   uint64_t *everybodys);
 
 // Waits until all workers have come to the barrier of that name. 0 s: the session's timeout.
-enum tw_status tw_barrier(tw_session *session, const char *name, double timeout_s);
+tw_status tw_barrier(tw_session *session, const char *name, double timeout_s);
 
 // Waits until everything that this session pushed is applied.
-enum tw_status tw_flush(tw_session *session);
+tw_status tw_flush(tw_session *session);
 
 #ifdef __cplusplus
 }  // extern "C"

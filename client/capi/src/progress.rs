@@ -1,7 +1,6 @@
 //! Progress without calls: a thread that looks now and then.
 //!
-//! The client makes progress inside calls, and over shared memory and RDMA there is nothing else to
-//! do. Over TCP the rest of a push that the socket did not take at once waits for the next call, and
+//! The client makes progress inside calls, and over shared memory there is nothing else to do. Over TCP the rest of a push that the socket did not take at once waits for the next call, and
 //! a control connection that was cut comes back by one. A program that computes for seconds between
 //! its calls can make `tw_progress` calls, or ask for this thread.
 

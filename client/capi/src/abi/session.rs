@@ -64,11 +64,11 @@ pub unsafe extern "C" fn tw_session_free(session: *mut *mut tw_session) -> tw_st
 
 /// Rank, workers, servers, transport. Set `info->size` before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tw_session_info(
+pub unsafe extern "C" fn tw_session_describe(
     session: *mut tw_session,
     info: *mut tw_session_info,
 ) -> tw_status {
-    run("tw_session_info", || {
+    run("tw_session_describe", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         let told = session.with(|open| {

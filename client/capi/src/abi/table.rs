@@ -65,12 +65,12 @@ pub unsafe extern "C" fn tw_table_open(
 
 /// What a table is. Set `info->size` before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tw_table_info(
+pub unsafe extern "C" fn tw_table_describe(
     session: *mut tw_session,
     table: tw_table,
     info: *mut tw_table_info,
 ) -> tw_status {
-    run("tw_table_info", || {
+    run("tw_table_describe", || {
         // SAFETY: the contract of the module.
         let session = unsafe { raw::session(session) }?;
         let told = session.with(|open| {

@@ -292,8 +292,8 @@ fn infos_and_names() {
     it.size = size_of::<tw_table_info>();
     // SAFETY: the session is open.
     unsafe {
-        ok(tw_session_info(session, &raw mut me));
-        ok(tw_table_info(session, table, &raw mut it));
+        ok(tw_session_describe(session, &raw mut me));
+        ok(tw_table_describe(session, table, &raw mut it));
     }
     assert_eq!((me.rank, me.workers, me.servers), (2, 3, 2));
     assert_eq!(me.transport, tw_transport::TW_SHM as i32);
@@ -315,7 +315,7 @@ fn infos_and_names() {
         ok(tw_table_release(session, &raw mut released));
         assert_eq!(released, 0);
         fails(
-            tw_table_info(session, table, &raw mut it),
+            tw_table_describe(session, table, &raw mut it),
             TW_ERR_HANDLE,
             "released",
         );

@@ -90,7 +90,11 @@ fn every_pointer_may_be_null_and_nothing_crashes() {
             "place for the session",
         );
         fails(tw_session_free(null_mut()), TW_ERR_NULL, "place");
-        fails(tw_session_info(session, null_mut()), TW_ERR_NULL, "info");
+        fails(
+            tw_session_describe(session, null_mut()),
+            TW_ERR_NULL,
+            "info",
+        );
         fails(
             tw_session_counters(session, null_mut()),
             TW_ERR_NULL,
@@ -114,7 +118,7 @@ fn every_pointer_may_be_null_and_nothing_crashes() {
             "name",
         );
         fails(
-            tw_table_info(session, table, null_mut()),
+            tw_table_describe(session, table, null_mut()),
             TW_ERR_NULL,
             "info",
         );
