@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidewater_client::{Counters, Job, Missing, PullMode, PullOptions, Sync};
 use tidewater_transport::fabric::TransportKind;
 use tidewater_transport::ids::DomainId;
-use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 use tidewater_transport::limits::DOMAINS_MAX;
 use tidewater_transport::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
@@ -76,6 +76,11 @@ pub(crate) fn transport(value: i32) -> Result<Option<TransportChoice>, Failure> 
         TW_TCP => Some(TransportChoice::Tcp),
         TW_VERBS => Some(TransportChoice::Verbs),
     })
+}
+
+pub(crate) fn rdma_device(name: &str) -> Result<RdmaDevice, Failure> {
+    let wrong = |e| Failure::argument(format_args!("rdma_device \"{name}\": {e}"));
+    name.parse().map_err(wrong)
 }
 
 pub(crate) const fn transport_code(kind: Option<TransportKind>) -> i32 {

@@ -16,7 +16,6 @@
 //! - No signal handler, nothing at exit, no thread unless one is asked for.
 
 pub mod abi;
-mod connect;
 mod convert;
 mod error;
 mod handles;

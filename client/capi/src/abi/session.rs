@@ -3,8 +3,9 @@
 use std::ffi::c_char;
 use std::time::Duration;
 
+use tidewater_client::connect::Wanted;
+
 use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
-use crate::connect::{self, Wanted};
 use crate::convert::{self, SessionChoices};
 use crate::error::Failure;
 use crate::raw;
@@ -212,15 +213,18 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         // SAFETY: the contract of the module.
         unsafe { raw::optional_text(pointer, what) }
     };
-    let mut job = connect::job(&Wanted {
-        coordinator: optional(options.coordinator, "coordinator")?,
-        token_file: optional(options.token_file, "token_file")?,
-        namespace: optional(options.job_namespace, "job_namespace")?,
-        rdma_device: optional(options.rdma_device, "rdma_device")?,
+    let wanted = Wanted {
+        coordinator: optional(options.coordinator, "coordinator")?.map(str::to_owned),
+        token_file: optional(options.token_file, "token_file")?.map(Into::into),
+        namespace: optional(options.job_namespace, "job_namespace")?.map(str::to_owned),
+        rdma_device: optional(options.rdma_device, "rdma_device")?
+            .map(convert::rdma_device)
+            .transpose()?,
         rank: (options.has_rank != 0).then_some(options.rank),
         workers: (options.workers != 0).then_some(options.workers),
         transport: convert::transport(options.transport)?,
-    })?;
+    };
+    let mut job = wanted.job()?;
     job.sync = convert::sync(options.sync, options.staleness)?;
     if let Some(patience) = convert::seconds("patience_s", options.patience_s)? {
         job.patience = patience;

@@ -314,7 +314,7 @@ fn sessions_that_cannot_be_opened_say_why() {
         token_file: null(),
         ..options
     });
-    fails(bad, TW_ERR_ARGUMENT, "token_file");
+    fails(bad, TW_ERR_ENVIRONMENT, "token_file");
     let bad = opens(&tw_session_options {
         token_file: c"/nowhere".as_ptr(),
         ..options
