@@ -15,7 +15,7 @@ use tidewater_transport::wire::control::TableInfo;
 use crate::clock::{Sync, WorkerClock};
 use crate::counters::Counters;
 use crate::error::ClientError;
-use crate::lanes::Lanes;
+use crate::lanes::{Interrupt, Lanes};
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
 use crate::push::combine::Combiner;
@@ -236,6 +236,23 @@ impl Client {
             });
         }
         self.clock.tick(&mut self.lanes, domain)
+    }
+
+    /// Takes in what has arrived and sends on what a socket did not take at once; mends lanes that
+    /// broke. Never waits for an answer. Every other call does this too, so that only a program
+    /// that computes for seconds between calls has use for it: over TCP the rest of a large push
+    /// then leaves, and a control connection that was cut comes back before its session ends.
+    ///
+    /// # Errors
+    /// When a server or the coordinator is lost.
+    pub fn progress(&mut self) -> Result<(), ClientError> {
+        let deadline = self.deadline();
+        self.lanes.tend()?;
+        match self.lanes.poll() {
+            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline),
+            Err(Interrupt::Failed(e)) => Err(e),
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Iterations completed in the default domain.

@@ -266,6 +266,44 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
     }
 }
 
+/// Such a table has two copies: one of them is a tick old.
+#[test]
+fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
+    const ELEMENTS: usize = 3_000;
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 2, 1);
+        let mut client = cluster.client(0, Sync::Bsp);
+        let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
+            .block_bytes(4096)
+            .partitions(4)
+            .at_clock(Reduce::Sum)
+            .snapshot();
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let modes = [
+            PullMode::Consistent,
+            PullMode::Hogwild,
+            PullMode::Gather,
+            PullMode::Snapshot,
+        ];
+        for clock in 0..5 {
+            for mode in modes {
+                let mut out = vec![-1; ELEMENTS];
+                let options = PullOptions::default().mode(mode);
+                client.pull_dense(&table, 0, &mut out, options).unwrap();
+                assert_eq!(
+                    out,
+                    vec![clock; ELEMENTS],
+                    "{transport}, {mode:?}, clock {clock}"
+                );
+            }
+            let ones = vec![1; ELEMENTS];
+            let ticket = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+            client.wait_applied(&ticket).unwrap();
+            client.tick().unwrap();
+        }
+    }
+}
+
 #[test]
 fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
     for transport in [Shm, Tcp] {

@@ -5,6 +5,7 @@ pub mod coordinator;
 pub mod job;
 pub mod server;
 mod stream;
+pub mod wanted;
 
 use tidewater_transport::ids::ClusterId;
 use tidewater_transport::launch::{RdmaDevice, TransportChoice};
@@ -14,6 +15,7 @@ use tidewater_transport::wire::handshake::JobToken;
 pub use coordinator::{JoinConfig, Loaded, NetCoordinatorLink};
 pub use job::Job;
 pub use server::NetServerLink;
+pub use wanted::Wanted;
 
 /// Who a client thread is, and how it wants to be connected.
 #[derive(Debug, Clone)]

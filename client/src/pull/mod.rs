@@ -48,7 +48,8 @@ pub enum PullMode {
     /// generation is checked, and by one row or version word of each server that the table is
     /// still there.
     Hogwild,
-    /// The whole range as of one tick (tables made with `snapshot`).
+    /// The whole range as of one tick (tables made with `snapshot`; of these the two modes above are
+    /// this one too).
     Snapshot,
     /// The server copies the rows together.
     Gather,

@@ -5,7 +5,6 @@ use zerocopy::IntoBytes;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::lanes::Interrupt;
 use crate::pull::{self, Due, PullMode, PullOptions, PullTicket};
 use crate::table::{Element, Table};
 
@@ -90,13 +89,7 @@ impl Client {
     /// # Errors
     /// When a server is lost.
     pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
-        let deadline = self.deadline();
-        self.lanes.tend()?;
-        match self.lanes.poll() {
-            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline)?,
-            Err(Interrupt::Failed(e)) => return Err(e),
-            Ok(()) => {}
-        }
+        self.progress()?;
         Ok(self.later.is_ready(&mut self.lanes, ticket))
     }
 

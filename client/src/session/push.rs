@@ -195,13 +195,7 @@ impl Client {
     /// # Errors
     /// As [`Client::wait_applied`], but for the deadline.
     pub fn try_applied(&mut self, ticket: &Ticket) -> Result<bool, ClientError> {
-        let deadline = self.deadline();
-        self.lanes.tend()?;
-        match self.lanes.poll() {
-            Err(Interrupt::Broken(lane)) => self.lanes.mend(lane, deadline)?,
-            Err(Interrupt::Failed(e)) => return Err(e),
-            Ok(()) => {}
-        }
+        self.progress()?;
         match self.lanes.try_applied(ticket) {
             None => Ok(false),
             Some(Ok(())) => Ok(true),

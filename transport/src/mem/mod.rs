@@ -2,6 +2,8 @@
 //! writing.
 
 #[cfg(not(loom))]
+pub mod fork;
+#[cfg(not(loom))]
 pub(crate) mod io;
 #[cfg(all(test, loom))]
 mod models;
@@ -13,6 +15,8 @@ pub mod region;
 pub mod rows;
 pub mod shared;
 
+#[cfg(not(loom))]
+pub use fork::ForkGuard;
 #[cfg(not(loom))]
 pub use pages::Pages;
 #[cfg(not(loom))]

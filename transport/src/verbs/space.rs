@@ -102,9 +102,10 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Pieces that are taken never overlap, stay inside, and are as long as asked for.
+        /// Pieces that are taken never overlap, stay inside, and are as long as asked for. (One of no
+        /// bytes lies anywhere, also inside of another.)
         #[test]
-        fn pieces_are_apart(steps in proptest::collection::vec((0usize..400, 0usize..3), 0..300)) {
+        fn pieces_are_apart(steps in proptest::collection::vec((1usize..400, 0usize..3), 0..300)) {
             const BYTES: usize = 1024;
             let mut space = Space::new(BYTES);
             let mut taken: VecDeque<(usize, usize, u64)> = VecDeque::new();

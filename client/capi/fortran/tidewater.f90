@@ -1,0 +1,424 @@
+! Tidewater's client for Fortran 2008: the calls of tidewater.h, with the same names and meanings.
+!
+! Each function returns a status, TW_OK or another. Options are derived types whose defaults
+! are the library's. Names that are passed must end in c_null_char: use tw_text. Pulls and pushes take
+! arrays of real32, real64, int32 and int64 of rank one: the generic names check type and length
+! at compile time and hand the array over as it is; an array that is not contiguous is copied by the
+! compiler.
+!
+!   gfortran -c tidewater.f90
+!   gfortran program.f90 tidewater.o $(pkg-config --libs tidewater)
+module tidewater
+    use, intrinsic :: iso_c_binding
+    use, intrinsic :: iso_fortran_env, only: int32, int64, real32, real64
+    implicit none
+    public
+
+    integer(c_int), parameter :: TW_OK = 0, TW_ERR_NULL = 1, TW_ERR_HANDLE = 2, TW_ERR_CLOSED = 3, &
+        TW_ERR_ARGUMENT = 4, TW_ERR_DEADLINE = 5, TW_ERR_REJECTED = 6, TW_ERR_REFUSED = 7, &
+        TW_ERR_LOST = 8, TW_ERR_PROTOCOL = 9, TW_ERR_ENVIRONMENT = 10, TW_ERR_THREAD = 11, &
+        TW_ERR_FORKED = 12, TW_ERR_PANIC = 13
+    integer(c_int), parameter :: TW_F32 = 1, TW_F64 = 2, TW_I32 = 3, TW_I64 = 4
+    integer(c_int), parameter :: TW_SPARSE = 1, TW_ROWS = 2, TW_RANGES = 3
+    integer(c_int), parameter :: TW_SUM = 1, TW_ASSIGN = 2, TW_GRADIENT = 3
+    integer(c_int), parameter :: TW_CONSISTENT = 0, TW_HOGWILD = 1, TW_SNAPSHOT = 2, TW_GATHER = 3
+    integer(c_int), parameter :: TW_CREATE = 0, TW_INITIAL = 1
+    integer(c_int), parameter :: TW_OPTIMIZER_DEFAULT = 0, TW_OPTIMIZER_NONE = 1, TW_SGD = 2, &
+        TW_MOMENTUM = 3, TW_NESTEROV = 4, TW_ADAGRAD = 5, TW_ADAM = 6, TW_FTRL = 7
+    integer(c_int), parameter :: TW_ZEROS = 0, TW_CONSTANT = 1, TW_UNIFORM = 2, TW_NORMAL = 3
+    integer(c_int), parameter :: TW_IMMEDIATE = 0, TW_CLOCK_SUM = 1, TW_CLOCK_MEAN = 2
+    integer(c_int), parameter :: TW_ASP = 0, TW_BSP = 1, TW_SSP = 2
+    integer(c_int), parameter :: TW_TRANSPORT_DEFAULT = 0, TW_SHM = 1, TW_TCP = 2, TW_VERBS = 3
+    integer(c_int), parameter :: TW_THREAD_SINGLE = 0, TW_THREAD_FUNNELED = 1, &
+        TW_THREAD_SERIALIZED = 2, TW_THREAD_MULTIPLE = 3
+
+    type, bind(c) :: tw_session_options
+        integer(c_size_t) :: size = 96
+        type(c_ptr) :: coordinator = c_null_ptr, token_file = c_null_ptr
+        type(c_ptr) :: job_namespace = c_null_ptr, rdma_device = c_null_ptr
+        integer(c_int32_t) :: has_rank = 0, rank = 0, workers = 0, transport = TW_TRANSPORT_DEFAULT
+        integer(c_int32_t) :: sync = TW_ASP, staleness = 0, thread_level = TW_THREAD_SINGLE
+        integer(c_int32_t) :: progress_interval_us = 0
+        real(c_double) :: timeout_s = 0, clock_timeout_s = 0, patience_s = 0
+    end type
+
+    type, bind(c) :: tw_session_info
+        integer(c_size_t) :: size = 32
+        integer(c_int32_t) :: rank = 0, workers = 0, servers = 0, transport = 0
+        integer(c_int32_t) :: thread_level = 0, reserved = 0
+    end type
+
+    type, bind(c) :: tw_table_options
+        integer(c_size_t) :: size = 128
+        type(c_ptr) :: name = c_null_ptr
+        integer(c_int32_t) :: dtype = 0, kind = 0
+        integer(c_int64_t) :: rows = 0
+        integer(c_int32_t) :: cols = 0, partitions = 0
+        integer(c_int32_t) :: optimizer = TW_OPTIMIZER_DEFAULT, init = TW_ZEROS
+        real(c_double) :: hyper(4) = 0, init_values(2) = 0
+        integer(c_int64_t) :: seed = 0
+        integer(c_int32_t) :: effect = TW_IMMEDIATE, domain = 0, block_bytes = 0, snapshot = 0
+        integer(c_int32_t) :: allow_not_finite = 0, reserved = 0
+    end type
+
+    type, bind(c) :: tw_pull_options
+        integer(c_size_t) :: size = 24
+        integer(c_int32_t) :: mode = TW_CONSISTENT, missing = TW_CREATE
+        real(c_double) :: timeout_s = 0
+    end type
+
+    interface
+        integer(c_int) function tw_session_open(options, session) bind(c)
+            import :: c_int, c_ptr, tw_session_options
+            type(tw_session_options), intent(in) :: options
+            type(c_ptr), intent(out) :: session
+        end function
+        integer(c_int) function tw_session_close(session) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: session
+        end function
+        integer(c_int) function tw_session_free(session) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), intent(inout) :: session
+        end function
+        integer(c_int) function tw_session_describe(session, info) bind(c)
+            import :: c_int, c_ptr, tw_session_info
+            type(c_ptr), value :: session
+            type(tw_session_info), intent(inout) :: info
+        end function
+        integer(c_int) function tw_table_create(session, options, table) bind(c)
+            import :: c_int, c_ptr, c_int64_t, tw_table_options
+            type(c_ptr), value :: session
+            type(tw_table_options), intent(in) :: options
+            integer(c_int64_t), intent(out) :: table
+        end function
+        integer(c_int) function tw_table_open(session, name, dtype, table) bind(c)
+            import :: c_int, c_ptr, c_char, c_int32_t, c_int64_t
+            type(c_ptr), value :: session
+            character(kind=c_char), intent(in) :: name(*)
+            integer(c_int32_t), value :: dtype
+            integer(c_int64_t), intent(out) :: table
+        end function
+        integer(c_int) function tw_table_release(session, table) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: table
+        end function
+        integer(c_int) function tw_push_test(session, ticket, applied) bind(c)
+            import :: c_int, c_ptr, c_int32_t, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: ticket
+            integer(c_int32_t), intent(out) :: applied
+        end function
+        integer(c_int) function tw_push_wait(session, ticket, timeout_s) bind(c)
+            import :: c_int, c_ptr, c_int64_t, c_double
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: ticket
+            real(c_double), value :: timeout_s
+        end function
+        integer(c_int) function tw_push_forget(session, ticket) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(inout) :: ticket
+        end function
+        integer(c_int) function tw_tick(session, domain) bind(c)
+            import :: c_int, c_ptr, c_int32_t
+            type(c_ptr), value :: session
+            integer(c_int32_t), value :: domain
+        end function
+        integer(c_int) function tw_clock(session, mine, everybodys) bind(c)
+            import :: c_int, c_ptr, c_int64_t
+            type(c_ptr), value :: session
+            integer(c_int64_t), intent(out) :: mine, everybodys
+        end function
+        integer(c_int) function tw_barrier(session, name, timeout_s) bind(c)
+            import :: c_int, c_ptr, c_char, c_double
+            type(c_ptr), value :: session
+            character(kind=c_char), intent(in) :: name(*)
+            real(c_double), value :: timeout_s
+        end function
+        integer(c_int) function tw_flush(session) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: session
+        end function
+        integer(c_int) function tw_progress(session) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: session
+        end function
+        integer(c_int) function tw_finish(session) bind(c)
+            import :: c_int, c_ptr
+            type(c_ptr), value :: session
+        end function
+        integer(c_int) function tw_fail(session, reason) bind(c)
+            import :: c_int, c_ptr, c_char
+            type(c_ptr), value :: session
+            character(kind=c_char), intent(in) :: reason(*)
+        end function
+        integer(c_int) function tw_save(session, directory, timeout_s, rows, bytes) bind(c)
+            import :: c_int, c_ptr, c_char, c_double, c_int64_t
+            type(c_ptr), value :: session
+            character(kind=c_char), intent(in) :: directory(*)
+            real(c_double), value :: timeout_s
+            integer(c_int64_t), intent(out) :: rows, bytes
+        end function
+        integer(c_int) function tw_load(session, directory, timeout_s, tables) bind(c)
+            import :: c_int, c_ptr, c_char, c_double, c_int64_t
+            type(c_ptr), value :: session
+            character(kind=c_char), intent(in) :: directory(*)
+            real(c_double), value :: timeout_s
+            integer(c_int64_t), intent(out) :: tables
+        end function
+        integer(c_int) function tw_pull_rows_c(session, table, keys, rows, out, elements, dtype, &
+                options) bind(c, name="tw_pull_rows")
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session, out, options
+            integer(c_int64_t), value :: table
+            integer(c_int64_t), intent(in) :: keys(*)
+            integer(c_size_t), value :: rows, elements
+            integer(c_int32_t), value :: dtype
+        end function
+        integer(c_int) function tw_pull_range_c(session, table, first, out, elements, dtype, &
+                options) bind(c, name="tw_pull_range")
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session, out, options
+            integer(c_int64_t), value :: table, first
+            integer(c_size_t), value :: elements
+            integer(c_int32_t), value :: dtype
+        end function
+        integer(c_int) function tw_push_rows_c(session, table, keys, rows, values, elements, &
+                dtype, op, ticket) bind(c, name="tw_push_rows")
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session, values
+            integer(c_int64_t), value :: table
+            integer(c_int64_t), intent(in) :: keys(*)
+            integer(c_size_t), value :: rows, elements
+            integer(c_int32_t), value :: dtype, op
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        integer(c_int) function tw_push_range_c(session, table, first, values, elements, &
+                dtype, op, ticket) bind(c, name="tw_push_range")
+            import :: c_int, c_ptr, c_int32_t, c_int64_t, c_size_t
+            type(c_ptr), value :: session, values
+            integer(c_int64_t), value :: table, first
+            integer(c_size_t), value :: elements
+            integer(c_int32_t), value :: dtype, op
+            integer(c_int64_t), intent(out) :: ticket
+        end function
+        type(c_ptr) function tw_last_error_c() bind(c, name="tw_last_error")
+            import :: c_ptr
+        end function
+        integer(c_size_t) function c_strlen(text) bind(c, name="strlen")
+            import :: c_ptr, c_size_t
+            type(c_ptr), value :: text
+        end function
+    end interface
+
+    ! tw_pull_rows(session, table, keys, out [, options])
+    interface tw_pull_rows
+        procedure pull_rows_f32, pull_rows_f64, pull_rows_i32, pull_rows_i64
+    end interface
+    ! tw_pull_range(session, table, first, out [, options]); first counts from 0
+    interface tw_pull_range
+        procedure pull_range_f32, pull_range_f64, pull_range_i32, pull_range_i64
+    end interface
+    ! tw_push_rows(session, table, keys, values, op, ticket)
+    interface tw_push_rows
+        procedure push_rows_f32, push_rows_f64, push_rows_i32, push_rows_i64
+    end interface
+    ! tw_push_range(session, table, first, values, op, ticket)
+    interface tw_push_range
+        procedure push_range_f32, push_range_f64, push_range_i32, push_range_i64
+    end interface
+
+contains
+
+    ! What went wrong in this thread's last call that failed.
+    function tw_last_error() result(text)
+        character(len=:), allocatable :: text
+        character(kind=c_char), pointer :: chars(:)
+        type(c_ptr) :: at
+        integer :: i, n
+        at = tw_last_error_c()
+        n = int(c_strlen(at))
+        call c_f_pointer(at, chars, [n])
+        allocate (character(len=n) :: text)
+        do i = 1, n
+            text(i:i) = chars(i)
+        end do
+    end function
+
+    ! A text as C has it, without the blanks at its end.
+    function tw_text(text) result(c)
+        character(len=*), intent(in) :: text
+        character(len=:, kind=c_char), allocatable :: c
+        c = trim(text)//c_null_char
+    end function
+
+    function options_of(options) result(at)
+        type(tw_pull_options), intent(in), target, optional :: options
+        type(c_ptr) :: at
+        at = c_null_ptr
+        if (present(options)) at = c_loc(options)
+    end function
+
+    integer(c_int) function pull_rows_f32(session, table, keys, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        real(real32), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(out), &
+            size(out, kind=c_size_t), TW_F32, options_of(options))
+    end function
+
+    integer(c_int) function pull_range_f32(session, table, first, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        real(real32), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_range_c(session, table, first, c_loc(out), size(out, kind=c_size_t), &
+            TW_F32, options_of(options))
+    end function
+
+    integer(c_int) function push_rows_f32(session, table, keys, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        real(real32), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_F32, op, ticket)
+    end function
+
+    integer(c_int) function push_range_f32(session, table, first, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        real(real32), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_range_c(session, table, first, c_loc(values), &
+            size(values, kind=c_size_t), TW_F32, op, ticket)
+    end function
+
+    integer(c_int) function pull_rows_f64(session, table, keys, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        real(real64), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(out), &
+            size(out, kind=c_size_t), TW_F64, options_of(options))
+    end function
+
+    integer(c_int) function pull_range_f64(session, table, first, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        real(real64), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_range_c(session, table, first, c_loc(out), size(out, kind=c_size_t), &
+            TW_F64, options_of(options))
+    end function
+
+    integer(c_int) function push_rows_f64(session, table, keys, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        real(real64), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_F64, op, ticket)
+    end function
+
+    integer(c_int) function push_range_f64(session, table, first, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        real(real64), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_range_c(session, table, first, c_loc(values), &
+            size(values, kind=c_size_t), TW_F64, op, ticket)
+    end function
+
+    integer(c_int) function pull_rows_i32(session, table, keys, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int32), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(out), &
+            size(out, kind=c_size_t), TW_I32, options_of(options))
+    end function
+
+    integer(c_int) function pull_range_i32(session, table, first, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        integer(int32), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_range_c(session, table, first, c_loc(out), size(out, kind=c_size_t), &
+            TW_I32, options_of(options))
+    end function
+
+    integer(c_int) function push_rows_i32(session, table, keys, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int32), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_I32, op, ticket)
+    end function
+
+    integer(c_int) function push_range_i32(session, table, first, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        integer(int32), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_range_c(session, table, first, c_loc(values), &
+            size(values, kind=c_size_t), TW_I32, op, ticket)
+    end function
+
+    integer(c_int) function pull_rows_i64(session, table, keys, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int64), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(out), &
+            size(out, kind=c_size_t), TW_I64, options_of(options))
+    end function
+
+    integer(c_int) function pull_range_i64(session, table, first, out, options) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        integer(int64), intent(inout), target, contiguous :: out(:)
+        type(tw_pull_options), intent(in), target, optional :: options
+        status = tw_pull_range_c(session, table, first, c_loc(out), size(out, kind=c_size_t), &
+            TW_I64, options_of(options))
+    end function
+
+    integer(c_int) function push_rows_i64(session, table, keys, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table
+        integer(int64), intent(in), contiguous :: keys(:)
+        integer(int64), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_rows_c(session, table, keys, size(keys, kind=c_size_t), c_loc(values), &
+            size(values, kind=c_size_t), TW_I64, op, ticket)
+    end function
+
+    integer(c_int) function push_range_i64(session, table, first, values, op, ticket) result(status)
+        type(c_ptr), intent(in) :: session
+        integer(int64), intent(in) :: table, first
+        integer(int64), intent(in), target, contiguous :: values(:)
+        integer(c_int), intent(in) :: op
+        integer(int64), intent(out) :: ticket
+        status = tw_push_range_c(session, table, first, c_loc(values), &
+            size(values, kind=c_size_t), TW_I64, op, ticket)
+    end function
+
+end module tidewater

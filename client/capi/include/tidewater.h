@@ -1,0 +1,565 @@
+/* Tidewater's client for C, C++ and Fortran.
+ *
+ * Written by cbindgen from client/capi/src/abi; see cbindgen.toml there. The manual is
+ * docs/BINDINGS.md, examples are in client/capi/examples.
+ *
+ * Statuses. Every call that can fail returns a tw_status; tw_last_error() is the text of this
+ * thread's last failure: which call, what was wrong, what to do.
+ *
+ * Memory. A pointer is null, where that is allowed, or to what its parameter names, as large as the
+ * call is told. Arrays and strings are the caller's again when a call returns: nothing is kept.
+ *
+ * Handles. A session is a pointer from tw_session_open to tw_session_free; after tw_session_close
+ * every call of it is TW_ERR_CLOSED. Tables, tickets and pulls are numbers, which a session checks:
+ * zero, those of other sessions and those that are gone are TW_ERR_HANDLE.
+ *
+ * Structs that end in _options, _info or _counters begin with their size, and may grow at their
+ * end. Zero is the default of every option: `tw_pull_options o = {.size = sizeof o};`
+ *
+ * Threads. By tw_thread_level, as MPI names them. The library starts no thread (but the one that
+ * progress_interval_us asks for), handles no signal, and registers nothing at exit.
+ *
+ * Forks. A session belongs to the process that opened it; in a child its calls are TW_ERR_FORKED.
+ */
+
+
+#ifndef TIDEWATER_H
+#define TIDEWATER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* A session with the servers of one job. */
+typedef struct tw_session tw_session;
+
+// Version of this interface, 100 x major + minor: a program that was compiled with it runs with libraries
+// of the same major and at least this minor version.
+#define TW_ABI_VERSION 100
+
+// What a call returns. The text of the last failure of this thread is tw_last_error().
+typedef enum {
+    // Done.
+    TW_OK = 0,
+    // A pointer that must not be null is.
+    TW_ERR_NULL = 1,
+    // Not a handle, or not one of this session, or it names nothing any more.
+    TW_ERR_HANDLE = 2,
+    // The session is closed.
+    TW_ERR_CLOSED = 3,
+    // An argument that cannot be: the text says which, and what would be right.
+    TW_ERR_ARGUMENT = 4,
+    // The time was over; the text says who is missing. A tick can be repeated.
+    TW_ERR_DEADLINE = 5,
+    // A server refused a push; the text says why.
+    TW_ERR_REJECTED = 6,
+    // Coordinator or server said no.
+    TW_ERR_REFUSED = 7,
+    // A process of the job cannot be joined, or is lost: then the job is ending.
+    TW_ERR_LOST = 8,
+    // A peer told nonsense.
+    TW_ERR_PROTOCOL = 9,
+    // The job's environment is missing, incomplete, or contradicts itself.
+    TW_ERR_ENVIRONMENT = 10,
+    // A thread that must not call now, by the session's thread level.
+    TW_ERR_THREAD = 11,
+    // The process was forked after the session was opened.
+    TW_ERR_FORKED = 12,
+    // A defect of the library. The session answers only this from now on.
+    TW_ERR_PANIC = 13,
+} tw_status;
+
+// Type of elements.
+typedef enum {
+    // float
+    TW_F32 = 1,
+    // double
+    TW_F64 = 2,
+    // int32_t; sums wrap
+    TW_I32 = 3,
+    // int64_t; sums wrap
+    TW_I64 = 4,
+} tw_dtype;
+
+// How a table is addressed.
+typedef enum {
+    // 64-bit key to a row of `cols` elements, created at first touch.
+    TW_SPARSE = 1,
+    // `rows` x `cols`, pulled and pushed row by row, by index.
+    TW_ROWS = 2,
+    // `rows` x `cols`, pulled and pushed by ranges of elements.
+    TW_RANGES = 3,
+} tw_kind;
+
+// What a push does.
+typedef enum {
+    // Adds.
+    TW_SUM = 1,
+    // Stores; of equal keys in one push the last wins.
+    TW_ASSIGN = 2,
+    // One step of the table's optimizer.
+    TW_GRADIENT = 3,
+} tw_op;
+
+// How a pull reads.
+typedef enum {
+    // Every row or block is one committed version.
+    TW_CONSISTENT = 0,
+    // Whatever is there: a row may mix two versions.
+    TW_HOGWILD = 1,
+    // The whole range as of one tick: tables made with `snapshot`.
+    TW_SNAPSHOT = 2,
+    // The server copies the rows together.
+    TW_GATHER = 3,
+} tw_mode;
+
+// What a pull of an unknown key does.
+typedef enum {
+    // Creates the row with its first values.
+    TW_CREATE = 0,
+    // Answers the first values and stores nothing.
+    TW_INITIAL = 1,
+} tw_missing;
+
+// The rule by which a gradient is applied, and what `hyper` holds for it.
+typedef enum {
+    // SGD with rate 0.01 for floating point, none for integers.
+    TW_OPTIMIZER_DEFAULT = 0,
+    // None: no gradients.
+    TW_OPTIMIZER_NONE = 1,
+    // {lr}
+    TW_SGD = 2,
+    // {lr, mu}
+    TW_MOMENTUM = 3,
+    // {lr, mu}, Nesterov's form
+    TW_NESTEROV = 4,
+    // {lr, eps}
+    TW_ADAGRAD = 5,
+    // {lr, beta1, beta2, eps}
+    TW_ADAM = 6,
+    // {alpha, beta, l1, l2}
+    TW_FTRL = 7,
+} tw_optimizer;
+
+// First values, and what `init_values` holds for them.
+typedef enum {
+    // Zeros.
+    TW_ZEROS = 0,
+    // {value}
+    TW_CONSTANT = 1,
+    // {low, high}
+    TW_UNIFORM = 2,
+    // {mean, std}
+    TW_NORMAL = 3,
+} tw_init;
+
+// When a push takes effect.
+typedef enum {
+    // On arrival.
+    TW_IMMEDIATE = 0,
+    // At the tick: the sum of all workers', in order of their ranks.
+    TW_CLOCK_SUM = 1,
+    // At the tick: that sum divided by the number of workers that pushed the row.
+    TW_CLOCK_MEAN = 2,
+} tw_effect;
+
+// How far workers may drift apart.
+typedef enum {
+    // Nobody waits.
+    TW_ASP = 0,
+    // An iteration begins when all workers have ended the one before.
+    TW_BSP = 1,
+    // At most `staleness` iterations ahead of the slowest.
+    TW_SSP = 2,
+} tw_sync;
+
+// What carries rows and pushes.
+typedef enum {
+    // As the environment says; else the fastest one that both ends can use.
+    TW_TRANSPORT_DEFAULT = 0,
+    // Shared memory of one host.
+    TW_SHM = 1,
+    // TCP.
+    TW_TCP = 2,
+    // RDMA; needs a library built with it.
+    TW_VERBS = 3,
+} tw_transport;
+
+// Which threads may call, as MPI names them. A session is one worker's, whatever the level.
+typedef enum {
+    // There is one thread: the one that opened the session.
+    TW_THREAD_SINGLE = 0,
+    // There are others, but only the one that opened the session calls.
+    TW_THREAD_FUNNELED = 1,
+    // Any thread, one at a time; a call while another is inside is TW_ERR_THREAD.
+    TW_THREAD_SERIALIZED = 2,
+    // Any thread at any time; calls wait for each other.
+    TW_THREAD_MULTIPLE = 3,
+} tw_thread_level;
+
+// How to open a session. All zero but `size` is: join the job that the environment names.
+typedef struct {
+    // sizeof(tw_session_options)
+    size_t size;
+    // HOST:PORT of the coordinator. Null: the job that the environment names.
+    const char *coordinator;
+    // File, mode 0600, with the job's token. Needed with `coordinator`, unused without.
+    const char *token_file;
+    // The job's name space in a service. Null: "default".
+    const char *job_namespace;
+    // RDMA device, NAME or NAME:PORT. Null: as the environment says, else by the address.
+    const char *rdma_device;
+    // Not 0: `rank` counts. 0: as the environment says, else any that is free.
+    int32_t has_rank;
+    // This worker's number: an MPI program's own rank.
+    uint32_t rank;
+    // Workers of the job. 0: as the environment or the coordinator says.
+    uint32_t workers;
+    // tw_transport
+    int32_t transport;
+    // tw_sync
+    int32_t sync;
+    // Iterations that TW_SSP allows.
+    uint32_t staleness;
+    // tw_thread_level
+    int32_t thread_level;
+    // Microseconds between the looks of a progress thread; 0: there is none.
+    uint32_t progress_interval_us;
+    // Longest time of a pull, push or control call, in seconds. 0: 30.
+    double timeout_s;
+    // Longest wait for other workers at a tick or a gated pull, in seconds. 0: 1800.
+    double clock_timeout_s;
+    // Longest time until coordinator and servers are there, in seconds. 0: 60.
+    double patience_s;
+} tw_session_options;
+
+// What a session is.
+typedef struct {
+    // sizeof(tw_session_info)
+    size_t size;
+    // This worker.
+    uint32_t rank;
+    // Workers of the job.
+    uint32_t workers;
+    // Servers of the job.
+    uint32_t servers;
+    // tw_transport that carries it; 0 where no server is.
+    int32_t transport;
+    // tw_thread_level
+    int32_t thread_level;
+    // Nothing yet.
+    int32_t reserved;
+} tw_session_info;
+
+// What a session did since it was opened: which path really ran.
+typedef struct {
+    // sizeof(tw_counters)
+    size_t size;
+    // Pull calls.
+    uint64_t pulls;
+    // Rows accepted after their hash was verified.
+    uint64_t rows_consistent;
+    // Rows taken unverified.
+    uint64_t rows_hogwild;
+    // Rows that a server gathered, asked for or as a fallback.
+    uint64_t rows_gathered;
+    // Blocks accepted by their version words.
+    uint64_t blocks_consistent;
+    // Blocks read from a snapshot.
+    uint64_t blocks_snapshot;
+    // Blocks taken unverified.
+    uint64_t blocks_hogwild;
+    // Rows or blocks that did not prove themselves and were read again.
+    uint64_t torn_rejected;
+    // Reads repeated.
+    uint64_t retries;
+    // Pulls that gave up reading one-sidedly and had the rest gathered.
+    uint64_t gather_fallbacks;
+    // Keys whose location had to be asked for.
+    uint64_t resolved_keys;
+    // Hints that turned out stale.
+    uint64_t stale_hints;
+    // Push calls.
+    uint64_t pushes;
+    // Frames pushed.
+    uint64_t frames;
+    // Frames that a server refused.
+    uint64_t rejects;
+    // Refused frames whose ticket nobody waited for.
+    uint64_t rejects_unclaimed;
+    // Lanes re-established.
+    uint64_t recoveries;
+    // Payload bytes pulled.
+    uint64_t bytes_pulled;
+    // Frame bytes pushed.
+    uint64_t bytes_pushed;
+    // Times a push waited for room in its ring.
+    uint64_t credit_waits;
+    // Ticks.
+    uint64_t ticks;
+} tw_counters;
+
+// What a table shall be. `size`, `name`, `dtype`, `kind` and `cols` are needed; zero is the default
+// of all others. All workers may create the same table: it is created once.
+typedef struct {
+    // sizeof(tw_table_options)
+    size_t size;
+    // 1 to 128 bytes of UTF-8.
+    const char *name;
+    // tw_dtype
+    int32_t dtype;
+    // tw_kind
+    int32_t kind;
+    // Rows; 0 for TW_SPARSE.
+    uint64_t rows;
+    // Elements of a row.
+    uint32_t cols;
+    // Virtual partitions. 0: 64.
+    uint32_t partitions;
+    // tw_optimizer
+    int32_t optimizer;
+    // tw_init
+    int32_t init;
+    // Numbers of the optimizer.
+    double hyper[4];
+    // Numbers of the first values.
+    double init_values[2];
+    // Seed of random first values.
+    uint64_t seed;
+    // tw_effect
+    int32_t effect;
+    // Clock domain.
+    uint32_t domain;
+    // Bytes of a block of TW_RANGES: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
+    uint32_t block_bytes;
+    // Not 0: TW_RANGES at the clock can be pulled with TW_SNAPSHOT.
+    int32_t snapshot;
+    // Not 0: NaN and infinity are let in.
+    int32_t allow_not_finite;
+    // Nothing yet; zero.
+    int32_t reserved;
+} tw_table_options;
+
+// A table of a session. Zero is none.
+typedef uint64_t tw_table;
+
+// What a table is.
+typedef struct {
+    // sizeof(tw_table_info)
+    size_t size;
+    // Rows; 0 for TW_SPARSE.
+    uint64_t rows;
+    // Elements of a row.
+    uint32_t cols;
+    // tw_dtype
+    int32_t dtype;
+    // tw_kind
+    int32_t kind;
+    // tw_effect
+    int32_t effect;
+    // Number in the cluster.
+    uint32_t number;
+    // Clock domain.
+    uint32_t domain;
+} tw_table_info;
+
+// How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's
+// timeout.
+typedef struct {
+    // sizeof(tw_pull_options)
+    size_t size;
+    // tw_mode
+    int32_t mode;
+    // tw_missing
+    int32_t missing;
+    // Longest time, in seconds. 0: the session's.
+    double timeout_s;
+} tw_pull_options;
+
+// A pull under way. Zero is none.
+typedef uint64_t tw_pull;
+
+// A push under way. Zero is none.
+typedef uint64_t tw_ticket;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// TW_ABI_VERSION of the library that is linked.
+uint32_t tw_abi_version(void);
+
+// The library's release, like "0.1.0".
+const char *tw_version(void);
+
+// The name of a status, like "TW_ERR_CLOSED"; "unknown" for a number that is none.
+const char *tw_status_name(int32_t status);
+
+// What went wrong in the last call of this thread that failed, and what to do; empty if none has.
+// Never null; the text lives until the thread's next call that fails.
+const char *tw_last_error(void);
+
+// Joins a job as a worker and opens a session with every server. `options` may be null: the job
+// that the environment names. On failure `*session` is null. Waits for coordinator and servers that are
+// starting, up to `patience_s`.
+tw_status tw_session_open(const tw_session_options *options,
+                          tw_session **session);
+
+// Ends the session: connections and memory are given back, tickets and pulls with them. What was pushed
+// stays pushed. The handle stays, and every later call of it is TW_ERR_CLOSED. It does not say that
+// the worker is done: tw_finish does, before.
+tw_status tw_session_close(tw_session *session);
+
+// Closes the session if it is open, frees the handle, and sets `*session` to null. A handle that is null
+// already is none: done. In a forked child nothing of the parent's session is touched.
+tw_status tw_session_free(tw_session **session);
+
+// Rank, workers, servers, transport. Set `info->size` before.
+tw_status tw_session_describe(tw_session *session, tw_session_info *info);
+
+// What the session did so far. Set `counters->size` before.
+tw_status tw_session_counters(tw_session *session, tw_counters *counters);
+
+// Takes in what has arrived and sends on what a socket did not take at once; never waits for an answer.
+// Every call does this too: only a program that computes for seconds between calls, over TCP, has use for
+// it. `progress_interval_us` has a thread make these calls.
+tw_status tw_progress(tw_session *session);
+
+// This worker is done: waits for its pushes, leaves every clock, and says so to the coordinator, so that
+// nobody waits for it. Close the session afterwards.
+tw_status tw_finish(tw_session *session);
+
+// This worker cannot go on: the job ends, and its end names `reason`.
+tw_status tw_fail(tw_session *session, const char *reason);
+
+// Saves all tables into a directory that all servers see; on one worker, between barriers. `rows` and
+// `bytes`, which may be null, get what was written.
+tw_status tw_save(tw_session *session,
+                  const char *directory,
+                  double timeout_s,
+                  uint64_t *rows,
+                  uint64_t *bytes);
+
+// Loads the tables of a saved model, on one worker, before they are created; open them afterwards.
+// `tables`, which may be null, gets their number.
+tw_status tw_load(tw_session *session, const char *directory, double timeout_s, uint64_t *tables);
+
+// Creates a table, or opens the one of that name if its definition is equal. All workers may call it.
+tw_status tw_table_create(tw_session *session,
+                          const tw_table_options *options,
+                          tw_table *table);
+
+// Opens a table that exists; `dtype` says what the caller takes it to hold.
+tw_status tw_table_open(tw_session *session, const char *name, int32_t dtype, tw_table *table);
+
+// What a table is. Set `info->size` before.
+tw_status tw_table_describe(tw_session *session, tw_table table, tw_table_info *info);
+
+// Releases a table for everybody: pulls and pushes of it fail from now on. `*table` becomes zero.
+tw_status tw_table_release(tw_session *session, tw_table *table);
+
+// Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,
+// which may repeat. `elements` of type `dtype` have room there: rows x cols. `options` may be null. On
+// failure `out` holds anything.
+tw_status tw_pull_rows(tw_session *session,
+                       tw_table table,
+                       const uint64_t *keys,
+                       size_t rows,
+                       void *out,
+                       size_t elements,
+                       int32_t dtype,
+                       const tw_pull_options *options);
+
+// Pulls elements `first ..` of a TW_RANGES table, row after row, into `out`, which has room for `elements`
+// of type `dtype`. `options` may be null. On failure `out` holds anything.
+tw_status tw_pull_range(tw_session *session,
+                        tw_table table,
+                        uint64_t first,
+                        void *out,
+                        size_t elements,
+                        int32_t dtype,
+                        const tw_pull_options *options);
+
+// Starts a pull of rows, which tw_pull_wait ends; up to 256 may be under way. The keys are copied.
+tw_status tw_pull_start(tw_session *session,
+                        tw_table table,
+                        const uint64_t *keys,
+                        size_t rows,
+                        const tw_pull_options *options,
+                        tw_pull *pull);
+
+// Whether tw_pull_wait would return without waiting for reads: `*ready` becomes 1 or 0.
+tw_status tw_pull_test(tw_session *session, tw_pull pull, int32_t *ready);
+
+// Waits for a pull and writes its rows to `out`, in the order of its keys; `*pull` becomes zero. After
+// TW_ERR_DEADLINE and TW_ERR_ARGUMENT it is still under way.
+tw_status tw_pull_wait(tw_session *session,
+                       tw_pull *pull,
+                       void *out,
+                       size_t elements,
+                       int32_t dtype);
+
+// Gives a pull up; `*pull` becomes zero.
+tw_status tw_pull_cancel(tw_session *session, tw_pull *pull);
+
+// Pushes `rows` rows: `elements` values of type `dtype`, rows x cols. Equal keys are combined: sums and
+// gradients are added, of assigns the last wins. Returns when the push is on its way, and the
+// arrays are the caller's again. `*ticket` is for tw_push_wait; with null, a push that is refused is only
+// counted (rejects_unclaimed).
+tw_status tw_push_rows(tw_session *session,
+                       tw_table table,
+                       const uint64_t *keys,
+                       size_t rows,
+                       const void *values,
+                       size_t elements,
+                       int32_t dtype,
+                       int32_t op,
+                       tw_ticket *ticket);
+
+// Pushes elements `first ..` of a TW_RANGES table: `elements` values of type `dtype`. As tw_push_rows.
+tw_status tw_push_range(tw_session *session,
+                        tw_table table,
+                        uint64_t first,
+                        const void *values,
+                        size_t elements,
+                        int32_t dtype,
+                        int32_t op,
+                        tw_ticket *ticket);
+
+// Whether a push is applied: `*applied` becomes 1 or 0. When it is, or was refused, `*ticket` becomes zero.
+// A ticket of zero is applied.
+tw_status tw_push_test(tw_session *session,
+                       tw_ticket *ticket,
+                       int32_t *applied);
+
+// Waits until a push is applied: pulls that start afterwards see it (of tables at the clock, after the
+// tick). 0 s: the session's timeout. `*ticket` becomes zero, but after TW_ERR_DEADLINE. A ticket of zero
+// is applied.
+tw_status tw_push_wait(tw_session *session,
+                       tw_ticket *ticket,
+                       double timeout_s);
+
+// Forgets a ticket; the push goes on. `*ticket` becomes zero.
+tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
+
+// Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
+// for slower workers first. After TW_ERR_DEADLINE it can be repeated.
+tw_status tw_tick(tw_session *session,
+                  uint32_t domain);
+
+// Iterations that this worker has ended, and those that all have, as every server tells it, in domain 0.
+// Either place may be null.
+tw_status tw_clock(tw_session *session,
+                   uint64_t *mine,
+                   uint64_t *everybodys);
+
+// Waits until all workers have come to the barrier of that name. 0 s: the session's timeout.
+tw_status tw_barrier(tw_session *session, const char *name, double timeout_s);
+
+// Waits until everything that this session pushed is applied.
+tw_status tw_flush(tw_session *session);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* TIDEWATER_H */

@@ -1,0 +1,80 @@
+//! Clocks, and meetings of workers.
+
+use std::ffi::c_char;
+
+use super::session::tw_session;
+use super::types::tw_status;
+use crate::convert;
+use crate::raw;
+use crate::session::run;
+
+/// Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
+/// for slower workers first. After TW_ERR_DEADLINE it can be repeated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_tick(session: *mut tw_session, domain: u32) -> tw_status {
+    run("tw_tick", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let domain = convert::domain(domain)?;
+        session.with(|open| Ok(open.client.tick_domain(domain)?))
+    })
+}
+
+/// Iterations that this worker has ended, and those that all have, as every server tells it, in domain 0.
+/// Either place may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_clock(
+    session: *mut tw_session,
+    mine: *mut u64,
+    everybodys: *mut u64,
+) -> tw_status {
+    run("tw_clock", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let mut told = [(mine, 0), (everybodys, 0)];
+        session.with(|open| {
+            told[0].1 = open.client.clock();
+            if !everybodys.is_null() {
+                told[1].1 = open.client.global_clock()?;
+            }
+            Ok(())
+        })?;
+        for (to, clock) in told {
+            if !to.is_null() {
+                // SAFETY: the contract of the module.
+                *unsafe { raw::out(to, "the place for a clock") }? = clock;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Waits until all workers have come to the barrier of that name. 0 s: the session's timeout.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_barrier(
+    session: *mut tw_session,
+    name: *const c_char,
+    timeout_s: f64,
+) -> tw_status {
+    run("tw_barrier", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let name = unsafe { raw::text(name, "the barrier's name") }?;
+        let timeout = convert::seconds("timeout_s", timeout_s)?;
+        session.with(|open| {
+            let timeout = timeout.unwrap_or(open.timeout);
+            Ok(open.client.barrier(name, timeout)?)
+        })
+    })
+}
+
+/// Waits until everything that this session pushed is applied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_flush(session: *mut tw_session) -> tw_status {
+    run("tw_flush", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        session.with(|open| Ok(open.client.flush()?))
+    })
+}

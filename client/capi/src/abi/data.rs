@@ -1,0 +1,381 @@
+//! Pulls and pushes.
+
+use std::ffi::c_void;
+use std::time::Duration;
+
+use tidewater_client::{Client, ClientError, PullOptions, Ticket};
+use tidewater_transport::clock::Deadline;
+
+use super::session::tw_session;
+use super::types::{tw_pull, tw_pull_options, tw_status, tw_table, tw_ticket};
+use crate::convert;
+use crate::error::Failure;
+use crate::raw;
+use crate::session::{Open, run};
+
+/// Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,
+/// which may repeat. `elements` of type `dtype` have room there: rows x cols. `options` may be null. On
+/// failure `out` holds anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_rows(
+    session: *mut tw_session,
+    table: tw_table,
+    keys: *const u64,
+    rows: usize,
+    out: *mut c_void,
+    elements: usize,
+    dtype: i32,
+    options: *const tw_pull_options,
+) -> tw_status {
+    run("tw_pull_rows", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let options = unsafe { pull_options(options) }?;
+        let dtype = convert::dtype(dtype)?;
+        let bytes = elements.saturating_mul(dtype.size());
+        raw::disjoint((out, bytes), (keys.cast(), rows.saturating_mul(8)))?;
+        // SAFETY: the contract of the module.
+        let keys = unsafe { raw::keys(keys, rows) }?;
+        // SAFETY: the contract of the module, and it does not overlap the keys.
+        let out = unsafe { raw::values_mut(out, elements, dtype) }?;
+        session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let options = open.pull_options(&options)?;
+            table.pull_rows(&mut open.client, keys, out, options)
+        })
+    })
+}
+
+/// Pulls elements `first ..` of a TW_RANGES table, row after row, into `out`, which has room for `elements`
+/// of type `dtype`. `options` may be null. On failure `out` holds anything.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_range(
+    session: *mut tw_session,
+    table: tw_table,
+    first: u64,
+    out: *mut c_void,
+    elements: usize,
+    dtype: i32,
+    options: *const tw_pull_options,
+) -> tw_status {
+    run("tw_pull_range", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let options = unsafe { pull_options(options) }?;
+        let dtype = convert::dtype(dtype)?;
+        // SAFETY: the contract of the module.
+        let out = unsafe { raw::values_mut(out, elements, dtype) }?;
+        session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let options = open.pull_options(&options)?;
+            table.pull_range(&mut open.client, first, out, options)
+        })
+    })
+}
+
+/// Starts a pull of rows, which tw_pull_wait ends; up to 256 may be under way. The keys are copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_start(
+    session: *mut tw_session,
+    table: tw_table,
+    keys: *const u64,
+    rows: usize,
+    options: *const tw_pull_options,
+    pull: *mut tw_pull,
+) -> tw_status {
+    run("tw_pull_start", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let pull = unsafe { raw::out(pull, "the place for the pull") }?;
+        *pull = 0;
+        // SAFETY: the contract of the module.
+        let options = unsafe { pull_options(options) }?;
+        // SAFETY: the contract of the module.
+        let keys = unsafe { raw::keys(keys, rows) }?;
+        *pull = session.with(|open| {
+            let table = *open.tables.get(table)?;
+            let options = open.pull_options(&options)?;
+            let started = table.start_pull(&mut open.client, keys, options)?;
+            open.pulls.add(started)
+        })?;
+        Ok(())
+    })
+}
+
+/// Whether tw_pull_wait would return without waiting for reads: `*ready` becomes 1 or 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_test(
+    session: *mut tw_session,
+    pull: tw_pull,
+    ready: *mut i32,
+) -> tw_status {
+    run("tw_pull_test", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let ready = unsafe { raw::out(ready, "ready") }?;
+        *ready = session.with(|open| {
+            let ticket = open.pulls.get(pull)?.ticket;
+            Ok(open.client.try_pull(ticket)?.into())
+        })?;
+        Ok(())
+    })
+}
+
+/// Waits for a pull and writes its rows to `out`, in the order of its keys; `*pull` becomes zero. After
+/// TW_ERR_DEADLINE and TW_ERR_ARGUMENT it is still under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_wait(
+    session: *mut tw_session,
+    pull: *mut tw_pull,
+    out: *mut c_void,
+    elements: usize,
+    dtype: i32,
+) -> tw_status {
+    run("tw_pull_wait", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let handle = *unsafe { raw::out(pull, "the place of the pull") }?;
+        let dtype = convert::dtype(dtype)?;
+        // SAFETY: the contract of the module.
+        let out = unsafe { raw::values_mut(out, elements, dtype) }?;
+        let done = session.with(|open| {
+            let pull = *open.pulls.get(handle)?;
+            let done = pull.finish(&mut open.client, out);
+            let goes_on = matches!(&done, Err(Failure { status, .. })
+                if matches!(status, tw_status::TW_ERR_DEADLINE | tw_status::TW_ERR_ARGUMENT));
+            if !goes_on {
+                open.pulls.remove(handle)?;
+            }
+            Ok((done, goes_on))
+        });
+        let (done, goes_on) = done?;
+        if !goes_on {
+            // SAFETY: the contract of the module.
+            *unsafe { raw::out(pull, "the place of the pull") }? = 0;
+        }
+        done
+    })
+}
+
+/// Gives a pull up; `*pull` becomes zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_pull_cancel(session: *mut tw_session, pull: *mut tw_pull) -> tw_status {
+    run("tw_pull_cancel", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let pull = unsafe { raw::out(pull, "the place of the pull") }?;
+        session.with(|open| {
+            let cancelled = open.pulls.remove(*pull)?;
+            open.client.cancel_pull(cancelled.ticket);
+            Ok(())
+        })?;
+        *pull = 0;
+        Ok(())
+    })
+}
+
+/// Pushes `rows` rows: `elements` values of type `dtype`, rows x cols. Equal keys are combined: sums and
+/// gradients are added, of assigns the last wins. Returns when the push is on its way, and the
+/// arrays are the caller's again. `*ticket` is for tw_push_wait; with null, a push that is refused is only
+/// counted (rejects_unclaimed).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_rows(
+    session: *mut tw_session,
+    table: tw_table,
+    keys: *const u64,
+    rows: usize,
+    values: *const c_void,
+    elements: usize,
+    dtype: i32,
+    op: i32,
+    ticket: *mut tw_ticket,
+) -> tw_status {
+    run("tw_push_rows", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let (dtype, op) = (convert::dtype(dtype)?, convert::op(op)?);
+        // SAFETY: the contract of the module.
+        let keys = unsafe { raw::keys(keys, rows) }?;
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values(values, elements, dtype) }?;
+        // SAFETY: the contract of the module.
+        unsafe {
+            push(session, ticket, |open| {
+                let table = *open.tables.get(table)?;
+                table.push_rows(&mut open.client, keys, values, op)
+            })
+        }
+    })
+}
+
+/// Pushes elements `first ..` of a TW_RANGES table: `elements` values of type `dtype`. As tw_push_rows.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_range(
+    session: *mut tw_session,
+    table: tw_table,
+    first: u64,
+    values: *const c_void,
+    elements: usize,
+    dtype: i32,
+    op: i32,
+    ticket: *mut tw_ticket,
+) -> tw_status {
+    run("tw_push_range", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let (dtype, op) = (convert::dtype(dtype)?, convert::op(op)?);
+        // SAFETY: the contract of the module.
+        let values = unsafe { raw::values(values, elements, dtype) }?;
+        // SAFETY: the contract of the module.
+        unsafe {
+            push(session, ticket, |open| {
+                let table = *open.tables.get(table)?;
+                table.push_range(&mut open.client, first, values, op)
+            })
+        }
+    })
+}
+
+/// Whether a push is applied: `*applied` becomes 1 or 0. When it is, or was refused, `*ticket` becomes zero.
+/// A ticket of zero is applied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_test(
+    session: *mut tw_session,
+    ticket: *mut tw_ticket,
+    applied: *mut i32,
+) -> tw_status {
+    run("tw_push_test", || {
+        // SAFETY: the contract of the module.
+        let applied = unsafe { raw::out(applied, "applied") }?;
+        *applied = 0;
+        // SAFETY: the contract of the module.
+        let done = unsafe {
+            settle(session, ticket, |client, _, pushed| {
+                client.try_applied(pushed)
+            })
+        }?;
+        *applied = done.into();
+        Ok(())
+    })
+}
+
+/// Waits until a push is applied: pulls that start afterwards see it (of tables at the clock, after the
+/// tick). 0 s: the session's timeout. `*ticket` becomes zero, but after TW_ERR_DEADLINE. A ticket of zero
+/// is applied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_wait(
+    session: *mut tw_session,
+    ticket: *mut tw_ticket,
+    timeout_s: f64,
+) -> tw_status {
+    run("tw_push_wait", || {
+        let timeout = convert::seconds("timeout_s", timeout_s)?;
+        // SAFETY: the contract of the module.
+        unsafe {
+            settle(session, ticket, |client, usual, pushed| {
+                let deadline = Deadline::after(timeout.unwrap_or(usual));
+                client.wait_applied_until(pushed, deadline)?;
+                Ok(true)
+            })
+        }
+        .map(drop)
+    })
+}
+
+/// Forgets a ticket; the push goes on. `*ticket` becomes zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_push_forget(
+    session: *mut tw_session,
+    ticket: *mut tw_ticket,
+) -> tw_status {
+    run("tw_push_forget", || {
+        // SAFETY: the contract of the module.
+        unsafe { settle(session, ticket, |_, _, _| Ok(true)) }.map(drop)
+    })
+}
+
+impl Open {
+    fn pull_options(&self, options: &tw_pull_options) -> Result<PullOptions, Failure> {
+        convert::pull_options(options, self.timeout)
+    }
+}
+
+/// Options, or none.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn pull_options(options: *const tw_pull_options) -> Result<tw_pull_options, Failure> {
+    use raw::Sized0 as _;
+    if options.is_null() {
+        return Ok(tw_pull_options::zero());
+    }
+    // SAFETY: the contract of the module.
+    unsafe { raw::options(options, "options") }
+}
+
+/// Pushes, and keeps the ticket if there is a place for its handle.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn push(
+    session: &tw_session,
+    ticket: *mut tw_ticket,
+    body: impl FnOnce(&mut Open) -> Result<Ticket, Failure>,
+) -> Result<(), Failure> {
+    if ticket.is_null() {
+        return session.with(|open| body(open).map(drop));
+    }
+    // SAFETY: the contract of the module.
+    let ticket = unsafe { raw::out(ticket, "the place for the ticket") }?;
+    *ticket = 0;
+    *ticket = session.with(|open| {
+        // The place first: a push whose ticket has none would be lost to its caller.
+        let handle = open.pushes.add(Ticket::default())?;
+        match body(open) {
+            Ok(pushed) => *open.pushes.get_mut(handle)? = pushed,
+            Err(failure) => {
+                open.pushes.remove(handle).map(drop)?;
+                return Err(failure);
+            }
+        }
+        Ok(handle)
+    })?;
+    Ok(())
+}
+
+/// Asks after a push; its handle goes when it is settled: applied, refused or lost.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn settle(
+    session: *mut tw_session,
+    ticket: *mut tw_ticket,
+    ask: impl FnOnce(&mut Client, Duration, &Ticket) -> Result<bool, ClientError>,
+) -> Result<bool, Failure> {
+    // SAFETY: the contract of the module.
+    let session = unsafe { raw::session(session) }?;
+    // SAFETY: the contract of the module.
+    let handle = unsafe { raw::out(ticket, "the place of the ticket") }?;
+    if *handle == 0 {
+        return session.with(|_| Ok(true));
+    }
+    let (told, settled) = session.with(|open| {
+        let pushed = open.pushes.get(*handle)?;
+        let told = ask(&mut open.client, open.timeout, pushed);
+        let settled = !matches!(&told, Ok(false) | Err(ClientError::Deadline { .. }));
+        if settled {
+            open.pushes.remove(*handle).map(drop)?;
+        }
+        Ok((told, settled))
+    })?;
+    if settled {
+        *handle = 0;
+    }
+    Ok(told?)
+}

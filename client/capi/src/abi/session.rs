@@ -1,0 +1,240 @@
+//! Sessions: opened, asked, closed.
+
+use std::ffi::c_char;
+use std::time::Duration;
+
+use tidewater_client::connect::Wanted;
+
+use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
+use crate::convert::{self, SessionChoices};
+use crate::error::Failure;
+use crate::raw;
+use crate::session::run;
+pub use crate::session::tw_session;
+
+/// Joins a job as a worker and opens a session with every server. `options` may be null: the job
+/// that the environment names. On failure `*session` is null. Waits for coordinator and servers that are
+/// starting, up to `patience_s`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_open(
+    options: *const tw_session_options,
+    session: *mut *mut tw_session,
+) -> tw_status {
+    run("tw_session_open", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::out(session, "the place for the session") }?;
+        *session = std::ptr::null_mut();
+        // SAFETY: the contract of the module.
+        let choices = unsafe { choices(options) }?;
+        *session = Box::into_raw(tw_session::open(&choices)?);
+        Ok(())
+    })
+}
+
+/// Ends the session: connections and memory are given back, tickets and pulls with them. What was pushed
+/// stays pushed. The handle stays, and every later call of it is TW_ERR_CLOSED. It does not say that
+/// the worker is done: tw_finish does, before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_close(session: *mut tw_session) -> tw_status {
+    run("tw_session_close", || {
+        // SAFETY: the contract of the module.
+        unsafe { raw::session(session) }?.close()
+    })
+}
+
+/// Closes the session if it is open, frees the handle, and sets `*session` to null. A handle that is null
+/// already is none: done. In a forked child nothing of the parent's session is touched.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_free(session: *mut *mut tw_session) -> tw_status {
+    run("tw_session_free", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::out(session, "the place of the session") }?;
+        if session.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the contract of the module.
+        unsafe { raw::session(*session) }?;
+        // SAFETY: it has the mark of a session, which only `tw_session_open` gives, to a box; its
+        // caller frees it once, and the mark of a freed one is another.
+        let owned = unsafe { Box::from_raw(*session) };
+        *session = std::ptr::null_mut();
+        owned.free();
+        Ok(())
+    })
+}
+
+/// Rank, workers, servers, transport. Set `info->size` before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_describe(
+    session: *mut tw_session,
+    info: *mut tw_session_info,
+) -> tw_status {
+    run("tw_session_describe", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let told = session.with(|open| {
+            let client = &mut open.client;
+            Ok(tw_session_info {
+                size: size_of::<tw_session_info>(),
+                rank: client.rank().0,
+                workers: client.workers(),
+                servers: u32::try_from(client.servers()).unwrap_or(u32::MAX),
+                transport: convert::transport_code(client.transport()),
+                thread_level: session.level() as i32,
+                reserved: 0,
+            })
+        })?;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer(info, "info", &told) }
+    })
+}
+
+/// What the session did so far. Set `counters->size` before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_session_counters(
+    session: *mut tw_session,
+    counters: *mut tw_counters,
+) -> tw_status {
+    run("tw_session_counters", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        let told = session.with(|open| Ok(convert::counters(open.client.counters())))?;
+        // SAFETY: the contract of the module.
+        unsafe { raw::answer(counters, "counters", &told) }
+    })
+}
+
+/// Takes in what has arrived and sends on what a socket did not take at once; never waits for an answer.
+/// Every call does this too: only a program that computes for seconds between calls, over TCP, has use for
+/// it. `progress_interval_us` has a thread make these calls.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_progress(session: *mut tw_session) -> tw_status {
+    run("tw_progress", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        session.with(|open| Ok(open.client.progress()?))
+    })
+}
+
+/// This worker is done: waits for its pushes, leaves every clock, and says so to the coordinator, so that
+/// nobody waits for it. Close the session afterwards.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_finish(session: *mut tw_session) -> tw_status {
+    run("tw_finish", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        session.with(|open| Ok(open.client.finish()?))
+    })
+}
+
+/// This worker cannot go on: the job ends, and its end names `reason`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_fail(session: *mut tw_session, reason: *const c_char) -> tw_status {
+    run("tw_fail", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let reason = unsafe { raw::text(reason, "the reason") }?;
+        session.with(|open| Ok(open.client.fail(reason)?))
+    })
+}
+
+/// Saves all tables into a directory that all servers see; on one worker, between barriers. `rows` and
+/// `bytes`, which may be null, get what was written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_save(
+    session: *mut tw_session,
+    directory: *const c_char,
+    timeout_s: f64,
+    rows: *mut u64,
+    bytes: *mut u64,
+) -> tw_status {
+    run("tw_save", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let directory = unsafe { raw::text(directory, "the directory") }?;
+        let timeout = convert::seconds("timeout_s", timeout_s)?;
+        let saved = session.with(|open| {
+            let timeout = timeout.unwrap_or(open.timeout);
+            Ok(open.client.save(directory, timeout)?)
+        })?;
+        for (to, number) in [(rows, saved.0), (bytes, saved.1)] {
+            if !to.is_null() {
+                // SAFETY: the contract of the module.
+                *unsafe { raw::out(to, "the place for rows or bytes") }? = number;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Loads the tables of a saved model, on one worker, before they are created; open them afterwards.
+/// `tables`, which may be null, gets their number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tw_load(
+    session: *mut tw_session,
+    directory: *const c_char,
+    timeout_s: f64,
+    tables: *mut u64,
+) -> tw_status {
+    run("tw_load", || {
+        // SAFETY: the contract of the module.
+        let session = unsafe { raw::session(session) }?;
+        // SAFETY: the contract of the module.
+        let directory = unsafe { raw::text(directory, "the directory") }?;
+        let timeout = convert::seconds("timeout_s", timeout_s)?;
+        let loaded = session.with(|open| {
+            let timeout = timeout.unwrap_or(open.timeout);
+            Ok(open.client.load(directory, timeout)?)
+        })?;
+        if !tables.is_null() {
+            // SAFETY: the contract of the module.
+            *unsafe { raw::out(tables, "the place for the number of tables") }? =
+                loaded.len() as u64;
+        }
+        Ok(())
+    })
+}
+
+/// What the options, or none, say.
+///
+/// # Safety
+/// The contract of the module.
+unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, Failure> {
+    use raw::Sized0 as _;
+    let options = if options.is_null() {
+        tw_session_options::zero()
+    } else {
+        // SAFETY: the contract of the module.
+        unsafe { raw::options(options, "options") }?
+    };
+    let optional = |pointer, what| {
+        // SAFETY: the contract of the module.
+        unsafe { raw::optional_text(pointer, what) }
+    };
+    let wanted = Wanted {
+        coordinator: optional(options.coordinator, "coordinator")?.map(str::to_owned),
+        token_file: optional(options.token_file, "token_file")?.map(Into::into),
+        namespace: optional(options.job_namespace, "job_namespace")?.map(str::to_owned),
+        rdma_device: optional(options.rdma_device, "rdma_device")?
+            .map(convert::rdma_device)
+            .transpose()?,
+        rank: (options.has_rank != 0).then_some(options.rank),
+        workers: (options.workers != 0).then_some(options.workers),
+        transport: convert::transport(options.transport)?,
+    };
+    let mut job = wanted.job()?;
+    job.sync = convert::sync(options.sync, options.staleness)?;
+    if let Some(patience) = convert::seconds("patience_s", options.patience_s)? {
+        job.patience = patience;
+    }
+    let interval = u64::from(options.progress_interval_us);
+    Ok(SessionChoices {
+        job,
+        level: convert::thread_level(options.thread_level)?,
+        timeout: convert::seconds("timeout_s", options.timeout_s)?,
+        clock_timeout: convert::seconds("clock_timeout_s", options.clock_timeout_s)?,
+        progress_interval: (interval != 0).then(|| Duration::from_micros(interval)),
+    })
+}

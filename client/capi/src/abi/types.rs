@@ -1,0 +1,389 @@
+//! The types of the header. Names are C's own here, so that they are found in both languages.
+//!
+//! Choices come from C as `int32_t`, never as a Rust enum, of which only its own values may exist.
+
+#![allow(non_camel_case_types, reason = "they are the names in tidewater.h")]
+#![allow(clippy::enum_variant_names, reason = "C has no name spaces")]
+
+use std::ffi::c_char;
+
+/// What a call returns. The text of the last failure of this thread is tw_last_error().
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_status {
+    /// Done.
+    TW_OK = 0,
+    /// A pointer that must not be null is.
+    TW_ERR_NULL = 1,
+    /// Not a handle, or not one of this session, or it names nothing any more.
+    TW_ERR_HANDLE = 2,
+    /// The session is closed.
+    TW_ERR_CLOSED = 3,
+    /// An argument that cannot be: the text says which, and what would be right.
+    TW_ERR_ARGUMENT = 4,
+    /// The time was over; the text says who is missing. A tick can be repeated.
+    TW_ERR_DEADLINE = 5,
+    /// A server refused a push; the text says why.
+    TW_ERR_REJECTED = 6,
+    /// Coordinator or server said no.
+    TW_ERR_REFUSED = 7,
+    /// A process of the job cannot be joined, or is lost: then the job is ending.
+    TW_ERR_LOST = 8,
+    /// A peer told nonsense.
+    TW_ERR_PROTOCOL = 9,
+    /// The job's environment is missing, incomplete, or contradicts itself.
+    TW_ERR_ENVIRONMENT = 10,
+    /// A thread that must not call now, by the session's thread level.
+    TW_ERR_THREAD = 11,
+    /// The process was forked after the session was opened.
+    TW_ERR_FORKED = 12,
+    /// A defect of the library. The session answers only this from now on.
+    TW_ERR_PANIC = 13,
+}
+
+/// Type of elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_dtype {
+    /// float
+    TW_F32 = 1,
+    /// double
+    TW_F64 = 2,
+    /// int32_t; sums wrap
+    TW_I32 = 3,
+    /// int64_t; sums wrap
+    TW_I64 = 4,
+}
+
+/// How a table is addressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_kind {
+    /// 64-bit key to a row of `cols` elements, created at first touch.
+    TW_SPARSE = 1,
+    /// `rows` x `cols`, pulled and pushed row by row, by index.
+    TW_ROWS = 2,
+    /// `rows` x `cols`, pulled and pushed by ranges of elements.
+    TW_RANGES = 3,
+}
+
+/// What a push does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_op {
+    /// Adds.
+    TW_SUM = 1,
+    /// Stores; of equal keys in one push the last wins.
+    TW_ASSIGN = 2,
+    /// One step of the table's optimizer.
+    TW_GRADIENT = 3,
+}
+
+/// How a pull reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_mode {
+    /// Every row or block is one committed version.
+    TW_CONSISTENT = 0,
+    /// Whatever is there: a row may mix two versions.
+    TW_HOGWILD = 1,
+    /// The whole range as of one tick: tables made with `snapshot`.
+    TW_SNAPSHOT = 2,
+    /// The server copies the rows together.
+    TW_GATHER = 3,
+}
+
+/// What a pull of an unknown key does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_missing {
+    /// Creates the row with its first values.
+    TW_CREATE = 0,
+    /// Answers the first values and stores nothing.
+    TW_INITIAL = 1,
+}
+
+/// The rule by which a gradient is applied, and what `hyper` holds for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_optimizer {
+    /// SGD with rate 0.01 for floating point, none for integers.
+    TW_OPTIMIZER_DEFAULT = 0,
+    /// None: no gradients.
+    TW_OPTIMIZER_NONE = 1,
+    /// {lr}
+    TW_SGD = 2,
+    /// {lr, mu}
+    TW_MOMENTUM = 3,
+    /// {lr, mu}, Nesterov's form
+    TW_NESTEROV = 4,
+    /// {lr, eps}
+    TW_ADAGRAD = 5,
+    /// {lr, beta1, beta2, eps}
+    TW_ADAM = 6,
+    /// {alpha, beta, l1, l2}
+    TW_FTRL = 7,
+}
+
+/// First values, and what `init_values` holds for them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_init {
+    /// Zeros.
+    TW_ZEROS = 0,
+    /// {value}
+    TW_CONSTANT = 1,
+    /// {low, high}
+    TW_UNIFORM = 2,
+    /// {mean, std}
+    TW_NORMAL = 3,
+}
+
+/// When a push takes effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_effect {
+    /// On arrival.
+    TW_IMMEDIATE = 0,
+    /// At the tick: the sum of all workers', in order of their ranks.
+    TW_CLOCK_SUM = 1,
+    /// At the tick: that sum divided by the number of workers that pushed the row.
+    TW_CLOCK_MEAN = 2,
+}
+
+/// How far workers may drift apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_sync {
+    /// Nobody waits.
+    TW_ASP = 0,
+    /// An iteration begins when all workers have ended the one before.
+    TW_BSP = 1,
+    /// At most `staleness` iterations ahead of the slowest.
+    TW_SSP = 2,
+}
+
+/// What carries rows and pushes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_transport {
+    /// As the environment says; else the fastest one that both ends can use.
+    TW_TRANSPORT_DEFAULT = 0,
+    /// Shared memory of one host.
+    TW_SHM = 1,
+    /// TCP.
+    TW_TCP = 2,
+    /// RDMA; needs a library built with it.
+    TW_VERBS = 3,
+}
+
+/// Which threads may call, as MPI names them. A session is one worker's, whatever the level.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub enum tw_thread_level {
+    /// There is one thread: the one that opened the session.
+    TW_THREAD_SINGLE = 0,
+    /// There are others, but only the one that opened the session calls.
+    TW_THREAD_FUNNELED = 1,
+    /// Any thread, one at a time; a call while another is inside is TW_ERR_THREAD.
+    TW_THREAD_SERIALIZED = 2,
+    /// Any thread at any time; calls wait for each other.
+    TW_THREAD_MULTIPLE = 3,
+}
+
+/// A table of a session. Zero is none.
+pub type tw_table = u64;
+
+/// A push under way. Zero is none.
+pub type tw_ticket = u64;
+
+/// A pull under way. Zero is none.
+pub type tw_pull = u64;
+
+/// How to open a session. All zero but `size` is: join the job that the environment names.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_session_options {
+    /// sizeof(tw_session_options)
+    pub size: usize,
+    /// HOST:PORT of the coordinator. Null: the job that the environment names.
+    pub coordinator: *const c_char,
+    /// File, mode 0600, with the job's token. Needed with `coordinator`, unused without.
+    pub token_file: *const c_char,
+    /// The job's name space in a service. Null: "default".
+    pub job_namespace: *const c_char,
+    /// RDMA device, NAME or NAME:PORT. Null: as the environment says, else by the address.
+    pub rdma_device: *const c_char,
+    /// Not 0: `rank` counts. 0: as the environment says, else any that is free.
+    pub has_rank: i32,
+    /// This worker's number: an MPI program's own rank.
+    pub rank: u32,
+    /// Workers of the job. 0: as the environment or the coordinator says.
+    pub workers: u32,
+    /// tw_transport
+    pub transport: i32,
+    /// tw_sync
+    pub sync: i32,
+    /// Iterations that TW_SSP allows.
+    pub staleness: u32,
+    /// tw_thread_level
+    pub thread_level: i32,
+    /// Microseconds between the looks of a progress thread; 0: there is none.
+    pub progress_interval_us: u32,
+    /// Longest time of a pull, push or control call, in seconds. 0: 30.
+    pub timeout_s: f64,
+    /// Longest wait for other workers at a tick or a gated pull, in seconds. 0: 1800.
+    pub clock_timeout_s: f64,
+    /// Longest time until coordinator and servers are there, in seconds. 0: 60.
+    pub patience_s: f64,
+}
+
+/// What a session is.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_session_info {
+    /// sizeof(tw_session_info)
+    pub size: usize,
+    /// This worker.
+    pub rank: u32,
+    /// Workers of the job.
+    pub workers: u32,
+    /// Servers of the job.
+    pub servers: u32,
+    /// tw_transport that carries it; 0 where no server is.
+    pub transport: i32,
+    /// tw_thread_level
+    pub thread_level: i32,
+    /// Nothing yet.
+    pub reserved: i32,
+}
+
+/// What a table shall be. `size`, `name`, `dtype`, `kind` and `cols` are needed; zero is the default
+/// of all others. All workers may create the same table: it is created once.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_table_options {
+    /// sizeof(tw_table_options)
+    pub size: usize,
+    /// 1 to 128 bytes of UTF-8.
+    pub name: *const c_char,
+    /// tw_dtype
+    pub dtype: i32,
+    /// tw_kind
+    pub kind: i32,
+    /// Rows; 0 for TW_SPARSE.
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u32,
+    /// Virtual partitions. 0: 64.
+    pub partitions: u32,
+    /// tw_optimizer
+    pub optimizer: i32,
+    /// tw_init
+    pub init: i32,
+    /// Numbers of the optimizer.
+    pub hyper: [f64; 4],
+    /// Numbers of the first values.
+    pub init_values: [f64; 2],
+    /// Seed of random first values.
+    pub seed: u64,
+    /// tw_effect
+    pub effect: i32,
+    /// Clock domain.
+    pub domain: u32,
+    /// Bytes of a block of TW_RANGES: a power of two, 4 KiB to 256 KiB. 0: 16 KiB.
+    pub block_bytes: u32,
+    /// Not 0: TW_RANGES at the clock can be pulled with TW_SNAPSHOT.
+    pub snapshot: i32,
+    /// Not 0: NaN and infinity are let in.
+    pub allow_not_finite: i32,
+    /// Nothing yet; zero.
+    pub reserved: i32,
+}
+
+/// What a table is.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_table_info {
+    /// sizeof(tw_table_info)
+    pub size: usize,
+    /// Rows; 0 for TW_SPARSE.
+    pub rows: u64,
+    /// Elements of a row.
+    pub cols: u32,
+    /// tw_dtype
+    pub dtype: i32,
+    /// tw_kind
+    pub kind: i32,
+    /// tw_effect
+    pub effect: i32,
+    /// Number in the cluster.
+    pub number: u32,
+    /// Clock domain.
+    pub domain: u32,
+}
+
+/// How to pull. Null is the same as all zero: consistent, unknown keys are created, the session's
+/// timeout.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_pull_options {
+    /// sizeof(tw_pull_options)
+    pub size: usize,
+    /// tw_mode
+    pub mode: i32,
+    /// tw_missing
+    pub missing: i32,
+    /// Longest time, in seconds. 0: the session's.
+    pub timeout_s: f64,
+}
+
+/// What a session did since it was opened: which path really ran.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct tw_counters {
+    /// sizeof(tw_counters)
+    pub size: usize,
+    /// Pull calls.
+    pub pulls: u64,
+    /// Rows accepted after their hash was verified.
+    pub rows_consistent: u64,
+    /// Rows taken unverified.
+    pub rows_hogwild: u64,
+    /// Rows that a server gathered, asked for or as a fallback.
+    pub rows_gathered: u64,
+    /// Blocks accepted by their version words.
+    pub blocks_consistent: u64,
+    /// Blocks read from a snapshot.
+    pub blocks_snapshot: u64,
+    /// Blocks taken unverified.
+    pub blocks_hogwild: u64,
+    /// Rows or blocks that did not prove themselves and were read again.
+    pub torn_rejected: u64,
+    /// Reads repeated.
+    pub retries: u64,
+    /// Pulls that gave up reading one-sidedly and had the rest gathered.
+    pub gather_fallbacks: u64,
+    /// Keys whose location had to be asked for.
+    pub resolved_keys: u64,
+    /// Hints that turned out stale.
+    pub stale_hints: u64,
+    /// Push calls.
+    pub pushes: u64,
+    /// Frames pushed.
+    pub frames: u64,
+    /// Frames that a server refused.
+    pub rejects: u64,
+    /// Refused frames whose ticket nobody waited for.
+    pub rejects_unclaimed: u64,
+    /// Lanes re-established.
+    pub recoveries: u64,
+    /// Payload bytes pulled.
+    pub bytes_pulled: u64,
+    /// Frame bytes pushed.
+    pub bytes_pushed: u64,
+    /// Times a push waited for room in its ring.
+    pub credit_waits: u64,
+    /// Ticks.
+    pub ticks: u64,
+}

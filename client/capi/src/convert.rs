@@ -1,0 +1,336 @@
+//! Numbers and structs of C as the client's types.
+
+use std::time::Duration;
+
+use tidewater_client::{Counters, Job, Missing, PullMode, PullOptions, Sync};
+use tidewater_transport::fabric::TransportKind;
+use tidewater_transport::ids::DomainId;
+use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::limits::DOMAINS_MAX;
+use tidewater_transport::table::{
+    DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+};
+
+use crate::abi::types::*;
+use crate::error::Failure;
+
+/// Longest time that can be asked for: a year.
+const SECONDS_MAX: f64 = 366.0 * 86_400.0;
+/// As the client's own builder.
+const PARTITIONS: u32 = 64;
+const BLOCK_BYTES: u32 = 16 << 10;
+
+/// What the options of a session say.
+pub(crate) struct SessionChoices {
+    pub(crate) job: Job,
+    pub(crate) level: tw_thread_level,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) clock_timeout: Option<Duration>,
+    pub(crate) progress_interval: Option<Duration>,
+}
+
+/// One of a C enum's values.
+macro_rules! choice {
+    ($what:literal, $value:expr, { $($name:ident => $is:expr),+ $(,)? }) => {
+        match $value {
+            $(value if value == $name as i32 => Ok($is),)+
+            other => {
+                let known = [$(stringify!($name)),+].join(", ");
+                Err(Failure::argument(format_args!(
+                    concat!($what, " is {}; it is one of {}"), other, known
+                )))
+            }
+        }
+    };
+}
+
+pub(crate) fn dtype(value: i32) -> Result<DType, Failure> {
+    use tw_dtype::*;
+    choice!("dtype", value, {
+        TW_F32 => DType::F32, TW_F64 => DType::F64, TW_I32 => DType::I32, TW_I64 => DType::I64,
+    })
+}
+
+pub(crate) fn op(value: i32) -> Result<PushOp, Failure> {
+    use tw_op::*;
+    choice!("op", value, {
+        TW_SUM => PushOp::Sum, TW_ASSIGN => PushOp::Assign, TW_GRADIENT => PushOp::Gradient,
+    })
+}
+
+pub(crate) fn thread_level(value: i32) -> Result<tw_thread_level, Failure> {
+    use tw_thread_level::*;
+    choice!("thread_level", value, {
+        TW_THREAD_SINGLE => TW_THREAD_SINGLE,
+        TW_THREAD_FUNNELED => TW_THREAD_FUNNELED,
+        TW_THREAD_SERIALIZED => TW_THREAD_SERIALIZED,
+        TW_THREAD_MULTIPLE => TW_THREAD_MULTIPLE,
+    })
+}
+
+pub(crate) fn transport(value: i32) -> Result<Option<TransportChoice>, Failure> {
+    use tw_transport::*;
+    choice!("transport", value, {
+        TW_TRANSPORT_DEFAULT => None,
+        TW_SHM => Some(TransportChoice::Shm),
+        TW_TCP => Some(TransportChoice::Tcp),
+        TW_VERBS => Some(TransportChoice::Verbs),
+    })
+}
+
+pub(crate) fn rdma_device(name: &str) -> Result<RdmaDevice, Failure> {
+    let wrong = |e| Failure::argument(format_args!("rdma_device \"{name}\": {e}"));
+    name.parse().map_err(wrong)
+}
+
+pub(crate) const fn transport_code(kind: Option<TransportKind>) -> i32 {
+    match kind {
+        Some(TransportKind::Shm) => tw_transport::TW_SHM as i32,
+        Some(TransportKind::Tcp) => tw_transport::TW_TCP as i32,
+        Some(TransportKind::Verbs) => tw_transport::TW_VERBS as i32,
+        _ => tw_transport::TW_TRANSPORT_DEFAULT as i32,
+    }
+}
+
+pub(crate) fn sync(value: i32, staleness: u32) -> Result<Sync, Failure> {
+    use tw_sync::*;
+    choice!("sync", value, {
+        TW_ASP => Sync::Asp, TW_BSP => Sync::Bsp, TW_SSP => Sync::Ssp(staleness.into()),
+    })
+}
+
+/// Seconds of C; zero is the default of what they are for.
+pub(crate) fn seconds(what: &str, value: f64) -> Result<Option<Duration>, Failure> {
+    if value == 0.0 {
+        return Ok(None);
+    }
+    if (0.0..=SECONDS_MAX).contains(&value) {
+        return Ok(Some(Duration::from_secs_f64(value)));
+    }
+    Err(Failure::argument(format_args!(
+        "{what} is {value} s; it is 0 for the default, or more, up to a year"
+    )))
+}
+
+pub(crate) fn domain(value: u32) -> Result<DomainId, Failure> {
+    let known = u8::try_from(value)
+        .ok()
+        .filter(|&d| usize::from(d) < DOMAINS_MAX);
+    known.map(DomainId).ok_or_else(|| {
+        let most = DOMAINS_MAX - 1;
+        Failure::argument(format_args!("domain is {value}; there are 0 to {most}"))
+    })
+}
+
+pub(crate) fn pull_options(
+    options: &tw_pull_options,
+    timeout: Duration,
+) -> Result<PullOptions, Failure> {
+    use tw_missing::*;
+    use tw_mode::*;
+    let mode = choice!("mode", options.mode, {
+        TW_CONSISTENT => PullMode::Consistent,
+        TW_HOGWILD => PullMode::Hogwild,
+        TW_SNAPSHOT => PullMode::Snapshot,
+        TW_GATHER => PullMode::Gather,
+    })?;
+    let missing = choice!("missing", options.missing, {
+        TW_CREATE => Missing::Create, TW_INITIAL => Missing::Initial,
+    })?;
+    let timeout = seconds("timeout_s", options.timeout_s)?.unwrap_or(timeout);
+    let options = PullOptions::default().mode(mode).missing(missing);
+    Ok(PullOptions { timeout, ..options })
+}
+
+/// A table's definition.
+pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<TableSpec, Failure> {
+    if options.reserved != 0 {
+        return Err(Failure::argument("reserved is not zero"));
+    }
+    let dtype = dtype(options.dtype)?;
+    Ok(TableSpec {
+        name: name.to_owned(),
+        shape: shape(options)?,
+        dtype,
+        optimizer: optimizer(options, dtype)?,
+        init: init(options)?,
+        seed: options.seed,
+        effect: effect(options)?,
+        finite_check: options.allow_not_finite == 0,
+        domain: domain(options.domain)?,
+        partitions: or_default(options.partitions, PARTITIONS),
+    })
+}
+
+const fn or_default(value: u32, default: u32) -> u32 {
+    if value == 0 { default } else { value }
+}
+
+fn shape(options: &tw_table_options) -> Result<Shape, Failure> {
+    use tw_kind::*;
+    let (rows, cols) = (options.rows, options.cols);
+    let blocks = DenseLayout::Blocks {
+        block_bytes: or_default(options.block_bytes, BLOCK_BYTES),
+        snapshot: options.snapshot != 0,
+    };
+    let dense = |layout| Shape::Dense { rows, cols, layout };
+    let shape = choice!("kind", options.kind, {
+        TW_SPARSE => Shape::Sparse { dim: cols },
+        TW_ROWS => dense(DenseLayout::Rows),
+        TW_RANGES => dense(blocks),
+    })?;
+    if matches!(shape, Shape::Sparse { .. }) && rows != 0 {
+        let text = "rows is not 0, but rows of TW_SPARSE are created at first touch";
+        return Err(Failure::argument(text));
+    }
+    Ok(shape)
+}
+
+pub(crate) const fn kind_code(shape: &Shape) -> i32 {
+    let kind = match shape {
+        Shape::Sparse { .. } => tw_kind::TW_SPARSE,
+        Shape::Dense { layout, .. } => match layout {
+            DenseLayout::Rows => tw_kind::TW_ROWS,
+            DenseLayout::Blocks { .. } => tw_kind::TW_RANGES,
+        },
+    };
+    kind as i32
+}
+
+fn optimizer(options: &tw_table_options, dtype: DType) -> Result<Optimizer, Failure> {
+    use tw_optimizer::*;
+    let [a, b, c, d] = options.hyper;
+    let default = if dtype.is_float() {
+        Optimizer::Sgd { lr: 0.01 }
+    } else {
+        Optimizer::None
+    };
+    let momentum = |nesterov| Optimizer::Momentum {
+        lr: a,
+        mu: b,
+        nesterov,
+    };
+    choice!("optimizer", options.optimizer, {
+        TW_OPTIMIZER_DEFAULT => default,
+        TW_OPTIMIZER_NONE => Optimizer::None,
+        TW_SGD => Optimizer::Sgd { lr: a },
+        TW_MOMENTUM => momentum(false),
+        TW_NESTEROV => momentum(true),
+        TW_ADAGRAD => Optimizer::AdaGrad { lr: a, eps: b },
+        TW_ADAM => Optimizer::Adam { lr: a, beta1: b, beta2: c, eps: d },
+        TW_FTRL => Optimizer::Ftrl { alpha: a, beta: b, l1: c, l2: d },
+    })
+}
+
+fn init(options: &tw_table_options) -> Result<Init, Failure> {
+    use tw_init::*;
+    let [a, b] = options.init_values;
+    choice!("init", options.init, {
+        TW_ZEROS => Init::Zeros,
+        TW_CONSTANT => Init::Constant(a),
+        TW_UNIFORM => Init::Uniform { low: a, high: b },
+        TW_NORMAL => Init::Normal { mean: a, std: b },
+    })
+}
+
+fn effect(options: &tw_table_options) -> Result<Effect, Failure> {
+    use tw_effect::*;
+    choice!("effect", options.effect, {
+        TW_IMMEDIATE => Effect::Immediate,
+        TW_CLOCK_SUM => Effect::AtClock(Reduce::Sum),
+        TW_CLOCK_MEAN => Effect::AtClock(Reduce::Mean),
+    })
+}
+
+pub(crate) const fn effect_code(effect: Effect) -> i32 {
+    let effect = match effect {
+        Effect::Immediate => tw_effect::TW_IMMEDIATE,
+        Effect::AtClock(Reduce::Sum) => tw_effect::TW_CLOCK_SUM,
+        Effect::AtClock(Reduce::Mean) => tw_effect::TW_CLOCK_MEAN,
+    };
+    effect as i32
+}
+
+pub(crate) const fn counters(c: &Counters) -> tw_counters {
+    tw_counters {
+        size: size_of::<tw_counters>(),
+        pulls: c.pulls,
+        rows_consistent: c.rows_consistent,
+        rows_hogwild: c.rows_hogwild,
+        rows_gathered: c.rows_gathered,
+        blocks_consistent: c.blocks_consistent,
+        blocks_snapshot: c.blocks_snapshot,
+        blocks_hogwild: c.blocks_hogwild,
+        torn_rejected: c.torn_rejected,
+        retries: c.retries,
+        gather_fallbacks: c.gather_fallbacks,
+        resolved_keys: c.resolved_keys,
+        stale_hints: c.stale_hints,
+        pushes: c.pushes,
+        frames: c.frames,
+        rejects: c.rejects,
+        rejects_unclaimed: c.rejects_unclaimed,
+        recoveries: c.recoveries,
+        bytes_pulled: c.bytes_pulled,
+        bytes_pushed: c.bytes_pushed,
+        credit_waits: c.credit_waits,
+        ticks: c.ticks,
+    }
+}
+
+/// Random bits that tell a session's handles from those of others.
+pub(crate) fn random() -> Result<u64, Failure> {
+    getrandom::u64().map_err(|e| {
+        let text = format!("no random bytes: {e}; check that /dev/urandom exists");
+        Failure::new(tw_status::TW_ERR_ENVIRONMENT, text)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::Sized0 as _;
+
+    #[test]
+    fn unknown_choices_are_named_with_those_there_are() {
+        let text = dtype(9).unwrap_err().text;
+        assert_eq!(
+            text,
+            "dtype is 9; it is one of TW_F32, TW_F64, TW_I32, TW_I64"
+        );
+        assert!(op(0).unwrap_err().text.contains("TW_GRADIENT"));
+        assert!(thread_level(-1).is_err() && transport(4).is_err() && sync(3, 0).is_err());
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_refused() {
+        assert_eq!(seconds("t", 0.0).unwrap(), None);
+        assert_eq!(
+            seconds("t", 0.25).unwrap(),
+            Some(Duration::from_millis(250))
+        );
+        for wrong in [-1.0, f64::NAN, f64::INFINITY, 1e300] {
+            assert!(seconds("t", wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_table_of_zeros_but_for_what_is_needed_is_the_builders() {
+        let options = tw_table_options {
+            dtype: tw_dtype::TW_F32 as i32,
+            kind: tw_kind::TW_RANGES as i32,
+            rows: 7,
+            cols: 3,
+            ..tw_table_options::zero()
+        };
+        let builder = tidewater_client::TableBuilder::blocks::<f32>("t", 7, 3);
+        assert_eq!(&table_spec("t", &options).unwrap(), builder.spec());
+        let odd = tw_table_options { kind: 1, ..options };
+        assert!(
+            table_spec("t", &odd)
+                .unwrap_err()
+                .text
+                .contains("TW_SPARSE")
+        );
+    }
+}

@@ -1,0 +1,204 @@
+//! Handles: numbers that name what a session keeps for its caller, and that can be told from any
+//! other number.
+//!
+//! | bits | hold |
+//! |---|---|
+//! | 60..64 | what it names: a table, a push, a pull |
+//! | 44..60 | the session: 16 random bits |
+//! | 20..44 | the generation of the slot, from a random number on |
+//! | 0..20 | the slot |
+//!
+//! So zero is never a handle; one of another kind, of another session or of something that is
+//! gone names nothing, but for a chance of 2^-40.
+
+use crate::abi::types::tw_status;
+use crate::error::Failure;
+
+const SLOT_BITS: u32 = 20;
+const GENERATION_BITS: u32 = 24;
+const TAG_BITS: u32 = 16;
+const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
+
+/// Handles of one kind at a time: a program that never waits for its pushes is told so before it
+/// has eaten the memory.
+pub(crate) const HANDLES_MAX: usize = 1 << 16;
+
+/// What a handle names. The numbers are in its top bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Table = 1,
+    Push = 2,
+    Pull = 3,
+}
+
+impl Kind {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Table => "table",
+            Self::Push => "ticket",
+            Self::Pull => "pull",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// What a session keeps of one kind.
+#[derive(Debug)]
+pub(crate) struct Handles<T> {
+    kind: Kind,
+    tag: u16,
+    first_generation: u32,
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Handles<T> {
+    /// None yet. `random` tells the handles of this session from those of others.
+    pub(crate) const fn new(kind: Kind, random: u64) -> Self {
+        Self {
+            kind,
+            tag: random as u16,
+            first_generation: (random >> TAG_BITS) as u32 & GENERATION_MASK,
+            slots: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+
+    /// Keeps a value; its handle. Cost: allocates only when there are more than ever before.
+    pub(crate) fn add(&mut self, value: T) -> Result<u64, Failure> {
+        if self.free.is_empty() {
+            if self.slots.len() >= HANDLES_MAX {
+                let what = self.kind.name();
+                return Err(Failure::argument(format_args!(
+                    "{HANDLES_MAX} {what} handles are held; wait for some, or give no handle where \
+                     you do not want one"
+                )));
+            }
+            self.free.push(self.slots.len() as u32);
+            let generation = self.first_generation;
+            let value = None;
+            self.slots.push(Slot { generation, value });
+        }
+        let at = self.free.pop().unwrap_or_default();
+        let Some(slot) = self.slots.get_mut(at as usize) else {
+            return Err(Failure::panicked());
+        };
+        slot.value = Some(value);
+        let (kind, tag) = (self.kind as u64, u64::from(self.tag));
+        Ok(kind << (SLOT_BITS + GENERATION_BITS + TAG_BITS)
+            | tag << (SLOT_BITS + GENERATION_BITS)
+            | u64::from(slot.generation) << SLOT_BITS
+            | u64::from(at))
+    }
+
+    /// What a handle names.
+    pub(crate) fn get(&self, handle: u64) -> Result<&T, Failure> {
+        let value = self.slot_of(handle).and_then(|at| self.slots.get(at));
+        let value = value.and_then(|slot| slot.value.as_ref());
+        value.ok_or_else(|| self.unknown(handle))
+    }
+
+    /// What a handle names, to be changed.
+    pub(crate) fn get_mut(&mut self, handle: u64) -> Result<&mut T, Failure> {
+        let unknown = self.unknown(handle);
+        let value = self.slot_of(handle).and_then(|at| self.slots.get_mut(at));
+        value.and_then(|slot| slot.value.as_mut()).ok_or(unknown)
+    }
+
+    /// Takes back what a handle names, which names nothing from then on.
+    pub(crate) fn remove(&mut self, handle: u64) -> Result<T, Failure> {
+        let at = self.slot_of(handle);
+        let slot = at.and_then(|at| self.slots.get_mut(at));
+        let taken = slot.and_then(|slot| {
+            let value = slot.value.take()?;
+            slot.generation = (slot.generation + 1) & GENERATION_MASK;
+            Some(value)
+        });
+        let (Some(value), Some(at)) = (taken, at) else {
+            return Err(self.unknown(handle));
+        };
+        self.free.push(at as u32);
+        Ok(value)
+    }
+
+    /// The slot that a handle of this kind and session names, if its generation is the slot's.
+    fn slot_of(&self, handle: u64) -> Option<usize> {
+        let at = (handle & ((1 << SLOT_BITS) - 1)) as usize;
+        let generation = (handle >> SLOT_BITS) as u32 & GENERATION_MASK;
+        let tag = (handle >> (SLOT_BITS + GENERATION_BITS)) as u16;
+        let kind = handle >> (SLOT_BITS + GENERATION_BITS + TAG_BITS);
+        let slot = self.slots.get(at)?;
+        let mine = (kind, tag, generation) == (self.kind as u64, self.tag, slot.generation);
+        mine.then_some(at)
+    }
+
+    fn unknown(&self, handle: u64) -> Failure {
+        let what = self.kind.name();
+        let text = if handle == 0 {
+            format!("the {what} is zero, which names nothing")
+        } else {
+            format!(
+                "{handle:#x} names no {what} of this session: it is another session's, or was \
+                 released or waited for"
+            )
+        };
+        Failure::new(tw_status::TW_ERR_HANDLE, text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_names_its_own_value_until_it_is_gone() {
+        let mut handles = Handles::new(Kind::Push, 0x1234_5678_9abc);
+        let (a, b) = (handles.add('a').unwrap(), handles.add('b').unwrap());
+        assert_eq!(
+            (handles.get(a).unwrap(), handles.get(b).unwrap()),
+            (&'a', &'b')
+        );
+        assert_eq!(handles.remove(a).unwrap(), 'a');
+        assert!(handles.get(a).is_err() && handles.remove(a).is_err());
+        let c = handles.add('c').unwrap();
+        assert_ne!(a, c, "the slot is used again, the number is not");
+        assert!(handles.get(a).is_err());
+        assert_eq!(handles.get(c).unwrap(), &'c');
+    }
+
+    #[test]
+    fn other_kinds_sessions_and_numbers_name_nothing() {
+        let random = 0x00ff_ffff_1234; // the generation wraps with the first reuse
+        let mut handles = Handles::new(Kind::Table, random);
+        let first = handles.add(1).unwrap();
+        handles.remove(first).unwrap();
+        let table = handles.add(2).unwrap();
+        assert_eq!(handles.get(table).unwrap(), &2);
+        for bit in 0..64 {
+            assert!(handles.get(table ^ 1 << bit).is_err(), "bit {bit}");
+        }
+        for wrong in [0, 1, u64::MAX, first] {
+            assert_eq!(
+                handles.get(wrong).unwrap_err().status,
+                tw_status::TW_ERR_HANDLE
+            );
+        }
+        let mut others = Handles::new(Kind::Table, !random);
+        assert!(handles.get(others.add(3).unwrap()).is_err());
+    }
+
+    #[test]
+    fn there_is_a_limit_and_it_says_what_to_do() {
+        let mut handles = Handles::new(Kind::Push, 7);
+        let all: Vec<u64> = (0..HANDLES_MAX).map(|n| handles.add(n).unwrap()).collect();
+        let text = handles.add(0).unwrap_err().text;
+        assert!(text.contains("65536 ticket handles"), "{text}");
+        handles.remove(all[17]).unwrap();
+        handles.add(0).unwrap();
+    }
+}

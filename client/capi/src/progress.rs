@@ -1,0 +1,105 @@
+//! Progress without calls: a thread that looks now and then.
+//!
+//! The client makes progress inside calls, and over shared memory there is nothing else to do. Over TCP the rest of a push that the socket did not take at once waits for the next call, and
+//! a control connection that was cut comes back by one. A program that computes for seconds between
+//! its calls can make `tw_progress` calls, or ask for this thread.
+
+use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidewater_transport::sync::Arc;
+
+use crate::abi::types::tw_status;
+use crate::error::Failure;
+use crate::session::Open;
+
+/// The open session, for the program's threads and the progress thread.
+pub(crate) struct Shared {
+    open: Mutex<Option<Open>>,
+}
+
+impl Shared {
+    pub(crate) const fn new(open: Open) -> Self {
+        Self {
+            open: Mutex::new(Some(open)),
+        }
+    }
+
+    /// Waits for its turn.
+    pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>, Failure> {
+        self.open.lock().map_err(|_| Failure::panicked())
+    }
+
+    /// A look at the lanes, unless a call is being made: that looks itself. False when there is
+    /// nothing left to look at; what went wrong, the next call meets too.
+    fn progress(&self) -> bool {
+        match self.open.try_lock() {
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+            Ok(mut open) => match open.as_mut() {
+                Some(open) => open.client.progress().is_ok(),
+                None => false,
+            },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    told: Condvar,
+}
+
+/// The thread. Dropping it ends it, after the look it is at.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    stop: Arc<Stop>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Progress {
+    /// Starts it. It inherits the signal mask of the caller.
+    pub(crate) fn start(shared: Arc<Shared>, every: Duration) -> Result<Self, Failure> {
+        let stop = Arc::new(Stop::default());
+        let theirs = Arc::clone(&stop);
+        let looks = move || {
+            while !theirs.within(every) && shared.progress() {}
+        };
+        let thread = std::thread::Builder::new().name("tw-progress".into());
+        let thread = thread.spawn(looks).map_err(|e| {
+            let text = format!("cannot start the progress thread: {e}; raise ulimit -u");
+            Failure::new(tw_status::TW_ERR_ENVIRONMENT, text)
+        })?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Ok(mut stopped) = self.stop.stopped.lock() {
+            *stopped = true;
+        }
+        self.stop.told.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // A panic of it has poisoned the session, which says so.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Stop {
+    /// Whether it is told to stop within that time.
+    fn within(&self, time: Duration) -> bool {
+        let Ok(stopped) = self.stopped.lock() else {
+            return true;
+        };
+        let waited = self
+            .told
+            .wait_timeout_while(stopped, time, |stopped| !*stopped);
+        waited.map_or(true, |(stopped, _)| *stopped)
+    }
+}

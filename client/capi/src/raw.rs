@@ -1,0 +1,409 @@
+//! What C hands over, made into what Rust can hold, after every check that can be made.
+//!
+//! Each function's safety contract is the part that cannot be checked: that memory which is named
+//! is there, and that nobody changes it during the call.
+
+use std::ffi::{c_char, c_void};
+use std::mem::{align_of, size_of};
+use std::slice;
+
+use tidewater_client::Element;
+use tidewater_transport::table::DType;
+
+use crate::abi::types::{
+    tw_counters, tw_pull_options, tw_session_info, tw_session_options, tw_table_info,
+    tw_table_options,
+};
+use crate::error::Failure;
+use crate::session::tw_session;
+use crate::values::{Values, ValuesMut};
+
+/// Bytes of a string that comes in: a path is at most 4,095.
+const TEXT_BYTES_MAX: usize = 4096;
+/// Bytes of an options struct of any release: who says more says nonsense.
+const OPTIONS_BYTES_MAX: usize = 4096;
+
+/// A struct that begins with its size.
+///
+/// # Safety
+/// It is `repr(C)`, has no padding, begins with a `usize`, and any bytes make one.
+pub(crate) unsafe trait Sized0: Copy {
+    /// All zero.
+    fn zero() -> Self {
+        // SAFETY: any bytes make a `Self`, by the trait's contract.
+        unsafe { std::mem::zeroed() }
+    }
+}
+
+// SAFETY: numbers and raw pointers in an order that leaves no padding; see the test below.
+unsafe impl Sized0 for tw_session_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_session_info {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_table_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_table_info {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_pull_options {}
+// SAFETY: as above.
+unsafe impl Sized0 for tw_counters {}
+
+/// The session of a pointer, if it has a session's mark.
+///
+/// # Safety
+/// The pointer is null, or 8 bytes can be read there; if they are the mark, it is a session, which
+/// is not freed during the call.
+pub(crate) unsafe fn session<'a>(pointer: *const tw_session) -> Result<&'a tw_session, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null("the session"));
+    }
+    if !pointer.is_aligned() {
+        return Err(tw_session::foreign());
+    }
+    // SAFETY: aligned and readable, as the caller promises; the mark is the first field.
+    let mark = unsafe { pointer.cast::<u64>().read() };
+    if mark != tw_session::MARK {
+        return Err(tw_session::foreign());
+    }
+    // SAFETY: it has the mark, so it is a session; and it lives during the call.
+    Ok(unsafe { &*pointer })
+}
+
+/// A place to write one value to.
+///
+/// # Safety
+/// The pointer is null, or a `T` can be written there, and nobody else looks at it during the call.
+pub(crate) unsafe fn out<'a, T: Copy>(pointer: *mut T, what: &str) -> Result<&'a mut T, Failure> {
+    aligned(pointer, what)?;
+    // SAFETY: not null, aligned, and ours during the call, as the caller promises. The types that
+    // come here are numbers and pointers, of which any bytes make one.
+    Ok(unsafe { &mut *pointer })
+}
+
+/// A string that ends with a NUL.
+///
+/// # Safety
+/// The pointer is null, or what can be read there ends with a NUL or is 4,096 bytes long, and lives
+/// unchanged for `'a`.
+pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null(what));
+    }
+    let mut len = 0;
+    // SAFETY: no byte before this one was the NUL, so it can be read.
+    while unsafe { pointer.wrapping_add(len).read() } != 0 {
+        len += 1;
+        if len == TEXT_BYTES_MAX {
+            return Err(Failure::argument(format_args!(
+                "{what} does not end within {TEXT_BYTES_MAX} bytes"
+            )));
+        }
+    }
+    // SAFETY: `len` bytes were just read there, and live unchanged, as the caller promises.
+    let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), len) };
+    std::str::from_utf8(bytes).map_err(|_| Failure::argument(format_args!("{what} is not UTF-8")))
+}
+
+/// As [`text`]; null is none.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn optional_text<'a>(
+    pointer: *const c_char,
+    what: &str,
+) -> Result<Option<&'a str>, Failure> {
+    if pointer.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: the same contract.
+    unsafe { text(pointer, what) }.map(Some)
+}
+
+/// A struct that begins with its size: of a shorter one, from an older header, the rest is zero,
+/// which means default; of a longer one the rest has to be zero, or something unknown was asked
+/// for.
+///
+/// # Safety
+/// The pointer is null, or a `usize` can be read there and as many bytes as it says.
+pub(crate) unsafe fn options<T: Sized0>(pointer: *const T, what: &str) -> Result<T, Failure> {
+    aligned(pointer, what)?;
+    // SAFETY: not null and aligned; it begins with its size.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    if !(size_of::<usize>()..=OPTIONS_BYTES_MAX).contains(&size) {
+        return Err(Failure::argument(format_args!(
+            "{what} says that it is {size} bytes long; set its first field to its sizeof ({})",
+            size_of::<T>()
+        )));
+    }
+    // SAFETY: as many bytes can be read as it says.
+    let bytes = unsafe { slice::from_raw_parts(pointer.cast::<u8>(), size) };
+    let (known, rest) = bytes.split_at(size.min(size_of::<T>()));
+    if rest.iter().any(|&b| b != 0) {
+        return Err(Failure::argument(format_args!(
+            "{what} is {size} bytes long, this library knows {}, and the rest is not zero: the \
+             program was compiled for a newer one",
+            size_of::<T>()
+        )));
+    }
+    let mut options = T::zero();
+    // SAFETY: `known` is at most a `T` long; two places; any bytes make a `T`.
+    unsafe {
+        (&raw mut options)
+            .cast::<u8>()
+            .copy_from_nonoverlapping(known.as_ptr(), known.len());
+    }
+    Ok(options)
+}
+
+/// Answers with a struct that begins with its size, as much as the caller has room for. What a
+/// newer caller expects beyond is zeroed.
+///
+/// # Safety
+/// The pointer is null, or a `usize` can be read there and as many bytes written as it says.
+pub(crate) unsafe fn answer<T: Sized0>(
+    pointer: *mut T,
+    what: &str,
+    answer: &T,
+) -> Result<(), Failure> {
+    aligned(pointer, what)?;
+    // SAFETY: not null and aligned; it begins with its size.
+    let size = unsafe { pointer.cast::<usize>().read() };
+    let head = size_of::<usize>();
+    if !(head..=OPTIONS_BYTES_MAX).contains(&size) {
+        return Err(Failure::argument(format_args!(
+            "{what} says that it is {size} bytes long; set its first field to its sizeof ({})",
+            size_of::<T>()
+        )));
+    }
+    // SAFETY: as many bytes can be written as it says.
+    let to = unsafe { slice::from_raw_parts_mut(pointer.cast::<u8>(), size) };
+    // SAFETY: a `T` has no padding, so all its bytes can be read.
+    let from = unsafe { slice::from_raw_parts((&raw const *answer).cast::<u8>(), size_of::<T>()) };
+    // The size stays the caller's.
+    for (n, to) in to.iter_mut().enumerate().skip(head) {
+        *to = from.get(n).copied().unwrap_or_default();
+    }
+    Ok(())
+}
+
+/// An array that is read.
+///
+/// # Safety
+/// `len` elements can be read there, unless `len` is 0, and nobody changes them for `'a`.
+pub(crate) unsafe fn array<'a, T: Element>(
+    pointer: *const T,
+    len: usize,
+    what: &str,
+) -> Result<&'a [T], Failure> {
+    check_array(pointer, len, what)?;
+    if len == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not null, aligned, of a size that can be; readable and unchanged, as the caller
+    // promises. Any bytes make an element.
+    Ok(unsafe { slice::from_raw_parts(pointer, len) })
+}
+
+/// An array that is written.
+///
+/// # Safety
+/// `len` elements can be written there, unless `len` is 0, and nobody looks at them for `'a`.
+pub(crate) unsafe fn array_mut<'a, T: Element>(
+    pointer: *mut T,
+    len: usize,
+    what: &str,
+) -> Result<&'a mut [T], Failure> {
+    check_array(pointer, len, what)?;
+    if len == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: not null, aligned, of a size that can be; ours for `'a`, as the caller promises.
+    // Memory from C has some bytes, whether they were set or not, and any make an element.
+    Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
+}
+
+/// Keys of rows.
+///
+/// # Safety
+/// `rows` keys can be read there, unless `rows` is 0, and nobody changes them for `'a`.
+pub(crate) unsafe fn keys<'a>(pointer: *const u64, rows: usize) -> Result<&'a [u64], Failure> {
+    // SAFETY: the same contract; i64 and u64 have one layout, and any bytes make one.
+    let keys = unsafe { array(pointer.cast::<i64>(), rows, "the array of keys") }?;
+    // SAFETY: as above.
+    Ok(unsafe { slice::from_raw_parts(keys.as_ptr().cast(), keys.len()) })
+}
+
+/// An array of elements of a type that is known at run time.
+macro_rules! typed {
+    ($Values:ident, $array:ident, $pointer:ident, $len:ident, $dtype:ident, $what:literal) => {{
+        macro_rules! of {
+            ($name:ident) => {{
+                // SAFETY: the contract of the function that this is the body of.
+                let array = unsafe { $array($pointer.cast(), $len, $what) }?;
+                $Values::$name(array)
+            }};
+        }
+        Ok(match $dtype {
+            DType::F32 => of!(F32),
+            DType::F64 => of!(F64),
+            DType::I32 => of!(I32),
+            DType::I64 => of!(I64),
+        })
+    }};
+}
+
+/// Values to push.
+///
+/// # Safety
+/// As [`array`], with elements of type `dtype`.
+pub(crate) unsafe fn values<'a>(
+    pointer: *const c_void,
+    len: usize,
+    dtype: DType,
+) -> Result<Values<'a>, Failure> {
+    typed!(Values, array, pointer, len, dtype, "the array of values")
+}
+
+/// Room for values.
+///
+/// # Safety
+/// As [`array_mut`], with elements of type `dtype`.
+pub(crate) unsafe fn values_mut<'a>(
+    pointer: *mut c_void,
+    len: usize,
+    dtype: DType,
+) -> Result<ValuesMut<'a>, Failure> {
+    typed!(
+        ValuesMut,
+        array_mut,
+        pointer,
+        len,
+        dtype,
+        "the array to pull into"
+    )
+}
+
+/// Fails when two arrays of a call share bytes: one is written while the other is read.
+pub(crate) fn disjoint(
+    (a, a_bytes): (*const c_void, usize),
+    (b, b_bytes): (*const c_void, usize),
+) -> Result<(), Failure> {
+    // What is null is refused elsewhere, if there should be something.
+    let nothing = a.is_null() || b.is_null() || a_bytes == 0 || b_bytes == 0;
+    let (a, b) = (a.addr(), b.addr());
+    let apart = a.saturating_add(a_bytes) <= b || b.saturating_add(b_bytes) <= a;
+    if nothing || apart {
+        return Ok(());
+    }
+    Err(Failure::argument(
+        "the array to pull into overlaps the keys",
+    ))
+}
+
+fn aligned<T>(pointer: *const T, what: &str) -> Result<(), Failure> {
+    if pointer.is_null() {
+        return Err(Failure::null(what));
+    }
+    if !pointer.is_aligned() {
+        let due = align_of::<T>();
+        return Err(Failure::argument(format_args!(
+            "{what} at {pointer:p} is not aligned to {due} bytes"
+        )));
+    }
+    Ok(())
+}
+
+fn check_array<T>(pointer: *const T, len: usize, what: &str) -> Result<(), Failure> {
+    if len == 0 {
+        return Ok(());
+    }
+    aligned(pointer, what)?;
+    let bytes = len.checked_mul(size_of::<T>());
+    let fits = bytes.is_some_and(|bytes| {
+        isize::try_from(bytes).is_ok() && pointer.addr().checked_add(bytes).is_some()
+    });
+    if fits {
+        return Ok(());
+    }
+    Err(Failure::argument(format_args!(
+        "{what} of {len} elements is larger than memory can be"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::types::tw_status;
+
+    #[test]
+    fn no_struct_has_padding() {
+        // Sums of the fields' sizes, in the order of the header.
+        assert_eq!(size_of::<tw_session_options>(), 5 * 8 + 8 * 4 + 3 * 8);
+        assert_eq!(size_of::<tw_session_info>(), 8 + 6 * 4);
+        assert_eq!(
+            size_of::<tw_table_options>(),
+            8 + 8 + 8 + 8 + 16 + 6 * 8 + 8 + 24
+        );
+        assert_eq!(size_of::<tw_table_info>(), 8 + 8 + 6 * 4);
+        assert_eq!(size_of::<tw_pull_options>(), 8 + 8 + 8);
+        assert_eq!(size_of::<tw_counters>(), 22 * 8);
+    }
+
+    #[test]
+    fn shorter_structs_are_filled_and_longer_ones_must_be_zero_beyond() {
+        #[repr(C, align(8))]
+        struct Newer([u8; 48]);
+        let mut bytes = Newer([0; 48]);
+        let pointer = (&raw const bytes).cast::<tw_pull_options>();
+        // mode at 8, missing at 12, timeout at 16, unknown from 24.
+        bytes.0[8] = 3;
+        bytes.0[12] = 1;
+        let read = |bytes: &mut Newer, size: usize| {
+            bytes.0[..8].copy_from_slice(&size.to_le_bytes());
+            // SAFETY: up to 48 bytes can be read; sizes that say more are refused before.
+            unsafe { options(pointer, "options") }
+        };
+        for size in [0, 7, OPTIONS_BYTES_MAX + 1, usize::MAX] {
+            assert!(
+                read(&mut bytes, size)
+                    .unwrap_err()
+                    .text
+                    .contains("sizeof (24)")
+            );
+        }
+        let older = read(&mut bytes, 12).unwrap();
+        assert_eq!((older.mode, older.missing), (3, 0));
+        let newer = read(&mut bytes, 48).unwrap();
+        assert_eq!((newer.mode, newer.missing), (3, 1));
+        bytes.0[47] = 1;
+        assert!(read(&mut bytes, 48).unwrap_err().text.contains("newer"));
+    }
+
+    #[test]
+    fn arrays_that_cannot_be_are_refused_without_being_touched() {
+        let room = [0u64; 4];
+        let at = room.as_ptr();
+        // SAFETY: what is read is inside `room`; all else is refused.
+        let f64s = |p: *const u64, len| unsafe { values(p.cast(), len, DType::F64) };
+        assert!(f64s(at, 4).is_ok());
+        assert!(f64s(std::ptr::null(), 0).is_ok());
+        let status = |r: Result<Values<'_>, Failure>| r.unwrap_err().status;
+        assert_eq!(status(f64s(std::ptr::null(), 1)), tw_status::TW_ERR_NULL);
+        assert_eq!(status(f64s(at, usize::MAX)), tw_status::TW_ERR_ARGUMENT);
+        assert_eq!(status(f64s(at, 1 << 60)), tw_status::TW_ERR_ARGUMENT);
+        let odd = at.cast::<u8>().wrapping_add(4).cast();
+        assert_eq!(status(f64s(odd, 1)), tw_status::TW_ERR_ARGUMENT);
+        let far = std::ptr::without_provenance(usize::MAX - 7);
+        assert_eq!(status(f64s(far, 1)), tw_status::TW_ERR_ARGUMENT);
+    }
+
+    #[test]
+    fn arrays_that_share_a_byte_are_not_disjoint() {
+        let place = |addr: usize, bytes| (std::ptr::without_provenance(addr), bytes);
+        assert!(disjoint(place(64, 16), place(80, 8)).is_ok());
+        assert!(disjoint(place(80, 8), place(64, 16)).is_ok());
+        assert!(disjoint(place(64, 17), place(80, 8)).is_err());
+        assert!(disjoint(place(80, 8), place(64, 64)).is_err());
+        assert!(disjoint(place(64, 0), place(64, 8)).is_ok());
+    }
+}

@@ -1,0 +1,208 @@
+//! A session as C holds it: what is checked before a call reaches the client.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use tidewater_client::{Client, Ticket};
+use tidewater_transport::mem::ForkGuard;
+use tidewater_transport::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+
+use crate::abi::types::{tw_status, tw_thread_level};
+use crate::convert::{self, SessionChoices};
+use crate::error::{Failure, remember, thread_number};
+use crate::handles::{Handles, Kind};
+use crate::progress::{Progress, Shared};
+use crate::values::{AnyPull, AnyTable};
+
+/// What a session is while it is open.
+pub(crate) struct Open {
+    pub(crate) client: Client,
+    pub(crate) tables: Handles<AnyTable>,
+    pub(crate) pushes: Handles<Ticket>,
+    pub(crate) pulls: Handles<AnyPull>,
+    /// Longest time of a call that does not say.
+    pub(crate) timeout: Duration,
+}
+
+/// A session. C sees an opaque pointer; its first field says what it points to.
+#[allow(non_camel_case_types, reason = "it is the name in tidewater.h")]
+#[repr(C)]
+pub struct tw_session {
+    mark: AtomicU64,
+    process: ForkGuard,
+    level: tw_thread_level,
+    owner: usize,
+    /// A thread is inside, where that matters (`TW_THREAD_SERIALIZED`).
+    busy: AtomicBool,
+    shared: Arc<Shared>,
+    progress: std::sync::Mutex<Option<Progress>>,
+}
+
+impl std::fmt::Debug for tw_session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut it = f.debug_struct("tw_session");
+        it.field("level", &self.level).finish_non_exhaustive()
+    }
+}
+
+/// Runs what a call does: no panic leaves it, and the text of a failure stays with the thread.
+pub(crate) fn run(call: &str, body: impl FnOnce() -> Result<(), Failure>) -> tw_status {
+    // A panic inside a session poisons its lock, so that nothing half done is used afterwards.
+    let done = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
+        // Its own destructor must not bring a second one.
+        std::mem::forget(panic);
+        Err(Failure::panicked())
+    });
+    match done {
+        Ok(()) => tw_status::TW_OK,
+        Err(failure) => {
+            remember(call, &failure);
+            failure.status
+        }
+    }
+}
+
+impl tw_session {
+    /// `TWsessio` in memory: no pointer and no small number.
+    pub(crate) const MARK: u64 = u64::from_le_bytes(*b"TWsessio");
+    const FREED: u64 = u64::from_le_bytes(*b"TWfreed.");
+
+    /// Joins the job and opens a session with every server.
+    pub(crate) fn open(choices: &SessionChoices) -> Result<Box<Self>, Failure> {
+        let mut client = choices.job.connect()?;
+        if let Some(timeout) = choices.timeout {
+            client.set_timeout(timeout);
+        }
+        if let Some(timeout) = choices.clock_timeout {
+            client.set_clock_timeout(timeout);
+        }
+        let random = convert::random()?;
+        let shared = Arc::new(Shared::new(Open {
+            client,
+            tables: Handles::new(Kind::Table, random),
+            pushes: Handles::new(Kind::Push, random),
+            pulls: Handles::new(Kind::Pull, random),
+            timeout: choices
+                .timeout
+                .unwrap_or(tidewater_transport::limits::DATA_DEADLINE),
+        }));
+        let process = ForkGuard::new()
+            .map_err(|e| Failure::new(tw_status::TW_ERR_ENVIRONMENT, e.to_string()))?;
+        let progress = choices
+            .progress_interval
+            .map(|every| Progress::start(Arc::clone(&shared), every))
+            .transpose()?;
+        Ok(Box::new(Self {
+            mark: AtomicU64::new(Self::MARK),
+            process,
+            level: choices.level,
+            owner: thread_number(),
+            busy: AtomicBool::new(false),
+            shared,
+            progress: std::sync::Mutex::new(progress),
+        }))
+    }
+
+    /// Does something with the open session, if this thread may.
+    pub(crate) fn with<R>(
+        &self,
+        body: impl FnOnce(&mut Open) -> Result<R, Failure>,
+    ) -> Result<R, Failure> {
+        self.same_process()?;
+        let _inside = self.enter()?;
+        let mut open = self.shared.lock()?;
+        body(open.as_mut().ok_or_else(closed)?)
+    }
+
+    /// Ends the session; the handle stays, and says so.
+    pub(crate) fn close(&self) -> Result<(), Failure> {
+        self.same_process()?;
+        let _inside = self.enter()?;
+        let progress = self
+            .progress
+            .lock()
+            .map_err(|_| Failure::panicked())?
+            .take();
+        drop(progress);
+        let ended = self.shared.lock()?.take();
+        ended.map(drop).ok_or_else(closed)
+    }
+
+    /// Ends the session if it is open, and gives the handle's memory back. In a forked child the
+    /// session is its parent's: nothing of it is touched, and its memory stays.
+    pub(crate) fn free(self: Box<Self>) {
+        if !self.process.is_same_process() {
+            std::mem::forget(self);
+            return;
+        }
+        self.mark.store(Self::FREED, Ordering::Relaxed);
+    }
+
+    /// Which threads may call.
+    pub(crate) const fn level(&self) -> tw_thread_level {
+        self.level
+    }
+
+    /// Whether this is the process that opened it.
+    fn same_process(&self) -> Result<(), Failure> {
+        if self.process.is_same_process() {
+            return Ok(());
+        }
+        let text = "the process was forked after the session was opened; it belongs to the parent. \
+                    Open a session in the child, with a rank of its own";
+        Err(Failure::new(tw_status::TW_ERR_FORKED, text))
+    }
+
+    /// Whether this thread may call now.
+    fn enter(&self) -> Result<Inside<'_>, Failure> {
+        use tw_thread_level::{TW_THREAD_FUNNELED, TW_THREAD_SERIALIZED, TW_THREAD_SINGLE};
+        let owned = matches!(self.level, TW_THREAD_SINGLE | TW_THREAD_FUNNELED);
+        let why = if owned && self.owner != thread_number() {
+            "another thread opened the session, with a thread level by which only that one calls; \
+             open it with TW_THREAD_SERIALIZED or TW_THREAD_MULTIPLE"
+        } else if self.level != TW_THREAD_SERIALIZED {
+            return Ok(Inside(None));
+        } else if self.busy.swap(true, Ordering::Acquire) {
+            // SYNC: capi-busy, with the store in `Inside::drop`.
+            "another thread is inside a call of this session; open it with TW_THREAD_MULTIPLE, or \
+             let one thread call at a time"
+        } else {
+            return Ok(Inside(Some(&self.busy)));
+        };
+        Err(Failure::new(tw_status::TW_ERR_THREAD, why))
+    }
+
+    /// The failure of a pointer to something else.
+    pub(crate) fn foreign() -> Failure {
+        let text = "the pointer is to no session: it was freed, or never opened";
+        Failure::new(tw_status::TW_ERR_HANDLE, text)
+    }
+}
+
+/// The thread that is inside.
+struct Inside<'a>(Option<&'a AtomicBool>);
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        if let Some(busy) = self.0 {
+            // SYNC: capi-busy, with the swap in `enter`.
+            busy.store(false, Ordering::Release);
+        }
+    }
+}
+
+fn closed() -> Failure {
+    Failure::new(tw_status::TW_ERR_CLOSED, "the session is closed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_a_status() {
+        let status = run("tw_test", || panic!("a defect, for a test"));
+        assert_eq!(status, tw_status::TW_ERR_PANIC);
+        assert_eq!(run("tw_test", || Ok(())), tw_status::TW_OK);
+    }
+}

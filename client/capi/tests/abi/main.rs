@@ -1,0 +1,14 @@
+//! The calls of `tidewater.h` against a real cluster, as C makes them: right, and wrong in every way
+//! that a pointer, a handle, a size, a type or a thread can be.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::multiple_unsafe_ops_per_block,
+    clippy::too_many_lines,
+    reason = "call after call, as C makes them"
+)]
+
+mod rig;
+mod right;
+mod threads;
+mod wrong;

@@ -1,0 +1,325 @@
+//! What works.
+
+use std::ffi::{CStr, CString, c_void};
+use std::ptr::{null, null_mut};
+
+use tidewater_capi::abi::clock::*;
+use tidewater_capi::abi::data::*;
+use tidewater_capi::abi::library::*;
+use tidewater_capi::abi::session::*;
+use tidewater_capi::abi::table::*;
+use tidewater_capi::abi::types::tw_status::*;
+use tidewater_capi::abi::types::*;
+
+use crate::rig::*;
+
+#[test]
+fn what_is_pushed_is_what_is_pulled_in_every_way() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let sparse = create(session, &table_options(c"s", F64, tw_kind::TW_SPARSE, 0, 2));
+    let ranges = create(
+        session,
+        &table_options(c"r", F32, tw_kind::TW_RANGES, 3, 1000),
+    );
+    let keys = [7u64, 1 << 40, 7];
+    let values = [1.0f64, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let (mut ticket, mut applied) = (0, 0);
+    // SAFETY: here and below: an open session, and arrays as long as is said.
+    unsafe {
+        let v = values.as_ptr().cast();
+        ok(tw_push_rows(
+            session,
+            sparse,
+            keys.as_ptr(),
+            3,
+            v,
+            6,
+            F64,
+            SUM,
+            &raw mut ticket,
+        ));
+        assert_ne!(ticket, 0);
+        while applied == 0 {
+            ok(tw_push_test(session, &raw mut ticket, &raw mut applied));
+        }
+        assert_eq!(ticket, 0);
+        ok(tw_push_wait(session, &raw mut ticket, 0.0));
+        let ones = vec![1.5f32; 1500];
+        let v = ones.as_ptr().cast();
+        ok(tw_push_range(
+            session,
+            ranges,
+            1000,
+            v,
+            1500,
+            F32,
+            SUM,
+            null_mut(),
+        ));
+        ok(tw_flush(session));
+    }
+    for mode in [
+        tw_mode::TW_CONSISTENT,
+        tw_mode::TW_HOGWILD,
+        tw_mode::TW_GATHER,
+    ] {
+        let options = tw_pull_options {
+            size: size_of::<tw_pull_options>(),
+            mode: mode as i32,
+            missing: 0,
+            timeout_s: 2.0,
+        };
+        let mut rows = [0.0f64; 4];
+        let mut range = [0.0f32; 4];
+        // SAFETY: as above.
+        unsafe {
+            let out = rows.as_mut_ptr().cast();
+            ok(tw_pull_rows(
+                session,
+                sparse,
+                keys.as_ptr(),
+                2,
+                out,
+                4,
+                F64,
+                &raw const options,
+            ));
+            let out = range.as_mut_ptr().cast();
+            ok(tw_pull_range(
+                session,
+                ranges,
+                998,
+                out,
+                4,
+                F32,
+                &raw const options,
+            ));
+        }
+        assert_eq!(rows, [6.0, 8.0, 3.0, 4.0], "{mode:?}");
+        assert_eq!(range, [0.0, 0.0, 1.5, 1.5], "{mode:?}");
+    }
+    started_pulls(session, sparse, keys[1]);
+    free(session);
+}
+
+fn started_pulls(session: *mut tw_session, table: tw_table, key: u64) {
+    let (mut pull, mut ready) = (0, 0);
+    let mut row = [0.0f64; 2];
+    let out: *mut c_void = row.as_mut_ptr().cast();
+    // SAFETY: an open session, and arrays as long as is said.
+    unsafe {
+        ok(tw_pull_start(
+            session,
+            table,
+            &raw const key,
+            1,
+            null(),
+            &raw mut pull,
+        ));
+        let started = pull;
+        while ready == 0 {
+            ok(tw_pull_test(session, pull, &raw mut ready));
+        }
+        let wrong = tw_pull_wait(session, &raw mut pull, out, 2, F32);
+        fails(wrong, TW_ERR_ARGUMENT, "the array holds f32, the table f64");
+        fails(
+            tw_pull_wait(session, &raw mut pull, out, 1, F64),
+            TW_ERR_ARGUMENT,
+            "16 are due",
+        );
+        assert_eq!(pull, started, "still under way");
+        ok(tw_pull_wait(session, &raw mut pull, out, 2, F64));
+        assert_eq!((pull, row), (0, [3.0, 4.0]));
+        pull = started;
+        fails(
+            tw_pull_wait(session, &raw mut pull, out, 2, F64),
+            TW_ERR_HANDLE,
+            "names no pull",
+        );
+        ok(tw_pull_start(
+            session,
+            table,
+            &raw const key,
+            1,
+            null(),
+            &raw mut pull,
+        ));
+        ok(tw_pull_cancel(session, &raw mut pull));
+        fails(
+            tw_pull_cancel(session, &raw mut pull),
+            TW_ERR_HANDLE,
+            "zero",
+        );
+    }
+}
+
+#[test]
+fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
+    let rig = Rig::new(1);
+    let session = rig.open(&tw_session_options {
+        sync: tw_sync::TW_BSP as i32,
+        ..rig.options()
+    });
+    let options = tw_table_options {
+        effect: tw_effect::TW_CLOCK_SUM as i32,
+        snapshot: 1,
+        block_bytes: 4096,
+        ..table_options(c"model", F64, tw_kind::TW_RANGES, 4, 500)
+    };
+    let table = create(session, &options);
+    let ones = vec![1.0f64; 2000];
+    let mut pulled = vec![9.0f64; 2000];
+    let pull = tw_pull_options {
+        size: size_of::<tw_pull_options>(),
+        mode: tw_mode::TW_SNAPSHOT as i32,
+        missing: 0,
+        timeout_s: 0.0,
+    };
+    // SAFETY: an open session, and arrays as long as is said.
+    unsafe {
+        let v = ones.as_ptr().cast();
+        ok(tw_push_range(
+            session,
+            table,
+            0,
+            v,
+            2000,
+            F64,
+            SUM,
+            null_mut(),
+        ));
+        ok(tw_tick(session, 0));
+        let out = pulled.as_mut_ptr().cast();
+        ok(tw_pull_range(
+            session,
+            table,
+            0,
+            out,
+            2000,
+            F64,
+            &raw const pull,
+        ));
+        let (mut mine, mut all) = (0, 0);
+        ok(tw_clock(session, &raw mut mine, &raw mut all));
+        assert_eq!((mine, all), (1, 1));
+        fails(
+            tw_tick(session, 64),
+            TW_ERR_ARGUMENT,
+            "domain is 64; there are 0 to 63",
+        );
+        ok(tw_barrier(session, c"end".as_ptr(), 5.0));
+        ok(tw_finish(session));
+    }
+    assert_eq!(pulled, ones);
+    let mut counters = tw_counters_of(session);
+    assert_eq!((counters.ticks, counters.pushes), (1, 1));
+    assert!(counters.blocks_snapshot > 0);
+    counters.size = 16; // a caller that knows the first counter only
+    counters.rows_consistent = 77;
+    // SAFETY: the session is open; 16 bytes are there.
+    ok(unsafe { tw_session_counters(session, &raw mut counters) });
+    assert_eq!(
+        (counters.size, counters.rows_consistent),
+        (16, 77),
+        "not touched beyond"
+    );
+    free(session);
+}
+
+fn tw_counters_of(session: *mut tw_session) -> tw_counters {
+    // SAFETY: numbers, which may be zero.
+    let mut counters: tw_counters = unsafe { std::mem::zeroed() };
+    counters.size = size_of::<tw_counters>();
+    // SAFETY: the session is open.
+    ok(unsafe { tw_session_counters(session, &raw mut counters) });
+    counters
+}
+
+#[test]
+fn a_model_is_saved_and_its_numbers_told() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let table = create(
+        session,
+        &table_options(c"kept", F32, tw_kind::TW_ROWS, 100, 2),
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let path = CString::new(folder.path().join("model").to_str().unwrap()).unwrap();
+    let (mut rows, mut bytes) = (0, 0);
+    // SAFETY: an open session; two values are there.
+    unsafe {
+        let v = [1.0f32, 2.0];
+        let v = v.as_ptr().cast();
+        ok(tw_push_rows(
+            session,
+            table,
+            &1,
+            1,
+            v,
+            2,
+            F32,
+            SUM,
+            null_mut(),
+        ));
+        ok(tw_flush(session));
+        ok(tw_save(
+            session,
+            path.as_ptr(),
+            10.0,
+            &raw mut rows,
+            &raw mut bytes,
+        ));
+        let bad = tw_load(session, c"/nowhere".as_ptr(), 10.0, null_mut());
+        fails(bad, TW_ERR_REFUSED, "/nowhere");
+    }
+    assert!(rows >= 1 && bytes > 0, "{rows} rows, {bytes} bytes");
+    free(session);
+}
+
+#[test]
+fn infos_and_names() {
+    let rig = Rig::new(3);
+    let session = rig.open(&tw_session_options {
+        has_rank: 1,
+        rank: 2,
+        ..rig.options()
+    });
+    let table = create(session, &table_options(c"t", I64, tw_kind::TW_RANGES, 5, 7));
+    // SAFETY: numbers, which may be zero.
+    let (mut me, mut it): (tw_session_info, tw_table_info) = unsafe { std::mem::zeroed() };
+    me.size = size_of::<tw_session_info>();
+    it.size = size_of::<tw_table_info>();
+    // SAFETY: the session is open.
+    unsafe {
+        ok(tw_session_describe(session, &raw mut me));
+        ok(tw_table_describe(session, table, &raw mut it));
+    }
+    assert_eq!((me.rank, me.workers, me.servers), (2, 3, 2));
+    assert_eq!(me.transport, tw_transport::TW_SHM as i32);
+    assert_eq!((it.rows, it.cols, it.dtype), (5, 7, I64));
+    assert_eq!(it.kind, tw_kind::TW_RANGES as i32);
+    assert_eq!(tw_abi_version(), TW_ABI_VERSION);
+    for (status, name) in [
+        (0, c"TW_OK"),
+        (13, c"TW_ERR_PANIC"),
+        (14, c"unknown"),
+        (-1, c"unknown"),
+    ] {
+        // SAFETY: names are literals.
+        assert_eq!(unsafe { CStr::from_ptr(tw_status_name(status)) }, name);
+    }
+    let mut released = table;
+    // SAFETY: the session is open.
+    unsafe {
+        ok(tw_table_release(session, &raw mut released));
+        assert_eq!(released, 0);
+        fails(
+            tw_table_describe(session, table, &raw mut it),
+            TW_ERR_HANDLE,
+            "released",
+        );
+    }
+    free(session);
+    assert!(rig.cluster.environment().coordinator.contains(':'));
+}

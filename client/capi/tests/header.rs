@@ -1,0 +1,56 @@
+//! The checked-in header is what cbindgen writes from the sources, and the shared structs are what
+//! they were: a field may be added at the end, never moved.
+
+use std::mem::{offset_of, size_of};
+use std::path::Path;
+
+use tidewater_capi::abi::types::{
+    tw_counters, tw_pull_options, tw_session_info, tw_session_options, tw_table_info,
+    tw_table_options,
+};
+
+const HEADER: &str = "include/tidewater.h";
+
+#[test]
+fn the_header_is_current() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
+    let mut builder = cbindgen::Builder::new().with_config(config);
+    for module in ["types", "library", "session", "table", "data", "clock"] {
+        builder = builder.with_src(folder.join(format!("src/abi/{module}.rs")));
+    }
+    let mut written = Vec::new();
+    builder.generate().unwrap().write(&mut written);
+    let written = String::from_utf8(written).unwrap();
+    let file = folder.join(HEADER);
+    if std::env::var_os("TIDEWATER_TEST_BLESS").is_some() {
+        std::fs::write(&file, &written).unwrap();
+    }
+    let kept = std::fs::read_to_string(&file).unwrap_or_default();
+    let differs = kept.lines().zip(written.lines()).position(|(a, b)| a != b);
+    assert!(
+        kept == written,
+        "{HEADER} is not what src/abi says (first at line {:?}); to write it anew:\n\
+         TIDEWATER_TEST_BLESS=1 cargo test --profile ci -p tidewater-capi --test header",
+        differs.map(|line| line + 1)
+    );
+}
+
+/// Sizes of the first release: programs that were compiled with it say these.
+#[test]
+fn structs_only_grow() {
+    assert!(size_of::<tw_session_options>() >= 96);
+    assert!(size_of::<tw_session_info>() >= 32);
+    assert!(size_of::<tw_table_options>() >= 128);
+    assert!(size_of::<tw_table_info>() >= 40);
+    assert!(size_of::<tw_pull_options>() >= 24);
+    assert!(size_of::<tw_counters>() >= 176);
+    assert_eq!(offset_of!(tw_session_options, has_rank), 40);
+    assert_eq!(offset_of!(tw_session_options, patience_s), 88);
+    assert_eq!(offset_of!(tw_session_info, thread_level), 24);
+    assert_eq!(offset_of!(tw_table_options, hyper), 48);
+    assert_eq!(offset_of!(tw_table_options, allow_not_finite), 120);
+    assert_eq!(offset_of!(tw_table_info, domain), 36);
+    assert_eq!(offset_of!(tw_pull_options, timeout_s), 16);
+    assert_eq!(offset_of!(tw_counters, ticks), 168);
+}

@@ -1,0 +1,38 @@
+"""Client of the Tidewater parameter server.
+
+    import numpy as np, tidewater
+    with tidewater.Session() as s:                       # the job that the environment names
+        t = s.table("weights", "sparse", dtype=np.float32, cols=8, optimizer=("adagrad", 0.1, 1e-8))
+        keys = np.array([7, 1 << 40], dtype=np.uint64)
+        rows = np.empty((2, 8), dtype=np.float32)
+        t.pull(keys, out=rows)                           # into the array, without a copy
+        t.push(rows - 1, keys, op="gradient").wait()
+        s.tick()
+
+A session may be used by several threads; calls wait for each other, without the interpreter lock.
+It belongs to one process: in a forked child every call raises ForkedError. Sessions and tables can be
+pickled, as what they were opened with: the copy joins the same job as another worker.
+"""
+
+import os
+
+from ._tidewater import Error, ForkedError, Session, Table, Ticket, __version__
+
+__all__ = ["Error", "ForkedError", "Session", "Table", "Ticket", "__version__"]
+
+# Sessions that were unpickled in this process, so that tables of one session share one again.
+_restored = {}
+
+
+def _restore_session(wanted):
+    key = (os.getpid(), tuple(sorted(wanted.items(), key=lambda item: item[0])))
+    session = _restored.get(key)
+    if session is None:
+        wanted = dict(wanted)
+        session = Session(wanted.pop("coordinator"), wanted.pop("token_file"), **wanted)
+        _restored[key] = session
+    return session
+
+
+def _restore_table(session, name, dtype):
+    return session.open_table(name, dtype)

@@ -1,0 +1,159 @@
+from types import TracebackType
+from typing import Literal, Optional, Sequence, Tuple, Type, Union
+
+import numpy as np
+import numpy.typing as npt
+
+__version__: str
+
+_Keys = Union[npt.NDArray[np.uint64], npt.NDArray[np.int64], Sequence[int]]
+_Named = Union[str, Tuple[Union[str, float], ...]]
+
+class Error(RuntimeError):
+    """The cluster said no, or something in it is wrong.
+
+    Arguments are ValueError or TypeError, deadlines TimeoutError, lost processes ConnectionError.
+    """
+
+class ForkedError(Error):
+    """The process was forked after the session was opened."""
+
+class Session:
+    """One worker's session with the servers of a job.
+
+    Without `coordinator`, of the job that the environment names; what is given wins over it. Times are
+    seconds. `sync` is "asp", "bsp" or "ssp:S"; `transport` "auto", "shm", "tcp" or "verbs". As a context
+    manager it finishes at the end, or says that the worker failed, and closes.
+    """
+
+    def __init__(
+        self,
+        coordinator: Optional[str] = None,
+        token_file: Optional[str] = None,
+        *,
+        rank: Optional[int] = None,
+        workers: Optional[int] = None,
+        namespace: Optional[str] = None,
+        sync: str = "asp",
+        transport: Optional[str] = None,
+        timeout: Optional[float] = None,
+        clock_timeout: Optional[float] = None,
+        patience: Optional[float] = None,
+    ) -> None: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def servers(self) -> int: ...
+    @property
+    def transport(self) -> Optional[str]: ...
+    @property
+    def clock(self) -> int:
+        """Iterations that this worker has ended."""
+    def global_clock(self) -> int:
+        """Iterations that all have ended, as every server tells it."""
+    def table(
+        self,
+        name: str,
+        kind: Literal["sparse", "rows", "ranges"],
+        *,
+        dtype: npt.DTypeLike,
+        cols: int,
+        rows: int = 0,
+        optimizer: Optional[_Named] = None,
+        init: Optional[_Named] = None,
+        seed: int = 0,
+        effect: Literal["immediate", "clock_sum", "clock_mean"] = "immediate",
+        domain: int = 0,
+        partitions: int = 64,
+        block_bytes: int = 16384,
+        snapshot: bool = False,
+        allow_not_finite: bool = False,
+    ) -> Table:
+        """Creates a table, or opens the equal one of that name.
+
+        `optimizer` is "none", ("sgd", lr), ("momentum", lr, mu), ("nesterov", lr, mu), ("adagrad", lr, eps),
+        ("adam", lr, beta1, beta2, eps) or ("ftrl", alpha, beta, l1, l2); `init` "zeros", ("constant", x),
+        ("uniform", low, high) or ("normal", mean, std).
+        """
+    def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
+        """Opens a table that exists and holds `dtype`."""
+    def tick(self, domain: int = 0) -> None:
+        """Ends an iteration; under bsp and ssp it waits for slower workers first."""
+    def barrier(self, name: str, timeout: Optional[float] = None) -> None:
+        """Waits until all workers have come here."""
+    def flush(self) -> None:
+        """Waits until everything that was pushed is applied."""
+    def progress(self) -> None:
+        """Takes in what has arrived and sends what is left; never waits for an answer."""
+    def save(self, directory: str, timeout: Optional[float] = None) -> Tuple[int, int]:
+        """Saves all tables, on one worker between barriers; rows and bytes written."""
+    def load(self, directory: str, timeout: Optional[float] = None) -> list[str]:
+        """Loads a saved model's tables; their names, to be opened."""
+    def counters(self) -> dict[str, int]:
+        """What the session did so far: which path really ran."""
+    def finish(self) -> None:
+        """This worker is done, and nobody waits for it any more."""
+    def fail(self, reason: str) -> None:
+        """This worker cannot go on: the job ends and names the reason."""
+    def close(self) -> None:
+        """Gives connections and memory back. What was pushed stays pushed."""
+    def __enter__(self) -> Session: ...
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        value: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> bool: ...
+
+class Table:
+    """A table of a session. Arrays are C-contiguous and of the table's dtype."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> Literal["sparse", "rows", "ranges"]: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def rows(self) -> Optional[int]: ...
+    @property
+    def dtype(self) -> np.dtype: ...
+    @property
+    def session(self) -> Session: ...
+    def pull(
+        self,
+        keys: Optional[_Keys] = None,
+        out: Optional[np.ndarray] = None,
+        *,
+        first: int = 0,
+        mode: Literal["consistent", "hogwild", "snapshot", "gather"] = "consistent",
+        missing: Literal["create", "initial"] = "create",
+        timeout: Optional[float] = None,
+    ) -> np.ndarray:
+        """Pulls rows by `keys` into `out`, of shape (len(keys), cols); of a table by ranges, as many
+        elements as `out` has, from `first` on. Writes where the array is, and returns it; without
+        `out`, a new one.
+        """
+    def push(
+        self,
+        values: np.ndarray,
+        keys: Optional[_Keys] = None,
+        *,
+        first: int = 0,
+        op: Literal["sum", "assign", "gradient"] = "sum",
+    ) -> Ticket:
+        """Pushes rows of shape (len(keys), cols), or elements from `first` on. Reads where the array is;
+        it may be changed as soon as this returns.
+        """
+    def release(self) -> None:
+        """Releases the table for everybody."""
+
+class Ticket:
+    """A push under way. Without waiting for it, a push that is refused is only counted."""
+
+    def wait(self, timeout: Optional[float] = None) -> None:
+        """Waits until the push is applied: pulls that start afterwards see it."""
+    def done(self) -> bool:
+        """Whether it is applied."""

@@ -1,0 +1,153 @@
+//! numpy's arrays as slices, after every check: type, order, shape, whether it may be written.
+
+use numpy::{
+    BorrowError, PyArrayDescrMethods as _, PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn,
+    PyReadwriteArrayDyn, PyUntypedArray, PyUntypedArrayMethods as _,
+};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use tidewater_client::Element;
+use tidewater_transport::table::DType;
+
+/// What a table holds, in numpy's words.
+pub(crate) const fn numpy_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "float32",
+        DType::F64 => "float64",
+        DType::I32 => "int32",
+        DType::I64 => "int64",
+    }
+}
+
+/// The shape that an array shall have.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Shape {
+    /// `(rows, cols)`; with one column `(rows,)` too.
+    Rows(usize, usize),
+    /// Any: its elements, in C's order.
+    Any,
+}
+
+/// An array that is written, borrowed until the value is dropped.
+pub(crate) fn to_write<'py, T: Element + numpy::Element>(
+    array: &Bound<'py, PyAny>,
+    what: &str,
+    shape: Shape,
+) -> PyResult<PyReadwriteArrayDyn<'py, T>> {
+    let array = checked::<T>(array, what, shape)?;
+    array.try_readwrite().map_err(|e| match e {
+        BorrowError::NotWriteable => PyValueError::new_err(format!("{what} is read-only")),
+        _ => in_use(what),
+    })
+}
+
+/// An array that is read, borrowed until the value is dropped.
+pub(crate) fn to_read<'py, T: Element + numpy::Element>(
+    array: &Bound<'py, PyAny>,
+    what: &str,
+    shape: Shape,
+) -> PyResult<PyReadonlyArrayDyn<'py, T>> {
+    let array = checked::<T>(array, what, shape)?;
+    array.try_readonly().map_err(|_| in_use(what))
+}
+
+/// Keys: an array of uint64 as it is; int64 and other sequences of integers, copied.
+pub(crate) enum Keys<'py> {
+    Borrowed(PyReadonlyArrayDyn<'py, u64>),
+    Copied(Vec<u64>),
+}
+
+impl<'py> Keys<'py> {
+    pub(crate) fn new(keys: &Bound<'py, PyAny>) -> PyResult<Self> {
+        if let Ok(array) = keys.cast::<PyArrayDyn<u64>>() {
+            one_dimension(array.shape())?;
+            if array.is_c_contiguous() {
+                return Ok(Self::Borrowed(
+                    array.try_readonly().map_err(|_| in_use("keys"))?,
+                ));
+            }
+        }
+        if let Ok(array) = keys.cast::<PyUntypedArray>() {
+            one_dimension(array.shape())?;
+        }
+        keys.extract::<Vec<u64>>().map(Self::Copied).map_err(|e| {
+            let what = format!("keys are integers from 0 to 2**64 - 1: {e}");
+            PyValueError::new_err(what)
+        })
+    }
+
+    pub(crate) fn slice(&self) -> PyResult<&[u64]> {
+        match self {
+            Self::Borrowed(array) => array.as_slice().map_err(|_| not_contiguous("keys", &[])),
+            Self::Copied(keys) => Ok(keys),
+        }
+    }
+}
+
+fn one_dimension(shape: &[usize]) -> PyResult<()> {
+    if shape.len() == 1 {
+        return Ok(());
+    }
+    let what = format!("keys has shape {}; it has one dimension", tuple(shape));
+    Err(PyValueError::new_err(what))
+}
+
+fn checked<'a, 'py, T: Element + numpy::Element>(
+    array: &'a Bound<'py, PyAny>,
+    what: &str,
+    shape: Shape,
+) -> PyResult<&'a Bound<'py, PyArrayDyn<T>>> {
+    let Ok(untyped) = array.cast::<PyUntypedArray>() else {
+        let kind = array.get_type().name()?;
+        let due = numpy_name(T::DTYPE);
+        return Err(PyTypeError::new_err(format!(
+            "{what} is a {kind}; give a numpy.ndarray of {due}"
+        )));
+    };
+    let Ok(typed) = array.cast::<PyArrayDyn<T>>() else {
+        let given = untyped.dtype().str()?;
+        let order = if untyped.dtype().is_native_byteorder() == Some(false) {
+            " in foreign byte order"
+        } else {
+            ""
+        };
+        return Err(PyTypeError::new_err(format!(
+            "{what} holds {given}{order}, the table {}",
+            numpy_name(T::DTYPE)
+        )));
+    };
+    if !untyped.is_c_contiguous() {
+        return Err(not_contiguous(what, untyped.strides()));
+    }
+    let fits = match (shape, untyped.shape()) {
+        (Shape::Any, _) => true,
+        (Shape::Rows(rows, cols), &[n, m]) => (n, m) == (rows, cols),
+        (Shape::Rows(rows, 1), &[n]) => n == rows,
+        _ => false,
+    };
+    if let (false, Shape::Rows(rows, cols)) = (fits, shape) {
+        return Err(PyValueError::new_err(format!(
+            "{what} has shape {}; {rows} keys of a table with {cols} columns need ({rows}, {cols})",
+            tuple(untyped.shape())
+        )));
+    }
+    Ok(typed)
+}
+
+fn not_contiguous(what: &str, strides: &[isize]) -> PyErr {
+    PyValueError::new_err(format!(
+        "{what} is not C-contiguous (strides {strides:?}); a copy is: numpy.ascontiguousarray"
+    ))
+}
+
+fn in_use(what: &str) -> PyErr {
+    PyValueError::new_err(format!("{what} is in use by another call"))
+}
+
+fn tuple(shape: &[usize]) -> String {
+    let each: Vec<String> = shape.iter().map(usize::to_string).collect();
+    match &each[..] {
+        [one] => format!("({one},)"),
+        all => format!("({})", all.join(", ")),
+    }
+}

@@ -1,0 +1,174 @@
+//! Words of Python as the client's choices.
+
+use std::time::Duration;
+
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tidewater_client::{Missing, PullMode, PullOptions, Sync};
+use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp, Reduce};
+
+use crate::arrays::numpy_name;
+
+/// One of some words.
+fn word<T: Copy>(what: &str, given: &str, known: &[(&str, T)]) -> PyResult<T> {
+    let found = known.iter().find(|(name, _)| *name == given);
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<String> = known.iter().map(|(name, _)| format!("'{name}'")).collect();
+        let names = names.join(", ");
+        PyValueError::new_err(format!("{what} is '{given}'; it is one of {names}"))
+    })
+}
+
+pub(crate) fn op(given: &str) -> PyResult<PushOp> {
+    let known = [
+        ("sum", PushOp::Sum),
+        ("assign", PushOp::Assign),
+        ("gradient", PushOp::Gradient),
+    ];
+    word("op", given, &known)
+}
+
+pub(crate) fn effect(given: &str) -> PyResult<Effect> {
+    let known = [
+        ("immediate", Effect::Immediate),
+        ("clock_sum", Effect::AtClock(Reduce::Sum)),
+        ("clock_mean", Effect::AtClock(Reduce::Mean)),
+    ];
+    word("effect", given, &known)
+}
+
+pub(crate) fn sync(given: &str) -> PyResult<Sync> {
+    given.parse().map_err(PyValueError::new_err)
+}
+
+pub(crate) fn transport(given: &str) -> PyResult<TransportChoice> {
+    let wrong = |e| PyValueError::new_err(format!("transport '{given}': {e}"));
+    given.parse().map_err(wrong)
+}
+
+/// Seconds; none is a default.
+pub(crate) fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
+    const YEAR: f64 = 366.0 * 86_400.0;
+    match given {
+        None => Ok(None),
+        Some(s) if (0.0..=YEAR).contains(&s) => Ok(Some(Duration::from_secs_f64(s))),
+        Some(s) => Err(PyValueError::new_err(format!(
+            "{what} is {s} s; it is 0 or more, up to a year"
+        ))),
+    }
+}
+
+pub(crate) fn pull(
+    mode: &str,
+    missing: &str,
+    timeout: Option<f64>,
+    usual: Duration,
+) -> PyResult<PullOptions> {
+    let modes = [
+        ("consistent", PullMode::Consistent),
+        ("hogwild", PullMode::Hogwild),
+        ("snapshot", PullMode::Snapshot),
+        ("gather", PullMode::Gather),
+    ];
+    let misses = [("create", Missing::Create), ("initial", Missing::Initial)];
+    let options = PullOptions::default()
+        .mode(word("mode", mode, &modes)?)
+        .missing(word("missing", missing, &misses)?);
+    let timeout = seconds("timeout", timeout)?.unwrap_or(usual);
+    Ok(PullOptions { timeout, ..options })
+}
+
+/// Anything that numpy takes for a type: `numpy.float32`, `'f4'`, a dtype.
+pub(crate) fn dtype(given: &Bound<'_, PyAny>) -> PyResult<DType> {
+    let numpy = given.py().import("numpy")?;
+    let name: String = numpy
+        .call_method1("dtype", (given,))?
+        .getattr("name")?
+        .extract()?;
+    let known = [DType::F32, DType::F64, DType::I32, DType::I64];
+    let known = known.map(|dtype| (numpy_name(dtype), dtype));
+    word("dtype", &name, &known)
+}
+
+/// A name and its numbers: `"adam"` alone is not enough, `("adam", 1e-3, 0.9, 0.999, 1e-8)` is.
+struct Call {
+    name: String,
+    numbers: Vec<f64>,
+}
+
+impl Call {
+    fn new(what: &str, given: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(name) = given.extract::<String>() {
+            let numbers = Vec::new();
+            return Ok(Self { name, numbers });
+        }
+        let wrong =
+            || PyTypeError::new_err(format!("{what} is a name, or a tuple of name and numbers"));
+        let tuple = given.cast::<PyTuple>().map_err(|_| wrong())?;
+        let mut parts = tuple.iter();
+        let name = parts.next().ok_or_else(wrong)?.extract()?;
+        let numbers = parts.map(|n| n.extract()).collect::<PyResult<_>>()?;
+        Ok(Self { name, numbers })
+    }
+}
+
+pub(crate) fn optimizer(given: Option<&Bound<'_, PyAny>>, dtype: DType) -> PyResult<Optimizer> {
+    let Some(given) = given else {
+        return Ok(if dtype.is_float() {
+            Optimizer::Sgd { lr: 0.01 }
+        } else {
+            Optimizer::None
+        });
+    };
+    let call = Call::new("optimizer", given)?;
+    let momentum = |lr, mu, nesterov| Optimizer::Momentum { lr, mu, nesterov };
+    Ok(match (call.name.as_str(), &call.numbers[..]) {
+        ("none", []) => Optimizer::None,
+        ("sgd", &[lr]) => Optimizer::Sgd { lr },
+        ("momentum", &[lr, mu]) => momentum(lr, mu, false),
+        ("nesterov", &[lr, mu]) => momentum(lr, mu, true),
+        ("adagrad", &[lr, eps]) => Optimizer::AdaGrad { lr, eps },
+        ("adam", &[lr, beta1, beta2, eps]) => Optimizer::Adam {
+            lr,
+            beta1,
+            beta2,
+            eps,
+        },
+        ("ftrl", &[alpha, beta, l1, l2]) => Optimizer::Ftrl {
+            alpha,
+            beta,
+            l1,
+            l2,
+        },
+        (name, numbers) => {
+            return Err(PyValueError::new_err(format!(
+                "optimizer '{name}' with {} numbers; there are 'none', ('sgd', lr), ('momentum', lr, \
+                 mu), ('nesterov', lr, mu), ('adagrad', lr, eps), ('adam', lr, beta1, beta2, eps) \
+                 and ('ftrl', alpha, beta, l1, l2)",
+                numbers.len()
+            )));
+        }
+    })
+}
+
+pub(crate) fn init(given: Option<&Bound<'_, PyAny>>) -> PyResult<Init> {
+    let Some(given) = given else {
+        return Ok(Init::Zeros);
+    };
+    let call = Call::new("init", given)?;
+    Ok(match (call.name.as_str(), &call.numbers[..]) {
+        ("zeros", []) => Init::Zeros,
+        ("constant", &[value]) => Init::Constant(value),
+        ("uniform", &[low, high]) => Init::Uniform { low, high },
+        ("normal", &[mean, std]) => Init::Normal { mean, std },
+        (name, numbers) => {
+            return Err(PyValueError::new_err(format!(
+                "init '{name}' with {} numbers; there are 'zeros', ('constant', value), ('uniform', low, \
+                 high) and ('normal', mean, std)",
+                numbers.len()
+            )));
+        }
+    })
+}

@@ -1,0 +1,381 @@
+//! A session with the servers of a job.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use tidewater_client::{Client, ClientError, Job, connect};
+use tidewater_transport::ids::DomainId;
+use tidewater_transport::limits::DATA_DEADLINE;
+use tidewater_transport::mem::ForkGuard;
+use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+
+use crate::failure::{Error, ForkedError, raised};
+use crate::options;
+use crate::table::{AnyTable, Table};
+
+/// What a session was asked for: all that a copy in another process needs to join the same job.
+/// The token is not in it, but the name of its file.
+#[derive(Debug, Clone)]
+struct Wanted {
+    coordinator: Option<String>,
+    token_file: Option<String>,
+    rank: Option<u32>,
+    workers: Option<u32>,
+    namespace: Option<String>,
+    sync: String,
+    transport: Option<String>,
+    timeout: Option<f64>,
+    clock_timeout: Option<f64>,
+    patience: Option<f64>,
+}
+
+/// One worker's session.
+#[pyclass(frozen, weakref, module = "tidewater")]
+pub(crate) struct Session {
+    process: ForkGuard,
+    client: Mutex<Option<Client>>,
+    wanted: Wanted,
+    pub(crate) timeout: Duration,
+}
+
+impl Wanted {
+    fn job(&self) -> PyResult<Job> {
+        let transport = self.transport.as_deref().map(options::transport);
+        let wanted = connect::Wanted {
+            coordinator: self.coordinator.clone(),
+            token_file: self.token_file.as_ref().map(Into::into),
+            namespace: self.namespace.clone(),
+            rdma_device: None,
+            rank: self.rank,
+            workers: self.workers,
+            transport: transport.transpose()?,
+        };
+        let mut job = wanted.job().map_err(raised)?;
+        if let Some(patience) = options::seconds("patience", self.patience)? {
+            job.patience = patience;
+        }
+        job.sync = options::sync(&self.sync)?;
+        Ok(job)
+    }
+}
+
+impl Session {
+    /// Does something with the client, without the interpreter lock.
+    pub(crate) fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut Client) -> Result<R, ClientError> + Send,
+    ) -> PyResult<R> {
+        self.same_process()?;
+        py.detach(|| {
+            let mut client = self.client.lock().map_err(|_| defect())?;
+            let client = client
+                .as_mut()
+                .ok_or_else(|| Error::new_err("the session is closed"))?;
+            body(client).map_err(raised)
+        })
+    }
+
+    fn same_process(&self) -> PyResult<()> {
+        if self.process.is_same_process() {
+            return Ok(());
+        }
+        Err(ForkedError::new_err(
+            "the process was forked after the session was opened; it belongs to the parent. Open \
+             a session in the child, or use the start method 'spawn'",
+        ))
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if !self.process.is_same_process() {
+            // The parent uses its sockets and rings: leave them alone, and their memory here.
+            let client = self.client.get_mut().ok().and_then(Option::take);
+            std::mem::forget(client);
+        }
+    }
+}
+
+fn defect() -> PyErr {
+    Error::new_err("an earlier call failed inside the library; close the session and report it")
+}
+
+#[pymethods]
+impl Session {
+    #[new]
+    #[pyo3(signature = (coordinator=None, token_file=None, *, rank=None, workers=None, namespace=None,
+        sync="asp", transport=None, timeout=None, clock_timeout=None, patience=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn open(
+        py: Python<'_>,
+        coordinator: Option<String>,
+        token_file: Option<String>,
+        rank: Option<u32>,
+        workers: Option<u32>,
+        namespace: Option<String>,
+        sync: &str,
+        transport: Option<String>,
+        timeout: Option<f64>,
+        clock_timeout: Option<f64>,
+        patience: Option<f64>,
+    ) -> PyResult<Self> {
+        let wanted = Wanted {
+            coordinator,
+            token_file,
+            rank,
+            workers,
+            namespace,
+            sync: sync.to_owned(),
+            transport,
+            timeout,
+            clock_timeout,
+            patience,
+        };
+        let job = wanted.job()?;
+        let usual = options::seconds("timeout", timeout)?;
+        let clock = options::seconds("clock_timeout", clock_timeout)?;
+        let mut client = py.detach(|| job.connect()).map_err(raised)?;
+        if let Some(timeout) = usual {
+            client.set_timeout(timeout);
+        }
+        if let Some(timeout) = clock {
+            client.set_clock_timeout(timeout);
+        }
+        Ok(Self {
+            process: ForkGuard::new().map_err(|e| Error::new_err(e.to_string()))?,
+            client: Mutex::new(Some(client)),
+            wanted,
+            timeout: usual.unwrap_or(DATA_DEADLINE),
+        })
+    }
+
+    #[getter]
+    fn rank(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |client| Ok(client.rank().0))
+    }
+
+    #[getter]
+    fn workers(&self, py: Python<'_>) -> PyResult<u32> {
+        self.with(py, |client| Ok(client.workers()))
+    }
+
+    #[getter]
+    fn servers(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |client| Ok(client.servers()))
+    }
+
+    #[getter]
+    fn transport(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |client| Ok(client.transport().map(|t| t.to_string())))
+    }
+
+    /// Creates a table, or opens the equal one of that name.
+    #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
+        effect="immediate", domain=0, partitions=64, block_bytes=16384, snapshot=false,
+        allow_not_finite=false))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn table(
+        me: &Bound<'_, Self>,
+        name: String,
+        kind: &str,
+        dtype: &Bound<'_, PyAny>,
+        cols: u32,
+        rows: u64,
+        optimizer: Option<&Bound<'_, PyAny>>,
+        init: Option<&Bound<'_, PyAny>>,
+        seed: u64,
+        effect: &str,
+        domain: u8,
+        partitions: u32,
+        block_bytes: u32,
+        snapshot: bool,
+        allow_not_finite: bool,
+    ) -> PyResult<Table> {
+        let dense = |layout| Shape::Dense { rows, cols, layout };
+        let blocks = DenseLayout::Blocks {
+            block_bytes,
+            snapshot,
+        };
+        let shape = match kind {
+            "sparse" => Shape::Sparse { dim: cols },
+            "rows" => dense(DenseLayout::Rows),
+            "ranges" => dense(blocks),
+            _ => {
+                let what = format!("kind is '{kind}'; it is one of 'sparse', 'rows', 'ranges'");
+                return Err(pyo3::exceptions::PyValueError::new_err(what));
+            }
+        };
+        let dtype = options::dtype(dtype)?;
+        let spec = TableSpec {
+            name,
+            shape,
+            dtype,
+            optimizer: options::optimizer(optimizer, dtype)?,
+            init: options::init(init)?,
+            seed,
+            effect: options::effect(effect)?,
+            finite_check: !allow_not_finite,
+            domain: DomainId(domain),
+            partitions,
+        };
+        let made = me
+            .get()
+            .with(me.py(), |client| AnyTable::create(client, &spec))?;
+        Ok(Table::new(me.clone().unbind(), made, spec))
+    }
+
+    /// Opens a table that exists and holds `dtype`.
+    #[pyo3(signature = (name, dtype))]
+    fn open_table(me: &Bound<'_, Self>, name: &str, dtype: &Bound<'_, PyAny>) -> PyResult<Table> {
+        let dtype = options::dtype(dtype)?;
+        let (opened, spec) = me.get().with(me.py(), |client| {
+            let opened = AnyTable::open(client, name, dtype)?;
+            Ok((opened, opened.spec(client).cloned()))
+        })?;
+        let spec = spec.ok_or_else(defect)?;
+        Ok(Table::new(me.clone().unbind(), opened, spec))
+    }
+
+    #[pyo3(signature = (domain=0))]
+    fn tick(&self, py: Python<'_>, domain: u8) -> PyResult<()> {
+        self.with(py, |client| client.tick_domain(DomainId(domain)))
+    }
+
+    #[getter]
+    fn clock(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |client| Ok(client.clock()))
+    }
+
+    fn global_clock(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, Client::global_clock)
+    }
+
+    #[pyo3(signature = (name, timeout=None))]
+    fn barrier(&self, py: Python<'_>, name: &str, timeout: Option<f64>) -> PyResult<()> {
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
+        self.with(py, |client| client.barrier(name, timeout))
+    }
+
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Client::flush)
+    }
+
+    fn progress(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Client::progress)
+    }
+
+    /// Rows and bytes that were written.
+    #[pyo3(signature = (directory, timeout=None))]
+    fn save(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<(u64, u64)> {
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
+        self.with(py, |client| client.save(directory, timeout))
+    }
+
+    /// Names of the tables that were loaded.
+    #[pyo3(signature = (directory, timeout=None))]
+    fn load(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<Vec<String>> {
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
+        self.with(py, |client| client.load(directory, timeout))
+    }
+
+    /// What the session did so far, by name.
+    fn counters(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
+        let c = self.with(py, |client| Ok(*client.counters()))?;
+        let all = [
+            ("pulls", c.pulls),
+            ("rows_consistent", c.rows_consistent),
+            ("rows_hogwild", c.rows_hogwild),
+            ("rows_gathered", c.rows_gathered),
+            ("blocks_consistent", c.blocks_consistent),
+            ("blocks_snapshot", c.blocks_snapshot),
+            ("blocks_hogwild", c.blocks_hogwild),
+            ("torn_rejected", c.torn_rejected),
+            ("retries", c.retries),
+            ("gather_fallbacks", c.gather_fallbacks),
+            ("resolved_keys", c.resolved_keys),
+            ("stale_hints", c.stale_hints),
+            ("pushes", c.pushes),
+            ("frames", c.frames),
+            ("rejects", c.rejects),
+            ("rejects_unclaimed", c.rejects_unclaimed),
+            ("recoveries", c.recoveries),
+            ("bytes_pulled", c.bytes_pulled),
+            ("bytes_pushed", c.bytes_pushed),
+            ("credit_waits", c.credit_waits),
+            ("ticks", c.ticks),
+        ];
+        let told = PyDict::new(py);
+        for (name, count) in all {
+            told.set_item(name, count)?;
+        }
+        Ok(told.unbind())
+    }
+
+    fn finish(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, Client::finish)
+    }
+
+    fn fail(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        self.with(py, |client| client.fail(reason))
+    }
+
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.same_process()?;
+        py.detach(|| {
+            let client = self.client.lock().map_err(|_| defect())?.take();
+            drop(client);
+            Ok(())
+        })
+    }
+
+    fn __enter__(me: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        me
+    }
+
+    /// The end of a `with`: the worker is done, or says why it is not.
+    #[pyo3(signature = (kind, value, _traceback))]
+    fn __exit__(
+        &self,
+        py: Python<'_>,
+        kind: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        if kind.is_none() {
+            self.finish(py)?;
+        } else {
+            // The exception goes on; that telling it failed too would only hide it.
+            let _ = self.fail(py, &value.to_string());
+        }
+        self.close(py)?;
+        Ok(false)
+    }
+
+    /// As endpoint: what it was opened with. A rank is one process's, so a copy takes a free one.
+    fn __reduce__(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        let w = &self.wanted;
+        let told = PyDict::new(py);
+        told.set_item("coordinator", w.coordinator.as_ref())?;
+        told.set_item("token_file", w.token_file.as_ref())?;
+        told.set_item("workers", w.workers)?;
+        told.set_item("namespace", w.namespace.as_ref())?;
+        told.set_item("sync", &w.sync)?;
+        told.set_item("transport", w.transport.as_ref())?;
+        told.set_item("timeout", w.timeout)?;
+        told.set_item("clock_timeout", w.clock_timeout)?;
+        told.set_item("patience", w.patience)?;
+        let restore = py.import("tidewater")?.getattr("_restore_session")?;
+        Ok((restore, (told,)).into_pyobject(py)?.unbind())
+    }
+
+    fn __repr__(&self) -> String {
+        let at = self.wanted.coordinator.as_deref();
+        format!(
+            "<tidewater.Session of {}>",
+            at.unwrap_or("the environment's job")
+        )
+    }
+}

@@ -1,0 +1,296 @@
+//! Tables over numpy arrays, and tickets of pushes.
+
+use std::sync::Mutex;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tidewater_client::{self as client, Client, ClientError};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::table::{DType, DenseLayout, Shape, TableSpec};
+
+use crate::arrays::{self, Keys};
+use crate::options;
+use crate::session::Session;
+
+/// A table of any element type.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum AnyTable {
+    F32(client::Table<f32>),
+    F64(client::Table<f64>),
+    I32(client::Table<i32>),
+    I64(client::Table<i64>),
+}
+
+/// Does something with a table, whatever its type, which is named `T`.
+macro_rules! with_table {
+    ($any:expr, ($table:ident, $T:ident) => $do:expr) => {
+        match $any {
+            AnyTable::F32($table) => {
+                type $T = f32;
+                $do
+            }
+            AnyTable::F64($table) => {
+                type $T = f64;
+                $do
+            }
+            AnyTable::I32($table) => {
+                type $T = i32;
+                $do
+            }
+            AnyTable::I64($table) => {
+                type $T = i64;
+                $do
+            }
+        }
+    };
+}
+
+impl AnyTable {
+    /// Creates it, or opens the equal one of its name.
+    pub(crate) fn create(client: &mut Client, spec: &TableSpec) -> Result<Self, ClientError> {
+        Ok(match spec.dtype {
+            DType::F32 => Self::F32(client.create_table(spec)?),
+            DType::F64 => Self::F64(client.create_table(spec)?),
+            DType::I32 => Self::I32(client.create_table(spec)?),
+            DType::I64 => Self::I64(client.create_table(spec)?),
+        })
+    }
+
+    /// Opens one that exists.
+    pub(crate) fn open(client: &mut Client, name: &str, dtype: DType) -> Result<Self, ClientError> {
+        Ok(match dtype {
+            DType::F32 => Self::F32(client.open_table(name)?),
+            DType::F64 => Self::F64(client.open_table(name)?),
+            DType::I32 => Self::I32(client.open_table(name)?),
+            DType::I64 => Self::I64(client.open_table(name)?),
+        })
+    }
+
+    /// What it is.
+    pub(crate) fn spec(self, client: &Client) -> Option<&TableSpec> {
+        match self {
+            Self::F32(table) => client.spec(&table),
+            Self::F64(table) => client.spec(&table),
+            Self::I32(table) => client.spec(&table),
+            Self::I64(table) => client.spec(&table),
+        }
+    }
+}
+
+/// A table of a session.
+#[pyclass(frozen, module = "tidewater")]
+pub(crate) struct Table {
+    session: Py<Session>,
+    any: AnyTable,
+    spec: TableSpec,
+}
+
+impl Table {
+    pub(crate) const fn new(session: Py<Session>, any: AnyTable, spec: TableSpec) -> Self {
+        Self { session, any, spec }
+    }
+
+    fn is_ranges(&self) -> bool {
+        let layout = match self.spec.shape {
+            Shape::Dense { layout, .. } => layout,
+            Shape::Sparse { .. } => return false,
+        };
+        matches!(layout, DenseLayout::Blocks { .. })
+    }
+
+    /// Fails when a call by rows has no keys, or one by ranges has some.
+    fn keys<'py>(&self, keys: Option<&Bound<'py, PyAny>>) -> PyResult<Option<Keys<'py>>> {
+        match (keys, self.is_ranges()) {
+            (Some(keys), false) => Keys::new(keys).map(Some),
+            (None, true) => Ok(None),
+            (None, false) => Err(PyValueError::new_err(format!(
+                "table \"{}\" has rows: say which by keys",
+                self.spec.name
+            ))),
+            (Some(_), true) => Err(PyValueError::new_err(format!(
+                "table \"{}\" is by ranges: say where by first, not by keys",
+                self.spec.name
+            ))),
+        }
+    }
+
+    /// The shape of an array that holds these rows.
+    fn shape(&self, keys: Option<&[u64]>) -> arrays::Shape {
+        keys.map_or(arrays::Shape::Any, |keys| {
+            arrays::Shape::Rows(keys.len(), self.spec.dim())
+        })
+    }
+
+    /// A new array for a pull without `out`: of the keys' rows, or of the whole table.
+    fn new_array<'py>(&self, py: Python<'py>, keys: Option<&[u64]>) -> PyResult<Bound<'py, PyAny>> {
+        let rows = match (keys, &self.spec.shape) {
+            (Some(keys), _) => keys.len() as u64,
+            (None, Shape::Dense { rows, .. }) => *rows,
+            (None, Shape::Sparse { .. }) => 0,
+        };
+        let dtype = arrays::numpy_name(self.spec.dtype);
+        let shape = (rows, self.spec.dim());
+        py.import("numpy")?.call_method1("empty", (shape, dtype))
+    }
+}
+
+#[pymethods]
+impl Table {
+    #[getter]
+    fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    #[getter]
+    fn cols(&self) -> usize {
+        self.spec.dim()
+    }
+
+    #[getter]
+    const fn rows(&self) -> Option<u64> {
+        match self.spec.shape {
+            Shape::Dense { rows, .. } => Some(rows),
+            Shape::Sparse { .. } => None,
+        }
+    }
+
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match (&self.spec.shape, self.is_ranges()) {
+            (Shape::Sparse { .. }, _) => "sparse",
+            (_, false) => "rows",
+            (_, true) => "ranges",
+        }
+    }
+
+    #[getter]
+    fn dtype<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let name = arrays::numpy_name(self.spec.dtype);
+        py.import("numpy")?.call_method1("dtype", (name,))
+    }
+
+    #[getter]
+    fn session(&self, py: Python<'_>) -> Py<Session> {
+        self.session.clone_ref(py)
+    }
+
+    /// Pulls rows by `keys`, or elements from `first` on, into `out`, which is returned.
+    #[pyo3(signature = (keys=None, out=None, *, first=0, mode="consistent", missing="create",
+        timeout=None))]
+    #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
+    fn pull<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Option<&Bound<'py, PyAny>>,
+        out: Option<Bound<'py, PyAny>>,
+        first: u64,
+        mode: &str,
+        missing: &str,
+        timeout: Option<f64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let keys = self.keys(keys)?;
+        let keys = keys.as_ref().map(Keys::slice).transpose()?;
+        let session = self.session.get();
+        let options = options::pull(mode, missing, timeout, session.timeout)?;
+        let out = match out {
+            Some(out) => out,
+            None => self.new_array(py, keys)?,
+        };
+        with_table!(self.any, (table, T) => {
+            let mut array = arrays::to_write::<T>(&out, "out", self.shape(keys))?;
+            let to = array.as_slice_mut()?;
+            session.with(py, |client| match keys {
+                Some(keys) => client.pull_rows(&table, keys, to, options),
+                None => client.pull_dense(&table, first, to, options),
+            })?;
+        });
+        Ok(out)
+    }
+
+    /// Pushes rows by `keys`, or elements from `first` on.
+    #[pyo3(signature = (values, keys=None, *, first=0, op="sum"))]
+    fn push<'py>(
+        &self,
+        py: Python<'py>,
+        values: &Bound<'py, PyAny>,
+        keys: Option<&Bound<'py, PyAny>>,
+        first: u64,
+        op: &str,
+    ) -> PyResult<Ticket> {
+        let keys = self.keys(keys)?;
+        let keys = keys.as_ref().map(Keys::slice).transpose()?;
+        let op = options::op(op)?;
+        let session = self.session.get();
+        let pushed = with_table!(self.any, (table, T) => {
+            let array = arrays::to_read::<T>(values, "values", self.shape(keys))?;
+            let from = array.as_slice()?;
+            session.with(py, |client| match keys {
+                Some(keys) => client.push_rows(&table, keys, from, op),
+                None => client.push_dense(&table, first, from, op),
+            })?
+        });
+        Ok(Ticket {
+            session: self.session.clone_ref(py),
+            pushed: Mutex::new(pushed),
+        })
+    }
+
+    /// Releases the table for everybody.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        let session = self.session.get();
+        with_table!(self.any, (table, _T) => {
+            session.with(py, |client| client.release_table(table))
+        })
+    }
+
+    /// As session and name.
+    fn __reduce__(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        let restore = py.import("tidewater")?.getattr("_restore_table")?;
+        let dtype = arrays::numpy_name(self.spec.dtype);
+        let told = (self.session.clone_ref(py), self.name(), dtype);
+        Ok((restore, told).into_pyobject(py)?.unbind())
+    }
+
+    fn __repr__(&self) -> String {
+        let dtype = arrays::numpy_name(self.spec.dtype);
+        let (name, kind, cols) = (self.name(), self.kind(), self.cols());
+        format!("<tidewater.Table \"{name}\", {kind}, {cols} x {dtype}>")
+    }
+}
+
+/// A push under way.
+#[pyclass(frozen, module = "tidewater")]
+pub(crate) struct Ticket {
+    session: Py<Session>,
+    pushed: Mutex<client::Ticket>,
+}
+
+impl Ticket {
+    fn pushed(&self) -> PyResult<client::Ticket> {
+        let pushed = self.pushed.lock();
+        let defect = |_| PyValueError::new_err("the ticket is lost: an earlier call failed inside");
+        Ok(pushed.map_err(defect)?.clone())
+    }
+}
+
+#[pymethods]
+impl Ticket {
+    /// Waits until the push is applied.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let pushed = self.pushed()?;
+        let session = self.session.get();
+        let timeout = options::seconds("timeout", timeout)?.unwrap_or(session.timeout);
+        session.with(py, |client| {
+            client.wait_applied_until(&pushed, Deadline::after(timeout))
+        })
+    }
+
+    /// Whether it is applied.
+    fn done(&self, py: Python<'_>) -> PyResult<bool> {
+        let pushed = self.pushed()?;
+        let session = self.session.get();
+        session.with(py, |client| client.try_applied(&pushed))
+    }
+}

@@ -1,0 +1,185 @@
+"""The Python client against a service: python test_client.py COORDINATOR TOKEN_FILE
+
+Plain asserts and no test framework, so that a fresh environment with the wheel alone runs it.
+"""
+
+import itertools
+import multiprocessing
+import os
+import pickle
+import sys
+import threading
+import time
+
+import numpy as np
+
+import tidewater
+
+COORDINATOR, TOKEN = sys.argv[1:3]
+_names = itertools.count()
+
+
+def session(**options):
+    options.setdefault("namespace", f"python-{os.getpid()}-{next(_names)}")
+    options.setdefault("workers", 1)
+    return tidewater.Session(COORDINATOR, TOKEN, **options)
+
+
+def raises(kind, words, call):
+    try:
+        call()
+    except kind as e:
+        assert words in str(e), f'"{e}" does not say "{words}"'
+        assert type(e) is kind, type(e)
+        return
+    raise AssertionError(f"no {kind.__name__} that says {words}")
+
+
+def test_what_is_pushed_is_what_is_pulled():
+    for dtype in (np.float32, np.float64, np.int32, np.int64):
+        with session() as s:
+            t = s.table("t", "sparse", dtype=dtype, cols=3)
+            keys = np.array([5, 1 << 63, 5], dtype=np.uint64)
+            t.push(np.arange(9, dtype=dtype).reshape(3, 3), keys).wait()
+            for mode in ("consistent", "hogwild", "gather"):
+                out = np.full((2, 3), 99, dtype=dtype)
+                assert t.pull(keys[:2], out=out, mode=mode) is out
+                assert out.tolist() == [[6, 8, 10], [3, 4, 5]], (dtype, mode, out)
+            assert t.pull([5]).tolist() == [[6, 8, 10]]
+            assert t.pull(np.array([5])).dtype == dtype
+
+
+def test_ranges_clocks_and_snapshots():
+    with session(sync="bsp") as s:
+        t = s.table("m", "ranges", dtype="f8", rows=50, cols=40, effect="clock_sum", snapshot=True)
+        ticket = t.push(np.ones(100), first=1000)
+        ticket.wait()
+        assert ticket.done()
+        s.tick()
+        whole = t.pull(mode="snapshot")
+        assert whole.shape == (50, 40) and whole.sum() == 100
+        assert t.pull(out=np.empty(3), first=999).tolist() == [0, 1, 1]
+        assert (s.clock, s.global_clock()) == (1, 1)
+        assert s.counters()["ticks"] == 1
+        s.barrier("b", timeout=5)
+
+
+def test_pulls_write_where_the_array_is():
+    with session() as s:
+        t = s.table("t", "ranges", dtype=np.float32, rows=256, cols=1024)
+        t.push(np.full(256 * 1024, 3, dtype=np.float32)).wait()
+        out = np.zeros((256, 1024), dtype=np.float32)
+        half = out[128:]
+        address = half.ctypes.data
+        got = t.pull(out=half, first=128 * 1024)
+        assert got is half and half.ctypes.data == address
+        assert out[:128].sum() == 0 and out[128:].min() == 3, "the view's memory, and no other"
+
+
+def test_wrong_arrays_are_named():
+    with session() as s:
+        t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
+        keys = np.array([1, 2], dtype=np.uint64)
+        good = np.zeros((2, 4), dtype=np.float32)
+        pull = lambda out: t.pull(keys, out=out)
+        raises(TypeError, "out holds float64, the table float32", lambda: pull(good.astype("f8")))
+        raises(TypeError, "foreign byte order", lambda: pull(good.astype(">f4")))
+        raises(TypeError, "out is a list", lambda: pull([[0.0] * 4] * 2))
+        raises(ValueError, "(2, 5)", lambda: pull(np.zeros((2, 5), np.float32)))
+        raises(ValueError, "(8,)", lambda: pull(np.zeros(8, np.float32)))
+        raises(ValueError, "not C-contiguous", lambda: pull(np.asfortranarray(good)))
+        raises(ValueError, "not C-contiguous", lambda: pull(np.zeros((4, 4), np.float32)[::2]))
+        frozen = good.copy()
+        frozen.flags.writeable = False
+        raises(ValueError, "out is read-only", lambda: pull(frozen))
+        t.push(frozen, keys).wait()
+        raises(ValueError, "say which by keys", lambda: t.pull(out=good))
+        raises(ValueError, "keys are integers", lambda: t.pull([-1]))
+        raises(ValueError, "one dimension", lambda: t.pull(keys.reshape(1, 2)))
+        raises(ValueError, "past the end", lambda: t.pull([10]))
+        raises(ValueError, "op is 'add'; it is one of 'sum'", lambda: t.push(good, keys, op="add"))
+        nan = np.full((2, 4), np.nan, dtype=np.float32)
+        raises(tidewater.Error, "NaN", lambda: t.push(nan, keys).wait())
+        raises(ValueError, "dtype is 'float16'", lambda: s.open_table("t", np.float16))
+        raises(ValueError, "'adagrad' with 1 numbers", lambda: s.table("u", "rows", dtype="f4", rows=1, cols=1, optimizer=("adagrad", 1)))
+
+
+def test_closed_and_unreachable_sessions_say_so():
+    s = session()
+    s.finish()
+    s.close()
+    raises(tidewater.Error, "the session is closed", s.tick)
+    raises(ConnectionError, "127.0.0.1:1", lambda: tidewater.Session("127.0.0.1:1", TOKEN, patience=0.2))
+    raises(tidewater.Error, "token_file", lambda: tidewater.Session(COORDINATOR))
+    raises(tidewater.Error, "tidewater run", tidewater.Session)
+
+
+def test_other_threads_run_while_a_call_waits():
+    with session() as s:
+        ran = []
+        waits = threading.Thread(target=lambda: ran.append(s.barrier("b", timeout=5)))
+        alone = session(workers=2, namespace=f"alone-{os.getpid()}")
+        started = time.monotonic()
+        late = threading.Thread(target=lambda: raises(tidewater.Error, "1 of 2", lambda: alone.barrier("b", timeout=1.0)))
+        late.start()
+        count = 0
+        while late.is_alive():
+            count += 1  # with the lock held by the wait, this would not count
+        assert time.monotonic() - started > 0.5 and count > 10_000, count
+        waits.start()
+        waits.join()
+        assert ran == [None]
+        alone.finish()
+
+
+def _child(s, t, results):
+    for call in (lambda: s.tick(), lambda: t.pull([1]), lambda: s.close()):
+        try:
+            call()
+            results.put("did it")
+        except tidewater.ForkedError:
+            results.put("refused")
+
+
+def test_a_forked_child_is_refused_and_the_parent_goes_on():
+    with session() as s:
+        t = s.table("t", "sparse", dtype=np.int64, cols=1)
+        t.push(np.ones((1, 1), np.int64), [1]).wait()
+        context = multiprocessing.get_context("fork")
+        results = context.Queue()
+        child = context.Process(target=_child, args=(s, t, results))
+        child.start()
+        assert [results.get(timeout=20) for _ in range(3)] == ["refused"] * 3
+        child.join(20)
+        assert child.exitcode == 0
+        t.push(np.ones((1, 1), np.int64), [1]).wait()
+        assert t.pull([1]).item() == 2
+
+
+def _pushes(t, key):
+    t.push(np.ones((1, 1), np.int64), [key]).wait()
+    return t.session.rank
+
+
+def test_tables_and_sessions_are_pickled_as_what_they_were_opened_with():
+    with session(workers=2) as s:
+        t = s.table("t", "sparse", dtype=np.int64, cols=1)
+        data = pickle.dumps((s, t))
+        secret = open(TOKEN).read().strip()
+        assert secret.encode() not in data and bytes.fromhex(secret) not in data
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            ranks = pool.starmap(_pushes, [(t, 7), (t, 7)])
+        assert ranks[0] == ranks[1] != s.rank, "one session in the other process, of another worker"
+        assert t.pull([7]).item() == 2
+
+
+def main():
+    tests = [(n, f) for n, f in globals().items() if n.startswith("test_")]
+    for name, test in tests:
+        test()
+        print(f"ok: {name}", flush=True)
+    print(f"{len(tests)} tests of Python {sys.version.split()[0]}, numpy {np.__version__}")
+
+
+if __name__ == "__main__":
+    main()

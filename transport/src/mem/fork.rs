@@ -1,0 +1,89 @@
+//! Notices that the process was forked.
+//!
+//! A client holds sockets, an epoll instance and mapped rings. A forked child has them all, and one
+//! call of it would corrupt what its parent is doing. So whoever hands a client to programs that
+//! may fork (the language bindings) asks here before each call. A page that the kernel wipes in the
+//! child costs one load to ask; `getpid` would cost a system call.
+
+use memmap2::{MmapMut, MmapOptions};
+use rustix::mm::Advice;
+
+use super::region::{MemError, os};
+
+const PAGE: usize = 4096;
+const HERE: u8 = 0xa5;
+
+/// Made in one process; knows whether it is still that one.
+///
+/// ```
+/// let guard = tidewater_transport::mem::ForkGuard::new()?;
+/// assert!(guard.is_same_process());
+/// # Ok::<(), tidewater_transport::mem::MemError>(())
+/// ```
+#[derive(Debug)]
+pub struct ForkGuard {
+    page: Option<MmapMut>,
+    pid: u32,
+}
+
+impl ForkGuard {
+    /// For the calling process.
+    ///
+    /// # Errors
+    /// [`MemError::Os`] when there is no memory for one page.
+    ///
+    /// # Cost
+    /// A page, and two system calls.
+    pub fn new() -> Result<Self, MemError> {
+        let pid = std::process::id();
+        let page = MmapOptions::new().len(PAGE).map_anon();
+        let mut page = page.map_err(os("mmap", PAGE, "raise ulimit -v or free memory"))?;
+        page.fill(HERE);
+        let at = page.as_mut_ptr().cast();
+        // SAFETY: the range is the whole of a private anonymous mapping of ours; the advice
+        // changes nothing in this process.
+        let wiped = unsafe { rustix::mm::madvise(at, PAGE, Advice::LinuxWipeOnFork) };
+        // Linux before 4.14 does not know the advice: then the process is asked who it is.
+        let page = wiped.is_ok().then_some(page);
+        Ok(Self { page, pid })
+    }
+
+    /// Whether the caller runs in the process that made the guard. Cost: one load.
+    pub fn is_same_process(&self) -> bool {
+        match &self.page {
+            Some(page) => {
+                // SAFETY: the first byte of a mapping that lives as long as `page`. Volatile,
+                // because it changes by a fork, of which the compiler knows nothing.
+                let first = unsafe { page.as_ptr().read_volatile() };
+                first == HERE
+            }
+            None => std::process::id() == self.pid,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_that_made_it_is_known_with_and_without_the_page() {
+        let mut guard = ForkGuard::new().unwrap();
+        assert!(guard.is_same_process());
+        guard.page = None;
+        assert!(guard.is_same_process());
+        guard.pid += 1;
+        assert!(!guard.is_same_process());
+    }
+
+    #[test]
+    fn a_wiped_page_is_another_process() {
+        // What a child finds; that the kernel wipes it is shown by the bindings' tests, which
+        // fork (a multi-threaded test cannot).
+        let mut guard = ForkGuard::new().unwrap();
+        if let Some(page) = &mut guard.page {
+            page.fill(0);
+            assert!(!guard.is_same_process());
+        }
+    }
+}
