@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The client from other languages: libtidewater is installed and used as a user would, by pkg-config
 # alone; the same simulation in Rust, C, C++ and Fortran gives the same numbers, with and
-# without MPI; what a C program may get wrong is a status. C is required; the others where there is a
-# compiler.
+# without MPI; what a C program may get wrong is a status; the wheel for Python is built, installed and
+# used. C is required; the others where there is a compiler, or a Python that can fetch maturin and numpy.
 source "$(dirname "$0")/lib.sh"
 scratch_dir
 PREFIX=$SCRATCH/prefix
@@ -76,7 +76,7 @@ service_stop() {
 trap 'service_stop; rm -rf -- "$SCRATCH"' EXIT
 
 build_all() {
-    cargo build --locked --profile ci -p tidewater-client --example heat --features "$FEATURES"
+    cargo build --locked --profile ci -p tidewater-client --example heat --example bandwidth --features "$FEATURES"
     cargo build --locked --profile ci -p tidewater-server --bin tidewater --features "$FEATURES"
     CARGO_ARGUMENTS="--features $FEATURES" scripts/install-capi.sh "$PREFIX" ci
     export PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig LD_LIBRARY_PATH=$PREFIX/lib
@@ -151,6 +151,32 @@ test_mpi() {
     service_stop
 }
 
+# test_python: the wheel is built with what pip brings, and used in an environment that has it and
+# numpy alone.
+test_python() {
+    local tools=target/tools/python fresh=$SCRATCH/python
+    command -v python3 >/dev/null || { skip "Python: no python3"; return; }
+    if [[ ! -x $tools/bin/maturin ]]; then
+        rm -rf "$tools"
+        if ! python3 -m venv "$tools" >"$SCRATCH/log" 2>&1 || ! "$tools/bin/pip" install --quiet 'maturin>=1.7,<2' >>"$SCRATCH/log" 2>&1; then
+            skip "Python: no venv with maturin: $(tail -n 1 "$SCRATCH/log")"
+            return
+        fi
+    fi
+    attempt "the Python crate is formatted" cargo fmt --check --manifest-path client/python/Cargo.toml
+    LIMIT=600 CARGO_TARGET_DIR=$REPO_ROOT/target attempt "the wheel is built" "$tools/bin/maturin" build --quiet --locked --profile ci \
+        --manifest-path client/python/Cargo.toml --out "$SCRATCH/wheels" || return 0
+    python3 -m venv "$fresh"
+    if ! attempt "pip installs the wheel" "$fresh/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl; then return 0; fi
+    service_start
+    attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
+    attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"
+    sed -n 's/^ok: /    /p' "$SCRATCH/log"
+    attempt "bandwidth of Rust" target/ci/examples/bandwidth "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
+    attempt "bandwidth of Python" "$fresh/bin/python" client/python/tests/bandwidth.py "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
+    service_stop
+}
+
 WARN=(-Wall -Wextra -Werror -pedantic)
 need_cc
 command -v pkg-config >/dev/null || apt_install pkg-config || die "a user finds the library by pkg-config"
@@ -167,6 +193,7 @@ test_hostile
 test_cpp
 test_fortran
 test_mpi
+test_python
 report bindings "$passed" "$failed" 0
 ((${#SKIPPED[@]} == 0)) || note "not run: $(IFS=';' && say "${SKIPPED[*]}")"
 ((failed == 0))
