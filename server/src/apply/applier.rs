@@ -246,13 +246,14 @@ impl Applier {
             return Ok(false);
         };
         let mut moved = polled.map_err(|e| e.to_string())?;
+        let clocks_moved = self.engine.moved.len();
         moved |= self.consume(n, (APPLY_BATCH_BYTES, APPLY_BATCH_ROWS))?;
+        if self.engine.moved.len() > clocks_moved {
+            self.last_to_tick = n;
+        }
         let ring = &mut self.rings[n];
         let namespace = ring.sender.namespace;
         let clock_moved = self.engine.moved.iter().any(|&(of, _)| of == namespace);
-        if clock_moved {
-            self.last_to_tick = n;
-        }
         // A clock that moved is told at the end of this step, and the state goes with it.
         if ring.publish(&self.memory).map_err(|e| e.to_string())?
             && !clock_moved
