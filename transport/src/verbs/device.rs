@@ -54,7 +54,14 @@ pub struct DeviceLimits {
     pub windows: bool,
     /// Whether it has 64-bit atomics.
     pub atomics: bool,
+    /// Whether a request behind `IBV_SEND_FENCE` is sure to be sent. Soft-RoCE forgets it at times:
+    /// its requester looks whether earlier requests are over, and only then notes that it waits;
+    /// when the last of them completes in between, on another core, nobody tells it any more.
+    pub fences: bool,
 }
+
+/// What Soft-RoCE gives as the vendor of its devices.
+const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
 
 /// The state of a port when it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,6 +251,7 @@ impl DeviceLimits {
             reads: small(a.max_qp_rd_atom),
             windows: a.device_cap_flags & (bits::WINDOW_2A | bits::WINDOW_2B) != 0,
             atomics: a.atomic_cap != bits::NO_ATOMICS,
+            fences: a.vendor_id != SOFT_ROCE_VENDOR,
         }
     }
 }

@@ -123,7 +123,7 @@ impl LaneOffer {
         let inbox_rkey = told.inbox.key.0;
         let engine = Engine {
             sender,
-            pulls: Pulls::new(pulls),
+            pulls: Pulls::new(pulls, adapter.device().limits().fences),
             arrivals: self.arrivals,
             keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
             batch: [Completion::EMPTY; BATCH],

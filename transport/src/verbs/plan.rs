@@ -7,7 +7,8 @@
 //! not over are on one pair, the device keeps the order: `IBV_SEND_FENCE` holds a request back until
 //! the READs before it on its pair are complete, and everything behind it with it. Where they are on
 //! several, nobody but this end knows, and it waits. A fenced read that is cut into pieces waits too:
-//! its later pieces would otherwise have to stay on the pair of the first.
+//! its later pieces would otherwise have to stay on the pair of the first. So does every fenced read
+//! on a device that cannot be trusted with a fence (`DeviceLimits::fences`).
 
 use crate::limits::{VERBS_CHAIN_BYTES, VERBS_CHAIN_REQUESTS};
 
@@ -41,7 +42,7 @@ pub(super) enum Fence {
     No,
     /// It is one request: the device may do it.
     Device,
-    /// It is several: earlier reads have to be over.
+    /// It is several, or the device may not: earlier reads have to be over.
     Wait,
 }
 

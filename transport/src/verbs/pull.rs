@@ -151,12 +151,15 @@ pub(super) struct Pulls {
     /// The cell that was asked for last, once it is here.
     cell: Option<[u8; KEY_CELL_BYTES]>,
     counters: Counters,
+    /// Whether the device may keep a fence.
+    fences: bool,
 }
 
 impl Pulls {
-    /// Of connected pairs, each with its landing.
+    /// Of connected pairs, each with its landing; `fences` as the device's limits tell.
     pub(super) fn new(
         pairs: impl IntoIterator<Item = (QueuePair<ReadyToSend>, LandingMemory)>,
+        fences: bool,
     ) -> Self {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
             chain: Chain::new(VERBS_CHAIN_REQUESTS, 1, 0),
@@ -172,6 +175,7 @@ impl Pulls {
             done: VecDeque::with_capacity(BATCHES),
             cell: None,
             counters: Counters::default(),
+            fences,
         }
     }
 
@@ -278,7 +282,7 @@ impl Pulls {
         }
         // A short list with a fence is kept on one pair, whose device then keeps its order.
         let last_fence = match ops.len() {
-            0..=FENCED_LIST => ops.iter().rposition(|op| op.fence),
+            0..=FENCED_LIST if self.fences => ops.iter().rposition(|op| op.fence),
             _ => None,
         };
         while let Some(op) = ops.get(progress.op) {
@@ -294,7 +298,8 @@ impl Pulls {
                     at: 0,
                     end: 0,
                 };
-                let fence = match (op.fence && from == 0, len == whole) {
+                let by_device = self.fences && len == whole;
+                let fence = match (op.fence && from == 0, by_device) {
                     (false, _) => Fence::No,
                     (true, true) => Fence::Device,
                     (true, false) => Fence::Wait,

@@ -62,8 +62,10 @@ fn sixty_four_rows_are_two_doorbells() {
                 }
             });
             assert_eq!((cost.reads, cost.requests), (64, 64), "{cost:?}");
+            // What the device may not hold back has a doorbell of its own.
+            let waited = u64::from(fenced && !host.fences());
             assert!(
-                cost.doorbells <= 2,
+                cost.doorbells <= 2 + waited,
                 "{pulls} pairs, fence {fenced}: {cost:?}"
             );
             assert_eq!(packets.unwrap_or(128), 128);
@@ -151,7 +153,8 @@ fn a_mebibyte_costs_its_packets_and_few_more() {
                 assert!(body == want[window * WINDOW..][..WINDOW]);
             }
         });
-        assert_eq!((cost.reads, cost.doorbells), (12, 4), "{cost:?}");
+        let doorbells = if host.fences() { 4 } else { 12 };
+        assert_eq!((cost.reads, cost.doorbells), (12, doorbells), "{cost:?}");
         let payload = (1u64 << 20) / u64::from(host.adapter.mtu());
         println!("1 MiB: {payload} payload packets, {packets:?} in all, {cost:?}");
         assert!(packets.unwrap_or(0) <= payload + 24, "{packets:?}");

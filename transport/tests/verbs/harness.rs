@@ -54,6 +54,11 @@ pub(crate) struct Ends {
 }
 
 impl Host {
+    /// Whether the device may keep a fence.
+    pub(crate) fn fences(&self) -> bool {
+        self.adapter.device().limits().fences
+    }
+
     /// On the device that has this host's loopback address.
     pub(crate) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

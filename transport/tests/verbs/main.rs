@@ -12,6 +12,7 @@
 
 mod counts;
 mod credit;
+mod fences;
 mod harness;
 mod recovery;
 mod rights;
