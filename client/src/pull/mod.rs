@@ -3,6 +3,7 @@
 mod blocks;
 mod gather;
 mod later;
+mod rounds;
 mod rows;
 
 use std::time::Duration;
