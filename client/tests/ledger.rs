@@ -266,16 +266,21 @@ fn check_tails(client: &mut Client, tables: &Tables) {
     }
 }
 
-fn exact_under_disconnects(transport: TransportKind) {
-    let seed = seed();
-    let cluster = Cluster::start(transport, SERVERS, APPLIERS, WORKERS + 1);
-    let (pushes, width, one_in) = match (transport, full()) {
+/// Pushes of each worker, rows of each push, and of how many operations one breaks its lane.
+fn load(transport: TransportKind) -> (u64, usize, u64) {
+    match (transport, full()) {
         // Fewer and wider: each recovery makes queue pairs and registers memory anew.
         (Verbs, false) => (330, 128, 60),
         (Verbs, true) => (1_650, 128, 60),
         (_, false) => (1_000, 8, 60),
         (_, true) => (20_000, 8, 60),
-    };
+    }
+}
+
+fn exact_under_disconnects(transport: TransportKind) {
+    let seed = seed();
+    let cluster = Cluster::start(transport, SERVERS, APPLIERS, WORKERS + 1);
+    let (pushes, width, one_in) = load(transport);
     let faults = Faults::new(seed, one_in);
     let mut due = Ledger::new();
     let (mut recoveries, mut rows) = (0, 0);

@@ -183,11 +183,18 @@ pub const VERBS_CHAIN_BYTES: usize = 256 << 10;
 pub const VERBS_READ_BYTES: usize = VERBS_CHAIN_BYTES + 4096;
 /// Registered bytes of each pulling pair in which its READs land: two of the longest.
 pub const VERBS_LANDING_BYTES: usize = 2 * VERBS_READ_BYTES;
-/// Registered bytes of an end's copies of what it writes, until the device is done with them: the
-/// bytes under way on 100 Gbit/s in 20 us.
+/// Registered bytes of a server's copies of what it posts to a client, until the device is done with
+/// them: the bytes under way on 100 Gbit/s in 20 us.
 pub const VERBS_SEND_BYTES: usize = 256 << 10;
-/// Bytes of one WRITE: a quarter of that, so that copying and sending go on side by side.
+/// The same of a client, which pushes more than it is told: a ring of the usual size, so that it
+/// waits for room in the ring, and not for the device before that.
+pub const VERBS_PUSH_BYTES: usize = 1 << 20;
+/// Bytes of one WRITE: a quarter of a server's, so that copying and sending go on side by side.
 pub const VERBS_WRITE_BYTES: usize = VERBS_SEND_BYTES / 4;
+/// A client that waits for its reads looks at most so long before it sleeps: for devices whose round
+/// trip is longer than the usual 20 us, as Soft-RoCE's and those over several switches, but not much
+/// longer than going to sleep and waking takes.
+pub const VERBS_SPIN_MAX: Duration = Duration::from_micros(100);
 /// To bind a window is local work of the device: it takes no longer than this, or it has failed.
 pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// See [`VERBS_RECEIVES_MIN`]; more than a device has for all its queue pairs is a mistake.

@@ -9,8 +9,9 @@ use tidewater_transport::layout::lines::SnapshotLine;
 use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
 
+use super::rounds::word_op;
 use super::rows::read_ops;
-use super::{PullMode, PullOptions};
+use super::{PullMode, PullOptions, rounds};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
@@ -26,12 +27,12 @@ const SNAPSHOT_ASKS: u32 = 16;
 
 /// A run of elements inside one partition.
 #[derive(Debug, Clone, Copy)]
-struct Piece {
-    part: DensePart,
+pub(super) struct Piece {
+    pub(super) part: DensePart,
     /// First block of the partition.
     base: u64,
     /// Elements `[first, end)` of the table.
-    first: u64,
+    pub(super) first: u64,
     end: u64,
 }
 
@@ -39,7 +40,7 @@ struct Piece {
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch {
     pieces: Vec<Piece>,
-    head: Vec<u8>,
+    pub(super) head: Vec<u8>,
     spare: Vec<u8>,
     todo: Vec<Piece>,
     again: Vec<Piece>,
@@ -123,12 +124,12 @@ fn cut(
     Ok(())
 }
 
-struct BlockPull<'a> {
-    lanes: &'a mut Lanes,
-    layout: BlockLayout,
+pub(super) struct BlockPull<'a> {
+    pub(super) lanes: &'a mut Lanes,
+    pub(super) layout: BlockLayout,
     table: &'a TableState,
-    scratch: &'a mut BlockScratch,
-    deadline: Deadline,
+    pub(super) scratch: &'a mut BlockScratch,
+    pub(super) deadline: Deadline,
 }
 
 impl BlockPull<'_> {
@@ -145,14 +146,16 @@ impl BlockPull<'_> {
         if mode == PullMode::Snapshot || twice && mode != PullMode::Gather {
             return self.snapshot(pieces, first, out);
         }
+        if mode == PullMode::Consistent {
+            return rounds::pull(self, pieces, first, out);
+        }
         for piece in pieces {
             let at = (piece.first - first) as usize * self.layout.element_bytes;
             let bytes = (piece.end - piece.first) as usize * self.layout.element_bytes;
             let out = out.get_mut(at..at + bytes).unwrap_or_default();
             match mode {
-                PullMode::Consistent => self.consistent(piece, out)?,
                 PullMode::Hogwild => self.unchecked(piece, out)?,
-                PullMode::Gather | PullMode::Snapshot => self.gather(piece, out)?,
+                _ => self.gather(piece, out)?,
             }
         }
         Ok(())
@@ -163,33 +166,54 @@ impl BlockPull<'_> {
         (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
     }
 
-    fn consistent(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
-        let per_window = WINDOW_BLOCKS * self.layout.block_elements();
-        let mut at = piece.first;
+    /// Bytes of a piece.
+    pub(super) fn bytes(&self, piece: &Piece) -> usize {
+        (piece.end - piece.first) as usize * self.layout.element_bytes
+    }
+
+    /// Blocks that a piece touches.
+    pub(super) fn blocks_of(&self, piece: &Piece) -> usize {
+        let per_block = self.layout.block_elements();
+        ((piece.end - 1) / per_block + 1 - piece.first / per_block) as usize
+    }
+
+    /// Where the version words of a piece's blocks are.
+    pub(super) fn words_of(&self, piece: &Piece) -> Result<RemoteAddr, ClientError> {
+        let versions = piece.part.versions;
+        let versions = versions.ok_or_else(|| self.nonsense("no version words"))?;
+        let block = piece.first / self.layout.block_elements() - piece.base;
+        Ok(RemoteAddr {
+            key: versions.key,
+            addr: versions.addr + block * 8,
+        })
+    }
+
+    /// The windows of a piece. They end at block boundaries, so that a block is verified once.
+    pub(super) fn windows(&self, piece: &Piece) -> impl Iterator<Item = Piece> + use<> {
+        let (per_block, mut rest) = (self.layout.block_elements(), *piece);
+        std::iter::from_fn(move || {
+            let end = (rest.first / per_block + WINDOW_BLOCKS) * per_block;
+            let window = Piece {
+                end: end.min(rest.end),
+                ..rest
+            };
+            rest.first = window.end;
+            (window.first < window.end).then_some(window)
+        })
+    }
+
+    pub(super) fn consistent(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
         let mut out = out;
-        while at < piece.end {
-            // Windows end at block boundaries, so that a block is verified once.
-            let stop =
-                (at / self.layout.block_elements() + WINDOW_BLOCKS) * self.layout.block_elements();
-            let stop = stop.min(piece.end).min(at + per_window);
-            let bytes = (stop - at) as usize * self.layout.element_bytes;
-            let (here, rest) = out.split_at_mut(bytes);
-            self.window(
-                &Piece {
-                    first: at,
-                    end: stop,
-                    ..*piece
-                },
-                here,
-            )?;
+        for window in self.windows(piece) {
+            let (here, rest) = out.split_at_mut(self.bytes(&window));
+            self.window(&window, here)?;
             out = rest;
-            at = stop;
         }
         Ok(())
     }
 
     /// One window: read until every block of it proved itself, or have the server copy it.
-    fn window(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+    pub(super) fn window(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
         let blocks = piece.first / self.layout.block_elements()
             ..(piece.end - 1) / self.layout.block_elements() + 1;
         let mut todo = std::mem::take(&mut self.scratch.todo);
@@ -244,73 +268,57 @@ impl BlockPull<'_> {
         out: &mut [u8],
         again: &mut Vec<Piece>,
     ) -> Result<(), ClientError> {
-        let Some(versions) = piece.part.versions else {
-            return Err(self.nonsense("no version words"));
-        };
-        let per_block = self.layout.block_elements();
-        let first_block = piece.first / per_block;
-        let n = ((piece.end - 1) / per_block + 1 - first_block) as usize;
-        let words = RemoteAddr {
-            key: versions.key,
-            addr: versions.addr + (first_block - piece.base) * 8,
-        };
-        let word_op = |head_at: usize, fence: bool| ReadOp {
-            from: words,
-            len: (n * 8) as u32,
-            head_len: (n * 8) as u32,
-            head_at,
-            body_at: 0,
-            fence,
-        };
+        let words = self.words_of(piece)?;
+        let bytes = 8 * self.blocks_of(piece);
         let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
         let ops = [
-            word_op(0, false),
+            word_op(words, bytes, 0),
             ReadOp {
                 fence: true,
                 ..payload
             },
-            word_op(n * 8, true),
+            ReadOp {
+                fence: true,
+                ..word_op(words, bytes, bytes)
+            },
         ];
-        self.read(piece.part.lane, &ops, 2 * n * 8, skew, out)?;
-        let head = &self.scratch.head;
+        self.read(piece.part.lane, &ops, 2 * bytes, skew, out)?;
+        self.judge(piece, [0, bytes], again);
+        Ok(())
+    }
+
+    /// Compares the words of a piece's blocks before and after its payload, which lie in the head
+    /// from these places on; blocks that did not prove themselves go to `again`.
+    pub(super) fn judge(&self, piece: &Piece, words: [usize; 2], again: &mut Vec<Piece>) {
+        let per_block = self.layout.block_elements();
+        let first_block = piece.first / per_block;
         let word = |at: usize| {
-            let bytes = head.get(at..at + 8).and_then(|b| b.first_chunk::<8>());
-            TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
+            let bytes = self
+                .scratch
+                .head
+                .get(at..)
+                .and_then(|b| b.first_chunk::<8>());
+            TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b))).seq(piece.part.salt)
         };
-        for block in 0..n {
-            let before = word(block * 8).seq(piece.part.salt);
-            let after = word((n + block) * 8).seq(piece.part.salt);
+        for block in 0..self.blocks_of(piece) {
+            let [before, after] = words.map(|at| word(at + block * 8));
             if before.is_none_or(|seq| seq % 2 != 0) || before != after {
                 let from = (first_block + block as u64) * per_block;
-                let first = from.max(piece.first);
-                let end = (from + per_block).min(piece.end);
                 again.push(Piece {
-                    first,
-                    end,
+                    first: from.max(piece.first),
+                    end: (from + per_block).min(piece.end),
                     ..*piece
                 });
             }
         }
-        Ok(())
     }
 
     /// The payload as it is; one version word behind it tells whether the table is still there.
     fn unchecked(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
-        let Some(versions) = piece.part.versions else {
-            return Err(self.nonsense("no version words"));
-        };
         let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
-        let block = piece.first / self.layout.block_elements() - piece.base;
         let word = ReadOp {
-            from: RemoteAddr {
-                key: versions.key,
-                addr: versions.addr + block * 8,
-            },
-            len: 8,
-            head_len: 8,
-            head_at: 0,
-            body_at: 0,
             fence: true,
+            ..word_op(self.words_of(piece)?, 8, 0)
         };
         self.read(piece.part.lane, &[payload, word], 8, skew, out)?;
         let word = self.scratch.head.first_chunk::<8>();
@@ -331,7 +339,12 @@ impl BlockPull<'_> {
 
     /// The read of a piece's payload, and how many bytes before it are read too: reads begin at
     /// whole words, an element of four bytes need not.
-    fn payload_op(&self, piece: &Piece, base: RemoteAddr, len: usize) -> (ReadOp, usize) {
+    pub(super) fn payload_op(
+        &self,
+        piece: &Piece,
+        base: RemoteAddr,
+        len: usize,
+    ) -> (ReadOp, usize) {
         let at = base.addr + self.offset(piece, piece.first);
         let skew = (at % 8) as usize;
         let op = ReadOp {

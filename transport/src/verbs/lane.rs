@@ -26,7 +26,7 @@ pub(super) const BATCH: usize = 32;
 ///
 /// It belongs to one thread, which sleeps on the `Watch` of its notifier. When it breaks, and when
 /// it is dropped, its pairs are destroyed before anything else: a destroyed pair touches no memory
-/// (F13, F14). Registered memory: 256 KiB for output, 512 KiB for each pulling pair, the mailbox.
+/// (F13, F14). Registered memory: 1 MiB for output, 512 KiB for each pulling pair, the mailbox.
 #[derive(Debug)]
 pub struct VerbsLane {
     peer: String,

@@ -22,8 +22,9 @@ use rustix::time::Timespec;
 use super::adapter::Adapter;
 use super::error::VerbsError;
 use super::queue::{Completion, CompletionChannel, CompletionQueue};
-use crate::clock::Deadline;
+use crate::clock::{self, Deadline};
 use crate::fabric::Sleeper;
+use crate::limits::VERBS_SPIN_MAX;
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::wake::{Arm, Arms, Watch};
 
@@ -190,7 +191,9 @@ pub(super) struct Waiter {
     /// Whether what is waited for may come in the queue of sends: else a completion there, of
     /// which there is one for each push, would only wake once too often.
     pub(super) for_sends: bool,
+    /// How long it looks before it sleeps; none at all where it must not look.
     spin: Duration,
+    usual_spin: Duration,
 }
 
 impl Waiter {
@@ -202,6 +205,7 @@ impl Waiter {
             sends: Arc::clone(&sends.source),
             for_sends: false,
             spin,
+            usual_spin: spin,
         }
     }
 }
@@ -216,7 +220,10 @@ impl Sleeper for Waiter {
         }
     }
 
+    /// After a sleep that was shorter than a look could have been, it looks longer: round trips of
+    /// this device take that long.
     fn sleep(&mut self, deadline: Deadline) {
+        let began = clock::now();
         let left = deadline.left();
         let timeout = Timespec {
             tv_sec: left.as_secs().min(3600) as i64,
@@ -225,6 +232,12 @@ impl Sleeper for Waiter {
         let mut fds = [PollFd::new(&*self.notifier.channel, PollFlags::IN)];
         // An interrupted or failed wait is a spurious wake-up: the caller looks again anyway.
         let _ = poll(&mut fds, Some(&timeout));
+        let long = clock::now().duration_since(began) >= VERBS_SPIN_MAX;
+        self.spin = if long || self.usual_spin.is_zero() {
+            self.usual_spin
+        } else {
+            VERBS_SPIN_MAX
+        };
     }
 
     /// An armed queue stays armed: at most one event more.

@@ -17,7 +17,7 @@ use crate::fabric::{Mailbox, SPIN};
 use crate::ids::{ApplierId, RegionKey};
 use crate::layout::directory::KEY_CELL_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
-use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES, VERBS_SENDS};
+use crate::limits::{VERBS_PAIRS_MAX, VERBS_PUSH_BYTES, VERBS_RECEIVES, VERBS_SENDS};
 use crate::sync::Arc;
 use crate::wire::control::{Remote, VerbsConnect, VerbsConnected};
 
@@ -67,7 +67,7 @@ impl LaneOffer {
             pairs,
             sends,
             arrivals,
-            copies: Copies::new(pd)?,
+            copies: Copies::new(pd, VERBS_PUSH_BYTES)?,
             landings: (0..pulls)
                 .map(|_| LandingMemory::new(pd))
                 .collect::<Result<_, _>>()?,

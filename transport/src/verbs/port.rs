@@ -20,7 +20,8 @@ use crate::fabric::{ExportView, Inbox, LaneError, Port, RemoteAddr};
 use crate::ids::RegionKey;
 use crate::layout::session::inbox_bytes;
 use crate::limits::{
-    LANE_POSTS_BYTES_MAX, VERBS_BIND_TIMEOUT, VERBS_PAIRS_MAX, VERBS_RECEIVES, VERBS_WRITE_BYTES,
+    LANE_POSTS_BYTES_MAX, VERBS_BIND_TIMEOUT, VERBS_PAIRS_MAX, VERBS_RECEIVES, VERBS_SEND_BYTES,
+    VERBS_WRITE_BYTES,
 };
 use crate::sync::{Arc, spin_hint};
 use crate::wire::control::{Remote, VerbsConnect, VerbsConnected};
@@ -125,7 +126,12 @@ impl VerbsPort {
         };
         let credits = Credits::new(offer.end.receives, VERBS_RECEIVES);
         let live = Live {
-            sender: Sender::new(push, sends, Copies::new(domain.pd())?, credits),
+            sender: Sender::new(
+                push,
+                sends,
+                Copies::new(domain.pd(), VERBS_SEND_BYTES)?,
+                credits,
+            ),
             _pulls: pulls,
             arrivals,
             mailbox: Target {

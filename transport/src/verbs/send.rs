@@ -20,7 +20,7 @@ use super::pair::{QueuePair, ReadyToSend};
 use super::queue::{Completion, Operation};
 use super::space::Space;
 use crate::fabric::SIGNAL_BYTES_MAX;
-use crate::limits::{VERBS_CHAIN_REQUESTS, VERBS_SEND_BYTES, VERBS_SENDS};
+use crate::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS};
 use crate::mem::Region;
 use crate::sync::Arc;
 
@@ -42,13 +42,13 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Allocates and registers it.
-    pub(super) fn new(pd: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
-        let (region, registered) = memory(pd, COPIES_AT + VERBS_SEND_BYTES, Access::LOCAL_WRITE)?;
+    /// Allocates and registers it, with room for `bytes` bytes of copies.
+    pub(super) fn new(pd: &Arc<ProtectionDomain>, bytes: usize) -> Result<Self, VerbsError> {
+        let (region, registered) = memory(pd, COPIES_AT + bytes, Access::LOCAL_WRITE)?;
         Ok(Self {
             registered,
             region,
-            space: Space::new(VERBS_SEND_BYTES),
+            space: Space::new(bytes),
         })
     }
 }

@@ -161,6 +161,56 @@ fn a_mebibyte_costs_its_packets_and_few_more() {
     }
 }
 
+/// The same as a client reads it: the words of all windows, their payload, the words again, each
+/// step a call.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_mebibyte_in_three_steps_keeps_all_pairs_busy() {
+    const WINDOW: usize = 256 << 10;
+    let host = Host::new();
+    for pulls in [1, 4] {
+        let mut ends = host.connect(pulls);
+        let words = |n: usize| ReadOp {
+            from: host.at((1 << 20) + n * 128),
+            len: 128,
+            head_len: 128,
+            head_at: n * 128,
+            body_at: 0,
+            fence: false,
+        };
+        let payload = |n: usize| ReadOp {
+            from: host.at(n * WINDOW),
+            len: WINDOW as u32,
+            head_len: 0,
+            head_at: 0,
+            body_at: n * WINDOW,
+            fence: false,
+        };
+        let words: Vec<ReadOp> = (0..4).map(words).collect();
+        let payload: Vec<ReadOp> = (0..4).map(payload).collect();
+        ends.read(&words[..1]).unwrap();
+        let want = noise((1 << 20) + 4 * 128);
+        let (cost, packets) = cost(&host, &mut ends, |ends| {
+            for _ in 0..2 {
+                let (head, _) = ends.read(&words).unwrap();
+                assert_eq!(head, want[1 << 20..]);
+            }
+            let (_, body) = ends.read(&payload).unwrap();
+            assert!(body == want[..1 << 20]);
+        });
+        // A chain is as long as a window: each of these goes onto the next pair. One pair alone has
+        // room for two windows at a time.
+        assert_eq!((cost.reads, cost.requests), (12, 12), "{cost:?}");
+        assert!(cost.doorbells <= 1 + 4 + 1, "{pulls} pairs: {cost:?}");
+        let packets_of_payload = (1u64 << 20) / u64::from(host.adapter.mtu());
+        println!("1 MiB in three steps: {packets:?} packets, {cost:?}");
+        assert!(
+            packets.unwrap_or(0) <= packets_of_payload + 24,
+            "{packets:?}"
+        );
+    }
+}
+
 /// One call for a mebibyte: cut, and spread over the pairs.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]

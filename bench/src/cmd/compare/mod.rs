@@ -7,13 +7,17 @@
 mod arena;
 mod audits;
 mod crowd;
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+mod lane;
 mod memory;
 mod peers;
+mod perftest;
 mod programs;
 mod shared;
 mod socket;
 mod targets;
 mod train;
+mod verbs;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -145,7 +149,7 @@ pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     match args.transport.wire() {
         Some(Wire::Memory) => memory::contests(&mut arena)?,
         Some(Wire::Socket) => socket::contests(&mut arena)?,
-        None => {}
+        None => verbs::contests(&mut arena)?,
     }
     shared::contests(&mut arena)?;
     if !args.no_peers {

@@ -10,12 +10,13 @@ use tidewater_transport::clock::Deadline;
 
 use super::arena::{Arena, Metric, Title};
 use super::memory::CALL_ROWS;
+use super::perftest::{Figure, Perftest};
 use super::programs::{self, Killed};
 use crate::args::{Mode, Wire};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
 use crate::error::BenchError;
-use crate::measure::Work;
+use crate::measure::{Meter, Work};
 use crate::subject::{Kind, Plot, Subject};
 
 /// A program that takes longer hangs.
@@ -218,7 +219,7 @@ fn ucx(
 
 /// `ucx_perftest` takes the port when it is ready, and one connection only: so this looks at the
 /// kernel's list instead of connecting.
-fn wait_for_port(port: &str) -> Result<(), String> {
+pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
     let port: u16 = port.parse().map_err(|_| "no port".to_owned())?;
     let deadline = Deadline::after(START);
     let wanted = format!(":{port:04X}");
@@ -255,10 +256,10 @@ fn ucx_median(text: &str) -> Result<f64, String> {
 
 /// A contest of a work of ours and a number that another program gives. A program that fails ends
 /// the contest, not the run.
-fn pair(
+pub(super) fn pair(
     arena: &mut Arena<'_>,
     (id, what, unit, rival): (&str, &str, &str, &str),
-    (work, metric, bed): (&mut dyn Work, Metric, &mut Bed),
+    (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
     theirs: &mut dyn FnMut() -> Result<f64, String>,
 ) -> Result<(), BenchError> {
     let (mut left, mut right, mut wrong) = (Vec::new(), Vec::new(), 0);
@@ -267,7 +268,7 @@ fn pair(
             Ok(value) => right.push(value),
             Err(reason) => return arena.absent(id, &reason),
         }
-        let measured = arena.slice(work, bed)?;
+        let measured = arena.slice(work, meter)?;
         wrong += measured.wrong;
         left.push(metric.of(&measured));
     }
@@ -435,31 +436,14 @@ fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    let devices = std::fs::read_dir("/sys/class/infiniband");
-    let device = devices.ok().and_then(|mut all| all.next()?.ok());
-    let program = programs::find("ib_read_lat");
-    let (device, program) = match (device, program) {
-        (Some(device), Ok(program)) => (device.file_name(), program),
-        (None, _) => return arena.absent(id, "there is no RDMA device"),
-        (_, Err(reason)) => return arena.absent(id, &format!("{reason} (perftest)")),
+    let (size, options) = (ROW_BYTES as u32, &["-n", "2000"]);
+    let rival = match Perftest::new("ib_read_lat", size, options, Figure::MedianUs) {
+        Ok(rival) => rival,
+        Err(reason) => return arena.absent(id, &reason),
     };
     let mut subject = one_row_subject(arena, client)?;
     let mut work = OneRow::new(&mut subject, Mode::Hogwild, 1);
-    let mut once = || -> Result<f64, String> {
-        let port = programs::free_port()?.to_string();
-        let command = |to: Option<&str>| {
-            let mut command = Command::new(&program);
-            command
-                .arg("-d")
-                .arg(&device)
-                .args(["-p", &port, "-s", "256", "-n", "2000", "-F"]);
-            command.args(to);
-            command
-        };
-        let _server = Killed::start(&mut command(None))?;
-        wait_for_port(&port)?;
-        perftest_median(&programs::run(&mut command(Some("127.0.0.1")), PATIENCE)?)
-    };
+    let mut once = || rival.measure();
     let title = (
         id,
         "pull of one row of 64 f32, Hogwild",
@@ -468,16 +452,6 @@ fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result
     );
     pair(arena, title, (&mut work.0, Metric::P50Us, bed), &mut once)?;
     subject.release()
-}
-
-/// `t_typical` of perftest's table: its fifth column.
-fn perftest_median(text: &str) -> Result<f64, String> {
-    let rows = text
-        .lines()
-        .map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let mut rows = rows.filter(|cells| cells.first() == Some(&"256") && cells.len() >= 5);
-    let value = rows.next().and_then(|cells| cells[4].parse().ok());
-    value.ok_or_else(|| "perftest printed no typical time".into())
 }
 
 #[cfg(test)]
@@ -493,9 +467,5 @@ mod tests {
         let text = "iterations,50.0_percentile_lat,avg_lat\n20000,0.022,0.024\n";
         assert_eq!(ucx_median(text), Ok(0.022));
         assert!(ucx_median("").is_err());
-        let text = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n \
-                     256     2000          4.10           9.00         4.30   4.4\n";
-        assert_eq!(perftest_median(text), Ok(4.3));
-        assert!(perftest_median("256").is_err());
     }
 }

@@ -1,0 +1,321 @@
+//! A verbs lane alone: reads, atomics, and pushes until they have landed, without a server.
+//!
+//! A client is told when a push is applied, not when it has landed. So this has both ends of a lane
+//! in one process, and looks at the ring's tail as an applier would.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{
+    Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
+    RemoteAddr, Rights,
+};
+use tidewater_transport::layout::hash::mix64;
+use tidewater_transport::layout::lines::CheckedU64;
+use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_transport::mem::Region;
+use tidewater_transport::sync::Arc;
+use tidewater_transport::verbs::{
+    Adapter, ClientDomain, Domain, Notifier, VerbsError, VerbsLane, VerbsPort, pair,
+};
+use tidewater_transport::wake::OsSleeper;
+
+use crate::error::BenchError;
+use crate::measure::Work;
+
+/// As sessions have it by default.
+const RING: usize = 1 << 20;
+/// The largest frame of such a ring.
+const FRAME: usize = RING / 4;
+const SALT: u64 = 5;
+/// Makes the keys of exports.
+const KEYS: u8 = 5;
+/// Pairs that pull, as clients have them.
+const PULLS: usize = 4;
+/// Memory that is read.
+const DATA: usize = 1 << 20;
+const COUNTERS: usize = 4096;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Both ends of a lane, and memory that it reads.
+pub(super) struct Ends {
+    lane: VerbsLane,
+    port: VerbsPort,
+    inbox: Inbox,
+    view: ExportView,
+    data: RemoteAddr,
+    counter: RemoteAddr,
+    /// Of the two ends' threads; kept as long as they may be woken.
+    _sleepers: [OsSleeper; 2],
+    tail: u64,
+}
+
+impl Ends {
+    /// Over the device that has the loopback's address.
+    ///
+    /// # Errors
+    /// When there is no such device, or it refuses something.
+    pub(super) fn new() -> Result<Self, BenchError> {
+        let failed = |e: VerbsError| other(&e);
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None);
+        let adapter = adapter.map_err(failed)?;
+        let exports = Arc::new(Exports::new(KEYS));
+        let data = export(&exports, DATA, Rights::Read, 0)?;
+        let counter = export(&exports, COUNTERS, Rights::Atomic, 1)?;
+        let domain = Domain::new(&adapter, &exports).map_err(failed)?;
+        let client = ClientDomain::new(&adapter).map_err(failed)?;
+        let sleeper = || OsSleeper::new(Duration::ZERO).map_err(|e| other(&e));
+        let sleepers = [sleeper()?, sleeper()?];
+        let thread = |s: &OsSleeper| Notifier::new(&adapter, s.watch(), s.arms()).map_err(failed);
+        let (applier, thread) = (thread(&sleepers[0])?, thread(&sleepers[1])?);
+        let ends = pair((&domain, &applier), (&client, &thread), PULLS, RING, SALT);
+        let (lane, port, inbox) = ends.map_err(failed)?;
+        Ok(Self {
+            lane,
+            port,
+            inbox,
+            view: exports.view(),
+            data,
+            counter,
+            _sleepers: sleepers,
+            tail: 0,
+        })
+    }
+
+    /// One frame of a push, and the tail that shows it.
+    fn push(&mut self, frame: &[u8]) -> Result<(), LaneError> {
+        let inbox = |addr: u64| RemoteAddr {
+            key: INBOX_KEY,
+            addr,
+        };
+        // Frames do not cross the wrap point.
+        let (ring, len) = (RING as u64, frame.len() as u64);
+        let to_wrap = ring - self.tail % ring;
+        self.tail += if to_wrap < len { to_wrap } else { 0 };
+        let at = INBOX_RING_AT as u64 + self.tail % ring;
+        self.lane.write(inbox(at), frame)?;
+        self.tail += len;
+        let [value, chk] = CheckedU64::new(self.tail, SALT).0;
+        let mut cell = [0; 16];
+        cell[..8].copy_from_slice(&value.to_le_bytes());
+        cell[8..].copy_from_slice(&chk.to_le_bytes());
+        self.lane.write_signal(inbox(INBOX_TAIL_AT as u64), &cell)?;
+        // Gives the signals' receives back, as the applier would.
+        self.port.poll(&mut self.view, &self.inbox)?;
+        Ok(())
+    }
+
+    /// Waits until the last push has landed.
+    fn wait(&mut self) -> Result<(), LaneError> {
+        let deadline = Deadline::after(PATIENCE);
+        while self.inbox.tail() != Some(self.tail) {
+            self.lane.poll()?;
+            self.port.poll(&mut self.view, &self.inbox)?;
+            if deadline.passed() {
+                return Err(LaneError::Deadline {
+                    transport: self.lane.transport(),
+                    peer: self.lane.peer().to_owned(),
+                    op: "wait for a push to land",
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Memory of `bytes` bytes for the lane's peer; where it begins.
+fn export(
+    exports: &Exports,
+    bytes: usize,
+    rights: Rights,
+    memory: u8,
+) -> Result<RemoteAddr, BenchError> {
+    let region = Arc::new(Region::anonymous(bytes).map_err(|e| other(&e))?);
+    let words = region.words_mut(0, bytes).map_err(|e| other(&e))?;
+    words.copy_in(0, &noise(0, bytes));
+    let export = Export {
+        region,
+        start: 0,
+        len: bytes as u64,
+        rights,
+        memory,
+    };
+    let key = exports.add(export).map_err(|e| other(&e))?;
+    Ok(RemoteAddr { key, addr: 0 })
+}
+
+/// Pushes of whole frames, several to a call, until they landed.
+pub(super) struct Landed {
+    ends: Ends,
+    frame: Vec<u8>,
+    frames: u64,
+    calls: u64,
+    round: u64,
+}
+
+impl Landed {
+    /// `calls` calls of `bytes` bytes each, in frames as large as they may be; a row's frame is
+    /// whole lines.
+    pub(super) fn new(ends: Ends, bytes: usize, calls: u64) -> Self {
+        let frame = bytes.next_multiple_of(64).min(FRAME);
+        Self {
+            ends,
+            frame: vec![0; frame],
+            frames: bytes.div_ceil(frame) as u64,
+            calls,
+            round: 0,
+        }
+    }
+}
+
+impl Work for Landed {
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn bytes(&self) -> u64 {
+        self.frames * self.frame.len() as u64
+    }
+
+    /// Other bytes than those that the ring has from before.
+    fn prepare(&mut self) {
+        self.round += 1;
+        self.frame = noise(self.round, self.frame.len());
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let Self { ends, frame, .. } = self;
+        let mut all = 0..self.calls * self.frames;
+        let done = all.try_for_each(|_| ends.push(frame));
+        done.and_then(|()| ends.wait()).map_err(|e| other(&e))
+    }
+
+    /// Elements of the last frame that are not what was written.
+    fn check(&mut self) -> u64 {
+        let mut landed = vec![0; self.frame.len()];
+        let at = self.ends.tail.saturating_sub(self.frame.len() as u64);
+        let words = self.ends.inbox.payload(at, 0, landed.len());
+        if words.len() == landed.len() {
+            words.copy_out(0, &mut landed);
+        }
+        different(&landed, &self.frame)
+    }
+}
+
+/// Reads of one place.
+pub(super) struct Read {
+    ends: Ends,
+    landed: Vec<u8>,
+    must: Vec<u8>,
+}
+
+impl Read {
+    /// Of `bytes` bytes.
+    pub(super) fn new(ends: Ends, bytes: usize) -> Self {
+        Self {
+            ends,
+            landed: vec![0; bytes],
+            must: noise(0, bytes),
+        }
+    }
+}
+
+impl Work for Read {
+    fn calls(&self) -> u64 {
+        1
+    }
+
+    fn bytes(&self) -> u64 {
+        self.landed.len() as u64
+    }
+
+    fn prepare(&mut self) {
+        self.landed.fill(0xff);
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let op = ReadOp {
+            from: self.ends.data,
+            len: self.landed.len() as u32,
+            head_len: 0,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        let into = Landing {
+            head: &mut [],
+            body: &mut self.landed,
+        };
+        let done = self.ends.lane.read(&[op], into, Deadline::after(PATIENCE));
+        done.map_err(|e| other(&e))
+    }
+
+    fn check(&mut self) -> u64 {
+        different(&self.landed, &self.must)
+    }
+}
+
+/// Compare-and-swaps of one word, each with what the last one left.
+pub(super) struct Swap {
+    ends: Ends,
+    is: u64,
+    wrong: u64,
+}
+
+impl Swap {
+    /// Of a word that nobody else changes.
+    pub(super) fn new(ends: Ends) -> Self {
+        Self {
+            ends,
+            is: mix64(0),
+            wrong: 0,
+        }
+    }
+}
+
+impl Work for Swap {
+    fn calls(&self) -> u64 {
+        1
+    }
+
+    fn bytes(&self) -> u64 {
+        8
+    }
+
+    fn prepare(&mut self) {
+        self.wrong = 0;
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let (at, new) = (self.ends.counter, mix64(self.is));
+        let deadline = Deadline::after(PATIENCE);
+        let old = self.ends.lane.compare_swap(at, self.is, new, deadline);
+        self.wrong += u64::from(old.map_err(|e| other(&e))? != self.is);
+        self.is = new;
+        Ok(())
+    }
+
+    fn check(&mut self) -> u64 {
+        self.wrong
+    }
+}
+
+/// Bytes of a round: words that differ.
+fn noise(round: u64, len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8) as u64).flat_map(|n| mix64(round << 32 | n).to_le_bytes());
+    words.take(len).collect()
+}
+
+/// Elements of four bytes that differ.
+fn different(is: &[u8], must: &[u8]) -> u64 {
+    let pairs = is.chunks(4).zip(must.chunks(4));
+    pairs.filter(|(is, must)| is != must).count() as u64
+}
+
+fn other(why: &dyn std::fmt::Display) -> BenchError {
+    BenchError::Process {
+        name: "a lane".into(),
+        why: why.to_string(),
+    }
+}

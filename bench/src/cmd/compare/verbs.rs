@@ -1,0 +1,267 @@
+//! Contests over RDMA: against perftest on the same device, in turn.
+//!
+//! The rival moves as many bytes by the plainest means: no server behind the memory, nothing
+//! checked. A row of 256 bytes is one of 272 on the wire, as its header comes with it.
+
+use tidewater_client::{Client, PullOptions, Sync};
+
+use super::arena::{Arena, Metric};
+use super::peers::pair;
+use super::perftest::{Figure, Perftest};
+use crate::bed::{Bed, BedConfig};
+use crate::calls::{Calls, Op, Style};
+use crate::error::BenchError;
+use crate::measure::{Meter, Work};
+use crate::subject::{Kind, Plot, Subject};
+
+/// Bytes before a row on the wire.
+const HEADER: u32 = 16;
+/// A row of 64 f32.
+const ROW_BYTES: u64 = 256;
+const DIM: usize = 64;
+/// Rows of the table that batches are taken from, and of a call.
+const ROWS: u64 = 20_000;
+const CALL_ROWS: usize = 1024;
+const MIB: u32 = 1 << 20;
+/// Pushes of a mebibyte that are under way.
+const WINDOW: usize = 4;
+
+/// A contest: id, what is measured, and the rival's program with its arguments.
+struct Match<'a> {
+    id: &'a str,
+    what: &'a str,
+    program: &'a str,
+    size: u32,
+    options: &'static [&'static str],
+}
+
+const LATENCY: &[&str] = &["-n", "2000"];
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+const SWAPS: &[&str] = &["-n", "2000", "-A", "CMP_AND_SWAP"];
+const BANDWIDTH: &[&str] = &["-n", "60"];
+/// As many pairs as a lane has for pulls.
+const RATE: &[&str] = &["-n", "2500", "-q", "4"];
+
+/// All of them.
+///
+/// # Errors
+/// What our own side fails with.
+pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    if arena.wants(&[
+        "verbs.pull.",
+        "verbs.dense.",
+        "verbs.rows",
+        "verbs.push.applied",
+    ]) {
+        let mut bed = Bed::start(BedConfig {
+            transport: arena.args.transport,
+            rdma_device: None,
+            servers: 1,
+            appliers: 1,
+            workers: 1,
+            pin: None,
+        })?;
+        let mut client = bed.client(0, Sync::Asp)?;
+        one_row(arena, &mut bed, &mut client)?;
+        many_rows(arena, &mut bed, &mut client)?;
+        dense(arena, &mut bed, &mut client)?;
+        client.finish()?;
+    }
+    lane(arena)
+}
+
+/// One row after the other, its place known.
+fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    for (id, what, size) in [
+        ("verbs.pull.8", "pull of a row of 8 B", 8),
+        ("verbs.pull.256", "pull of a row of 256 B", ROW_BYTES),
+    ] {
+        if !arena.wants(&[id]) {
+            continue;
+        }
+        let plot = Plot::whole(Kind::Sparse, size, 1, arena.args.seed)?;
+        let mut subject = Subject::new(client, plot, false)?;
+        let options = PullOptions::default();
+        let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+        let contest = Match {
+            id,
+            what,
+            program: "ib_read_lat",
+            size: size as u32 + HEADER,
+            options: LATENCY,
+        };
+        let rival = (Figure::MedianUs, 1.0);
+        against(arena, contest, (&mut work, Metric::P50Us, bed), rival)?;
+        subject.release()?;
+    }
+    Ok(())
+}
+
+/// Random rows, their places known, many in a call.
+fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    let id = "verbs.rows";
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
+    let mut subject = Subject::new(client, plot, false)?;
+    subject.learn_places()?;
+    let options = PullOptions::default();
+    let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
+    let contest = Match {
+        id,
+        what: "pull of 1024 random rows of 256 B, rows by rows",
+        program: "ib_read_bw",
+        size: ROW_BYTES as u32 + HEADER,
+        options: RATE,
+    };
+    // Ours are calls a second.
+    let rival = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
+    against(arena, contest, (&mut work, Metric::CallsPerS, bed), rival)?;
+    subject.release()
+}
+
+/// A table of a mebibyte by ranges: pulled whole, and pushed to.
+fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
+    for (id, what, op, program) in [
+        (
+            "verbs.dense.pull",
+            "pull of a range of 1 MiB",
+            Op::Pull,
+            "ib_read_bw",
+        ),
+        (
+            "verbs.push.applied",
+            "pushes of 1 MiB until applied, 4 under way",
+            Op::Push,
+            "ib_write_bw",
+        ),
+    ] {
+        if !arena.wants(&[id]) {
+            continue;
+        }
+        let plot = Plot::whole(Kind::Dense, u64::from(MIB), 1, arena.args.seed)?;
+        let mut subject = Subject::new(client, plot, false)?;
+        let (style, calls) = match op {
+            Op::Pull => (Style::Alone, 1),
+            Op::Push => (Style::Window(WINDOW), 4 * WINDOW as u64),
+        };
+        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let contest = Match {
+            id,
+            what,
+            program,
+            size: MIB,
+            options: BANDWIDTH,
+        };
+        let rival = (Figure::GbPerS, 1.0);
+        against(arena, contest, (&mut work, Metric::GbPerS, bed), rival)?;
+        subject.release()?;
+    }
+    Ok(())
+}
+
+/// A lane alone: what async-rdma's program measures too, and pushes until they landed.
+fn lane(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    if !arena.wants(&["verbs.lane.", "verbs.push.landed"]) {
+        return Ok(());
+    }
+    #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+    return lanes(arena);
+    #[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
+    arena.absent(
+        "verbs.lane",
+        "built without the cargo feature verbs or verbs-dlopen",
+    )
+}
+
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
+    use super::lane::{Ends, Landed, Read, Swap};
+    let reads = [
+        ("verbs.lane.read.8", "read of 8 B", 8, LATENCY),
+        ("verbs.lane.read.272", "read of 272 B", 272, LATENCY),
+        ("verbs.lane.read.1M", "read of 1 MiB", MIB, BANDWIDTH),
+    ];
+    let writes = [
+        ("verbs.lane.write.8", "line pushed until it landed", 8, 1),
+        ("verbs.lane.write.272", "320 B pushed until landed", 272, 1),
+        ("verbs.push.landed", "1 MiB in frames until landed", MIB, 8),
+    ];
+    for (id, what, size, options) in reads {
+        if arena.wants(&[id]) {
+            let work = &mut Read::new(Ends::new()?, size as usize);
+            alone(arena, (id, what, "ib_read", size, options), work)?;
+        }
+    }
+    for (id, what, size, calls) in writes {
+        if arena.wants(&[id]) {
+            let options = if calls == 1 { LATENCY } else { BANDWIDTH };
+            let work = &mut Landed::new(Ends::new()?, size as usize, calls);
+            alone(arena, (id, what, "ib_write", size, options), work)?;
+        }
+    }
+    let id = "verbs.lane.swap";
+    if arena.wants(&[id]) {
+        let work = &mut Swap::new(Ends::new()?);
+        let what = "compare-and-swap";
+        alone(arena, (id, what, "ib_atomic", 8, SWAPS), work)?;
+    }
+    Ok(())
+}
+
+/// A work of a lane against the program of that name, for latency or bandwidth as its options are.
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+fn alone(
+    arena: &mut Arena<'_>,
+    (id, what, name, size, options): (
+        &'static str,
+        &'static str,
+        &str,
+        u32,
+        &'static [&'static str],
+    ),
+    work: &mut dyn Work,
+) -> Result<(), BenchError> {
+    let (kind, metric, figure) = match options == BANDWIDTH {
+        true => ("bw", Metric::GbPerS, Figure::GbPerS),
+        false => ("lat", Metric::P50Us, Figure::MedianUs),
+    };
+    let program = &*format!("{name}_{kind}");
+    let contest = Match {
+        id,
+        what,
+        program,
+        size,
+        options,
+    };
+    let ours: (&mut dyn Work, Metric, &mut dyn Meter) = (work, metric, &mut crate::measure::NoPeer);
+    against(arena, contest, ours, (figure, 1.0))
+}
+
+/// Ours and the program's figure, times `scale`, in turn.
+fn against(
+    arena: &mut Arena<'_>,
+    contest: Match<'_>,
+    (work, metric, meter): (&mut dyn Work, Metric, &mut dyn Meter),
+    (figure, scale): (Figure, f64),
+) -> Result<(), BenchError> {
+    let Match {
+        id,
+        what,
+        program,
+        size,
+        options,
+    } = contest;
+    let rival = match Perftest::new(program, size, options, figure) {
+        Ok(rival) => rival,
+        Err(reason) => return arena.absent(id, &reason),
+    };
+    let name = match options {
+        [.., "-q", pairs] => format!("{program} -s {size} -q {pairs}"),
+        _ => format!("{program} -s {size}"),
+    };
+    let title = (id, what, metric.unit(), &*name);
+    let mut theirs = || rival.measure().map(|value| value * scale);
+    pair(arena, title, (work, metric, meter), &mut theirs)
+}
