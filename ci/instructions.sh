@@ -9,7 +9,7 @@ source "$(dirname "$0")/lib.sh"
 BASELINE=${CI_INSTRUCTIONS:-ci/instructions.tsv} # part, instructions an operation, tolerance in %
 TOLERANCE=5                                      # of a part that is new in the file
 
-command -v valgrind >/dev/null || die "valgrind is not installed: apt-get install valgrind"
+command -v valgrind >/dev/null || apt_install valgrind || die "valgrind counts the instructions: apt-get install valgrind"
 build_tests
 read -r exe < <(awk -F '\t' '$1 == "tidewater-bench" && $2 == "bench:parts" { print $4 }' "$TEST_BINARIES")
 [[ -n ${exe:-} ]] || die "no benchmark named parts"
