@@ -7,6 +7,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use tidewater_bench::applier::{Rule, rules};
 use tidewater_server::apply::kernels::init::fill_row;
 use tidewater_server::apply::kernels::{RowKernel, accumulate};
 use tidewater_transport::table::{DType, Init, Optimizer, PushOp};
@@ -52,47 +53,18 @@ impl Table {
     }
 }
 
-fn rules() -> [(&'static str, PushOp, Optimizer); 8] {
-    let momentum = |nesterov| Optimizer::Momentum {
-        lr: 1e-3,
-        mu: 0.9,
-        nesterov,
-    };
-    let adam = Optimizer::Adam {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-    };
-    let ftrl = Optimizer::Ftrl {
-        alpha: 0.1,
-        beta: 1.0,
-        l1: 1.0,
-        l2: 0.1,
-    };
-    [
-        ("sum", PushOp::Sum, Optimizer::None),
-        ("assign", PushOp::Assign, Optimizer::None),
-        ("sgd", PushOp::Gradient, Optimizer::Sgd { lr: 1e-3 }),
-        ("momentum", PushOp::Gradient, momentum(false)),
-        ("nesterov", PushOp::Gradient, momentum(true)),
-        (
-            "adagrad",
-            PushOp::Gradient,
-            Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 },
-        ),
-        ("adam", PushOp::Gradient, adam),
-        ("ftrl", PushOp::Gradient, ftrl),
-    ]
-}
-
 fn kernels(criterion: &mut Criterion) {
-    for (name, op, rule) in rules() {
+    for Rule {
+        name,
+        op,
+        optimizer,
+    } in rules()
+    {
         for (dtype, dims) in [(DType::F32, &[1, 16, 64, 256][..]), (DType::F64, &[16][..])] {
             let mut group = criterion.benchmark_group(format!("{name}/{dtype:?}"));
             group.throughput(Throughput::Elements(ROWS as u64));
             for &dim in dims {
-                let mut table = Table::new(&rule, dtype, dim);
+                let mut table = Table::new(&optimizer, dtype, dim);
                 group.bench_function(dim.to_string(), |b| b.iter(|| table.apply_all(op)));
             }
             group.finish();

@@ -1,4 +1,4 @@
-//! What every pull and push passes through: row hash, copy out of shared memory, frame header.
+//! What every pull passes through: row hash, copy out of shared memory. Frames are in `parts`.
 //!
 //! `cargo bench -p tidewater-bench --bench wire`; a name after `--` chooses, as `-- 'verify/256'`.
 #![allow(missing_docs)] // criterion's macros make public functions
@@ -6,11 +6,8 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_transport::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
-use tidewater_transport::layout::{line_bytes, line_from_bytes};
 use tidewater_transport::mem::Region;
-use tidewater_transport::table::{DType, PushOp};
 
 /// Payload bytes of rows, from 8 f32 to 1,024.
 const SIZES: [usize; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
@@ -71,37 +68,5 @@ fn copy(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn frame(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("frame header");
-    group.throughput(Throughput::Elements(1));
-    let header = FrameHeader {
-        kind: FrameKind::PushRows,
-        flags: FrameFlags {
-            op: Some(PushOp::Gradient),
-            dtype: Some(DType::F32),
-            locs: true,
-            create: false,
-        },
-        seq: 17,
-        session: 0x1234_5678,
-        payload_len: 4096,
-        count: 64,
-        table: 3,
-        partition: PARTITION_ANY,
-        clock: 9,
-        user_tag: 0,
-        chk: 0,
-    };
-    let bytes = line_bytes(&header.to_line());
-    assert_eq!(FrameHeader::from_line(&line_from_bytes(&bytes)), Ok(header));
-    group.bench_function("encode", |b| {
-        b.iter(|| line_bytes(&black_box(&header).to_line()))
-    });
-    group.bench_function("decode", |b| {
-        b.iter(|| FrameHeader::from_line(&line_from_bytes(black_box(&bytes))));
-    });
-    group.finish();
-}
-
-criterion_group!(benches, hash, copy, frame);
+criterion_group!(benches, hash, copy);
 criterion_main!(benches);

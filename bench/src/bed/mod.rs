@@ -43,6 +43,20 @@ pub struct BedConfig {
     pub pin: Option<usize>,
 }
 
+impl BedConfig {
+    /// One server with one applier for one worker, nothing pinned.
+    pub const fn single(transport: Transport) -> Self {
+        Self {
+            transport,
+            rdma_device: None,
+            servers: 1,
+            appliers: 1,
+            workers: 1,
+            pin: None,
+        }
+    }
+}
+
 /// The device that an order names.
 fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
     let device = name.map(str::parse::<RdmaDevice>).transpose();

@@ -29,14 +29,7 @@ const DENSE_BYTES: u64 = 64 << 20;
 /// What the first call that fails fails with.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
-        let mut bed = Bed::start(BedConfig {
-            transport: arena.args.transport,
-            rdma_device: None,
-            servers: 1,
-            appliers: 1,
-            workers: 1,
-            pin: None,
-        })?;
+        let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
         let mut client = bed.client(0, Sync::Asp)?;
         one_row(arena, &mut bed, &mut client)?;
         many_rows(arena, &mut bed, &mut client)?;

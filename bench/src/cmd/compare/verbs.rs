@@ -53,14 +53,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         "verbs.rows",
         "verbs.push.applied",
     ]) {
-        let mut bed = Bed::start(BedConfig {
-            transport: arena.args.transport,
-            rdma_device: None,
-            servers: 1,
-            appliers: 1,
-            workers: 1,
-            pin: None,
-        })?;
+        let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
         let mut client = bed.client(0, Sync::Asp)?;
         one_row(arena, &mut bed, &mut client)?;
         many_rows(arena, &mut bed, &mut client)?;
