@@ -3,17 +3,21 @@
 #
 #   ci/all.sh                 all of them; ends within 45 minutes on 2 cores
 #   ci/all.sh --full          with the larger counts (TIDEWATER_TEST_FULL=1); hours
-#   ci/all.sh --only STAGE    that one (may be repeated)
+#   ci/all.sh --only STAGE    that one, with what it prints (may be repeated)
+#   ci/all.sh --verbose       with what all of them print
 #   ci/all.sh --list          names and purposes
 #
-# Exit code 0: everything required ran and passed. Logs: target/ci-logs/STAGE.log.
+# Exit code 0: everything required ran and passed. What a stage prints is in target/ci-logs/STAGE.log;
+# of one that failed the telling lines are shown at the end, above the table.
 source "$(dirname "$0")/lib.sh"
 # Scripts this one starts inherit it; anything still alive with it afterwards was left behind.
 RUN_ID="$$.$(date +%s%N)"
 LOGS=target/ci-logs
 GRACE_S=10 # from TERM to KILL
 SETTLE_S=2  # a process that was told to end may take this long
+EXCERPT_LINES=30 # of a failed stage's log
 FULL=0
+VERBOSE=0
 ONLY=()
 declare -A CFG # "stage.fmt.script" -> ci/fmt.sh
 declare -A RESULT SECONDS_OF
@@ -36,9 +40,10 @@ parse_arguments() {
     while (($# > 0)); do
         case $1 in
         --full) FULL=1 ;;
+        --verbose) VERBOSE=1 ;;
         --only)
             [[ -n ${2:-} && -n ${CFG[stage.$2.script]:-} ]] || die "--only needs a stage: ${STAGES[*]}"
-            ONLY+=("$2")
+            ONLY+=("$2") VERBOSE=1
             shift
             ;;
         --list)
@@ -176,13 +181,17 @@ run_stage() {
         RESULT[$stage]="NO TIME LEFT"
         return
     fi
-    printf '\n=== %s: %s\n' "$stage" "${CFG[stage.$stage.does]}"
+    ((VERBOSE == 0)) || printf '\n=== %s: %s\n' "$stage" "${CFG[stage.$stage.does]}"
     if [[ ! -x $script ]]; then
         printf 'note\tno %s\n' "$script" >"$LOGS/$stage.report"
         code=$NOTHING_TO_RUN
     else
-        exec {out}> >(exec tee "$LOGS/$stage.log")
-        TEE=$!
+        if ((VERBOSE == 1)); then
+            exec {out}> >(exec tee "$LOGS/$stage.log")
+            TEE=$!
+        else
+            exec {out}>"$LOGS/$stage.log"
+        fi
         CI_RUN_ID=$RUN_ID CI_REPORT=$PWD/$LOGS/$stage.report \
             timeout -k "$GRACE_S" "$allowed" "$script" </dev/null >&"$out" 2>&1 {out}>&- &
         CHILD=$!
@@ -235,14 +244,33 @@ print_table() {
         "$(git rev-parse --short HEAD)$(git diff --quiet HEAD || say ' with uncommitted changes')"
 }
 
+# failed_stages: those that did not pass, one a line.
+failed_stages() {
+    local stage
+    for stage in "${STAGES[@]}"; do
+        [[ ${RESULT[$stage]} == ok || ${RESULT[$stage]} == nothing ]] || say "$stage"
+    done
+}
+
+# print_excerpts: of the log of each stage that failed, the lines that look like the reason, else the last.
+print_excerpts() {
+    local stage log lines
+    for stage in $(failed_stages); do
+        log=$LOGS/$stage.log
+        [[ -s $log ]] || continue
+        printf '\n--- %s, from %s:\n' "$stage" "$log"
+        # A test that is meant to panic is not a reason: only where tests failed are panics looked at.
+        lines=$(grep -nE '^test .* FAILED$|^--- .* FAILED|^FAILED|^error(\[|:)|^differs|^(fatal|[a-z0-9./-]+): .*(rror|ail)' "$log" || true)
+        [[ ! $lines =~ test\ .*FAILED ]] || lines+=$'\n'$(grep -nE -A2 'panicked at' "$log" || true)
+        [[ -n $lines ]] || lines=$(tail -n "$EXCERPT_LINES" "$log")
+        say "$lines" | cut -c1-300 | tail -n "$EXCERPT_LINES"
+    done
+}
+
 # print_failures: where to look, one line per stage that did not pass.
 print_failures() {
     local stage
-    FAILED_STAGES=0
-    for stage in "${STAGES[@]}"; do
-        [[ ${RESULT[$stage]} != ok && ${RESULT[$stage]} != nothing ]] || continue
-        FAILED_STAGES=$((FAILED_STAGES + 1))
-        grep -hE '^test .* FAILED$|^--- .* to repeat: ' "$LOGS/$stage.log" | head -n 20 || true
+    for stage in $(failed_stages); do
         say "${RESULT[$stage]}: $stage; log: $LOGS/$stage.log; again: ci/all.sh --only $stage"
     done
 }
@@ -267,8 +295,9 @@ trap 'interrupted 1' HUP
 trap 'interrupted 2' INT
 trap 'interrupted 15' TERM
 for stage in "${STAGES[@]}"; do run_stage "$stage"; done
+print_excerpts
 print_table
 say
 print_failures
 print_summary
-((FAILED_STAGES == 0))
+[[ -z $(failed_stages) ]]

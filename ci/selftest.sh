@@ -150,6 +150,13 @@ test_all_sh() {
     no_stages && stage bad 'report g 3 2 0; exit 1'
     stage after : 'needs = "bad"'
     all_sh 1 '^3 passed, 3 failed$' "a failed stage and the one it blocks"
+    no_stages && stage telling 'say "test a::b ... FAILED"; seq 1 999; report g 3 1 0; exit 1'
+    all_sh 1 '^1:test a::b \.\.\. FAILED$' "a failed test by its name"
+    if grep -qx 500 "$OUT"; then outcome no "all.sh: keeps to the reason"; else
+        outcome ok "all.sh: keeps to the reason"
+    fi
+    no_stages && stage quiet 'seq 1 999; exit 1'
+    all_sh 1 '^999$' "the last lines of a stage that failed without a word"
     no_stages && stage empty 'nothing_to_run "not here"' 'required = true'
     all_sh 1 'RAN NOTHING: empty' "a required stage that ran nothing"
     no_stages && stage hollow 'report g 0 0 5' 'groups = "g"'
