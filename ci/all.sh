@@ -165,22 +165,12 @@ verdict() {
     esac
 }
 
-run_stage() {
-    local stage=$1 blocker allowed code=0 began=$SECONDS
+# try_stage STAGE SECONDS: runs it once; sets its result.
+try_stage() {
+    local stage=$1 code=0
     local script=${CFG[stage.$stage.script]}
     : >"$LOGS/$stage.log"
     : >"$LOGS/$stage.report"
-    SECONDS_OF[$stage]=0
-    blocker=$(blocked_by "$stage")
-    allowed=$(seconds_allowed "$stage")
-    if [[ -n $blocker ]]; then
-        RESULT[$stage]=BLOCKED
-        printf 'note\tneeds %s\n' "$blocker" >"$LOGS/$stage.report"
-        return
-    elif ((allowed <= 0)); then
-        RESULT[$stage]="NO TIME LEFT"
-        return
-    fi
     ((VERBOSE == 0)) || printf '\n=== %s: %s\n' "$stage" "${CFG[stage.$stage.does]}"
     if [[ ! -x $script ]]; then
         printf 'note\tno %s\n' "$script" >"$LOGS/$stage.report"
@@ -193,14 +183,43 @@ run_stage() {
             exec {out}>"$LOGS/$stage.log"
         fi
         CI_RUN_ID=$RUN_ID CI_REPORT=$PWD/$LOGS/$stage.report \
-            timeout -k "$GRACE_S" "$allowed" "$script" </dev/null >&"$out" 2>&1 {out}>&- &
+            timeout -k "$GRACE_S" "$2" "$script" </dev/null >&"$out" 2>&1 {out}>&- &
         CHILD=$!
         exec {out}>&-
         wait "$CHILD" || code=$?
         CHILD=
     fi
-    SECONDS_OF[$stage]=$((SECONDS - began))
     verdict "$stage" "$code"
+}
+
+# run_stage STAGE: once, and what fails of a stage with tries = 2 once more: those are at the mercy of
+# the machine's other users and of the network. That it was so is told, and its first log is kept.
+run_stage() {
+    local stage=$1 blocker allowed began=$SECONDS try
+    SECONDS_OF[$stage]=0
+    rm -f "$LOGS/$stage.first.log"
+    blocker=$(blocked_by "$stage")
+    if [[ -n $blocker ]]; then
+        : >"$LOGS/$stage.log"
+        RESULT[$stage]=BLOCKED
+        printf 'note\tneeds %s\n' "$blocker" >"$LOGS/$stage.report"
+        return
+    fi
+    for ((try = 1; try <= ${CFG[stage.$stage.tries]:-1}; try++)); do
+        allowed=$(seconds_allowed "$stage")
+        if ((allowed <= 0)); then
+            : >>"$LOGS/$stage.report"
+            RESULT[$stage]=${RESULT[$stage]:-NO TIME LEFT}
+            return
+        fi
+        if ((try > 1)); then
+            say "=== $stage: ${RESULT[$stage]}; once more"
+            mv "$LOGS/$stage.log" "$LOGS/$stage.first.log"
+        fi
+        try_stage "$stage" "$allowed"
+        SECONDS_OF[$stage]=$((SECONDS - began))
+        [[ ${RESULT[$stage]} != ok && ${RESULT[$stage]} != nothing ]] || break
+    done
     say "=== $stage: ${RESULT[$stage]}, ${SECONDS_OF[$stage]} s of ${CFG[stage.$stage.budget_s]} s"
 }
 
@@ -229,13 +248,15 @@ what_ran() {
 }
 
 print_table() {
-    local stage late
+    local stage late result
     printf '\n%-11s %-14s %8s %8s  %s\n' stage result seconds budget ran
     printf '%-11s %-14s %8s %8s  %s\n' ----------- -------------- -------- -------- ---
     for stage in "${STAGES[@]}"; do
         late=
         ((FULL == 1 || ${SECONDS_OF[$stage]} <= ${CFG[stage.$stage.budget_s]})) || late='!'
-        printf '%-11s %-14s %8s %8s  %s\n' "$stage" "${RESULT[$stage]}" \
+        result=${RESULT[$stage]}
+        [[ $result != ok || ! -e $LOGS/$stage.first.log ]] || result="ok, 2nd try"
+        printf '%-11s %-14s %8s %8s  %s\n' "$stage" "$result" \
             "${SECONDS_OF[$stage]}$late" "${CFG[stage.$stage.budget_s]}" "$(what_ran "$stage")"
     done
     late=
@@ -252,12 +273,13 @@ failed_stages() {
     done
 }
 
-# print_excerpts: of the log of each stage that failed, the lines that look like the reason, else the last.
+# print_excerpts: of the log of each stage that failed, at least once, the lines that look like the reason, else the last.
 print_excerpts() {
     local stage log lines
-    for stage in $(failed_stages); do
-        log=$LOGS/$stage.log
-        [[ -s $log ]] || continue
+    for stage in "${STAGES[@]}"; do
+        log=$LOGS/$stage.first.log
+        [[ -e $log ]] || log=$LOGS/$stage.log
+        [[ -s $log && (-e $LOGS/$stage.first.log || " $(failed_stages | xargs) " == *" $stage "*) ]] || continue
         printf '\n--- %s, from %s:\n' "$stage" "$log"
         # A test that is meant to panic is not a reason: only where tests failed are panics looked at.
         lines=$(grep -nE '^test .* FAILED$|^--- .* FAILED|^FAILED|^error(\[|:)|^differs|^(fatal|[a-z0-9./-]+): .*(rror|ail)' "$log" || true)

@@ -157,6 +157,13 @@ test_all_sh() {
     fi
     no_stages && stage quiet 'seq 1 999; exit 1'
     all_sh 1 '^999$' "the last lines of a stage that failed without a word"
+    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && echo error: bad luck && exit 1; fi' 'tries = 2'
+    all_sh 0 '^shaky +ok, 2nd try ' "a stage that passed at its second try"
+    if grep -q '^1:error: bad luck' "$OUT"; then outcome ok "all.sh: what its first try said"; else
+        outcome no "all.sh: what its first try said"
+    fi
+    no_stages && stage bad 'exit 1' 'tries = 2'
+    all_sh 1 '^bad +FAILED ' "a stage that failed twice"
     no_stages && stage empty 'nothing_to_run "not here"' 'required = true'
     all_sh 1 'RAN NOTHING: empty' "a required stage that ran nothing"
     no_stages && stage hollow 'report g 0 0 5' 'groups = "g"'
