@@ -59,7 +59,7 @@ impl Shard {
         let all = (0..PARTITIONS).map(PartitionId);
         let preparer = Preparer::start().expect("a thread");
         let who = (TableId(1), 0);
-        let mut shard = SparseShard::new(&memory, preparer, who, &spec, all).expect("a shard");
+        let mut shard = SparseShard::new(&memory, &preparer, who, &spec, all).expect("a shard");
         let create = |row| {
             let progress = Progress { lsn: row, row: 0 };
             let loc = shard.find_or_create(key(row), &redo, progress);
@@ -172,7 +172,7 @@ fn insert(criterion: &mut Criterion) {
     };
     group.bench_function("insert", |b| {
         b.iter_batched(
-            || Index::new(Arc::clone(&memory), owner).expect("an empty index"),
+            || Index::new(Arc::clone(&memory), Preparer::none(), owner).expect("an empty index"),
             |mut index| {
                 for row in 0..CACHED {
                     let done = index.insert(key(row), Loc::new(1, 1, row as u32));

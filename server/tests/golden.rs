@@ -14,6 +14,7 @@ use std::sync::Arc;
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::index::Index;
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
+use tidewater_server::store::prepare::Preparer;
 use tidewater_server::store::redo::{Progress, Redo, RowPlace};
 use tidewater_server::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_transport::ids::Incarnation;
@@ -41,7 +42,12 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         .public
         .alloc(4096, owner(BlockKind::Extent, 2))
         .unwrap();
-    let mut index = Index::new(Arc::clone(&memory), owner(BlockKind::Index, 3)).unwrap();
+    let mut index = Index::new(
+        Arc::clone(&memory),
+        Preparer::none(),
+        owner(BlockKind::Index, 3),
+    )
+    .unwrap();
     index.insert(0xfeed_beef, Loc::new(0, 2, 0x10)).unwrap();
     let redo = Redo::new(Arc::clone(&memory), 1, 256, 64).unwrap();
     let place = RowPlace {

@@ -57,13 +57,9 @@ impl Table {
         super::kernels::init::check(&spec.init, spec.dtype)?;
         let who = (id, applier);
         let store = match spec.shape {
-            Shape::Sparse { .. } => Store::Sparse(SparseShard::new(
-                memory,
-                preparer.clone(),
-                who,
-                spec,
-                partitions,
-            )?),
+            Shape::Sparse { .. } => {
+                Store::Sparse(SparseShard::new(memory, preparer, who, spec, partitions)?)
+            }
             Shape::Dense {
                 layout: DenseLayout::Rows,
                 ..

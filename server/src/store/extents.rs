@@ -14,7 +14,7 @@ use tidewater_transport::mem::Words;
 
 use super::StoreError;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
-use super::prepare::{Delivery, Made, Order, Pace, Preparer};
+use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
 use super::redo::RowPlace;
 
 /// Bytes of a table's first extent; each next one is twice as large.
@@ -203,7 +203,7 @@ impl Extents {
     fn order(&mut self) {
         let plan = self.next_plan();
         let make = move |memory: &ServerMemory, pace: &mut Pace| plan.make(memory, Some(pace));
-        self.coming = self.preparer.order(&self.memory, make);
+        self.coming = self.preparer.order(&self.memory, Urgency::Soon, make);
     }
 
     fn grow(&mut self) -> Result<(), StoreError> {
@@ -343,7 +343,7 @@ mod tests {
         let helper = Preparer::start().unwrap();
         let (open, gate) = crossbeam_channel::bounded::<()>(0);
         let busy = |gate: crossbeam_channel::Receiver<()>| {
-            helper.order::<Extent>(&memory, move |_, _| {
+            helper.order::<Extent>(&memory, Urgency::Soon, move |_, _| {
                 let _ = gate.recv();
                 Err(StoreError::Limit {
                     what: "patience",

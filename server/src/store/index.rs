@@ -1,10 +1,11 @@
 //! A partition's index: u64 key to [`Loc`], open addressing with linear probing in private memory.
 //!
-//! It grows step by step, so that no insert does more than a little of it: from half full on, each
-//! insert clears a piece of a table of twice the size; at three quarters that table takes over, and
-//! each insert moves a few buckets of the old one while both are looked at. Partitions fill evenly, so
-//! all of a table's indexes double at about the same time: without the clearing ahead every insert of
-//! that time would meet fresh pages, at a cost of many inserts each. An entry is two words,
+//! It grows step by step, so that no insert does more than a little of it: at half full the helper is
+//! asked for a table of twice the size, at three quarters that table takes over, and each insert moves
+//! a few buckets of the old one while both are looked at. Partitions fill evenly, so all of a table's
+//! indexes double at about the same time: an applier that cleared the new tables itself would meet
+//! fresh pages all that while, and on a virtual machine each of them may have to wait for the host.
+//! Where there is no helper, each insert clears a piece of the next table. An entry is two words,
 //! `{key, loc}`; a loc of 0 is an empty bucket (extents are numbered from 1).
 
 use std::sync::Arc;
@@ -15,15 +16,18 @@ use tidewater_transport::mem::{Region, WordsMut};
 
 use super::StoreError;
 use super::memory::{Block, BlockOwner, ServerMemory};
+use super::prepare::{Delivery, Made, Order, Pace, Preparer, STEP_BYTES, Urgency};
 
 const ENTRY_BYTES: usize = 16;
 const FIRST_ENTRIES: usize = 64;
 /// Buckets of the old table moved by one insert: the new one is half full when the move ends, and
 /// its own successor can be begun.
 const MOVED_PER_INSERT: usize = 4;
-/// Bytes of the next table cleared by one insert: all of it while the present one goes from half to
-/// three quarters full.
+/// Bytes of the next table cleared by one insert if no helper does it: all of it while the present one
+/// goes from half to three quarters full.
 const CLEARED_PER_INSERT: usize = 8 * ENTRY_BYTES;
+/// Bytes from which on a table is the helper's to make: what one insert's share of is nothing.
+const ORDERED_BYTES: usize = STEP_BYTES;
 /// In an old table, the location of a key that was removed. No extent has the number 0; and unlike an
 /// empty bucket it ends no search.
 const GONE: Loc = Loc(1);
@@ -36,11 +40,13 @@ struct Table {
 }
 
 /// What an index that grows is at.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Growth {
     /// It does not grow.
     None,
-    /// The next table, and how many of its bytes are clear.
+    /// The helper makes the next table.
+    Ordered(Order<Table>),
+    /// Nobody does it for us: the next table, and how many of its bytes are clear.
     Ahead(Table, usize),
     /// The table being emptied, and the next bucket to move.
     Move(Table, usize),
@@ -50,6 +56,7 @@ enum Growth {
 #[derive(Debug)]
 pub struct Index {
     memory: Arc<ServerMemory>,
+    preparer: Preparer,
     owner: BlockOwner,
     table: Table,
     growth: Growth,
@@ -61,11 +68,16 @@ impl Index {
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
-    pub fn new(memory: Arc<ServerMemory>, owner: BlockOwner) -> Result<Self, StoreError> {
+    pub fn new(
+        memory: Arc<ServerMemory>,
+        preparer: Preparer,
+        owner: BlockOwner,
+    ) -> Result<Self, StoreError> {
         let table = Table::take(&memory, owner, FIRST_ENTRIES)?;
         table.clear(&memory, 0, usize::MAX)?;
         Ok(Self {
             memory,
+            preparer,
             owner,
             table,
             growth: Growth::None,
@@ -154,7 +166,8 @@ impl Index {
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
         match self.growth {
-            Growth::None => {}
+            // What was ordered is given back when it comes.
+            Growth::None | Growth::Ordered(_) => {}
             Growth::Ahead(other, _) | Growth::Move(other, _) => {
                 self.memory.private.free(other.block)?;
             }
@@ -162,22 +175,28 @@ impl Index {
         self.memory.private.free(self.table.block)
     }
 
+    /// Whether it would be more than `parts` of eight full with one key more.
+    const fn is_over(&self, parts: usize) -> bool {
+        (self.len + 1) * 8 > (self.table.mask + 1) * parts
+    }
+
     /// One insert's share of growing.
     fn grow_some(&mut self) -> Result<(), StoreError> {
-        let (entries, len) = (self.table.mask + 1, self.len + 1);
-        let is_full = len * 4 > entries * 3;
-        self.growth = match self.growth {
-            Growth::None if len * 2 > entries => {
-                match Table::take(&self.memory, self.owner, entries * 2) {
-                    Ok(next) => Growth::Ahead(next, 0),
-                    // There still is room here; perhaps there will be memory in time.
-                    Err(_) if !is_full => Growth::None,
-                    Err(e) => return Err(e),
+        if matches!(self.growth, Growth::None) && self.is_over(4) {
+            self.growth = self.begin()?;
+        }
+        let (is_full, too_full) = (self.is_over(6), self.is_over(7));
+        let next = match &mut self.growth {
+            Growth::Ordered(order) if is_full => match order.take() {
+                Delivery::Here(next) => Some(next),
+                Delivery::Late if !too_full => None,
+                // Whatever is wrong is found again here.
+                Delivery::Late | Delivery::Failed => {
+                    let next = self.next_table()?;
+                    next.clear(&self.memory, 0, usize::MAX)?;
+                    Some(next)
                 }
-            }
-            other => other,
-        };
-        self.growth = match self.growth {
+            },
             Growth::Ahead(next, clear) => {
                 // What is not clear when the table is full began late, for lack of memory.
                 let share = if is_full {
@@ -185,18 +204,48 @@ impl Index {
                 } else {
                     CLEARED_PER_INSERT
                 };
-                let clear = next.clear(&self.memory, clear, share)?;
-                match is_full {
-                    true => Growth::Move(std::mem::replace(&mut self.table, next), 0),
-                    false => Growth::Ahead(next, clear),
-                }
+                *clear = next.clear(&self.memory, *clear, share)?;
+                is_full.then_some(*next)
             }
-            other => other,
+            _ => None,
         };
+        if let Some(next) = next {
+            self.growth = Growth::Move(std::mem::replace(&mut self.table, next), 0);
+        }
         if let Growth::Move(old, next) = self.growth {
             self.growth = self.move_some(old, next)?;
         }
         Ok(())
+    }
+
+    /// Orders the next table, or takes memory for it.
+    fn begin(&self) -> Result<Growth, StoreError> {
+        let (owner, entries) = (self.owner, 2 * (self.table.mask + 1));
+        let make = move |memory: &ServerMemory, pace: &mut Pace| {
+            let block = memory
+                .private
+                .alloc_present(entries * ENTRY_BYTES, owner, pace)?;
+            Ok(Table {
+                block,
+                mask: entries - 1,
+            })
+        };
+        if entries * ENTRY_BYTES >= ORDERED_BYTES
+            && let Some(order) = self.preparer.order(&self.memory, Urgency::Later, make)
+        {
+            return Ok(Growth::Ordered(order));
+        }
+        match self.next_table() {
+            Ok(next) => Ok(Growth::Ahead(next, 0)),
+            // There still is room here; perhaps there will be memory in time.
+            Err(_) if !self.is_over(6) => Ok(Growth::None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// A table of twice the size that is still to be cleared.
+    fn next_table(&self) -> Result<Table, StoreError> {
+        Table::take(&self.memory, self.owner, 2 * (self.table.mask + 1))
     }
 
     fn move_some(&self, old: Table, next: usize) -> Result<Growth, StoreError> {
@@ -217,6 +266,12 @@ impl Index {
         }
         self.memory.private.free(old.block)?;
         Ok(Growth::None)
+    }
+}
+
+impl Made for Table {
+    fn discard(self, memory: &ServerMemory) {
+        let _ = memory.private.free(self.block);
     }
 }
 
@@ -252,7 +307,7 @@ impl Table {
 fn find(words: &WordsMut<'_>, mask: usize, key: u64) -> Result<(usize, Loc), usize> {
     let words = words.as_read();
     let mut at = mix64(key) as usize & mask;
-    // Ends: a table is never more than three quarters full.
+    // Ends: a table is never more than seven eighths full.
     loop {
         let loc = words.load(at * ENTRY_BYTES + 8);
         if loc == 0 {
@@ -297,126 +352,4 @@ fn close_gap(words: &WordsMut<'_>, mask: usize, mut hole: usize) {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::HashMap;
-
-    use proptest::prelude::*;
-    use tidewater_transport::ids::Incarnation;
-
-    use super::super::memory::BlockKind;
-    use super::*;
-
-    fn index_in(memory: &Arc<ServerMemory>, part: u32) -> Index {
-        let owner = BlockOwner {
-            kind: BlockKind::Index,
-            table: 1,
-            applier: 0,
-            part,
-        };
-        Index::new(Arc::clone(memory), owner).unwrap()
-    }
-
-    fn memory() -> Arc<ServerMemory> {
-        Arc::new(ServerMemory::new(64 << 20, Incarnation(1)).unwrap())
-    }
-
-    fn index() -> Index {
-        index_in(&memory(), 0)
-    }
-
-    /// Pages that this thread was the first to touch, so far.
-    fn faults() -> u64 {
-        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-        let after_name = stat.rsplit(") ").next().unwrap();
-        after_name.split(' ').nth(7).unwrap().parse().unwrap()
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
-        #[test]
-        fn agrees_with_a_hash_map(ops in proptest::collection::vec((any::<bool>(), 0u64..400), 0..3000)) {
-            let mut index = index();
-            let mut model = HashMap::new();
-            for (n, (remove, key)) in ops.into_iter().enumerate() {
-                let key = key << 56 | key;
-                if remove {
-                    prop_assert_eq!(index.remove(key), model.remove(&key));
-                } else if let std::collections::hash_map::Entry::Vacant(slot) = model.entry(key) {
-                    let loc = Loc::new(0, 1, n as u32);
-                    index.insert(key, loc).unwrap();
-                    slot.insert(loc);
-                }
-                prop_assert_eq!(index.len(), model.len());
-            }
-            for key in (0..400u64).map(|k| k << 56 | k) {
-                prop_assert_eq!(index.get(key), model.get(&key).copied());
-            }
-        }
-    }
-
-    #[test]
-    fn every_key_is_found_while_it_grows() {
-        let mut index = index();
-        for key in 0..100_000u64 {
-            index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
-            let probe = key / 2;
-            assert_eq!(
-                index.get(probe),
-                Some(Loc::new(0, 1, probe as u32)),
-                "{probe} at {key}"
-            );
-        }
-        assert_eq!(index.get(100_000), None);
-    }
-
-    /// All indexes of a table double at about the same time; a fresh page costs as much as many
-    /// inserts.
-    #[test]
-    fn fresh_pages_come_evenly_also_when_all_indexes_double() {
-        const INDEXES: u64 = 16;
-        const BATCH: u64 = 256;
-        let memory = memory();
-        let mut indexes: Vec<Index> = (0..INDEXES as u32).map(|p| index_in(&memory, p)).collect();
-        let (mut most, mut all) = (0, 0);
-        for first in (0..INDEXES * 20_000).step_by(BATCH as usize) {
-            let before = faults();
-            for key in first..first + BATCH {
-                let index = &mut indexes[(key % INDEXES) as usize];
-                index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
-            }
-            let came = faults() - before;
-            all += came;
-            // At first each index is a few pages in all.
-            if first > INDEXES * 1_000 {
-                most = most.max(came);
-            }
-        }
-        assert!(all > 2_000, "only {all} fresh pages: nothing tested");
-        // 128 bytes an insert are a page in 32.
-        let share = BATCH / 32;
-        assert!(most <= 4 * share, "{most} fresh pages in {BATCH} inserts");
-    }
-
-    #[test]
-    fn outgrown_tables_are_used_again() {
-        let memory = memory();
-        let grown = |part| {
-            let before = memory.private.usage().0;
-            let mut index = index_in(&memory, part);
-            for key in 0..50_000u64 {
-                index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
-            }
-            // What was there before is not taken for a key.
-            assert!((50_000..60_000).all(|key| index.get(key).is_none()));
-            (index, memory.private.usage().0 - before)
-        };
-        let (first, fresh) = grown(0);
-        let (second, more) = grown(1);
-        // All but the present table and its predecessor.
-        assert!(more < fresh, "{fresh} bytes, then {more}");
-        first.release().unwrap();
-        second.release().unwrap();
-        let (_third, more) = grown(2);
-        assert_eq!(more, 0);
-    }
-}
+mod tests;

@@ -2,13 +2,15 @@
 //!
 //! To make 64 MiB present takes tens of milliseconds, and ten times that on a virtual machine whose
 //! host has to find the pages. Where threads outnumber cores that time is taken from those who work,
-//! so the helper takes it in short steps, pauses in between, and gives way to everybody. That it may
-//! be late is part of the bargain: an applier that does not find what it ordered makes do.
+//! so the helper takes it in short steps and pauses for as long in between. It is not nicer than its
+//! process: where cores are wanted it then came late, and appliers met 15,000 fresh pages of a growing
+//! table instead of 1,500. That it may be late is part of the bargain: an applier that does not find
+//! what it ordered makes do.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded};
+use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, select_biased};
 use tidewater_transport::clock;
 
 use super::StoreError;
@@ -20,8 +22,6 @@ const ORDERS_MAX: usize = 1024;
 pub(super) const STEP_BYTES: usize = 64 << 10;
 /// Work after which the helper pauses for as long.
 const WORK: Duration = Duration::from_micros(200);
-/// By how much it is nicer than its process: a tenth of the weight of a thread that works.
-const NICER: i32 = 10;
 
 /// Something that is made, and given back if nobody takes it.
 pub(super) trait Made: Send + 'static {
@@ -31,9 +31,18 @@ pub(super) trait Made: Send + 'static {
 
 type Job = Box<dyn FnOnce(&mut Pace) + Send>;
 
-/// The helper thread's inbox. Clones share it.
+/// Which orders go first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Urgency {
+    /// An applier without it has to make one itself soon.
+    Soon,
+    /// There is time, and there are many of them.
+    Later,
+}
+
+/// The helper thread's inboxes, one for each [`Urgency`]. Clones share them.
 #[derive(Clone)]
-pub struct Preparer(Option<Sender<Job>>);
+pub struct Preparer(Option<[Sender<Job>; 2]>);
 
 impl std::fmt::Debug for Preparer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -52,28 +61,30 @@ impl Preparer {
     /// # Errors
     /// When no thread can be started.
     pub fn start() -> std::io::Result<Self> {
-        let (jobs, rx): (Sender<Job>, Receiver<Job>) = bounded(ORDERS_MAX);
+        let [(soon, urgent), (later, others)] = [(); 2].map(|()| bounded::<Job>(ORDERS_MAX));
         let work = move || {
-            // Of this thread alone. A system that refuses has a helper that is in the way more.
-            let nice = rustix::process::getpriority_process(None).unwrap_or_default();
-            let _ = rustix::process::setpriority_process(None, nice + NICER);
             let mut pace = Pace::default();
-            for job in rx {
+            // Both end together, with the last Preparer.
+            while let Ok(job) = select_biased! {
+                recv(urgent) -> job => job,
+                recv(others) -> job => job,
+            } {
                 job(&mut pace);
             }
         };
         let thread = std::thread::Builder::new().name("tw-helper".into());
         thread.spawn(work)?;
-        Ok(Self(Some(jobs)))
+        Ok(Self(Some([soon, later])))
     }
 
     /// Has something made by the helper; `None` when there is none, or too much to do. Never blocks.
     pub(super) fn order<T: Made>(
         &self,
         memory: &Arc<ServerMemory>,
+        urgency: Urgency,
         make: impl FnOnce(&ServerMemory, &mut Pace) -> Result<T, StoreError> + Send + 'static,
     ) -> Option<Order<T>> {
-        let jobs = self.0.as_ref()?;
+        let jobs = &self.0.as_ref()?[urgency as usize];
         let (answer, coming) = bounded(1);
         let memory = Arc::clone(memory);
         let job = move |pace: &mut Pace| {
@@ -134,6 +145,12 @@ pub(super) enum Delivery<T> {
 }
 
 impl<T: Made> Order<T> {
+    /// Whether there is an answer.
+    #[cfg(test)]
+    pub(super) fn is_done(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     /// What was ordered, if it is there.
     pub(super) fn take(&mut self) -> Delivery<T> {
         match self.0.try_recv() {
@@ -181,13 +198,15 @@ mod tests {
         let (back, given_back) = bounded(1);
         let thing = || {
             let back = back.clone();
-            preparer.order(&memory, move |_, pace| Ok(pace.step(|| Thing(back))))
+            preparer.order(&memory, Urgency::Soon, move |_, pace| {
+                Ok(pace.step(|| Thing(back)))
+            })
         };
         // Cancelled before it came, or after.
         drop(thing().unwrap());
         given_back.recv_timeout(SOON).unwrap();
         let order = thing().unwrap();
-        while order.0.is_empty() {
+        while !order.is_done() {
             std::thread::yield_now();
         }
         assert!(given_back.is_empty());
@@ -219,9 +238,11 @@ mod tests {
                 limit: 0,
             })
         };
-        let mut first = preparer.order(&memory, busy.clone()).unwrap();
+        let mut first = preparer
+            .order(&memory, Urgency::Soon, busy.clone())
+            .unwrap();
         assert!(matches!(first.take(), Delivery::Late));
-        let more = std::iter::from_fn(|| preparer.order(&memory, busy.clone()));
+        let more = std::iter::from_fn(|| preparer.order(&memory, Urgency::Soon, busy.clone()));
         let more: Vec<_> = more.take(2 * ORDERS_MAX).collect();
         assert!((ORDERS_MAX - 1..=ORDERS_MAX).contains(&more.len()));
         drop(open);
@@ -229,7 +250,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(matches!(first.take(), Delivery::Failed));
-        let none = Preparer::none().order(&memory, |_, _| Ok(Thing(bounded(1).0)));
+        let none = Preparer::none().order(&memory, Urgency::Soon, |_, _| Ok(Thing(bounded(1).0)));
         assert!(none.is_none());
     }
 }

@@ -82,7 +82,7 @@ impl SparseShard {
     /// [`ShardError`].
     pub fn new(
         memory: &Arc<ServerMemory>,
-        preparer: Preparer,
+        preparer: &Preparer,
         who: (TableId, u32),
         spec: &Arc<TableSpec>,
         partitions: impl Iterator<Item = PartitionId>,
@@ -90,12 +90,18 @@ impl SparseShard {
         let rows = RowWriter::new(Arc::clone(memory), Arc::clone(spec))?;
         let state_bytes = rows.kernel().state_bytes();
         let layout = rows.layout();
-        let extents = Extents::new(Arc::clone(memory), preparer, who, layout, state_bytes)?;
+        let extents = Extents::new(
+            Arc::clone(memory),
+            preparer.clone(),
+            who,
+            layout,
+            state_bytes,
+        )?;
         let mut all: Vec<Option<Partition>> = Vec::new();
         all.resize_with(spec.partitions as usize, || None);
         for p in partitions {
             let owner = BlockOwner::of(who, BlockKind::Index, p);
-            let index = Index::new(Arc::clone(memory), owner)?;
+            let index = Index::new(Arc::clone(memory), preparer.clone(), owner)?;
             if let Some(slot) = all.get_mut(p.0 as usize) {
                 *slot = Some(Partition {
                     index,
@@ -330,7 +336,7 @@ mod tests {
         let all = (0..16).map(PartitionId);
         let shard = SparseShard::new(
             &memory,
-            Preparer::start().unwrap(),
+            &Preparer::start().unwrap(),
             (TableId(1), 0),
             &spec,
             all,

@@ -1,0 +1,188 @@
+//! The index against a hash map, its growth with and without a helper, and what becomes of its memory.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use tidewater_transport::ids::Incarnation;
+
+use super::super::memory::BlockKind;
+use super::*;
+
+fn index_in(memory: &Arc<ServerMemory>, part: u32) -> Index {
+    index_with(memory, Preparer::none(), part)
+}
+
+fn index_with(memory: &Arc<ServerMemory>, preparer: Preparer, part: u32) -> Index {
+    let owner = BlockOwner {
+        kind: BlockKind::Index,
+        table: 1,
+        applier: 0,
+        part,
+    };
+    Index::new(Arc::clone(memory), preparer, owner).unwrap()
+}
+
+fn memory() -> Arc<ServerMemory> {
+    Arc::new(ServerMemory::new(64 << 20, Incarnation(1)).unwrap())
+}
+
+fn index() -> Index {
+    index_in(&memory(), 0)
+}
+
+/// Pages that this thread was the first to touch, so far.
+fn faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+    let after_name = stat.rsplit(") ").next().unwrap();
+    after_name.split(' ').nth(7).unwrap().parse().unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn agrees_with_a_hash_map(ops in proptest::collection::vec((any::<bool>(), 0u64..400), 0..3000)) {
+        let mut index = index();
+        let mut model = HashMap::new();
+        for (n, (remove, key)) in ops.into_iter().enumerate() {
+            let key = key << 56 | key;
+            if remove {
+                prop_assert_eq!(index.remove(key), model.remove(&key));
+            } else if let std::collections::hash_map::Entry::Vacant(slot) = model.entry(key) {
+                let loc = Loc::new(0, 1, n as u32);
+                index.insert(key, loc).unwrap();
+                slot.insert(loc);
+            }
+            prop_assert_eq!(index.len(), model.len());
+        }
+        for key in (0..400u64).map(|k| k << 56 | k) {
+            prop_assert_eq!(index.get(key), model.get(&key).copied());
+        }
+    }
+}
+
+#[test]
+fn every_key_is_found_while_it_grows() {
+    let mut index = index();
+    for key in 0..100_000u64 {
+        index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        let probe = key / 2;
+        assert_eq!(
+            index.get(probe),
+            Some(Loc::new(0, 1, probe as u32)),
+            "{probe} at {key}"
+        );
+    }
+    assert_eq!(index.get(100_000), None);
+}
+
+/// All indexes of a table double at about the same time; a fresh page costs as much as many
+/// inserts.
+#[test]
+fn fresh_pages_come_evenly_also_when_all_indexes_double() {
+    const INDEXES: u64 = 16;
+    const BATCH: u64 = 256;
+    let memory = memory();
+    let mut indexes: Vec<Index> = (0..INDEXES as u32).map(|p| index_in(&memory, p)).collect();
+    let (mut most, mut all) = (0, 0);
+    for first in (0..INDEXES * 20_000).step_by(BATCH as usize) {
+        let before = faults();
+        for key in first..first + BATCH {
+            let index = &mut indexes[(key % INDEXES) as usize];
+            index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        }
+        let came = faults() - before;
+        all += came;
+        // At first each index is a few pages in all.
+        if first > INDEXES * 1_000 {
+            most = most.max(came);
+        }
+    }
+    assert!(all > 2_000, "only {all} fresh pages: nothing tested");
+    // 128 bytes an insert are a page in 32.
+    let share = BATCH / 32;
+    assert!(most <= 4 * share, "{most} fresh pages in {BATCH} inserts");
+}
+
+/// With a helper that keeps up, inserts meet no fresh pages but those of small tables.
+#[test]
+fn the_helper_makes_the_tables() {
+    const KEYS: u64 = 200_000;
+    let memory = memory();
+    let mut index = index_with(&memory, Preparer::start().unwrap(), 0);
+    let (mut ordered, before) = (0, faults());
+    for key in 0..KEYS {
+        index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        if let Growth::Ordered(order) = &index.growth
+            && index.len == index.table.mask.div_ceil(2) + 1
+        {
+            ordered += 1;
+            while !order.is_done() {
+                std::thread::yield_now();
+            }
+        }
+    }
+    let came = faults() - before;
+    assert!(ordered > 5, "{ordered} orders: nothing tested");
+    assert!(came < 100, "{came} fresh pages");
+    assert!((0..KEYS).all(|key| index.get(key).is_some()));
+}
+
+/// One that does not come is waited for until there is little room, and then done without.
+#[test]
+fn a_late_helper_is_done_without() {
+    let memory = memory();
+    let helper = Preparer::start().unwrap();
+    let (open, gate) = crossbeam_channel::bounded::<()>(0);
+    let busy = helper.order::<Table>(&memory, Urgency::Soon, move |_, _| {
+        let _ = gate.recv();
+        Err(StoreError::Limit {
+            what: "patience",
+            have: 1,
+            limit: 0,
+        })
+    });
+    let mut index = index_with(&memory, helper, 0);
+    let mut fullest = 0;
+    for key in 0..100_000u64 {
+        index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        fullest = fullest.max(index.len * 1_000 / (index.table.mask + 1));
+        assert_eq!(index.get(key), Some(Loc::new(0, 1, key as u32)));
+    }
+    assert!((850..=875).contains(&fullest), "{fullest}/1000 full");
+    index.release().unwrap();
+    // What it makes after all, and nobody waits for, is given back.
+    drop(open);
+    drop(busy);
+    let all_free = || {
+        let blocks = memory.private.directory().unwrap();
+        blocks
+            .iter()
+            .all(|(_, [kind, ..])| *kind == BlockKind::Free as u32)
+    };
+    while !all_free() {
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn outgrown_tables_are_used_again() {
+    let memory = memory();
+    let grown = |part| {
+        let before = memory.private.usage().0;
+        let mut index = index_in(&memory, part);
+        for key in 0..50_000u64 {
+            index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        }
+        // What was there before is not taken for a key.
+        assert!((50_000..60_000).all(|key| index.get(key).is_none()));
+        (index, memory.private.usage().0 - before)
+    };
+    let (first, fresh) = grown(0);
+    let (second, more) = grown(1);
+    // All but the present table and its predecessor.
+    assert!(more < fresh, "{fresh} bytes, then {more}");
+    first.release().unwrap();
+    second.release().unwrap();
+    let (_third, more) = grown(2);
+    assert_eq!(more, 0);
+}
