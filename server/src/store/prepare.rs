@@ -40,7 +40,7 @@ pub(super) enum Urgency {
     Later,
 }
 
-/// The helper thread's inboxes, one for each [`Urgency`]. Clones share them.
+/// The helper thread's inboxes, one for each urgency. Clones share them.
 #[derive(Clone)]
 pub struct Preparer(Option<[Sender<Job>; 2]>);
 
