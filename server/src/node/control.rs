@@ -43,6 +43,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const TCP: ConnId = 0;
 const UNIX: ConnId = 1;
 const BELL: ConnId = 2;
+/// RDMA devices that have something to tell.
+pub(super) const DEVICES: ConnId = 3;
 const FIRST_CONN: ConnId = 16;
 
 /// What other threads want of the control thread.
@@ -63,7 +65,7 @@ pub(super) enum Order {
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     policy: ServerPolicy,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     bell: Bell,
     orders: Receiver<Order>,
     listeners: Listeners,
@@ -89,8 +91,9 @@ impl Control {
     ) -> Result<Self, NodeError> {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
+        let epoll = Arc::new(epoll);
         let control = Self {
-            sessions: Sessions::new(Arc::clone(&shared))?,
+            sessions: Sessions::new(Arc::clone(&shared), Arc::clone(&epoll))?,
             shared,
             policy,
             epoll,
@@ -144,6 +147,7 @@ impl Control {
                 match id {
                     TCP | UNIX => self.accept(id),
                     BELL => self.obey(),
+                    DEVICES => self.sessions.hear_devices(),
                     _ => self.serve(id, flags),
                 }
             }
