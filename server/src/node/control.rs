@@ -16,6 +16,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::dial;
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_transport::shm::pass::same_user;
@@ -418,6 +419,11 @@ impl Control {
             session, applier, ..
         } = purpose
         else {
+            // A host that vanishes says no goodbye: its session must not wait for one. (A lane goes with
+            // its session, and may be silent for as long as its client computes.)
+            if let Socket::Tcp(stream) = &conn.socket {
+                dial::tune(stream).map_err(|e| e.to_string())?;
+            }
             return Ok(None);
         };
         let sent = conn.send().map_err(|e| e.to_string())?;
