@@ -16,7 +16,8 @@ LOSS=0
 DIES=
 TIMEOUT_S=600
 GUEST_DIED=125
-declare -A ADDRESS=([a]=10.9.0.1 [b]=10.9.0.2) OTHER=([a]=b [b]=a) COMMAND PID
+WIRE_S=60 # for QEMU to start
+declare -A ADDRESS=([a]=10.9.0.1 [b]=10.9.0.2) COMMAND PID
 SEDS=()
 
 usage() { sed -n '2,/^source/s/^# \{0,1\}//p' "$0" | sed '$d'; }
@@ -39,14 +40,32 @@ parse_arguments() {
     COMMAND=([a]=$1 [b]=$2)
 }
 
-# start HOST: datagrams between two files: neither end has to be there first.
+# wire HOST: a's end of the stream between them listens, b's calls. (Not datagrams: a socket holds ten of
+# them, and QEMU looks without a pause whether the next one fits, on a core that the guests need.)
+wire() {
+    local server=off
+    [[ $1 != a ]] || server=on
+    say "stream,server=$server,addr.type=unix,addr.path=$SCRATCH/wire"
+}
+
+# await_wire: until a listens.
+await_wire() {
+    local until=$((SECONDS + WIRE_S))
+    while [[ ! -S $SCRATCH/wire ]]; do
+        kill -0 "${PID[a]}" 2>/dev/null || return 0 # finish says why
+        ((SECONDS < until)) || die "host a makes no wire in $WIRE_S s"
+        sleep 0.05
+    done
+}
+
+# start HOST: boots it.
 start() {
     local host=$1 lossy='' out err
     [[ $LOSS == 0 ]] || lossy="tc qdisc add dev eth0 root netem loss $LOSS% && "
     exec {out}> >(exec sed -u "s/^/$host| /") && SEDS+=($!)
     exec {err}> >(exec sed -u "s/^/$host| /" >&2) && SEDS+=($!)
     "$BOOT" --name "$host" --timeout "$TIMEOUT_S" --memory "$MEMORY_MIB" --address "${ADDRESS[$host]}/24" \
-        --net "dgram,local.type=unix,local.path=$SCRATCH/$host,remote.type=unix,remote.path=$SCRATCH/${OTHER[$host]}" \
+        --net "$(wire "$host")" \
         bash -c "export SOFTROCE_MEETING=$MEETING SOFTROCE_HOST=$host; $lossy${COMMAND[$host]}" \
         >&"$out" 2>&"$err" {out}>&- {err}>&- &
     PID[$host]=$!
@@ -84,6 +103,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM
 cd "$CALLED_FROM"
 start a
+await_wire
 start b
 failed=0
 for host in a b; do finish "$host" || failed=1; done

@@ -6,6 +6,8 @@
 #   ci/softroce.sh --full                with the larger counts (TIDEWATER_TEST_FULL=1)
 #   ci/softroce.sh --only GROUP          that one (may be repeated)
 #   ci/softroce.sh --list                names and purposes
+#   ci/softroce.sh --hosts               jobs over two hosts, of ci/softroce/hosts.toml: no part of CI;
+#                                        first of all, before other options
 #   ci/softroce.sh --run 'COMMAND'       a shell command in a guest: its output, its exit code
 #   ci/softroce.sh --shell               a terminal in a guest
 #       --timeout S                      for --run and --shell; boot included (600; 3600)
@@ -16,7 +18,9 @@
 source "$(dirname "$0")/softroce/lib.sh"
 BOOT=$REPO_ROOT/ci/softroce/boot.sh
 TWO=$REPO_ROOT/ci/softroce-two.sh
-export CI_BUDGET=${SOFTROCE_GROUPS:-$REPO_ROOT/ci/softroce/groups.toml} # what `budget` reads
+GROUPS_FILE=groups
+[[ ${1:-} != --hosts ]] || { GROUPS_FILE=hosts && shift; }
+export CI_BUDGET=${SOFTROCE_GROUPS:-$REPO_ROOT/ci/softroce/$GROUPS_FILE.toml} # what `budget` reads
 TIMEOUT_S=
 GUEST_DIED=125 # what boot.sh and softroce-two.sh exit with then
 FULL=${TIDEWATER_TEST_FULL:-0} # ci/all.sh --full says it so
@@ -64,11 +68,13 @@ list() {
     done
 }
 
-# build_if_needed: the tests, once, if any of the groups runs one.
+# build_if_needed: the tests and programs, once, if any of the groups runs one.
 build_if_needed() {
     local group
     for group in "${GROUPS_[@]}"; do
-        [[ ${CFG[group.$group.command]} != *ci/softroce/test.sh* ]] || { build_tests; return; }
+        case ${CFG[group.$group.command]} in
+        *ci/softroce/test.sh* | *ci/softroce/hosts.sh*) build_tests && return ;;
+        esac
     done
 }
 

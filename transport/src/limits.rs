@@ -195,6 +195,10 @@ pub const VERBS_WRITE_BYTES: usize = VERBS_SEND_BYTES / 4;
 /// trip is longer than the usual 20 us, as Soft-RoCE's and those over several switches, but not much
 /// longer than going to sleep and waking takes.
 pub const VERBS_SPIN_MAX: Duration = Duration::from_micros(100);
+/// A client that waits for its server with nothing under way asks it this often by an empty WRITE,
+/// which costs the server's processors nothing: one that is gone is known after this and the retries
+/// of a packet, so within two seconds.
+pub const VERBS_PROBE_EVERY: Duration = Duration::from_secs(1);
 /// To bind a window is local work of the device: it takes no longer than this, or it has failed.
 pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// See [`VERBS_RECEIVES_MIN`]; more than a device has for all its queue pairs is a mistake.

@@ -16,6 +16,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::dial;
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_transport::shm::pass::same_user;
@@ -43,6 +44,8 @@ const IDLE: Duration = Duration::from_secs(60);
 const TCP: ConnId = 0;
 const UNIX: ConnId = 1;
 const BELL: ConnId = 2;
+/// RDMA devices that have something to tell.
+pub(super) const DEVICES: ConnId = 3;
 const FIRST_CONN: ConnId = 16;
 
 /// What other threads want of the control thread.
@@ -63,7 +66,7 @@ pub(super) enum Order {
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     policy: ServerPolicy,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     bell: Bell,
     orders: Receiver<Order>,
     listeners: Listeners,
@@ -89,8 +92,9 @@ impl Control {
     ) -> Result<Self, NodeError> {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
+        let epoll = Arc::new(epoll);
         let control = Self {
-            sessions: Sessions::new(Arc::clone(&shared))?,
+            sessions: Sessions::new(Arc::clone(&shared), Arc::clone(&epoll))?,
             shared,
             policy,
             epoll,
@@ -144,6 +148,7 @@ impl Control {
                 match id {
                     TCP | UNIX => self.accept(id),
                     BELL => self.obey(),
+                    DEVICES => self.sessions.hear_devices(),
                     _ => self.serve(id, flags),
                 }
             }
@@ -414,6 +419,11 @@ impl Control {
             session, applier, ..
         } = purpose
         else {
+            // A host that vanishes says no goodbye: its session must not wait for one. (A lane goes with
+            // its session, and may be silent for as long as its client computes.)
+            if let Socket::Tcp(stream) = &conn.socket {
+                dial::tune(stream).map_err(|e| e.to_string())?;
+            }
             return Ok(None);
         };
         let sent = conn.send().map_err(|e| e.to_string())?;

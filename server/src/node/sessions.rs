@@ -71,7 +71,8 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    pub(super) fn new(shared: Arc<Shared>) -> Result<Self, NodeError> {
+    /// None; RDMA devices that get sessions are watched by `epoll`, as `DEVICES`.
+    pub(super) fn new(shared: Arc<Shared>, epoll: Arc<OwnedFd>) -> Result<Self, NodeError> {
         let m = &shared.memory;
         let dup = super::error::system("duplicate a descriptor");
         let counters = (
@@ -83,13 +84,18 @@ impl Sessions {
         Ok(Self {
             shared,
             memory: Arc::new(memory),
-            verbs: Verbs::new(),
+            verbs: Verbs::new(epoll),
             all: HashMap::new(),
         })
     }
 
     pub(super) fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// RDMA devices have something to tell: it is logged.
+    pub(super) fn hear_devices(&self) {
+        self.verbs.hear();
     }
 
     /// Makes a session for the client thread at the other end of `owner`, which came to the

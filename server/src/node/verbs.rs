@@ -5,22 +5,35 @@
 //! protection domain of its own on it, so that no key of one job opens anything to another. A lane's
 //! queue pairs are made here and handed to the lane's applier as its port; whatever ends the lane
 //! (recovery, a break, the session's end) drops the port and with it the queue pairs.
+//!
+//! What a device tells by itself, such as that a port is down, goes to the log.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 use tidewater_transport::fabric::{Inbox, Port};
-use tidewater_transport::verbs::{Adapter, Domain, Notifier, VerbsError, VerbsPort};
+use tidewater_transport::verbs::{
+    Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, VerbsError, VerbsPort,
+};
 use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsConnected};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
+use super::control::DEVICES;
 use super::handle::Shared;
+
+/// Events that are taken from a device before others have their turn.
+const TURN_EVENTS: usize = 64;
 
 /// The adapters in use.
 #[derive(Debug)]
 pub(super) struct Verbs {
     rails: Vec<Rail>,
+    /// The control thread's.
+    epoll: Arc<OwnedFd>,
 }
 
 /// One adapter: how its events reach each applier, and the jobs that it serves.
@@ -42,9 +55,40 @@ pub(super) struct VerbsSession {
 }
 
 impl Verbs {
-    /// None are, until somebody comes.
-    pub(super) const fn new() -> Self {
-        Self { rails: Vec::new() }
+    /// None are, until somebody comes; then their devices are watched by `epoll`.
+    pub(super) const fn new(epoll: Arc<OwnedFd>) -> Self {
+        let rails = Vec::new();
+        Self { rails, epoll }
+    }
+
+    fn watch(&self, device: &Device) {
+        let data = EventData::new_u64(DEVICES);
+        match epoll::add(&self.epoll, device.events(), data, EventFlags::IN) {
+            // One of several ports of the device may be served already.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => {
+                tracing::warn!(device = &**device.name(), %error, "its events are not told");
+            }
+        }
+    }
+
+    /// Logs what devices have to tell.
+    pub(super) fn hear(&self) {
+        for rail in &self.rails {
+            let device = rail.adapter.device();
+            for _ in 0..TURN_EVENTS {
+                match device.take_event() {
+                    Ok(Some(event)) => tell(&event),
+                    Ok(None) => break,
+                    Err(error) => {
+                        // It would wake us for ever.
+                        let _ = epoll::delete(&self.epoll, device.events());
+                        tracing::error!(%error, "RDMA device is gone");
+                        break;
+                    }
+                }
+            }
+        }
     }
 
     /// Prepares a session of a job whose client came to the address `local`. The first of a job
@@ -64,8 +108,9 @@ impl Verbs {
         {
             Some(at) => &mut self.rails[at],
             None => {
-                self.rails
-                    .push(Rail::new(adapter, shared).map_err(refusal)?);
+                let rail = Rail::new(adapter, shared).map_err(refusal)?;
+                self.watch(rail.adapter.device());
+                self.rails.push(rail);
                 let last = self.rails.len() - 1;
                 &mut self.rails[last]
             }
@@ -129,6 +174,15 @@ impl VerbsSession {
         let (port, connected) =
             VerbsPort::accept(&self.domain, notifier, inbox, offer, peer).map_err(refusal)?;
         Ok((Box::new(port), connected))
+    }
+}
+
+/// One line for each event, with what to do.
+fn tell(event: &DeviceEvent) {
+    match event.weight {
+        EventWeight::Failure => tracing::warn!("RDMA: {event}"),
+        EventWeight::Change => tracing::info!("RDMA: {event}"),
+        EventWeight::Detail => tracing::debug!("RDMA: {event}"),
     }
 }
 

@@ -18,6 +18,8 @@ pub struct Counters {
     pub signals: u64,
     /// Of them, those with nothing to tell but receives that were posted again.
     pub empty_signals: u64,
+    /// Of the requests, those that ask whether the peer is there: nothing else was under way.
+    pub probes: u64,
     /// Completions of sends that were polled; one a doorbell, mostly.
     pub completions: u64,
     /// Signals of the other end that were taken in.
@@ -38,6 +40,7 @@ impl core::ops::Add for Counters {
             atomics: self.atomics + other.atomics,
             signals: self.signals + other.signals,
             empty_signals: self.empty_signals + other.empty_signals,
+            probes: self.probes + other.probes,
             completions: self.completions + other.completions,
             received: self.received + other.received,
             stalls: self.stalls + other.stalls,
@@ -59,6 +62,7 @@ impl core::ops::Sub for Counters {
             atomics: since(self.atomics, other.atomics),
             signals: since(self.signals, other.signals),
             empty_signals: since(self.empty_signals, other.empty_signals),
+            probes: since(self.probes, other.probes),
             completions: since(self.completions, other.completions),
             received: since(self.received, other.received),
             stalls: since(self.stalls, other.stalls),

@@ -1,11 +1,14 @@
 //! RDMA devices of this host: which there are, opening one, what it can do, the state of its ports.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::error::{VerbsError, remedy};
+use super::events::{DeviceEvent, element};
 use super::ffi::{self, bits};
 use super::sysfs::Link;
 use crate::sync::Arc;
@@ -15,8 +18,8 @@ use crate::sync::Arc;
 /// # Thread safety
 /// libibverbs is thread-safe: calls on one context from several threads need no lock of ours.
 ///
-/// Its asynchronous events are not read: what they tell of a queue pair shows in its completions,
-/// and what they tell of a port in the end of the control connection or of a deadline.
+/// Its events are for people ([`Device::take_event`]): nothing waits for them, and who does not read
+/// them misses nothing but words.
 ///
 /// # Invariants
 /// - `context` was opened and is not closed; every object made with it holds an `Arc` of this.
@@ -159,11 +162,39 @@ impl Device {
                 return Err(call("ibv_query_device", e));
             }
         };
-        Ok(Arc::new(Self {
+        let opened = Self {
             context,
             name,
             limits,
-        }))
+        };
+        let events = opened.events();
+        rustix::fs::fcntl_getfl(events)
+            .and_then(|flags| rustix::fs::fcntl_setfl(events, flags | OFlags::NONBLOCK))
+            .map_err(|e| opened.failed("fcntl of a device's events", e))?;
+        Ok(Arc::new(opened))
+    }
+
+    /// Readable when the device has an event. Does not block.
+    pub fn events(&self) -> BorrowedFd<'_> {
+        // SAFETY: open (invariant).
+        let fd = unsafe { ffi::async_fd(self.context) };
+        // SAFETY: the descriptor is the context's and open as long as it is, which `self` is.
+        unsafe { BorrowedFd::borrow_raw(fd) }
+    }
+
+    /// Takes an event, if there is one. Each is given once, whoever asks. Cost: a system call.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`]: the device is gone, and no event will come any more.
+    #[doc(alias = "ibv_get_async_event")]
+    #[doc(alias = "ibv_ack_async_event")]
+    pub fn take_event(&self) -> Result<Option<DeviceEvent>, VerbsError> {
+        // SAFETY: open (invariant).
+        match unsafe { ffi::take_async_event(self.context, element) } {
+            Ok((number, of)) => Ok(Some(DeviceEvent::new(&self.name, number, of))),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(errno) => Err(self.failed("ibv_get_async_event", errno)),
+        }
     }
 
     /// Its name.

@@ -26,14 +26,18 @@ impl Request {
     }
 
     /// One that says nothing but how many receives were posted again.
-    pub(super) const EMPTY_SIGNAL: Self = Self {
-        op: "signal",
-        at: RemoteAddr {
+    pub(super) const EMPTY_SIGNAL: Self = Self::of_nothing("signal");
+
+    /// One that asks whether the peer is there.
+    pub(super) const PROBE: Self = Self::of_nothing("probe");
+
+    const fn of_nothing(op: &'static str) -> Self {
+        let at = RemoteAddr {
             key: RegionKey(0),
             addr: 0,
-        },
-        len: 0,
-    };
+        };
+        Self { op, at, len: 0 }
+    }
 }
 
 /// What broke a lane.

@@ -190,6 +190,64 @@ pub(super) unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Answ
     Ok(attributes)
 }
 
+/// An event of a device. The bindings make an enumeration of its number, of which a later library
+/// may have more than they know.
+#[repr(C)]
+struct AsyncEvent {
+    /// A queue pair, a completion queue or the number of a port: the number says which.
+    element: sys::ibv_async_event_element_t,
+    /// `IBV_EVENT_*`.
+    number: c_int,
+}
+
+const _: () = assert!(size_of::<AsyncEvent>() == size_of::<sys::ibv_async_event>());
+const _: () = assert!(align_of::<AsyncEvent>() == align_of::<sys::ibv_async_event>());
+
+/// What an event is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Element {
+    Port,
+    Pair,
+    Other,
+}
+
+/// The descriptor that is readable when the device has an event.
+pub(super) unsafe fn async_fd(context: NonNull<ibv_context>) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { (*context.as_ptr()).async_fd }
+}
+
+/// One event of a device whose descriptor does not block: its number, and the number of the port or
+/// of the queue pair that it is of, if `element` says that it is of one. EAGAIN when there is none.
+pub(super) unsafe fn take_async_event(
+    context: NonNull<ibv_context>,
+    element: impl FnOnce(c_int) -> Element,
+) -> Answer<(c_int, u32)> {
+    let mut event = AsyncEvent {
+        element: sys::ibv_async_event_element_t { qp: null_mut() },
+        number: 0,
+    };
+    let place = (&raw mut event).cast::<sys::ibv_async_event>();
+    // SAFETY: the caller's; `event` is laid out as the library's (asserted above).
+    done(unsafe { sys::ibv_get_async_event(context.as_ptr(), place) })?;
+    let of = match element(event.number) {
+        // SAFETY: any value of it is valid, and it was written: at least by the null above.
+        Element::Port => unsafe { event.element.port_num as u32 },
+        Element::Pair => {
+            // SAFETY: as above.
+            let pair = unsafe { event.element.qp };
+            // SAFETY: the library names a queue pair in these events, and does not let it be
+            // destroyed before the event is acknowledged, which is below.
+            unsafe { pair.as_ref() }.map_or(0, |pair| pair.qp_num)
+        }
+        Element::Other => 0,
+    };
+    let place = (&raw mut event).cast::<sys::ibv_async_event>();
+    // SAFETY: as it was got, once.
+    unsafe { sys::ibv_ack_async_event(place) };
+    Ok((event.number, of))
+}
+
 pub(super) unsafe fn alloc_pd(context: NonNull<ibv_context>) -> Answer<NonNull<ibv_pd>> {
     // SAFETY: the caller's.
     object(unsafe { sys::ibv_alloc_pd(context.as_ptr()) })

@@ -13,7 +13,7 @@ use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
     TransportKind,
 };
-use crate::limits::{DATA_DEADLINE, VERBS_WRITE_BYTES};
+use crate::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
 use crate::sync::Arc;
 use crate::wait::wait_until;
 
@@ -58,6 +58,8 @@ pub(super) struct Engine {
     pub(super) keys: Keys,
     /// Kept, because to clear it costs as much as to look into an empty queue.
     pub(super) batch: [Completion; BATCH],
+    /// When the peer is asked whether it is there, unless something comes before.
+    pub(super) probe_at: Option<Deadline>,
 }
 
 impl Engine {
@@ -79,6 +81,23 @@ impl Engine {
         }
         self.sender.settle(false)?;
         self.pulls.ask(&self.keys, caller)?;
+        Ok(any)
+    }
+
+    /// Takes in what has come, for who waits for what the peer does by itself. While nothing is
+    /// under way no device would notice that the peer is gone, so it is asked now and then. Cost
+    /// above [`Self::advance`]: a look at the clock if nothing came.
+    fn listen(&mut self) -> Result<bool, Fault> {
+        let any = self.advance(None)?;
+        if any || !self.sender.is_idle() {
+            self.probe_at = None;
+            return Ok(any);
+        }
+        match self.probe_at {
+            None => self.probe_at = Some(Deadline::after(VERBS_PROBE_EVERY)),
+            Some(at) if at.passed() => self.sender.probe()?,
+            Some(_) => {}
+        }
         Ok(any)
     }
 
@@ -191,7 +210,7 @@ impl Live {
             self.engine.sender.stalled();
             self.wait(data_deadline(), true, |engine| {
                 engine.sender.post()?;
-                engine.advance(None)?;
+                engine.listen()?;
                 Ok(engine.sender.signal(request, to, bytes)?.then_some(()))
             })?;
         }
@@ -354,7 +373,7 @@ impl Lane for VerbsLane {
     }
 
     fn poll(&mut self) -> Result<bool, LaneError> {
-        self.call("poll", |live| Ok(live.engine.advance(None)?))
+        self.call("poll", |live| Ok(live.engine.listen()?))
     }
 
     fn mailbox(&self) -> &Mailbox {

@@ -12,6 +12,7 @@
 //! | [`error`] | what goes wrong, in words; the statuses of completions |
 //! | [`sysfs`] | ports and their addresses, as the kernel's files tell them |
 //! | [`device`] | devices and what they can do |
+//! | [`events`] | what a device tells by itself |
 //! | [`adapter`] | which device, port and address a connection uses |
 //! | [`memory`] | protection domains, registered regions, windows |
 //! | [`queue`] | completions, and the descriptor that wakes for them |
@@ -43,6 +44,7 @@ pub mod device;
 pub mod domain;
 mod ends;
 pub mod error;
+pub mod events;
 mod fault;
 mod ffi;
 mod flight;
@@ -66,6 +68,7 @@ pub use counters::Counters;
 pub use device::{Device, DeviceLimits, PortState, devices};
 pub use domain::{ClientDomain, Domain};
 pub use error::{Status, VerbsError};
+pub use events::{DeviceEvent, EventWeight};
 pub use lane::VerbsLane;
 pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, Sge, Target};
 pub use notifier::Notifier;

@@ -24,7 +24,7 @@ use super::error::VerbsError;
 use super::queue::{Completion, CompletionChannel, CompletionQueue};
 use crate::clock::{self, Deadline};
 use crate::fabric::Sleeper;
-use crate::limits::VERBS_SPIN_MAX;
+use crate::limits::{VERBS_PROBE_EVERY, VERBS_SPIN_MAX};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::wake::{Arm, Arms, Watch};
 
@@ -221,12 +221,12 @@ impl Sleeper for Waiter {
     }
 
     /// After a sleep that was shorter than a look could have been, it looks longer: round trips of
-    /// this device take that long.
+    /// this device take that long. It ends when it is time to ask whether the peer is there.
     fn sleep(&mut self, deadline: Deadline) {
         let began = clock::now();
-        let left = deadline.left();
+        let left = deadline.left().min(VERBS_PROBE_EVERY);
         let timeout = Timespec {
-            tv_sec: left.as_secs().min(3600) as i64,
+            tv_sec: left.as_secs() as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
         let mut fds = [PollFd::new(&*self.notifier.channel, PollFlags::IN)];

@@ -127,6 +127,7 @@ impl LaneOffer {
             arrivals: self.arrivals,
             keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
             batch: [Completion::EMPTY; BATCH],
+            probe_at: None,
         };
         let live = Live {
             engine,

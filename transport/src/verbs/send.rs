@@ -33,6 +33,12 @@ const OLD_AT: usize = 0;
 /// Where the copies of writes begin.
 const COPIES_AT: usize = 64;
 
+/// Where a request goes that carries nothing: its device does not look.
+const NOWHERE: Target = Target {
+    rkey: 0,
+    address: 0,
+};
+
 /// Registered memory of a [`Sender`]: the landing of its atomics, and room for copies.
 #[derive(Debug)]
 pub(super) struct Copies {
@@ -235,6 +241,22 @@ impl Sender {
         self.give(immediate)
     }
 
+    /// Whether its device knows of nothing that it could see fail.
+    pub(super) fn is_idle(&self) -> bool {
+        self.flight.is_empty()
+    }
+
+    /// Asks whether the peer is there, by a WRITE of nothing: it touches no memory there, needs no
+    /// key, takes no receive and wakes nobody. Its device answers; one that does not, or has no
+    /// such pair any more, makes it fail. Only of a sender that is idle, which has room for it.
+    pub(super) fn probe(&mut self) -> Result<(), Fault> {
+        let number = self.flight.next();
+        self.chain.write_inline(number, &[], NOWHERE, Flags::NONE)?;
+        self.counters.probes += 1;
+        self.push(Request::PROBE);
+        self.post()
+    }
+
     /// Hands what is queued to the device: one doorbell.
     pub(super) fn post(&mut self) -> Result<(), Fault> {
         if self.chain.is_empty() {
@@ -330,12 +352,8 @@ impl Sender {
 
     /// An empty signal that has its credit.
     fn give(&mut self, immediate: u32) -> Result<(), Fault> {
-        let nowhere = Target {
-            rkey: 0,
-            address: 0,
-        };
         self.counters.empty_signals += 1;
-        self.immediate(Request::EMPTY_SIGNAL, nowhere, &[], immediate)?;
+        self.immediate(Request::EMPTY_SIGNAL, NOWHERE, &[], immediate)?;
         self.post()
     }
 

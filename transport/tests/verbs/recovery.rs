@@ -5,11 +5,19 @@ use std::time::Duration;
 use tidewater_transport::clock;
 use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, Port, RemoteAddr};
 use tidewater_transport::layout::session::INBOX_RING_AT;
+use tidewater_transport::limits::{VERBS_PROBE_EVERY, VERBS_RECEIVES};
 
-use crate::harness::{Host, late, row};
+use crate::harness::{Ends, Host, late, row};
 
 /// With a window bound: destroyed in another order, a pair takes rxe of Linux 6.1 50 s to go.
 const SOON: Duration = Duration::from_secs(1);
+
+/// Longer than a signal takes to land and be acknowledged, so that no more is under way.
+const QUIET: Duration = Duration::from_millis(500);
+
+/// A peer that is gone is known by then: two seconds, and what an emulator adds; far below the 30 s
+/// of a call's own deadline.
+const KNOWN: Duration = Duration::from_secs(10);
 
 const RING: RemoteAddr = RemoteAddr {
     key: INBOX_KEY,
@@ -74,6 +82,78 @@ fn a_peer_that_is_gone_breaks_the_lane() {
         assert!(error.to_string().contains("the server"), "{error}");
         assert!(ends.lane.poll().is_err() && ends.lane.flush().is_err());
     }
+}
+
+/// A client that has used up its credit, with everything that it sent acknowledged, waits for a port
+/// that is gone: nothing under way could fail, and still it is told soon.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_client_without_credit_is_told_that_its_port_is_gone() {
+    let host = Host::new();
+    let mut ends = host.connect(1);
+    ends.settle();
+    let Ends {
+        mut lane,
+        mut port,
+        inbox,
+        ..
+    } = ends;
+    let client = std::thread::spawn(move || {
+        let mut n = 0u64;
+        let error = loop {
+            n += 1;
+            if let Err(error) = lane.write_signal(RING, &n.to_le_bytes()) {
+                break error;
+            }
+        };
+        (error, lane.counters(), clock::now())
+    });
+    let landed = || inbox.window().as_read().load(INBOX_RING_AT);
+    let (mut before, end) = (0, late());
+    while before == 0 || before != landed() {
+        assert!(!end.passed(), "{before} signals, and no end of credit");
+        before = landed();
+        std::thread::sleep(QUIET);
+    }
+    let gone = clock::now();
+    port.destroy();
+    let (error, counters, told) = client.join().unwrap();
+    let took = told.duration_since(gone);
+    println!("after {took:?}: {error}; {counters:?}");
+    assert!(matches!(error, LaneError::Broken { .. }), "{error}");
+    assert!(took < KNOWN, "{took:?}");
+    assert!(before < u64::from(VERBS_RECEIVES), "it had credit");
+    assert!(counters.probes > 0, "{counters:?}");
+}
+
+/// A client that only waits for what its server tells is told too, and asks for it at the cost of
+/// the devices alone while the port is there.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_client_that_waits_for_word_is_told_that_its_port_is_gone() {
+    let host = Host::new();
+    let mut ends = host.connect(1);
+    ends.settle();
+    let poll_for = |ends: &mut Ends, time| {
+        let began = clock::now();
+        while clock::now().duration_since(began) < time {
+            if let Err(error) = ends.lane.poll() {
+                return Some(error);
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        None
+    };
+    let before = ends.lane.counters();
+    let lost = poll_for(&mut ends, 3 * VERBS_PROBE_EVERY);
+    assert!(lost.is_none(), "the port is there: {lost:?}");
+    let asked = (ends.lane.counters() - before).probes;
+    assert!((1..=3).contains(&asked), "{asked} times");
+    assert!(!ends.poll_port().unwrap(), "the server was told of it");
+    ends.port.destroy();
+    let error = poll_for(&mut ends, KNOWN);
+    println!("{error:?}");
+    assert!(matches!(error, Some(LaneError::Broken { .. })), "{error:?}");
 }
 
 /// A client that goes away with everything in flight leaves a port that goes away too.
