@@ -24,7 +24,7 @@
 //!
 //! | type | for |
 //! |---|---|
-//! | [`TableBuilder`], [`Table`] | what a table is; its handle |
+//! | [`TableBuilder`], [`Table`], [`AnyTable`] | what a table is; its handle, with its type or without |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
 //! | [`Ticket`] | when a push is applied, or why not |
 //! | [`Sync`] | BSP, SSP, ASP |
@@ -77,7 +77,7 @@ pub use launched::{Entered, Launch};
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};
-pub use table::{Element, Table, TableBuilder};
+pub use table::{AnyTable, Element, Table, TableBuilder};
 
 /// The example of the README compiles.
 #[cfg(all(doctest, feature = "embedded"))]

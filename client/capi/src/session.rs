@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use tidewater_client::{Client, Ticket};
+use tidewater_client::{AnyTable, Client, Ticket};
 use tidewater_transport::mem::ForkGuard;
 use tidewater_transport::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use crate::convert::{self, SessionChoices};
 use crate::error::{Failure, remember, thread_number};
 use crate::handles::{Handles, Kind};
 use crate::progress::{Progress, Shared};
-use crate::values::{AnyPull, AnyTable};
+use crate::values::AnyPull;
 
 /// What a session is while it is open.
 pub(crate) struct Open {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tidewater_client::{Client, ClientError, Job, connect};
+use tidewater_client::{AnyTable, Client, ClientError, Job, connect};
 use tidewater_transport::ids::DomainId;
 use tidewater_transport::limits::DATA_DEADLINE;
 use tidewater_transport::mem::ForkGuard;
@@ -13,7 +13,7 @@ use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 
 use crate::failure::{Error, ForkedError, raised};
 use crate::options;
-use crate::table::{AnyTable, Table};
+use crate::table::Table;
 
 /// What a session was asked for: all that a copy in another process needs to join the same job.
 /// The token is not in it, but the name of its file.

@@ -5,22 +5,13 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater_client::{self as client, Client, ClientError};
+use tidewater_client::{self as client, AnyTable};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::table::{DType, DenseLayout, Shape, TableSpec};
+use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 
 use crate::arrays::{self, Keys};
 use crate::options;
 use crate::session::Session;
-
-/// A table of any element type.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum AnyTable {
-    F32(client::Table<f32>),
-    F64(client::Table<f64>),
-    I32(client::Table<i32>),
-    I64(client::Table<i64>),
-}
 
 /// Does something with a table, whatever its type, which is named `T`.
 macro_rules! with_table {
@@ -44,38 +35,6 @@ macro_rules! with_table {
             }
         }
     };
-}
-
-impl AnyTable {
-    /// Creates it, or opens the equal one of its name.
-    pub(crate) fn create(client: &mut Client, spec: &TableSpec) -> Result<Self, ClientError> {
-        Ok(match spec.dtype {
-            DType::F32 => Self::F32(client.create_table(spec)?),
-            DType::F64 => Self::F64(client.create_table(spec)?),
-            DType::I32 => Self::I32(client.create_table(spec)?),
-            DType::I64 => Self::I64(client.create_table(spec)?),
-        })
-    }
-
-    /// Opens one that exists.
-    pub(crate) fn open(client: &mut Client, name: &str, dtype: DType) -> Result<Self, ClientError> {
-        Ok(match dtype {
-            DType::F32 => Self::F32(client.open_table(name)?),
-            DType::F64 => Self::F64(client.open_table(name)?),
-            DType::I32 => Self::I32(client.open_table(name)?),
-            DType::I64 => Self::I64(client.open_table(name)?),
-        })
-    }
-
-    /// What it is.
-    pub(crate) fn spec(self, client: &Client) -> Option<&TableSpec> {
-        match self {
-            Self::F32(table) => client.spec(&table),
-            Self::F64(table) => client.spec(&table),
-            Self::I32(table) => client.spec(&table),
-            Self::I64(table) => client.spec(&table),
-        }
-    }
 }
 
 /// A table of a session.
@@ -239,9 +198,7 @@ impl Table {
     /// Releases the table for everybody.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session.get();
-        with_table!(self.any, (table, _T) => {
-            session.with(py, |client| client.release_table(table))
-        })
+        session.with(py, |client| self.any.release(client))
     }
 
     /// As session and name.
