@@ -122,6 +122,31 @@ test_hostile() {
     service_stop
 }
 
+# A job that is told to end: at one step of all workers (the program checks it), with its model saved, and
+# with 128 + the signal.
+test_walltime() {
+    local signal number job rc i
+    attempt "walltime.c compiles" cc -std=gnu11 "${WARN[@]}" -o "$SCRATCH/walltime" client/capi/tests/c/walltime.c "${CFLAGS[@]}" "${LIBS[@]}"
+    for signal in USR1 TERM; do
+        number=$(kill -l "$signal") rc=0
+        rm -rf "$SCRATCH/model" && : >"$SCRATCH/log"
+        "${RUN[@]:0:2}" --timeout "${LIMIT}s" "${RUN[@]:2}" "$SCRATCH/walltime" "$SCRATCH/model" >"$SCRATCH/log" 2>&1 &
+        job=$!
+        for ((i = 0; i < 300; i++)); do
+            ! grep -q stepping "$SCRATCH/log" || break
+            sleep 0.1
+        done
+        kill -s "$signal" "$job"
+        wait "$job" || rc=$?
+        if ((rc == 128 + number)) && [[ -n $(ls -A "$SCRATCH/model") ]]; then
+            ok "SIG$signal ends C workers at one step, saved, with $rc"
+        else
+            not_ok "SIG$signal ends C workers with $rc"
+            sed 's/^/    /' "$SCRATCH/log"
+        fi
+    done
+}
+
 test_cpp() {
     compiler g++ g++ || { skip "C++: no g++"; return; }
     attempt "heat.cpp compiles" g++ -std=c++17 "${WARN[@]}" -O2 -o "$SCRATCH/heat_cpp" "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"
@@ -190,6 +215,7 @@ fi
 test_library
 test_c
 test_hostile
+test_walltime
 test_cpp
 test_fortran
 test_mpi

@@ -28,6 +28,7 @@
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
 //! | [`Ticket`] | when a push is applied, or why not |
 //! | [`Sync`] | BSP, SSP, ASP |
+//! | [`walltime::Walltime`] | ending at one step of all workers before the batch system kills |
 //! | [`Counters`] | which path really ran |
 //! | [`train`], [`data`] | the trainer, as a library; readers of training files |
 //!
@@ -65,6 +66,7 @@ mod replies;
 pub mod session;
 pub mod table;
 pub mod train;
+pub mod walltime;
 
 pub use clock::Sync;
 pub use connect::Job;

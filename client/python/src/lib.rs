@@ -14,6 +14,7 @@ mod failure;
 mod options;
 mod session;
 mod table;
+mod walltime;
 
 use pyo3::prelude::*;
 
@@ -29,5 +30,6 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<table::Table>()?;
     module.add_class::<table::Ticket>()?;
+    module.add_class::<walltime::Walltime>()?;
     Ok(())
 }

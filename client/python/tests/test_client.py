@@ -7,6 +7,8 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -104,6 +106,69 @@ def test_wrong_arrays_are_named():
         raises(ValueError, "'adagrad' with 1 numbers", lambda: s.table("u", "rows", dtype="f4", rows=1, cols=1, optimizer=("adagrad", 1)))
 
 
+def test_a_walltime_that_is_over_ends_all_workers_at_one_step():
+    for sync, number in (("bsp", signal.SIGUSR1), ("ssp:2", signal.SIGTERM), ("asp", signal.SIGTERM)):
+        name = f"walltime-{os.getpid()}-{next(_names)}"
+        program = [sys.executable, __file__, COORDINATOR, TOKEN, "steps", name, sync]
+        # Who is told looks last at each step: the others are past it already.
+        each = [program + [pause] for pause in ("0.02", "0")]
+        workers = [subprocess.Popen(one, stdout=subprocess.PIPE, text=True) for one in each]
+        try:
+            for worker in workers:
+                assert worker.stdout.readline() == "stepping\n"
+            workers[0].send_signal(number)
+            told = [worker.communicate(timeout=60)[0].split() for worker in workers]
+        finally:
+            for worker in workers:
+                worker.kill()
+        assert [worker.returncode for worker in workers] == [128 + number] * 2, (sync, told)
+        assert sync == "asp" or told[0] == told[1], (sync, told)
+
+
+def _steps(name, sync, pause):
+    """A worker of the test above: steps until it is told to end."""
+    options = {"namespace": name, "sync": sync, "timeout": 20, "clock_timeout": 20}
+    with tidewater.Session(COORDINATOR, TOKEN, workers=2, **options) as s:
+        walltime = tidewater.Walltime(s)
+        n = 0
+        while not walltime.over():
+            s.tick()
+            n += 1
+            if n == 5:
+                print("stepping", flush=True)
+            time.sleep(float(pause))
+        ended = walltime.end()
+        assert walltime.over() and walltime.end() == ended
+        print(n)
+    sys.exit(128 + ended)
+
+
+def test_signals_are_the_programs_but_while_it_watches():
+    script = """
+import os, signal, sys, tidewater
+with tidewater.Session(sys.argv[1], sys.argv[2], namespace=sys.argv[3], workers=1) as s:
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    noted = []
+    signal.signal(signal.SIGUSR1, lambda *_: noted.append(1))
+    for _ in range(2):
+        walltime = tidewater.Walltime(s)
+        assert not walltime.over()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert walltime.over() and walltime.end() == signal.SIGUSR1
+        del walltime
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert noted == [1] * 3, noted
+print("alive", flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+print("still alive")
+"""
+    name = f"signals-{os.getpid()}-{next(_names)}"
+    program = [sys.executable, "-c", script, COORDINATOR, TOKEN, name]
+    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "alive\n"), done
+
+
 def test_closed_and_unreachable_sessions_say_so():
     s = session()
     s.finish()
@@ -182,4 +247,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    _steps(*sys.argv[4:]) if sys.argv[3:4] == ["steps"] else main()

@@ -157,3 +157,21 @@ class Ticket:
         """Waits until the push is applied: pulls that start afterwards see it."""
     def done(self) -> bool:
         """Whether it is applied."""
+
+class Walltime:
+    """Ends a run before its batch system does: all workers at one step, with the model saved.
+
+    From here on, while this or another one lives, SIGTERM and SIGUSR1 are noted and do not end the process; a
+    handler of the program is called too. All workers make one, before their first step, and wait for each
+    other. `every`: steps (ticks of domain 0) between two looks, the same on all workers.
+    """
+
+    def __init__(self, session: Session, every: int = 1) -> None: ...
+    def over(self) -> bool:
+        """At the start of each step, on all workers: whether the run ends here; with bsp and ssp at the same
+        step for all, at most three looks after the signal.
+        """
+    def end(self) -> Optional[int]:
+        """After the last step, on all workers, which wait for each other: the number of the signal for which
+        the run ended, or None. Then save, and `sys.exit(128 + signal)`.
+        """
