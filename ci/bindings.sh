@@ -202,6 +202,18 @@ test_mpi4py() {
     fi
 }
 
+# test_torch: with the PyTorch that is here; it is too large to be fetched for a test.
+test_torch() {
+    local torch=$SCRATCH/torch
+    if ! python3 -c 'import torch' 2>/dev/null; then
+        skip "PyTorch: not installed, and too large to be fetched"
+        return
+    fi
+    python3 -m venv --system-site-packages "$torch"
+    attempt "pip installs the wheel beside PyTorch" "$torch/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl || return 0
+    attempt "torch_lr.py learns" "${RUN[@]}" "$torch/bin/python" "$PYTHON_EXAMPLES/torch_lr.py" && cat "$SCRATCH/log"
+}
+
 # test_python: the wheel is built with what pip brings, and used in an environment that has it and
 # numpy alone.
 test_python() {
@@ -221,6 +233,7 @@ test_python() {
     if ! attempt "pip installs the wheel" "$fresh/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl; then return 0; fi
     simulates python "${RUN[@]}" "$fresh/bin/python" "$PYTHON_EXAMPLES/heat.py"
     test_mpi4py "$fresh"
+    test_torch
     service_start
     attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
     attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"

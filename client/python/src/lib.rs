@@ -7,9 +7,12 @@
 //! - Arrays are borrowed, never copied: pulls write where numpy keeps its numbers, pushes read there.
 //! - The interpreter lock is released while a call waits for it, and for its turn.
 //! - A forked child is refused, and nothing of its parent's session is touched by it.
-//! - No unsafe code: numpy's memory is had through the crate `numpy`, which tracks borrows.
+//! - numpy's memory is had through the crate `numpy`, which tracks borrows; that of other libraries by
+//!   DLPack, in one module, the only one with unsafe code.
 
 mod arrays;
+#[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
+mod dlpack;
 mod failure;
 mod options;
 mod session;

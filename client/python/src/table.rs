@@ -9,7 +9,7 @@ use tidewater_client::{self as client, AnyTable};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 
-use crate::arrays::{self, Keys};
+use crate::arrays::{self, Keys, Read, Written};
 use crate::options;
 use crate::session::Session;
 
@@ -157,8 +157,8 @@ impl Table {
             None => self.new_array(py, keys)?,
         };
         with_table!(self.any, (table, T) => {
-            let mut array = arrays::to_write::<T>(&out, "out", self.shape(keys))?;
-            let to = array.as_slice_mut()?;
+            let mut array = Written::<T>::new(&out, self.shape(keys))?;
+            let to = array.slice(keys.unwrap_or_default())?;
             session.with(py, |client| match keys {
                 Some(keys) => client.pull_rows(&table, keys, to, options),
                 None => client.pull_dense(&table, first, to, options),
@@ -182,8 +182,8 @@ impl Table {
         let op = options::op(op)?;
         let session = self.session.get();
         let pushed = with_table!(self.any, (table, T) => {
-            let array = arrays::to_read::<T>(values, "values", self.shape(keys))?;
-            let from = array.as_slice()?;
+            let array = Read::<T>::new(values, self.shape(keys))?;
+            let from = array.slice()?;
             session.with(py, |client| match keys {
                 Some(keys) => client.push_rows(&table, keys, from, op),
                 None => client.push_dense(&table, first, from, op),

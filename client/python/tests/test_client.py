@@ -3,6 +3,7 @@
 Plain asserts and no test framework, so that a fresh environment with the wheel alone runs it.
 """
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -104,6 +105,126 @@ def test_wrong_arrays_are_named():
         raises(tidewater.Error, "NaN", lambda: t.push(nan, keys).wait())
         raises(ValueError, "dtype is 'float16'", lambda: s.open_table("t", np.float16))
         raises(ValueError, "'adagrad' with 1 numbers", lambda: s.table("u", "rows", dtype="f4", rows=1, cols=1, optimizer=("adagrad", 1)))
+
+
+class Tensor:
+    """Another library's tensor, over an array of numpy's: with the older protocol, or with version 1."""
+
+    def __init__(self, array, versioned=True, device=(1, 0)):
+        self.array, self.device = array, device
+        if not versioned:
+            self.__class__ = OldTensor
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.device
+
+
+class OldTensor(Tensor):
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+
+VERSIONED = tuple(map(int, np.__version__.split(".")[:2])) >= (2, 1)
+
+
+def test_tensors_by_dlpack_are_not_copied():
+    for versioned in (False, True)[: 1 + VERSIONED]:
+        with session() as s:
+            t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
+            m = s.table("m", "ranges", dtype=np.int64, rows=100, cols=7)
+            array = np.arange(8, dtype=np.float32).reshape(2, 4)
+            t.push(Tensor(array, versioned), [3, 4]).wait()
+            into = np.zeros((4, 4), dtype=np.float32)
+            out = Tensor(into[1:3], versioned)
+            assert t.pull([3, 4], out=out) is out
+            assert into[1:3].tolist() == array.tolist() and into[0].sum() + into[3].sum() == 0
+            whole = np.arange(700)
+            m.push(Tensor(whole, versioned), op="assign").wait()
+            back = np.zeros(600, dtype=np.int64)
+            m.pull(out=Tensor(back, versioned), first=100)
+            assert (back == whole[100:]).all()
+            m.pull(out=Tensor(np.zeros((0, 3), dtype=np.int64), versioned))
+            assert (np.from_dlpack(Tensor(back, versioned)) == back).all(), "the stand-in is a producer"
+
+
+def test_wrong_tensors_are_named():
+    with session() as s:
+        t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
+        keys = np.array([1, 2], dtype=np.uint64)
+        good = np.zeros((2, 4), dtype=np.float32)
+        pull = lambda array, **options: t.pull(keys, out=Tensor(array, **options))
+        raises(TypeError, "out holds float64, the table float32", lambda: pull(good.astype("f8")))
+        raises(TypeError, "out holds int32", lambda: pull(good.astype("i4")))
+        raises(TypeError, "values holds complex64", lambda: t.push(Tensor(good.astype("c8")), keys))
+        raises(ValueError, "(2, 5)", lambda: pull(np.zeros((2, 5), np.float32)))
+        raises(ValueError, "not C-contiguous", lambda: pull(np.asfortranarray(good)))
+        raises(ValueError, "not C-contiguous", lambda: pull(np.zeros((4, 4), np.float32)[::2]))
+        raises(ValueError, "out is on CUDA device 1", lambda: pull(good, device=(2, 1)))
+        raises(ValueError, "values is on Metal device 0", lambda: t.push(Tensor(good, device=(8, 0)), keys))
+        if VERSIONED:
+            frozen = good.copy()
+            frozen.flags.writeable = False
+            raises(ValueError, "out is read-only", lambda: pull(frozen))
+            t.push(Tensor(frozen), keys).wait()
+        both = np.zeros(4, dtype=np.uint64)
+        both[:2] = 1, 2
+        raises(ValueError, "out overlaps keys", lambda: t.pull(both[:2], out=Tensor(both.view(np.float32).reshape(2, 4))))
+        odd = Tensor(good)
+        odd.__class__ = type("Odd", (Tensor,), {"__dlpack__": lambda self, **_: 7})
+        raises(TypeError, "capsule", lambda: t.pull(keys, out=odd))
+
+
+class _Struct(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device", ctypes.c_int32 * 2), ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+    ]
+
+
+class Lying:
+    """A producer whose struct says what it likes."""
+
+    def __init__(self, array, lengths, name=b"dltensor", **told):
+        self.array, self.name = array, name
+        self.shape = (ctypes.c_int64 * max(len(lengths), 1))(*lengths)
+        usual = {"data": array.ctypes.data, "device": (1, 0), "ndim": len(lengths), "code": 2, "bits": 32, "lanes": 1}
+        usual["shape"] = ctypes.addressof(self.shape)
+        self.struct = _Struct(**{**usual, **told})
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, stream=None):
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        return new(ctypes.addressof(self.struct), self.name, None)
+
+
+def test_tensors_that_cannot_be_are_refused():
+    with session() as s:
+        t = s.table("t", "ranges", dtype=np.float32, rows=4, cols=8)
+        array = np.ones(32, dtype=np.float32)
+        t.push(Lying(array, (4, 8)), op="assign").wait()
+        assert t.pull().sum() == 32
+        push = lambda *given, **told: t.push(Lying(array, *given, **told))
+        raises(ValueError, "[4, -8]", lambda: push((4, -8)))
+        raises(ValueError, "its shape is", lambda: push((1 << 62, 1 << 62)))
+        raises(ValueError, "its shape is", lambda: push((1 << 61,)))
+        raises(ValueError, "-1 dimensions", lambda: push((8,), ndim=-1))
+        raises(ValueError, "2000000000 dimensions", lambda: push((8,), ndim=2000000000))
+        raises(ValueError, "it has no shape", lambda: push((8,), shape=None))
+        raises(ValueError, "it has no memory", lambda: push((8,), data=None))
+        raises(ValueError, "it has no memory", lambda: push((8,), byte_offset=(1 << 64) - 1))
+        raises(ValueError, "not aligned to 4 bytes", lambda: push((7,), byte_offset=2))
+        raises(ValueError, "CUDA", lambda: push((8,), device=(2, 0)))
+        raises(TypeError, "float32x4", lambda: push((8,), lanes=4))
+        raises(TypeError, "DLPack type 17", lambda: push((8,), code=17))
+        raises(ValueError, "", lambda: push((8,), name=b"something"))
+        assert t.pull().sum() == 32, "nothing was pushed"
 
 
 def test_a_walltime_that_is_over_ends_all_workers_at_one_step():
