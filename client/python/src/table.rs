@@ -143,13 +143,14 @@ impl Table {
         py: Python<'py>,
         keys: Option<&Bound<'py, PyAny>>,
         out: Option<Bound<'py, PyAny>>,
-        first: u64,
+        first: i64,
         mode: &str,
         missing: &str,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.keys(keys)?;
         let keys = keys.as_ref().map(Keys::slice).transpose()?;
+        let first = options::first(first)?;
         let session = self.session.get();
         let options = options::pull(mode, missing, timeout, session.timeout)?;
         let out = match out {
@@ -174,12 +175,12 @@ impl Table {
         py: Python<'py>,
         values: &Bound<'py, PyAny>,
         keys: Option<&Bound<'py, PyAny>>,
-        first: u64,
+        first: i64,
         op: &str,
     ) -> PyResult<Ticket> {
         let keys = self.keys(keys)?;
         let keys = keys.as_ref().map(Keys::slice).transpose()?;
-        let op = options::op(op)?;
+        let (first, op) = (options::first(first)?, options::op(op)?);
         let session = self.session.get();
         let pushed = with_table!(self.any, (table, T) => {
             let array = Read::<T>::new(values, self.shape(keys))?;

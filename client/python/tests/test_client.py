@@ -290,11 +290,50 @@ print("still alive")
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "alive\n"), done
 
 
+def test_wrong_keys_places_and_tables_are_named():
+    with session() as s:
+        t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
+        m = s.table("m", "ranges", dtype=np.int64, rows=10, cols=4)
+        good, range_ = np.zeros((2, 4), np.float32), np.zeros(4, np.int64)
+        raises(TypeError, "values is a NoneType", lambda: t.push(None, [1, 2]))
+        raises(TypeError, "values holds bool", lambda: t.push(good.astype(bool), [1, 2]))
+        raises(TypeError, "values holds object", lambda: t.push(good.astype(object), [1, 2]))
+        raises(TypeError, "out holds [('a', '<f4', (4,))]", lambda: t.pull([1, 2], out=np.zeros(2, [("a", "f4", 4)])))
+        raises(ValueError, "(1, 2, 4)", lambda: t.push(good.reshape(1, 2, 4), [1, 2]))
+        for keys in (np.array([1.5, 2]), "ab", 3, [1 << 64], np.array([-1]), np.array([True, False]), [None]):
+            raises(ValueError, "keys are integers from 0 to 2**64 - 1", lambda: t.pull(keys))
+        raises(ValueError, "keys has shape ()", lambda: t.pull(np.array(3, dtype=np.uint64)))
+        assert t.pull(np.arange(6, dtype=np.uint64)[::2]).shape == (3, 4) and t.pull([]).shape == (0, 4)
+        keys = np.array([1, 2], dtype=np.uint64)
+        counts = s.table("c", "sparse", dtype=np.int64, cols=1)
+        raises(ValueError, "out is in use", lambda: counts.pull(keys, out=keys.view(np.int64)))
+        raises(ValueError, "elements 38+4 of a table of 40", lambda: m.pull(out=range_, first=38))
+        raises(ValueError, "first is -1", lambda: m.push(range_, first=-1))
+        raises(ValueError, "not by keys", lambda: m.pull([1]))
+        raises(ValueError, "snapshots are of ranges", lambda: t.pull([1], mode="snapshot"))
+        raises(ValueError, "timeout is NaN", lambda: t.pull([1], timeout=float("nan")))
+        raises(ValueError, "domain is 300", lambda: s.tick(300))
+        raises(ValueError, "rows of 0 elements", lambda: s.table("u", "rows", dtype="f4", rows=1, cols=0))
+        raises(ValueError, "kind is 'row'", lambda: s.table("u", "row", dtype="f4", rows=1, cols=1))
+        raises(TypeError, "dtype is None", lambda: s.table("u", "rows", dtype=None, rows=1, cols=1))
+        raises(ValueError, "control characters", lambda: s.save("a\0b"))
+        t.release()
+        raises(tidewater.Error, "released", lambda: t.pull([1]))
+
+
 def test_closed_and_unreachable_sessions_say_so():
     s = session()
+    t = s.table("t", "rows", dtype=np.float32, rows=10, cols=4)
+    good = np.zeros((2, 4), np.float32)
+    ticket = t.push(good, [1, 2])
     s.finish()
     s.close()
-    raises(tidewater.Error, "the session is closed", s.tick)
+    s.close()
+    calls = [s.tick, s.flush, s.progress, s.finish, s.counters, ticket.wait, ticket.done, t.release, lambda: s.rank]
+    calls += [lambda: t.pull([1]), lambda: t.push(good, [1, 2]), lambda: s.open_table("t", "f4"), lambda: s.barrier("b")]
+    calls += [lambda: s.fail("why"), lambda: s.save("a"), lambda: tidewater.Walltime(s)]
+    for call in calls:
+        raises(tidewater.Error, "the session is closed", call)
     raises(ConnectionError, "127.0.0.1:1", lambda: tidewater.Session("127.0.0.1:1", TOKEN, patience=0.2))
     raises(tidewater.Error, "token_file", lambda: tidewater.Session(COORDINATOR))
     raises(tidewater.Error, "tidewater run", tidewater.Session)

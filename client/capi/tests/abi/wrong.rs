@@ -262,6 +262,11 @@ fn wrong_arguments_say_what_would_be_right() {
         fails(bad, TW_ERR_ARGUMENT, "I64");
         let bad = tw_table_open(session, c"\xff".as_ptr(), I64, &raw mut table);
         fails(bad, TW_ERR_ARGUMENT, "UTF-8");
+        let wide = table_options(c"wide", F64, tw_kind::TW_ROWS, 1, 0);
+        let bad = tw_table_create(session, &raw const wide, &raw mut table);
+        fails(bad, TW_ERR_ARGUMENT, "\"wide\": rows of 0 elements");
+        let bad = tw_save(session, c"a\nb".as_ptr(), 0.0, null_mut(), null_mut());
+        fails(bad, TW_ERR_ARGUMENT, "control characters");
         let endless = [b'x'; 5000];
         let bad = tw_table_open(session, endless.as_ptr().cast(), I64, &raw mut table);
         fails(bad, TW_ERR_ARGUMENT, "does not end within 4096");
