@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # The client from other languages: libtidewater is installed and used as a user would, by pkg-config
-# alone; the same simulation in Rust, C, C++ and Fortran gives the same numbers, with and
+# alone; the same simulation in Rust, C, C++, Fortran and Python gives the same numbers, with and
 # without MPI; what a C program may get wrong is a status; the wheel for Python is built, installed and
-# used. C is required; the others where there is a compiler, or a Python that can fetch maturin and numpy.
+# used. C is required; the others where there is a compiler, Open MPI, or a Python that can fetch
+# maturin, numpy and mpi4py.
 source "$(dirname "$0")/lib.sh"
+source ci/lib/openmpi.sh
 scratch_dir
 PREFIX=$SCRATCH/prefix
 EXAMPLES=$REPO_ROOT/client/capi/examples
+PYTHON_EXAMPLES=$REPO_ROOT/client/python/examples
 TIDEWATER=$REPO_ROOT/target/ci/tidewater
 RUN=("$TIDEWATER" run --servers 2 --workers 2 --)
 LIMIT=120 # seconds for one program
@@ -47,9 +50,6 @@ simulates() {
         not_ok "$name gives other numbers than Rust"
     fi
 }
-
-# compiler NAME PACKAGE: whether it is there, or can be had from Debian.
-compiler() { command -v "$1" >/dev/null || apt_install "$2"; }
 
 # service_start: a service that stays; sets SERVICE, COORDINATOR.
 service_start() {
@@ -112,7 +112,7 @@ test_c() {
 test_hostile() {
     service_start
     attempt "what C gets wrong is a status" "$SCRATCH/hostile" "$COORDINATOR" "$SCRATCH/token"
-    if compiler valgrind valgrind; then
+    if have valgrind valgrind; then
         attempt "valgrind has nothing to say" valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite \
             --show-leak-kinds=definite --child-silent-after-fork=yes "$SCRATCH/hostile" "$COORDINATOR" "$SCRATCH/token"
     else
@@ -122,33 +122,96 @@ test_hostile() {
     service_stop
 }
 
+# A job that is told to end: at one step of all workers (the program checks it), with its model saved, and
+# with 128 + the signal.
+test_walltime() {
+    local signal number job rc i
+    attempt "walltime.c compiles" cc -std=gnu11 "${WARN[@]}" -o "$SCRATCH/walltime" client/capi/tests/c/walltime.c "${CFLAGS[@]}" "${LIBS[@]}"
+    for signal in USR1 TERM; do
+        number=$(kill -l "$signal") rc=0
+        rm -rf "$SCRATCH/model" && : >"$SCRATCH/log"
+        "${RUN[@]:0:2}" --timeout "${LIMIT}s" "${RUN[@]:2}" "$SCRATCH/walltime" "$SCRATCH/model" >"$SCRATCH/log" 2>&1 &
+        job=$!
+        for ((i = 0; i < 300; i++)); do
+            ! grep -q stepping "$SCRATCH/log" || break
+            sleep 0.1
+        done
+        kill -s "$signal" "$job"
+        wait "$job" || rc=$?
+        if ((rc == 128 + number)) && [[ -n $(ls -A "$SCRATCH/model") ]]; then
+            ok "SIG$signal ends C workers at one step, saved, with $rc"
+        else
+            not_ok "SIG$signal ends C workers with $rc"
+            sed 's/^/    /' "$SCRATCH/log"
+        fi
+    done
+}
+
 test_cpp() {
-    compiler g++ g++ || { skip "C++: no g++"; return; }
+    have g++ g++ || { skip "C++: no g++"; return; }
     attempt "heat.cpp compiles" g++ -std=c++17 "${WARN[@]}" -O2 -o "$SCRATCH/heat_cpp" "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"
     simulates cpp "${RUN[@]}" "$SCRATCH/heat_cpp"
 }
 
 test_fortran() {
-    compiler gfortran gfortran || { skip "Fortran: no gfortran"; return; }
-    attempt "heat.f90 compiles" gfortran -std=f2018 -Wall -Wextra -Werror -O2 -J "$SCRATCH" -o "$SCRATCH/heat_f" \
-        "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.f90" "${LIBS[@]}"
+    have gfortran gfortran || { skip "Fortran: no gfortran"; return; }
+    attempt "heat.F90 compiles" gfortran "${FORTRAN[@]}" -O2 -o "$SCRATCH/heat_f" \
+        "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.F90" "${LIBS[@]}"
     simulates fortran "${RUN[@]}" "$SCRATCH/heat_f"
 }
 
-# Two MPI processes, which the service takes for a job by their own ranks.
+# by_mpi NAME COMMAND...: two processes of a program that uses MPI, which a service takes for a job by
+# the ranks that MPI gives them.
+by_mpi() {
+    local name=$1
+    shift
+    service_start
+    simulates "$name" env TIDEWATER_COORDINATOR="$COORDINATOR" TIDEWATER_TOKEN_FILE="$SCRATCH/token" TIDEWATER_SERVERS=2 \
+        "${MPIRUN[@]}" -n 2 "$@"
+    service_stop
+}
+
 test_mpi() {
-    local mpicc mpirun
-    if ! mpicc=$(command -v mpicc.openmpi) || ! mpirun=$(command -v mpirun.openmpi); then
-        skip "MPI: no Open MPI"
+    local mpi=(-DHEAT_MPI -O2)
+    if ! have mpirun.openmpi openmpi-bin || ! have mpicc.openmpi libopenmpi-dev; then
+        skip "MPI: no Open MPI, and Debian's packages openmpi-bin and libopenmpi-dev cannot be installed"
         return
     fi
-    attempt "heat.c compiles with MPI" "$mpicc" -DHEAT_MPI -std=c11 "${WARN[@]}" -O2 -o "$SCRATCH/heat_mpi" \
-        "$EXAMPLES/heat.c" "${CFLAGS[@]}" "${LIBS[@]}" -lm
-    service_start
-    simulates c-mpi env TIDEWATER_COORDINATOR="$COORDINATOR" TIDEWATER_TOKEN_FILE="$SCRATCH/token" TIDEWATER_SERVERS=2 \
-        OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader OMPI_MCA_oob_tcp_if_include=lo \
-        OMPI_MCA_rmaps_base_oversubscribe=1 "$mpirun" -n 2 "$SCRATCH/heat_mpi"
-    service_stop
+    MPIRUN=(mpirun.openmpi)
+    # Rust finds its job by itself, as the servers beside it do: none of them uses MPI.
+    simulates rust-mpirun env -C "$SCRATCH" "${MPIRUN[@]}" -n 2 "$TIDEWATER" server --hugepages off : \
+        -n 2 "$REPO_ROOT/target/ci/examples/heat"
+    if attempt "heat.c compiles with MPI" mpicc.openmpi "${mpi[@]}" -std=c11 "${WARN[@]}" -o "$SCRATCH/mpi_c" \
+        "$EXAMPLES/heat.c" "${CFLAGS[@]}" "${LIBS[@]}" -lm; then by_mpi c-mpi "$SCRATCH/mpi_c"; fi
+    if command -v g++ >/dev/null &&
+        attempt "heat.cpp compiles with MPI" mpicxx.openmpi "${mpi[@]}" -std=c++17 "${WARN[@]}" -o "$SCRATCH/mpi_cpp" \
+            "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"; then by_mpi cpp-mpi "$SCRATCH/mpi_cpp"; fi
+    if command -v gfortran >/dev/null &&
+        attempt "heat.F90 compiles with MPI" mpifort.openmpi "${mpi[@]}" "${FORTRAN[@]}" -o "$SCRATCH/mpi_f" \
+            "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.F90" "${LIBS[@]}"; then by_mpi fortran-mpi "$SCRATCH/mpi_f"; fi
+}
+
+# test_mpi4py ENVIRONMENT: a Python program that uses MPI itself, with what pip brings.
+test_mpi4py() {
+    if ((${#MPIRUN[@]} == 0)); then
+        skip "Python with MPI: no Open MPI"
+    elif ! "$1/bin/pip" install --quiet --only-binary :all: 'mpi4py>=4.1,<5' >"$SCRATCH/log" 2>&1; then
+        skip "Python with MPI: no mpi4py: $(tail -n 1 "$SCRATCH/log")"
+    else
+        by_mpi python-mpi "$1/bin/python" "$PYTHON_EXAMPLES/heat.py" --mpi
+    fi
+}
+
+# test_torch: with the PyTorch that is here; it is too large to be fetched for a test.
+test_torch() {
+    local torch=$SCRATCH/torch
+    if ! python3 -c 'import torch' 2>/dev/null; then
+        skip "PyTorch: not installed, and too large to be fetched"
+        return
+    fi
+    python3 -m venv --system-site-packages "$torch"
+    attempt "pip installs the wheel beside PyTorch" "$torch/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl || return 0
+    attempt "torch_lr.py learns" "${RUN[@]}" "$torch/bin/python" "$PYTHON_EXAMPLES/torch_lr.py" && cat "$SCRATCH/log"
 }
 
 # test_python: the wheel is built with what pip brings, and used in an environment that has it and
@@ -168,6 +231,9 @@ test_python() {
         --manifest-path client/python/Cargo.toml --out "$SCRATCH/wheels" || return 0
     python3 -m venv "$fresh"
     if ! attempt "pip installs the wheel" "$fresh/bin/pip" install --quiet "$SCRATCH"/wheels/*.whl; then return 0; fi
+    simulates python "${RUN[@]}" "$fresh/bin/python" "$PYTHON_EXAMPLES/heat.py"
+    test_mpi4py "$fresh"
+    test_torch
     service_start
     attempt "ten lines against a service" "$fresh/bin/python" client/python/tests/ten_lines.py "$COORDINATOR" "$SCRATCH/token"
     attempt "the Python client" "$fresh/bin/python" client/python/tests/test_client.py "$COORDINATOR" "$SCRATCH/token"
@@ -178,8 +244,10 @@ test_python() {
 }
 
 WARN=(-Wall -Wextra -Werror -pedantic)
+FORTRAN=(-std=f2018 -Wall -Wextra -Werror -J "$SCRATCH")
+MPIRUN=() # where there is one
 need_cc
-command -v pkg-config >/dev/null || apt_install pkg-config || die "a user finds the library by pkg-config"
+have pkg-config pkg-config || die "a user finds the library by pkg-config"
 build_all
 attempt "rust runs" bash -c '"${@:2}" >"$1"' - "$SCRATCH/rust.txt" "${RUN[@]}" target/ci/examples/heat || exit 1
 cat "$SCRATCH/rust.txt"
@@ -190,6 +258,7 @@ fi
 test_library
 test_c
 test_hostile
+test_walltime
 test_cpp
 test_fortran
 test_mpi

@@ -5,6 +5,7 @@
 # was killed; and leave nothing.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/slurm.sh
+source ci/lib/openmpi.sh
 STEP=60 # seconds after which a launcher that hangs is ended
 scratch_dir
 S=$SCRATCH/s
@@ -35,9 +36,7 @@ exec unshare -u sh -c "hostname $host; $*"
 END
 chmod +x fakessh
 
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_btl=self,vader
-OMPI=("${ISOLATED[@]}" mpirun.openmpi --oversubscribe --bind-to none)
+OMPI=("${ISOLATED[@]}" mpirun.openmpi --bind-to none)
 HYDRA=("${ISOLATED[@]}" mpiexec.hydra -iface lo)
 
 passed=0 failed=0 missing=()
@@ -249,7 +248,7 @@ try_slurm() {
     local script
     for script in slurm slurm-mpirun; do
         rm -rf model model.json
-        TRAIN=$SCRATCH/train SAVE=$SCRATCH/model OMPI_MCA_rmaps_base_oversubscribe=1 \
+        TRAIN=$SCRATCH/train SAVE=$SCRATCH/model \
             run sbatch -Q --wait -n 6 -o "$SCRATCH/log" "$REPO_ROOT/scripts/examples/$script.sbatch"
         is 5 "worker 3 of 4" "$HERE" && [[ -s model.json && -n $(ls -A model) ]] || rc=1
         nothing_left || rc=1
@@ -262,7 +261,7 @@ try_slurm() {
 with() {
     local program=$1 try=$2
     shift 2
-    if command -v "$program" >/dev/null || apt_install "$@"; then
+    if have "$program" "$@"; then
         "$try"
     else
         missing+=("$program")

@@ -25,6 +25,13 @@ apt_install() {
     apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null
 }
 
+# have PROGRAM PACKAGE...: whether the program is here, or its packages could be installed.
+have() {
+    local program=$1
+    shift
+    command -v "$program" >/dev/null || apt_install "$@"
+}
+
 # need_cc: rustc links with the system's C compiler.
 need_cc() {
     command -v cc >/dev/null || apt_install gcc libc6-dev || die "rustc needs cc to link"

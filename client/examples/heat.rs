@@ -9,13 +9,16 @@
 //! ```text
 //! cargo build --profile ci -p tidewater-client --example heat
 //! tidewater run --servers 2 --workers 2 -- target/ci/examples/heat
+//! mpirun -n 2 tidewater server : -n 2 target/ci/examples/heat
 //! ```
 
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use std::time::Duration;
 
-use tidewater_client::{Client, ClientError, Job, PullOptions, Sync, Table, TableBuilder};
+use tidewater_client::{
+    Client, ClientError, Entered, Job, Launch, PullOptions, Sync, Table, TableBuilder,
+};
 use tidewater_transport::table::{Optimizer, PushOp, Reduce};
 
 const N: usize = 64; // cells of an edge of the plate
@@ -50,11 +53,23 @@ struct Tables {
 }
 
 fn main() -> Result<(), ClientError> {
-    let Some(job) = Job::from_env()? else {
-        let what = "start this under `tidewater run --servers 2 --workers 2 --`";
-        return Err(ClientError::Environment(what.into()));
-    };
-    let mut client = job.sync(Sync::Bsp).connect()?;
+    match Launch::default().enter()? {
+        Entered::Worker(seat) => {
+            simulate(seat.job())?;
+            seat.end();
+            Ok(())
+        }
+        Entered::Server(seat) => seat.run(&[]),
+        _ => simulate(&Job::from_env()?.ok_or_else(|| {
+            let what = "start this under `tidewater run --servers 2 --workers 2 --`, or mpirun";
+            ClientError::Environment(what.into())
+        })?),
+    }
+}
+
+/// A worker's part, from joining the job to leaving it.
+fn simulate(job: &Job) -> Result<(), ClientError> {
+    let mut client = job.clone().sync(Sync::Bsp).connect()?;
     let (rank, workers) = (client.rank().0 as usize, client.workers() as usize);
     let tables = tables(&mut client, workers)?;
     let mut strip = Strip::new(rank, workers);

@@ -24,10 +24,11 @@
 //!
 //! | type | for |
 //! |---|---|
-//! | [`TableBuilder`], [`Table`] | what a table is; its handle |
+//! | [`TableBuilder`], [`Table`], [`AnyTable`] | what a table is; its handle, with its type or without |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
 //! | [`Ticket`] | when a push is applied, or why not |
 //! | [`Sync`] | BSP, SSP, ASP |
+//! | [`walltime::Walltime`] | ending at one step of all workers before the batch system kills |
 //! | [`Counters`] | which path really ran |
 //! | [`train`], [`data`] | the trainer, as a library; readers of training files |
 //!
@@ -65,6 +66,7 @@ mod replies;
 pub mod session;
 pub mod table;
 pub mod train;
+pub mod walltime;
 
 pub use clock::Sync;
 pub use connect::Job;
@@ -77,7 +79,7 @@ pub use launched::{Entered, Launch};
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};
-pub use table::{Element, Table, TableBuilder};
+pub use table::{AnyTable, Element, Table, TableBuilder};
 
 /// The example of the README compiles.
 #[cfg(all(doctest, feature = "embedded"))]

@@ -109,6 +109,11 @@ impl Client {
         self.lanes.link(0).map(|link| link.transport())
     }
 
+    /// How far workers may drift apart.
+    pub const fn sync(&self) -> Sync {
+        self.clock.sync
+    }
+
     /// What was done so far.
     pub const fn counters(&self) -> &Counters {
         &self.lanes.counters

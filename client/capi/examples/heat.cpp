@@ -1,5 +1,6 @@
 // A simulation that learns while it runs, in C++17: the same program as heat.c, where it is
-// explained, and the same numbers, by the wrapper tidewater.hpp.
+// explained, and the same numbers, by the wrapper tidewater.hpp. With -DHEAT_MPI the rank is MPI's
+// and the edges go by MPI_Sendrecv, as there.
 //
 //   c++ -std=c++17 -O2 -o heat heat.cpp $(pkg-config --cflags --libs tidewater)
 //   tidewater run --servers 2 --workers 2 -- ./heat
@@ -11,6 +12,12 @@
 #include <vector>
 
 #include <tidewater.hpp>
+
+#ifdef HEAT_MPI
+#define OMPI_SKIP_MPICXX 1 // the bindings that MPI-3 removed
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+#endif
 
 namespace {
 
@@ -117,6 +124,19 @@ public:
 private:
     double *row_of(std::size_t row) { return heat_.data() + row * wide + 1; }
 
+    // Fetches the rows next to the strip.
+#ifdef HEAT_MPI
+    void neighbours(const tables &)
+    {
+        constexpr int cells = static_cast<int>(n);
+        int up = rank_ > 0 ? static_cast<int>(rank_) - 1 : MPI_PROC_NULL;
+        int down = rank_ + 1 < workers_ ? static_cast<int>(rank_) + 1 : MPI_PROC_NULL;
+        MPI_Sendrecv(row_of(1), cells, MPI_DOUBLE, up, 0, row_of(rows_ + 1), cells, MPI_DOUBLE,
+                     down, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Sendrecv(row_of(rows_), cells, MPI_DOUBLE, down, 1, row_of(0), cells, MPI_DOUBLE, up,
+                     1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
+#else
     void neighbours(const tables &tables)
     {
         if (rank_ > 0) {
@@ -128,6 +148,7 @@ private:
             tables.edges.pull_rows(&theirs, 1, row_of(rows_ + 1), n);
         }
     }
+#endif
 
     std::uint64_t light_cells(std::uint64_t seed)
     {
@@ -241,14 +262,27 @@ void simulate(tw::session &session)
     session.finish();
 }
 
-} // namespace
+// The job of the environment; in an MPI program with MPI's rank and size.
+tw_session_options options()
+{
+    auto options = tw::defaults<tw_session_options>();
+    options.sync = TW_BSP;
+#ifdef HEAT_MPI
+    int rank = 0, workers = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &workers);
+    options.has_rank = 1;
+    options.rank = static_cast<std::uint32_t>(rank);
+    options.workers = static_cast<std::uint32_t>(workers);
+    options.thread_level = TW_THREAD_FUNNELED;
+#endif
+    return options;
+}
 
-int main()
+int run()
 {
     try {
-        auto options = tw::defaults<tw_session_options>();
-        options.sync = TW_BSP;
-        tw::session session(options);
+        tw::session session(options());
         try {
             simulate(session);
         } catch (const std::exception &e) {
@@ -261,3 +295,20 @@ int main()
     }
     return 0;
 }
+
+} // namespace
+
+#ifdef HEAT_MPI
+int main(int argc, char **argv)
+{
+    int provided;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
+    int status = run();
+    if (status != 0)
+        MPI_Abort(MPI_COMM_WORLD, status);
+    MPI_Finalize();
+    return status;
+}
+#else
+int main() { return run(); }
+#endif

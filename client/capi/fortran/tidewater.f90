@@ -137,6 +137,21 @@ module tidewater
             character(kind=c_char), intent(in) :: name(*)
             real(c_double), value :: timeout_s
         end function
+        integer(c_int) function tw_walltime_watch(session, every) bind(c)
+            import :: c_int, c_ptr, c_int32_t
+            type(c_ptr), value :: session
+            integer(c_int32_t), value :: every
+        end function
+        integer(c_int) function tw_walltime_over(session, over) bind(c)
+            import :: c_int, c_ptr, c_int32_t
+            type(c_ptr), value :: session
+            integer(c_int32_t), intent(out) :: over
+        end function
+        integer(c_int) function tw_walltime_end(session, signal) bind(c)
+            import :: c_int, c_ptr, c_int32_t
+            type(c_ptr), value :: session
+            integer(c_int32_t), intent(out) :: signal
+        end function
         integer(c_int) function tw_flush(session) bind(c)
             import :: c_int, c_ptr
             type(c_ptr), value :: session

@@ -17,7 +17,8 @@
  * end. Zero is the default of every option: `tw_pull_options o = {.size = sizeof o};`
  *
  * Threads. By tw_thread_level, as MPI names them. The library starts no thread (but the one that
- * progress_interval_us asks for), handles no signal, and registers nothing at exit.
+ * progress_interval_us asks for), handles no signal (but those that tw_walltime_watch asks for), and
+ * registers nothing at exit.
  *
  * Forks. A session belongs to the process that opened it; in a child its calls are TW_ERR_FORKED.
  */
@@ -557,6 +558,26 @@ tw_status tw_barrier(tw_session *session, const char *name, double timeout_s);
 
 // Waits until everything that this session pushed is applied.
 tw_status tw_flush(tw_session *session);
+
+// From now on, until the session is closed, SIGTERM and SIGUSR1, which batch systems send some time before
+// they kill, are noted and do not end the process; a handler that the program has is called too. The
+// only call that installs handlers: do not unload the library afterwards. All workers call it, before
+// their first step, and wait for each other. `every`: steps (ticks of domain 0) between two looks, the
+// same on all workers; 0 is 1.
+tw_status tw_walltime_watch(tw_session *session,
+                            uint32_t every);
+
+// At the start of each step, on all workers: `*over` becomes 1 if the run ends here, else 0. With TW_BSP and
+// TW_SSP it is the same for all workers at the same step, at most three looks after the signal.
+// Cost: a pull of two rows at each `every`-th step.
+tw_status tw_walltime_over(tw_session *session,
+                           int32_t *over);
+
+// After the last step, on all workers, which wait for each other: `*signal` becomes the number of the signal
+// for which the run ended, the same for all, also if it came after the last look; 0 if there was none. Then
+// save, tw_finish, and exit with 128 + *signal. Signals are still noted.
+tw_status tw_walltime_end(tw_session *session,
+                          int32_t *signal);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -80,6 +80,19 @@ public:
     void barrier(const char *name, double timeout_s = 0) { check(tw_barrier(it_, name, timeout_s)); }
     void flush() { check(tw_flush(it_)); }
     void progress() { check(tw_progress(it_)); }
+    void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_, every)); }
+    bool walltime_over()
+    {
+        std::int32_t over = 0;
+        check(tw_walltime_over(it_, &over));
+        return over != 0;
+    }
+    int walltime_end()
+    {
+        std::int32_t signal = 0;
+        check(tw_walltime_end(it_, &signal));
+        return signal;
+    }
     void finish() { check(tw_finish(it_)); }
     void fail(const std::string &reason) { check(tw_fail(it_, reason.c_str())); }
 

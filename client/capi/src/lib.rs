@@ -12,8 +12,9 @@
 //!   session is a pointer, with a word that says what it is.
 //! - Structs begin with their size, and may grow: of an older caller the rest is default, of a newer
 //!   one the rest must be zero.
-//! - No global state: all belongs to a session, but for the last error's text, one per thread.
-//! - No signal handler, nothing at exit, no thread unless one is asked for.
+//! - No global state: all belongs to a session, but for the last error's text, one per thread, and
+//!   for what is noted of signals, which are the process's.
+//! - Nothing at exit; no signal handler and no thread unless one is asked for.
 
 pub mod abi;
 mod convert;

@@ -3,7 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use tidewater_client::{Client, Ticket};
+use tidewater_client::walltime::Walltime;
+use tidewater_client::{AnyTable, Client, Ticket};
 use tidewater_transport::mem::ForkGuard;
 use tidewater_transport::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -12,7 +13,7 @@ use crate::convert::{self, SessionChoices};
 use crate::error::{Failure, remember, thread_number};
 use crate::handles::{Handles, Kind};
 use crate::progress::{Progress, Shared};
-use crate::values::{AnyPull, AnyTable};
+use crate::values::AnyPull;
 
 /// What a session is while it is open.
 pub(crate) struct Open {
@@ -20,6 +21,8 @@ pub(crate) struct Open {
     pub(crate) tables: Handles<AnyTable>,
     pub(crate) pushes: Handles<Ticket>,
     pub(crate) pulls: Handles<AnyPull>,
+    /// Once the program has asked for it.
+    pub(crate) walltime: Option<Walltime>,
     /// Longest time of a call that does not say.
     pub(crate) timeout: Duration,
 }
@@ -82,6 +85,7 @@ impl tw_session {
             tables: Handles::new(Kind::Table, random),
             pushes: Handles::new(Kind::Push, random),
             pulls: Handles::new(Kind::Pull, random),
+            walltime: None,
             timeout: choices
                 .timeout
                 .unwrap_or(tidewater_transport::limits::DATA_DEADLINE),

@@ -16,7 +16,9 @@ fn the_header_is_current() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let config = cbindgen::Config::from_file(folder.join("cbindgen.toml")).unwrap();
     let mut builder = cbindgen::Builder::new().with_config(config);
-    for module in ["types", "library", "session", "table", "data", "clock"] {
+    for module in [
+        "types", "library", "session", "table", "data", "clock", "walltime",
+    ] {
         builder = builder.with_src(folder.join(format!("src/abi/{module}.rs")));
     }
     let mut written = Vec::new();

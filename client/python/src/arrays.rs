@@ -1,4 +1,5 @@
-//! numpy's arrays as slices, after every check: type, order, shape, whether it may be written.
+//! numpy's arrays, and what speaks DLPack, as slices, after every check: type, order, shape, whether it
+//! may be written.
 
 use numpy::{
     BorrowError, PyArrayDescrMethods as _, PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn,
@@ -8,6 +9,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use tidewater_client::Element;
 use tidewater_transport::table::DType;
+
+use crate::dlpack::Tensor;
 
 /// What a table holds, in numpy's words.
 pub(crate) const fn numpy_name(dtype: DType) -> &'static str {
@@ -28,27 +31,88 @@ pub(crate) enum Shape {
     Any,
 }
 
+impl Shape {
+    /// Fails unless it is `given`.
+    pub(crate) fn check(self, what: &str, given: &[usize]) -> PyResult<()> {
+        let Self::Rows(rows, cols) = self else {
+            return Ok(());
+        };
+        if given == [rows, cols] || (cols == 1 && given == [rows]) {
+            return Ok(());
+        }
+        Err(PyValueError::new_err(format!(
+            "{what} has shape {}; {rows} keys of a table with {cols} columns need ({rows}, {cols})",
+            tuple(given)
+        )))
+    }
+}
+
 /// An array that is written, borrowed until the value is dropped.
-pub(crate) fn to_write<'py, T: Element + numpy::Element>(
-    array: &Bound<'py, PyAny>,
-    what: &str,
-    shape: Shape,
-) -> PyResult<PyReadwriteArrayDyn<'py, T>> {
-    let array = checked::<T>(array, what, shape)?;
-    array.try_readwrite().map_err(|e| match e {
-        BorrowError::NotWriteable => PyValueError::new_err(format!("{what} is read-only")),
-        _ => in_use(what),
-    })
+pub(crate) enum Written<'py, T: numpy::Element> {
+    Array(PyReadwriteArrayDyn<'py, T>),
+    Tensor(Tensor<'py>),
+}
+
+impl<'py, T: Element + numpy::Element> Written<'py, T> {
+    pub(crate) fn new(array: &Bound<'py, PyAny>, shape: Shape) -> PyResult<Self> {
+        if let Some(tensor) = tensor::<T>(array, "out", shape)? {
+            return Ok(Self::Tensor(tensor));
+        }
+        let array = checked::<T>(array, "out", shape)?;
+        let borrowed = array.try_readwrite().map_err(|e| match e {
+            BorrowError::NotWriteable => PyValueError::new_err("out is read-only"),
+            _ => in_use("out"),
+        });
+        borrowed.map(Self::Array)
+    }
+
+    /// Its elements, none of which is among `keys`.
+    pub(crate) fn slice(&mut self, keys: &[u64]) -> PyResult<&mut [T]> {
+        match self {
+            // numpy's borrows know of each other.
+            Self::Array(array) => Ok(array.as_slice_mut()?),
+            Self::Tensor(tensor) => tensor.write("out", keys),
+        }
+    }
 }
 
 /// An array that is read, borrowed until the value is dropped.
-pub(crate) fn to_read<'py, T: Element + numpy::Element>(
+pub(crate) enum Read<'py, T: numpy::Element> {
+    Array(PyReadonlyArrayDyn<'py, T>),
+    Tensor(Tensor<'py>),
+}
+
+impl<'py, T: Element + numpy::Element> Read<'py, T> {
+    pub(crate) fn new(array: &Bound<'py, PyAny>, shape: Shape) -> PyResult<Self> {
+        if let Some(tensor) = tensor::<T>(array, "values", shape)? {
+            return Ok(Self::Tensor(tensor));
+        }
+        let array = checked::<T>(array, "values", shape)?;
+        array
+            .try_readonly()
+            .map(Self::Array)
+            .map_err(|_| in_use("values"))
+    }
+
+    /// Its elements.
+    pub(crate) fn slice(&self) -> PyResult<&[T]> {
+        match self {
+            Self::Array(array) => Ok(array.as_slice()?),
+            Self::Tensor(tensor) => Ok(tensor.read()),
+        }
+    }
+}
+
+/// What is no array of numpy's may be a tensor of another library.
+fn tensor<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     what: &str,
     shape: Shape,
-) -> PyResult<PyReadonlyArrayDyn<'py, T>> {
-    let array = checked::<T>(array, what, shape)?;
-    array.try_readonly().map_err(|_| in_use(what))
+) -> PyResult<Option<Tensor<'py>>> {
+    if array.cast::<PyUntypedArray>().is_ok() {
+        return Ok(None);
+    }
+    Tensor::of::<T>(array, what, shape)
 }
 
 /// Keys: an array of uint64 as it is; int64 and other sequences of integers, copied.
@@ -101,7 +165,7 @@ fn checked<'a, 'py, T: Element + numpy::Element>(
         let kind = array.get_type().name()?;
         let due = numpy_name(T::DTYPE);
         return Err(PyTypeError::new_err(format!(
-            "{what} is a {kind}; give a numpy.ndarray of {due}"
+            "{what} is a {kind}; give a numpy.ndarray of {due}, or a tensor that has __dlpack__"
         )));
     };
     let Ok(typed) = array.cast::<PyArrayDyn<T>>() else {
@@ -119,18 +183,7 @@ fn checked<'a, 'py, T: Element + numpy::Element>(
     if !untyped.is_c_contiguous() {
         return Err(not_contiguous(what, untyped.strides()));
     }
-    let fits = match (shape, untyped.shape()) {
-        (Shape::Any, _) => true,
-        (Shape::Rows(rows, cols), &[n, m]) => (n, m) == (rows, cols),
-        (Shape::Rows(rows, 1), &[n]) => n == rows,
-        _ => false,
-    };
-    if let (false, Shape::Rows(rows, cols)) = (fits, shape) {
-        return Err(PyValueError::new_err(format!(
-            "{what} has shape {}; {rows} keys of a table with {cols} columns need ({rows}, {cols})",
-            tuple(untyped.shape())
-        )));
-    }
+    shape.check(what, untyped.shape())?;
     Ok(typed)
 }
 

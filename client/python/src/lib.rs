@@ -7,13 +7,17 @@
 //! - Arrays are borrowed, never copied: pulls write where numpy keeps its numbers, pushes read there.
 //! - The interpreter lock is released while a call waits for it, and for its turn.
 //! - A forked child is refused, and nothing of its parent's session is touched by it.
-//! - No unsafe code: numpy's memory is had through the crate `numpy`, which tracks borrows.
+//! - numpy's memory is had through the crate `numpy`, which tracks borrows; that of other libraries by
+//!   DLPack, in one module, the only one with unsafe code.
 
 mod arrays;
+#[allow(unsafe_code, reason = "DLPack hands over a pointer to its struct")]
+mod dlpack;
 mod failure;
 mod options;
 mod session;
 mod table;
+mod walltime;
 
 use pyo3::prelude::*;
 
@@ -29,5 +33,6 @@ fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Session>()?;
     module.add_class::<table::Table>()?;
     module.add_class::<table::Ticket>()?;
+    module.add_class::<walltime::Walltime>()?;
     Ok(())
 }

@@ -6,7 +6,9 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater_client::{Missing, PullMode, PullOptions, Sync};
+use tidewater_transport::ids::DomainId;
 use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::limits::DOMAINS_MAX;
 use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp, Reduce};
 
 use crate::arrays::numpy_name;
@@ -48,6 +50,21 @@ pub(crate) fn transport(given: &str) -> PyResult<TransportChoice> {
     given.parse().map_err(wrong)
 }
 
+pub(crate) fn domain(given: i64) -> PyResult<DomainId> {
+    let known = u8::try_from(given).ok();
+    let known = known.filter(|&domain| usize::from(domain) < DOMAINS_MAX);
+    known.map(DomainId).ok_or_else(|| {
+        let most = DOMAINS_MAX - 1;
+        PyValueError::new_err(format!("domain is {given}; there are 0 to {most}"))
+    })
+}
+
+/// A place in a table by ranges.
+pub(crate) fn first(given: i64) -> PyResult<u64> {
+    let wrong = |_| PyValueError::new_err(format!("first is {given}; elements count from 0"));
+    u64::try_from(given).map_err(wrong)
+}
+
 /// Seconds; none is a default.
 pub(crate) fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
     const YEAR: f64 = 366.0 * 86_400.0;
@@ -82,6 +99,10 @@ pub(crate) fn pull(
 
 /// Anything that numpy takes for a type: `numpy.float32`, `'f4'`, a dtype.
 pub(crate) fn dtype(given: &Bound<'_, PyAny>) -> PyResult<DType> {
+    if given.is_none() {
+        // To numpy it is float64.
+        return Err(PyTypeError::new_err("dtype is None"));
+    }
     let numpy = given.py().import("numpy")?;
     let name: String = numpy
         .call_method1("dtype", (given,))?

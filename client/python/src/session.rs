@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tidewater_client::{Client, ClientError, Job, connect};
-use tidewater_transport::ids::DomainId;
+use tidewater_client::{AnyTable, Client, ClientError, Job, connect};
 use tidewater_transport::limits::DATA_DEADLINE;
 use tidewater_transport::mem::ForkGuard;
 use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 
 use crate::failure::{Error, ForkedError, raised};
 use crate::options;
-use crate::table::{AnyTable, Table};
+use crate::table::Table;
 
 /// What a session was asked for: all that a copy in another process needs to join the same job.
 /// The token is not in it, but the name of its file.
@@ -188,7 +187,7 @@ impl Session {
         init: Option<&Bound<'_, PyAny>>,
         seed: u64,
         effect: &str,
-        domain: u8,
+        domain: i64,
         partitions: u32,
         block_bytes: u32,
         snapshot: bool,
@@ -218,7 +217,7 @@ impl Session {
             seed,
             effect: options::effect(effect)?,
             finite_check: !allow_not_finite,
-            domain: DomainId(domain),
+            domain: options::domain(domain)?,
             partitions,
         };
         let made = me
@@ -240,8 +239,9 @@ impl Session {
     }
 
     #[pyo3(signature = (domain=0))]
-    fn tick(&self, py: Python<'_>, domain: u8) -> PyResult<()> {
-        self.with(py, |client| client.tick_domain(DomainId(domain)))
+    fn tick(&self, py: Python<'_>, domain: i64) -> PyResult<()> {
+        let domain = options::domain(domain)?;
+        self.with(py, |client| client.tick_domain(domain))
     }
 
     #[getter]

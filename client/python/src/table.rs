@@ -5,22 +5,13 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater_client::{self as client, Client, ClientError};
+use tidewater_client::{self as client, AnyTable};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::table::{DType, DenseLayout, Shape, TableSpec};
+use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 
-use crate::arrays::{self, Keys};
+use crate::arrays::{self, Keys, Read, Written};
 use crate::options;
 use crate::session::Session;
-
-/// A table of any element type.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum AnyTable {
-    F32(client::Table<f32>),
-    F64(client::Table<f64>),
-    I32(client::Table<i32>),
-    I64(client::Table<i64>),
-}
 
 /// Does something with a table, whatever its type, which is named `T`.
 macro_rules! with_table {
@@ -44,38 +35,6 @@ macro_rules! with_table {
             }
         }
     };
-}
-
-impl AnyTable {
-    /// Creates it, or opens the equal one of its name.
-    pub(crate) fn create(client: &mut Client, spec: &TableSpec) -> Result<Self, ClientError> {
-        Ok(match spec.dtype {
-            DType::F32 => Self::F32(client.create_table(spec)?),
-            DType::F64 => Self::F64(client.create_table(spec)?),
-            DType::I32 => Self::I32(client.create_table(spec)?),
-            DType::I64 => Self::I64(client.create_table(spec)?),
-        })
-    }
-
-    /// Opens one that exists.
-    pub(crate) fn open(client: &mut Client, name: &str, dtype: DType) -> Result<Self, ClientError> {
-        Ok(match dtype {
-            DType::F32 => Self::F32(client.open_table(name)?),
-            DType::F64 => Self::F64(client.open_table(name)?),
-            DType::I32 => Self::I32(client.open_table(name)?),
-            DType::I64 => Self::I64(client.open_table(name)?),
-        })
-    }
-
-    /// What it is.
-    pub(crate) fn spec(self, client: &Client) -> Option<&TableSpec> {
-        match self {
-            Self::F32(table) => client.spec(&table),
-            Self::F64(table) => client.spec(&table),
-            Self::I32(table) => client.spec(&table),
-            Self::I64(table) => client.spec(&table),
-        }
-    }
 }
 
 /// A table of a session.
@@ -184,13 +143,14 @@ impl Table {
         py: Python<'py>,
         keys: Option<&Bound<'py, PyAny>>,
         out: Option<Bound<'py, PyAny>>,
-        first: u64,
+        first: i64,
         mode: &str,
         missing: &str,
         timeout: Option<f64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let keys = self.keys(keys)?;
         let keys = keys.as_ref().map(Keys::slice).transpose()?;
+        let first = options::first(first)?;
         let session = self.session.get();
         let options = options::pull(mode, missing, timeout, session.timeout)?;
         let out = match out {
@@ -198,8 +158,8 @@ impl Table {
             None => self.new_array(py, keys)?,
         };
         with_table!(self.any, (table, T) => {
-            let mut array = arrays::to_write::<T>(&out, "out", self.shape(keys))?;
-            let to = array.as_slice_mut()?;
+            let mut array = Written::<T>::new(&out, self.shape(keys))?;
+            let to = array.slice(keys.unwrap_or_default())?;
             session.with(py, |client| match keys {
                 Some(keys) => client.pull_rows(&table, keys, to, options),
                 None => client.pull_dense(&table, first, to, options),
@@ -215,16 +175,16 @@ impl Table {
         py: Python<'py>,
         values: &Bound<'py, PyAny>,
         keys: Option<&Bound<'py, PyAny>>,
-        first: u64,
+        first: i64,
         op: &str,
     ) -> PyResult<Ticket> {
         let keys = self.keys(keys)?;
         let keys = keys.as_ref().map(Keys::slice).transpose()?;
-        let op = options::op(op)?;
+        let (first, op) = (options::first(first)?, options::op(op)?);
         let session = self.session.get();
         let pushed = with_table!(self.any, (table, T) => {
-            let array = arrays::to_read::<T>(values, "values", self.shape(keys))?;
-            let from = array.as_slice()?;
+            let array = Read::<T>::new(values, self.shape(keys))?;
+            let from = array.slice()?;
             session.with(py, |client| match keys {
                 Some(keys) => client.push_rows(&table, keys, from, op),
                 None => client.push_dense(&table, first, from, op),
@@ -239,9 +199,7 @@ impl Table {
     /// Releases the table for everybody.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session.get();
-        with_table!(self.any, (table, _T) => {
-            session.with(py, |client| client.release_table(table))
-        })
+        session.with(py, |client| self.any.release(client))
     }
 
     /// As session and name.

@@ -12,8 +12,8 @@ use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
 use tidewater_transport::limits::TEXT_BYTES_MAX;
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members, Notice,
-    TableInfo, WorkerState,
+    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members,
+    Message as _, Notice, TableInfo, WorkerState,
 };
 use tidewater_transport::wire::handshake::JobToken;
 use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
@@ -223,6 +223,12 @@ impl NetCoordinatorLink {
         request: &CoordinatorRequest,
         deadline: Deadline,
     ) -> Result<CoordinatorAnswer, ClientError> {
+        // What cannot be said is the caller's, and no failure of the connection.
+        request.validate().map_err(|wrong| ClientError::Argument {
+            op,
+            table: table_of(request).to_owned(),
+            what: wrong.to_string(),
+        })?;
         let answer = self.conn.call(request, || deadline.left());
         self.take_notices();
         match answer {
@@ -422,6 +428,15 @@ fn missing_servers(members: &Members, expected: u32) -> String {
         members.servers.len(),
         absent.join(", ")
     )
+}
+
+/// The table that a request is about, for errors.
+fn table_of(request: &CoordinatorRequest) -> &str {
+    match request {
+        CoordinatorRequest::CreateTable(spec) => &spec.name,
+        CoordinatorRequest::OpenTable { name } => name,
+        _ => "-",
+    }
 }
 
 fn control(address: &str, why: &dyn std::fmt::Display) -> ClientError {

@@ -1,5 +1,6 @@
 //! Typed handles of tables, and what a client knows about them.
 
+pub mod any;
 pub mod element;
 pub(crate) mod hints;
 pub(crate) mod state;
@@ -11,6 +12,7 @@ use tidewater_transport::table::{
     DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
 };
 
+pub use any::AnyTable;
 pub use element::Element;
 
 /// A table that was created or opened by a client; valid with that client only.

@@ -21,7 +21,6 @@ pub mod reference;
 pub mod report;
 pub mod run;
 mod step;
-mod stop;
 
 pub use census::Census;
 pub use config::Config;

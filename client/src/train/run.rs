@@ -27,12 +27,15 @@ use super::error::TrainError;
 use super::evaluate::{Evaluator, Quality};
 use super::report::{Report, Training};
 use super::step::Worker;
-use super::stop::StopSign;
 use crate::counters::Counters;
 use crate::data::{BatchPlan, Dataset, read_part};
 use crate::error::ClientError;
 use crate::session::Client;
 use crate::table::Table;
+use crate::walltime::stop::StopSign;
+
+/// Table by which workers agree where a run ends early, and steps between two looks at it.
+const STOP: (&str, u64) = ("tidewater-train/stop", 8);
 
 /// What a run asks of the program around it, and tells it.
 pub trait Host {
@@ -136,7 +139,7 @@ impl<'a> Run<'a> {
             config,
             weights,
             board: Board::new(client)?,
-            stop: StopSign::new(client, config.sync)?,
+            stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
             rank: client.rank().0,
         })

@@ -12,6 +12,7 @@ use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::{Open, run};
+use crate::values;
 
 /// Pulls `rows` rows by key (TW_SPARSE) or index (TW_ROWS) into `out`, row after row in the order of `keys`,
 /// which may repeat. `elements` of type `dtype` have room there: rows x cols. `options` may be null. On
@@ -42,7 +43,7 @@ pub unsafe extern "C" fn tw_pull_rows(
         session.with(|open| {
             let table = *open.tables.get(table)?;
             let options = open.pull_options(&options)?;
-            table.pull_rows(&mut open.client, keys, out, options)
+            values::pull_rows(table, &mut open.client, keys, out, options)
         })
     })
 }
@@ -70,7 +71,7 @@ pub unsafe extern "C" fn tw_pull_range(
         session.with(|open| {
             let table = *open.tables.get(table)?;
             let options = open.pull_options(&options)?;
-            table.pull_range(&mut open.client, first, out, options)
+            values::pull_range(table, &mut open.client, first, out, options)
         })
     })
 }
@@ -98,7 +99,7 @@ pub unsafe extern "C" fn tw_pull_start(
         *pull = session.with(|open| {
             let table = *open.tables.get(table)?;
             let options = open.pull_options(&options)?;
-            let started = table.start_pull(&mut open.client, keys, options)?;
+            let started = values::start_pull(table, &mut open.client, keys, options)?;
             open.pulls.add(started)
         })?;
         Ok(())
@@ -208,7 +209,7 @@ pub unsafe extern "C" fn tw_push_rows(
         unsafe {
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
-                table.push_rows(&mut open.client, keys, values, op)
+                values::push_rows(table, &mut open.client, keys, values, op)
             })
         }
     })
@@ -236,7 +237,7 @@ pub unsafe extern "C" fn tw_push_range(
         unsafe {
             push(session, ticket, |open| {
                 let table = *open.tables.get(table)?;
-                table.push_range(&mut open.client, first, values, op)
+                values::push_range(table, &mut open.client, first, values, op)
             })
         }
     })

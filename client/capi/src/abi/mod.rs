@@ -17,3 +17,4 @@ pub mod library;
 pub mod session;
 pub mod table;
 pub mod types;
+pub mod walltime;

@@ -2,6 +2,7 @@
 
 use std::ffi::c_char;
 
+use tidewater_client::AnyTable;
 use tidewater_transport::table::Shape;
 
 use super::session::tw_session;
@@ -10,7 +11,6 @@ use crate::convert;
 use crate::error::Failure;
 use crate::raw;
 use crate::session::run;
-use crate::values::AnyTable;
 
 /// Creates a table, or opens the one of that name if its definition is equal. All workers may call it.
 #[unsafe(no_mangle)]
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn tw_table_describe(
                 dtype: spec.dtype.code().into(),
                 kind: convert::kind_code(&spec.shape),
                 effect: convert::effect_code(spec.effect),
-                number: table.number(),
+                number: table.id().0,
                 domain: spec.domain.0.into(),
             })
         })?;

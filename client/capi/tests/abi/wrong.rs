@@ -9,6 +9,7 @@ use tidewater_capi::abi::session::*;
 use tidewater_capi::abi::table::*;
 use tidewater_capi::abi::types::tw_status::*;
 use tidewater_capi::abi::types::*;
+use tidewater_capi::abi::walltime::*;
 
 use crate::rig::*;
 
@@ -183,6 +184,9 @@ fn every_pointer_may_be_null_and_nothing_crashes() {
         fails(tw_push_forget(session, null_mut()), TW_ERR_NULL, "ticket");
         ok(tw_clock(session, null_mut(), null_mut()));
         fails(tw_barrier(session, null(), 0.0), TW_ERR_NULL, "barrier");
+        fails(tw_walltime_watch(null_mut(), 1), TW_ERR_NULL, "the session");
+        fails(tw_walltime_over(session, null_mut()), TW_ERR_NULL, "over");
+        fails(tw_walltime_end(session, null_mut()), TW_ERR_NULL, "signal");
         fails(tw_fail(session, null()), TW_ERR_NULL, "reason");
         fails(
             tw_save(session, null(), 0.0, null_mut(), null_mut()),
@@ -258,6 +262,11 @@ fn wrong_arguments_say_what_would_be_right() {
         fails(bad, TW_ERR_ARGUMENT, "I64");
         let bad = tw_table_open(session, c"\xff".as_ptr(), I64, &raw mut table);
         fails(bad, TW_ERR_ARGUMENT, "UTF-8");
+        let wide = table_options(c"wide", F64, tw_kind::TW_ROWS, 1, 0);
+        let bad = tw_table_create(session, &raw const wide, &raw mut table);
+        fails(bad, TW_ERR_ARGUMENT, "\"wide\": rows of 0 elements");
+        let bad = tw_save(session, c"a\nb".as_ptr(), 0.0, null_mut(), null_mut());
+        fails(bad, TW_ERR_ARGUMENT, "control characters");
         let endless = [b'x'; 5000];
         let bad = tw_table_open(session, endless.as_ptr().cast(), I64, &raw mut table);
         fails(bad, TW_ERR_ARGUMENT, "does not end within 4096");
@@ -297,6 +306,36 @@ fn refused_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
             "waited for",
         );
     }
+}
+
+#[test]
+fn a_walltime_is_watched_once_and_before_it_is_asked() {
+    let rig = Rig::new(1);
+    let session = rig.open(&rig.options());
+    let mut told = 7;
+    // SAFETY: an open session, until it is closed, and a place that is there.
+    unsafe {
+        let bad = tw_walltime_over(session, &raw mut told);
+        fails(bad, TW_ERR_ARGUMENT, "call tw_walltime_watch before");
+        assert_eq!(told, 0);
+        let bad = tw_walltime_end(session, &raw mut told);
+        fails(bad, TW_ERR_ARGUMENT, "does not watch");
+        for _ in 0..2 {
+            ok(tw_walltime_watch(session, 0));
+            let bad = tw_walltime_watch(session, 1);
+            fails(bad, TW_ERR_ARGUMENT, "watches already");
+            ok(tw_walltime_over(session, &raw mut told));
+            assert_eq!(told, 0);
+            ok(tw_walltime_end(session, &raw mut told));
+            assert_eq!(told, 0, "nobody was told to end");
+            ok(tw_walltime_over(session, &raw mut told));
+            assert_eq!(told, 1, "it has ended");
+        }
+        ok(tw_session_close(session));
+        let bad = tw_walltime_over(session, &raw mut told);
+        fails(bad, TW_ERR_CLOSED, "tw_walltime_over");
+    }
+    free(session);
 }
 
 #[test]

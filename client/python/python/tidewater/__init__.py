@@ -16,9 +16,9 @@ pickled, as what they were opened with: the copy joins the same job as another w
 
 import os
 
-from ._tidewater import Error, ForkedError, Session, Table, Ticket, __version__
+from ._tidewater import Error, ForkedError, Session, Table, Ticket, Walltime, __version__
 
-__all__ = ["Error", "ForkedError", "Session", "Table", "Ticket", "__version__"]
+__all__ = ["Error", "ForkedError", "Session", "Table", "Ticket", "Walltime", "__version__"]
 
 # Sessions that were unpickled in this process, so that tables of one session share one again.
 _restored = {}

@@ -1,5 +1,5 @@
 from types import TracebackType
-from typing import Literal, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Literal, Optional, Protocol, Sequence, Tuple, Type, TypeVar, Union, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -7,6 +7,13 @@ import numpy.typing as npt
 __version__: str
 
 _Keys = Union[npt.NDArray[np.uint64], npt.NDArray[np.int64], Sequence[int]]
+class _Tensor(Protocol):
+    """What speaks DLPack: a torch.Tensor, for one."""
+
+    def __dlpack__(self, **options: Any) -> Any: ...
+    def __dlpack_device__(self) -> Tuple[int, int]: ...
+
+_Out = TypeVar("_Out", bound=Union[np.ndarray, _Tensor])
 _Named = Union[str, Tuple[Union[str, float], ...]]
 
 class Error(RuntimeError):
@@ -108,7 +115,9 @@ class Session:
     ) -> bool: ...
 
 class Table:
-    """A table of a session. Arrays are C-contiguous and of the table's dtype."""
+    """A table of a session. Arrays are numpy's, or tensors that have `__dlpack__`; C-contiguous, on the CPU,
+    of the table's dtype.
+    """
 
     @property
     def name(self) -> str: ...
@@ -122,23 +131,35 @@ class Table:
     def dtype(self) -> np.dtype: ...
     @property
     def session(self) -> Session: ...
+    @overload
     def pull(
         self,
         keys: Optional[_Keys] = None,
-        out: Optional[np.ndarray] = None,
+        out: None = None,
         *,
         first: int = 0,
         mode: Literal["consistent", "hogwild", "snapshot", "gather"] = "consistent",
         missing: Literal["create", "initial"] = "create",
         timeout: Optional[float] = None,
-    ) -> np.ndarray:
+    ) -> np.ndarray: ...
+    @overload
+    def pull(
+        self,
+        keys: Optional[_Keys] = None,
+        *,
+        out: _Out,
+        first: int = 0,
+        mode: Literal["consistent", "hogwild", "snapshot", "gather"] = "consistent",
+        missing: Literal["create", "initial"] = "create",
+        timeout: Optional[float] = None,
+    ) -> _Out:
         """Pulls rows by `keys` into `out`, of shape (len(keys), cols); of a table by ranges, as many
         elements as `out` has, from `first` on. Writes where the array is, and returns it; without
         `out`, a new one.
         """
     def push(
         self,
-        values: np.ndarray,
+        values: Union[np.ndarray, _Tensor],
         keys: Optional[_Keys] = None,
         *,
         first: int = 0,
@@ -157,3 +178,21 @@ class Ticket:
         """Waits until the push is applied: pulls that start afterwards see it."""
     def done(self) -> bool:
         """Whether it is applied."""
+
+class Walltime:
+    """Ends a run before its batch system does: all workers at one step, with the model saved.
+
+    From here on, while this or another one lives, SIGTERM and SIGUSR1 are noted and do not end the process; a
+    handler of the program is called too. All workers make one, before their first step, and wait for each
+    other. `every`: steps (ticks of domain 0) between two looks, the same on all workers.
+    """
+
+    def __init__(self, session: Session, every: int = 1) -> None: ...
+    def over(self) -> bool:
+        """At the start of each step, on all workers: whether the run ends here; with bsp and ssp at the same
+        step for all, at most three looks after the signal.
+        """
+    def end(self) -> Optional[int]:
+        """After the last step, on all workers, which wait for each other: the number of the signal for which
+        the run ended, or None. Then save, and `sys.exit(128 + signal)`.
+        """

@@ -2,34 +2,27 @@
 
 use std::fmt;
 
-use signal_hook::consts::{SIGTERM, SIGUSR1};
-use signal_hook::iterator::Signals;
 use tidewater_client::train::{EpochReport, Host, Quality, Report, exit};
+use tidewater_client::walltime::Signals;
 
 use crate::{Failure, say};
 
 /// The program around the training loop.
 pub(crate) struct Console {
     signals: Signals,
-    came: Option<i32>,
 }
 
 impl Console {
     /// From now on SIGTERM and SIGUSR1 are noted and do not end the process by themselves.
     pub(crate) fn new() -> Result<Self, Failure> {
-        let signals = Signals::new([SIGTERM, SIGUSR1]).map_err(|e| {
-            let what = format!("cannot take signals: {e}; raise the limit of open files");
-            Failure::new(exit::ENVIRONMENT, what)
-        })?;
-        let came = None;
-        Ok(Self { signals, came })
+        let signals = Signals::catch().map_err(|e| Failure::new(exit::ENVIRONMENT, e))?;
+        Ok(Self { signals })
     }
 }
 
 impl Host for Console {
     fn signal(&mut self) -> Option<i32> {
-        self.came = self.came.or_else(|| self.signals.pending().next());
-        self.came
+        self.signals.came()
     }
 
     fn epoch_done(&mut self, epoch: &EpochReport) {

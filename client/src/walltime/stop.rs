@@ -8,20 +8,14 @@
 //! seen the second cell when it reaches that clock, and nobody stops before it. Without a bound on
 //! staleness nobody waits for anybody's clock, and each stops as soon as it sees the first cell.
 
+use tidewater_transport::limits::CLOCK_DEADLINE;
 use tidewater_transport::table::PushOp;
 
-use super::board::meet;
-use crate::clock::Sync;
 use crate::error::ClientError;
 use crate::pull::PullOptions;
 use crate::session::Client;
 use crate::table::{Table, TableBuilder};
 
-/// Steps between two looks: a look is a read of two short rows, which over TCP costs as much as a
-/// step's pull.
-const LOOK_EVERY: u64 = 8;
-
-const NAME: &str = "tidewater-train/stop";
 /// Cells: the signal's number, written by any worker; the clock, written by rank 0.
 const SIGNAL: u64 = 0;
 const CLOCK: u64 = 1;
@@ -30,17 +24,27 @@ const CLOCK: u64 = 1;
 #[derive(Debug)]
 pub(crate) struct StopSign {
     table: Table<i64>,
+    name: &'static str,
+    every: u64,
     staleness: Option<u64>,
     asked: bool,
 }
 
 impl StopSign {
-    pub(crate) fn new(client: &mut Client, sync: Sync) -> Result<Self, ClientError> {
+    /// Of a table and a barrier of that name. `every` (above 0) is how many steps lie between two
+    /// looks: a look is a read of two short rows, which over TCP costs as much as a step's pull.
+    pub(crate) fn new(
+        client: &mut Client,
+        name: &'static str,
+        every: u64,
+    ) -> Result<Self, ClientError> {
         // In the default domain: reading it waits for the clock as reading weights does.
-        let spec = TableBuilder::rows::<i64>(NAME, 2, 1).partitions(1);
+        let spec = TableBuilder::rows::<i64>(name, 2, 1).partitions(1);
         Ok(Self {
             table: client.create_table(spec.spec())?,
-            staleness: sync.staleness(),
+            name,
+            every,
+            staleness: client.sync().staleness(),
             asked: false,
         })
     }
@@ -52,7 +56,7 @@ impl StopSign {
         signal: impl FnOnce() -> Option<i32>,
     ) -> Result<bool, ClientError> {
         let clock = client.clock();
-        if !clock.is_multiple_of(LOOK_EVERY) {
+        if !clock.is_multiple_of(self.every) {
             return Ok(false);
         }
         self.ask(client, signal)?;
@@ -61,7 +65,7 @@ impl StopSign {
             return Ok(signal.is_some());
         };
         if stop_at == 0 && signal.is_some() && client.rank().0 == 0 {
-            let at = (clock + staleness + 1).next_multiple_of(LOOK_EVERY);
+            let at = (clock + staleness + 1).next_multiple_of(self.every);
             self.write(client, CLOCK, i64::try_from(at).unwrap_or(i64::MAX))?;
         }
         Ok(stop_at != 0 && clock >= stop_at)
@@ -74,8 +78,14 @@ impl StopSign {
         signal: impl FnOnce() -> Option<i32>,
     ) -> Result<Option<i32>, ClientError> {
         self.ask(client, signal)?;
-        meet(client)?;
+        client.barrier(self.name, CLOCK_DEADLINE)?;
         Ok(self.read(client)?.0)
+    }
+
+    /// As if no signal had come; on one worker, before the others look.
+    pub(crate) fn clear(&self, client: &mut Client) -> Result<(), ClientError> {
+        self.write(client, SIGNAL, 0)?;
+        self.write(client, CLOCK, 0)
     }
 
     /// Removes the table; one worker does it, when nobody uses it any more.

@@ -1,11 +1,15 @@
 ! A simulation that learns while it runs, in Fortran: the same program as heat.c, where it is
-! explained, and the same numbers. Cells are addressed as there, by one index from 0.
+! explained, and the same numbers. Cells are addressed as there, by one index from 0. With -DHEAT_MPI
+! the rank is MPI's and the edges go by MPI_Sendrecv, as there.
 !
-!   gfortran -O2 -o heat tidewater.f90 heat.f90 $(pkg-config --libs tidewater)
+!   gfortran -O2 -o heat tidewater.f90 heat.F90 $(pkg-config --libs tidewater)
 !   tidewater run --servers 2 --workers 2 -- ./heat
 program heat
     use tidewater
     use, intrinsic :: iso_fortran_env, only: error_unit
+#ifdef HEAT_MPI
+    use mpi_f08
+#endif
     implicit none
 
     integer(int64), parameter :: n = 64, wide = n + 2, steps = 600, bins = 8
@@ -18,6 +22,9 @@ program heat
     real(real64), allocatable :: now(:), next(:)
     real(real64) :: weights(9), gradient(9), seen(2) ! loss and heat
 
+#ifdef HEAT_MPI
+    call MPI_Init()
+#endif
     call connect_job()
     call create_tables()
     first = rank*n/workers
@@ -39,6 +46,9 @@ program heat
     if (rank == 0) call report()
     call must(tw_finish(session))
     call must(tw_session_free(session))
+#ifdef HEAT_MPI
+    call MPI_Finalize()
+#endif
 
 contains
 
@@ -51,12 +61,23 @@ contains
         why = tw_last_error()
         write (error_unit, '(a)') "heat: "//why
         told = tw_fail(session, tw_text(why)) ! so that the others hear of it at once
+#ifdef HEAT_MPI
+        call MPI_Abort(MPI_COMM_WORLD, 1)
+#endif
         error stop 1
     end subroutine
 
     subroutine connect_job()
         type(tw_session_options) :: options
         type(tw_session_info) :: me
+#ifdef HEAT_MPI
+        integer :: mine, all
+        call MPI_Comm_rank(MPI_COMM_WORLD, mine)
+        call MPI_Comm_size(MPI_COMM_WORLD, all)
+        options%has_rank = 1
+        options%rank = mine
+        options%workers = all
+#endif
         options%sync = TW_BSP
         call must(tw_session_open(options, session))
         call must(tw_session_describe(session, me))
@@ -103,11 +124,26 @@ contains
     ! Fetches the rows next to the strip.
     subroutine neighbours()
         integer(int64) :: at
+#ifdef HEAT_MPI
+        integer(int64) :: top, bottom
+        integer :: up, down, cells
+        cells = int(n)
+        up = merge(int(rank) - 1, MPI_PROC_NULL, rank > 0)
+        down = merge(int(rank) + 1, MPI_PROC_NULL, rank + 1 < workers)
+        top = wide + 1
+        bottom = rows*wide + 1
+        at = bottom + wide
+        call MPI_Sendrecv(now(top:top + n - 1), cells, MPI_DOUBLE_PRECISION, up, 0, now(at:at + n - 1), &
+            cells, MPI_DOUBLE_PRECISION, down, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE)
+        call MPI_Sendrecv(now(bottom:bottom + n - 1), cells, MPI_DOUBLE_PRECISION, down, 1, now(1:n), &
+            cells, MPI_DOUBLE_PRECISION, up, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE)
+#else
         if (rank > 0) call must(tw_pull_rows(session, edges, [2*rank - 1], now(1:n)))
         at = (rows + 1)*wide + 1
         if (rank + 1 < workers) then
             call must(tw_pull_rows(session, edges, [2*rank + 2], now(at:at + n - 1)))
         end if
+#endif
     end subroutine
 
     ! Lights two cells of the plate, the same ones on every worker.

@@ -1,0 +1,51 @@
+//! Ending a run before its batch system does.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use tidewater_client::{Client, ClientError, walltime};
+
+use crate::session::Session;
+
+/// Watches for SIGTERM and SIGUSR1 in a job all of whose workers do so.
+#[pyclass(frozen, module = "tidewater")]
+pub(crate) struct Walltime {
+    session: Py<Session>,
+    watch: Mutex<walltime::Walltime>,
+}
+
+impl Walltime {
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        body: impl FnOnce(&mut walltime::Walltime, &mut Client) -> Result<R, ClientError> + Send,
+    ) -> PyResult<R> {
+        self.session.get().with(py, |client| {
+            let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+            body(&mut watch, client)
+        })
+    }
+}
+
+#[pymethods]
+impl Walltime {
+    #[new]
+    #[pyo3(signature = (session, every=1))]
+    fn watch(py: Python<'_>, session: Py<Session>, every: u32) -> PyResult<Self> {
+        let watch = session
+            .get()
+            .with(py, |client| walltime::Walltime::watch(client, every))?;
+        let watch = Mutex::new(watch);
+        Ok(Self { session, watch })
+    }
+
+    /// At the start of each step: whether the run ends here.
+    fn over(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, walltime::Walltime::over)
+    }
+
+    /// After the last step: the signal for which the run ended.
+    fn end(&self, py: Python<'_>) -> PyResult<Option<i32>> {
+        self.with(py, walltime::Walltime::end)
+    }
+}

@@ -1,0 +1,89 @@
+//! A table whose element type is known at run time: what bindings and tools hold.
+
+use tidewater_transport::ids::TableId;
+use tidewater_transport::table::{DType, TableSpec};
+
+use super::{Element, Table};
+use crate::error::ClientError;
+use crate::session::Client;
+
+/// A table of any element type. Calls that move elements are made by matching on it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[allow(missing_docs, reason = "named as the types are")]
+pub enum AnyTable {
+    F32(Table<f32>),
+    F64(Table<f64>),
+    I32(Table<i32>),
+    I64(Table<i64>),
+}
+
+/// Does something with a table, whatever its type.
+macro_rules! each {
+    ($any:expr, $table:ident => $do:expr) => {
+        match $any {
+            AnyTable::F32($table) => $do,
+            AnyTable::F64($table) => $do,
+            AnyTable::I32($table) => $do,
+            AnyTable::I64($table) => $do,
+        }
+    };
+}
+
+impl AnyTable {
+    /// Creates it, or opens the equal one of its name.
+    ///
+    /// # Errors
+    /// As [`Client::create_table`].
+    pub fn create(client: &mut Client, spec: &TableSpec) -> Result<Self, ClientError> {
+        Ok(match spec.dtype {
+            DType::F32 => Self::F32(client.create_table(spec)?),
+            DType::F64 => Self::F64(client.create_table(spec)?),
+            DType::I32 => Self::I32(client.create_table(spec)?),
+            DType::I64 => Self::I64(client.create_table(spec)?),
+        })
+    }
+
+    /// Opens one that exists and holds `dtype`.
+    ///
+    /// # Errors
+    /// As [`Client::open_table`].
+    pub fn open(client: &mut Client, name: &str, dtype: DType) -> Result<Self, ClientError> {
+        Ok(match dtype {
+            DType::F32 => Self::F32(client.open_table(name)?),
+            DType::F64 => Self::F64(client.open_table(name)?),
+            DType::I32 => Self::I32(client.open_table(name)?),
+            DType::I64 => Self::I64(client.open_table(name)?),
+        })
+    }
+
+    /// Releases it for everybody.
+    ///
+    /// # Errors
+    /// As [`Client::release_table`].
+    pub fn release(self, client: &mut Client) -> Result<(), ClientError> {
+        each!(self, table => client.release_table(table))
+    }
+
+    /// The type of its elements.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::F32(_) => DType::F32,
+            Self::F64(_) => DType::F64,
+            Self::I32(_) => DType::I32,
+            Self::I64(_) => DType::I64,
+        }
+    }
+
+    /// Its number in the cluster.
+    pub const fn id(self) -> TableId {
+        each!(self, table => table.id())
+    }
+
+    /// What it is, as its client knows it.
+    pub fn spec(self, client: &Client) -> Option<&TableSpec> {
+        fn of<'c, T: Element>(client: &'c Client, table: &Table<T>) -> Option<&'c TableSpec> {
+            client.spec(table)
+        }
+        each!(&self, table => of(client, table))
+    }
+}

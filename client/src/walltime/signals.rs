@@ -1,0 +1,123 @@
+//! SIGTERM and SIGUSR1, noted while somebody asks for them.
+//!
+//! Signals are the process's, so this is too: handlers are installed when they are asked for first,
+//! and never removed, for what other code installed over them cannot be known. While nobody asks they
+//! do what would have been done without them: the default, or what the program had installed before.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use signal_hook::consts::{SIGTERM, SIGUSR1};
+use signal_hook::flag::{register_conditional_default, register_usize};
+use tidewater_transport::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
+
+use crate::error::ClientError;
+
+/// What batch systems send before they kill.
+const NOTED: [i32; 2] = [SIGTERM, SIGUSR1];
+
+/// SIGTERM and SIGUSR1 do not end the process while one of these lives, but are noted.
+#[derive(Debug)]
+pub struct Signals {
+    came: Arc<AtomicUsize>,
+}
+
+static PROCESS: Mutex<Process> = Mutex::new(Process {
+    handlers: None,
+    asking: 0,
+});
+
+struct Process {
+    handlers: Option<Handlers>,
+    asking: usize,
+}
+
+/// What the handlers touch.
+struct Handlers {
+    /// The last signal's number; 0: none came.
+    came: Arc<AtomicUsize>,
+    /// Nobody asks.
+    default: Arc<AtomicBool>,
+}
+
+impl Signals {
+    /// Starts to note them. Those that came before are not seen. A handler that the program had
+    /// installed before is called too.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when the system does not let them be caught.
+    pub fn catch() -> Result<Self, ClientError> {
+        let failed = |e| ClientError::Environment(format!("cannot catch signals: {e}"));
+        let mut process = process();
+        if process.handlers.is_none() {
+            process.handlers = Some(Handlers::install().map_err(failed)?);
+        }
+        let Process { handlers, asking } = &mut *process;
+        let came = handlers.as_ref().map(|handlers| handlers.ask(*asking));
+        *asking += 1;
+        Ok(Self {
+            came: came.unwrap_or_default(),
+        })
+    }
+
+    /// The last that came, by its number.
+    pub fn came(&self) -> Option<i32> {
+        let came = self.came.load(Ordering::Relaxed);
+        i32::try_from(came).ok().filter(|&signal| signal != 0)
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        let mut process = process();
+        process.asking -= 1;
+        if process.asking == 0
+            && let Some(handlers) = &process.handlers
+        {
+            handlers.default.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Handlers {
+    fn install() -> io::Result<Self> {
+        let (came, default) = (
+            Arc::new(AtomicUsize::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
+        let others = handled();
+        for signal in NOTED {
+            if others & 1 << (signal - 1) == 0 {
+                register_conditional_default(signal, Arc::clone(&default))?;
+            }
+            let number = usize::try_from(signal).unwrap_or_default();
+            register_usize(signal, Arc::clone(&came), number)?;
+        }
+        Ok(Self { came, default })
+    }
+
+    /// One more asks, beside `others`.
+    fn ask(&self, others: usize) -> Arc<AtomicUsize> {
+        if others == 0 {
+            self.came.store(0, Ordering::Relaxed);
+            self.default.store(false, Ordering::Relaxed);
+        }
+        Arc::clone(&self.came)
+    }
+}
+
+fn process() -> MutexGuard<'static, Process> {
+    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Bit n-1 is set if the program handles or ignores signal n; none if `/proc` does not say.
+fn handled() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let masks = status.lines().filter_map(|line| {
+        let mask = line
+            .strip_prefix("SigIgn:")
+            .or_else(|| line.strip_prefix("SigCgt:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    });
+    masks.fold(0, |all, mask| all | mask)
+}
