@@ -85,6 +85,17 @@ build_all() {
     read -ra STATIC < <(pkg-config --static --libs tidewater)
 }
 
+# What scripts/install.sh installs beside: programs, pages, a modulefile.
+test_install() {
+    local module
+    CARGO_ARGUMENTS="--features $FEATURES" attempt "scripts/install.sh installs" scripts/install.sh "$PREFIX" ci
+    module=$(find "$PREFIX/share/modulefiles/tidewater" -type f)
+    attempt "the modulefile names the prefix" grep -qF "set prefix \"$PREFIX\"" "$module"
+    attempt "the modulefile is filled in" sh -c '! grep -q @ "$1"' sh "$module"
+    attempt "the installed program runs" "$PREFIX/bin/tidewater" run -- true
+    attempt "there are pages of all programs" ls "$PREFIX"/share/man/man1/{tidewater-run,tidewater-train-lr,tidewater-bench-latency}.1
+}
+
 test_library() {
     local others
     others=$(nm -D --defined-only "$PREFIX/lib/libtidewater.so" | awk '$3 !~ /^tw_/ { print $3 }')
@@ -135,19 +146,53 @@ test_fortran() {
     simulates fortran "${RUN[@]}" "$SCRATCH/heat_f"
 }
 
+# launchers: commands by which a job's processes start, by name; of what is here.
+declare -A LAUNCHERS=()
+find_launchers() {
+    # As root in a container, and on loopback only.
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader
+    export OMPI_MCA_oob_tcp_if_include=lo OMPI_MCA_rmaps_base_oversubscribe=1
+    ! command -v mpirun.openmpi >/dev/null || LAUNCHERS[mpirun]="mpirun.openmpi"
+    ! command -v mpiexec.hydra >/dev/null || LAUNCHERS[hydra]="mpiexec.hydra -iface lo"
+}
+
+# launched NAME COMMAND...: two servers and two workers of each launcher; no variable is set.
+launched() {
+    local name=$1 launcher start
+    shift
+    ((${#LAUNCHERS[@]})) || skip "$name by a launcher: neither Open MPI nor hydra"
+    for launcher in "${!LAUNCHERS[@]}"; do
+        read -ra start <<<"${LAUNCHERS[$launcher]}"
+        "${LAUNCHED[@]}" "$name-$launcher" "${start[@]}" -n 2 "$TIDEWATER" server --hugepages off : -n 2 "$@" </dev/null
+    done
+}
+
 # Two MPI processes, which the service takes for a job by their own ranks.
 test_mpi() {
-    local mpicc mpirun
-    if ! mpicc=$(command -v mpicc.openmpi) || ! mpirun=$(command -v mpirun.openmpi); then
+    local mpicc start told
+    local -a service
+    LAUNCHED=(simulates)
+    launched c "$SCRATCH/heat_c"
+    if ! mpicc=$(command -v mpicc.openmpi) || [[ -z ${LAUNCHERS[mpirun]:-} ]]; then
         skip "MPI: no Open MPI"
         return
     fi
     attempt "heat.c compiles with MPI" "$mpicc" -DHEAT_MPI -std=c11 "${WARN[@]}" -O2 -o "$SCRATCH/heat_mpi" \
         "$EXAMPLES/heat.c" "${CFLAGS[@]}" "${LIBS[@]}" -lm
     service_start
-    simulates c-mpi env TIDEWATER_COORDINATOR="$COORDINATOR" TIDEWATER_TOKEN_FILE="$SCRATCH/token" TIDEWATER_SERVERS=2 \
-        OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,vader OMPI_MCA_oob_tcp_if_include=lo \
-        OMPI_MCA_rmaps_base_oversubscribe=1 "$mpirun" -n 2 "$SCRATCH/heat_mpi"
+    service=(env TIDEWATER_COORDINATOR="$COORDINATOR" TIDEWATER_TOKEN_FILE="$SCRATCH/token" TIDEWATER_SERVERS=2)
+    simulates c-mpi "${service[@]}" "${LAUNCHERS[mpirun]}" -n 2 "$SCRATCH/heat_mpi"
+    # Open MPI's library under MPICH's launcher: each process believes to be the only one.
+    if [[ -n ${LAUNCHERS[hydra]:-} ]]; then
+        read -ra start <<<"${LAUNCHERS[hydra]}"
+        told=0
+        timeout "$LIMIT" "${service[@]}" "${start[@]}" -n 2 "$SCRATCH/heat_mpi" </dev/null >"$SCRATCH/log" 2>&1 || told=$?
+        ((told != 0)) && grep -q "only worker, and MPICH hydra says that it is rank . of 2" "$SCRATCH/log" || told=0
+        if ((told)); then ok "an MPI program under another MPI's launcher is told so"; else
+            not_ok "an MPI program under another MPI's launcher is not told"
+            tail -n 20 "$SCRATCH/log" | sed 's/^/    /'
+        fi
+    fi
     service_stop
 }
 
@@ -175,6 +220,8 @@ test_python() {
     attempt "bandwidth of Rust" target/ci/examples/bandwidth "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
     attempt "bandwidth of Python" "$fresh/bin/python" client/python/tests/bandwidth.py "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
     service_stop
+    LAUNCHED=(attempt)
+    launched python "$fresh/bin/python" client/python/tests/launched.py
 }
 
 WARN=(-Wall -Wextra -Werror -pedantic)
@@ -187,11 +234,13 @@ sed 's/^\(weight.1 .*\)e-1$/\1001e-1/; s/^\(loss.last [0-9.]\{6\}\)./\15/' "$SCR
 if same_numbers "$SCRATCH/rust.txt" "$SCRATCH/other.txt" >"$SCRATCH/log"; then not_ok "the comparison is blind"; else
     ok "the comparison notices: $(head -n 1 "$SCRATCH/log")"
 fi
+test_install
 test_library
 test_c
 test_hostile
 test_cpp
 test_fortran
+find_launchers
 test_mpi
 test_python
 report bindings "$passed" "$failed" 0
