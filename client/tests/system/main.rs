@@ -11,6 +11,7 @@ mod bad_input;
 mod bits;
 mod by_hand;
 mod deaths;
+mod hosts;
 mod idle;
 mod launched;
 mod locked;
