@@ -17,6 +17,7 @@ mod launched;
 mod locked;
 mod model;
 mod one_sided;
+mod pages;
 mod proc;
 mod rig;
 mod service;

@@ -1,5 +1,5 @@
 //! `tidewater __child`, `__guard` and `__remote`: what the launcher runs beside the job, here and on other
-//! hosts. They are hidden because nobody but the launcher has a use for them.
+//! hosts; `__pages`, what the installer runs. They are hidden because nobody else has a use for them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, CommandFactory as _};
 use tidewater_server::launcher::{self, shim};
 
 /// The arguments of `__child`.
@@ -61,6 +61,24 @@ pub(crate) fn remote() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             super::complain(&error);
+            ExitCode::from(3)
+        }
+    }
+}
+
+/// The arguments of `__pages`.
+#[derive(Debug, Args)]
+pub(crate) struct PagesArgs {
+    /// Below which share/man and the folders of shells are.
+    prefix: PathBuf,
+}
+
+/// Writes man pages and completions, for whoever installs.
+pub(crate) fn pages(args: &PagesArgs) -> ExitCode {
+    match tidewater_server::pages::write("tidewater", &super::Cli::command(), &args.prefix) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            super::complain(format_args!("{}: {error}", args.prefix.display()));
             ExitCode::from(3)
         }
     }

@@ -67,6 +67,8 @@ enum Command {
     Guard,
     #[command(name = "__remote", hide = true)]
     Remote,
+    #[command(name = "__pages", hide = true)]
+    Pages(internal::PagesArgs),
 }
 
 /// Does what the command line says. A wrong one exits with code 2, as clap does by itself.
@@ -82,6 +84,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),
         Command::Remote => internal::remote(),
+        Command::Pages(args) => internal::pages(&args),
     }
 }
 

@@ -54,6 +54,12 @@ pub(crate) enum Command {
     Ftrl(FtrlArgs),
     /// Write a synthetic two-class set as LIBSVM text.
     Generate(GenerateArgs),
+    /// Man pages and completions, for whoever installs.
+    #[command(name = "__pages", hide = true)]
+    Pages {
+        /// Below which share/man and the folders of shells are.
+        prefix: PathBuf,
+    },
 }
 
 /// What `lr` takes.
