@@ -93,7 +93,8 @@ pub struct Pending {
     theirs: Option<PathBuf>,
 }
 
-/// Launchers kill all when one ends: who has read a card leaves its owner so long to remove it.
+/// Launchers kill all when one ends: who has read a card leaves its owner so long to remove it, and
+/// the folders that it has made.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Pending {
@@ -110,9 +111,11 @@ impl Pending {
     pub fn give_up(self) {
         let Some(path) = self.theirs else { return };
         let limit = Deadline::after(LINGER);
-        while !limit.passed() && matches!(directory::read(&path), Ok(Some(_))) {
+        while !limit.passed() && path.exists() {
             std::thread::sleep(PAUSE[0]);
         }
+        // The folder around it goes last.
+        std::thread::sleep(PAUSE[1].min(limit.left()));
     }
 }
 
