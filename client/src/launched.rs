@@ -4,6 +4,7 @@
 //! ```text
 //! mpirun -n 2 tidewater server : -n 4 ./sim       servers are programs of their own
 //! mpirun -n 6 ./sim                               with servers = 2: ranks 0 and 3 serve, 4 work
+//! mpirun -n 6 ./sim                               with servers_in_ranks: 6 serve, on threads, and work
 //! ```
 //! Rank 0 keeps the coordinator on a thread, whatever else it is. How the processes meet, and which
 //! launchers are known, is in `docs/HPC.md`.
@@ -12,7 +13,9 @@
 //! program broadcasts [`CardHost::card`], and all call [`Launch::enter_by_card`]. It is also the way
 //! for programs that use an MPI library under a launcher that speaks PMI, as the library does.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidewater_server::launched::{
@@ -23,13 +26,13 @@ use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::process::Server;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::{
-    Card, Decision, Explicit, Place, RdmaDevice, Surroundings, TransportChoice, counts_from_env,
-    detect,
+    Card, Decision, Explicit, Place, RdmaDevice, Surroundings, counts_from_env, detect,
+    servers_in_ranks_from_env,
 };
 use tidewater_transport::limits::GATHER_TIMEOUT;
 use tidewater_transport::wire::control::Part;
 
-use crate::connect::{Job, JoinConfig};
+use crate::connect::Job;
 use crate::error::ClientError;
 
 /// What a program says of its launch; the defaults are what launcher and environment say.
@@ -39,6 +42,9 @@ pub struct Launch {
     pub explicit: Explicit,
     /// Processes of this program that become servers; `None` is `TIDEWATER_SERVERS`, or none.
     pub servers: Option<u32>,
+    /// Whether each process is a server too, on threads beside its worker; if not, it may be so by
+    /// `TIDEWATER_SERVERS_IN_RANKS`. Then there is none that is a server only.
+    pub servers_in_ranks: bool,
     /// Network interface whose address to listen on; `None` is `TIDEWATER_INTERFACE`, or the one that
     /// leads to rank 0.
     pub interface: Option<String>,
@@ -51,6 +57,7 @@ impl Default for Launch {
         Self {
             explicit: Explicit::default(),
             servers: None,
+            servers_in_ranks: false,
             interface: None,
             patience: GATHER_TIMEOUT,
         }
@@ -76,7 +83,17 @@ pub enum Entered {
 pub struct WorkerSeat {
     job: Job,
     line: String,
+    /// The server beside the worker; ends before the coordinator does.
+    serving: Option<Serving>,
     seated: Seated,
+}
+
+/// A server on a thread of this process. Dropping it ends it, and with it the job.
+#[derive(Debug)]
+struct Serving {
+    /// Its end of file tells the server to end.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
 }
 
 /// A server's place in its job.
@@ -151,6 +168,14 @@ impl Launch {
     fn sit(&self, place: &Place) -> Result<Entered, ClientError> {
         let (_, servers) = counts_from_env().map_err(environment)?;
         let servers = self.servers.or(servers).unwrap_or(0);
+        let both = self.servers_in_ranks || servers_in_ranks_from_env().map_err(environment)?;
+        if both && servers > 0 {
+            let what = format!(
+                "{servers} processes as servers, and servers in all of them: say one of the two \
+                 (--servers, TIDEWATER_SERVERS; --servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS)"
+            );
+            return Err(ClientError::Environment(what));
+        }
         if servers >= place.size {
             let size = place.size;
             let what = format!(
@@ -160,6 +185,7 @@ impl Launch {
             return Err(ClientError::Environment(what));
         }
         let part = match is_server(place.rank, place.size, servers) {
+            _ if both => Part::Both,
             true => Part::Server,
             false => Part::Worker,
         };
@@ -178,15 +204,15 @@ impl Launch {
                 patience: self.patience,
             }));
         }
-        let seat = seated.seat();
-        let mut join = JoinConfig::new(&seat.coordinator, seat.token.clone());
-        join.rank = Some(seat.numbers.number);
-        join.workers = seat.numbers.workers;
-        let transport = TransportChoice::from_env().map_err(environment)?;
-        let mut job = Job::new(join, transport.unwrap_or_default());
-        job.rdma_device = RdmaDevice::from_env().map_err(environment)?;
+        let mut job = Job::of_seat(seated.seat())?;
         job.patience = self.patience;
-        Ok(Entered::Worker(WorkerSeat { job, line, seated }))
+        let serving = (part == Part::Both).then(|| Serving::start(&seated, self.patience));
+        Ok(Entered::Worker(WorkerSeat {
+            job,
+            line,
+            serving: serving.transpose()?,
+            seated,
+        }))
     }
 
     fn interface(&self) -> Result<Option<String>, ClientError> {
@@ -210,9 +236,12 @@ impl WorkerSeat {
         &self.line
     }
 
-    /// This worker has finished, and its clients are gone. At rank 0 it waits until the others have
-    /// finished too.
+    /// This worker has finished, and its clients are gone. At rank 0, and where this process serves
+    /// too, it waits until the others have finished.
     pub fn end(self) {
+        if let Some(serving) = self.serving {
+            serving.wait();
+        }
         self.seated.end();
     }
 }
@@ -229,19 +258,66 @@ impl ServerSeat {
     /// # Errors
     /// [`ClientError::Launch`] when it cannot serve, or loses its coordinator.
     pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let mut config = self.seated.server_config();
-        let (appliers, _) = counts_from_env().map_err(environment)?;
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        config.appliers =
-            appliers.unwrap_or_else(|| appliers_that_fit(cores, config.local_servers));
-        config.rdma_device = RdmaDevice::from_env().map_err(environment)?;
-        let deadline = Deadline::after(self.patience);
-        let failed = |error: &dyn std::error::Error| ClientError::Launch(error.to_string());
-        let server = Server::start(&config, deadline).map_err(|error| failed(&error))?;
-        server.run(stop).map_err(|error| failed(&error))?;
+        let server = start_server(&self.seated, self.patience)?;
+        server.run(stop).map_err(failed)?;
         self.seated.end();
         Ok(())
     }
+}
+
+impl Serving {
+    fn start(seated: &Seated, patience: Duration) -> Result<Self, ClientError> {
+        let server = start_server(seated, patience)?;
+        let cannot = |error| {
+            environment(format_args!(
+                "cannot start a server's thread: {error}; raise ulimit -u and -n"
+            ))
+        };
+        let (stop, told) = UnixStream::pair().map_err(cannot)?;
+        let thread = std::thread::Builder::new().name("tw-server".into());
+        let thread = thread.spawn(move || {
+            if let Err(error) = server.run(&[told.as_fd()]) {
+                tracing::error!(%error, "the server beside this worker has lost its coordinator");
+            }
+        });
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread.map_err(cannot)?),
+        })
+    }
+
+    /// Waits for the server's own end.
+    fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        let ended = self.thread.take().map(JoinHandle::join);
+        if ended.is_some_and(|ended| ended.is_err()) {
+            tracing::error!("the server beside this worker panicked: a defect, please report it");
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop = None;
+        self.join();
+    }
+}
+
+/// A server on this seat that has joined.
+fn start_server(seated: &Seated, patience: Duration) -> Result<Server, ClientError> {
+    let mut config = seated.server_config();
+    let (appliers, _) = counts_from_env().map_err(environment)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    config.appliers = appliers.unwrap_or_else(|| appliers_that_fit(cores, config.local_servers));
+    config.rdma_device = RdmaDevice::from_env().map_err(environment)?;
+    Server::start(&config, Deadline::after(patience)).map_err(failed)
+}
+
+fn failed(error: impl std::fmt::Display) -> ClientError {
+    ClientError::Launch(error.to_string())
 }
 
 fn environment(error: impl std::fmt::Display) -> ClientError {

@@ -11,7 +11,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::Duration;
@@ -159,6 +159,19 @@ impl Agent {
             }),
             Err(source) => Err(AgentError::Join { address, source }),
         }
+    }
+
+    /// The address of this process on its way to the coordinator.
+    ///
+    /// # Errors
+    /// [`AgentError::Wait`].
+    pub fn local(&mut self) -> Result<IpAddr, AgentError> {
+        let local = self.conn.stream_mut().local_addr();
+        let failed = |source| AgentError::Wait {
+            address: self.address.clone(),
+            source,
+        };
+        local.map(|at| at.ip().to_canonical()).map_err(failed)
     }
 
     /// Workers of the job; 0 when nobody knows.

@@ -198,7 +198,7 @@ impl Cluster {
         server.capacity = config.capacity;
         server.rdma_device.clone_from(&config.rdma_device);
         server.hugepages = config.hugepages;
-        server.listen = SocketAddr::new(config.listen.ip(), 0);
+        server.listen = Some(SocketAddr::new(config.listen.ip(), 0));
         server.advertise = host_of(config.advertise.as_deref());
         let server = Server::start(&server, Deadline::after(START))
             .map_err(|source| ClusterError::Server { number, source })?;

@@ -16,8 +16,7 @@ use std::thread::{self, JoinHandle};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::host;
 use tidewater_transport::ids::ServerId;
-use tidewater_transport::launch::directory::Posted;
-use tidewater_transport::launch::meeting::{self, MeetError};
+use tidewater_transport::launch::meeting::{self, MeetError, Pending};
 use tidewater_transport::launch::{Card, Place, Rendezvous, TokenError, token};
 use tidewater_transport::muster::{self, MusterError, Seat};
 use tidewater_transport::topo::Topology;
@@ -101,9 +100,12 @@ pub fn take_seat(
     let seat = match &mut hosted {
         // Through the same door as the others, but without looking for it.
         Some(hosted) => {
-            let seat = muster::attend_by(&hosted.card, place, part, (deadline, deadline))?;
-            // All have come: nobody needs the card, and it stays nowhere if this process is killed.
-            hosted.posted = None;
+            let attended = muster::attend_by(&hosted.card, place, part, (deadline, deadline));
+            // All have come, or this is the end: nobody needs the card, and it stays nowhere if
+            // this process is killed, as launchers do when another one has ended.
+            let pending = std::mem::take(&mut hosted.pending);
+            let seat = attended?;
+            pending.settle().map_err(MusterError::Meet)?;
             seat
         }
         None => muster::attend(place, part, deadline)?,
@@ -172,7 +174,7 @@ impl Seated {
         config.local_rank = numbers.local_number;
         config.local_servers = numbers.local_servers.max(1);
         config.local_clients = numbers.local_workers;
-        config.listen = SocketAddr::new(self.listen, 0);
+        config.listen = Some(SocketAddr::new(self.listen, 0));
         config
     }
 
@@ -189,7 +191,7 @@ impl Seated {
         } = self.seat.numbers;
         let of = match part {
             Part::Server => servers,
-            Part::Worker => workers,
+            Part::Worker | Part::Both => workers,
         };
         let (host, part) = (host::host_name(), part.name());
         let Seat {
@@ -224,7 +226,8 @@ pub struct Hosted {
     /// Its end of file tells the coordinator to end.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    posted: Option<Posted>,
+    /// What is kept until all have come.
+    pending: Pending,
 }
 
 impl Hosted {
@@ -243,7 +246,7 @@ impl Hosted {
             });
         }
         let mut hosted = Self::listen(place, own)?;
-        hosted.posted = meeting::publish(place, &hosted.card, deadline).map_err(met)?;
+        hosted.pending = meeting::publish(place, &hosted.card, deadline).map_err(met)?;
         Ok(hosted)
     }
 
@@ -254,7 +257,7 @@ impl Hosted {
             Some(Rendezvous::Address(address)) => meeting::token_for(address).map_err(met)?,
             _ => token::random()?,
         };
-        let listening = listen(place, own, &token)?.gathering(place.size);
+        let listening = listen(place, own, &token)?.gathering(place.size, place.hosts.clone());
         let card = Card::new(place.size, token, reachable_at(place, own, &listening));
         let (stop, told) = UnixStream::pair().map_err(|source| LaunchedError::System {
             operation: "make a socket pair",
@@ -274,7 +277,7 @@ impl Hosted {
             card,
             stop: Some(stop),
             thread: Some(thread),
-            posted: None,
+            pending: Pending::default(),
         })
     }
 
@@ -366,7 +369,7 @@ fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Ve
 
 /// Addresses of this host, those of its network cards first: bridges of containers and the like have
 /// some that lead nowhere from elsewhere.
-fn routable_addresses() -> Vec<IpAddr> {
+pub(crate) fn routable_addresses() -> Vec<IpAddr> {
     let mut nets = Topology::read().nets;
     nets.retain(|net| net.up);
     nets.sort_by_key(|net| (!net.hardware, std::cmp::Reverse(net.speed_mbps)));
@@ -400,7 +403,7 @@ fn is_routable(ip: &IpAddr) -> bool {
 }
 
 /// The address of a network device, IPv4 before IPv6.
-fn interface_address(name: &str) -> Result<IpAddr, LaunchedError> {
+pub(crate) fn interface_address(name: &str) -> Result<IpAddr, LaunchedError> {
     let nets = Topology::read().nets;
     let net = nets.iter().find(|net| net.name == name);
     let usable = |ip: &&IpAddr| is_routable(ip) || ip.is_loopback();

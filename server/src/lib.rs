@@ -28,5 +28,6 @@ pub mod launcher;
 pub mod machine;
 pub mod namespace;
 pub mod node;
+pub mod pages;
 pub mod process;
 pub mod store;

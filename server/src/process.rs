@@ -40,14 +40,15 @@ pub struct ServerConfig {
     /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
     /// the address listened on.
     pub nic: Option<String>,
-    /// Where to listen on TCP.
-    pub listen: SocketAddr,
+    /// Where to listen on TCP; `None`: at the address from which this server has reached the
+    /// coordinator.
+    pub listen: Option<SocketAddr>,
     /// Host name or address that clients are told, if it is not the one listened on.
     pub advertise: Option<String>,
 }
 
 impl ServerConfig {
-    /// The only server of this host, with one applier, listening on loopback.
+    /// The only server of this host, with one applier.
     pub fn new(coordinator: impl Into<String>, token: JobToken, number: ServerId) -> Self {
         Self {
             coordinator: coordinator.into(),
@@ -62,7 +63,7 @@ impl ServerConfig {
             rdma_device: None,
             hugepages: Hugepages::Auto,
             nic: None,
-            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            listen: None,
             advertise: None,
         }
     }
@@ -97,7 +98,12 @@ impl Server {
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
     pub fn start(config: &ServerConfig, deadline: Deadline) -> Result<Self, ServerError> {
-        let agent = Agent::connect(&config.coordinator, &config.token, config.number, deadline)?;
+        let mut agent =
+            Agent::connect(&config.coordinator, &config.token, config.number, deadline)?;
+        let listen = match config.listen {
+            Some(listen) => listen,
+            None => SocketAddr::new(agent.local()?, 0),
+        };
         let ids = agent.ids();
         let mut node =
             NodeConfig::new(config.token.clone(), ids.cluster).map_err(ServerError::Random)?;
@@ -112,7 +118,7 @@ impl Server {
         node.rdma_device.clone_from(&config.rdma_device);
         node.hugepages = config.hugepages;
         node.nic.clone_from(&config.nic);
-        node.tcp = Some(config.listen);
+        node.tcp = Some(listen);
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();
         let node = Node::start(node)?;

@@ -74,6 +74,10 @@ pub const VARIABLES: &[Variable] = &[
         "number of this process among those of its role on this host",
     ),
     variable(
+        "TIDEWATER_LOCAL_SERVERS",
+        "servers of the job on this host; else all of them",
+    ),
+    variable(
         "TIDEWATER_PLANT",
         "defect switched on for a test, builds with feature `planted`",
     ),
@@ -94,8 +98,16 @@ pub const VARIABLES: &[Variable] = &[
         "where launched processes meet: a directory, HOST:PORT of rank 0, or pmi",
     ),
     variable("TIDEWATER_ROLE", "worker, server or coordinator"),
+    variable(
+        "TIDEWATER_RSH",
+        "how `tidewater run --hostfile` starts a command on another host: program and arguments",
+    ),
     variable("TIDEWATER_SEED", "seed that repeats a random test"),
     variable("TIDEWATER_SERVERS", "servers of the job"),
+    variable(
+        "TIDEWATER_SERVERS_IN_RANKS",
+        "1: each launched process of a program is a server too, on threads beside its worker",
+    ),
     variable(
         "TIDEWATER_SIZE",
         "processes of the launch, servers and workers, where no launcher says it",
@@ -195,6 +207,15 @@ pub fn counts_from_env() -> Result<(Option<u16>, Option<u32>), EnvError> {
     Ok((appliers, vars.number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?))
 }
 
+/// What `TIDEWATER_SERVERS_IN_RANKS` says.
+///
+/// # Errors
+/// It is neither 0 nor 1.
+pub fn servers_in_ranks_from_env() -> Result<bool, EnvError> {
+    let said = Vars::new(std::env::vars_os()).number("TIDEWATER_SERVERS_IN_RANKS", 0, 1)?;
+    Ok(said == Some(1))
+}
+
 impl FromStr for TransportChoice {
     type Err = &'static str;
 
@@ -221,6 +242,8 @@ pub struct JobEnv {
     pub workers: u32,
     /// Servers of the job.
     pub servers: u32,
+    /// Servers of the job on this host.
+    pub local_servers: u32,
     /// `HOST:PORT` of the coordinator; only the coordinator itself may have none.
     pub coordinator: Option<String>,
     /// The secret that members of the job share.
@@ -314,6 +337,9 @@ impl JobEnv {
                 .unwrap_or(0),
             workers,
             servers,
+            local_servers: vars
+                .number("TIDEWATER_LOCAL_SERVERS", 0, servers)?
+                .unwrap_or(servers),
             coordinator: vars.coordinator(role)?,
             token: vars.token()?,
             transport: vars.parsed("TIDEWATER_TRANSPORT")?.unwrap_or_default(),

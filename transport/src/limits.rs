@@ -46,6 +46,12 @@ pub const HOSTLIST_HOSTS_MAX: usize = LAUNCHED_MAX as usize;
 pub const TOKEN_FILE_BYTES_MAX: u64 = 128;
 /// Processes that one launcher starts: each costs it five descriptors.
 pub const LOCAL_PROCESSES_MAX: u32 = 512;
+/// Bytes of a hostfile: the longest names for as many hosts as there can be processes, and comments.
+pub const HOSTFILE_BYTES_MAX: u64 = 1 << 20;
+/// Bytes of what a process on another host is told: it goes into a socket's buffer at once.
+pub const REMOTE_ORDER_BYTES_MAX: usize = 96 << 10;
+/// Bytes of a line that a remote shell says before the process that it starts greets.
+pub const REMOTE_LINE_BYTES_MAX: usize = 4 << 10;
 /// A child's output line longer than this is broken, so that one child cannot fill the memory.
 pub const OUTPUT_LINE_BYTES_MAX: usize = 1 << 20;
 /// Output that waits for a slow reader; past this the children are not read, and they wait too.

@@ -110,7 +110,7 @@ pub struct Seat {
 /// [`MusterError`]; nothing is left behind.
 pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, MusterError> {
     loop {
-        let card = meeting::find(place, deadline)?;
+        let (card, pending) = meeting::find(place, deadline)?;
         // A card in a directory may be one that an earlier job left: it is read again.
         let is_final = !matches!(place.rendezvous, Some(Rendezvous::Directory(_)));
         let tries = u32::try_from(card.addresses.len()).unwrap_or(1);
@@ -124,7 +124,14 @@ pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, Mus
             Err(MusterError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
             }
-            attended => return attended,
+            Ok(seat) => {
+                pending.settle()?;
+                return Ok(seat);
+            }
+            Err(error) => {
+                pending.give_up();
+                return Err(error);
+            }
         }
     }
 }
@@ -151,20 +158,21 @@ pub fn attend_by(
         });
     }
     let token = card.token.clone();
-    let (coordinator, mut conn) = reach_one(card, &token, reach).map_err(|why| match why {
-        Unreached::Refused(refusal) => MusterError::Refused {
-            rank,
-            size,
-            refusal,
-        },
-        Unreached::Nobody(why) => MusterError::Unreached {
-            rank,
-            size,
-            card: card.to_string(),
-            origin,
-            why,
-        },
-    })?;
+    let (coordinator, mut conn) =
+        reach_one(&card.addresses, &token, reach).map_err(|why| match why {
+            Unreached::Refused(refusal) => MusterError::Refused {
+                rank,
+                size,
+                refusal,
+            },
+            Unreached::Nobody(why) => MusterError::Unreached {
+                rank,
+                size,
+                card: card.to_string(),
+                origin,
+                why,
+            },
+        })?;
     let lost = |source| MusterError::Lost {
         rank,
         size,
@@ -206,6 +214,18 @@ pub fn attend_by(
     }
 }
 
+/// The first of a coordinator's addresses that leads to it from here.
+///
+/// # Errors
+/// What came of the last try before the deadline.
+pub fn reach(addresses: &[String], token: &JobToken, deadline: Deadline) -> Result<String, String> {
+    match reach_one(addresses, token, deadline) {
+        Ok((address, _)) => Ok(address),
+        Err(Unreached::Nobody(why)) => Err(why),
+        Err(Unreached::Refused(refusal)) => Err(refusal.to_string()),
+    }
+}
+
 /// Whether somebody listens by the card that lies where `place` meets: a job that runs.
 ///
 /// # Errors
@@ -238,13 +258,13 @@ enum Unreached {
 
 /// The first address by which somebody proves to be the coordinator.
 fn reach_one(
-    card: &Card,
+    addresses: &[String],
     token: &JobToken,
     deadline: Deadline,
 ) -> Result<(String, ControlConn<TcpStream>), Unreached> {
     let mut why = "no address was tried".to_owned();
     loop {
-        for address in &card.addresses {
+        for address in addresses {
             let limit = deadline.min(Deadline::after(TRY));
             match dial::control(address, token, &claims(), limit) {
                 Ok(conn) => return Ok((address.clone(), conn)),

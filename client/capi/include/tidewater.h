@@ -197,11 +197,11 @@ typedef enum {
     TW_THREAD_MULTIPLE = 3,
 } tw_thread_level;
 
-// How to open a session. All zero but `size` is: join the job that the environment names.
+// How to open a session. All zero but `size` is: join the job that environment or launcher name.
 typedef struct {
     // sizeof(tw_session_options)
     size_t size;
-    // HOST:PORT of the coordinator. Null: the job that the environment names.
+    // HOST:PORT of the coordinator. Null: the job that environment or launcher name.
     const char *coordinator;
     // File, mode 0600, with the job's token. Needed with `coordinator`, unused without.
     const char *token_file;
@@ -209,11 +209,11 @@ typedef struct {
     const char *job_namespace;
     // RDMA device, NAME or NAME:PORT. Null: as the environment says, else by the address.
     const char *rdma_device;
-    // Not 0: `rank` counts. 0: as the environment says, else any that is free.
+    // Not 0: `rank` counts, and must be the launcher's. 0: as those say, else any that is free.
     int32_t has_rank;
     // This worker's number: an MPI program's own rank.
     uint32_t rank;
-    // Workers of the job. 0: as the environment or the coordinator says.
+    // Workers of the job. 0: as environment, launcher or coordinator say.
     uint32_t workers;
     // tw_transport
     int32_t transport;
@@ -229,7 +229,7 @@ typedef struct {
     double timeout_s;
     // Longest wait for other workers at a tick or a gated pull, in seconds. 0: 1800.
     double clock_timeout_s;
-    // Longest time until coordinator and servers are there, in seconds. 0: 60.
+    // Longest time until all other processes are there, in seconds. 0: 60.
     double patience_s;
 } tw_session_options;
 
@@ -400,8 +400,8 @@ const char *tw_status_name(int32_t status);
 const char *tw_last_error(void);
 
 // Joins a job as a worker and opens a session with every server. `options` may be null: the job
-// that the environment names. On failure `*session` is null. Waits for coordinator and servers that are
-// starting, up to `patience_s`.
+// that the environment names, or that of the processes which mpirun, srun or their like started with
+// this one. On failure `*session` is null. Waits for processes that are starting, up to `patience_s`.
 tw_status tw_session_open(const tw_session_options *options,
                           tw_session **session);
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tidewater_client::{AnyTable, Client, ClientError, Job, connect};
+use tidewater_client::{AnyTable, Client, ClientError, connect};
+use tidewater_transport::ids::DomainId;
 use tidewater_transport::limits::DATA_DEADLINE;
 use tidewater_transport::mem::ForkGuard;
 use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
@@ -40,9 +41,10 @@ pub(crate) struct Session {
 }
 
 impl Wanted {
-    fn job(&self) -> PyResult<Job> {
+    /// What the client makes a job of. That may wait for others: not under the interpreter lock.
+    fn told(&self) -> PyResult<connect::Wanted> {
         let transport = self.transport.as_deref().map(options::transport);
-        let wanted = connect::Wanted {
+        Ok(connect::Wanted {
             coordinator: self.coordinator.clone(),
             token_file: self.token_file.as_ref().map(Into::into),
             namespace: self.namespace.clone(),
@@ -50,13 +52,8 @@ impl Wanted {
             rank: self.rank,
             workers: self.workers,
             transport: transport.transpose()?,
-        };
-        let mut job = wanted.job().map_err(raised)?;
-        if let Some(patience) = options::seconds("patience", self.patience)? {
-            job.patience = patience;
-        }
-        job.sync = options::sync(&self.sync)?;
-        Ok(job)
+            patience: options::seconds("patience", self.patience)?,
+        })
     }
 }
 
@@ -133,10 +130,12 @@ impl Session {
             clock_timeout,
             patience,
         };
-        let job = wanted.job()?;
+        let told = wanted.told()?;
+        let sync = options::sync(sync)?;
         let usual = options::seconds("timeout", timeout)?;
         let clock = options::seconds("clock_timeout", clock_timeout)?;
-        let mut client = py.detach(|| job.connect()).map_err(raised)?;
+        let connected = py.detach(|| told.job()?.sync(sync).connect());
+        let mut client = connected.map_err(raised)?;
         if let Some(timeout) = usual {
             client.set_timeout(timeout);
         }

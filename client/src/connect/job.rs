@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::WorkerId;
-use tidewater_transport::launch::{JobEnv, RdmaDevice, Role, TransportChoice};
+use tidewater_transport::launch::{EnvError, JobEnv, RdmaDevice, Role, TransportChoice};
+use tidewater_transport::muster::Seat;
+use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::OsSleeper;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
@@ -30,6 +32,8 @@ pub struct Job {
     pub sync: Sync,
     /// Longest time until everybody is there.
     pub patience: Duration,
+    /// Of a worker that a launcher started.
+    seat: Option<Arc<Seat>>,
 }
 
 impl Job {
@@ -75,7 +79,27 @@ impl Job {
             rdma_device: None,
             sync: Sync::Asp,
             patience: PATIENCE,
+            seat: None,
         }
+    }
+
+    /// The job of a worker that a launcher started; transport and device are the environment's.
+    pub(crate) fn of_seat(seat: &Seat) -> Result<Self, ClientError> {
+        let wrong = |error: EnvError| ClientError::Environment(error.to_string());
+        let mut join = JoinConfig::new(&seat.coordinator, seat.token.clone());
+        join.rank = Some(seat.numbers.number);
+        join.workers = seat.numbers.workers;
+        let transport = TransportChoice::from_env().map_err(wrong)?;
+        let mut job = Self::new(join, transport.unwrap_or_default());
+        job.rdma_device = RdmaDevice::from_env().map_err(wrong)?;
+        Ok(job)
+    }
+
+    /// Keeps the seat, by which the coordinator knows until this worker has joined that it lives.
+    #[must_use]
+    pub(crate) fn keeping(mut self, seat: Seat) -> Self {
+        self.seat = Some(Arc::new(seat));
+        self
     }
 
     /// With another synchronisation.

@@ -1,10 +1,21 @@
-//! Which job a program joins, when it says something of it and leaves the rest to its environment:
-//! what the language bindings connect by.
+//! Which job a program joins, when it says something of it and leaves the rest to its environment and
+//! its launcher: what the language bindings connect by.
+//!
+//! A program that counts its processes itself (by MPI, say) may count others than its launcher does: an
+//! MPI library under another MPI's launcher makes each process believe to be alone. That is told here;
+//! it would be as many jobs of one as there are processes, or one that waits for nobody.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use tidewater_transport::launch::{RdmaDevice, TransportChoice, token};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::launch::{
+    Decision, Explicit, Place, RdmaDevice, Surroundings, TransportChoice, detect, token,
+};
+use tidewater_transport::limits::GATHER_TIMEOUT;
+use tidewater_transport::muster;
+use tidewater_transport::wire::control::Part;
 
 use super::{Job, JoinConfig};
 use crate::error::ClientError;
@@ -26,18 +37,44 @@ pub struct Wanted {
     pub workers: Option<u32>,
     /// Transport of the lanes.
     pub transport: Option<TransportChoice>,
+    /// Longest time until everybody is there; `None`: a minute.
+    pub patience: Option<Duration>,
 }
 
+/// Variables of an environment.
+type Vars = Vec<(OsString, OsString)>;
+
 impl Wanted {
-    /// The job. The one place that decides which.
+    /// The job. The one place that decides which: the one that the program names, the one that
+    /// `TIDEWATER_*` name, or the one of the processes that a launcher started with this one.
     ///
     /// # Errors
     /// [`ClientError::Environment`]: a coordinator without a token's file, a file that cannot be
-    /// read or is not private, no job in the environment, or variables that contradict each other.
+    /// read or is not private, no job to be found, variables that contradict each other, or a launcher
+    /// that counts this process otherwise than the program does.
+    /// [`ClientError::Launch`]: the launched processes do not come together; it names who is missing.
+    ///
+    /// # Cost
+    /// In a launched job it waits for all its processes.
     pub fn job(&self) -> Result<Job, ClientError> {
+        self.job_from_vars(std::env::vars_os())
+    }
+
+    /// As [`Wanted::job`], from variables given.
+    ///
+    /// # Errors
+    /// As [`Wanted::job`].
+    pub fn job_from_vars(
+        &self,
+        vars: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Job, ClientError> {
+        let vars: Vars = vars.into_iter().collect();
         let mut job = match &self.coordinator {
-            Some(coordinator) => self.named(coordinator)?,
-            None => self.of_environment()?,
+            Some(coordinator) => {
+                self.is_not_one_of_many(&vars)?;
+                self.named(coordinator)?
+            }
+            None => self.found(vars)?,
         };
         if let Some(namespace) = &self.namespace {
             job.join.namespace.clone_from(namespace);
@@ -46,7 +83,81 @@ impl Wanted {
             job.rdma_device.clone_from(&self.rdma_device);
         }
         job.transport = self.transport.unwrap_or(job.transport);
+        job.patience = self.patience.unwrap_or(job.patience);
         Ok(job)
+    }
+
+    /// The job that nobody has named: that of `TIDEWATER_*`, or of a launcher.
+    fn found(&self, vars: Vars) -> Result<Job, ClientError> {
+        match decide(vars.clone())? {
+            Decision::Launched(place) if place.size > 1 => self.launched(&place),
+            Decision::Launched(place) => {
+                let what = format!(
+                    "{} has started this process alone, and a job needs servers: {BESIDE}",
+                    place.source
+                );
+                Err(ClientError::Environment(what))
+            }
+            _ => {
+                self.is_not_one_of_many(&vars)?;
+                self.of_environment(vars)
+            }
+        }
+    }
+
+    /// A worker of the processes that a launcher started.
+    fn launched(&self, place: &Place) -> Result<Job, ClientError> {
+        let Place {
+            source, rank, size, ..
+        } = place;
+        if *rank == 0 {
+            let what = format!(
+                "this is rank 0 of {size} of {source}, which keeps the job's coordinator, and this \
+                 library has none: servers come first: {BESIDE}"
+            );
+            return Err(ClientError::Environment(what));
+        }
+        let deadline = Deadline::after(self.patience.unwrap_or(GATHER_TIMEOUT));
+        let seat = muster::attend(place, Part::Worker, deadline);
+        let seat = seat.map_err(|error| ClientError::Launch(error.to_string()))?;
+        let (number, workers) = (seat.numbers.number, seat.numbers.workers);
+        let said = (self.rank.unwrap_or(number), self.workers.unwrap_or(workers));
+        if said != (number, workers) {
+            let what = format!(
+                "the program says that it is worker {} of {}, and as rank {rank} of {size} of {source} \
+                 it is worker {number} of {workers}. {PAIRING} Else leave rank and workers to the \
+                 launcher",
+                said.0, said.1
+            );
+            return Err(ClientError::Environment(what));
+        }
+        Ok(Job::of_seat(&seat)?.keeping(seat))
+    }
+
+    /// That who says to be a job's only worker has not been started with others: they would all say
+    /// so. A name space of its own makes it a job of its own.
+    fn is_not_one_of_many(&self, vars: &Vars) -> Result<(), ClientError> {
+        let is_child = |(name, _): &(OsString, OsString)| name == "TIDEWATER_JOB";
+        if self.workers != Some(1) || self.namespace.is_some() || vars.iter().any(is_child) {
+            return Ok(());
+        }
+        let mut theirs = vars.clone();
+        theirs.retain(|(name, _)| !name.as_encoded_bytes().starts_with(b"TIDEWATER_"));
+        let Ok(Decision::Launched(place)) = decide(theirs) else {
+            return Ok(());
+        };
+        if place.size == 1 {
+            return Ok(());
+        }
+        let Place {
+            source, rank, size, ..
+        } = place;
+        let what = format!(
+            "the program says that it is the job's only worker, and {source} says that it is rank \
+             {rank} of {size}. {PAIRING} If each process is to have a job of its own, give each a \
+             namespace of its own"
+        );
+        Err(ClientError::Environment(what))
     }
 
     fn named(&self, coordinator: &str) -> Result<Job, ClientError> {
@@ -61,23 +172,39 @@ impl Wanted {
         Ok(Job::new(join, TransportChoice::Auto))
     }
 
-    fn of_environment(&self) -> Result<Job, ClientError> {
+    fn of_environment(&self, mut vars: Vars) -> Result<Job, ClientError> {
         let told = [
             ("TIDEWATER_RANK", self.rank),
             ("TIDEWATER_WORKERS", self.workers),
         ];
-        let told: Vec<(OsString, OsString)> = told
+        let told: Vars = told
             .into_iter()
             .filter_map(|(name, number)| Some((name.into(), number?.to_string().into())))
             .collect();
-        let mut vars: Vec<(OsString, OsString)> = std::env::vars_os().collect();
         vars.retain(|(name, _)| told.iter().all(|(known, _)| known != name));
         vars.extend(told);
         Job::from_vars(vars)?.ok_or_else(|| {
-            let what = "the environment names no job: start the program under `tidewater run`, set \
-                        TIDEWATER_COORDINATOR and what goes with it, or give coordinator and \
-                        token_file";
+            let what = "the environment names no job: start the program under `tidewater run` or with \
+                        servers under mpirun or srun, set TIDEWATER_COORDINATOR and what goes with it, \
+                        or give coordinator and token_file";
             ClientError::Environment(what.into())
         })
     }
+}
+
+/// How servers come to a launched program.
+const BESIDE: &str = "start it as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or run \
+                      `tidewater serve` beside it and set TIDEWATER_COORDINATOR";
+
+/// Why a program and its launcher count differently.
+const PAIRING: &str = "If it takes its number from an MPI library, that one does not belong to this \
+                       launcher: start it with its own MPI's mpirun (`ldd PROGRAM` shows which).";
+
+fn decide(vars: Vars) -> Result<Decision, ClientError> {
+    let around = Surroundings::of(vars, Explicit::default());
+    let around = around.map_err(|error| {
+        ClientError::Environment(format!("there is no working directory: {error}"))
+    })?;
+    let decision = detect(&around).decision;
+    decision.map_err(|error| ClientError::Environment(error.to_string()))
 }

@@ -1,17 +1,22 @@
 //! Processes that a launcher started, the launcher being the test: its variables, and processes that
 //! come late, twice or never. Real launchers are `ci/launch.sh`'s.
 
+use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::MutexGuard;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidewater_client::Sync;
+use tidewater_client::connect::Wanted;
 use tidewater_client::launched::{Entered, Launch};
+use tidewater_client::{ClientError, Sync};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::{Card, directory};
 use tidewater_transport::wire::control::Part;
@@ -26,6 +31,8 @@ struct Started {
     folder: TempDir,
     mark: String,
     variable: String,
+    /// Stdin of the next process.
+    input: Option<OwnedFd>,
     _turn: MutexGuard<'static, ()>,
 }
 
@@ -38,6 +45,7 @@ impl Started {
             folder: tempfile::tempdir().unwrap(),
             mark,
             variable,
+            input: None,
             _turn: turn,
         }
     }
@@ -55,6 +63,9 @@ impl Started {
             .current_dir(self.folder.path())
             .stdout(Stdio::null())
             .stderr(log);
+        if let Some(input) = self.input.take() {
+            started.stdin(input);
+        }
         for pair in vars.split_whitespace() {
             let (name, value) = pair.split_once('=').unwrap();
             started.env(name, value.replace('%', &rank.to_string()));
@@ -189,6 +200,50 @@ fn one_program_for_all() {
 }
 
 #[test]
+fn servers_inside_all_ranks_train_the_model_of_servers_beside() {
+    let mut models = Vec::new();
+    for beside in [true, false] {
+        let mut job = Started::new();
+        let vars = BY_HAND.replace("SIZE=3", if beside { "SIZE=4" } else { "SIZE=3" });
+        let more: &[&str] = if beside { &[] } else { &["--servers-in-ranks"] };
+        for rank in 0..3 {
+            job.train(rank, &vars, &[more, &["--json", "out.json"]].concat());
+        }
+        if beside {
+            job.server(3, &vars, &[]);
+        }
+        let (ended, folder) = job.end();
+        for (rank, (code, said)) in ended.iter().enumerate() {
+            assert_eq!(*code, 0, "{said}");
+            let expected = format!("is server and worker {rank} of 3");
+            assert!(beside || said.contains(&expected), "{said}");
+        }
+        models.push(fingerprint(folder.path()));
+    }
+    assert_eq!(models[0], models[1], "they differ in bits");
+}
+
+#[test]
+fn servers_inside_some_ranks_only_are_refused() {
+    let mut job = Started::new();
+    for rank in 0..3 {
+        let vars = format!(
+            "{BY_HAND} TIDEWATER_SERVERS_IN_RANKS={}",
+            u32::from(rank != 1)
+        );
+        job.train(rank, &vars, &[]);
+    }
+    let (ended, _) = job.end();
+    for (code, said) in ended {
+        assert_eq!(code, 4, "{said}");
+        assert!(
+            said.contains("serves and works at once, and rank 1"),
+            "{said}"
+        );
+    }
+}
+
+#[test]
 fn a_card_that_an_earlier_job_left_is_no_harm() {
     let mut job = Started::new();
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -228,6 +283,56 @@ fn who_does_not_come_is_named_in_time() {
         said.contains("no card of rank 0 in") && said.contains("meet"),
         "{said}"
     );
+}
+
+/// A launcher that speaks PMI-1 and waits for one process more than come: everybody's words are
+/// taken, and nobody leaves the barrier.
+fn endless_barrier() -> OwnedFd {
+    let (theirs, ours) = UnixStream::pair().unwrap();
+    std::thread::spawn(move || {
+        for line in BufReader::new(&ours).lines().map_while(Result::ok) {
+            let answer = match line.split(' ').next() {
+                Some("cmd=init") => "cmd=response_to_init rc=0",
+                Some("cmd=get_my_kvsname") => "cmd=my_kvsname kvsname=kvs_1_0_2_host",
+                Some("cmd=put") => "cmd=put_result rc=0",
+                _ => continue,
+            };
+            // Who has ended hears nothing.
+            let _ = (&ours).write_all(format!("{answer}\n").as_bytes());
+        }
+    });
+    theirs.into()
+}
+
+#[test]
+fn who_does_not_come_to_the_launchers_barrier_is_named_too() {
+    let pmi = "PMI_FD=0 PMI_RANK=% PMI_SIZE=3 MPI_LOCALNRANKS=3 MPI_LOCALRANKID=%";
+    let job = |ranks: [u32; 2]| {
+        let mut job = Started::new();
+        for rank in ranks {
+            job.input = Some(endless_barrier());
+            job.server(rank, pmi, &["--patience", "3s"]);
+        }
+        let (ended, folder) = job.end();
+        assert_eq!(
+            fs::read_dir(folder.path()).unwrap().count(),
+            0,
+            "a card is left"
+        );
+        ended
+    };
+    for (code, said) in job([0, 2]) {
+        assert_eq!(code, 4, "{said}");
+        let expected = "2 of 3 processes have come; missing: rank 1; on host ";
+        assert!(said.contains(expected), "{said}");
+    }
+    for (code, said) in job([1, 2]) {
+        assert_eq!(code, 4, "{said}");
+        assert!(
+            said.contains("rank 0 has left no card in .tidewater/pmi-kvs_1_0_2_host"),
+            "{said}"
+        );
+    }
 }
 
 #[test]
@@ -335,6 +440,118 @@ fn alone_without_servers_or_without_a_way_to_meet_is_said_and_never_a_silent_job
         ended[0].1
     );
     assert_eq!(ended[1].0, 0, "one process is a job of one: {}", ended[1].1);
+}
+
+/// Variables as lines `NAME=value`.
+fn variables(text: &str) -> Vec<(OsString, OsString)> {
+    let pairs = text
+        .split_whitespace()
+        .filter_map(|pair| pair.split_once('='));
+    pairs
+        .map(|(name, value)| (name.into(), value.into()))
+        .collect()
+}
+
+/// Nothing said but a patience that a test has.
+fn patient() -> Wanted {
+    Wanted {
+        patience: Some(Duration::from_secs(20)),
+        ..Wanted::default()
+    }
+}
+
+/// Which worker it is, and of how many.
+type Bound = Result<(u32, u32), ClientError>;
+
+/// Four processes of Flux: a server that keeps the coordinator, and three workers by `Wanted`; what
+/// became of these, and how the server ended.
+fn bound(said: [Wanted; 3]) -> (Vec<Bound>, (i32, String)) {
+    let mut started = Started::new();
+    let meet = started.folder.path().join("meet");
+    let vars = format!("{FLUX} TIDEWATER_RENDEZVOUS={}", meet.display());
+    started.server(0, &vars, &["--patience", "20s"]);
+    let workers = said
+        .into_iter()
+        .zip(1..)
+        .map(|(wanted, rank): (Wanted, u32)| {
+            let vars = variables(&vars.replace('%', &rank.to_string()));
+            std::thread::spawn(move || {
+                let mut client = wanted.job_from_vars(vars)?.sync(Sync::Bsp).connect()?;
+                let told = (client.rank().0, client.workers());
+                client.finish()?;
+                Ok(told)
+            })
+        });
+    let workers: Vec<_> = workers.collect();
+    let told = workers.into_iter().map(|worker| worker.join().unwrap());
+    (told.collect(), started.end().0.remove(0))
+}
+
+#[test]
+fn a_binding_finds_the_job_of_its_launcher() {
+    let agrees = Wanted {
+        rank: Some(2),
+        workers: Some(3),
+        ..patient()
+    };
+    let (told, (code, said)) = bound([patient(), patient(), agrees]);
+    assert_eq!(code, 0, "{said}");
+    let told: Vec<_> = told.into_iter().map(Result::unwrap).collect();
+    assert_eq!(told, [(0, 3), (1, 3), (2, 3)]);
+
+    let told = |text: &str| {
+        patient()
+            .job_from_vars(variables(text))
+            .unwrap_err()
+            .to_string()
+    };
+    let first = "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=1";
+    assert!(told(first).contains("servers come first: start it as in `mpirun"));
+    let alone = first.replace("SIZE=2", "SIZE=1");
+    assert!(told(&alone).contains("Open MPI has started this process alone"));
+    assert!(told("HOME=/").contains("names no job"));
+}
+
+#[test]
+fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
+    // As an MPI library says that does not know this launcher.
+    let singleton = Wanted {
+        rank: Some(0),
+        workers: Some(1),
+        ..patient()
+    };
+    let (told, _) = bound([patient(), singleton.clone(), patient()]);
+    let said = told[1].as_ref().unwrap_err().to_string();
+    let expected = "says that it is worker 0 of 1, and as rank 2 of 4 of Flux it is worker 1 of 3";
+    assert!(
+        said.contains(expected) && said.contains("own MPI"),
+        "{said}"
+    );
+    // Beside a service, each would have been a job of one.
+    let told = |wanted: &Wanted, text: &str| {
+        let job = wanted.job_from_vars(variables(text));
+        job.unwrap_err().to_string()
+    };
+    let ompi = "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 PMIX_NAMESPACE=1";
+    let service = format!("{ompi} TIDEWATER_COORDINATOR=localhost:1 TIDEWATER_SERVERS=1");
+    let said = told(&singleton, &service);
+    assert!(
+        said.contains("only worker, and Open MPI says that it is rank 1 of 2"),
+        "{said}"
+    );
+    let named = Wanted {
+        coordinator: Some("localhost:1".into()),
+        ..singleton.clone()
+    };
+    assert!(told(&named, ompi).contains("only worker"));
+    let own = Wanted {
+        namespace: Some("mine".into()),
+        ..singleton
+    };
+    assert!(
+        told(&own, &service).contains("TIDEWATER_TOKEN_FILE"),
+        "else it is let go on"
+    );
 }
 
 #[test]

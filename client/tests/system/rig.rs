@@ -177,6 +177,16 @@ impl Run {
         assert!(!self.sockets.is_empty(), "servers listen on sockets");
     }
 
+    /// Waits until no process of it is left, the launcher neither.
+    pub(crate) fn until_nothing_is_left(&self) {
+        let deadline = Deadline::after(LIMIT);
+        while !marked(&self.variable).is_empty() {
+            let left = || format!("{:?}: {}", marked(&self.variable), self.said());
+            assert!(!deadline.passed(), "left {}", left());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// The launcher.
     pub(crate) fn launcher(&self) -> Process {
         Process::of(&self.launcher)

@@ -23,6 +23,9 @@ Examples:
   Two servers and four copies of a program, on this host:
     tidewater run --servers 2 --workers 4 -- ./sim --steps 100
 
+  The same on the hosts of a file, by ssh:
+    tidewater run --hostfile hosts --servers 2 --workers 4 -- ./sim --steps 100
+
   The same by hand, each in a terminal of its own; the coordinator says its address:
     tidewater coordinator --servers 2 --workers 4 --token-file token
     tidewater server --number 0 --coordinator HOST:PORT --token-file token
@@ -44,7 +47,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start a job on this host: a coordinator, servers, and copies of a program.
+    /// Start a job, on this host or on those of a file: a coordinator, servers, and copies of a program.
     Run(run::RunArgs),
     /// Run the coordinator of a cluster.
     Coordinator(roles::CoordinatorArgs),
@@ -62,6 +65,10 @@ enum Command {
     Child(internal::ChildArgs),
     #[command(name = "__guard", hide = true)]
     Guard,
+    #[command(name = "__remote", hide = true)]
+    Remote,
+    #[command(name = "__pages", hide = true)]
+    Pages(internal::PagesArgs),
 }
 
 /// Does what the command line says. A wrong one exits with code 2, as clap does by itself.
@@ -76,6 +83,8 @@ pub(crate) fn main() -> ExitCode {
         Command::LaunchInfo(args) => launched::info(args),
         Command::Child(args) => internal::child(&args),
         Command::Guard => internal::guard(),
+        Command::Remote => internal::remote(),
+        Command::Pages(args) => internal::pages(&args),
     }
 }
 

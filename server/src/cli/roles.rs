@@ -78,8 +78,8 @@ pub(crate) struct ServerArgs {
     /// Time the coordinator, or when launched all processes, have to be there.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
     pub(super) patience: Duration,
-    /// Where to listen; port 0 takes a free one [default: 127.0.0.1:0; when launched, see
-    /// --interface].
+    /// Where to listen; port 0 takes a free one [default: a free port of the address from which the
+    /// coordinator is reached; when launched, see --interface].
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
     /// Host that clients are told, if it is not the one listened on.
@@ -216,7 +216,7 @@ fn run_server(args: ServerArgs) -> Outcome {
     let token = token(args.token_file.clone(), known)?;
     let mut config = ServerConfig::new(coordinator, token, ServerId(number));
     config.local_rank = known.map_or(0, |env| env.local_rank);
-    config.local_servers = known.map_or(1, |env| env.servers);
+    config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
     config.local_clients = known.map_or(0, |env| env.workers);
     args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
     let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
@@ -274,7 +274,7 @@ impl ServerArgs {
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
         config.hugepages = self.hugepages;
         config.nic.clone_from(&self.nic);
-        config.listen = self.listen.unwrap_or(config.listen);
+        config.listen = self.listen.or(config.listen);
         config.advertise.clone_from(&self.advertise);
         Ok(())
     }

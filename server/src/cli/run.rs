@@ -2,11 +2,12 @@
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use tidewater_server::launcher::{self, Prefix, ProcessCommand, RunConfig};
+use tidewater_server::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use tidewater_server::store::Hugepages;
 use tidewater_transport::launch::{RdmaDevice, TransportChoice};
 
@@ -20,7 +21,9 @@ use super::parse_duration;
 The exit code is that of the first process that failed (128+n for signal n), 0 if all workers \
 succeeded, 2 for a wrong command line, 3 or 4 if the job could not start or took too long.
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the workers; a second SIGINT kills.
-Example: tidewater run --servers 2 --workers 4 -- ./sim --steps 100"
+Examples:
+  tidewater run --servers 2 --workers 4 -- ./sim --steps 100
+  tidewater run --hostfile hosts --servers 2 --workers 4 -- ./sim --steps 100"
 )]
 pub(crate) struct RunArgs {
     /// Servers to start.
@@ -62,6 +65,24 @@ pub(crate) struct RunArgs {
     /// Time the coordinator has to get ready.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     start_timeout: Duration,
+    /// Hosts for servers and workers: a file with a line NAME [slots=N] for each. Servers are spread
+    /// over them; workers fill what is left, in order. They read no input. Directory and programs are
+    /// to be there as they are here.
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Remote shell: program and arguments, without quotes; it is called with a host's name and a
+    /// command [default: TIDEWATER_RSH, or ssh -o BatchMode=yes -o ConnectTimeout=10 -o
+    /// ServerAliveInterval=5 -o ServerAliveCountMax=3].
+    #[arg(long, value_name = "LINE", requires = "hostfile")]
+    rsh: Option<String>,
+    /// With --hostfile: network interface whose address the coordinator listens on [default:
+    /// TIDEWATER_INTERFACE, or all: the one that leads to each host is found].
+    #[arg(long, value_name = "NAME", requires = "hostfile")]
+    interface: Option<String>,
+    /// With --hostfile: a variable that programs on other hosts get, beside TIDEWATER_*, PATH,
+    /// LD_LIBRARY_PATH, PYTHONPATH, RUST_LOG and OMP_NUM_THREADS; may be repeated.
+    #[arg(long, value_name = "NAME", requires = "hostfile")]
+    export: Vec<OsString>,
     /// Run servers as this shell command, say under a debugger.
     #[arg(long, value_name = "LINE", hide_short_help = true)]
     server_command: Option<OsString>,
@@ -80,16 +101,15 @@ pub(crate) struct RunArgs {
 }
 
 /// Runs the job; its exit code is this program's.
-pub(crate) fn run(args: RunArgs) -> ExitCode {
+pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     super::report_unknown_variables();
-    let executable = match std::env::current_exe() {
+    let executable = match super::internal::executable() {
         Ok(path) => path,
-        Err(error) => {
-            super::complain(format_args!(
-                "cannot find my own executable: {error}; mount /proc"
-            ));
-            return ExitCode::from(3);
-        }
+        Err(code) => return code,
+    };
+    let spread = match Spread::of(&mut args) {
+        Ok(spread) => spread,
+        Err(code) => return code,
     };
     let mut command = args.command.into_iter();
     let program = command.next().unwrap_or_default();
@@ -120,6 +140,9 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
     if let Some(line) = args.coordinator_command {
         config.coordinator = ProcessCommand::shell(line);
     }
+    if let Some(spread) = spread {
+        spread.fill(&mut config);
+    }
     match launcher::run(config) {
         Ok(outcome) => {
             if outcome.output_lost > 0 {
@@ -134,6 +157,51 @@ pub(crate) fn run(args: RunArgs) -> ExitCode {
             super::complain(&error);
             ExitCode::from(error.code())
         }
+    }
+}
+
+/// What a job on several hosts is told beside.
+struct Spread {
+    hosts: Vec<Host>,
+    shell: Option<ProcessCommand>,
+    interface: Option<String>,
+    exported: Vec<OsString>,
+}
+
+impl Spread {
+    /// What the flags say, and the environment where they do not.
+    fn of(args: &mut RunArgs) -> Result<Option<Self>, ExitCode> {
+        let Some(path) = args.hostfile.take() else {
+            return Ok(None);
+        };
+        let hosts = launcher::read_hostfile(&path).map_err(|error| {
+            super::complain(error);
+            ExitCode::from(2)
+        })?;
+        let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let line = args.rsh.take().or_else(|| variable("TIDEWATER_RSH"));
+        let words = line.map(|line| line.split_whitespace().map(OsString::from).collect());
+        let shell = words.map(|words: Vec<OsString>| {
+            let mut words = words.into_iter();
+            ProcessCommand::new(words.next().unwrap_or_default(), words)
+        });
+        Ok(Some(Self {
+            hosts,
+            shell,
+            interface: args
+                .interface
+                .take()
+                .or_else(|| variable("TIDEWATER_INTERFACE")),
+            exported: std::mem::take(&mut args.export),
+        }))
+    }
+
+    fn fill(self, config: &mut RunConfig) {
+        config.hosts = self.hosts;
+        config.shell = self.shell.unwrap_or_else(|| config.shell.clone());
+        config.interface = self.interface;
+        config.exported = self.exported;
+        config.forward_stdin = false;
     }
 }
 

@@ -33,6 +33,8 @@ struct Arrival {
 #[derive(Debug)]
 pub(super) struct Gathering {
     size: u32,
+    /// As the launcher has named them; empty if it has not.
+    hosts: Vec<String>,
     came: BTreeMap<u32, Arrival>,
     /// When the first of those that have come gives up.
     deadline: Option<Duration>,
@@ -69,6 +71,12 @@ impl Gathering {
         for (host, (came, of)) in hosts.iter().filter(short).take(NAMED_MAX) {
             let _ = write!(text, "; on host {host}, {came} of {of} have");
         }
+        let silent = self.silent_hosts();
+        if !silent.is_empty() {
+            let named: Vec<&str> = silent.iter().copied().take(NAMED_MAX).collect();
+            let _ = write!(text, "; nobody has come from {}", named.join(", "));
+            return text;
+        }
         let knows = hosts.values().all(|&(_, of)| of > 0);
         if knows && of_hosts < self.size {
             let hosts: Vec<&str> = hosts.keys().copied().take(NAMED_MAX).collect();
@@ -79,14 +87,22 @@ impl Gathering {
         text
     }
 
-    /// Numbers in the order of ranks, and the whole answer of each.
+    /// Hosts that the launcher has named and from which nobody has come. A host may be named there
+    /// with its domain and know itself without.
+    fn silent_hosts(&self) -> Vec<&str> {
+        let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
+        let came: BTreeSet<String> = self.came.values().map(|a| short(&a.told.host)).collect();
+        let hosts = self.hosts.iter().map(String::as_str);
+        let (known, silent): (Vec<&str>, Vec<&str>) =
+            hosts.partition(|host| came.contains(&short(host)));
+        // Names that nobody has are no host names: say aliases of the batch system's.
+        if known.is_empty() { known } else { silent }
+    }
+
+    /// Numbers in the order of ranks, and the whole answer of each. Who is both has one number for
+    /// both, as all are.
     fn number(&mut self) -> Vec<(Asker, Mustered)> {
-        let of = |came: &BTreeMap<u32, Arrival>, part| {
-            let those = came.values().filter(|arrival| arrival.told.part == part);
-            those.count() as u32
-        };
-        let servers = of(&self.came, Part::Server);
-        let workers = of(&self.came, Part::Worker);
+        let (servers, workers) = (self.count(Part::Server), self.count(Part::Worker));
         let mut next: BTreeMap<Part, u32> = BTreeMap::new();
         let mut local: BTreeMap<(String, Part), u32> = BTreeMap::new();
         let mut numbers = Vec::new();
@@ -103,8 +119,10 @@ impl Gathering {
         }
         let answer = |(arrival, (number, local_number)): (&Arrival, (u32, u32))| {
             let here = |part| {
-                let host = arrival.told.host_id.clone();
-                local.get(&(host, part)).copied().unwrap_or(0)
+                let those = local
+                    .iter()
+                    .filter(|((host, own), _)| *host == arrival.told.host_id && own.includes(part));
+                those.map(|(_, count)| count).sum()
             };
             let mustered = Mustered {
                 number,
@@ -119,11 +137,18 @@ impl Gathering {
         self.came.values().zip(numbers).map(answer).collect()
     }
 
-    fn parts(&self) -> BTreeSet<Part> {
-        self.came
-            .values()
-            .map(|arrival| arrival.told.part)
-            .collect()
+    /// How many are, or are also, `part`.
+    fn count(&self, part: Part) -> u32 {
+        let those = self.came.values().filter(|a| a.told.part.includes(part));
+        those.count() as u32
+    }
+
+    /// Somebody who is server and worker at once, and somebody who is not.
+    fn mixed(&self) -> Option<[&Muster; 2]> {
+        let mut told = self.came.values().map(|arrival| &arrival.told);
+        let both = told.clone().find(|told| told.part == Part::Both)?;
+        let other = told.find(|told| told.part != Part::Both)?;
+        Some([both, other])
     }
 }
 
@@ -137,10 +162,12 @@ fn describe(told: &Muster) -> String {
 
 impl Coordinator {
     /// Lets a launch of `size` processes gather; until all have come, nobody else is let in, and
-    /// then there are as many servers and workers as there are.
-    pub fn gather(&mut self, size: u32) {
+    /// then there are as many servers and workers as there are. `hosts` are those that the launcher
+    /// has named.
+    pub fn gather(&mut self, size: u32, hosts: Vec<String>) {
         self.gathering = Some(Gathering {
             size,
+            hosts,
             came: BTreeMap::new(),
             deadline: None,
             complete: false,
@@ -224,17 +251,25 @@ impl Coordinator {
         let Some(gathering) = &mut self.gathering else {
             return;
         };
+        if let Some([both, other]) = gathering.mixed() {
+            let text = format!(
+                "{} serves and works at once, and {} does not: all processes of a job do, or none \
+                 (--servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS)",
+                describe(both),
+                describe(other)
+            );
+            return self.fail_gathering(&bad(&text));
+        }
         let missing = [Part::Server, Part::Worker];
-        let missing = missing
-            .into_iter()
-            .find(|part| !gathering.parts().contains(part));
+        let missing = missing.into_iter().find(|&part| gathering.count(part) == 0);
         if let Some(part) = missing {
             let remedy = match part {
                 Part::Server => {
                     "start servers beside it, as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or \
-                     make some of its ranks servers (--servers, TIDEWATER_SERVERS)"
+                     make some of its ranks servers (--servers, TIDEWATER_SERVERS), or all of them \
+                     servers too (--servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS=1)"
                 }
-                Part::Worker => "start a program that trains beside the servers",
+                Part::Worker | Part::Both => "start a program that trains beside the servers",
             };
             let (size, part) = (gathering.size, part.name());
             let text = format!("none of the {size} processes is a {part}: {remedy}");
@@ -292,7 +327,7 @@ impl Coordinator {
     /// Worker or server `number` has joined.
     pub(super) fn launched_joins(&mut self, part: Part, number: u32) {
         let came = self.gathering.iter_mut().flat_map(|g| g.came.values_mut());
-        let mut those = came.filter(|arrival| arrival.told.part == part);
+        let mut those = came.filter(|arrival| arrival.told.part.includes(part));
         if let Some(arrival) = those.find(|arrival| arrival.number == Some(number)) {
             arrival.joined = true;
         }
@@ -301,7 +336,7 @@ impl Coordinator {
     /// Who worker or server `number` was at the launch, for messages; empty if it was not launched.
     pub(super) fn launched_as(&self, part: Part, number: u32) -> String {
         let came = self.gathering.iter().flat_map(|g| g.came.values());
-        let mut those = came.filter(|arrival| arrival.told.part == part);
+        let mut those = came.filter(|arrival| arrival.told.part.includes(part));
         let found = those.find(|arrival| arrival.number == Some(number));
         found.map_or_else(String::new, |a| format!(", {}", describe(&a.told)))
     }

@@ -85,8 +85,8 @@ pub struct Listening {
     address: String,
     policy: ServerPolicy,
     cluster: CoordinatorConfig,
-    /// Processes of a launch that gather first.
-    gathers: Option<u32>,
+    /// Processes of a launch that gather first, and their hosts.
+    gathers: Option<(u32, Vec<String>)>,
 }
 
 impl Listening {
@@ -144,10 +144,10 @@ impl Listening {
     }
 
     /// With the processes of a launch gathering here first: how many of them are servers and workers
-    /// is known when all have come.
+    /// is known when all have come. `hosts` are those that the launcher has named, or none.
     #[must_use]
-    pub const fn gathering(mut self, size: u32) -> Self {
-        self.gathers = Some(size);
+    pub fn gathering(mut self, size: u32, hosts: Vec<String>) -> Self {
+        self.gathers = Some((size, hosts));
         self
     }
 
@@ -190,8 +190,8 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
             .map_err(system("watch for the word to end"))?;
     }
     let mut state = Coordinator::new(listening.cluster.clone());
-    if let Some(size) = listening.gathers {
-        state.gather(size);
+    if let Some((size, hosts)) = listening.gathers.clone() {
+        state.gather(size, hosts);
     }
     let mut server = Server {
         state,

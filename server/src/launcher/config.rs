@@ -12,7 +12,32 @@ use tidewater_transport::limits::{
     COORDINATOR_START_TIMEOUT, LOCAL_PROCESSES_MAX, SERVERS_MAX, STOP_GRACE,
 };
 
-use super::error::LaunchError;
+use super::error::{LaunchError, Member};
+use super::hostfile::{self, Host};
+use super::process::Local;
+
+/// Where programs and libraries are found, and how much is logged: what programs on other hosts get
+/// from the launcher's environment.
+pub const EXPORTED: [&str; 5] = [
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "RUST_LOG",
+    "OMP_NUM_THREADS",
+];
+
+/// The usual remote shell: it asks no questions, and notices within 15 s that the host is gone.
+const SHELL: [&str; 9] = [
+    "ssh",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=10",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+];
 
 /// A program and its arguments.
 #[derive(Debug, Clone)]
@@ -81,6 +106,17 @@ pub struct RunConfig {
     pub start_timeout: Duration,
     /// Whether worker 0 gets the launcher's stdin; the others read nothing.
     pub forward_stdin: bool,
+    /// Hosts that take the processes; none: all run here. What is on another host than this one is
+    /// started by `shell`, in this directory, by the same `executable`.
+    pub hosts: Vec<Host>,
+    /// The remote shell, called with a host's name and a command line.
+    pub shell: ProcessCommand,
+    /// Network interface whose address the coordinator listens on, if there are hosts; `None`: all
+    /// addresses, and the one that leads to each host is found.
+    pub interface: Option<String>,
+    /// Variables that programs on other hosts get from this process's environment, beside
+    /// [`EXPORTED`] and those of Tidewater.
+    pub exported: Vec<OsString>,
     /// What each worker runs.
     pub worker: ProcessCommand,
     /// What each server runs.
@@ -110,6 +146,10 @@ impl RunConfig {
             grace: STOP_GRACE,
             start_timeout: COORDINATOR_START_TIMEOUT,
             forward_stdin: false,
+            hosts: Vec::new(),
+            shell: ProcessCommand::new(SHELL[0], &SHELL[1..]),
+            interface: None,
+            exported: Vec::new(),
             worker,
             server: ProcessCommand::new(&executable, ["server"]),
             coordinator: ProcessCommand::new(&executable, ["coordinator"]),
@@ -134,10 +174,60 @@ impl RunConfig {
                 max: LOCAL_PROCESSES_MAX,
             });
         }
-        for command in [&self.coordinator, &self.server, &self.worker] {
-            find_program(&command.program)?;
+        let here = self.hosts.is_empty() || self.hosts.iter().any(Host::is_this);
+        find_program(&self.coordinator.program)?;
+        if here {
+            find_program(&self.server.program)?;
+            find_program(&self.worker.program)?;
+        }
+        if self.is_spread() {
+            find_program(&self.shell.program)?;
         }
         Ok(())
+    }
+
+    /// Whether there are processes on other hosts.
+    pub(super) fn is_spread(&self) -> bool {
+        self.hosts.iter().any(|host| !host.is_this())
+    }
+
+    /// Where its processes go.
+    pub(super) fn placement(&self) -> Result<Placement, LaunchError> {
+        if self.hosts.is_empty() {
+            return Ok(Placement::default());
+        }
+        let placed = hostfile::place(&self.hosts, self.servers, self.workers);
+        let [servers, workers] = placed.ok_or_else(|| LaunchError::TooFewSlots {
+            servers: self.servers,
+            workers: self.workers,
+            slots: self.hosts.iter().map(|host| u64::from(host.slots)).sum(),
+        })?;
+        Ok(Placement { servers, workers })
+    }
+}
+
+/// Indices of hosts, for each server and each worker; none: all are here.
+#[derive(Debug, Default)]
+pub(super) struct Placement {
+    servers: Vec<usize>,
+    workers: Vec<usize>,
+}
+
+impl Placement {
+    /// The host of a member, and its place there; `None` if all are here.
+    pub(super) fn of(&self, member: Member) -> Option<(usize, Local)> {
+        let (those, number) = match member {
+            Member::Server(number) => (&self.servers, number as usize),
+            Member::Worker(rank) => (&self.workers, rank as usize),
+            Member::Coordinator | Member::Guard => return None,
+        };
+        let host = *those.get(number)?;
+        let there = |those: &[usize]| those.iter().filter(|&&other| other == host).count() as u32;
+        let local = Local {
+            number: there(&those[..number]),
+            servers: there(&self.servers),
+        };
+        Some((host, local))
     }
 }
 

@@ -109,6 +109,19 @@ pub enum Failure {
         /// The signal's number.
         signal: i32,
     },
+    /// A host was not reached, or has been lost.
+    Host {
+        /// The process that was to be there, or was.
+        member: Member,
+        /// Its name.
+        host: String,
+        /// The remote shell.
+        shell: String,
+        /// Whether the process had started.
+        ran: bool,
+        /// What came of it.
+        why: String,
+    },
     /// A process did not even die of SIGKILL.
     Stuck {
         /// Which.
@@ -131,7 +144,7 @@ impl Failure {
             },
             Self::Interrupted { signal } => Exit::Signal(*signal).code(),
             Self::Start { .. } | Self::Stuck { .. } => 3,
-            Self::CoordinatorSilent { .. } | Self::Timeout { .. } => 4,
+            Self::CoordinatorSilent { .. } | Self::Timeout { .. } | Self::Host { .. } => 4,
         }
     }
 }
@@ -185,12 +198,40 @@ impl fmt::Display for Failure {
                     signal_name(*signal)
                 )
             }
+            Self::Host { .. } => self.of_a_host(f),
             Self::Stuck { member, pid, host } => write!(
                 f,
                 "{member} (pid {pid} on {host}) does not die of SIGKILL; the kernel holds it, \
                  look at /proc/{pid}/stack and at the host's file systems"
             ),
         }
+    }
+}
+
+impl Failure {
+    fn of_a_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Host {
+            member,
+            host,
+            shell,
+            ran,
+            why,
+        } = self
+        else {
+            return Ok(());
+        };
+        if *ran {
+            return write!(
+                f,
+                "host {host} is lost, {member} ran there: {why}. Is it up, and the network to it? \
+                 ({shell} brings its process there to an end)"
+            );
+        }
+        write!(
+            f,
+            "host {host} cannot be used, {member} was to run there: {why}. Try `{shell} {host} true`; \
+             tidewater must be there, at the same path as here"
+        )
     }
 }
 
@@ -248,6 +289,32 @@ pub enum LaunchError {
         /// Its name as given.
         program: OsString,
     },
+    /// The hosts do not take them all.
+    #[error(
+        "{servers} servers and {workers} workers are more processes than the {slots} slots of the hosts; \
+         say slots=N in the hostfile, or start fewer"
+    )]
+    TooFewSlots {
+        /// Servers asked for.
+        servers: u32,
+        /// Workers asked for.
+        workers: u32,
+        /// Slots of all hosts.
+        slots: u64,
+    },
+    /// A process on another host would be told more than a line to it takes.
+    #[error(
+        "program, arguments and environment for {host} are longer than {max} bytes; pass fewer"
+    )]
+    TooLong {
+        /// The host.
+        host: String,
+        /// The limit.
+        max: usize,
+    },
+    /// The network that was named.
+    #[error("{0}")]
+    Interface(String),
     /// There is no token.
     #[error(transparent)]
     Token(#[from] TokenError),

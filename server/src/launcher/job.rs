@@ -12,8 +12,9 @@ use tidewater_transport::limits::{BLAME_TIMEOUT, PIPE_BYTES_MAX, READY_LINE_BYTE
 use super::config::{Prefix, ProcessCommand, RunConfig};
 use super::control::ReadyLine;
 use super::error::{Exit, Failure, LaunchError, Member, Outcome};
+use super::far::Far;
 use super::output::{Lines, Sink, Stream, Taken};
-use super::process::{Input, Process, Spawner, take_pipes};
+use super::process::{Input, Local, Process, Spawner, Told, take_pipes};
 use super::signals::Signals;
 use super::stages::Stage;
 use super::token::TokenFile;
@@ -49,8 +50,9 @@ pub(super) struct Job {
     verbatim_stdout: bool,
     /// What the coordinator said so far, up to its ready line.
     pub(super) said: Vec<u8>,
+    pub(super) far: Far,
     scratch: Vec<u8>,
-    _token: TokenFile,
+    token: TokenFile,
 }
 
 /// What `poll` found.
@@ -72,13 +74,16 @@ impl Job {
             executable: config.executable.clone(),
             job: job_mark()?,
             token: token.path(),
-            servers: config.servers,
-            workers: config.workers,
-            transport: config.transport,
-            rdma_device: config.rdma_device.clone(),
-            appliers: config.appliers,
+            told: Told {
+                servers: config.servers,
+                workers: config.workers,
+                transport: config.transport.name().to_owned(),
+                rdma_device: config.rdma_device.as_ref().map(ToString::to_string),
+                appliers: config.appliers,
+            },
             coordinator: None,
         };
+        let far = Far::of(&mut config)?;
         let guard = spawner
             .guard()
             .map_err(LaunchError::system("start its guard"))?;
@@ -98,8 +103,9 @@ impl Job {
             failure: None,
             suspect: None,
             said: Vec::new(),
+            far,
             scratch: vec![0; READ_BYTES],
-            _token: token,
+            token,
             config,
             spawner,
             sinks,
@@ -139,21 +145,22 @@ impl Job {
 
     /// Starts a member and tells the guard its process group. A failure is the job's.
     pub(super) fn launch(&mut self, member: Member, command: &ProcessCommand, input: Input) {
-        let started = self
-            .spawner
-            .member(member, command, input)
-            .and_then(|mut process| {
-                let pipes = take_pipes(&mut process);
-                for (number, pipe) in pipes.into_iter().enumerate() {
-                    if let Some(pipe) = pipe {
-                        process.streams[number] = Some(self.open_stream(member, number, pipe)?);
+        let started = self.spawn(member, command, input).and_then(|mut process| {
+            let pipes = take_pipes(&mut process);
+            for (number, pipe) in pipes.into_iter().enumerate() {
+                if let Some(pipe) = pipe {
+                    let mut stream = self.open_stream(member, number, pipe)?;
+                    if number == 0 && process.remote.is_some() {
+                        stream = stream.before_greeting();
                     }
+                    process.streams[number] = Some(stream);
                 }
-                if let Some(guard) = self.processes[0].control.as_mut() {
-                    guard.write_all(format!("{}\n", process.pid_raw()).as_bytes())?;
-                }
-                Ok(process)
-            });
+            }
+            if let Some(guard) = self.processes[0].control.as_mut() {
+                guard.write_all(format!("{}\n", process.pid_raw()).as_bytes())?;
+            }
+            Ok(process)
+        });
         match started {
             Ok(process) => self.processes.push(process),
             Err(error) => self.fail(Failure::Start {
@@ -161,6 +168,30 @@ impl Job {
                 reason: error.to_string(),
             }),
         }
+    }
+
+    /// Starts a member here, or the remote shell that leads to it.
+    fn spawn(&self, member: Member, run: &ProcessCommand, input: Input) -> io::Result<Process> {
+        let here = Local {
+            number: match member {
+                Member::Server(number) | Member::Worker(number) => number,
+                Member::Coordinator | Member::Guard => 0,
+            },
+            servers: self.config.servers,
+        };
+        let (host, local) = match self.far.placement.of(member) {
+            None => return self.spawner.member(member, run, input, here),
+            Some((host, local)) => (&self.config.hosts[host], local),
+        };
+        if host.is_this() {
+            return self.spawner.member(member, run, input, local);
+        }
+        let order = self
+            .far
+            .order(member, run, local, &self.spawner, &self.token)?;
+        let until = Deadline::after(self.config.start_timeout);
+        let order = (host.name.as_str(), order);
+        self.spawner.far(member, &self.config.shell, order, until)
     }
 
     /// Puts a new guard in the place of one that died before its work.
@@ -209,11 +240,14 @@ impl Job {
 
     /// The failure that `process` has become stuck.
     pub(super) fn stuck(&self, process: &Process) -> Failure {
-        let (member, pid) = (process.member, process.pid_raw());
+        let (pid, host) = match &process.remote {
+            None => (process.pid_raw(), self.host.clone()),
+            Some(remote) => (remote.pid, remote.host.clone()),
+        };
         Failure::Stuck {
-            member,
+            member: process.member,
             pid,
-            host: self.host.clone(),
+            host,
         }
     }
 
@@ -276,7 +310,14 @@ impl Job {
         }
         let timeout = self.timeout.filter(|_| self.stage < Stage::Workers);
         let blame = self.suspect.as_ref().map(|(until, _)| *until);
-        let first = [self.deadline, timeout, blame].into_iter().flatten().min();
+        let greeting = self
+            .processes
+            .iter()
+            .filter_map(Process::greets_until)
+            .min();
+        let greeting = greeting.filter(|_| self.stage < Stage::Workers);
+        let all = [self.deadline, timeout, blame, greeting];
+        let first = all.into_iter().flatten().min();
         let limit = first.and_then(|deadline| deadline.left().try_into().ok());
         match rustix::event::poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -336,8 +377,16 @@ impl Job {
         let slot = &mut process.streams[number];
         let Some(stream) = slot else { return };
         let sink = &mut self.sinks[stream.sink];
-        if stream.take(&mut self.scratch, sink) == Taken::End {
-            close_stream(slot, sink, (number == 1).then_some(&mut process.last_line));
+        match stream.take(&mut self.scratch, sink) {
+            Taken::End => {
+                close_stream(slot, sink, (number == 1).then_some(&mut process.last_line));
+            }
+            Taken::Early => {
+                if let Some(pid) = stream.greeting(sink) {
+                    process.greeted(pid);
+                }
+            }
+            Taken::Bytes(_) | Taken::Empty => {}
         }
     }
 
@@ -355,7 +404,8 @@ impl Job {
                 continue;
             };
             let member = self.processes[index].member;
-            if !self.is_failure(member, exit) {
+            let unheard = self.processes[index].is_unheard() && self.stage < Stage::Workers;
+            if !unheard && !self.is_failure(member, exit) {
                 continue;
             }
             // Its last words are still in the pipe.
@@ -364,13 +414,8 @@ impl Job {
             }
             let process = &self.processes[index];
             let held = process.streams[1].as_ref().and_then(Stream::last_line);
-            let failure = Failure::Process {
-                member,
-                pid: process.pid_raw(),
-                host: self.host.clone(),
-                exit,
-                last_line: held.or_else(|| process.last_line.clone()),
-            };
+            let last_line = held.or_else(|| process.last_line.clone());
+            let failure = self.end_of(process, exit, last_line);
             if exit == LOST_ANOTHER && self.stage < Stage::Workers {
                 let until = Deadline::after(BLAME_TIMEOUT);
                 self.suspect.get_or_insert((until, failure));
@@ -379,6 +424,39 @@ impl Job {
             }
         }
         Ok(())
+    }
+
+    /// What a process's end was, or that of the remote shell which led to it.
+    fn end_of(&self, process: &Process, exit: Exit, last_line: Option<String>) -> Failure {
+        let member = process.member;
+        let (pid, host) = match &process.remote {
+            None => (process.pid_raw(), self.host.clone()),
+            Some(remote) => (remote.pid, remote.host.clone()),
+        };
+        // 255 is how ssh ends when it fails itself; a signal ends the shell and not the program, of
+        // which it says 128 + n.
+        let is_shells = matches!(exit, Exit::Code(255) | Exit::Signal(_));
+        if process.remote.is_some() && (process.is_unheard() || is_shells) {
+            let shell = self.config.shell.program.to_string_lossy().into_owned();
+            let said = last_line.map_or_else(
+                || "it wrote nothing to stderr".to_owned(),
+                |line| format!("its last line on stderr: {line}"),
+            );
+            return Failure::Host {
+                member,
+                host,
+                why: format!("{shell} {exit}; {said}"),
+                shell,
+                ran: !process.is_unheard(),
+            };
+        }
+        Failure::Process {
+            member,
+            pid,
+            host,
+            exit,
+            last_line,
+        }
     }
 
     fn open_stream(&self, member: Member, number: usize, pipe: OwnedFd) -> io::Result<Stream> {

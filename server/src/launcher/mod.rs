@@ -1,5 +1,5 @@
 //! The process side of `tidewater run`: one coordinator, S servers and W copies of a program as
-//! child processes of one launcher, on this host.
+//! child processes of one launcher, on this host, or by a remote shell on others ([`remote()`]).
 //!
 //! ```text
 //! tidewater run --+-- coordinator        stdin = control socket: takes the ready line,
@@ -34,19 +34,24 @@
 mod config;
 mod control;
 mod error;
+mod far;
 mod guard;
+mod hostfile;
 mod job;
 mod output;
 mod process;
+mod remote;
 pub mod shim;
 mod signals;
 mod stages;
 mod token;
 
-pub use config::{Prefix, ProcessCommand, RunConfig};
+pub use config::{EXPORTED, Prefix, ProcessCommand, RunConfig};
 pub use control::{Control, ReadyLine};
 pub use error::{Exit, Failure, LaunchError, Member, Outcome};
 pub use guard::guard;
+pub use hostfile::{Host, HostfileError, read as read_hostfile};
+pub use remote::{RemoteError, remote};
 
 /// Runs a job and waits until it has ended and nothing of it is left.
 ///
@@ -61,5 +66,6 @@ pub use guard::guard;
 /// Two processes beside those of the job; five descriptors per process.
 pub fn run(config: RunConfig) -> Result<Outcome, LaunchError> {
     config.check()?;
+    config.placement()?;
     job::Job::start(config)?.supervise()
 }

@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use tidewater_transport::limits::{
-    OUTPUT_LINE_BYTES_MAX, OUTPUT_QUEUE_BYTES_MAX, QUOTED_LINE_BYTES_MAX,
+    OUTPUT_LINE_BYTES_MAX, OUTPUT_QUEUE_BYTES_MAX, QUOTED_LINE_BYTES_MAX, REMOTE_LINE_BYTES_MAX,
 };
+
+use super::remote::greeted;
 
 /// A pipe or terminal that is writable takes this much without blocking (`PIPE_BUF`).
 const CHUNK_BYTES: usize = 4096;
@@ -192,6 +194,8 @@ pub(super) struct Stream {
     lines: Lines,
     /// The number of its sink.
     pub(super) sink: usize,
+    /// What has come before the line that a process on another host begins with.
+    early: Option<Vec<u8>>,
 }
 
 /// What reading a stream brought.
@@ -199,6 +203,8 @@ pub(super) struct Stream {
 pub(super) enum Taken {
     /// This many bytes.
     Bytes(usize),
+    /// Bytes before the greeting of a process on another host, or with it.
+    Early,
     /// Nothing now.
     Empty,
     /// There will be nothing more.
@@ -209,17 +215,52 @@ impl Stream {
     /// The parent's end of a child's pipe, which becomes non-blocking.
     pub(super) fn new(fd: OwnedFd, lines: Lines, sink: usize) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Self { fd, lines, sink })
+        let early = None;
+        Ok(Self {
+            fd,
+            lines,
+            sink,
+            early,
+        })
+    }
+
+    /// Of a process on another host, which greets before it writes.
+    pub(super) fn before_greeting(mut self) -> Self {
+        self.early = Some(Vec::new());
+        self
+    }
+
+    /// What the greeting says, if it has come: from then on bytes pass. Lines before it are those of
+    /// the remote shell, and nobody's output.
+    pub(super) fn greeting(&mut self, sink: &mut Sink) -> Option<i32> {
+        let early = self.early.as_mut()?;
+        while let Some(end) = early.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = early.drain(..=end).collect();
+            if let Some(pid) = greeted(&line) {
+                let rest = self.early.take().unwrap_or_default();
+                self.lines.accept(&rest, sink);
+                return Some(pid);
+            }
+        }
+        let excess = early.len().saturating_sub(REMOTE_LINE_BYTES_MAX);
+        early.drain(..excess);
+        None
     }
 
     /// Reads once.
     pub(super) fn take(&mut self, scratch: &mut [u8], sink: &mut Sink) -> Taken {
         match rustix::io::read(&self.fd, &mut *scratch) {
             Ok(0) => Taken::End,
-            Ok(count) => {
-                self.lines.accept(&scratch[..count], sink);
-                Taken::Bytes(count)
-            }
+            Ok(count) => match &mut self.early {
+                Some(early) => {
+                    early.extend_from_slice(&scratch[..count]);
+                    Taken::Early
+                }
+                None => {
+                    self.lines.accept(&scratch[..count], sink);
+                    Taken::Bytes(count)
+                }
+            },
             Err(Errno::AGAIN | Errno::INTR) => Taken::Empty,
             Err(_) => Taken::End,
         }

@@ -1,10 +1,12 @@
 //! One child process: started, watched, buried.
 
+use std::ffi::OsString;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags};
@@ -12,7 +14,9 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
     pidfd_send_signal, waitid,
 };
-use tidewater_transport::launch::{RdmaDevice, Role, TransportChoice};
+use serde::{Deserialize, Serialize};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::launch::Role;
 use tidewater_transport::limits::KILL_TIMEOUT;
 
 use super::config::ProcessCommand;
@@ -34,8 +38,22 @@ pub(super) struct Process {
     /// The last line of stderr, once that has ended.
     pub(super) last_line: Option<String>,
     pub(super) exit: Option<Exit>,
+    /// Where it is, if this child is the remote shell that leads to it.
+    pub(super) remote: Option<Remote>,
     child: Child,
     pidfd: OwnedFd,
+}
+
+/// A process on another host, at the other end of a remote shell.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) host: String,
+    /// What it is to be told once it has greeted.
+    pub(super) order: Option<Vec<u8>>,
+    /// When it should have.
+    pub(super) until: Deadline,
+    /// Its process id there, once it has told.
+    pub(super) pid: i32,
 }
 
 impl Process {
@@ -53,7 +71,58 @@ impl Process {
     }
 
     /// Sends `signal` to it and to what it started. One that is gone needs no signal.
+    ///
+    /// To a process on another host it goes over the line; without one, or before the process is
+    /// there, the remote shell has it.
     pub(super) fn signal(&self, signal: Signal) {
+        if let (Some(remote), Some(mut line)) = (&self.remote, self.control.as_ref())
+            && remote.order.is_none()
+        {
+            let byte = u8::try_from(signal.as_raw()).unwrap_or(0);
+            // A line that takes no byte has ended, or is stuck: then SIGKILL comes to nothing too, and
+            // the end of the line is what is left.
+            let _ = line.write(&[byte]);
+            return;
+        }
+        self.signal_child(signal);
+    }
+
+    /// It has greeted: it is told what to run.
+    pub(super) fn greeted(&mut self, pid: i32) {
+        let Some(remote) = &mut self.remote else {
+            return;
+        };
+        remote.pid = pid;
+        if let (Some(order), Some(line)) = (remote.order.take(), self.control.as_mut()) {
+            // It fits into the socket's buffer, or the shell has ended, which is noticed.
+            let _ = line.write_all(&order);
+        }
+    }
+
+    /// Whether it is on another host, and has not greeted.
+    pub(super) fn is_unheard(&self) -> bool {
+        let remote = self.remote.as_ref();
+        remote.is_some_and(|remote| remote.order.is_some())
+    }
+
+    /// Until when it should greet, if it still may.
+    pub(super) fn greets_until(&self) -> Option<Deadline> {
+        let waits = self.exit.is_none() && self.is_unheard();
+        self.remote
+            .as_ref()
+            .filter(|_| waits)
+            .map(|remote| remote.until)
+    }
+
+    /// Closes the control line, which says "stop": at the end of a line to another host it would say
+    /// "die".
+    pub(super) fn ask_to_stop(&mut self) {
+        if self.remote.is_none() {
+            self.control = None;
+        }
+    }
+
+    fn signal_child(&self, signal: Signal) {
         // ESRCH in the moment between start and `setpgid` cannot be: the child is in its group
         // before `spawn` returns.
         let _ = kill_process_group(self.pid, signal);
@@ -77,7 +146,7 @@ impl Drop for Process {
             // It still has something to do: what this launcher, failing, leaves behind.
             return;
         }
-        self.signal(Signal::KILL);
+        self.signal_child(Signal::KILL);
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let limit = KILL_TIMEOUT.try_into().ok();
@@ -95,17 +164,32 @@ pub(super) enum Input {
     Control,
 }
 
-/// What every child of a job is told.
+/// What all processes of a job are told.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Told {
+    pub(super) servers: u32,
+    pub(super) workers: u32,
+    pub(super) transport: String,
+    pub(super) rdma_device: Option<String>,
+    pub(super) appliers: Option<u16>,
+}
+
+/// A process's place on its host.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Local {
+    /// Its number among those of its role.
+    pub(super) number: u32,
+    /// Servers of the job there.
+    pub(super) servers: u32,
+}
+
+/// Starts the processes of a job.
 #[derive(Debug)]
 pub(super) struct Spawner {
     pub(super) executable: PathBuf,
     pub(super) job: String,
     pub(super) token: PathBuf,
-    pub(super) servers: u32,
-    pub(super) workers: u32,
-    pub(super) transport: TransportChoice,
-    pub(super) rdma_device: Option<RdmaDevice>,
-    pub(super) appliers: Option<u16>,
+    pub(super) told: Told,
     /// Where the coordinator listens, once it said so.
     pub(super) coordinator: Option<String>,
 }
@@ -124,54 +208,122 @@ impl Spawner {
         Ok(guard)
     }
 
-    /// Starts a member, through the shim.
+    /// Starts a member, whose output is taken.
     pub(super) fn member(
         &self,
         member: Member,
         run: &ProcessCommand,
         input: Input,
+        local: Local,
     ) -> io::Result<Process> {
-        let mut command = Command::new(&self.executable);
+        let mut command = self.command(member, run, local);
+        if input == Input::Control {
+            command.env("TIDEWATER_READY_FD", "0");
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        start(member, command, input)
+    }
+
+    /// Starts a member that writes where this process does, with `environment` beside its own.
+    pub(super) fn beside(
+        &self,
+        member: Member,
+        run: &ProcessCommand,
+        local: Local,
+        environment: &[(OsString, OsString)],
+    ) -> io::Result<Process> {
+        let mut command = self.command(member, run, local);
+        let own: Vec<_> = command
+            .get_envs()
+            .map(|(name, _)| name.to_owned())
+            .collect();
+        let more = environment.iter().filter(|(name, _)| !own.contains(name));
+        command.envs(more.map(|(name, value)| (name, value)));
+        start(member, command, Input::Nothing)
+    }
+
+    /// Starts a member on another host: `shell`, a remote shell, is told to start there what waits
+    /// for `order`.
+    pub(super) fn far(
+        &self,
+        member: Member,
+        shell: &ProcessCommand,
+        (host, order): (&str, Vec<u8>),
+        until: Deadline,
+    ) -> io::Result<Process> {
+        let mut command = self.shim(&shell.program);
         command
-            .arg("__child")
-            .arg(std::process::id().to_string())
-            .arg(&run.program);
-        command
-            .args(&run.args)
+            .args(&shell.args)
+            .arg(host)
+            .arg(quoted(&self.executable))
+            .env_remove("TIDEWATER_JOB")
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        let mut process = start(member, command, Input::Control)?;
+        process.remote = Some(Remote {
+            host: host.to_owned(),
+            order: Some(order),
+            until,
+            pid: 0,
+        });
+        Ok(process)
+    }
+
+    /// The program, by way of the shim.
+    fn shim(&self, program: &OsString) -> Command {
+        let mut command = Command::new(&self.executable);
+        let pid = std::process::id().to_string();
+        command.arg("__child").arg(pid).arg(program);
+        command
+    }
+
+    fn command(&self, member: Member, run: &ProcessCommand, local: Local) -> Command {
+        let mut command = self.shim(&run.program);
+        command.args(&run.args);
         let (role, rank) = match member {
             Member::Server(number) => (Role::Server, number),
             Member::Worker(rank) => (Role::Worker, rank),
             Member::Coordinator | Member::Guard => (Role::Coordinator, 0),
         };
+        let told = &self.told;
         command
             .env("TIDEWATER_JOB", &self.job)
             .env("TIDEWATER_ROLE", role.name())
             .env("TIDEWATER_RANK", rank.to_string())
-            .env("TIDEWATER_LOCAL_RANK", rank.to_string())
-            .env("TIDEWATER_SERVERS", self.servers.to_string())
-            .env("TIDEWATER_WORKERS", self.workers.to_string())
-            .env("TIDEWATER_TRANSPORT", self.transport.name())
+            .env("TIDEWATER_LOCAL_RANK", local.number.to_string())
+            .env("TIDEWATER_LOCAL_SERVERS", local.servers.to_string())
+            .env("TIDEWATER_SERVERS", told.servers.to_string())
+            .env("TIDEWATER_WORKERS", told.workers.to_string())
+            .env("TIDEWATER_TRANSPORT", &told.transport)
             .env("TIDEWATER_TOKEN_FILE", &self.token)
             // What this launcher was itself told, perhaps as a worker of another job, ends here.
             .env_remove("TIDEWATER_TOKEN_FD")
             .env_remove("TIDEWATER_COORDINATOR")
             .env_remove("TIDEWATER_READY_FD");
-        if let Some(device) = &self.rdma_device {
-            command.env("TIDEWATER_RDMA_DEVICE", device.as_str());
+        if let Some(device) = &told.rdma_device {
+            command.env("TIDEWATER_RDMA_DEVICE", device);
         }
-        if let Some(appliers) = self.appliers {
+        if let Some(appliers) = told.appliers {
             command.env("TIDEWATER_APPLIERS", appliers.to_string());
         }
         if let Some(address) = &self.coordinator {
             command.env("TIDEWATER_COORDINATOR", address);
         }
-        if input == Input::Control {
-            command.env("TIDEWATER_READY_FD", "0");
-        }
-        start(member, command, input)
+        command
     }
+}
+
+/// The command line of a process that waits for its order, for the shell of another host.
+fn quoted(executable: &Path) -> OsString {
+    let mut line = b"exec '".to_vec();
+    for byte in executable.as_os_str().as_bytes() {
+        match byte {
+            b'\'' => line.extend_from_slice(b"'\\''"),
+            byte => line.push(*byte),
+        }
+    }
+    line.extend_from_slice(b"' __remote");
+    OsString::from_vec(line)
 }
 
 fn start(member: Member, mut command: Command, input: Input) -> io::Result<Process> {
@@ -199,6 +351,7 @@ fn start(member: Member, mut command: Command, input: Input) -> io::Result<Proce
                 streams,
                 last_line: None,
                 exit: None,
+                remote: None,
                 child,
                 pidfd,
             })

@@ -70,6 +70,9 @@ impl Job {
             }
             self.suspect = Some((until, failure));
         }
+        if self.stage < Stage::Workers && self.give_up_on_a_host() {
+            return true;
+        }
         match self.stage {
             Stage::Starting => self.step_starting(),
             Stage::Running => {
@@ -108,7 +111,7 @@ impl Job {
             .iter_mut()
             .filter(|p| stage.concerns(p.member))
         {
-            process.control = None;
+            process.ask_to_stop();
             let signal = match process.member {
                 Member::Worker(_) => signal,
                 Member::Guard => None,
@@ -171,7 +174,8 @@ impl Job {
     }
 
     fn step_starting(&mut self) -> bool {
-        if self.spawner.coordinator.is_some() {
+        if let Some(told) = self.spawner.coordinator.take() {
+            self.spawner.coordinator = Some(self.far.listens(told));
             self.stage = Stage::Running;
             self.deadline = None;
             self.start_members();
@@ -192,6 +196,27 @@ impl Job {
             waited: self.config.start_timeout,
             said: Some(said).filter(|said| !said.is_empty()),
         });
+        true
+    }
+
+    /// Whether a process on another host should have greeted by now.
+    fn give_up_on_a_host(&mut self) -> bool {
+        let late = |p: &&Process| p.greets_until().is_some_and(|until| until.passed());
+        let Some(process) = self.processes.iter().find(late) else {
+            return false;
+        };
+        let host = process.remote.as_ref().map(|remote| remote.host.clone());
+        let failure = Failure::Host {
+            member: process.member,
+            host: host.unwrap_or_default(),
+            shell: self.config.shell.program.to_string_lossy().into_owned(),
+            ran: false,
+            why: format!(
+                "nothing came from there within {:?}",
+                self.config.start_timeout
+            ),
+        };
+        self.fail(failure);
         true
     }
 

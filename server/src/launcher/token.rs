@@ -1,7 +1,7 @@
 //! The token as a file that has no name in any file system.
 
 use std::fs::File;
-use std::io::{self, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 
@@ -20,8 +20,21 @@ impl TokenFile {
     /// Makes a token.
     pub(super) fn create() -> Result<Self, LaunchError> {
         let text = token::random()?.to_hex();
-        let file = sealed(text.as_bytes()).map_err(LaunchError::system("hold the job token"))?;
+        Self::holding(&text).map_err(LaunchError::system("hold the job token"))
+    }
+
+    /// Holds a token, as hex digits.
+    pub(super) fn holding(text: &str) -> io::Result<Self> {
+        let file = sealed(text.as_bytes())?;
         Ok(Self { file })
+    }
+
+    /// The token, as hex digits.
+    pub(super) fn read(&self) -> io::Result<String> {
+        let mut text = String::new();
+        let mut file = File::open(self.path())?;
+        file.read_to_string(&mut text)?;
+        Ok(text)
     }
 
     /// Where processes of this user open it while this process lives.

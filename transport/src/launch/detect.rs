@@ -285,13 +285,19 @@ impl<'a> Surroundings<'a> {
     /// # Errors
     /// It has no working directory.
     pub fn here(explicit: Explicit) -> std::io::Result<Self> {
+        Self::of(std::env::vars_os(), explicit)
+    }
+
+    /// Of this process, with variables given.
+    ///
+    /// # Errors
+    /// It has no working directory.
+    pub fn of(
+        vars: impl IntoIterator<Item = (OsString, OsString)>,
+        explicit: Explicit,
+    ) -> std::io::Result<Self> {
         let directory = std::env::current_dir()?;
-        Ok(Self::new(
-            std::env::vars_os(),
-            directory,
-            &is_open_socket,
-            explicit,
-        ))
+        Ok(Self::new(vars, directory, &is_open_socket, explicit))
     }
 
     /// A variable as text of bounded length; one that is no such text says nothing.

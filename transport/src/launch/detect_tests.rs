@@ -235,6 +235,8 @@ fn flags_win_and_complete_what_is_missing() {
         (Source::Prrte, 1, 2)
     );
     assert_eq!(place.job.as_deref(), Some("pmix-a_1"));
+    let by_variable = "PMIX_RANK=1 PMIX_NAMESPACE=a@1 TIDEWATER_SIZE=2";
+    assert_eq!(decided(by_variable, Explicit::default()), place);
     let place = decided(OMPI, explicit(None, None, "[fe80::1]:4000"));
     assert_eq!(
         place.rendezvous,

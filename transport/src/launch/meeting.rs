@@ -1,6 +1,13 @@
 //! How the card of rank 0 comes to the others.
+//!
+//! PMI-1 knows nothing but "all have come": who waits at its barrier is not told of whom. So when the
+//! barrier has not been passed after three quarters of the time, rank 0 leaves its card in the working
+//! directory, under the name that the launcher's words have, and those that have come go to the
+//! coordinator by it, which names the others. Where the directory is not one for all of them, nobody
+//! can be named.
 
 use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::card::Card;
@@ -52,6 +59,18 @@ pub enum MeetError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// Somebody has not come to the launcher's barrier, and rank 0 cannot be asked who.
+    #[error(
+        "PMI: not all processes have come to the barrier within {waited:?}, and rank 0 has left no card in \
+         {place}: either it has not come itself, or it has another working directory; look whether all \
+         were started"
+    )]
+    NotAll {
+        /// Where the card would be.
+        place: String,
+        /// How long was waited.
+        waited: Duration,
+    },
     /// The launcher has no card.
     #[error("rank 0 left no card with the launcher; is it a program that meets by PMI too?")]
     NotPut,
@@ -63,67 +82,147 @@ pub enum MeetError {
     Alone,
 }
 
+/// What is kept until all have come.
+#[derive(Debug, Default)]
+pub struct Pending {
+    /// The card, where somebody may look for it.
+    _posted: Option<Posted>,
+    /// The launcher's barrier, at which somebody has not come yet.
+    barrier: Option<Pmi>,
+    /// Where another one's card lies until all have come.
+    theirs: Option<PathBuf>,
+}
+
+/// Launchers kill all when one ends: who has read a card leaves its owner so long to remove it, and
+/// the folders that it has made.
+const LINGER: Duration = Duration::from_secs(1);
+
+impl Pending {
+    /// All have come, by the coordinator's word. What the launcher still has to say is heard, so
+    /// that it knows that this process may end.
+    ///
+    /// # Errors
+    /// [`MeetError::Pmi`]: it does not say it before the deadline of the meeting.
+    pub fn settle(self) -> Result<(), MeetError> {
+        Ok(self.barrier.map_or(Ok(()), Pmi::finish)?)
+    }
+
+    /// They have not all come, and this process is about to end.
+    pub fn give_up(self) {
+        let Some(path) = self.theirs else { return };
+        let limit = Deadline::after(LINGER);
+        while !limit.passed() && path.exists() {
+            std::thread::sleep(PAUSE[0]);
+        }
+        // The folder around it goes last.
+        std::thread::sleep(PAUSE[1].min(limit.left()));
+    }
+}
+
 /// Tells the others where rank 0 is. What is returned is kept as long as somebody may look.
 ///
 /// # Errors
 /// [`MeetError`].
 ///
 /// # Cost
-/// By PMI it waits until every process is there to take it.
-pub fn publish(
-    place: &Place,
-    card: &Card,
-    deadline: Deadline,
-) -> Result<Option<Posted>, MeetError> {
+/// By PMI it waits until every process is there to take it, or for three quarters of the time.
+pub fn publish(place: &Place, card: &Card, deadline: Deadline) -> Result<Pending, MeetError> {
     match &place.rendezvous {
         None => Err(MeetError::Alone),
-        Some(Rendezvous::Directory(path)) => Ok(Some(directory::post(path, card)?)),
+        Some(Rendezvous::Directory(path)) => Ok(Pending {
+            _posted: Some(directory::post(path, card)?),
+            ..Pending::default()
+        }),
         // All know the address.
-        Some(Rendezvous::Address(_)) => Ok(None),
+        Some(Rendezvous::Address(_)) => Ok(Pending::default()),
         Some(Rendezvous::Pmi { fd }) => {
             let mut pmi = begin(*fd, deadline)?;
             pmi.put(KEY, &card.encode())?;
-            pmi.barrier()?;
-            pmi.finish()?;
-            Ok(None)
+            if pmi.barrier(most_of(deadline))? {
+                pmi.finish()?;
+                return Ok(Pending::default());
+            }
+            // That it cannot be left is no reason to fail: somebody may still come to the barrier.
+            let posted = directory::post(&beside(&pmi), card);
+            Ok(Pending {
+                _posted: posted.ok(),
+                barrier: Some(pmi),
+                theirs: None,
+            })
         }
     }
 }
 
-/// The card of rank 0; waits for it until `deadline`.
+/// The card of rank 0; waits for it until `deadline`. With it what is kept until all have come.
 ///
 /// # Errors
 /// [`MeetError`].
-pub fn find(place: &Place, deadline: Deadline) -> Result<Card, MeetError> {
-    match &place.rendezvous {
-        None => Err(MeetError::Alone),
-        Some(Rendezvous::Pmi { fd }) => {
-            let mut pmi = begin(*fd, deadline)?;
-            pmi.barrier()?;
-            let text = pmi.get(KEY)?.ok_or(MeetError::NotPut)?;
-            pmi.finish()?;
-            Ok(Card::parse(text.as_bytes())?)
-        }
+pub fn find(place: &Place, deadline: Deadline) -> Result<(Card, Pending), MeetError> {
+    let card = match &place.rendezvous {
+        None => return Err(MeetError::Alone),
+        Some(Rendezvous::Pmi { fd }) => return find_by_pmi(*fd, deadline),
         Some(Rendezvous::Address(address)) => {
             let token = token_for(address)?;
-            Ok(Card::new(place.size, token, [address.clone()]))
+            Card::new(place.size, token, [address.clone()])
         }
         Some(Rendezvous::Directory(path)) => {
             let waited = deadline.left();
-            let mut pause = PAUSE[0];
-            loop {
-                if let Some((card, _)) = directory::read(path)? {
-                    return Ok(card);
-                }
-                if deadline.left() <= pause {
-                    let place = path.display().to_string();
-                    return Err(MeetError::NoCard { place, waited });
-                }
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(PAUSE[1]);
-            }
+            let found = find_in(path, deadline)?;
+            found.ok_or_else(|| MeetError::NoCard {
+                place: path.display().to_string(),
+                waited,
+            })?
         }
+    };
+    Ok((card, Pending::default()))
+}
+
+fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(Card, Pending), MeetError> {
+    let waited = deadline.left();
+    let mut pmi = begin(fd, deadline)?;
+    if pmi.barrier(most_of(deadline))? {
+        let text = pmi.get(KEY)?.ok_or(MeetError::NotPut)?;
+        pmi.finish()?;
+        return Ok((Card::parse(text.as_bytes())?, Pending::default()));
     }
+    let path = beside(&pmi);
+    let found = find_in(&path, deadline)?;
+    let card = found.ok_or_else(|| MeetError::NotAll {
+        place: path.display().to_string(),
+        waited,
+    })?;
+    let pending = Pending {
+        _posted: None,
+        barrier: Some(pmi),
+        theirs: Some(path),
+    };
+    Ok((card, pending))
+}
+
+/// The card that lies in a directory, or comes to lie there before the deadline.
+fn find_in(path: &Path, deadline: Deadline) -> Result<Option<Card>, MeetError> {
+    let mut pause = PAUSE[0];
+    loop {
+        if let Some((card, _)) = directory::read(path)? {
+            return Ok(Some(card));
+        }
+        if deadline.left() <= pause {
+            return Ok(None);
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(PAUSE[1]);
+    }
+}
+
+/// Where rank 0 leaves its card when somebody does not come to the launcher's barrier.
+fn beside(pmi: &Pmi) -> PathBuf {
+    let name = format!("pmi-{}", super::sources::file_name(pmi.job()));
+    Path::new(".tidewater").join(name)
+}
+
+/// The time at a barrier; the rest is for asking who has not come.
+fn most_of(deadline: Deadline) -> Deadline {
+    Deadline::after(deadline.left() * 3 / 4)
 }
 
 /// The token of a job that meets at an address: the one of `TIDEWATER_TOKEN_FILE`.

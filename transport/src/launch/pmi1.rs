@@ -32,7 +32,8 @@ pub enum PmiError {
     },
     /// The launcher did not answer in time: at a barrier, somebody has not come.
     #[error(
-        "PMI: no answer to {operation} in time; at a barrier this means that a process of the job has not come: look whether all were started"
+        "PMI: no answer to {operation} in time; is PMI_FD the launcher's? Give --rendezvous DIRECTORY \
+         to meet without it"
     )]
     TimedOut {
         /// What was asked.
@@ -63,6 +64,8 @@ pub(super) struct Pmi {
     buffer: Vec<u8>,
     kvs: String,
     deadline: Deadline,
+    /// Waits for the others, who have not all come.
+    at_barrier: bool,
 }
 
 impl Pmi {
@@ -73,6 +76,7 @@ impl Pmi {
             buffer: Vec::new(),
             kvs: String::new(),
             deadline,
+            at_barrier: false,
         };
         let begun = pmi.call("init", "cmd=init pmi_version=1 pmi_subversion=1")?;
         is_well(&begun, "init")?;
@@ -90,9 +94,25 @@ impl Pmi {
         is_well(&self.call("put", &line)?, "put")
     }
 
-    /// Waits for every process of the job.
-    pub(super) fn barrier(&mut self) -> Result<(), PmiError> {
-        let done = self.call("barrier_in", "cmd=barrier_in")?;
+    /// The name of the job's words, which no other job of the launcher has.
+    pub(super) fn job(&self) -> &str {
+        &self.kvs
+    }
+
+    /// Waits for every process of the job until `limit`; whether all have come. If not, this process
+    /// goes on waiting, and [`Pmi::finish`] takes the answer.
+    pub(super) fn barrier(&mut self, limit: Deadline) -> Result<bool, PmiError> {
+        self.say("barrier_in", "cmd=barrier_in")?;
+        self.at_barrier = true;
+        match self.leave_barrier(limit.min(self.deadline)) {
+            Err(PmiError::TimedOut { .. }) => Ok(false),
+            left => left.map(|()| true),
+        }
+    }
+
+    fn leave_barrier(&mut self, limit: Deadline) -> Result<(), PmiError> {
+        let done = self.hear("barrier_in", limit)?;
+        self.at_barrier = false;
         match done.get("cmd").map(String::as_str) {
             Some("barrier_out") => Ok(()),
             _ => Err(nonsense("barrier_in", &done)),
@@ -109,6 +129,9 @@ impl Pmi {
 
     /// Ends it: the launcher knows then that the process may end by itself.
     pub(super) fn finish(mut self) -> Result<(), PmiError> {
+        if self.at_barrier {
+            self.leave_barrier(self.deadline)?;
+        }
         self.call("finalize", "cmd=finalize").map(|_| ())
     }
 
@@ -117,11 +140,21 @@ impl Pmi {
         operation: &'static str,
         line: &str,
     ) -> Result<BTreeMap<String, String>, PmiError> {
-        let failed = |source| PmiError::Io { operation, source };
+        self.say(operation, line)?;
+        self.hear(operation, self.deadline)
+    }
+
+    fn say(&mut self, operation: &'static str, line: &str) -> Result<(), PmiError> {
         // A line is far smaller than the socket's buffer, and nothing else is on its way.
-        self.line
-            .write_all(format!("{line}\n").as_bytes())
-            .map_err(failed)?;
+        let said = self.line.write_all(format!("{line}\n").as_bytes());
+        said.map_err(|source| PmiError::Io { operation, source })
+    }
+
+    fn hear(
+        &mut self,
+        operation: &'static str,
+        limit: Deadline,
+    ) -> Result<BTreeMap<String, String>, PmiError> {
         loop {
             if let Some(end) = self.buffer.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
@@ -131,20 +164,20 @@ impl Pmi {
                 let answer = format!("{} bytes without a newline", self.buffer.len());
                 return Err(PmiError::Nonsense { operation, answer });
             }
-            self.wait(operation)?;
+            self.wait(operation, limit)?;
             let mut bytes = [0; 1024];
             match self.line.read(&mut bytes) {
                 Ok(0) => return Err(PmiError::Closed { operation }),
                 Ok(count) => self.buffer.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
+                Err(source) => return Err(PmiError::Io { operation, source }),
             }
         }
     }
 
-    fn wait(&self, operation: &'static str) -> Result<(), PmiError> {
+    fn wait(&self, operation: &'static str, limit: Deadline) -> Result<(), PmiError> {
         loop {
-            let left = self.deadline.left();
+            let left = limit.left();
             if left.is_zero() {
                 return Err(PmiError::TimedOut { operation });
             }
@@ -238,7 +271,7 @@ mod tests {
             let (line, launcher) = launcher(answers);
             let mut pmi = Pmi::begin(line, soon()).unwrap();
             pmi.put("k", "a,b:1").unwrap();
-            pmi.barrier().unwrap();
+            assert!(pmi.barrier(soon()).unwrap());
             assert_eq!(pmi.get("k").unwrap().as_deref(), Some("a,b:1"));
             assert_eq!(pmi.get("l").unwrap(), None);
             pmi.finish().unwrap();
@@ -246,6 +279,22 @@ mod tests {
             assert_eq!(asked[2], format!("cmd=put kvsname={kvs} key=k value=a,b:1"));
             assert_eq!(asked[6], "cmd=finalize");
         }
+    }
+
+    #[test]
+    fn a_barrier_that_somebody_has_not_reached_is_left_later() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut said = BufReader::new(theirs.try_clone().unwrap()).lines();
+        let tell = |line: &str| (&theirs).write_all(line.as_bytes()).unwrap();
+        tell("cmd=response_to_init rc=0\ncmd=my_kvsname kvsname=k\n");
+        let mut pmi = Pmi::begin(ours.into(), soon()).unwrap();
+        assert_eq!(pmi.job(), "k");
+        let limit = Deadline::after(Duration::from_millis(50));
+        assert!(!pmi.barrier(limit).unwrap(), "somebody has not come");
+        tell("cmd=barrier_out\ncmd=finalize_ack\n");
+        pmi.finish().unwrap();
+        assert_eq!(said.nth(2).unwrap().unwrap(), "cmd=barrier_in");
+        assert_eq!(said.next().unwrap().unwrap(), "cmd=finalize");
     }
 
     #[test]

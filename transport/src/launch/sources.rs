@@ -164,6 +164,11 @@ fn member(around: &Surroundings<'_>) -> Option<Sight> {
 fn tidewater(around: &Surroundings<'_>) -> Option<Sight> {
     let names = ["TIDEWATER_RANK", "TIDEWATER_SIZE", "TIDEWATER_RENDEZVOUS"];
     around.raw("TIDEWATER_SIZE")?;
+    let has_rank = around.explicit.rank.is_some() || around.raw("TIDEWATER_RANK").is_some();
+    if !has_rank && around.raw("PMIX_RANK").is_some() {
+        let why = "TIDEWATER_RANK is not set: the size is for the launcher that says the rank only";
+        return Some(passed(around, Source::Tidewater, &names, why));
+    }
     Some(sight(around, Source::Tidewater, &names, |told| {
         told.size = around.count("TIDEWATER_SIZE")?;
         told.rank = around.rank("TIDEWATER_RANK", told.size.unwrap_or(1))?;
@@ -327,18 +332,23 @@ fn slurm(around: &Surroundings<'_>) -> Option<Sight> {
 
 /// PRRTE without Open MPI: a rank, and no size.
 fn prrte(around: &Surroundings<'_>) -> Option<Sight> {
-    let names = ["PMIX_RANK", "PMIX_NAMESPACE"];
+    let names = ["PMIX_RANK", "PMIX_NAMESPACE", "TIDEWATER_SIZE"];
     around.raw("PMIX_RANK")?;
     let is_another = ["OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "FLUX_TASK_RANK"];
     if is_another.iter().any(|name| around.raw(name).is_some()) {
         return None;
     }
-    Some(sight(around, Source::Prrte, &names, |told| {
+    let mut sight = sight(around, Source::Prrte, &names, |told| {
         told.rank = around.number("PMIX_RANK", LAUNCHED_MAX - 1)?;
+        told.size = around.count("TIDEWATER_SIZE")?;
         let name = around.text("PMIX_NAMESPACE");
         told.job = name.map(|name| format!("pmix-{name}"));
         Ok(())
-    }))
+    });
+    if let Says::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
+        "Set TIDEWATER_SIZE for all, or give --size".clone_into(remedy);
+    }
+    Some(sight)
 }
 
 fn torchrun(around: &Surroundings<'_>) -> Option<Sight> {
@@ -427,7 +437,7 @@ fn slurm_hosts(around: &Surroundings<'_>) -> Vec<String> {
 }
 
 /// A job's name as a file name.
-fn file_name(name: &str) -> String {
+pub(super) fn file_name(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let plain: String = name
         .chars()

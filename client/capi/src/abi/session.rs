@@ -13,8 +13,8 @@ use crate::session::run;
 pub use crate::session::tw_session;
 
 /// Joins a job as a worker and opens a session with every server. `options` may be null: the job
-/// that the environment names. On failure `*session` is null. Waits for coordinator and servers that are
-/// starting, up to `patience_s`.
+/// that the environment names, or that of the processes which mpirun, srun or their like started with
+/// this one. On failure `*session` is null. Waits for processes that are starting, up to `patience_s`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_session_open(
     options: *const tw_session_options,
@@ -223,18 +223,19 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         rank: (options.has_rank != 0).then_some(options.rank),
         workers: (options.workers != 0).then_some(options.workers),
         transport: convert::transport(options.transport)?,
+        patience: convert::seconds("patience_s", options.patience_s)?,
     };
-    let mut job = wanted.job()?;
-    job.sync = convert::sync(options.sync, options.staleness)?;
-    if let Some(patience) = convert::seconds("patience_s", options.patience_s)? {
-        job.patience = patience;
-    }
+    // What is wrong with the options is said at once, and not after the wait for a job's processes.
+    let sync = convert::sync(options.sync, options.staleness)?;
+    let level = convert::thread_level(options.thread_level)?;
+    let timeout = convert::seconds("timeout_s", options.timeout_s)?;
+    let clock_timeout = convert::seconds("clock_timeout_s", options.clock_timeout_s)?;
     let interval = u64::from(options.progress_interval_us);
     Ok(SessionChoices {
-        job,
-        level: convert::thread_level(options.thread_level)?,
-        timeout: convert::seconds("timeout_s", options.timeout_s)?,
-        clock_timeout: convert::seconds("clock_timeout_s", options.clock_timeout_s)?,
+        job: wanted.job()?.sync(sync),
+        level,
+        timeout,
+        clock_timeout,
         progress_interval: (interval != 0).then(|| Duration::from_micros(interval)),
     })
 }

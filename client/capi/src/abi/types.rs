@@ -200,13 +200,13 @@ pub type tw_ticket = u64;
 /// A pull under way. Zero is none.
 pub type tw_pull = u64;
 
-/// How to open a session. All zero but `size` is: join the job that the environment names.
+/// How to open a session. All zero but `size` is: join the job that environment or launcher name.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub struct tw_session_options {
     /// sizeof(tw_session_options)
     pub size: usize,
-    /// HOST:PORT of the coordinator. Null: the job that the environment names.
+    /// HOST:PORT of the coordinator. Null: the job that environment or launcher name.
     pub coordinator: *const c_char,
     /// File, mode 0600, with the job's token. Needed with `coordinator`, unused without.
     pub token_file: *const c_char,
@@ -214,11 +214,11 @@ pub struct tw_session_options {
     pub job_namespace: *const c_char,
     /// RDMA device, NAME or NAME:PORT. Null: as the environment says, else by the address.
     pub rdma_device: *const c_char,
-    /// Not 0: `rank` counts. 0: as the environment says, else any that is free.
+    /// Not 0: `rank` counts, and must be the launcher's. 0: as those say, else any that is free.
     pub has_rank: i32,
     /// This worker's number: an MPI program's own rank.
     pub rank: u32,
-    /// Workers of the job. 0: as the environment or the coordinator says.
+    /// Workers of the job. 0: as environment, launcher or coordinator say.
     pub workers: u32,
     /// tw_transport
     pub transport: i32,
@@ -234,7 +234,7 @@ pub struct tw_session_options {
     pub timeout_s: f64,
     /// Longest wait for other workers at a tick or a gated pull, in seconds. 0: 1800.
     pub clock_timeout_s: f64,
-    /// Longest time until coordinator and servers are there, in seconds. 0: 60.
+    /// Longest time until all other processes are there, in seconds. 0: 60.
     pub patience_s: f64,
 }
 

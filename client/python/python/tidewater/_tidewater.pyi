@@ -28,8 +28,8 @@ class ForkedError(Error):
 class Session:
     """One worker's session with the servers of a job.
 
-    Without `coordinator`, of the job that the environment names; what is given wins over it. Times are
-    seconds. `sync` is "asp", "bsp" or "ssp:S"; `transport` "auto", "shm", "tcp" or "verbs". As a context
+    Without `coordinator`, of the job that the environment names, or of the processes that mpirun, srun or
+    their like started with this one; what is given wins over the environment. Times are seconds. `sync` is "asp", "bsp" or "ssp:S"; `transport` "auto", "shm", "tcp" or "verbs". As a context
     manager it finishes at the end, or says that the worker failed, and closes.
     """
 

@@ -23,6 +23,7 @@ Examples:
   The same under another launcher, with servers of their own, and with one program for all:
     mpirun -n 2 tidewater server : -n 4 tidewater-train lr --train train.libsvm
     mpirun -n 6 tidewater-train lr --train train.libsvm --servers 2
+    mpirun -n 4 tidewater-train lr --train train.libsvm --servers-in-ranks
 
   A sparse model, saved, and evaluated later on other data:
     tidewater-train ftrl --train train.libsvm --l1 2 --save model
@@ -53,6 +54,12 @@ pub(crate) enum Command {
     Ftrl(FtrlArgs),
     /// Write a synthetic two-class set as LIBSVM text.
     Generate(GenerateArgs),
+    /// Man pages and completions, for whoever installs.
+    #[command(name = "__pages", hide = true)]
+    Pages {
+        /// Below which share/man and the folders of shells are.
+        prefix: PathBuf,
+    },
 }
 
 /// What `lr` takes.
@@ -199,6 +206,10 @@ pub(crate) struct TrainArgs {
     /// none: servers were started beside].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: Option<u32>,
+    /// Launched: each process is a server too, on threads beside its worker [default:
+    /// TIDEWATER_SERVERS_IN_RANKS].
+    #[arg(long, conflicts_with = "servers")]
+    pub(crate) servers_in_ranks: bool,
     /// Launched: number of this process among all that were [default: the launcher's].
     #[arg(long, value_name = "N", requires = "size")]
     pub(crate) rank: Option<u32>,

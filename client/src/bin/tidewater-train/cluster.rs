@@ -56,6 +56,7 @@ pub(crate) fn connect(args: &TrainArgs) -> Result<Call, Failure> {
             rendezvous: args.rendezvous.clone(),
         },
         servers: args.servers,
+        servers_in_ranks: args.servers_in_ranks,
         interface: args.interface.clone(),
         ..Launch::default()
     };

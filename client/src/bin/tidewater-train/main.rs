@@ -11,8 +11,9 @@ use std::fmt;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 use tidewater_client::train::{TrainError, exit};
+use tidewater_server::pages;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -59,6 +60,15 @@ fn main() -> ExitCode {
         Command::Lr(args) => train::run(args.optimizer(), args.l2, args.common),
         Command::Ftrl(args) => train::run(args.optimizer(), 0.0, args.common),
         Command::Generate(args) => generate::run(&args),
+        Command::Pages { prefix } => {
+            match pages::write("tidewater-train", &Cli::command(), &prefix) {
+                Ok(()) => Ok(ExitCode::SUCCESS),
+                Err(e) => {
+                    let what = format_args!("{}: {e}", prefix.display());
+                    Err(Failure::new(exit::ENVIRONMENT, what))
+                }
+            }
+        }
     };
     match done {
         Ok(code) => code,

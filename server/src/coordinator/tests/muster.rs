@@ -22,7 +22,7 @@ fn told(rank: u32, size: u32, part: Part) -> Muster {
 /// A coordinator that `size` processes are to come to.
 fn gathering(size: u32) -> Rig {
     let mut rig = Rig::new(0, 0, LostWorker::FailJob, true);
-    rig.state.gather(size);
+    rig.state.gather(size, Vec::new());
     rig
 }
 
@@ -146,6 +146,53 @@ fn who_does_not_come_is_named_with_the_host() {
         rig.close(peer);
     }
     assert!(rig.state.is_ended());
+}
+
+#[test]
+fn all_may_serve_and_work_at_once_or_none() {
+    let mut rig = gathering(4);
+    let peers = [2, 0, 3, 1].map(|rank| (rank, rig.arrives(told(rank, 4, Part::Both))));
+    for (rank, peer) in peers {
+        let told = rig.mustered(peer);
+        assert_eq!((told.number, told.servers, told.workers), (rank, 4, 4));
+        let local = (told.local_number, told.local_servers, told.local_workers);
+        assert_eq!(local, (rank % 2, 2, 2));
+    }
+    for number in 0..4 {
+        rig.enter(Role::Server, number, "default").unwrap();
+        rig.enter(Role::Worker, number, "default").unwrap();
+    }
+
+    let mut rig = gathering(3);
+    let peers = [Part::Both, Part::Worker, Part::Both];
+    let peers = [0, 1, 2].map(|rank| rig.arrives(told(rank, 3, peers[rank as usize])));
+    let said = rig.refused(peers[0]).text;
+    assert!(
+        said.contains("rank 0 (pid 100 on node0) serves and works at once, and rank 1 (pid 101"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_host_of_the_launchers_list_from_which_nobody_comes_is_named() {
+    let hosts = ["node0.cluster", "node1", "node2"].map(str::to_owned);
+    for (listed, expected) in [
+        (hosts.to_vec(), "nobody has come from node2"),
+        (
+            vec!["a".into(), "b".into()],
+            "on other hosts than node0, node1",
+        ),
+    ] {
+        let mut rig = Rig::new(0, 0, LostWorker::FailJob, true);
+        rig.state.gather(6, listed);
+        let peers = [0, 1, 2, 3].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
+        rig.now = PATIENCE;
+        rig.state.tick(rig.now);
+        rig.actions.extend(rig.state.take_actions());
+        let refusal = rig.refused(peers[0]);
+        assert!(refusal.text.contains("missing: rank 4, 5"), "{refusal}");
+        assert!(refusal.text.contains(expected), "{refusal}");
+    }
 }
 
 #[test]

@@ -14,6 +14,8 @@ pub enum Part {
     Server,
     /// It links the client.
     Worker,
+    /// It links the client, and owns partitions on threads beside; so do all others, or none.
+    Both,
 }
 
 impl Part {
@@ -22,7 +24,13 @@ impl Part {
         match self {
             Self::Server => "server",
             Self::Worker => "worker",
+            Self::Both => "server and worker",
         }
+    }
+
+    /// Whether who is this part is `other`, too.
+    pub fn includes(self, other: Self) -> bool {
+        self == other || self == Self::Both
     }
 }
 
