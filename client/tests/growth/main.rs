@@ -10,6 +10,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod still;
+mod stranger;
 
 use std::time::{Duration, Instant};
 use tidewater_transport::sync::{AtomicU64, Ordering};
@@ -17,6 +18,7 @@ use tidewater_transport::sync::{AtomicU64, Ordering};
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use still::{Bystanders, Queue, Stops, fresh_pages};
+use stranger::Stranger;
 use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
 use tidewater_transport::clock;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
@@ -57,12 +59,22 @@ struct Pulled {
     appliers: u32,
 }
 
-/// Pulls 64 of the rows that are known, again and again; the pulls while rows were made, and after.
+/// Memory that a row of this table takes: itself, its key, and its part of all the tables that its
+/// partition's index has grown through.
+const BYTES_PER_ROW: u64 = 150;
+/// What happens beside the pulls, one after the other; each time the same rows are pushed to.
+const PHASES: [&str; 3] = [
+    "rows being made",
+    "as many pushes, no growth",
+    "as many pushes, no growth, a stranger takes as much memory",
+];
+
+/// Pulls 64 of the rows that are known, again and again; the pulls of each phase.
 fn read_while(
     client: &mut Client,
     rng: &mut Rng,
     [known, phase]: [&AtomicU64; 2],
-) -> [Vec<Pulled>; 2] {
+) -> [Vec<Pulled>; PHASES.len()] {
     let table = client.open_table::<i64>("t").unwrap();
     let options = PullOptions {
         timeout: Duration::from_secs(5),
@@ -72,7 +84,7 @@ fn read_while(
         Queue::mine(),
         Queue::of(|name| name.starts_with("applier-")),
     ];
-    let mut pulls = [(); 2].map(|()| Vec::with_capacity(1 << 20));
+    let mut pulls = PHASES.map(|_| Vec::with_capacity(1 << 20));
     let mut out = [0; 128];
     let mut waited = queues.each_ref().map(Queue::waited);
     while let Some(pulls) = pulls.get_mut(phase.load(Ordering::Acquire) as usize) {
@@ -105,7 +117,7 @@ struct Pushing<'a>(&'a AtomicU64);
 
 impl Drop for Pushing<'_> {
     fn drop(&mut self) {
-        self.0.store(2, Ordering::Release);
+        self.0.store(PHASES.len() as u64, Ordering::Release);
     }
 }
 
@@ -146,11 +158,12 @@ fn tell(what: &str, pulls: &[Pulled], stops: &Stops) {
 }
 
 /// Rows are made by the hundred thousand while others read those that are there. Afterwards the
-/// same rows are pushed to without making any: what a pull usually takes, for comparison. Each pull
-/// has its right rows within its deadline; how long it took is printed, because on a busy machine
-/// it is the neighbours who decide, and on a virtual one its host: it finds the pages of a growing
-/// table, and the whole machine may wait meanwhile (up to 30 ms were seen, with nothing of Tidewater
-/// running). What can be held against Tidewater is counted: pages that appliers had to wait for.
+/// same rows are pushed to without making any: what a pull usually takes, for comparison; and once more
+/// while a stranger, a process that has nothing to do with Tidewater, takes as much memory in as much
+/// time. Each pull has its right rows within its deadline; how long it took is printed, because on a
+/// busy machine it is the neighbours who decide, and on a virtual one its host: it finds the pages,
+/// whoever wants them, and a core may wait meanwhile. What can be held against Tidewater is counted:
+/// pages that appliers had to wait for.
 #[test]
 fn a_growing_table_holds_no_reader_up() {
     let rows: u64 = if full() { 10_000_000 } else { 1_000_000 };
@@ -168,7 +181,7 @@ fn a_growing_table_holds_no_reader_up() {
             assert!(client.counters().pulls > 100);
             pulls
         };
-        let mut pulls = [(); 2].map(|()| Vec::new());
+        let mut pulls = PHASES.map(|_| Vec::new());
         let pages = || fresh_pages(|name| name.starts_with("applier-"));
         let before = pages();
         let bystanders = Bystanders::start();
@@ -177,10 +190,12 @@ fn a_growing_table_holds_no_reader_up() {
             let readers = readers.map(|(rank, read)| scope.spawn(move || read(rank)));
             let pushing = Pushing(&phase);
             let mut slow = (Duration::ZERO, 0);
+            let start = clock::now();
             push_thousands(&mut client, &table, rows, 1, |took, first| {
                 slow = slow.max((took, first));
                 known.store(first + 1_000, Ordering::Release);
             });
+            let took = clock::now() - start;
             println!("{transport}: slowest push of 1,000 rows and where: {slow:?}");
             // A wait for the system each; without the helper they are 16 of a thousand rows. Some are
             // the appliers' own business: indexes of a few pages, and what a helper was late with.
@@ -189,7 +204,10 @@ fn a_growing_table_holds_no_reader_up() {
             assert!(fresh < 2_000 + rows / 250, "{fresh} fresh pages: no helper");
             phase.store(1, Ordering::Release);
             push_thousands(&mut client, &table, rows, 0, |_, _| {});
-            drop(pushing);
+            phase.store(2, Ordering::Release);
+            let stranger = Stranger::start(rows * BYTES_PER_ROW, took);
+            push_thousands(&mut client, &table, rows, 0, |_, _| {});
+            drop((stranger, pushing));
             for reader in readers {
                 let more = reader.join().unwrap();
                 pulls
@@ -203,10 +221,8 @@ fn a_growing_table_holds_no_reader_up() {
             "{transport}: longest that a core stood still: {:?}",
             stops.longest()
         );
-        let [growing, usual] = pulls;
-        let what = format!("{transport}, {rows} rows being made");
-        tell(&what, &growing, &stops);
-        let what = format!("{transport}, as many pushes, no growth");
-        tell(&what, &usual, &stops);
+        for (what, pulls) in PHASES.iter().zip(&pulls) {
+            tell(&format!("{transport}, {rows} rows, {what}"), pulls, &stops);
+        }
     }
 }
