@@ -22,5 +22,6 @@ mod proc;
 mod rig;
 mod service;
 mod signals;
+mod times;
 mod transports;
 mod wakeups;
