@@ -117,7 +117,8 @@ fn parse_hugepages(text: &str) -> Result<Hugepages, &'static str> {
     text.parse()
 }
 
-/// A message on stderr. Nobody may be there to read it, and that is no reason to fail.
+/// A message on stderr, in one write so that the lines of several processes do not mix. Nobody may
+/// be there to read it, and that is no reason to fail.
 fn complain(message: impl fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "tidewater: {message}");
+    let _ = std::io::stderr().write_all(format!("tidewater: {message}\n").as_bytes());
 }
