@@ -136,6 +136,8 @@ test_tidy() {
     finds ci/tidy.sh "unfinished" server/src/a.rs <<<'// TO''DO: later'
     finds ci/tidy.sh "names a path of one machine" docs/a.md <<<'See /ho''me/me/tidewater.'
     finds ci/tidy.sh "unsafe without a SAFETY comment" transport/src/mem.rs <<<'fn f() { unsafe { g() } }'
+    finds ci/tidy.sh "unsafe without a SAFETY comment" transport/src/mem.rs \
+        <<<$'// SAFETY: so, far away.\n//\n//\n//\n//\nfn f() { unsafe { g() } }'
     allows ci/tidy.sh transport/src/mem.rs "an argued unsafe" <<<$'// SAFETY: so.\nunsafe { g() }'
     finds ci/tidy.sh "link leads nowhere: nowhere.md" docs/a.md <<<'[there](nowhere.md)'
     finds ci/tidy.sh "no heading for the link TESTING.md#nope" docs/a.md <<<'[there](TESTING.md#nope)'

@@ -2,7 +2,7 @@
 # House rules that no other tool holds. Prints one line per finding: file:line: what.
 source "$(dirname "$0")/lib.sh"
 LINES_MAX=600     # longer files say why in their first line ("long: ...")
-SAFETY_REACH=12   # lines above an `unsafe` in which its SAFETY argument starts
+SAFETY_REACH=4    # lines above an `unsafe` in which its SAFETY argument starts
 findings=$(mktemp)
 
 # Patterns are written with [] so that this file does not find itself.

@@ -11,14 +11,7 @@
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-[[ -n ${1:-} && $1 != -* ]] || { sed -n '2,/^set/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" | sed '/^set/d'; exit 2; }
-mkdir -p "$1"
-PREFIX=$(cd "$1" && pwd)
-PROFILE=${2:-release}
-cd "$REPO_ROOT"
-find_cargo
-
-VERSION=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+installs_into "$@"
 ABI=0 # as in client/capi/build.rs
 BUILT=target/$PROFILE
 

@@ -32,6 +32,21 @@ have() {
     command -v "$program" >/dev/null || apt_install "$@"
 }
 
+# installs_into PREFIX [PROFILE]: what the install scripts begin with: sets PREFIX (absolute, made if it is
+# not there), PROFILE and VERSION, and goes to the root; without a prefix, prints the script's head.
+# shellcheck disable=SC2034  # they are the scripts'
+installs_into() {
+    local head='2,/^set/s/^# \{0,1\}//p'
+    [[ -n ${1:-} && $1 != -* ]] || { sed -n "$head" "$0" | sed '/^set/d'; exit 2; }
+    mkdir -p "$1"
+    PREFIX=$(cd "$1" && pwd)
+    PROFILE=${2:-release}
+    cd "$REPO_ROOT" || exit
+    find_cargo
+    VERSION=$(sed -n '/^\[workspace.package\]/,/^$/s/^version = "\(.*\)"/\1/p' Cargo.toml)
+    [[ -n $VERSION ]] || die "no version in Cargo.toml"
+}
+
 # need_cc: rustc links with the system's C compiler.
 need_cc() {
     command -v cc >/dev/null || apt_install gcc libc6-dev || die "rustc needs cc to link"

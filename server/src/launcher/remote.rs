@@ -38,8 +38,8 @@ use super::token::TokenFile;
 /// What the first line begins with; the number is that of the order's form.
 const GREETING: &str = "tidewater-remote 1 ";
 
-/// What a process on another host is to do.
-#[derive(Debug, Serialize, Deserialize)]
+/// What a process on another host is to do. Not to be printed: it has the token in it.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Order {
     /// The job's secret, as hex digits.
     pub(super) token: String,
@@ -303,7 +303,7 @@ mod tests {
             let (ours, mut theirs) = UnixStream::pair().unwrap();
             theirs.write_all(bytes).unwrap();
             drop(theirs);
-            Line { input: ours }.order().unwrap_err().to_string()
+            Line { input: ours }.order().err().unwrap().to_string()
         };
         assert!(told(b"").contains("the line ended"));
         assert!(told(&[9, 0, 0, 0, 1]).contains("the line ended"));

@@ -12,11 +12,10 @@ pub(super) fn duplicate(fd: u32) -> io::Result<OwnedFd> {
     let fd = RawFd::try_from(fd).map_err(|_| io::Error::from_raw_os_error(9))?;
     // The system call that fails on a descriptor that is not open comes first.
     std::fs::symlink_metadata(format!("/proc/self/fd/{fd}"))?;
-    // SAFETY: `borrow_raw` wants
-    // * a descriptor that is not -1: it was made from a u32 and is not negative;
-    // * that it stays open while borrowed, which is for one system call: it was open just now, and
-    //   it is the launcher's, which nobody in this process closes. If somebody did, the call would
-    //   duplicate another descriptor or fail, and touch no memory either way.
+    // If somebody closed it all the same, the call below would duplicate another descriptor or fail,
+    // and touch no memory either way.
+    // SAFETY: made from a u32, it is not -1. It stays open while borrowed, which is for one system
+    // call: it was open just now, and is the launcher's, which nobody in this process closes.
     let theirs = unsafe { BorrowedFd::borrow_raw(fd) };
     theirs.try_clone_to_owned()
 }

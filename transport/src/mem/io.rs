@@ -174,11 +174,10 @@ impl<'a> RecvList<'a> {
     pub(crate) fn recv(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let mut message = self.0.message();
-        // SAFETY:
-        // - Each of `msg_iovlen` parts is inside memory borrowed for 'a (invariant of `Parts`), and
-        //   the list of parts outlives the call.
-        // - Private parts are borrowed exclusively. In a region the kernel is an opaque agent, like
-        //   a peer that writes; everybody else looks through atomics, and any byte is a value.
+        // In a region the kernel is an opaque agent, like a peer that writes.
+        // SAFETY: each of `msg_iovlen` parts is inside memory borrowed for 'a (invariant of `Parts`),
+        // and their list outlives the call. Private parts are borrowed exclusively; a region's bytes
+        // are looked at through atomics only, and any byte is a value.
         told(unsafe { libc::recvmsg(fd, &raw mut message, libc::MSG_DONTWAIT) })
     }
 }

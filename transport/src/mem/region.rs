@@ -226,14 +226,12 @@ impl Region {
     fn atomics(&self, at: usize, len: usize) -> Result<&[AtomicU64], MemError> {
         self.check(at, len)?;
         let first = self.map.as_ptr().wrapping_add(at).cast::<AtomicU64>();
-        // SAFETY:
-        // - `check`: the range, rounded up to whole words, is inside the mapping, and `at` is a
-        //   multiple of 8; mappings are page aligned, so the pointer is aligned for AtomicU64.
-        // - The mapping lives as long as `self` (invariant), which the slice borrows.
-        // - Any bit pattern is a valid u64, and every access in this program goes through atomics;
-        //   other processes and the kernel are outside the language's model, and nothing that
-        //   they write is believed before it has proved itself.
-        // - A read-only mapping is handed out as `Words` only, which has no store.
+        // Other processes and the kernel are outside the language's model; nothing that they write is
+        // believed before it has proved itself. A read-only mapping is handed out as `Words` only,
+        // which has no store. Mappings are page aligned, and `check` wants `at` a multiple of 8.
+        // SAFETY: the range, rounded up to whole words, is inside the mapping (`check`), which lives as
+        // long as `self` (invariant), which the slice borrows; `first` is aligned, as was just said.
+        // Any bits are a valid u64, and every access in this program goes through atomics.
         Ok(unsafe { std::slice::from_raw_parts(first, len.div_ceil(8)) })
     }
 

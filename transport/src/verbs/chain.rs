@@ -268,11 +268,10 @@ impl Chain {
         }
         // SAFETY: as in the loop, for `len - 1`.
         unsafe { (*requests.wrapping_add(len - 1)).next = null_mut() };
-        // SAFETY:
-        // - The pair lives (its invariant).
-        // - The list has `len` requests, ends, and each names elements of its own in `elements`,
-        //   whose inline bytes are in `inline`; the call copies all of it.
-        // - Elements that are not inline are checked by the device against its registrations.
+        // Elements that are not inline are checked by the device against its registrations.
+        // SAFETY: the pair lives (its invariant). The list has `len` requests, ends, and each names
+        // elements of its own in `elements`, whose inline bytes are in `inline`; the call copies all
+        // of it.
         let posted = unsafe { ffi::post_send(pair.raw(), requests) };
         posted.map(|()| len).map_err(|(errno, bad)| {
             let index = (bad.addr().saturating_sub(requests.addr())) / size_of::<ibv_send_wr>();

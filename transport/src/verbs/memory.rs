@@ -185,11 +185,9 @@ impl MemoryRegion {
         let bytes = checked_range(region, &range, iova, access)?;
         let address = region.base().wrapping_add(range.start);
         let register = |access: Access| {
-            // SAFETY:
-            // - The protection domain lives (invariant).
-            // - The range is inside the mapping (checked above), which lives as long as the
-            //   registration: `region` is let go only after it is gone (`drop`).
-            // - Its bytes are touched through atomics only (invariant of Region).
+            // SAFETY: the protection domain lives (invariant). The range is inside the mapping (checked
+            // above), which outlives the registration: `drop` lets `region` go after it. Its bytes are
+            // touched through atomics only (invariant of Region).
             unsafe { ffi::reg_mr(pd.raw(), address, bytes, iova, access.bits()) }
         };
         let mut access = access;
