@@ -92,7 +92,7 @@ impl H64 {
 
     /// Absorbs bytes in memory order, zero-padded to a whole word, and returns the hash. The
     /// caller puts the length into the seed.
-    #[inline]
+    #[inline(always)]
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
         let (blocks, tail) = bytes.as_chunks::<64>();
@@ -100,8 +100,17 @@ impl H64 {
             let (words, _) = block.as_chunks::<8>();
             self.block(&std::array::from_fn(|i| u64::from_le_bytes(words[i])));
         }
+        if tail.is_empty() {
+            return self.finish(&[]);
+        }
+        self.finish_tail(tail)
+    }
+
+    /// [`Self::finish_bytes`] of less than a block. A function of its own: most rows have no such tail.
+    #[inline(never)]
+    fn finish_tail(self, tail: &[u8]) -> u64 {
         let mut rest = [0; 8];
-        let words = tail.len().div_ceil(8);
+        let words = tail.len().div_ceil(8).min(8);
         let (whole, part) = tail.as_chunks::<8>();
         for (to, word) in rest.iter_mut().zip(whole) {
             *to = u64::from_le_bytes(*word);

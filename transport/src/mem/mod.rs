@@ -5,6 +5,7 @@
 pub mod fork;
 #[cfg(not(loom))]
 pub(crate) mod io;
+mod line;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(not(loom))]

@@ -1,15 +1,16 @@
 //! Words that another thread, process or NIC may read or write at the same time.
 //!
-//! Every access is a relaxed 64-bit atomic through [`crate::sync`]; order comes from the fences of
-//! the protocols, and what is read is believed only once it has proved itself. Code outside this
-//! module never sees shared bytes, only private copies of them.
+//! Every access is a relaxed 64-bit atomic through [`crate::sync`], or copies a whole line (see
+//! `line`); order comes from the fences of the protocols, and what is read is believed only once it
+//! has proved itself. Code outside this module never sees shared bytes, only private copies of them.
 //!
 //! Offsets are in bytes, relative to the window, and multiples of 8. They are the program's own
 //! (checked when the window was made from what a peer said); an offset past the window is a bug
 //! and panics as slice indexing does.
 
+use super::line;
 use crate::layout::hash::H64;
-use crate::layout::{LINE_BYTES, Line};
+use crate::layout::{LINE_BYTES, Line, word_at};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A window of shared words that may be read.
@@ -24,14 +25,20 @@ pub struct WordsMut<'a>(&'a [AtomicU64]);
 /// nothing where there is no such instruction. Cost: one that waits for nothing.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
+    prefetch_at(core::ptr::from_ref(value).cast());
+}
+
+/// The same for whatever is at an address.
+#[inline(always)]
+pub(super) fn prefetch_at(first: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a hint: it faults on no address and changes no byte.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(core::ptr::from_ref(value).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(first.cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
-    let _ = value;
+    let _ = first;
 }
 
 impl<'a> Words<'a> {
@@ -97,13 +104,14 @@ impl<'a> Words<'a> {
     #[inline]
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
-        let mut chunks = out.chunks_exact_mut(8);
-        for (chunk, word) in (&mut chunks).zip(words) {
-            chunk.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes());
+        // The rest may take as many words as a line, and be a byte short of it.
+        let (lines, words) = words.split_at(out.len() / LINE_BYTES * (LINE_BYTES / 8));
+        let (wide, out) = out.as_chunks_mut();
+        for (from, to) in lines.as_chunks().0.iter().zip(wide) {
+            line::copy_out(from, to);
         }
-        let tail = chunks.into_remainder();
-        if let (false, Some(word)) = (tail.is_empty(), words.last()) {
-            tail.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..tail.len()]);
+        if !out.is_empty() {
+            copy_rest_out(words, out);
         }
     }
 
@@ -127,6 +135,32 @@ impl<'a> Words<'a> {
         }
         self.copy_out(at + whole, tail);
         hash.finish_bytes(tail)
+    }
+}
+
+/// What is less than a line, word by word. A function of its own: most copies have no such rest.
+#[inline(never)]
+fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
+    let (whole, part) = out.as_chunks_mut::<8>();
+    let mut words = words.iter();
+    for (chunk, word) in whole.iter_mut().zip(&mut words) {
+        *chunk = word.load(Ordering::Relaxed).to_le_bytes();
+    }
+    if let (false, Some(word)) = (part.is_empty(), words.next()) {
+        part.copy_from_slice(&word.load(Ordering::Relaxed).to_le_bytes()[..part.len()]);
+    }
+}
+
+/// As [`copy_rest_out`].
+#[inline(never)]
+fn copy_rest_in(bytes: &[u8], words: &[AtomicU64]) {
+    let (whole, part) = bytes.as_chunks::<8>();
+    let mut words = words.iter();
+    for (chunk, word) in whole.iter().zip(&mut words) {
+        word.store(u64::from_le_bytes(*chunk), Ordering::Relaxed);
+    }
+    if let (false, Some(word)) = (part.is_empty(), words.next()) {
+        word.store(word_at(part, 0), Ordering::Relaxed);
     }
 }
 
@@ -156,6 +190,12 @@ impl<'a> WordsMut<'a> {
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> Self {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
+    }
+
+    /// As [`Words::get`].
+    #[inline]
+    pub fn get(&self, at: usize, len: usize) -> Option<Self> {
+        Some(Self(self.as_read().get(at, len)?.0))
     }
 
     /// Stores one word.
@@ -195,17 +235,13 @@ impl<'a> WordsMut<'a> {
     #[inline]
     pub fn copy_in(&self, at: usize, bytes: &[u8]) {
         let words = &self.0[at / 8..at / 8 + bytes.len().div_ceil(8)];
-        let mut chunks = bytes.chunks_exact(8);
-        for (chunk, word) in (&mut chunks).zip(words) {
-            let mut raw = [0; 8];
-            raw.copy_from_slice(chunk);
-            word.store(u64::from_le_bytes(raw), Ordering::Relaxed);
+        let (lines, words) = words.split_at(bytes.len() / LINE_BYTES * (LINE_BYTES / 8));
+        let (wide, bytes) = bytes.as_chunks();
+        for (from, to) in wide.iter().zip(lines.as_chunks().0) {
+            line::copy_in(from, to);
         }
-        let tail = chunks.remainder();
-        if let (false, Some(word)) = (tail.is_empty(), words.last()) {
-            let mut raw = [0; 8];
-            raw[..tail.len()].copy_from_slice(tail);
-            word.store(u64::from_le_bytes(raw), Ordering::Relaxed);
+        if !bytes.is_empty() {
+            copy_rest_in(bytes, words);
         }
     }
 
@@ -243,11 +279,15 @@ mod tests {
             let chk = Words::new(&memory).copy_out_hashing(at * 8, &mut hashed, h);
             prop_assert_eq!(&hashed, &out);
             prop_assert_eq!(chk, h.finish_bytes(&out));
-            let target = words(64);
+            let target: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(u64::MAX)).collect();
             WordsMut::new(&target).copy_in(at * 8, &out);
-            let mut back = vec![0; len];
-            WordsMut::new(&target).as_read().copy_out(at * 8, &mut back);
-            prop_assert_eq!(back, out);
+            let mut back = vec![0; 64 * 8];
+            WordsMut::new(&target).as_read().copy_out(0, &mut back);
+            // The words beside them stay as they were; the last one is filled with zeros.
+            let mut whole = vec![0xff; 64 * 8];
+            whole[at * 8..at * 8 + len].copy_from_slice(&out);
+            whole[at * 8 + len..at * 8 + len.next_multiple_of(8)].fill(0);
+            prop_assert_eq!(back, whole);
         }
     }
 }
