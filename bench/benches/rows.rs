@@ -81,8 +81,8 @@ impl Shard {
             lsn: self.lsn,
             row: 0,
         };
-        let loc = self.shard.find_hinted(key(row), self.locs[row as usize]);
-        let place = loc.and_then(|loc| self.shard.place(loc)).expect("a row");
+        let hint = self.locs[row as usize];
+        let place = self.shard.find_hinted(key(row), hint).expect("a row");
         let done = self
             .shard
             .rows()

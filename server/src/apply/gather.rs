@@ -8,9 +8,10 @@ use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::push::{FIND_AHEAD, word};
+use super::push::word;
 use super::table::{Store, Table};
 use crate::namespace::NamespaceId;
+use crate::store::sparse::FIND_AHEAD;
 
 impl Engine {
     fn room(bytes: u64) -> Result<(), Refusal> {
@@ -99,7 +100,7 @@ impl Engine {
         self.check_keys(namespace, header, payload)?;
         if header.flags.create {
             self.find_rows(header.table, header.count as usize, |row| {
-                (word(payload, row * 8), None)
+                (word(payload, row * 8), Loc::NONE)
             })?;
         }
         let Some(table) = self.tables.get_mut(&header.table) else {

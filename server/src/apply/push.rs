@@ -11,9 +11,6 @@ use super::engine::{Effect, Engine};
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 
-/// Keys whose places are fetched at once: about as many as lines are under way in a core.
-pub(super) const FIND_AHEAD: usize = 12;
-
 /// Little-endian word at `at` of a payload that was measured before.
 pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     let mut raw = [0; 8];
@@ -55,12 +52,16 @@ fn check_rows(
     count: usize,
 ) -> Result<(), (usize, Refusal)> {
     let row_bytes = table.spec.row_bytes();
-    for row in 0..count {
-        let key = word(payload, row * 8);
+    let (keys, _) = payload.as_chunks::<8>();
+    let values = payload.get(parts.values_at..).unwrap_or_default();
+    // All values at once; only a frame that is refused is asked for the row.
+    let all_finite = !table.spec.finite_check || table.kernel().all_finite(values);
+    for (row, key) in keys.iter().take(count).enumerate() {
+        let key = u64::from_le_bytes(*key);
         table.check_key(key).map_err(|refusal| (row, refusal))?;
-        if table.spec.finite_check {
-            let at = parts.values_at + row * row_bytes;
-            let values = payload.get(at..at + row_bytes).unwrap_or_default();
+        if !all_finite {
+            let values = values.get(row * row_bytes..).unwrap_or_default();
+            let values = values.get(..row_bytes).unwrap_or_default();
             if !table.kernel().all_finite(values) {
                 return Err((row, (RejectCode::NotFinite, [row as u64, key])));
             }
@@ -116,81 +117,42 @@ impl Engine {
         count: usize,
         hints: bool,
     ) -> Result<(), Refusal> {
-        let hint_at = |row: usize| hints.then(|| Loc(word(payload, parts.locs_at + row * 8)));
-        self.find_rows(table, count, |row| (word(payload, row * 8), hint_at(row)))?;
-        let places = std::mem::take(&mut self.places);
-        let lsn = self.progress(0);
+        let (keys, _) = payload.as_chunks::<8>();
+        let told = payload.get(parts.locs_at..).filter(|_| hints);
+        let (locs, _) = told.unwrap_or_default().as_chunks::<8>();
+        let word = |of: &[[u8; 8]], row: usize| of.get(row).map_or(0, |w| u64::from_le_bytes(*w));
+        self.find_rows(table, count, |row| (word(keys, row), Loc(word(locs, row))))?;
+        let progress = self.progress(0);
         if let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) {
-            let row_bytes = rows.layout().payload_bytes;
             let values = payload.get(parts.values_at..).unwrap_or_default();
-            for (row, (place, values)) in places
-                .iter()
-                .zip(values.chunks_exact(row_bytes))
-                .enumerate()
-            {
-                // Hinted rows were asked for when they were looked up.
-                if !hints && row % FIND_AHEAD == 0 {
-                    let group = places.iter().skip(row).take(FIND_AHEAD);
-                    group.for_each(|place| rows.prefetch(*place));
-                }
-                let progress = crate::store::redo::Progress {
-                    row: row as u32,
-                    ..lsn
-                };
-                // Places come from the store itself: they are inside its memory.
-                let _ = rows.apply(&self.redo, progress, *place, op, values);
-            }
+            // Places come from the store itself: they are inside its memory.
+            let _ = rows.apply_all(&self.redo, progress, &self.places, op, values);
         }
-        self.places = places;
         Ok(())
     }
 
-    /// Fills `self.places` with the rows of a frame.
+    /// Fills `self.places` with the rows of a frame: of each its key, and the client's hint if there
+    /// is one.
     pub(super) fn find_rows(
         &mut self,
         table: u32,
         count: usize,
-        key_of: impl Fn(usize) -> (u64, Option<Loc>),
+        row: impl Fn(usize) -> (u64, Loc),
     ) -> Result<(), Refusal> {
+        let progress = self.progress(0);
         self.places.clear();
-        for row in 0..count {
-            let (key, hint) = key_of(row);
-            let progress = self.progress(row);
-            let Some(t) = self.tables.get_mut(&table) else {
-                break;
-            };
-            if row % FIND_AHEAD == 0
-                && let Store::Sparse(s) = &t.store
-            {
-                let rows = row..count.min(row + FIND_AHEAD);
-                s.touch(rows.filter_map(|row| {
-                    let (key, hint) = key_of(row);
-                    hint.is_none_or(|h| !h.is_some()).then_some(key)
-                }));
-                let rows = row..count.min(row + FIND_AHEAD);
-                s.prefetch(rows.filter_map(|row| key_of(row).1));
-            }
-            let place = match &mut t.store {
-                Store::Rows(rows) => rows.place(key),
-                Store::Blocks(_) => None,
-                Store::Sparse(s) => {
-                    let known = hint.and_then(|h| s.find_hinted(key, h));
-                    let loc = match known {
-                        Some(loc) => Ok(loc),
-                        None => s.find_or_create(key, &self.redo, progress),
-                    };
-                    match loc {
-                        Ok(loc) => s.place(loc),
-                        Err(e) => return Err(self.no_memory(&e)),
-                    }
-                }
-            };
-            let Some(place) = place else {
-                return Err((RejectCode::IndexOutOfRange, [key, 0]));
-            };
-            self.places.push(place);
+        match self.tables.get_mut(&table).map(|table| &mut table.store) {
+            Some(Store::Sparse(s)) => s
+                .find_rows(count, row, (&self.redo, progress), &mut self.places)
+                .map_err(|e| self.no_memory(&e)),
+            Some(Store::Rows(rows)) => (0..count).try_for_each(|n| {
+                let (key, _) = row(n);
+                let refusal = (RejectCode::IndexOutOfRange, [key, 0]);
+                self.places.push(rows.place(key).ok_or(refusal)?);
+                Ok(())
+            }),
+            Some(Store::Blocks(_)) | None => Ok(()),
         }
-        Ok(())
     }
 
     pub(super) fn push_dense(

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::row::Loc;
 use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::{DType, PushOp, Reduce};
 
@@ -264,7 +265,7 @@ impl Engine {
         // Rows are created before the first step, so that a full memory drops none half done. A
         // memory that is full at a tick loses the rows it cannot hold; pushes to them were
         // acknowledged, so this is an error that the server reports and stops on.
-        let found = self.find_rows(id, keys.len(), |row| (keys[row], None));
+        let found = self.find_rows(id, keys.len(), |row| (keys[row], Loc::NONE));
         if found.is_err() {
             self.failed = Some("a tick found no memory for new rows: raise --capacity");
             return;

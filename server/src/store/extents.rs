@@ -10,7 +10,7 @@ use tidewater_transport::ids::{RegionKey, TableId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::row::{Loc, RowLayout};
-use tidewater_transport::mem::Words;
+use tidewater_transport::mem::{MemError, WordsMut};
 
 use super::StoreError;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
@@ -252,44 +252,46 @@ impl Extents {
     /// that was never given out.
     #[inline]
     pub fn place(&self, loc: Loc) -> Option<RowPlace> {
-        let extent = self.list.get((loc.extent() as usize).checked_sub(1)?)?;
-        if loc.slot() >= extent.used {
-            return None;
+        let extent = self.extent_of(loc)?;
+        let key = self.key_word(extent, loc).ok()?.as_read().load(0);
+        Some(self.place_in(extent, loc, key))
+    }
+
+    /// The same for a location whose key is known: without a look at the slot.
+    #[inline]
+    pub fn place_of_key(&self, loc: Loc, key: u64) -> Option<RowPlace> {
+        Some(self.place_in(self.extent_of(loc)?, loc, key))
+    }
+
+    /// Asks for what [`Self::place`] will look at.
+    #[inline]
+    pub fn prefetch(&self, loc: Loc) {
+        if let Some(extent) = self.extent_of(loc) {
+            let region = self.memory.private.region();
+            region.prefetch(extent.keys.at + loc.slot() as usize * 8, 8);
         }
+    }
+
+    #[inline]
+    fn extent_of(&self, loc: Loc) -> Option<&Extent> {
+        let extent = self.list.get((loc.extent() as usize).checked_sub(1)?)?;
+        (loc.slot() < extent.used).then_some(extent)
+    }
+
+    #[inline]
+    fn key_word(&self, extent: &Extent, loc: Loc) -> Result<WordsMut<'_>, MemError> {
+        let at = extent.keys.at + loc.slot() as usize * 8;
+        self.memory.private.region().words_mut(at, 8)
+    }
+
+    #[inline]
+    const fn place_in(&self, extent: &Extent, loc: Loc, key: u64) -> RowPlace {
         let slot = loc.slot() as usize;
-        let key = self
-            .memory
-            .private
-            .region()
-            .words(extent.keys.at + slot * 8, 8)
-            .ok()?
-            .load(0);
-        Some(RowPlace {
+        RowPlace {
             row_at: extent.rows.at + slot * self.plan.layout.stride,
             state_at: extent.state.at + slot * self.plan.state_bytes,
             key,
             salt: extent.salt,
-        })
-    }
-
-    /// Asks for everything that applying a push to a location's row will look at.
-    #[inline]
-    pub fn prefetch(&self, loc: Loc) {
-        let number = (loc.extent() as usize).checked_sub(1);
-        let Some(extent) = number.and_then(|n| self.list.get(n)) else {
-            return;
-        };
-        let slot = loc.slot() as usize;
-        let (private, public) = (self.memory.private.region(), self.memory.public.region());
-        let row_at = extent.rows.at + slot * self.plan.layout.stride;
-        let state_at = extent.state.at + slot * self.plan.state_bytes;
-        let of_slot = [
-            private.words(extent.keys.at + slot * 8, 8),
-            public.words(row_at, self.plan.layout.read_bytes()),
-            private.words(state_at, self.plan.state_bytes),
-        ];
-        if loc.slot() < extent.used {
-            of_slot.iter().flatten().for_each(Words::prefetch);
         }
     }
 
@@ -298,12 +300,8 @@ impl Extents {
     /// # Errors
     /// [`StoreError::Mem`] for a location that was never given out.
     pub fn set_key(&self, loc: Loc, key: u64) -> Result<(), StoreError> {
-        if let Some(extent) = (loc.extent() as usize)
-            .checked_sub(1)
-            .and_then(|n| self.list.get(n))
-        {
-            let at = extent.keys.at + loc.slot() as usize * 8;
-            self.memory.private.region().words_mut(at, 8)?.store(0, key);
+        if let Some(extent) = self.extent_of(loc) {
+            self.key_word(extent, loc)?.store(0, key);
         }
         Ok(())
     }

@@ -11,14 +11,15 @@ use std::sync::Arc;
 
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::hash::line_chk;
-use tidewater_transport::layout::row::ROW_HEADER_BYTES;
-use tidewater_transport::mem::Region;
+use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowVersion};
+use tidewater_transport::mem::WordsMut;
 use tidewater_transport::sync::{Ordering, fence};
 
 use super::StoreError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
 const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
+const PROOF_AT: usize = 56;
 
 /// Where a row and its optimizer state are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +32,74 @@ pub struct RowPlace {
     pub key: u64,
     /// Salt of its hash.
     pub salt: u64,
+}
+
+/// The words of one row and of its state, which their applier alone writes.
+#[derive(Debug, Clone, Copy)]
+pub struct RowWords<'a> {
+    place: RowPlace,
+    row: WordsMut<'a>,
+    state: WordsMut<'a>,
+}
+
+impl<'a> RowWords<'a> {
+    /// At `place`, of a payload and a state so long.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when that is outside the memory.
+    pub fn new(
+        memory: &'a ServerMemory,
+        place: RowPlace,
+        (payload, state): (usize, usize),
+    ) -> Result<Self, StoreError> {
+        let (public, private) = (memory.public.region(), memory.private.region());
+        Ok(Self {
+            place,
+            row: public.words_mut(place.row_at, ROW_HEADER_BYTES + payload)?,
+            state: private.words_mut(place.state_at, state)?,
+        })
+    }
+
+    /// The same in public and private memory as a whole, for who looks at many rows; `None` outside.
+    #[inline(always)]
+    pub(super) fn within(
+        (public, private): (WordsMut<'a>, WordsMut<'a>),
+        place: RowPlace,
+        (payload, state): (usize, usize),
+    ) -> Option<Self> {
+        Some(Self {
+            place,
+            row: public.get(place.row_at, ROW_HEADER_BYTES + payload)?,
+            state: private.get(place.state_at, state)?,
+        })
+    }
+
+    /// Where they are.
+    #[inline(always)]
+    pub const fn place(&self) -> RowPlace {
+        self.place
+    }
+
+    /// The version the row has.
+    #[inline(always)]
+    pub fn version(&self) -> RowVersion {
+        RowVersion(self.row.as_read().load(0))
+    }
+
+    /// Copies payload and state out.
+    #[inline(always)]
+    pub fn load(&self, payload: &mut [u8], state: &mut [u8]) {
+        self.row.as_read().copy_out(ROW_HEADER_BYTES, payload);
+        self.state.as_read().copy_out(0, state);
+    }
+
+    #[inline(always)]
+    fn store(&self, [ver, chk]: [u64; 2], payload: &[u8], state: &[u8]) {
+        self.row.store(0, ver);
+        self.row.store(8, chk);
+        self.row.copy_in(ROW_HEADER_BYTES, payload);
+        self.state.copy_in(0, state);
+    }
 }
 
 /// How far an applier got: frame `lsn`, and the row of it whose result is in the redo line.
@@ -81,8 +150,8 @@ impl Redo {
     /// Stores a row's result: first here, then in its place.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is outside the memory.
-    #[inline]
+    /// [`StoreError::Mem`] when `place` is outside the memory, [`StoreError::Limit`] when the area was
+    /// made for smaller rows; nothing was changed.
     pub fn commit(
         &self,
         progress: Progress,
@@ -91,8 +160,41 @@ impl Redo {
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), StoreError> {
-        self.record(progress, place, header, payload, state)?;
-        self.store(place, header, payload, state)
+        let lengths = (payload.len(), state.len());
+        let row = RowWords::new(&self.memory, place, lengths)?;
+        self.open(lengths)?
+            .commit(progress, row, header, payload, state);
+        Ok(())
+    }
+
+    /// The line, for results of a payload and a state so long.
+    ///
+    /// # Errors
+    /// [`StoreError::Limit`] when the area was made for smaller rows.
+    pub fn open(&self, (payload, state): (usize, usize)) -> Result<RedoLine<'_>, StoreError> {
+        let area = self
+            .memory
+            .private
+            .region()
+            .words_mut(self.block.at, self.block.len)?;
+        let state_at = LINE_BYTES + payload.next_multiple_of(8);
+        let windows = (
+            area.get(0, LINE_BYTES),
+            area.get(LINE_BYTES, payload),
+            area.get(state_at, state),
+        );
+        let (Some(line), Some(payload), Some(state)) = windows else {
+            return Err(StoreError::Limit {
+                what: "bytes of a redo line",
+                have: (state_at + state) as u64,
+                limit: self.block.len as u64,
+            });
+        };
+        Ok(RedoLine {
+            line,
+            payload,
+            state,
+        })
     }
 
     /// Makes the line say nothing: before a row is removed or its memory given back, so that no
@@ -106,65 +208,8 @@ impl Redo {
             .private
             .region()
             .words_mut(self.block.at, LINE_BYTES)?;
-        area.store(56, 0);
+        area.store(PROOF_AT, 0);
         fence(Ordering::Release);
-        Ok(())
-    }
-
-    fn record(
-        &self,
-        progress: Progress,
-        place: RowPlace,
-        [ver, chk]: [u64; 2],
-        payload: &[u8],
-        state: &[u8],
-    ) -> Result<(), StoreError> {
-        let area = self
-            .memory
-            .private
-            .region()
-            .words_mut(self.block.at, self.block.len)?;
-        area.store(56, 0);
-        // SYNC: redo. A header is never valid over bytes of another row: it is void first.
-        fence(Ordering::Release);
-        area.copy_in(LINE_BYTES, payload);
-        area.copy_in(LINE_BYTES + payload.len().next_multiple_of(8), state);
-        let lens = payload.len() as u64 | (state.len() as u64) << 32;
-        let words = [
-            progress.lsn,
-            u64::from(progress.row),
-            place.row_at as u64,
-            place.state_at as u64,
-            ver,
-            chk,
-            lens,
-        ];
-        let proof = line_chk(REDO, u64::from(progress.row), &words);
-        let [a, b, c, d, e, f, g] = words;
-        fence(Ordering::Release);
-        area.store_line(0, &[a, b, c, d, e, f, g, proof]);
-        fence(Ordering::Release);
-        Ok(())
-    }
-
-    fn store(
-        &self,
-        place: RowPlace,
-        [ver, chk]: [u64; 2],
-        payload: &[u8],
-        state: &[u8],
-    ) -> Result<(), StoreError> {
-        let bytes = ROW_HEADER_BYTES + payload.len();
-        let row = self.memory.public.region().words_mut(place.row_at, bytes)?;
-        row.store(0, ver);
-        row.store(8, chk);
-        row.copy_in(ROW_HEADER_BYTES, payload);
-        if !state.is_empty() {
-            let region: &Region = self.memory.private.region();
-            region
-                .words_mut(place.state_at, state.len())?
-                .copy_in(0, state);
-        }
         Ok(())
     }
 
@@ -198,11 +243,55 @@ impl Redo {
             key: 0,
             salt: 0,
         };
-        self.store(place, [line[4], line[5]], &payload, &state)?;
+        let row = RowWords::new(&self.memory, place, (payload_len, state_len))?;
+        row.store([line[4], line[5]], &payload, &state);
         Ok(Some(Progress {
             lsn: line[0],
             row: line[1] as u32,
         }))
+    }
+}
+
+/// An applier's redo line, open for rows of one size.
+#[derive(Debug, Clone, Copy)]
+pub struct RedoLine<'a> {
+    line: WordsMut<'a>,
+    payload: WordsMut<'a>,
+    state: WordsMut<'a>,
+}
+
+impl RedoLine<'_> {
+    /// Stores a row's result: first here, then in its place. Payload and state are as long as those
+    /// that the line was opened for. Cost: two copies of both, and the hash of a line.
+    #[inline(always)]
+    pub fn commit(
+        &self,
+        progress: Progress,
+        row: RowWords<'_>,
+        [ver, chk]: [u64; 2],
+        payload: &[u8],
+        state: &[u8],
+    ) {
+        self.line.store(PROOF_AT, 0);
+        // SYNC: redo. A header is never valid over bytes of another row: it is void first.
+        fence(Ordering::Release);
+        self.payload.copy_in(0, payload);
+        self.state.copy_in(0, state);
+        let words = [
+            progress.lsn,
+            u64::from(progress.row),
+            row.place.row_at as u64,
+            row.place.state_at as u64,
+            ver,
+            chk,
+            payload.len() as u64 | (state.len() as u64) << 32,
+        ];
+        let proof = line_chk(REDO, words[1], &words);
+        let [a, b, c, d, e, f, g] = words;
+        fence(Ordering::Release);
+        self.line.store_line(0, &[a, b, c, d, e, f, g, proof]);
+        fence(Ordering::Release);
+        row.store([ver, chk], payload, state);
     }
 }
 
@@ -307,5 +396,15 @@ mod tests {
             area.store(word * 8, was);
         }
         assert_eq!(row(&memory, place), before);
+    }
+
+    #[test]
+    fn a_row_too_large_for_the_area_changes_nothing() {
+        let (memory, redo, place) = setup();
+        let before = row(&memory, place);
+        let e = redo.commit(Progress::default(), place, [1, 2], &[1; 128], &[1; 128]);
+        assert!(matches!(e, Err(StoreError::Limit { .. })), "{e:?}");
+        assert_eq!(row(&memory, place), before);
+        assert_eq!(redo.finish().unwrap(), None);
     }
 }

@@ -4,12 +4,12 @@
 use std::sync::Arc;
 
 use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
-use tidewater_transport::mem::Words;
 use tidewater_transport::table::{PushOp, TableSpec};
 
 use super::StoreError;
 use super::memory::ServerMemory;
-use super::redo::{Progress, Redo, RowPlace};
+use super::redo::{Progress, Redo, RowPlace, RowWords};
+use super::sparse::FIND_AHEAD;
 use crate::apply::kernels::{KernelError, RowKernel};
 
 /// One applier's hand on one table's rows: the kernel and the private lines it works in.
@@ -50,20 +50,10 @@ impl RowWriter {
         &self.kernel
     }
 
-    /// Asks for a row and its state, which will be applied to soon.
-    #[inline]
-    pub fn prefetch(&self, place: RowPlace) {
-        let (public, private) = (self.memory.public.region(), self.memory.private.region());
-        let row = public.words(place.row_at, self.layout.read_bytes());
-        let state = private.words(place.state_at, self.state.len());
-        [row, state].iter().flatten().for_each(Words::prefetch);
-    }
-
-    /// Applies one row of a push. `values` is one row long. Cost: about 30 ns for 64 bytes.
+    /// Applies one row of a push. `values` is one row long.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
-    #[inline]
     pub fn apply(
         &mut self,
         redo: &Redo,
@@ -72,10 +62,81 @@ impl RowWriter {
         op: PushOp,
         values: &[u8],
     ) -> Result<(), StoreError> {
-        let ver = self.load(place)?;
-        self.kernel
-            .apply(op, &mut self.payload, &mut self.state, values);
-        self.commit(redo, progress, place, ver.next())
+        self.apply_all(redo, progress, &[place], op, values)
+    }
+
+    /// Applies rows of a push to `places`, one after the other in the order of `values`; the first is
+    /// row `progress.row` of its frame. The next few rows are asked for while some are applied. Cost:
+    /// about 35 ns a row of 64 bytes in cache.
+    ///
+    /// # Errors
+    /// [`StoreError::Mem`] when a place is not of this table; rows before it are applied.
+    pub fn apply_all(
+        &mut self,
+        redo: &Redo,
+        progress: Progress,
+        places: &[RowPlace],
+        op: PushOp,
+        values: &[u8],
+    ) -> Result<(), StoreError> {
+        let push = Rows {
+            redo,
+            progress,
+            places,
+            op,
+            values,
+        };
+        // Rows of 16, 32 and 64 f32 under the rules without a state, and with one slot.
+        match (self.payload.len(), self.state.len()) {
+            (64, 0) => self.apply_sized(&push, Known::<64, 0>),
+            (64, 64) => self.apply_sized(&push, Known::<64, 64>),
+            (128, 0) => self.apply_sized(&push, Known::<128, 0>),
+            (128, 128) => self.apply_sized(&push, Known::<128, 128>),
+            (256, 0) => self.apply_sized(&push, Known::<256, 0>),
+            (256, 256) => self.apply_sized(&push, Known::<256, 256>),
+            (payload, state) => self.apply_sized(&push, Told { payload, state }),
+        }
+    }
+
+    fn apply_sized(&mut self, push: &Rows<'_>, size: impl Size) -> Result<(), StoreError> {
+        let lengths = (size.payload(), size.state());
+        let memory = &*self.memory;
+        let (public, private) = (memory.public.region(), memory.private.region());
+        // What is the same for all rows is looked up and checked once.
+        let both = (
+            public.words_mut(0, public.len())?,
+            private.words_mut(0, private.len())?,
+        );
+        let line = push.redo.open(lengths)?;
+        let (payload, state) = (&mut self.payload[..lengths.0], &mut self.state[..lengths.1]);
+        let mut progress = push.progress;
+        let mut values = push.values.chunks_exact(lengths.0);
+        let ask_for = |places: &[RowPlace]| {
+            for place in places {
+                public.prefetch(place.row_at, ROW_HEADER_BYTES + lengths.0);
+                private.prefetch(place.state_at, lengths.1);
+            }
+        };
+        // All of a group at once: a core that waits for one translation of an address goes on with
+        // what follows closely.
+        let mut groups = push.places.chunks(FIND_AHEAD).peekable();
+        ask_for(groups.peek().copied().unwrap_or_default());
+        while let Some(group) = groups.next() {
+            ask_for(groups.peek().copied().unwrap_or_default());
+            for (place, values) in group.iter().zip(&mut values) {
+                let row = match RowWords::within(both, *place, lengths) {
+                    Some(row) => row,
+                    None => RowWords::new(memory, *place, lengths)?, // says why not
+                };
+                row.load(payload, state);
+                self.kernel.apply(push.op, payload, state, values);
+                let ver = row.version().next();
+                let chk = row_chk(place.salt, place.key, ver, payload);
+                line.commit(progress, row, [ver.0, chk], payload, state);
+                progress.row += 1;
+            }
+        }
+        Ok(())
     }
 
     /// Gives a slot its first row: values by the table's initialiser, state to match. The slot's
@@ -89,11 +150,11 @@ impl RowWriter {
         progress: Progress,
         place: RowPlace,
     ) -> Result<(), StoreError> {
-        let ver = self.version(place)?;
+        let row = RowWords::new(&self.memory, place, self.lengths())?;
         let (init, seed) = (&self.spec.init, self.spec.seed);
         self.kernel
             .init_row(init, seed, place.key, &mut self.payload, &mut self.state);
-        self.commit(redo, progress, place, ver.next())
+        self.commit(redo, progress, row)
     }
 
     /// Makes a slot hold no row: the next generation, and a check that no key fits.
@@ -160,10 +221,10 @@ impl RowWriter {
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), StoreError> {
-        let ver = self.version(place)?;
+        let row = RowWords::new(&self.memory, place, self.lengths())?;
         self.payload.copy_from_slice(payload);
         self.state.copy_from_slice(state);
-        self.commit(redo, progress, place, ver.next())
+        self.commit(redo, progress, row)
     }
 
     /// A row's version.
@@ -179,34 +240,63 @@ impl RowWriter {
         Ok(RowVersion(row.load(0)))
     }
 
-    #[inline]
-    fn load(&mut self, place: RowPlace) -> Result<RowVersion, StoreError> {
-        let row = self
-            .memory
-            .public
-            .region()
-            .words(place.row_at, self.layout.read_bytes())?;
-        row.copy_out(ROW_HEADER_BYTES, &mut self.payload);
-        if !self.state.is_empty() {
-            let state = self
-                .memory
-                .private
-                .region()
-                .words(place.state_at, self.state.len())?;
-            state.copy_out(0, &mut self.state);
-        }
-        Ok(RowVersion(row.load(0)))
+    const fn lengths(&self) -> (usize, usize) {
+        (self.payload.len(), self.state.len())
     }
 
-    #[inline]
-    fn commit(
-        &self,
-        redo: &Redo,
-        progress: Progress,
-        place: RowPlace,
-        ver: RowVersion,
-    ) -> Result<(), StoreError> {
+    /// What stands in the private lines becomes the row's next version.
+    fn commit(&self, redo: &Redo, progress: Progress, row: RowWords<'_>) -> Result<(), StoreError> {
+        let (place, ver) = (row.place(), row.version().next());
         let chk = row_chk(place.salt, place.key, ver, &self.payload);
-        redo.commit(progress, place, [ver.0, chk], &self.payload, &self.state)
+        let line = redo.open(self.lengths())?;
+        line.commit(progress, row, [ver.0, chk], &self.payload, &self.state);
+        Ok(())
     }
 }
+
+/// What [`RowWriter::apply_all`] is told.
+struct Rows<'a> {
+    redo: &'a Redo,
+    progress: Progress,
+    places: &'a [RowPlace],
+    op: PushOp,
+    values: &'a [u8],
+}
+
+/// Bytes of a table's rows and states. Where the compiler knows them, copies are no loops.
+trait Size {
+    fn payload(&self) -> usize;
+    fn state(&self) -> usize;
+}
+
+struct Known<const PAYLOAD: usize, const STATE: usize>;
+
+struct Told {
+    payload: usize,
+    state: usize,
+}
+
+impl<const PAYLOAD: usize, const STATE: usize> Size for Known<PAYLOAD, STATE> {
+    #[inline(always)]
+    fn payload(&self) -> usize {
+        PAYLOAD
+    }
+    #[inline(always)]
+    fn state(&self) -> usize {
+        STATE
+    }
+}
+
+impl Size for Told {
+    #[inline(always)]
+    fn payload(&self) -> usize {
+        self.payload
+    }
+    #[inline(always)]
+    fn state(&self) -> usize {
+        self.state
+    }
+}
+
+#[cfg(test)]
+mod tests;

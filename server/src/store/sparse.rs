@@ -20,6 +20,12 @@ use crate::apply::kernels::{KernelError, RowKernel};
 /// Slots a partition takes at once: its rows then lie together, in the order of their creation.
 const RUN_SLOTS: [u32; 2] = [8, 1_024];
 
+/// Keys whose places are fetched at once: about as many as lines are under way in a core.
+pub const FIND_AHEAD: usize = 16;
+
+/// What stands for the key of a slot without a row. It is a key, too.
+const NO_KEY: u64 = 0;
+
 /// Consecutive slots of one extent that belong to one partition.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Run {
@@ -171,35 +177,73 @@ impl SparseShard {
     /// processor fetches that many lines at once, where searches one by one wait for each.
     #[inline]
     pub fn touch(&self, keys: impl Iterator<Item = u64>) {
-        let mut seen = 0;
-        for key in keys {
-            let partition = self.partitions.get(self.partition_of(key));
-            if let Some(Some(partition)) = partition {
-                seen ^= partition.index.touch(key);
-            }
-        }
+        let seen = keys.fold(0, |seen, key| seen ^ self.touch_one(key));
         std::hint::black_box(seen);
     }
 
-    /// Begins to fetch the rows that these hints name, as [`Self::touch`] does for keys.
     #[inline]
-    pub fn prefetch(&self, hints: impl Iterator<Item = Loc>) {
-        hints.for_each(|hint| self.extents.prefetch(hint));
+    fn touch_one(&self, key: u64) -> u64 {
+        let partition = self.partitions.get(self.partition_of(key));
+        match partition {
+            Some(Some(partition)) => partition.index.touch(key),
+            _ => 0,
+        }
     }
 
-    /// Where a key's row is, trying the client's hint first: it counts only if generation and key
-    /// of the slot agree.
-    #[inline]
-    pub fn find_hinted(&self, key: u64, hint: Loc) -> Option<Loc> {
-        if let Some(place) = self.extents.place(hint) {
-            let same_key = place.key == key || planted::on(Plant::PushByStaleLocation);
-            let ver = self.rows.version(place).unwrap_or_default();
-            let same_row = ver.generation() == hint.generation() && ver.is_valid();
-            if same_key && (same_row || planted::on(Plant::PushByStaleLocation)) {
-                return Some(hint);
+    /// Puts the places of `count` rows into `places`, creating those that are missing. Each is told by
+    /// its key and the client's hint, or [`Loc::NONE`].
+    ///
+    /// # Errors
+    /// As [`Self::find_or_create`]; those before it have been created.
+    pub fn find_rows(
+        &mut self,
+        count: usize,
+        row: impl Fn(usize) -> (u64, Loc),
+        (redo, progress): (&Redo, Progress),
+        places: &mut Vec<RowPlace>,
+    ) -> Result<(), StoreError> {
+        places.reserve(count);
+        for first in (0..count).step_by(FIND_AHEAD) {
+            let group = first..count.min(first + FIND_AHEAD);
+            let mut seen = 0;
+            for (key, hint) in group.clone().map(&row) {
+                match hint.is_some() {
+                    true => self.extents.prefetch(hint),
+                    false => seen ^= self.touch_one(key),
+                }
+            }
+            std::hint::black_box(seen);
+            for n in group {
+                let (key, hint) = row(n);
+                let place = match self.find_hinted(key, hint) {
+                    Some(place) => place,
+                    None => {
+                        let row = n as u32;
+                        let loc = self.find_or_create(key, redo, Progress { row, ..progress })?;
+                        let place = self.extents.place_of_key(loc, key);
+                        place.ok_or_else(|| not_owned(self.partition_of(key)))?
+                    }
+                };
+                places.push(place);
             }
         }
-        self.find(key)
+        Ok(())
+    }
+
+    /// The row that the client's hint names, if it is the key's: a slot has its key for as long as it
+    /// holds the row. One that holds none has key 0; whose row is key 0's, its version tells, which is
+    /// a look at another line.
+    #[inline]
+    pub fn find_hinted(&self, key: u64, hint: Loc) -> Option<RowPlace> {
+        let place = self.extents.place(hint)?;
+        let is_its = place.key == key && (key != NO_KEY || self.is_of_generation(place, hint));
+        (is_its || planted::on(Plant::PushByStaleLocation)).then_some(place)
+    }
+
+    #[cold]
+    fn is_of_generation(&self, place: RowPlace, hint: Loc) -> bool {
+        let ver = self.rows.version(place).unwrap_or_default();
+        ver.generation() == hint.generation() && ver.is_valid()
     }
 
     /// A row's place in memory.
@@ -280,6 +324,7 @@ impl SparseShard {
         };
         if let Some(place) = self.extents.place(loc) {
             let next: RowVersion = self.rows.vacate(place)?;
+            self.extents.set_key(loc, NO_KEY)?;
             partition
                 .vacant
                 .push_back(Loc::new(next.generation(), loc.extent(), loc.slot()));
@@ -405,6 +450,29 @@ mod tests {
         );
         for (&k, &hint) in keys.iter().zip(&old) {
             assert_eq!(shard.find_hinted(k, hint), None, "key {k}");
+        }
+    }
+
+    /// A run's slots are given out one by one, and a removed row's has no key any more; key 0 is what
+    /// stands in both, and a key like any other.
+    #[test]
+    fn a_hint_to_a_slot_without_a_row_leads_nowhere() {
+        let (_memory, redo, mut shard) = shard(4);
+        let progress = Progress::default();
+        let loc = shard.find_or_create(1, &redo, progress).unwrap();
+        let vacant = Loc::new(0, loc.extent(), loc.slot() + 1);
+        assert_eq!(shard.place(vacant).map(|p| p.key), Some(0));
+        for key in [0, 1, 2] {
+            assert_eq!(shard.find_hinted(key, vacant), None, "key {key}");
+        }
+        for key in [0, 77] {
+            let loc = shard.find_or_create(key, &redo, progress).unwrap();
+            let place = shard.place(loc);
+            assert_eq!(place.map(|p| p.key), Some(key));
+            assert_eq!(shard.find_hinted(key, loc), place);
+            assert!(shard.remove(key, &redo).unwrap());
+            assert_eq!(shard.find_hinted(key, loc), None, "key {key}");
+            assert_eq!(shard.find_hinted(0, loc), None, "key 0 for {key}");
         }
     }
 
