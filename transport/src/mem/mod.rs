@@ -6,6 +6,7 @@ pub mod fork;
 #[cfg(not(loom))]
 pub(crate) mod io;
 mod line;
+mod many;
 #[cfg(all(test, loom))]
 mod models;
 #[cfg(not(loom))]

@@ -8,7 +8,7 @@
 //! (checked when the window was made from what a peer said); an offset past the window is a bug
 //! and panics as slice indexing does.
 
-use super::line;
+use super::{line, many};
 use crate::layout::hash::H64;
 use crate::layout::{LINE_BYTES, Line, word_at};
 use crate::sync::{AtomicU64, Ordering};
@@ -106,12 +106,28 @@ impl<'a> Words<'a> {
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
         // The rest may take as many words as a line, and be a byte short of it.
         let (lines, words) = words.split_at(out.len() / LINE_BYTES * (LINE_BYTES / 8));
-        let (wide, out) = out.as_chunks_mut();
-        for (from, to) in lines.as_chunks().0.iter().zip(wide) {
-            line::copy_out(from, to);
+        let (lines, (wide, out)) = (lines.as_chunks().0, out.as_chunks_mut());
+        if !many::copy_out(lines, wide) {
+            for (from, to) in lines.iter().zip(wide) {
+                line::copy_out(from, to);
+            }
         }
         if !out.is_empty() {
             copy_rest_out(words, out);
+        }
+    }
+
+    /// Copies bytes out from any byte of the window on, as [`Self::copy_out`] does from a whole word.
+    pub fn copy_out_from(&self, at: usize, out: &mut [u8]) {
+        let lead = at % 8;
+        let whole = at.next_multiple_of(8);
+        let (head, rest) = out.split_at_mut((whole - at).min(out.len()));
+        if !head.is_empty() {
+            let word = self.load(at - lead).to_le_bytes();
+            head.copy_from_slice(&word[lead..lead + head.len()]);
+        }
+        if !rest.is_empty() {
+            self.copy_out(whole, rest);
         }
     }
 
@@ -236,9 +252,11 @@ impl<'a> WordsMut<'a> {
     pub fn copy_in(&self, at: usize, bytes: &[u8]) {
         let words = &self.0[at / 8..at / 8 + bytes.len().div_ceil(8)];
         let (lines, words) = words.split_at(bytes.len() / LINE_BYTES * (LINE_BYTES / 8));
-        let (wide, bytes) = bytes.as_chunks();
-        for (from, to) in wide.iter().zip(lines.as_chunks().0) {
-            line::copy_in(from, to);
+        let (lines, (wide, bytes)) = (lines.as_chunks().0, bytes.as_chunks());
+        if !many::copy_in(wide, lines) {
+            for (from, to) in wide.iter().zip(lines) {
+                line::copy_in(from, to);
+            }
         }
         if !bytes.is_empty() {
             copy_rest_in(bytes, words);
@@ -267,24 +285,29 @@ mod tests {
 
     proptest! {
         #[test]
-        fn copies_agree_with_bytes(at in 0usize..20, len in 0usize..300) {
-            let memory = words(64);
+        fn copies_agree_with_bytes(at in 0usize..20, len in prop_oneof![0usize..300, 1000usize..3000]) {
+            let memory = words(512);
             let bytes: Vec<u8> =
                 memory.iter().flat_map(|w| w.load(Ordering::Relaxed).to_le_bytes()).collect();
             let mut out = vec![0; len];
             Words::new(&memory).copy_out(at * 8, &mut out);
             prop_assert_eq!(&out, &bytes[at * 8..at * 8 + len]);
+            for lead in 0..8.min(len) {
+                let mut from = vec![0; len - lead];
+                Words::new(&memory).copy_out_from(at * 8 + lead, &mut from);
+                prop_assert_eq!(&from, &out[lead..]);
+            }
             let mut hashed = vec![0; len];
             let h = H64::new([1, 2, 3, 4]);
             let chk = Words::new(&memory).copy_out_hashing(at * 8, &mut hashed, h);
             prop_assert_eq!(&hashed, &out);
             prop_assert_eq!(chk, h.finish_bytes(&out));
-            let target: Vec<AtomicU64> = (0..64).map(|_| AtomicU64::new(u64::MAX)).collect();
+            let target: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(u64::MAX)).collect();
             WordsMut::new(&target).copy_in(at * 8, &out);
-            let mut back = vec![0; 64 * 8];
+            let mut back = vec![0; 512 * 8];
             WordsMut::new(&target).as_read().copy_out(0, &mut back);
             // The words beside them stay as they were; the last one is filled with zeros.
-            let mut whole = vec![0xff; 64 * 8];
+            let mut whole = vec![0xff; 512 * 8];
             whole[at * 8..at * 8 + len].copy_from_slice(&out);
             whole[at * 8 + len..at * 8 + len.next_multiple_of(8)].fill(0);
             prop_assert_eq!(back, whole);
