@@ -14,6 +14,7 @@ use tidewater_transport::limits::ROW_DIM_MAX;
 use super::Refusal;
 use super::pending::Pending;
 use super::table::{Store, Table};
+use super::tick_blocks::Buffers;
 use crate::clocks::{Clocks, Moved};
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
@@ -43,6 +44,7 @@ pub struct Engine {
     pub(super) lsn: u64,
     pub(super) places: Vec<RowPlace>,
     pub(super) scratch: Vec<u8>,
+    pub(super) tick: Buffers,
     /// Who is a member of every clock domain of a job from its start; nobody in a service, whose
     /// jobs say it themselves.
     workers: Vec<WorkerId>,
@@ -86,6 +88,7 @@ impl Engine {
             lsn: 0,
             places: Vec::new(),
             scratch: Vec::new(),
+            tick: Buffers::default(),
             workers: workers.into_iter().collect(),
             clocks: BTreeMap::new(),
             reply: Vec::new(),

@@ -15,6 +15,7 @@ mod push;
 pub mod records;
 pub mod table;
 mod tick;
+mod tick_blocks;
 
 use tidewater_transport::layout::lines::RejectCode;
 

@@ -4,6 +4,7 @@
 //! count as applied, and take effect exactly once, at the tick.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tidewater_transport::ids::{DomainId, WorkerId};
@@ -156,9 +157,25 @@ impl Pending {
 
     /// Copies a held frame's payload out.
     pub fn payload(&self, held: &Held, out: &mut Vec<u8>) {
-        out.resize(held.header.payload_len as usize, 0);
-        if let Ok(words) = self.memory.private.region().words(held.at, out.len()) {
-            words.copy_out(0, out);
+        self.payload_part(held, 0..held.header.payload_len as usize, out);
+    }
+
+    /// Copies some bytes of a held frame's payload out; zeros for what is none of it.
+    pub fn payload_part(&self, held: &Held, bytes: Range<usize>, out: &mut Vec<u8>) {
+        out.resize(bytes.len(), 0);
+        let at = held.at + bytes.start;
+        // Windows begin at whole words, elements of 4 bytes need not.
+        let lead = at % 8;
+        let words = self
+            .memory
+            .private
+            .region()
+            .words(at - lead, lead + out.len());
+        match words {
+            Ok(words) if bytes.end <= held.header.payload_len as usize => {
+                words.copy_out_from(lead, out);
+            }
+            _ => out.fill(0),
         }
     }
 

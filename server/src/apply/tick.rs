@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, FrameKind, RowsPayload};
+use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
 use tidewater_transport::layout::lines::RejectCode;
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::planted::{self, Plant};
@@ -21,7 +21,6 @@ use super::push::word;
 use super::table::{Store, Table};
 use crate::clocks::Moved;
 use crate::namespace::{FrameSender, NamespaceId};
-use crate::store::dense_blocks::BlocksError;
 
 /// One thing's reduced pushes of one iteration: first the last assign, then the sums, then one
 /// gradient step.
@@ -67,84 +66,6 @@ impl Reduced {
         ]
         .into_iter()
         .flatten()
-    }
-}
-
-/// One block's reduced pushes of one iteration. Only elements that somebody pushed take a step.
-#[derive(Debug, Default)]
-struct ReducedBlock {
-    ops: BTreeMap<u8, Touched>,
-    ranks: Vec<WorkerId>,
-}
-
-/// What one operation does to a block: values of the whole block, and which of them were pushed.
-#[derive(Debug, Default)]
-struct Touched {
-    values: Vec<u8>,
-    elements: Vec<bool>,
-}
-
-impl ReducedBlock {
-    fn add(
-        &mut self,
-        dtype: DType,
-        rank: WorkerId,
-        op: PushOp,
-        first: usize,
-        used: usize,
-        values: &[u8],
-    ) {
-        if op == PushOp::Gradient && self.ranks.last() != Some(&rank) {
-            self.ranks.push(rank);
-        }
-        // In the order the steps are taken: assign, sum, gradient.
-        let order = match op {
-            PushOp::Assign => 0,
-            PushOp::Sum => 1,
-            PushOp::Gradient => 2,
-        };
-        let size = dtype.size();
-        let touched = self.ops.entry(order).or_default();
-        touched.values.resize(used * size, 0);
-        touched.elements.resize(used, false);
-        let acc = &mut touched.values[first * size..first * size + values.len()];
-        if op == PushOp::Assign {
-            acc.copy_from_slice(values);
-        } else {
-            accumulate(dtype, acc, values);
-        }
-        touched.elements[first..first + values.len() / size].fill(true);
-    }
-
-    /// The steps: operation, first element in the block, values. A rule that counts steps takes
-    /// one for the whole block (`counted`), with zeros where nobody pushed.
-    fn steps(
-        self,
-        dtype: DType,
-        reduce: Reduce,
-        counted: bool,
-    ) -> impl Iterator<Item = (PushOp, usize, Vec<u8>)> {
-        let by = 1.0 / self.ranks.len().max(1) as f64;
-        let size = dtype.size();
-        self.ops.into_iter().flat_map(move |(order, mut touched)| {
-            let op = [PushOp::Assign, PushOp::Sum, PushOp::Gradient][usize::from(order)];
-            if op == PushOp::Gradient && reduce == Reduce::Mean {
-                scale(dtype, &mut touched.values, by);
-            }
-            if op == PushOp::Gradient && counted {
-                touched.elements.fill(true);
-            }
-            let mut runs = Vec::new();
-            let mut at = 0;
-            for run in touched.elements.chunk_by(|a, b| a == b) {
-                if run[0] {
-                    let bytes = touched.values[at * size..(at + run.len()) * size].to_vec();
-                    runs.push((op, at, bytes));
-                }
-                at += run.len();
-            }
-            runs
-        })
     }
 }
 
@@ -288,87 +209,9 @@ impl Engine {
         }
         self.places = places;
     }
-
-    fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
-        let Some(table) = self.tables.get(&id) else {
-            return;
-        };
-        let Store::Blocks(blocks) = &table.store else {
-            return;
-        };
-        let (dtype, layout) = (table.spec.dtype, blocks.layout());
-        let mut reduced: BTreeMap<u64, ReducedBlock> = BTreeMap::new();
-        let mut payload = std::mem::take(&mut self.scratch);
-        for h in held
-            .iter()
-            .filter(|h| h.header.kind == FrameKind::PushDense)
-        {
-            self.pending.payload(h, &mut payload);
-            let Some(op) = h.header.flags.op else {
-                continue;
-            };
-            let mut at = word(&payload, 0);
-            let mut values = payload.get(8..).unwrap_or_default();
-            while !values.is_empty() {
-                let block = at / layout.block_elements();
-                let first = (at % layout.block_elements()) as usize;
-                let used = layout.used(block) as usize;
-                let n = (values.len() / layout.element_bytes).min(used - first);
-                let (here, rest) = values.split_at(n * layout.element_bytes);
-                reduced
-                    .entry(block)
-                    .or_default()
-                    .add(dtype, h.rank, op, first, used, here);
-                at += n as u64;
-                values = rest;
-            }
-        }
-        self.scratch = payload;
-        if let Err(e) = self.step_blocks(id, iteration, reduced) {
-            tracing::error!(table = id, iteration, "a tick failed: {e}");
-            self.failed = Some("a tick of a dense table failed; see the log");
-        }
-    }
-
-    fn step_blocks(
-        &mut self,
-        id: u32,
-        iteration: u64,
-        reduced: BTreeMap<u64, ReducedBlock>,
-    ) -> Result<(), BlocksError> {
-        self.lsn += 1;
-        let lsn = self.lsn;
-        let Some(table) = self.tables.get_mut(&id) else {
-            return Ok(());
-        };
-        let (dtype, reduce) = (table.spec.dtype, reduce_of(table));
-        let Store::Blocks(blocks) = &mut table.store else {
-            return Ok(());
-        };
-        let counted = table.spec.optimizer.counts_steps();
-        let snapshot = blocks.is_snapshot();
-        // A load from a saved model took an epoch before the first tick.
-        let epoch = (iteration + 1).max(blocks.front() + 1);
-        if snapshot {
-            blocks.begin_epoch(epoch)?;
-        }
-        let mut row = 0;
-        for (block, reduced) in reduced {
-            let base = block * blocks.layout().block_elements();
-            for (op, first, values) in reduced.steps(dtype, reduce, counted) {
-                let progress = crate::store::redo::Progress { lsn, row };
-                blocks.apply_range(&self.redo, progress, base + first as u64, op, &values)?;
-                row += 1;
-            }
-        }
-        if snapshot {
-            blocks.flip(epoch, iteration + 1, lsn)?;
-        }
-        Ok(())
-    }
 }
 
-fn reduce_of(table: &Table) -> Reduce {
+pub(super) fn reduce_of(table: &Table) -> Reduce {
     match table.spec.effect {
         tidewater_transport::table::Effect::AtClock(reduce) => reduce,
         tidewater_transport::table::Effect::Immediate => Reduce::Sum,

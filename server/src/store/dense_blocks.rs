@@ -277,16 +277,9 @@ impl DenseBlocks {
         let at = part.payload_at(self.sizes, block, self.line.front) + inside;
         // Elements of 4 bytes may begin inside a word.
         let lead = at % 8;
-        let public = self.memory.public.region();
-        let words = public
-            .words(at - lead, lead + out.len())
-            .map_err(StoreError::from)?;
-        let (head, rest) = out.split_at_mut(((8 - lead) % 8).min(out.len()));
-        if !head.is_empty() {
-            let word = words.load(0).to_le_bytes();
-            head.copy_from_slice(&word[lead..lead + head.len()]);
-        }
-        words.copy_out(if lead == 0 { 0 } else { 8 }, rest);
+        let words = self.memory.public.region();
+        let words = words.words(at - lead, lead + out.len());
+        words.map_err(StoreError::from)?.copy_out_from(lead, out);
         Ok(())
     }
 
