@@ -85,8 +85,8 @@ impl PushRing {
                 .is_some()
     }
 
-    /// Builds a frame in staging; `fill` writes its payload. Returns its sequence number, or
-    /// `None` without room. The payload arrives zeroed.
+    /// Builds a frame in staging; `fill` writes all of its payload, which holds old bytes when it
+    /// comes. Returns its sequence number, or `None` without room.
     pub(crate) fn build(
         &mut self,
         mut header: FrameHeader,
@@ -108,10 +108,11 @@ impl PushRing {
         let at = self.ring.offset(place.at) as usize;
         let frame = self.staging.get_mut(at..at + len as usize)?;
         let (head, body) = frame.split_at_mut(FRAME_HEADER_BYTES);
-        body.fill(0);
-        fill(body.get_mut(..payload_len)?);
+        let (payload, rest) = body.split_at_mut_checked(payload_len)?;
+        rest.fill(0);
+        fill(payload);
         if self.check_frames {
-            header.chk = header.hasher().finish_bytes(&body[..payload_len]);
+            header.chk = header.hasher().finish_bytes(payload);
         }
         head.copy_from_slice(&line_bytes(&header.to_line()));
         self.tail = place.at + len;

@@ -255,6 +255,17 @@ fn fill_rows(
     state: &TableState,
 ) {
     let row_bytes = state.row.payload_bytes;
+    // Columns are whole lines; what their items leave of the last one is zero.
+    for column in [0, parts.locs_at] {
+        let end = if column < parts.locs_at {
+            parts.locs_at
+        } else {
+            parts.values_at
+        };
+        if let Some(rest) = to.get_mut(column + rows.len() * 8..end) {
+            rest.fill(0);
+        }
+    }
     for (n, &row) in rows.iter().enumerate() {
         let row = row as usize;
         let key = combiner.keys.get(row).copied().unwrap_or_default();
