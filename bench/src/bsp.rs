@@ -115,8 +115,10 @@ impl Work for Barrier<'_> {
 }
 
 /// A step of bulk-synchronous training on a whole dense table: pull all of it, push a gradient for
-/// all of it, tick. Gradients are summed at the clock and taken off with rate 1, so that after `n`
-/// ticks an element holds `-n x workers x step`.
+/// all of it, tick, and wait until all have ticked. Gradients are summed at the clock and taken off
+/// with rate 1, so that after `n` ticks an element holds `-n x workers x step`. Workers compare
+/// what they pulled between steps and begin the next one together, so no step is timed in which
+/// somebody's processor compares.
 #[derive(Debug)]
 pub struct BspStep<'c> {
     client: &'c mut Client,
@@ -126,6 +128,7 @@ pub struct BspStep<'c> {
     out: Vec<f32>,
     /// Clock at which the last pull was made.
     pulled_at: u64,
+    failed: Option<BenchError>,
 }
 
 impl<'c> BspStep<'c> {
@@ -147,6 +150,7 @@ impl<'c> BspStep<'c> {
             gradient: (0..elements).map(|i| chunk[i % CHUNK]).collect(),
             out: vec![0.0; elements],
             pulled_at: 0,
+            failed: None,
         })
     }
 }
@@ -160,7 +164,15 @@ impl Work for BspStep<'_> {
         2 * 4 * self.out.len() as u64
     }
 
+    fn prepare(&mut self) {
+        let together = self.client.barrier(BARRIER, DATA_DEADLINE);
+        self.failed = together.err().map(BenchError::from);
+    }
+
     fn sample(&mut self) -> Result<(), BenchError> {
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
         self.pulled_at = self.client.clock();
         let options = PullOptions::default();
         self.client
@@ -170,7 +182,9 @@ impl Work for BspStep<'_> {
             .push_dense(&self.table, 0, &self.gradient, PushOp::Gradient)?;
         self.client.tick()?;
         // Held back frames count as applied; this finds a refused one.
-        Ok(self.client.wait_applied(&ticket)?)
+        self.client.wait_applied(&ticket)?;
+        // Of no element: waits until all have ticked, and what they pushed has taken effect.
+        Ok(self.client.pull_dense(&self.table, 0, &mut [], options)?)
     }
 
     fn check(&mut self) -> u64 {
