@@ -6,6 +6,10 @@
 //! pairs, then the second words of all. Each of the three is a call of its own, which returns when
 //! its reads have completed: the order that the protocol asks for, kept without a fence. What did
 //! not prove itself is read again alone, window by window, like everywhere else.
+//!
+//! Partitions of one applier lie side by side. Where what two windows read meets, at the server and
+//! where it lands, it is one read: a table of many small partitions costs as few packets as one of
+//! a single partition.
 
 use tidewater_transport::fabric::{ReadOp, RemoteAddr, TransportKind};
 
@@ -76,15 +80,13 @@ impl BlockPull<'_> {
         self.scratch.head.resize(2 * 8 * blocks, 0);
         let before = self.word_ops(windows, 0)?;
         let after = self.word_ops(windows, 8 * blocks)?;
-        let payload = windows.iter().map(|window| {
+        let mut payload = Vec::new();
+        for window in windows {
             let bytes = self.bytes(window);
             let (op, _) = self.payload_op(window, window.part.payload, bytes);
-            ReadOp {
-                body_at: (window.first - first) as usize * self.layout.element_bytes,
-                ..op
-            }
-        });
-        let payload: Vec<ReadOp> = payload.collect();
+            let body_at = (window.first - first) as usize * self.layout.element_bytes;
+            join(&mut payload, ReadOp { body_at, ..op });
+        }
         let (lanes, deadline) = (&mut *self.lanes, self.deadline);
         let head = &mut self.scratch.head;
         read_ops(lanes, lane, &before, head, &mut [], deadline)?;
@@ -114,7 +116,7 @@ impl BlockPull<'_> {
         for window in windows {
             let words = self.words_of(window)?;
             let bytes = 8 * self.blocks_of(window);
-            ops.push(word_op(words, bytes, at));
+            join(&mut ops, word_op(words, bytes, at));
             at += bytes;
         }
         Ok(ops)
@@ -127,6 +129,29 @@ impl BlockPull<'_> {
     }
 }
 
+/// Adds a read, to the last one if it goes on where that ends, in memory and in its landing.
+fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
+    let longer = ops.last_mut().and_then(|last| {
+        let len = last.len.checked_add(next.len)?;
+        let meets = next.from.key == last.from.key
+            && next.from.addr == last.from.addr.wrapping_add(u64::from(last.len));
+        let (heads, bodies) = (last.head_len > 0, last.len > last.head_len);
+        let lands = match (next.head_len > 0, next.len > next.head_len) {
+            (true, false) if !bodies => next.head_at == last.head_at + last.head_len as usize,
+            (false, true) if !heads => next.body_at == last.body_at + last.len as usize,
+            _ => false,
+        };
+        (meets && lands && !next.fence && !last.fence).then_some((last, len))
+    });
+    match longer {
+        Some((last, len)) => {
+            last.head_len += next.head_len;
+            last.len = len;
+        }
+        None => ops.push(next),
+    }
+}
+
 /// A read of version words into the head.
 pub(super) const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> ReadOp {
     ReadOp {
@@ -136,5 +161,64 @@ pub(super) const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> R
         head_at,
         body_at: 0,
         fence: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewater_transport::ids::RegionKey;
+
+    use super::*;
+
+    fn read(addr: u64, len: u32, body_at: usize) -> ReadOp {
+        let key = RegionKey(7);
+        ReadOp {
+            len,
+            body_at,
+            ..word_op(RemoteAddr { key, addr }, 0, 0)
+        }
+    }
+
+    #[test]
+    fn reads_that_meet_at_both_ends_are_one() {
+        let words = |addr, at| word_op(read(addr, 0, 0).from, 16, at);
+        let mut ops = Vec::new();
+        for next in [words(64, 0), words(80, 16), words(112, 32), words(128, 48)] {
+            join(&mut ops, next);
+        }
+        assert_eq!(ops.len(), 2, "there is a hole before 112");
+        assert_eq!((ops[0].len, ops[0].head_len), (32, 32));
+        assert_eq!(
+            (ops[1].from.addr, ops[1].head_at, ops[1].len),
+            (112, 32, 32)
+        );
+
+        let mut ops = vec![read(0, 4096, 0)];
+        join(&mut ops, read(4096, 8192, 4096));
+        assert_eq!((ops.len(), ops[0].len), (1, 12288));
+        let apart = [
+            // It lands elsewhere, is elsewhere, belongs elsewhere, has to wait, is of another kind.
+            read(12288, 8, 12296),
+            read(12296, 8, 12288),
+            ReadOp {
+                from: RemoteAddr {
+                    key: RegionKey(8),
+                    addr: 12288,
+                },
+                ..read(0, 8, 12288)
+            },
+            ReadOp {
+                fence: true,
+                ..read(12288, 8, 12288)
+            },
+            words(12288, 12288),
+        ];
+        for next in apart {
+            let mut ops = ops.clone();
+            join(&mut ops, next);
+            assert_eq!(ops.len(), 2, "{next:?}");
+        }
+        join(&mut ops, read(12288, u32::MAX, 12288));
+        assert_eq!(ops.len(), 2, "a read that is too long");
     }
 }

@@ -37,7 +37,7 @@ use super::sparse::ShardError;
 use crate::apply::kernels::RowKernel;
 pub use error::BlocksError;
 use error::length;
-use part::{Part, Sizes};
+use part::{Given, Ground, Part, Sizes};
 use window::{Cut, Window};
 
 /// Smallest and largest block, in bytes: `DenseLayout::Blocks` says so.
@@ -71,6 +71,7 @@ pub struct DenseBlocks {
     spec: Arc<TableSpec>,
     sizes: Sizes,
     ranges: Ranges,
+    ground: Ground,
     parts: Vec<Option<Part>>,
     salt: u64,
     kernel: RowKernel,
@@ -99,37 +100,41 @@ impl DenseBlocks {
             slots: spec.optimizer.state_slots(),
             counts: spec.optimizer.counts_steps(),
         };
+        let ranges = Ranges::new(layout.blocks(), spec.partitions);
+        let mut mine: Vec<u32> = partitions
+            .map(|p| p.0)
+            .filter(|&p| p < spec.partitions)
+            .collect();
+        mine.sort_unstable();
+        mine.dedup();
+        let blocks = mine.iter().map(|&p| ranges.len(p)).sum();
+        let owner = BlockOwner::of(who, BlockKind::Dense, PartitionId(0));
+        let ground = Ground::new(memory, owner, sizes, (mine.len() as u64, blocks))?;
         let mut parts = Vec::new();
         parts.resize_with(spec.partitions as usize, || None);
-        let mut shard = Self {
+        let (mut given, salt) = (Given::default(), memory.salt());
+        for p in mine {
+            let range = (ranges.start(p), ranges.len(p));
+            let part = Part::new(&ground, &mut given, sizes, range);
+            let filled = part.fill(memory, spec, sizes, salt);
+            if let Err(e) = filled {
+                ground.release(memory)?;
+                return Err(e);
+            }
+            parts[p as usize] = Some(part);
+        }
+        Ok(Self {
             memory: Arc::clone(memory),
             spec: Arc::clone(spec),
             sizes,
-            ranges: Ranges::new(layout.blocks(), spec.partitions),
+            ranges,
+            ground,
             parts,
-            salt: memory.salt(),
+            salt,
             kernel,
             window: Window::default(),
             line: SnapshotLine::default(),
-        };
-        for partition in partitions.filter(|p| p.0 < spec.partitions) {
-            let owner = BlockOwner::of(who, BlockKind::Dense, partition);
-            if let Err(e) = shard.add(owner) {
-                shard.release()?;
-                return Err(e);
-            }
-        }
-        Ok(shard)
-    }
-
-    fn add(&mut self, owner: BlockOwner) -> Result<(), ShardError> {
-        let range = (self.ranges.start(owner.part), self.ranges.len(owner.part));
-        let part = Part::new(&self.memory, owner, self.sizes, range)?;
-        let filled = part.fill(&self.memory, &self.spec, self.sizes, self.salt);
-        if let Some(place) = self.parts.get_mut(owner.part as usize) {
-            *place = Some(part);
-        }
-        filled
+        })
     }
 
     /// Sizes of the table and its blocks.
@@ -295,9 +300,12 @@ impl DenseBlocks {
 
     /// The partitions it owns, for the table's descriptor.
     pub fn partitions(&self) -> impl Iterator<Item = BlocksDescriptor> {
-        (0..)
-            .zip(&self.parts)
-            .filter_map(|(p, part)| Some(part.as_ref()?.descriptor(self.sizes, PartitionId(p))))
+        (0..).zip(&self.parts).filter_map(|(p, part)| {
+            Some(
+                part.as_ref()?
+                    .descriptor(&self.ground, self.sizes, PartitionId(p)),
+            )
+        })
     }
 
     /// Gives all memory back, zeroed, version words first: a late reader finds none that proves
@@ -306,10 +314,7 @@ impl DenseBlocks {
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
-        for part in self.parts.into_iter().flatten() {
-            part.release(&self.memory)?;
-        }
-        Ok(())
+        self.ground.release(&self.memory)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The memory of one partition of a blocks table, and where in it things are.
+//! The memory of a blocks table on one applier, and where in it the things of a partition are.
 
 use tidewater_transport::ids::{PartitionId, RegionKey};
 use tidewater_transport::layout::LINE_BYTES;
@@ -34,56 +34,63 @@ impl Sizes {
         self.slots * self.layout.block_bytes + if self.counts { 8 } else { 0 }
     }
 
+    /// Payload bytes of `n` blocks, in all buffers.
+    const fn payload_bytes(&self, n: usize) -> usize {
+        n * self.layout.block_bytes * if self.snapshot { 2 } else { 1 }
+    }
+
+    /// Bytes of meta of a partition of `n` blocks.
+    const fn meta_bytes(&self, n: usize) -> usize {
+        n * 8 + if self.snapshot { LINE_BYTES } else { 0 }
+    }
+
     /// Payload bytes of a block in use, in whole words.
     pub(super) const fn used_bytes(&self, block: u64) -> usize {
         (self.layout.used(block) as usize * self.layout.element_bytes).next_multiple_of(8)
     }
 }
 
-/// One partition.
-#[derive(Debug)]
-pub(super) struct Part {
-    pub(super) first: u64,
-    pub(super) blocks: u64,
+/// What all partitions of one applier lie in, one behind the other: payload in one block of public
+/// memory, meta in another. Who reads many partitions from afar finds their version words side by
+/// side, and asks for all of them, and for all of the payload, at once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Ground {
     payload: Block,
     payload_key: RegionKey,
     meta: Block,
     meta_key: RegionKey,
     state: Block,
-    /// Epoch of the last store of each block; empty without snapshot.
-    pub(super) stored: Vec<u64>,
-    /// Blocks stored in the newest even and odd epoch.
-    pub(super) touched: [Vec<u64>; 2],
 }
 
-impl Part {
-    /// Zeroed memory for `blocks` blocks from `first` on.
+impl Ground {
+    /// Zeroed memory for as many partitions with as many blocks together.
     pub(super) fn new(
         memory: &ServerMemory,
         owner: BlockOwner,
         sizes: Sizes,
-        (first, blocks): (u64, u64),
+        (parts, blocks): (u64, u64),
     ) -> Result<Self, StoreError> {
-        let buffers = 1 + usize::from(sizes.snapshot);
-        let each = buffers * sizes.layout.block_bytes + sizes.state_stride() + 8;
-        // Half the address space: sums of offsets in a partition cannot overflow.
+        let each = sizes.payload_bytes(1) + sizes.state_stride() + sizes.meta_bytes(1);
+        // Half the address space: sums of offsets cannot overflow.
         let limit = (usize::MAX / 2 / each) as u64;
-        if blocks > limit {
+        if blocks.max(parts) > limit {
             return Err(StoreError::Limit {
-                what: "blocks of a partition",
+                what: "blocks of an applier",
                 have: blocks,
                 limit,
             });
         }
-        let n = blocks as usize;
+        let (parts, n) = (parts as usize, blocks as usize);
         let meta_owner = BlockOwner {
             kind: BlockKind::Meta,
             ..owner
         };
-        let (payload, payload_key) =
-            memory.public_block(n * buffers * sizes.layout.block_bytes, owner)?;
+        // A partition with a snapshot line begins with a line, for which another may leave some room.
+        let lines = if sizes.snapshot { 2 * parts } else { 0 };
+        let meta_bytes = n * 8 + lines * LINE_BYTES;
+        let (payload, payload_key) = memory.public_block(sizes.payload_bytes(n), owner)?;
         let (meta, meta_key) = memory
-            .public_block(usize::from(sizes.snapshot) * LINE_BYTES + n * 8, meta_owner)
+            .public_block(meta_bytes, meta_owner)
             .or_else(|e| memory.public.free(payload).and(Err(e)))?;
         let state = memory
             .private
@@ -93,16 +100,76 @@ impl Part {
                 memory.public.free(meta).and(Err(e))
             })?;
         Ok(Self {
-            first,
-            blocks,
             payload,
             payload_key,
             meta,
             meta_key,
             state,
+        })
+    }
+
+    /// Gives it back, zeroed, version words first.
+    pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
+        let public = &memory.public;
+        for block in [self.meta, self.payload] {
+            let words = public.region().words_mut(block.at, block.len)?;
+            words.zero(0, block.len);
+            // SYNC: block. Void versions are seen before the zeros that they guard.
+            fence(Ordering::Release);
+        }
+        public.free(self.meta)?;
+        public.free(self.payload)?;
+        memory.private.free(self.state)
+    }
+}
+
+/// One partition. It borrows its memory from the applier's [`Ground`].
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) first: u64,
+    pub(super) blocks: u64,
+    /// Offsets of its first block, its meta and its state.
+    payload: usize,
+    meta: usize,
+    state: usize,
+    /// Epoch of the last store of each block; empty without snapshot.
+    pub(super) stored: Vec<u64>,
+    /// Blocks stored in the newest even and odd epoch.
+    pub(super) touched: [Vec<u64>; 2],
+}
+
+/// What of a [`Ground`] was given to partitions.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Given {
+    blocks: usize,
+    meta: usize,
+}
+
+impl Part {
+    /// The next `blocks` blocks of the applier's memory, for those from `first` on.
+    pub(super) fn new(
+        ground: &Ground,
+        given: &mut Given,
+        sizes: Sizes,
+        (first, blocks): (u64, u64),
+    ) -> Self {
+        let n = blocks as usize;
+        let line = if sizes.snapshot { LINE_BYTES } else { 8 };
+        let meta = given.meta.next_multiple_of(line);
+        let part = Self {
+            first,
+            blocks,
+            payload: ground.payload.at + sizes.payload_bytes(given.blocks),
+            meta: ground.meta.at + meta,
+            state: ground.state.at + given.blocks * sizes.state_stride(),
             stored: vec![0; if sizes.snapshot { n } else { 0 }],
             touched: Default::default(),
-        })
+        };
+        *given = Given {
+            blocks: given.blocks + n,
+            meta: meta + sizes.meta_bytes(n),
+        };
+        part
     }
 
     /// First values of all blocks, in both buffers, and their versions; without redo: nobody knows
@@ -157,13 +224,13 @@ impl Part {
     pub(super) const fn payload_at(&self, sizes: Sizes, block: u64, epoch: u64) -> usize {
         let buffer = if sizes.snapshot { epoch & 1 } else { 0 };
         let n = buffer * self.blocks + (block - self.first);
-        self.payload.at + n as usize * sizes.layout.block_bytes
+        self.payload + n as usize * sizes.layout.block_bytes
     }
 
     /// Offset of a block's version word.
     pub(super) const fn version_at(&self, sizes: Sizes, block: u64) -> usize {
         let line = if sizes.snapshot { LINE_BYTES } else { 0 };
-        self.meta.at + line + (block - self.first) as usize * 8
+        self.meta + line + (block - self.first) as usize * 8
     }
 
     /// Where the state of bytes `from..to` of a block's payload is, and its step count. Whole words.
@@ -174,7 +241,7 @@ impl Part {
         from: usize,
         to: usize,
     ) -> [StatePiece; 3] {
-        let at = self.state.at + (block - self.first) as usize * sizes.state_stride();
+        let at = self.state + (block - self.first) as usize * sizes.state_stride();
         std::array::from_fn(|i| match i {
             i if i < sizes.slots => StatePiece {
                 at: at + i * sizes.layout.block_bytes + from,
@@ -195,7 +262,7 @@ impl Part {
         salt: u64,
         line: SnapshotLine,
     ) -> Result<(), StoreError> {
-        let words = memory.public.region().words_mut(self.meta.at, LINE_BYTES)?;
+        let words = memory.public.region().words_mut(self.meta, LINE_BYTES)?;
         // SYNC: snapshot. Pairs with the reader's `fence(Acquire)` after its first look: a line
         // that names a front is believed only with all of that buffer.
         fence(Ordering::Release);
@@ -203,34 +270,26 @@ impl Part {
         Ok(())
     }
 
-    pub(super) fn descriptor(&self, sizes: Sizes, partition: PartitionId) -> BlocksDescriptor {
+    pub(super) fn descriptor(
+        &self,
+        ground: &Ground,
+        sizes: Sizes,
+        partition: PartitionId,
+    ) -> BlocksDescriptor {
         let at = |buffer| self.payload_at(sizes, self.first, buffer) as u64;
         BlocksDescriptor {
             partition,
             first_block: self.first,
             blocks: self.blocks,
             payload: [at(0), at(1)],
-            payload_key: self.payload_key,
+            payload_key: ground.payload_key,
             versions: self.version_at(sizes, self.first) as u64,
             snapshot: if sizes.snapshot {
-                Some(self.meta.at as u64)
+                Some(self.meta as u64)
             } else {
                 None
             },
-            meta_key: self.meta_key,
+            meta_key: ground.meta_key,
         }
-    }
-
-    pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
-        let public = &memory.public;
-        for block in [self.meta, self.payload] {
-            let words = public.region().words_mut(block.at, block.len)?;
-            words.zero(0, block.len);
-            // SYNC: block. Void versions are seen before the zeros that they guard.
-            fence(Ordering::Release);
-        }
-        public.free(self.meta)?;
-        public.free(self.payload)?;
-        memory.private.free(self.state)
     }
 }
