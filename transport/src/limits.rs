@@ -182,13 +182,13 @@ pub const VERBS_SENDS: u32 = 128;
 /// Work requests of one doorbell: enough to make its cost small, few enough that the device starts
 /// while the next chain is built.
 pub const VERBS_CHAIN_REQUESTS: usize = 32;
-/// Bytes of READs after which a chain ends and the next pair gets the next one: the window of a
-/// dense pull.
-pub const VERBS_CHAIN_BYTES: usize = 256 << 10;
-/// Bytes of one READ, longer ones are cut: such a window, whatever word it begins at.
+/// Bytes of READs after which a chain ends and the next pair gets the next one: while one lands, the
+/// one before it is copied to where it belongs.
+pub const VERBS_CHAIN_BYTES: usize = 128 << 10;
+/// Bytes of one READ, longer ones are cut: as many, whatever word they begin at.
 pub const VERBS_READ_BYTES: usize = VERBS_CHAIN_BYTES + 4096;
-/// Registered bytes of each pulling pair in which its READs land: two of the longest.
-pub const VERBS_LANDING_BYTES: usize = 2 * VERBS_READ_BYTES;
+/// Registered bytes of each pulling pair in which its READs land: four of the longest.
+pub const VERBS_LANDING_BYTES: usize = 4 * VERBS_READ_BYTES;
 /// Registered bytes of a server's copies of what it posts to a client, until the device is done with
 /// them: the bytes under way on 100 Gbit/s in 20 us.
 pub const VERBS_SEND_BYTES: usize = 256 << 10;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
+use tidewater_client::{PullOptions, TableBuilder};
 use tidewater_transport::clock;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
@@ -20,7 +21,7 @@ use tidewater_transport::wire::hello::Purpose;
 use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::hostile::{connect, left, unharmed};
-use crate::rig::{CLUSTER, Rig, soon, token};
+use crate::rig::{CLUSTER, Rig, config, soon, token};
 
 fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     let mut conn = connect(rig, rank, Purpose::Control).unwrap();
@@ -203,4 +204,55 @@ fn each_job_has_its_own_domain_and_takes_it_along() {
         rig.handle().end_job("a").unwrap();
         rig.handle().end_job("b").unwrap();
     }
+}
+
+/// Packets that the device with this address has sent so far, both ends' together. The kernel keeps
+/// what it read for some 10 ms.
+fn sent_packets() -> Option<u64> {
+    std::thread::sleep(Duration::from_millis(30));
+    let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+    let (device, port) = (adapter.device(), adapter.port());
+    let device = device.name();
+    let path = format!("/sys/class/infiniband/{device}/ports/{port}/hw_counters/sent_pkts");
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// A table of 64 partitions is pulled by few READs: what lies side by side is read at once.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
+    const ELEMENTS: usize = 1 << 18;
+    let mut config = config();
+    config.appliers = 1;
+    let rig = Rig::with(config);
+    let mut client = rig.client(TransportChoice::Verbs, 0);
+    let spec = TableBuilder::blocks::<f32>("mebibyte", 1 << 18, 1).partitions(64);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let values: Vec<f32> = (0..ELEMENTS).map(|n| n as f32).collect();
+    let op = tidewater_transport::table::PushOp::Assign;
+    let ticket = client.push_dense(&table, 0, &values, op).unwrap();
+    client.wait_applied(&ticket).unwrap();
+    let mut out = vec![0.0; ELEMENTS];
+    // The first pull looks up keys.
+    for first in [true, false] {
+        out.fill(0.0);
+        let before = sent_packets();
+        let options = PullOptions::default();
+        client.pull_dense(&table, 0, &mut out, options).unwrap();
+        let packets = sent_packets()
+            .zip(before)
+            .map(|(after, before)| after - before);
+        assert!(out == values, "what was pulled is not what was pushed");
+        println!("1 MiB of 64 partitions: {packets:?} packets sent, first: {first}");
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let payload = (1u64 << 20) / u64::from(adapter.mtu());
+        if let (false, Some(packets)) = (first, packets) {
+            assert!(packets >= payload, "the device does not count: {packets}");
+            assert!(
+                packets <= payload + 24,
+                "{packets} for {payload} of payload"
+            );
+        }
+    }
+    client.finish().unwrap();
 }
