@@ -262,19 +262,23 @@ fn register(
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped<'a> {
     memory: Words<'a>,
-    check: u8,
+    /// A whole word: a byte would be copied together with its padding, in two pieces that overlap, and
+    /// whoever then loads them waits until both are stored.
+    check: u64,
 }
 
 impl<'a> Mapped<'a> {
     /// Of the whole public memory and the check bits of the server's keys.
     pub(crate) const fn new(memory: Words<'a>, check: u8) -> Self {
+        let check = check as u64;
         Self { memory, check }
     }
 
     /// The words of a read. `None` where it would be refused: the lane's own read says why.
     #[inline]
     pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
-        let known = Exports::memory_of(key) == PUBLIC && Exports::check_of(key) == self.check;
+        let known =
+            Exports::memory_of(key) == PUBLIC && u64::from(Exports::check_of(key)) == self.check;
         if !known {
             return None;
         }
