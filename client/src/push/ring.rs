@@ -144,6 +144,11 @@ impl PushRing {
         self.tail += self.ring.to_wrap(self.tail);
     }
 
+    /// Bytes that were built and that the applier has not been told of.
+    pub(crate) const fn unsent(&self) -> u64 {
+        self.tail - self.signalled
+    }
+
     /// Writes what was built and tells the applier.
     pub(crate) fn send(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
         self.write_frames(lane)?;

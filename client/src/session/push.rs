@@ -17,6 +17,10 @@ use crate::push::rejects::Refused;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
+/// Frames of a range go out when they are this many bytes: the applier begins while the next are
+/// built, and is not told of each.
+const SEND_BYTES: u64 = 64 << 10;
+
 impl Client {
     /// Pushes rows. Duplicate keys are combined here: sums and gradients are added, of assigns the
     /// last wins. Returns when the frames are on their way; the ticket says when they are applied.
@@ -156,8 +160,15 @@ impl Client {
                     .lanes
                     .build(lane, header, 8 + bytes.len(), fill, deadline)?;
                 ticket.add(lane, seq);
-                self.lanes.send(lane, deadline)?;
+                if self.lanes.get(lane).ring.unsent() >= SEND_BYTES {
+                    self.lanes.send(lane, deadline)?;
+                }
                 at = to;
+            }
+        }
+        for lane in 0..self.lanes.len() {
+            if self.lanes.get(lane).ring.unsent() > 0 {
+                self.lanes.send(lane, deadline)?;
             }
         }
         Ok(ticket)
@@ -256,13 +267,9 @@ fn fill_rows(
 ) {
     let row_bytes = state.row.payload_bytes;
     // Columns are whole lines; what their items leave of the last one is zero.
-    for column in [0, parts.locs_at] {
-        let end = if column < parts.locs_at {
-            parts.locs_at
-        } else {
-            parts.values_at
-        };
-        if let Some(rest) = to.get_mut(column + rows.len() * 8..end) {
+    let columns = [(0, parts.locs_at), (parts.locs_at, parts.values_at)];
+    for (first, end) in columns {
+        if let Some(rest) = to.get_mut(first + rows.len() * 8..end) {
             rest.fill(0);
         }
     }
