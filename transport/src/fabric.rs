@@ -239,6 +239,25 @@ pub trait Lane: Send {
     /// A finished batch, if there is one.
     fn take_read(&mut self) -> Option<ReadBatch>;
 
+    /// Waits for the batch `tag`, landing its bodies in `body` where they have not landed yet: all
+    /// of them are there afterwards (F13), the heads in the batch that comes back. `ops` are its
+    /// reads with their places in `body`. `None` where reads land in no other memory than was
+    /// posted, for a batch that is not the oldest under way, and at the deadline: then the batch is
+    /// under way as before, and `body` unspecified.
+    ///
+    /// # Errors
+    /// [`LaneError`].
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        let _ = (tag, ops, body, deadline);
+        Ok(None)
+    }
+
     /// Writes into the peer's memory (F04, F07).
     ///
     /// # Errors
@@ -275,6 +294,16 @@ pub trait Lane: Send {
     /// # Errors
     /// [`LaneError`].
     fn flush(&mut self) -> Result<(), LaneError>;
+
+    /// Hands over like [`Lane::flush`]; or soon, if there are answers that this thread has yet to come
+    /// for: with what it posts next, at the latest when it waits. For who posts one batch for each
+    /// that it finishes: a carrier may need one system call for many of them.
+    ///
+    /// # Errors
+    /// [`LaneError`].
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.flush()
+    }
 
     /// Takes in what has arrived; never blocks. True if anything moved. On shm nothing needs to
     /// move: the mailbox is simply there, and the answer is false.

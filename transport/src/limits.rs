@@ -163,6 +163,11 @@ pub const LANE_IN_BYTES: usize = 64 << 10;
 pub const LANE_OUT_BYTES: usize = 256 << 10;
 /// Pieces of registered memory that wait for a TCP socket: one gather list of the kernel.
 pub const LANE_OUT_SPANS: usize = 64;
+/// Batches of reads that a TCP lane holds back to send them together: a quarter of what is usually
+/// under way at once, so that server and client both have something to do.
+pub const LANE_HELD_BATCHES: usize = 16;
+/// How long it holds them while its thread takes in answers: less than a sleep and its end take.
+pub const LANE_HELD_TIME: Duration = Duration::from_micros(20);
 /// Mailbox bytes that wait for a client that does not read: more than two whole mailboxes, which is
 /// all it can have asked for and as much again in clock lines. A client that is further behind has
 /// to recover its lane.

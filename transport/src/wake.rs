@@ -14,7 +14,7 @@ use crate::clock::Deadline;
 use crate::doze::{announce, retract};
 use crate::fabric::Sleeper;
 use crate::mem::{Region, WordsMut};
-use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]
@@ -78,6 +78,8 @@ struct Watched {
     epoll: OwnedFd,
     /// Who is told that its descriptor woke the thread; a token is a place here.
     told: Mutex<Vec<Option<Told>>>,
+    /// Sleeps that are over.
+    sleeps: AtomicU64,
 }
 
 /// What the bell is reported by.
@@ -114,6 +116,7 @@ impl Watch {
         Ok(Self(Arc::new(Watched {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             told: Mutex::default(),
+            sleeps: AtomicU64::new(0),
         })))
     }
 
@@ -186,6 +189,7 @@ impl Watch {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
         let woken = epoll::wait(&self.0.epoll, &mut events, Some(timeout));
+        self.0.sleeps.fetch_add(1, Ordering::Relaxed);
         let mut rang = false;
         if let Ok((events, _)) = woken {
             let all = self.told();
@@ -198,6 +202,13 @@ impl Watch {
             }
         }
         rang
+    }
+
+    /// Sleeps that are over. Whose descriptor has not been told of since the last one need not look:
+    /// nothing was there.
+    #[inline]
+    pub(crate) fn sleeps(&self) -> u64 {
+        self.0.sleeps.load(Ordering::Relaxed)
     }
 
     /// Taken at a sleep, and when a socket comes or goes.

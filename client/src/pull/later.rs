@@ -1,18 +1,19 @@
 //! Asynchronous pulls of rows: started now, finished later.
 //!
-//! The reads land in memory that belongs to the lanes and to the client, never to the caller; a
-//! ticket is a number. Forgetting one frees nothing that is still written: its memory stays with
-//! the client until [`crate::Client::finish_pull`] or [`crate::Client::cancel_pull`], and the
-//! number of pulls under way is bounded.
+//! The reads land in memory that belongs to the lanes and to the client, and in the caller's only
+//! while the caller waits for them; a ticket is a number. Forgetting one frees nothing that is still
+//! written: its memory stays with the client until [`crate::Client::finish_pull`] or
+//! [`crate::Client::cancel_pull`], and the number of pulls under way is bounded.
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ReadBatch, ReadOp};
 use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
+use tidewater_transport::limits::COORDINATOR_LOOK;
 
 use super::{Due, PullMode, PullOptions, pull_rows};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::pull::RowScratch;
+use crate::pull::rows::{HINTS_AHEAD, RowScratch};
 use crate::table::state::{RowSource, TableState};
 
 /// Pulls under way at once: each holds the memory of its rows.
@@ -35,6 +36,8 @@ struct Part {
     rows: Vec<(u32, RowSource, Loc)>,
     /// What was read, once it is there. A spare part keeps here what it will be read into.
     landed: Option<ReadBatch>,
+    /// The payload of what was read landed in the caller's memory.
+    in_place: bool,
 }
 
 /// One pull.
@@ -171,10 +174,17 @@ impl LaterPulls {
                 },
             });
         }
-        let me = &mut *self;
-        lanes.wait("finish a pull", deadline, |lanes| {
-            Ok::<_, Interrupt>(me.is_ready(lanes, ticket).then_some(()))
-        })?;
+        if !self.is_ready(lanes, ticket)
+            && let Some(n) = self.position(ticket)
+        {
+            self.all[n].land(lanes, table, scratch.ops(), out, deadline)?;
+        }
+        if !self.is_ready(lanes, ticket) {
+            let me = &mut *self;
+            lanes.wait("finish a pull", deadline, |lanes| {
+                Ok::<_, Interrupt>(me.is_ready(lanes, ticket).then_some(()))
+            })?;
+        }
         let Some(n) = self.position(ticket) else {
             return Ok(());
         };
@@ -185,6 +195,28 @@ impl LaterPulls {
         let rest = pull.finish_rest(lanes, table, scratch, out, deadline);
         self.keep(pull);
         rest
+    }
+}
+
+impl Part {
+    /// The reads of its rows; `place` says, of a row's number here and in its pull, where it lands.
+    fn reads(
+        &self,
+        table: &TableState,
+        ops: &mut Vec<ReadOp>,
+        place: impl Fn(usize, usize) -> usize,
+    ) {
+        let row_bytes = table.row.payload_bytes;
+        let read = |(at, (row, source, _)): (usize, &(u32, RowSource, Loc))| ReadOp {
+            from: source.from,
+            len: table.row.read_bytes() as u32,
+            head_len: ROW_HEADER_BYTES as u32,
+            head_at: at * ROW_HEADER_BYTES,
+            body_at: place(at, *row as usize) * row_bytes,
+            fence: false,
+        };
+        ops.clear();
+        ops.extend(self.rows.iter().enumerate().map(read));
     }
 }
 
@@ -227,6 +259,9 @@ impl LaterPull {
     /// Sorts rows into lanes; those whose place has to be asked for are left for the end.
     fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
         for (row, &key) in self.keys.iter().enumerate() {
+            if let Some(&later) = self.keys.get(row + HINTS_AHEAD) {
+                table.prefetch(later);
+            }
             let known = table
                 .place(key)
                 .filter(|_| self.options.mode != PullMode::Gather);
@@ -259,23 +294,15 @@ impl LaterPull {
     ) -> Result<(), ClientError> {
         let part = &mut self.parts[n];
         let row_bytes = table.row.payload_bytes;
-        let op = |(at, (_, source, _)): (usize, &(u32, RowSource, Loc))| ReadOp {
-            from: source.from,
-            len: table.row.read_bytes() as u32,
-            head_len: ROW_HEADER_BYTES as u32,
-            head_at: at * ROW_HEADER_BYTES,
-            body_at: at * row_bytes,
-            fence: false,
-        };
         // What landed last in this memory is not looked at: each read lands whole or is repeated.
         let mut batch = part.landed.take().unwrap_or_default();
-        batch.ops.clear();
-        batch.ops.extend(part.rows.iter().enumerate().map(op));
+        part.in_place = false;
+        part.reads(table, &mut batch.ops, |at, _| at);
         batch.head.resize(part.rows.len() * ROW_HEADER_BYTES, 0);
         batch.body.resize(part.rows.len() * row_bytes, 0);
         batch.tag = self.number;
         let lane = lanes.get(part.lane).lane();
-        let posted = lane.post_read(batch).and_then(|()| lane.flush());
+        let posted = lane.post_read(batch).and_then(|()| lane.flush_soon());
         match posted.map_err(|e| lanes.failed(part.lane, e)) {
             Ok(()) => Ok(()),
             // Reads of a lane that was replaced count as not landed: they are done again.
@@ -284,31 +311,69 @@ impl LaterPull {
         }
     }
 
+    /// Waits for what is under way where it can still land in `out`, without a copy of its own.
+    fn land(
+        &mut self,
+        lanes: &mut Lanes,
+        table: &TableState,
+        ops: &mut Vec<ReadOp>,
+        out: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        // The wait that follows asks whether everybody still lives.
+        let slice = Deadline::after(COORDINATOR_LOOK).min(deadline);
+        for part in &mut self.parts {
+            let replaced = lanes.get(part.lane).replies.replaced() != part.replaced;
+            if part.landed.is_some() || replaced || lanes.is_broken(part.lane) {
+                continue;
+            }
+            part.reads(table, ops, |_, row| row);
+            let lane = lanes.get(part.lane).lane();
+            match lane.finish_read(self.number, ops, out, slice) {
+                Ok(batch) => {
+                    part.in_place = batch.is_some();
+                    part.landed = batch;
+                }
+                Err(e) => match lanes.failed(part.lane, e) {
+                    // That wait mends it.
+                    Interrupt::Broken(_) => {}
+                    Interrupt::Failed(e) => return Err(e),
+                },
+            }
+        }
+        Ok(())
+    }
+
     /// Copies rows that prove themselves to `out`; the others join `rest`.
     fn accept(&mut self, lanes: &mut Lanes, table: &TableState, out: &mut [u8]) {
         let row_bytes = table.row.payload_bytes;
         for part in &self.parts {
             for (n, (row, source, loc)) in part.rows.iter().enumerate() {
+                let at = *row as usize * row_bytes;
                 let landed = part.landed.as_ref().and_then(|batch| {
                     let head = batch.head.get(n * ROW_HEADER_BYTES..)?.first_chunk()?;
-                    Some((head, batch.body.get(n * row_bytes..(n + 1) * row_bytes)?))
+                    let (memory, at) = if part.in_place {
+                        (&*out, at)
+                    } else {
+                        (&*batch.body, n * row_bytes)
+                    };
+                    Some((head, memory.get(at..at + row_bytes)?))
                 });
                 let key = self.keys[*row as usize];
                 let proven = landed.is_some_and(|(head, payload)| {
                     let ver = verify_row(source.salt, key, head, payload);
                     ver.is_some_and(|v| !table.is_sparse() || v.generation() == loc.generation())
                 });
-                match landed.filter(|_| proven) {
-                    Some((_, payload)) => {
-                        let at = *row as usize * row_bytes;
-                        out[at..at + row_bytes].copy_from_slice(payload);
-                        lanes.counters.rows_consistent += 1;
-                    }
-                    None => {
-                        lanes.counters.torn_rejected += u64::from(landed.is_some());
-                        lanes.counters.retries += 1;
-                        self.rest.push(*row);
-                    }
+                if !proven {
+                    lanes.counters.torn_rejected += u64::from(landed.is_some());
+                    lanes.counters.retries += 1;
+                    self.rest.push(*row);
+                    continue;
+                }
+                lanes.counters.rows_consistent += 1;
+                if let Some(batch) = part.landed.as_ref().filter(|_| !part.in_place) {
+                    let from = n * row_bytes;
+                    out[at..at + row_bytes].copy_from_slice(&batch.body[from..from + row_bytes]);
                 }
             }
         }

@@ -26,8 +26,15 @@ pub(crate) struct RowScratch {
     last: Vec<u32>,
 }
 
+impl RowScratch {
+    /// Room for a list of reads.
+    pub(super) const fn ops(&mut self) -> &mut Vec<ReadOp> {
+        &mut self.ops
+    }
+}
+
 /// Hints that are asked for ahead of the one that is looked at.
-const HINTS_AHEAD: usize = 16;
+pub(super) const HINTS_AHEAD: usize = 16;
 
 /// One pull in progress.
 struct RowPull<'a> {

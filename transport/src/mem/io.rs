@@ -101,12 +101,14 @@ impl<'a> SendList<'a> {
         self.0.bytes
     }
 
-    /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. Cost: one
-    /// system call.
-    pub(crate) fn send(&mut self, socket: impl AsFd) -> io::Result<usize> {
+    /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. With `more`, the
+    /// system may keep the last packet back until the next call, for 200 ms at most. Cost: one system
+    /// call.
+    pub(crate) fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let message = self.0.message();
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        let more = if more { libc::MSG_MORE } else { 0 };
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | more;
         // SAFETY:
         // - Each of `msg_iovlen` parts is inside memory borrowed for 'a (invariant of `Parts`), and
         //   the list of parts outlives the call.
@@ -226,7 +228,7 @@ mod tests {
         let mut list = SendList::new();
         assert!(list.bytes(b"head"));
         assert!(list.span(&from, 67, 9).unwrap());
-        assert_eq!((list.len(), list.send(&near).unwrap()), (13, 13));
+        assert_eq!((list.len(), list.send(&near, false).unwrap()), (13, 13));
         let mut scratch = [0; 8];
         let place = Place::new(&mut scratch);
         let mut list = RecvList::new();
@@ -275,7 +277,7 @@ mod tests {
             std::thread::yield_now();
             let mut list = SendList::new();
             list.bytes(b"x");
-            list.send(&near).err()
+            list.send(&near, false).err()
         });
         assert!(broken.is_some());
     }

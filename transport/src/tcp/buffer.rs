@@ -2,6 +2,10 @@
 
 use crate::limits::LANE_IN_BYTES;
 
+/// What is received behind a long run that goes straight to its place, or to find the next one: a
+/// few headers. More would be copied once more than the run itself.
+const BESIDE_BYTES: usize = 4 << 10;
+
 /// What was received and not yet understood.
 pub(super) struct Input {
     bytes: Box<[u8]>,
@@ -44,6 +48,13 @@ impl Input {
         &mut self.bytes[self.tail..]
     }
 
+    /// Room for what comes beside long runs.
+    pub(super) fn room_beside(&mut self) -> &mut [u8] {
+        let room = self.room();
+        let len = room.len().min(BESIDE_BYTES);
+        &mut room[..len]
+    }
+
     /// Takes in `n` bytes that were put into [`Self::room`].
     pub(super) fn arrived(&mut self, n: usize) {
         self.tail += n.min(self.bytes.len() - self.tail);
@@ -54,18 +65,20 @@ impl Input {
 /// still here can be named.
 #[derive(Default)]
 pub(super) struct Fifo {
+    /// What waits is `head..tail`; what was there before is written over, never cleared.
     bytes: Vec<u8>,
     head: usize,
+    tail: usize,
     sent: u64,
 }
 
 impl Fifo {
     pub(super) fn pending(&self) -> &[u8] {
-        &self.bytes[self.head..]
+        &self.bytes[self.head..self.tail]
     }
 
     pub(super) const fn len(&self) -> usize {
-        self.bytes.len() - self.head
+        self.tail - self.head
     }
 
     /// Position after the last byte.
@@ -74,22 +87,24 @@ impl Fifo {
     }
 
     pub(super) fn push(&mut self, bytes: &[u8]) {
-        self.make_room(bytes.len());
-        self.bytes.extend_from_slice(bytes);
+        self.grow(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Adds `len` bytes to be filled in.
+    /// Adds `len` bytes, all of which are to be filled in: they are what was sent before.
+    #[inline]
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
-        self.make_room(len);
-        let at = self.bytes.len();
-        self.bytes.resize(at + len, 0);
-        &mut self.bytes[at..]
+        if self.bytes.len() - self.tail < len {
+            self.make_room(len);
+        }
+        let at = self.tail;
+        self.tail += len;
+        &mut self.bytes[at..at + len]
     }
 
     /// Bytes from a position on, if they are all still here.
     pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
         let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
-        self.bytes.get_mut(self.head.checked_add(at)?..)
+        self.bytes.get_mut(self.head.checked_add(at)?..self.tail)
     }
 
     /// Drops the first `n` bytes: they were sent.
@@ -97,18 +112,20 @@ impl Fifo {
         let n = n.min(self.len());
         self.head += n;
         self.sent += n as u64;
-        if self.head == self.bytes.len() {
-            self.bytes.clear();
-            self.head = 0;
+        if self.head == self.tail {
+            (self.head, self.tail) = (0, 0);
         }
     }
 
     /// Reuses the space of what was sent before asking for more memory.
+    #[cold]
     fn make_room(&mut self, len: usize) {
-        if self.head > 0 && self.bytes.len() + len > self.bytes.capacity() {
-            self.bytes.copy_within(self.head.., 0);
-            self.bytes.truncate(self.bytes.len() - self.head);
-            self.head = 0;
+        self.bytes.copy_within(self.head..self.tail, 0);
+        (self.head, self.tail) = (0, self.len());
+        let need = self.tail + len;
+        if self.bytes.len() < need {
+            self.bytes.reserve(need - self.bytes.len());
+            self.bytes.resize(self.bytes.capacity(), 0);
         }
     }
 }

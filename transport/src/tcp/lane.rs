@@ -29,18 +29,20 @@ const EAGER_BYTES: usize = 64 << 10;
 /// It belongs to one thread, which sleeps on the `Watch` it was made with. Dropping it closes the
 /// socket. Memory: 64 KiB for input and up to 256 KiB for output, kept.
 pub struct TcpLane {
-    peer: String,
-    mailbox: Mailbox,
+    pub(super) peer: String,
+    pub(super) mailbox: Mailbox,
     /// `None` once the lane broke.
     socket: Option<Socket>,
     broken: Option<LaneError>,
     spin: Duration,
     /// The call under way, for errors.
-    op: &'static str,
+    pub(super) op: &'static str,
     out: Fifo,
     /// The socket did not take all of it: room there should wake the thread. Output that was not
     /// offered yet waits for a flush or a poll, not for room.
     stuck: bool,
+    /// Until when posted reads may wait for others, if some do.
+    pub(super) held: Option<Deadline>,
     pub(super) inbound: Inbound,
 }
 
@@ -48,6 +50,8 @@ pub struct TcpLane {
 pub(super) struct Inbound {
     pub(super) input: Input,
     pub(super) incoming: Incoming,
+    /// Answers are long runs: what comes next is probably another one.
+    pub(super) bulk: bool,
     /// Requests without an answer, in the order in which the answers come.
     pub(super) awaited: VecDeque<Awaited>,
     /// Batches that are not finished, in the order in which they are asked for.
@@ -55,6 +59,8 @@ pub(super) struct Inbound {
     /// How many of them, from the front, were asked for whole.
     pub(super) batches_asked: usize,
     pub(super) done: VecDeque<ReadBatch>,
+    /// The oldest batch is not in `batches`: it is the caller's, until the call returns.
+    pub(super) lent: bool,
     /// Old value of the counter that was asked for.
     pub(super) counter: Option<u64>,
 }
@@ -118,13 +124,16 @@ impl TcpLane {
             op: "open",
             out: Fifo::default(),
             stuck: false,
+            held: None,
             inbound: Inbound {
                 input: Input::new(),
                 incoming: Incoming::Header,
+                bulk: false,
                 awaited: VecDeque::new(),
                 batches: VecDeque::new(),
                 batches_asked: 0,
                 done: VecDeque::new(),
+                lent: false,
                 counter: None,
             },
         })
@@ -195,17 +204,27 @@ impl TcpLane {
 
     /// Appends requests for what was posted and for the call under way, in this order, while there
     /// is room.
-    fn ask(&mut self, caller: &mut Option<Target<'_>>) {
+    pub(super) fn ask(&mut self, caller: &mut Option<Target<'_>>) {
         let Inbound {
             batches,
             batches_asked,
             awaited,
+            lent,
             ..
         } = &mut self.inbound;
+        self.held = None;
         let posted = batches.iter_mut().skip(*batches_asked);
-        let posted = posted.map(|p| (Whose::Batch, p.target()));
-        let called = caller.as_mut().map(|t| (Whose::Caller, t.again()));
-        for (whose, target) in posted.chain(called) {
+        let posted = posted.map(|p| (Whose::Batch, true, p.target()));
+        let called = caller.as_mut().map(Target::again);
+        // What is lent was posted before the others.
+        let (oldest, called) = if *lent {
+            (called, None)
+        } else {
+            (None, called)
+        };
+        let oldest = oldest.map(|t| (Whose::Batch, false, t));
+        let called = called.map(|t| (Whose::Caller, false, t));
+        for (whose, counts, target) in oldest.into_iter().chain(posted).chain(called) {
             while !target.plan.is_asked(target.ops) {
                 if self.out.len() >= LANE_OUT_BYTES {
                     return;
@@ -217,12 +236,12 @@ impl TcpLane {
                     cookie,
                 });
             }
-            *batches_asked += usize::from(whose == Whose::Batch);
+            *batches_asked += usize::from(counts);
         }
     }
 
     /// Sends what waits, as far as the socket takes it; true if anything went.
-    fn send(&mut self) -> Result<bool, LaneError> {
+    pub(super) fn send(&mut self) -> Result<bool, LaneError> {
         let mut any = false;
         self.stuck = false;
         while self.out.len() > 0 {
@@ -276,7 +295,7 @@ impl TcpLane {
     }
 
     /// Waits until `done`: looks for a while, then sleeps on the socket.
-    fn wait(
+    pub(super) fn wait(
         &mut self,
         caller: &mut Option<Target<'_>>,
         deadline: Deadline,
@@ -361,7 +380,8 @@ impl TcpLane {
             };
             let mut list = SendList::new();
             let _ = [self.out.pending(), header, bytes].map(|part| list.bytes(part));
-            let sent = match socket.send(&mut list) {
+            // Its signal comes next: one packet, one wake-up for both.
+            let sent = match socket.send(&mut list, true) {
                 Ok(Moved::Bytes(n)) => n,
                 Ok(_) => 0,
                 Err(e) => return Err(self.refused_or(e)),
@@ -491,6 +511,18 @@ impl Lane for TcpLane {
         self.inbound.done.pop_front()
     }
 
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        self.begin("finish_read")?;
+        let finished = self.finish_lent(tag, ops, body, deadline);
+        self.end(finished)
+    }
+
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
         self.write_as("write", to, bytes, LANE_WRITE_BYTES_MAX, false)
     }
@@ -536,6 +568,12 @@ impl Lane for TcpLane {
         self.end(sent)
     }
 
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.begin("flush")?;
+        let sent = self.send_soon();
+        self.end(sent)
+    }
+
     fn poll(&mut self) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let moved = self.advance(&mut None);
@@ -547,7 +585,12 @@ impl Lane for TcpLane {
     }
 }
 
-fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<(), LaneError> {
+pub(super) fn fits(
+    op: &'static str,
+    ops: &[ReadOp],
+    head: &[u8],
+    body: &[u8],
+) -> Result<(), LaneError> {
     if ops.iter().all(|o| o.fits(head.len(), body.len())) {
         return Ok(());
     }

@@ -9,14 +9,18 @@
 //! | [`op`] | the messages, pure |
 //! | `plan` | a list of reads: what was asked for, what has landed |
 //! | `lane`, `receive` | the client's end, and its receiving half |
+//! | `lend` | batches that land in borrowed memory, requests that wait for company |
 //! | `port`, `output` | the applier's end, and what it has yet to send |
+//! | `access` | what a request names: checked, asked for ahead |
 //! | `socket`, `buffer`, `store` | the socket, its buffers, bytes into shared words |
 //!
 //! *Memory is bounded.* A port whose answers are not read stops executing requests; a lane whose
 //! requests are not taken makes progress in receiving until its call's deadline. *Copies.* Reads of
 //! at least 2 KiB are sent by the kernel straight from registered memory, smaller ones through a
 //! buffer, which costs less than a gather list; runs of at least 4 KiB land straight in the
-//! caller's buffers, the inbox and the mailbox.
+//! caller's buffers, the inbox and the mailbox. *Batches.* Where a thread posts a read for each that
+//! it finishes, and where a long answer is made, system calls are for many of them; between ends of
+//! one host nothing is paced.
 //!
 //! The stream has to be connected and past the handshake, with nothing of the lane read from it.
 
@@ -29,8 +33,10 @@ use crate::mem::Region;
 use crate::sync::Arc;
 use crate::wake::Watch;
 
+mod access;
 mod buffer;
 mod lane;
+mod lend;
 pub mod op;
 mod output;
 mod plan;

@@ -55,6 +55,11 @@ impl Output {
         self.spans > 0
     }
 
+    /// Bytes that wait and were copied.
+    pub(super) const fn copied_len(&self) -> usize {
+        self.copied.len()
+    }
+
     /// Whether no more requests should be executed before something was sent.
     pub(super) const fn is_full(&self) -> bool {
         self.copied.len() >= LANE_OUT_BYTES || self.spans >= LANE_OUT_SPANS
@@ -158,7 +163,7 @@ impl Output {
                 break;
             }
         }
-        socket.send(&mut list)
+        socket.send(&mut list, false)
     }
 
     /// Drops the first `n` bytes.

@@ -111,6 +111,17 @@ impl Plan {
         bytes
     }
 
+    /// Copies the bodies that have landed to where the same reads with other places have them.
+    pub(super) fn move_landed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
+        let Cursor { op: whole, at } = self.landed;
+        for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(whole + 1) {
+            let landed = if n < whole { was.len } else { at };
+            let len = landed.saturating_sub(was.head_len) as usize;
+            to.1[is.body_at..is.body_at + len]
+                .copy_from_slice(&from.1[was.body_at..was.body_at + len]);
+        }
+    }
+
     /// A request was answered.
     pub(super) const fn answered(&mut self) {
         self.open = self.open.saturating_sub(1);
@@ -153,9 +164,16 @@ impl Target<'_> {
         }
     }
 
-    /// Bytes without a seam that come next.
+    /// Bytes of the longest run without a seam among those that come next: what is left of a row may
+    /// be short, and its successor's head is.
     pub(super) fn run(&mut self) -> usize {
-        self.plan.landed.piece(self.ops).map_or(0, |p| p.len)
+        let mut cursor = self.plan.landed;
+        let next = std::iter::from_fn(|| {
+            let piece = cursor.piece(self.ops)?;
+            cursor.at += piece.len as u32;
+            Some(piece.len)
+        });
+        next.take(3).max().unwrap_or(0)
     }
 
     /// Names where the next bytes land, at most `max`, in a list; `spare` takes what comes behind

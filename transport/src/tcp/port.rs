@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 
+use super::access::{COPIED_READ_BYTES, ask_for, check_write, count};
 use super::buffer::Input;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Refusal, Refused, Reply, Request, RequestKind};
 use super::output::Output;
@@ -9,20 +10,22 @@ use super::receive::DIRECT_BYTES;
 use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::clock::Deadline;
-use crate::fabric::{ExportView, INBOX_KEY, Inbox, LaneError, Port, Rights};
-use crate::ids::RegionKey;
+use crate::fabric::{ExportView, Inbox, LaneError, Port, Rights, SIGNAL_BYTES_MAX};
 use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use crate::mem::io::{Place, RecvList};
 use crate::mem::publish::read_fence;
 use crate::sync::Arc;
 use crate::wake::Watch;
 
-/// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
-const COPIED_READ_BYTES: usize = 2 << 10;
 /// What a short read costs at least, in bytes of a poll's budget: the misses of its row in the caches.
 const SHORT_READ_BYTES: usize = 256;
-/// Rows of a list that are asked for ahead of those that are copied.
-const READS_AHEAD: usize = 16;
+/// Rows of a list that are asked for ahead of the one that is copied.
+const READS_AHEAD: usize = 32;
+/// Copied bytes of one answer that are sent before the rest of it is copied, where the client has a
+/// core of its own and can land them meanwhile.
+const EAGER_ANSWER_BYTES: usize = 32 << 10;
+/// A write from which on another call of the system costs less than a copy of what comes behind it.
+const BULK_BYTES: usize = 64 << 10;
 /// Input that is thrown away, in buffers, so that a refusal is not lost with a reset connection.
 const DISCARD_ROUNDS: usize = 16;
 
@@ -41,6 +44,10 @@ pub struct TcpPort {
     out: Output,
     /// Nothing is executed before the client takes some of its answers.
     blocked: bool,
+    /// Writes are long runs: what comes next is probably another one.
+    bulk: bool,
+    /// Long answers are sent in pieces.
+    eager: bool,
     task: Task,
 }
 
@@ -99,6 +106,9 @@ impl TcpPort {
             input: Input::new(),
             out: Output::default(),
             blocked: false,
+            bulk: false,
+            // On one core a piece that is sent early only wakes the client early.
+            eager: std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1),
             task: Task::Header,
         })
     }
@@ -185,7 +195,10 @@ impl TcpPort {
             return Ok((0, 0));
         };
         let fail = |e: std::io::Error| broken(&self.peer, "receive", e);
-        let room = self.input.room();
+        let room = match self.bulk {
+            true => self.input.room_beside(),
+            false => self.input.room(),
+        };
         let (moved, asked) = match &mut self.task {
             Task::Write { at, left } if *left >= DIRECT_BYTES => {
                 let (region, base) = inbox.region();
@@ -239,7 +252,7 @@ impl TcpPort {
                 }
                 Task::Reads { entries } => {
                     let entries = *entries;
-                    self.execute_read(exports, entries, budget)?
+                    self.execute_reads(exports, entries, budget)?
                 }
                 // A short write lands whole or not at all: a cut stream leaves no torn tail cell.
                 Task::Write { left, .. } if *left < DIRECT_BYTES && self.input.len() < *left => {
@@ -272,6 +285,12 @@ impl TcpPort {
             return Ok(Some(Stop::Starved));
         };
         let request = Request::from_bytes(raw).map_err(|e| self.failed("receive", e))?;
+        self.bulk = match request {
+            Request::Write { len, .. } => {
+                len as usize >= BULK_BYTES || (self.bulk && len as usize <= SIGNAL_BYTES_MAX)
+            }
+            _ => false,
+        };
         let answered = !matches!(request, Request::Write { .. });
         if answered && self.out.is_full() {
             return Ok(Some(Stop::Blocked));
@@ -291,7 +310,11 @@ impl TcpPort {
                     if entries > 0 {
                         self.out.begin_answer();
                     }
-                    self.ask_ahead(exports, HEADER_BYTES, entries % READS_AHEAD);
+                    let list = &self.input.pending()[HEADER_BYTES..];
+                    let list = &list.as_chunks::<ENTRY_BYTES>().0[..entries];
+                    for first in list.iter().take(READS_AHEAD) {
+                        ask_for(exports, first);
+                    }
                     self.task = Task::Reads { entries };
                 })
             }
@@ -362,70 +385,73 @@ impl TcpPort {
         Ok(Ok(()))
     }
 
-    /// Answers the next read of a checked list. Short ones are copied now, word by word; long ones
+    /// Answers the next reads of a checked list. Short ones are copied now, word by word; long ones
     /// are read by the kernel when they are sent. Either way bytes may be torn (F02).
-    fn execute_read(
+    fn execute_reads(
         &mut self,
         exports: &mut ExportView,
         entries: usize,
         budget: &mut Budget,
     ) -> Result<Option<Stop>, LaneError> {
-        let Some(raw) = self.input.pending().first_chunk::<ENTRY_BYTES>() else {
-            return Ok(Some(Stop::Starved));
-        };
-        let entry = Entry::from_bytes(raw);
-        if self.out.is_full() {
-            return Ok(Some(Stop::Blocked));
-        }
-        if entries.is_multiple_of(READS_AHEAD) {
-            self.ask_ahead(exports, 0, READS_AHEAD);
-        }
-        if entry.fence {
-            // All earlier reads have to be over (F03), those left to the kernel too.
-            if self.out.has_spans() {
-                self.send()?;
+        let list = self.input.pending().as_chunks::<ENTRY_BYTES>().0;
+        let list = &list[..entries.min(list.len())];
+        let (mut stop, mut done) = (None, 0);
+        for raw in list {
+            if budget.is_spent() {
+                break;
             }
-            if self.out.has_spans() {
-                return Ok(Some(Stop::Blocked));
+            if self.out.is_full() {
+                stop = Some(Stop::Blocked);
+                break;
             }
-            read_fence();
-        }
-        let (at, len) = (entry.addr as usize, entry.len as usize);
-        let export = exports
-            .check(entry.key, entry.addr, len as u64, Rights::Read)
-            .map_err(|why| self.failed("read", why))?;
-        if len <= COPIED_READ_BYTES {
-            let words = export.region.words(at, len);
-            let words = words.map_err(|e| self.failed("read", e))?;
-            words.copy_out(0, self.out.grow(len));
-        } else {
-            self.out.span(Arc::clone(&export.region), at, len);
-        }
-        self.input.consume(ENTRY_BYTES);
-        self.task = Task::Reads {
-            entries: entries - 1,
-        };
-        if entries == 1 {
-            self.out.end_answer();
-        }
-        budget.spend(0, len.max(SHORT_READ_BYTES));
-        Ok(None)
-    }
-
-    /// Asks for the memory of the next `count` short reads of a checked list that begins `at` bytes
-    /// from here, so that they do not wait for it one after the other.
-    fn ask_ahead(&self, exports: &mut ExportView, at: usize, count: usize) {
-        let list = self.input.pending().get(at..).unwrap_or_default();
-        for raw in list.as_chunks::<ENTRY_BYTES>().0.iter().take(count) {
             let entry = Entry::from_bytes(raw);
             let (at, len) = (entry.addr as usize, entry.len as usize);
-            if len <= COPIED_READ_BYTES
-                && let Ok(export) = exports.check(entry.key, entry.addr, len as u64, Rights::Read)
-                && let Ok(words) = export.region.words(at, len)
+            if entry.fence {
+                // All earlier reads have to be over (F03), those left to the kernel too.
+                if self.out.has_spans()
+                    && let Some(socket) = &self.socket
+                {
+                    let sent = self.out.send(socket);
+                    sent.map_err(|e| broken(&self.peer, "send", e))?;
+                }
+                if self.out.has_spans() {
+                    stop = Some(Stop::Blocked);
+                    break;
+                }
+                read_fence();
+            }
+            if let Some(later) = list.get(done + READS_AHEAD) {
+                ask_for(exports, later);
+            }
+            let export = exports
+                .check(entry.key, entry.addr, len as u64, Rights::Read)
+                .map_err(|why| broken(&self.peer, "read", why))?;
+            if len <= COPIED_READ_BYTES {
+                let words = export.region.words(at, len);
+                let words = words.map_err(|e| broken(&self.peer, "read", e))?;
+                words.copy_out(0, self.out.grow(len));
+            } else {
+                self.out.span(Arc::clone(&export.region), at, len);
+            }
+            done += 1;
+            budget.spend(0, len.max(SHORT_READ_BYTES));
+            if self.eager
+                && self.out.copied_len() >= EAGER_ANSWER_BYTES
+                && let Some(socket) = &self.socket
             {
-                words.prefetch();
+                let sent = self.out.send(socket);
+                sent.map_err(|e| broken(&self.peer, "send", e))?;
             }
         }
+        self.input.consume(done * ENTRY_BYTES);
+        let left = entries - done;
+        self.task = Task::Reads { entries: left };
+        if left == 0 {
+            self.out.end_answer();
+        } else if stop.is_none() && !budget.is_spent() {
+            stop = Some(Stop::Starved);
+        }
+        Ok(stop)
     }
 
     /// Tells the client, and executes nothing more.
@@ -472,56 +498,6 @@ impl TcpPort {
         }
         Err(error)
     }
-}
-
-/// Where in the inbox a write goes.
-fn check_write(
-    exports: &mut ExportView,
-    inbox: &Inbox,
-    key: RegionKey,
-    addr: u64,
-    len: u32,
-) -> Result<usize, Refused> {
-    let end = addr.checked_add(u64::from(len));
-    let why = if key != INBOX_KEY {
-        let known = exports.check(key, addr, u64::from(len), Rights::Write);
-        known.err().unwrap_or("no right to do that there")
-    } else if end.is_none_or(|end| end > inbox.window().len() as u64) {
-        "outside the region"
-    } else if !addr.is_multiple_of(8) {
-        "misaligned"
-    } else {
-        return Ok(addr as usize);
-    };
-    Err(Refused {
-        kind: RequestKind::Write,
-        why: Refusal::of(why),
-        key,
-        addr,
-        len: u64::from(len),
-    })
-}
-
-/// Does an atomic on a counter.
-fn count(
-    exports: &mut ExportView,
-    kind: RequestKind,
-    key: RegionKey,
-    addr: u64,
-    on: impl FnOnce(crate::mem::WordsMut<'_>) -> u64,
-) -> Result<u64, Refused> {
-    let checked = exports.check(key, addr, 8, Rights::Atomic);
-    let word = checked.and_then(|export| {
-        let word = export.region.words_mut(addr as usize, 8);
-        word.map_err(|_| "no right to do that there")
-    });
-    word.map(on).map_err(|why| Refused {
-        kind,
-        why: Refusal::of(why),
-        key,
-        addr,
-        len: 8,
-    })
 }
 
 impl std::fmt::Debug for TcpPort {

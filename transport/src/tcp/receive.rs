@@ -122,8 +122,16 @@ impl Inbound {
         caller: &mut Option<Target<'_>>,
         link: Link<'_>,
     ) -> Result<bool, LaneError> {
-        let mut any = false;
+        // What an earlier call left here because it was not its own.
+        let left = self.input.len();
+        if left > 0 {
+            self.understand(mailbox, caller, link)?;
+        }
+        let mut any = self.input.len() < left;
         for _ in 0..ROUNDS {
+            if self.is_returned(caller) {
+                break;
+            }
             let (moved, asked) = self
                 .receive_once(socket, mailbox, caller)
                 .map_err(|e| link.broken(e))?;
@@ -152,11 +160,12 @@ impl Inbound {
         let straight = self.input.len() == 0;
         match &mut self.incoming {
             Incoming::Answer { left } if straight => {
-                if let Some(mut target) = target_of(whose, caller, &mut self.batches)
+                if let Some(mut target) = target_of(whose, self.lent, caller, &mut self.batches)
                     && target.run().min(*left) >= DIRECT_BYTES
                 {
+                    self.bulk = true;
                     let (named, (moved, asked)) =
-                        target.with_list(*left, self.input.room(), |list| {
+                        target.with_list(*left, self.input.room_beside(), |list| {
                             (socket.recv(list), list.len())
                         });
                     let moved = moved?;
@@ -171,7 +180,7 @@ impl Inbound {
             }
             Incoming::Post(post) if straight && post.takes_directly() => {
                 let (region, base) = mailbox.region();
-                let room = self.input.room();
+                let room = self.input.room_beside();
                 let (spare_len, spare) = (room.len(), Place::new(room));
                 let mut list = RecvList::new();
                 let named = post.left();
@@ -189,7 +198,11 @@ impl Inbound {
             }
             _ => {}
         }
-        let room = self.input.room();
+        self.bulk &= !matches!(self.incoming, Incoming::Answer { .. });
+        let room = match self.bulk {
+            true => self.input.room_beside(),
+            false => self.input.room(),
+        };
         let asked = room.len();
         let moved = socket.recv_bytes(room)?;
         if let Moved::Bytes(n) = moved {
@@ -198,7 +211,13 @@ impl Inbound {
         Ok((moved, asked))
     }
 
-    /// Does what the bytes in the input buffer say, as far as they go.
+    /// Whether the caller was lent a batch, and has it: what follows is not its own.
+    fn is_returned(&self, caller: &Option<Target<'_>>) -> bool {
+        let done = |target: &Target<'_>| target.plan.is_done(target.ops);
+        self.lent && caller.as_ref().is_some_and(done)
+    }
+
+    /// Does what the bytes in the input buffer say, as far as they go and are the caller's.
     pub(super) fn understand(
         &mut self,
         mailbox: &Mailbox,
@@ -206,7 +225,9 @@ impl Inbound {
         link: Link<'_>,
     ) -> Result<(), LaneError> {
         loop {
+            let returned = self.is_returned(caller);
             match &mut self.incoming {
+                Incoming::Header if returned => return Ok(()),
                 Incoming::Header => {
                     let Some(raw) = self.input.pending().first_chunk::<HEADER_BYTES>() else {
                         return Ok(());
@@ -219,7 +240,8 @@ impl Inbound {
                 Incoming::Answer { left } => {
                     let now = self.input.len().min(*left);
                     let whose = self.awaited.front().map(|a| a.whose);
-                    let Some(mut target) = target_of(whose, caller, &mut self.batches) else {
+                    let Some(mut target) = target_of(whose, self.lent, caller, &mut self.batches)
+                    else {
                         return Err(link.broken("an answer that nobody waits for"));
                     };
                     if now == 0 {
@@ -282,6 +304,11 @@ impl Inbound {
                     target.plan.answered();
                 }
             }
+            Some(Whose::Batch) if self.lent => {
+                if let Some(target) = caller {
+                    target.plan.answered();
+                }
+            }
             Some(Whose::Batch) => {
                 let Some(first) = self.batches.front_mut() else {
                     return;
@@ -302,11 +329,13 @@ impl Inbound {
 /// Whose landing the answer under way has.
 fn target_of<'a>(
     whose: Option<Whose>,
+    lent: bool,
     caller: &'a mut Option<Target<'_>>,
     batches: &'a mut VecDeque<Posted>,
 ) -> Option<Target<'a>> {
     match whose? {
         Whose::Caller => caller.as_mut().map(Target::again),
+        Whose::Batch if lent => caller.as_mut().map(Target::again),
         Whose::Batch => batches.front_mut().map(Posted::target),
         Whose::Counter => None,
     }

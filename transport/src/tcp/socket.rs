@@ -40,6 +40,8 @@ pub(super) struct Socket {
     told: Told,
     /// Looks that were left out since the last one.
     skipped: Cell<u8>,
+    /// Sleeps of the thread before that.
+    sleeps: Cell<u64>,
 }
 
 /// Looks at a socket that was found empty which are left out, if no sleep tells that something has
@@ -50,6 +52,7 @@ impl Socket {
     pub(super) fn new(stream: TcpStream, watch: Watch) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        unpaced(&stream);
         let told = watch.add_told(&stream)?;
         Ok(Self {
             stream,
@@ -57,6 +60,7 @@ impl Socket {
             interest: Interest::Input,
             told,
             skipped: Cell::new(0),
+            sleeps: Cell::new(0),
         })
     }
 
@@ -67,7 +71,12 @@ impl Socket {
 
     /// Whether this look can be left out: the socket was empty, and no sleep told otherwise.
     fn may_skip(&self) -> bool {
-        let skipped = self.skipped.get();
+        let sleeps = self.watch.sleeps();
+        let skipped = match self.sleeps.replace(sleeps) == sleeps {
+            true => self.skipped.get(),
+            // Each sleep says anew what there is: who sleeps between its looks makes none.
+            false => 0,
+        };
         let skip = !self.told.is_readable() && skipped < LOOKS_SKIPPED_MAX;
         self.skipped.set(if skip { skipped + 1 } else { 0 });
         skip
@@ -109,11 +118,12 @@ impl Socket {
         }
     }
 
-    /// Sends from wherever the list says. Cost: one system call.
-    pub(super) fn send(&self, list: &mut SendList<'_>) -> io::Result<Moved> {
+    /// Sends from wherever the list says; with `more`, the end of it goes with what is sent next.
+    /// Cost: one system call.
+    pub(super) fn send(&self, list: &mut SendList<'_>, more: bool) -> io::Result<Moved> {
         match list.len() {
             0 => Ok(Moved::Nothing),
-            _ => moved(list.send(&self.stream), Moved::Nothing),
+            _ => moved(list.send(&self.stream, more), Moved::Nothing),
         }
     }
 
@@ -165,6 +175,18 @@ impl Drop for Socket {
         // A copy of the descriptor that lives on elsewhere would keep waking the thread.
         self.watch.remove(&self.stream, &self.told);
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Between two ends on one host there is no network to share and nothing is lost: a rule that paces
+/// what it sends (bbr) sets timers for nothing. Reno is one that everybody may ask for; where it is
+/// refused the system's own stays.
+fn unpaced(stream: &TcpStream) {
+    let ends = (stream.local_addr(), stream.peer_addr());
+    if let (Ok(near), Ok(far)) = ends
+        && near.ip() == far.ip()
+    {
+        let _ = rustix::net::sockopt::set_tcp_congestion(stream, "reno");
     }
 }
 

@@ -9,6 +9,7 @@
 mod faults;
 mod harness;
 mod hostile;
+mod lent;
 mod reads;
 mod speed;
 mod wakes;

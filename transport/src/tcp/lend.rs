@@ -1,0 +1,119 @@
+//! Batches that land in borrowed memory after all, and requests that wait for company.
+//!
+//! A posted batch lands in memory of its own, from where its owner copies it. Who comes for the
+//! oldest one before it is there spares the copy: the rest of it lands in the owner's buffer, for as
+//! long as that call lasts. While a batch is lent, no answer behind it is taken in: what came with
+//! it stays in the input buffer, and the next call finds it there without a system call.
+
+use super::lane::{Posted, TcpLane, fits};
+use super::plan::Target;
+use super::receive::Link;
+use crate::clock::Deadline;
+use crate::fabric::{LaneError, ReadBatch, ReadOp};
+use crate::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
+
+impl TcpLane {
+    /// Sends what was posted, unless there is something that the thread will come for at once.
+    pub(super) fn send_soon(&mut self) -> Result<(), LaneError> {
+        let posted = self.inbound.batches.len() - self.inbound.batches_asked;
+        let news = self.inbound.input.len() > 0 || !self.inbound.done.is_empty();
+        if news && posted < LANE_HELD_BATCHES {
+            let until = self.held.unwrap_or_else(|| Deadline::after(LANE_HELD_TIME));
+            self.held = Some(until);
+            if !until.passed() {
+                return Ok(());
+            }
+        }
+        self.ask(&mut None);
+        self.send().map(drop)
+    }
+
+    /// Waits for the oldest batch, landing it in `body` as `ops` say.
+    pub(super) fn finish_lent(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        let oldest = self.inbound.batches.front();
+        if self.inbound.lent || oldest.is_none_or(|posted| posted.batch.tag != tag) {
+            return Ok(None);
+        }
+        if self.held.is_some_and(|until| until.passed()) {
+            self.ask(&mut None);
+            self.send()?;
+        }
+        let Some(mut posted) = self.inbound.batches.pop_front() else {
+            return Ok(None);
+        };
+        if let Err(e) = same_reads(&posted, ops, body) {
+            self.inbound.batches.push_front(posted);
+            return Err(e);
+        }
+        let Posted { plan, batch } = &mut posted;
+        plan.move_landed((&batch.ops, &batch.body), (ops, body));
+        self.inbound.batches_asked = self.inbound.batches_asked.saturating_sub(1);
+        self.inbound.lent = true;
+        let mut caller = Some(Target {
+            plan,
+            ops,
+            head: &mut batch.head,
+            body,
+        });
+        let waited = self.wait_lent(&mut caller, deadline);
+        self.inbound.lent = false;
+        if posted.plan.is_done(ops) && waited.is_ok() {
+            return Ok(Some(posted.batch));
+        }
+        // It goes on landing in its own memory.
+        let Posted { plan, batch } = &mut posted;
+        plan.move_landed((ops, body), (&batch.ops, &mut batch.body));
+        self.inbound.batches_asked += usize::from(plan.is_asked(ops));
+        self.inbound.batches.push_front(posted);
+        match waited {
+            Ok(()) | Err(LaneError::Deadline { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Understands what was received before; no system call.
+    fn take_in(&mut self, caller: &mut Option<Target<'_>>) -> Result<(), LaneError> {
+        let link = Link {
+            peer: &self.peer,
+            op: self.op,
+        };
+        self.inbound.understand(&self.mailbox, caller, link)
+    }
+
+    fn wait_lent(
+        &mut self,
+        caller: &mut Option<Target<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        self.take_in(caller)?;
+        let done = |target: &Option<Target<'_>>| {
+            let target = target.as_ref();
+            target.is_none_or(|target| target.plan.is_done(target.ops))
+        };
+        if done(caller) {
+            return Ok(());
+        }
+        self.wait(caller, deadline, |_, caller| done(caller))
+    }
+}
+
+/// Whether `ops` are the reads of a batch, with places in `body`.
+fn same_reads(posted: &Posted, ops: &[ReadOp], body: &[u8]) -> Result<(), LaneError> {
+    let asked = &posted.batch.ops;
+    let mut pairs = asked.iter().zip(ops);
+    if asked.len() != ops.len()
+        || !pairs.all(|(a, b)| (a.len, a.head_len, a.head_at) == (b.len, b.head_len, b.head_at))
+    {
+        return Err(LaneError::Usage {
+            op: "finish_read",
+            what: "other reads than were posted",
+        });
+    }
+    fits("finish_read", ops, &posted.batch.head, body)
+}
