@@ -24,6 +24,21 @@ pub enum TrainError {
         /// The file.
         path: PathBuf,
     },
+    /// Two workers of the run were given different settings.
+    #[error(
+        "{flag} differs: worker 0 was given {given} and worker {rank} {other}; give all workers of a \
+         job the same"
+    )]
+    Differs {
+        /// The setting's flag.
+        flag: &'static str,
+        /// The first worker that has it otherwise than worker 0.
+        rank: u32,
+        /// What worker 0 was given.
+        given: String,
+        /// What the other one was given.
+        other: String,
+    },
     /// A batch that does not fit the model.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -103,7 +118,7 @@ impl TrainError {
         match self {
             Self::Data(_) | Self::NoRows { .. } => exit::DATA,
             Self::Model(_) | Self::Metrics(_) => exit::CHECK,
-            Self::OtherTraining { .. } => exit::USAGE,
+            Self::OtherTraining { .. } | Self::Differs { .. } => exit::USAGE,
             Self::Client(e) => client_code(e),
             Self::Report { .. } => exit::ENVIRONMENT,
         }

@@ -11,6 +11,7 @@ mod board;
 mod census;
 pub mod config;
 pub mod defaults;
+mod equal;
 mod error;
 mod evaluate;
 pub mod generate;

@@ -1,6 +1,7 @@
 //! The training loop of one worker; all workers of the job run it side by side.
 //!
-//! 1. The model's table `w` is created, or loaded and opened: sparse, `f32`, one column, keyed by
+//! 1. Workers tell each other their settings: all go on if they are equal, else none does. The
+//!    model's table `w` is created, or loaded and opened: sparse, `f32`, one column, keyed by
 //!    feature. Under BSP pushes take effect at the tick, reduced in rank order, so that the result
 //!    does not depend on timing; otherwise on arrival.
 //! 2. Each worker reads its byte range of the training file. Parts differ in rows, so workers
@@ -23,6 +24,7 @@ use tidewater_transport::wire::refusal::RefusalCode;
 use super::board::{Board, Row, WIDTH, meet};
 use super::census::{self, Census};
 use super::config::{Config, WEIGHTS};
+use super::equal;
 use super::error::TrainError;
 use super::evaluate::{Evaluator, Quality};
 use super::report::{Report, Training};
@@ -85,6 +87,8 @@ pub fn run(
 ) -> Result<Outcome, TrainError> {
     let (rank, workers) = (client.rank().0, client.workers());
     let data = read_part(&config.train, rank, workers, &config.read)?;
+    let board = Board::new(client)?;
+    equal::check(client, &board, config)?;
     if let Some(dir) = &config.load {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
@@ -92,7 +96,7 @@ pub fn run(
         meet(client)?;
     }
     let weights = weights(client, config)?;
-    let run = Run::new(client, config, weights)?;
+    let run = Run::new(client, config, board, weights)?;
     let evaluator = run.evaluator(client)?;
     run.train(client, host, &data, evaluator)
 }
@@ -133,12 +137,13 @@ impl<'a> Run<'a> {
     fn new(
         client: &mut Client,
         config: &'a Config,
+        board: Board,
         weights: Table<f32>,
     ) -> Result<Self, TrainError> {
         Ok(Self {
             config,
             weights,
-            board: Board::new(client)?,
+            board,
             stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
             rank: client.rank().0,

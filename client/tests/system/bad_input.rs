@@ -289,3 +289,54 @@ fn a_network_card_that_is_not_there() {
         &due,
     );
 }
+
+/// What one worker is told and the others are not ends the run at all of them at once, by its flag and
+/// both ranks, instead of leaving them to wait for each other.
+#[test]
+fn workers_that_were_told_something_else() {
+    let scratch = tempfile::tempdir().unwrap();
+    let data = scratch.path().join("rows.libsvm");
+    fs::write(&data, "1 1:1\n-1 2:1\n1 1:1 2:1\n-1 2:2\n").unwrap();
+    let train = format!(
+        "{} lr --epochs 1 --train {}",
+        trainer().display(),
+        data.display()
+    );
+    for (only, flag, says) in [
+        (
+            format!("--test {}", data.display()),
+            "--test",
+            "given one and worker 1 none",
+        ),
+        ("--batch 2".to_owned(), "--batch", "given 2 and worker 1 "),
+        (
+            "--load /nowhere".to_owned(),
+            "--load",
+            "given one and worker 1 none",
+        ),
+    ] {
+        let script =
+            format!("if [ $TIDEWATER_RANK = 0 ]; then exec {train} {only}; else exec {train}; fi");
+        let run = [
+            "run",
+            "-s",
+            "1",
+            "-w",
+            "2",
+            "--capacity",
+            "16777216",
+            "--",
+            "sh",
+            "-c",
+            &script,
+        ];
+        let began = clock::now();
+        let done = output(&tidewater(), &run);
+        check(
+            &done,
+            2,
+            &[flag, "differs", "worker 0 was", says, "the same"],
+        );
+        assert!(began.elapsed() < Duration::from_secs(20), "{only}");
+    }
+}
