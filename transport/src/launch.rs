@@ -36,7 +36,7 @@ pub use detect::{
     Decision, DetectError, Detection, Explicit, Finding, Place, Rendezvous, Source, Surroundings,
     Verdict, detect,
 };
-pub use device::RdmaDevice;
+pub use device::{RdmaDevice, RdmaTimeout};
 #[cfg(not(loom))]
 pub use pmi1::PmiError;
 pub use token::TokenError;
@@ -88,6 +88,10 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "TIDEWATER_RDMA_DEVICE",
         "RDMA device of this process, NAME or NAME:PORT; else the one of the connection's address",
+    ),
+    variable(
+        "TIDEWATER_RDMA_TIMEOUT",
+        "RDMA packets are sent again after 4.096 us x 2^this, 8 to 15 (14: 67 ms); less where some get lost",
     ),
     variable(
         "TIDEWATER_READY_FD",
@@ -252,6 +256,9 @@ pub struct JobEnv {
     pub transport: TransportChoice,
     /// The RDMA device that the user asked for.
     pub rdma_device: Option<RdmaDevice>,
+    /// How soon its queue pairs send a packet again, if not as usual; they ask
+    /// [`RdmaTimeout::from_env`].
+    pub rdma_timeout: Option<RdmaTimeout>,
     /// Applier threads of a server; `None` lets the server choose.
     pub appliers: Option<u16>,
     /// The descriptor that takes the ready line, when a launcher waits for one.
@@ -344,6 +351,7 @@ impl JobEnv {
             token: vars.token()?,
             transport: vars.parsed("TIDEWATER_TRANSPORT")?.unwrap_or_default(),
             rdma_device: vars.parsed("TIDEWATER_RDMA_DEVICE")?,
+            rdma_timeout: vars.parsed("TIDEWATER_RDMA_TIMEOUT")?,
             appliers: vars
                 .number("TIDEWATER_APPLIERS", 1, APPLIERS_MAX.into())?
                 .and_then(|count| u16::try_from(count).ok()),

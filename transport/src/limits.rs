@@ -253,6 +253,9 @@ pub const VERBS_RNR_RETRIES: u8 = 6;
 /// How long it waits each time: code 12 of the InfiniBand specification, 0.64 ms.
 pub const VERBS_RNR_TIMER: u8 = 12;
 /// Routers that a RoCE v2 packet passes at most.
+/// What else it can be: no shorter than a round trip over some switches, and no longer than that all
+/// retries end before their pair is taken for silent ([`VERBS_SILENT_LOOKS`]).
+pub const VERBS_TIMEOUTS: core::ops::RangeInclusive<u8> = 8..=15;
 pub const VERBS_HOP_LIMIT: u8 = 64;
 /// Bytes read of a file of `/sys` or `/proc`: a list of 8,192 processors is 40 KiB; routing tables
 /// of routers are cut.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{Inbox, Lane, Port};
 use tidewater_transport::ids::ApplierId;
-use tidewater_transport::verbs::{Adapter, ClientDomain, Domain, LaneOffer, Notifier, VerbsPort};
+use tidewater_transport::verbs::{
+    Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort,
+};
 use tidewater_transport::wake::{Arms, OsSleeper, Watch};
 
 /// Queue pairs of a lane that pull.
@@ -31,7 +33,7 @@ impl Serving {
         let adapter = adapter();
         let notifier = |(watch, arms)| Notifier::new(&adapter, watch, arms).unwrap();
         Self {
-            domain: Domain::new(&adapter, &memory.exports).unwrap(),
+            domain: Domain::new(&adapter, &memory.exports, Patience::default()).unwrap(),
             notifiers: appliers.map(notifier).collect(),
         }
     }
@@ -47,7 +49,7 @@ impl Asking {
     pub fn new(sleeper: &OsSleeper) -> Self {
         let adapter = adapter();
         Self {
-            domain: ClientDomain::new(&adapter).unwrap(),
+            domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
             notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
         }
     }

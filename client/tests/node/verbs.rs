@@ -12,7 +12,7 @@ use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
 use tidewater_transport::ids::ApplierId;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier};
+use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
 use tidewater_transport::wake::OsSleeper;
 use tidewater_transport::wire::control::{
     Attach, Attached, ServerAnswer, ServerRequest, Transport, VerbsConnect,
@@ -49,7 +49,7 @@ impl Hand {
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
         let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
         Self {
-            domain: ClientDomain::new(&adapter).unwrap(),
+            domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
             notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
             _sleeper: sleeper,
         }

@@ -16,8 +16,9 @@ use std::sync::Arc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use tidewater_transport::fabric::{Inbox, Port};
+use tidewater_transport::launch::RdmaTimeout;
 use tidewater_transport::verbs::{
-    Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, VerbsError, VerbsPort,
+    Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
 };
 use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsConnected};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
@@ -99,8 +100,10 @@ impl Verbs {
         local: IpAddr,
         namespace: &str,
     ) -> Result<VerbsSession, Refusal> {
+        let timeout = RdmaTimeout::from_env().map_err(unfit)?;
+        let patience = Patience::with_timeout(timeout.exponent());
         let wish = shared.config.rdma_device.as_ref();
-        let adapter = Adapter::for_address(local, wish.map(|w| w.as_str())).map_err(refusal)?;
+        let adapter = Adapter::for_address(local, wish.map(|w| w.as_str())).map_err(unfit)?;
         let rail = match self
             .rails
             .iter()
@@ -108,7 +111,7 @@ impl Verbs {
         {
             Some(at) => &mut self.rails[at],
             None => {
-                let rail = Rail::new(adapter, shared).map_err(refusal)?;
+                let rail = Rail::new(adapter, shared).map_err(unfit)?;
                 self.watch(rail.adapter.device());
                 self.rails.push(rail);
                 let last = self.rails.len() - 1;
@@ -116,7 +119,7 @@ impl Verbs {
             }
         };
         Ok(VerbsSession {
-            domain: rail.domain(namespace, shared).map_err(refusal)?,
+            domain: rail.domain(namespace, shared, patience).map_err(unfit)?,
             notifiers: Arc::clone(&rail.notifiers),
             inboxes: Vec::new(),
         })
@@ -138,7 +141,12 @@ impl Rail {
     }
 
     /// The job's domain. Those of jobs that are over, and of which no lane is left, go.
-    fn domain(&mut self, namespace: &str, shared: &Shared) -> Result<Arc<Domain>, VerbsError> {
+    fn domain(
+        &mut self,
+        namespace: &str,
+        shared: &Shared,
+        patience: Patience,
+    ) -> Result<Arc<Domain>, VerbsError> {
         {
             let jobs = shared.catalogue();
             self.domains
@@ -147,7 +155,7 @@ impl Rail {
         if let Some(domain) = self.domains.get(namespace) {
             return Ok(Arc::clone(domain));
         }
-        let domain = Domain::new(&self.adapter, &shared.memory.exports)?;
+        let domain = Domain::new(&self.adapter, &shared.memory.exports, patience)?;
         self.domains
             .insert(namespace.to_owned(), Arc::clone(&domain));
         Ok(domain)
@@ -172,7 +180,7 @@ impl VerbsSession {
             return Err(Refusal::new(RefusalCode::UnknownApplier, numbers));
         };
         let (port, connected) =
-            VerbsPort::accept(&self.domain, notifier, inbox, offer, peer).map_err(refusal)?;
+            VerbsPort::accept(&self.domain, notifier, inbox, offer, peer).map_err(unfit)?;
         Ok((Box::new(port), connected))
     }
 }
@@ -187,7 +195,7 @@ fn tell(event: &DeviceEvent) {
 }
 
 /// What a client is told: it may take another transport.
-fn refusal(e: VerbsError) -> Refusal {
+fn unfit(e: impl std::fmt::Display) -> Refusal {
     let code = Transport::Verbs as u64;
     Refusal::new(RefusalCode::BadTransport, [code, 0, 0, 0]).with_text(e)
 }

@@ -1,10 +1,10 @@
-//! Which RDMA device the user asked for.
+//! Which RDMA device the user asked for, and how soon it is to send a packet again.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{EnvError, Vars};
-use crate::limits::RDMA_NAME_BYTES_MAX;
+use crate::limits::{RDMA_NAME_BYTES_MAX, VERBS_TIMEOUT, VERBS_TIMEOUTS};
 
 /// The name of an RDMA device, with a port of it or without: `mlx5_0` or `mlx5_0:1`. It is one that
 /// a device could have, and no path: the kernel tells of a device in a folder of that name.
@@ -51,9 +51,52 @@ impl FromStr for RdmaDevice {
     }
 }
 
+/// After how long a packet of a queue pair that is not acknowledged is sent again: 4.096 us x 2^this,
+/// 1 ms (8) to 134 ms (15). A network that loses packets wants it near its round trip, and above it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RdmaTimeout(u8);
+
+impl RdmaTimeout {
+    /// What `TIDEWATER_RDMA_TIMEOUT` says, or [`VERBS_TIMEOUT`].
+    ///
+    /// # Errors
+    /// It is no such number.
+    pub fn from_env() -> Result<Self, EnvError> {
+        let wish = Vars::new(std::env::vars_os()).parsed("TIDEWATER_RDMA_TIMEOUT")?;
+        Ok(wish.unwrap_or(Self(VERBS_TIMEOUT)))
+    }
+
+    /// The power of two.
+    pub const fn exponent(self) -> u8 {
+        self.0
+    }
+}
+
+impl FromStr for RdmaTimeout {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        let number = text.parse().ok().filter(|n| VERBS_TIMEOUTS.contains(n));
+        number.map(Self).ok_or(
+            "not an RDMA timeout; use 8 to 15, which stand for 4.096 us x 2^8 to 2^15: 1 to 134 ms",
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn timeouts() {
+        for good in 8..=15u8 {
+            let timeout: RdmaTimeout = good.to_string().parse().unwrap();
+            assert_eq!(timeout.exponent(), good);
+        }
+        for bad in ["", "0", "7", "16", "31", "256", "-1", "4ms"] {
+            assert!(bad.parse::<RdmaTimeout>().is_err(), "{bad:?}");
+        }
+    }
 
     #[test]
     fn names_and_ports() {

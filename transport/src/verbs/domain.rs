@@ -11,6 +11,7 @@ use super::adapter::Adapter;
 use super::device::Device;
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain};
+use super::pair::Patience;
 use super::send::memory;
 use crate::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
 use crate::ids::RegionKey;
@@ -33,6 +34,7 @@ pub struct Domain {
     directory: Arc<MemoryRegion>,
     salt: u64,
     windows: bool,
+    patience: Patience,
 }
 
 impl Domain {
@@ -41,14 +43,20 @@ impl Domain {
     ///
     /// # Errors
     /// [`VerbsError`]: memory is limited, or the device does not take so many regions.
-    pub fn new(adapter: &Arc<Adapter>, exports: &Arc<Exports>) -> Result<Arc<Self>, VerbsError> {
-        Self::with_windows(adapter, exports, adapter.device().limits().windows)
+    pub fn new(
+        adapter: &Arc<Adapter>,
+        exports: &Arc<Exports>,
+        patience: Patience,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let windows = adapter.device().limits().windows;
+        Self::with_windows(adapter, exports, patience, windows)
     }
 
     /// With or without memory windows.
     pub(super) fn with_windows(
         adapter: &Arc<Adapter>,
         exports: &Arc<Exports>,
+        patience: Patience,
         windows: bool,
     ) -> Result<Arc<Self>, VerbsError> {
         let device = adapter.device();
@@ -65,6 +73,7 @@ impl Domain {
             directory,
             salt,
             windows,
+            patience,
         });
         let registrar = Arc::clone(&domain) as Arc<dyn Registrar>;
         exports.attach(&registrar).map_err(|e| said(device, e))?;
@@ -78,6 +87,11 @@ impl Domain {
 
     pub(super) const fn pd(&self) -> &Arc<ProtectionDomain> {
         &self.pd
+    }
+
+    /// How patient the server's ends of lanes are.
+    pub(super) const fn patience(&self) -> Patience {
+        self.patience
     }
 
     /// Whether inboxes are opened by windows.
@@ -158,6 +172,7 @@ impl Registrar for Domain {
 pub struct ClientDomain {
     adapter: Arc<Adapter>,
     pd: Arc<ProtectionDomain>,
+    patience: Patience,
 }
 
 impl ClientDomain {
@@ -165,8 +180,9 @@ impl ClientDomain {
     ///
     /// # Errors
     /// [`VerbsError::Call`].
-    pub fn new(adapter: &Arc<Adapter>) -> Result<Arc<Self>, VerbsError> {
+    pub fn new(adapter: &Arc<Adapter>, patience: Patience) -> Result<Arc<Self>, VerbsError> {
         Ok(Arc::new(Self {
+            patience,
             adapter: Arc::clone(adapter),
             pd: ProtectionDomain::new(adapter.device())?,
         }))
@@ -175,6 +191,11 @@ impl ClientDomain {
     /// Its adapter.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
+    }
+
+    /// How patient the client's ends of its lanes are.
+    pub(super) const fn patience(&self) -> Patience {
+        self.patience
     }
 
     pub(super) const fn pd(&self) -> &Arc<ProtectionDomain> {

@@ -35,7 +35,7 @@ impl Pairs {
         adapter: &Arc<Adapter>,
         (sends, arrivals): (&Queue, &Queue),
         pulls: usize,
-        roles: Roles,
+        (roles, patience): (Roles, Patience),
     ) -> Result<Self, VerbsError> {
         let options = PairOptions {
             sends: VERBS_SENDS,
@@ -44,7 +44,7 @@ impl Pairs {
             inline_bytes: SIGNAL_BYTES_MAX as u32,
             remote: roles.push,
             traffic_class: 0,
-            patience: Patience::default(),
+            patience,
         };
         let mut push = QueuePair::new(pd, adapter, sends.raw(), arrivals.raw(), &options)?;
         push.post_receives(RECEIVE, usize::from(VERBS_RECEIVES))?;

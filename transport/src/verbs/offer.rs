@@ -57,7 +57,7 @@ impl LaneOffer {
         let arrivals = notifier.queue(Pairs::arrivals_capacity(pulls, ROLES), true)?;
         let queues = (&sends, &arrivals);
         let (pd, adapter) = (domain.pd(), domain.adapter());
-        let pairs = Pairs::new(pd, adapter, queues, pulls, ROLES)?;
+        let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.patience()))?;
         // A client trusts its server; order is strict, because lines and words of the mailbox tell
         // that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;

@@ -72,6 +72,16 @@ pub struct Patience {
     pub rnr_timer: u8,
 }
 
+impl Patience {
+    /// As usual, but packets are sent again after 4.096 us x 2^`timeout`.
+    pub fn with_timeout(timeout: u8) -> Self {
+        Self {
+            timeout,
+            ..Self::default()
+        }
+    }
+}
+
 impl Default for Patience {
     fn default() -> Self {
         Self {

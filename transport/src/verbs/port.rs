@@ -104,7 +104,9 @@ impl VerbsPort {
         let count = offer.end.pairs.len().clamp(2, VERBS_PAIRS_MAX);
         let sends = notifier.queue(Pairs::sends_capacity(), false)?;
         let arrivals = notifier.queue(Pairs::arrivals_capacity(count - 1, roles), true)?;
-        let pairs = Pairs::new(domain.pd(), adapter, (&sends, &arrivals), count - 1, roles)?;
+        let queues = (&sends, &arrivals);
+        let how = (roles, domain.patience());
+        let pairs = Pairs::new(domain.pd(), adapter, queues, count - 1, how)?;
         let end = pairs.end(adapter);
         let peers = peers(adapter, &offer.end, count)?;
         let mut push = pairs.push.connect(&peers[0])?;
@@ -410,14 +412,14 @@ mod tests {
         use std::net::{IpAddr, Ipv4Addr};
         use std::time::Duration;
 
-        use super::super::{Adapter, ClientDomain, pair};
+        use super::super::{Adapter, ClientDomain, Patience, pair};
         use crate::fabric::{Exports, INBOX_KEY, Landing, Lane, ReadOp};
         use crate::wake::OsSleeper;
 
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
         let exports = Arc::new(Exports::new(1));
-        let domain = Domain::with_windows(&adapter, &exports, false).unwrap();
-        let client = ClientDomain::new(&adapter).unwrap();
+        let domain = Domain::with_windows(&adapter, &exports, Patience::default(), false).unwrap();
+        let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
         let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
         let (mut lane, mut port, inbox) =

@@ -23,7 +23,9 @@ mod wired {
 
     use tidewater_transport::fabric::TransportKind;
     use tidewater_transport::sync::Arc;
-    use tidewater_transport::verbs::{self, Adapter, ClientDomain, Domain, Notifier, VerbsError};
+    use tidewater_transport::verbs::{
+        self, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,
+    };
     use tidewater_transport::wake::OsSleeper;
 
     use crate::rig::{Memory, RING_BYTES, SALT};
@@ -48,9 +50,9 @@ mod wired {
 
     fn verbs_wire(memory: &Memory, owner: &mut OsSleeper) -> Connect {
         let adapter = adapter().unwrap();
-        let domain = Domain::new(&adapter, &memory.exports).unwrap();
+        let domain = Domain::new(&adapter, &memory.exports, Patience::default()).unwrap();
         let applier = Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap();
-        let client = ClientDomain::new(&adapter).unwrap();
+        let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
         Box::new(move |sleeper, _owner| {
             let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
             let (server, client) = ((&domain, &applier), (&client, &thread));

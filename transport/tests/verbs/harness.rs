@@ -16,7 +16,7 @@ use tidewater_transport::layout::session::inbox_bytes;
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
-    Adapter, ClientDomain, Domain, LaneOffer, Notifier, VerbsLane, VerbsPort,
+    Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
 };
 use tidewater_transport::wake::OsSleeper;
 use tidewater_transport::wire::control::VerbsConnected;
@@ -85,8 +85,8 @@ impl Host {
         let counters_key = add(&counters, Rights::Atomic, 1);
         let owner = OsSleeper::new(Duration::ZERO).unwrap();
         Self {
-            domain: Domain::new(&adapter, &exports).unwrap(),
-            client: ClientDomain::new(&adapter).unwrap(),
+            domain: Domain::new(&adapter, &exports, Patience::default()).unwrap(),
+            client: ClientDomain::new(&adapter, Patience::default()).unwrap(),
             applier: Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap(),
             adapter,
             owner,

@@ -17,7 +17,7 @@ use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
-    Adapter, ClientDomain, Domain, Notifier, VerbsError, VerbsLane, VerbsPort, pair,
+    Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError, VerbsLane, VerbsPort, pair,
 };
 use tidewater_transport::wake::OsSleeper;
 
@@ -63,8 +63,8 @@ impl Ends {
         let exports = Arc::new(Exports::new(KEYS));
         let data = export(&exports, DATA, Rights::Read, 0)?;
         let counter = export(&exports, COUNTERS, Rights::Atomic, 1)?;
-        let domain = Domain::new(&adapter, &exports).map_err(failed)?;
-        let client = ClientDomain::new(&adapter).map_err(failed)?;
+        let domain = Domain::new(&adapter, &exports, Patience::default()).map_err(failed)?;
+        let client = ClientDomain::new(&adapter, Patience::default()).map_err(failed)?;
         let sleeper = || OsSleeper::new(Duration::ZERO).map_err(|e| other(&e));
         let sleepers = [sleeper()?, sleeper()?];
         let thread = |s: &OsSleeper| Notifier::new(&adapter, s.watch(), s.arms()).map_err(failed);

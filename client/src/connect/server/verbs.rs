@@ -4,9 +4,11 @@
 use std::net::IpAddr;
 
 use tidewater_transport::fabric::Lane;
-use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::sync::Arc;
-use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, VerbsError};
+use tidewater_transport::verbs::{
+    Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError,
+};
 use tidewater_transport::wake::{Arms, Watch};
 use tidewater_transport::wire::control::VerbsConnected;
 
@@ -25,10 +27,12 @@ impl VerbsSide {
         watch: &Watch,
         arms: &Arms,
     ) -> Result<Self, String> {
+        let timeout = RdmaTimeout::from_env().map_err(|e| e.to_string())?;
+        let patience = Patience::with_timeout(timeout.exponent());
         let made = || {
             let adapter = Adapter::for_address(local, wish.map(RdmaDevice::as_str))?;
             Ok(Self {
-                domain: ClientDomain::new(&adapter)?,
+                domain: ClientDomain::new(&adapter, patience)?,
                 notifier: Notifier::new(&adapter, watch, arms)?,
             })
         };
