@@ -348,6 +348,12 @@ pub trait Port: Send {
     /// [`LaneError`].
     fn signal(&mut self) -> Result<(), LaneError>;
 
+    /// How soon it is to be polled although nobody wakes its thread; nothing if that may wait. For
+    /// what the port has under way, and whose end wakes nobody.
+    fn look_within(&self) -> Option<Duration> {
+        None
+    }
+
     /// Ends the lane: when this returns, nothing of it lands any more (F11).
     fn destroy(&mut self);
 }

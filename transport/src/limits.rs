@@ -210,6 +210,13 @@ pub const VERBS_SPIN_MAX: Duration = Duration::from_micros(100);
 /// which costs the server's processors nothing: one that is gone is known after this and the retries
 /// of a packet, so within two seconds.
 pub const VERBS_PROBE_EVERY: Duration = Duration::from_secs(1);
+/// A pair on which nothing has ended in so many looks, each [`VERBS_PROBE_EVERY`] after the one before,
+/// has lost a request: retries take two seconds on the slowest devices, and this is one more. Breaking
+/// a lane costs milliseconds; not breaking it, the deadline of the call.
+pub const VERBS_SILENT_LOOKS: u32 = 3;
+/// Threads of a server that connect lanes at once: enough for many clients that start together, and
+/// for some that told an address that nobody has, each of which takes a thread for a second.
+pub const VERBS_CONNECTS_MAX: usize = 16;
 /// To bind a window is local work of the device: it takes no longer than this, or it has failed.
 pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// See [`VERBS_RECEIVES_MIN`]; more than a device has for all its queue pairs is a mistake.
@@ -246,6 +253,9 @@ pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 4 * BLOCK_BYTES_MAX as usize;
 /// A verbs packet that is not acknowledged is sent again after 4.096 us x 2^this: 67 ms, far above
 /// a round trip under load.
 pub const VERBS_TIMEOUT: u8 = 14;
+/// What else it can be: no shorter than a round trip over some switches, and no longer than that all
+/// retries end before their pair is taken for silent ([`VERBS_SILENT_LOOKS`]).
+pub const VERBS_TIMEOUTS: core::ops::RangeInclusive<u8> = 8..=15;
 /// Times it is sent again. Not 7: with that rxe never gives up.
 pub const VERBS_RETRIES: u8 = 6;
 /// Times a message waits for the peer's receive queue. Not 7, which is for ever.
@@ -253,9 +263,6 @@ pub const VERBS_RNR_RETRIES: u8 = 6;
 /// How long it waits each time: code 12 of the InfiniBand specification, 0.64 ms.
 pub const VERBS_RNR_TIMER: u8 = 12;
 /// Routers that a RoCE v2 packet passes at most.
-/// What else it can be: no shorter than a round trip over some switches, and no longer than that all
-/// retries end before their pair is taken for silent ([`VERBS_SILENT_LOOKS`]).
-pub const VERBS_TIMEOUTS: core::ops::RangeInclusive<u8> = 8..=15;
 pub const VERBS_HOP_LIMIT: u8 = 64;
 /// Bytes read of a file of `/sys` or `/proc`: a list of 8,192 processors is 40 KiB; routing tables
 /// of routers are cut.

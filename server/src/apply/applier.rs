@@ -26,7 +26,7 @@ use crate::namespace::FrameSender;
 use crate::store::{ServerMemory, StoreError};
 
 /// An idle applier looks around this often even if nobody wakes it. Nothing depends on it: every
-/// command and every frame rings.
+/// command and every frame rings. A port that has something under way has it look sooner.
 const IDLE: Duration = Duration::from_secs(3600);
 
 /// One applier.
@@ -84,7 +84,7 @@ impl Applier {
     /// Works until told to stop; sleeps when there is nothing to do.
     pub fn run(&mut self, sleeper: &mut dyn Sleeper) {
         while !self.stopped {
-            let found = wait_until(sleeper, Deadline::after(IDLE), || {
+            let found = wait_until(sleeper, Deadline::after(self.look_within()), || {
                 Ok::<_, std::convert::Infallible>(self.step().then_some(()))
             });
             let _ = found;
@@ -92,6 +92,14 @@ impl Applier {
         for ring in &mut self.rings {
             ring.destroy_port();
         }
+    }
+
+    /// How long it may sleep if nobody wakes it.
+    fn look_within(&self) -> Duration {
+        let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
+        ports
+            .filter_map(|port| port.look_within())
+            .fold(IDLE, Duration::min)
     }
 
     /// Whether it was told to stop.

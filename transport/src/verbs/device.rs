@@ -58,8 +58,8 @@ pub struct DeviceLimits {
     /// Whether it has 64-bit atomics.
     pub atomics: bool,
     /// Whether a request behind `IBV_SEND_FENCE` is sure to be sent. Soft-RoCE forgets it at times:
-    /// its requester looks whether earlier requests are over, and only then notes that it waits;
-    /// when the last of them completes in between, on another core, nobody tells it any more.
+    /// when it repeats a READ whose answer is taken in at the same time, it counts one under way that
+    /// is none, and the fence never opens (ADR 0019).
     pub fences: bool,
 }
 

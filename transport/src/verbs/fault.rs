@@ -47,6 +47,8 @@ pub(super) enum Fault {
     Verbs(VerbsError),
     /// A request ended badly; or a receive did, and nothing more is known.
     Ended(Option<Request>, Status),
+    /// A request has been under way for longer than its device may take.
+    Lost(Request),
     /// This end refuses to ask for it: a device would not notice, or could not.
     Refused(Request, &'static str),
     /// The peer said what no peer of ours says; or this end is at fault.
@@ -80,6 +82,9 @@ impl Fault {
             Self::Ended(Some(Request { op, len, .. }), status) => {
                 format!("{op} of {len} bytes ended with {status}")
             }
+            Self::Lost(Request { op, len, .. }) => format!(
+                "{op} of {len} bytes has not ended long after its retries: the device has lost it"
+            ),
             Self::Ended(None, status) => format!("a receive ended with {status}"),
             Self::Verbs(e) => e.to_string(),
             Self::Because(why) => why.to_owned(),
@@ -166,6 +171,12 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
+        let lost = Fault::Lost(request).into_lane_error("server 3", "read");
+        assert!(matches!(lost, LaneError::Broken { .. }), "{lost}");
+        assert!(
+            lost.to_string().contains("write of 64 bytes has not ended"),
+            "{lost}"
+        );
         let flushed = Fault::Ended(None, Status::FLUSHED).into_lane_error("s", "poll");
         assert!(matches!(flushed, LaneError::Broken { .. }), "{flushed}");
     }

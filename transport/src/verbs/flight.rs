@@ -37,6 +37,11 @@ impl<T> Flight<T> {
         self.items.is_empty()
     }
 
+    /// The number of the oldest.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        (!self.items.is_empty()).then_some(self.first)
+    }
+
     /// The number that the next one gets.
     pub(super) fn next(&self) -> u64 {
         self.first + self.items.len() as u64

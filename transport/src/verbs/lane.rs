@@ -8,7 +8,7 @@ use super::notifier::{Queue, Waiter};
 use super::pull::{Caller, Pulls};
 use super::queue::Completion;
 use super::send::{RECEIVE, Sender};
-use crate::clock::Deadline;
+use crate::clock::{self, Deadline};
 use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
     TransportKind,
@@ -63,7 +63,8 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Takes in what has come, gives receives back, and asks for reads; whether anything moved.
+    /// Takes in what has come, gives receives back, and asks for reads; whether anything moved. Where
+    /// nothing did for long, the lane breaks (see `silence`): a look at the clock if nothing came.
     fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, Fault> {
         let mut any = self.sender.poll()?;
         loop {
@@ -81,6 +82,11 @@ impl Engine {
         }
         self.sender.settle(false)?;
         self.pulls.ask(&self.keys, caller)?;
+        if !(any || self.sender.is_idle() && self.pulls.are_idle()) {
+            let now = clock::now();
+            self.sender.silent(now)?;
+            self.pulls.silent(now)?;
+        }
         Ok(any)
     }
 
@@ -394,3 +400,6 @@ fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<()
     let what = "a read that does not fit its landing";
     Err(LaneError::Usage { op, what })
 }
+
+#[cfg(test)]
+mod tests;

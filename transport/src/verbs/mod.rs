@@ -21,6 +21,7 @@
 //! | [`notifier`] | one channel for each thread: how it sleeps |
 //! | `credit` | who may signal, and how no wake-up is lost. Pure |
 //! | `flight` `space` `plan` | accounting of send queues and of memory; which pair reads what. Pure |
+//! | `silence` | requests that a device has lost. Pure |
 //! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
 //! | `keys` `fault` | keys of the peer's regions; why a lane breaks |
 //! | [`domain`] | what an adapter knows of a process's memory |
@@ -59,6 +60,7 @@ pub mod port;
 mod pull;
 pub mod queue;
 mod send;
+mod silence;
 mod space;
 pub mod sysfs;
 

@@ -4,6 +4,8 @@
 //! yet are lost, and would be sent again only after 67 ms. Until then, and when its send queue is
 //! full, posts wait in a backlog, and a signal behind them.
 
+use std::time::Duration;
+
 use super::counters::Counters;
 use super::credit::Credits;
 use super::domain::Domain;
@@ -15,13 +17,13 @@ use super::notifier::{Notifier, Queue};
 use super::pair::{QueuePair, ReadyToSend};
 use super::queue::Completion;
 use super::send::{Copies, RECEIVE, Sender};
-use crate::clock::Deadline;
+use crate::clock::{self, Deadline};
 use crate::fabric::{ExportView, Inbox, LaneError, Port, RemoteAddr};
 use crate::ids::RegionKey;
 use crate::layout::session::inbox_bytes;
 use crate::limits::{
-    LANE_POSTS_BYTES_MAX, VERBS_BIND_TIMEOUT, VERBS_PAIRS_MAX, VERBS_RECEIVES, VERBS_SEND_BYTES,
-    VERBS_WRITE_BYTES,
+    LANE_POSTS_BYTES_MAX, VERBS_BIND_TIMEOUT, VERBS_PAIRS_MAX, VERBS_PROBE_EVERY, VERBS_RECEIVES,
+    VERBS_SEND_BYTES, VERBS_WRITE_BYTES,
 };
 use crate::sync::{Arc, spin_hint};
 use crate::wire::control::{Remote, VerbsConnect, VerbsConnected};
@@ -327,6 +329,9 @@ impl Live {
         }
         let waiting = self.ready && !self.backlog.is_empty();
         self.sender.settle(waiting)?;
+        if !any && !self.sender.is_idle() {
+            self.sender.silent(clock::now())?;
+        }
         Ok(any)
     }
 }
@@ -391,6 +396,11 @@ impl Port for VerbsPort {
         self.call("signal", Live::signal)
     }
 
+    fn look_within(&self) -> Option<Duration> {
+        let live = self.live.as_ref().filter(|_| self.broken.is_none())?;
+        (!live.sender.is_idle()).then_some(VERBS_PROBE_EVERY)
+    }
+
     fn destroy(&mut self) {
         self.live = None;
         if self.broken.is_none() {
@@ -410,7 +420,6 @@ mod tests {
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn lanes_work_without_windows() {
         use std::net::{IpAddr, Ipv4Addr};
-        use std::time::Duration;
 
         use super::super::{Adapter, ClientDomain, Patience, pair};
         use crate::fabric::{Exports, INBOX_KEY, Landing, Lane, ReadOp};

@@ -7,6 +7,7 @@
 //! are cut.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use super::chain::{Chain, Flags};
 use super::counters::Counters;
@@ -19,6 +20,7 @@ use super::pair::{QueuePair, ReadyToSend};
 use super::plan::{Fence, Load, Next, Planner, Step};
 use super::queue::Completion;
 use super::send::memory;
+use super::silence::Silence;
 use super::space::Space;
 use crate::fabric::{Landing, ReadBatch, ReadOp};
 use crate::layout::directory::KEY_CELL_BYTES;
@@ -135,6 +137,7 @@ struct Puller {
     pair: QueuePair<ReadyToSend>,
     chain: Chain,
     flight: Flight<Piece>,
+    silence: Silence,
     landing: LandingMemory,
 }
 
@@ -164,6 +167,7 @@ impl Pulls {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
             chain: Chain::new(VERBS_CHAIN_REQUESTS, 1, 0),
             flight: Flight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
+            silence: Silence::default(),
             pair,
             landing,
         };
@@ -344,6 +348,20 @@ impl Pulls {
         };
         self.pullers[pair].put(pair, piece, from, fence, &mut self.counters)?;
         Ok(true)
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn are_idle(&self) -> bool {
+        self.pullers.iter().all(|puller| puller.flight.is_empty())
+    }
+
+    /// To be told `now` when a look has found nothing over.
+    pub(super) fn silent(&mut self, now: Instant) -> Result<(), Fault> {
+        self.pullers.iter_mut().try_for_each(|puller| {
+            puller
+                .silence
+                .look(&puller.flight, now, |piece| piece.request)
+        })
     }
 
     /// Hands all chains to the device: one doorbell for each pair that has one.

@@ -8,6 +8,8 @@
 //!
 //! Nothing here waits: what finds no room says so, and its caller waits or keeps it.
 
+use std::time::Instant;
+
 use super::chain::{Chain, Flags};
 use super::counters::Counters;
 use super::credit::Credits;
@@ -18,6 +20,7 @@ use super::memory::{Access, MemoryRegion, ProtectionDomain, Target};
 use super::notifier::Queue;
 use super::pair::{QueuePair, ReadyToSend};
 use super::queue::{Completion, Operation};
+use super::silence::Silence;
 use super::space::Space;
 use crate::fabric::SIGNAL_BYTES_MAX;
 use crate::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS};
@@ -88,6 +91,7 @@ pub(super) struct Sender {
     chain: Chain,
     queue: Queue,
     flight: Flight<Sent>,
+    silence: Silence,
     credits: Credits,
     /// Signals taken in whose receives are not posted again yet.
     taken: u32,
@@ -113,6 +117,7 @@ impl Sender {
             chain: Chain::new(VERBS_CHAIN_REQUESTS, 1, inline),
             // Of what was asked for: completions of more might not fit their queue.
             flight: Flight::new(VERBS_SENDS.min(granted.sends) as usize),
+            silence: Silence::default(),
             pair,
             queue,
             credits,
@@ -244,6 +249,11 @@ impl Sender {
     /// Whether its device knows of nothing that it could see fail.
     pub(super) fn is_idle(&self) -> bool {
         self.flight.is_empty()
+    }
+
+    /// To be told `now` when a look has found nothing over.
+    pub(super) fn silent(&mut self, now: Instant) -> Result<(), Fault> {
+        self.silence.look(&self.flight, now, |sent| sent.request)
     }
 
     /// Asks whether the peer is there, by a WRITE of nothing: it touches no memory there, needs no

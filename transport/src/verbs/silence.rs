@@ -1,0 +1,124 @@
+//! Requests that their device has lost.
+//!
+//! On a reliable connection every request ends, well or badly, within the retries of its packets:
+//! some two seconds on the slowest devices. Soft-RoCE (Linux 6.1) breaks this: it repeats a READ while
+//! its answer is taken in on another core, and loses count of those under way, until it sends none any
+//! more (ADR 0019). What is posted behind does not help. So a pair on which nothing ends, look after
+//! look, for longer than any device takes, is as broken as one whose device says so, and its lane is
+//! rebuilt.
+//!
+//! Looks are counted and not seconds alone: after a whole machine stood still, its device has had no
+//! time either.
+
+use std::time::Instant;
+
+use super::fault::{Fault, Request};
+use super::flight::Flight;
+use crate::limits::{VERBS_PROBE_EVERY, VERBS_SILENT_LOOKS};
+
+/// For how long nothing has ended on a pair.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    since: Option<Since>,
+}
+
+#[derive(Debug)]
+struct Since {
+    /// The oldest request under way.
+    oldest: u64,
+    /// When the next look counts.
+    next: Instant,
+    /// Looks that counted.
+    looks: u32,
+}
+
+impl Silence {
+    /// To be told `now` when a look has found nothing over; `request` says what one under way does.
+    /// Cost: nothing when nothing is under way.
+    ///
+    /// # Errors
+    /// [`Fault::Lost`] when the requests of `flight` have been under way in silence for too long.
+    pub(super) fn look<T>(
+        &mut self,
+        flight: &Flight<T>,
+        now: Instant,
+        request: impl FnOnce(&T) -> Request,
+    ) -> Result<(), Fault> {
+        let Some(oldest) = flight.oldest() else {
+            self.since = None;
+            return Ok(());
+        };
+        match &mut self.since {
+            Some(since) if since.oldest == oldest => {
+                if now >= since.next {
+                    since.looks += 1;
+                    since.next = now + VERBS_PROBE_EVERY;
+                }
+                if since.looks >= VERBS_SILENT_LOOKS
+                    && let Some(lost) = flight.get(oldest)
+                {
+                    return Err(Fault::Lost(request(lost)));
+                }
+            }
+            _ => {
+                self.since = Some(Since {
+                    oldest,
+                    next: now + VERBS_PROBE_EVERY,
+                    looks: 0,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock;
+
+    /// A flight under a clock that is set.
+    struct Rig {
+        begin: Instant,
+        flight: Flight<()>,
+        silence: Silence,
+    }
+
+    impl Rig {
+        fn is_lost(&mut self, seconds: u32) -> bool {
+            let now = self.begin + VERBS_PROBE_EVERY * seconds + Duration::from_millis(1);
+            let lost = self.silence.look(&self.flight, now, |()| Request::PROBE);
+            matches!(lost, Err(Fault::Lost(_)))
+        }
+    }
+
+    #[test]
+    fn only_silence_in_look_after_look_is_a_loss() {
+        let mut rig = Rig {
+            begin: clock::now(),
+            flight: Flight::new(4),
+            silence: Silence::default(),
+        };
+        assert!((0..100).all(|s| !rig.is_lost(s)), "nothing is under way");
+        rig.flight.push(());
+        // It ends just in time, and the next one too: a slow device.
+        for round in 0..10 {
+            let from = 100 + round * VERBS_SILENT_LOOKS;
+            assert!(
+                (0..VERBS_SILENT_LOOKS).all(|s| !rig.is_lost(from + s)),
+                "{round}"
+            );
+            rig.flight.push(());
+            assert_eq!(rig.flight.retire(u64::from(round)).count(), 1);
+        }
+        // Nobody looked for an hour: that is one look.
+        assert!(!rig.is_lost(1_000));
+        assert!(!rig.is_lost(4_600));
+        // What is posted behind is no sign of life.
+        rig.flight.push(());
+        let lost = (0..10).position(|s| rig.is_lost(4_601 + s));
+        assert_eq!(lost, Some(VERBS_SILENT_LOOKS as usize - 2));
+    }
+}
