@@ -37,7 +37,7 @@ make_devices() {
     else
         add_device rxe0 lo 127.0.0.1
         ip link add dummy0 mtu "$CARD_MTU" type dummy
-        ip link set dummy0 up
+        ip link set dummy0 arp on up # who looks for a neighbour there waits for an answer
         ip address add 10.9.0.1/24 dev dummy0
         add_device rxe1 dummy0 10.9.0.1
     fi

@@ -46,7 +46,11 @@ struct Hand {
 
 impl Hand {
     fn new() -> Self {
-        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        Self::at(Ipv4Addr::LOCALHOST)
+    }
+
+    fn at(address: Ipv4Addr) -> Self {
+        let adapter = Adapter::for_address(IpAddr::V4(address), None).unwrap();
         let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
         Self {
             domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
@@ -137,6 +141,57 @@ fn offers_that_lead_nowhere_harm_nobody() {
             gone.push(conn);
         }
     });
+}
+
+/// Clients that tell addresses which nobody has make the kernel look for them, for seconds. The others
+/// come and go meanwhile, and pull and push.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn who_waits_for_an_address_that_nobody_has_waits_alone() {
+    const HOSTILE: u32 = 2;
+    // The guest's card that leads nowhere: neighbours that are looked for do not answer.
+    let here = Ipv4Addr::new(10, 9, 0, 1);
+    let nobody = |n: u32| Ipv4Addr::new(10, 9, 0, 200 + n as u8).to_ipv6_mapped();
+    let mut config = config();
+    config.tcp = Some((here, 0).into());
+    let rig = Rig::with(config);
+    let hand = Hand::at(here);
+    let mut waiting = Vec::new();
+    for n in 0..HOSTILE {
+        let (mut conn, attached) = attach(&rig, 2 + n);
+        let lane = &attached.lanes[0];
+        let offer = hand.offer();
+        let mut connect = offer.connect(lane.applier, lane.nonce);
+        connect.end.gid = nobody(n).octets();
+        waiting.push(std::thread::spawn(move || {
+            let began = clock::now();
+            let answer = conn.call(&ServerRequest::ConnectVerbs(connect), left);
+            let took = began.elapsed();
+            println!("after {took:?}: {answer:?}");
+            drop(offer);
+            (conn, answer, took)
+        }));
+    }
+    let is_over = |w: &std::thread::JoinHandle<_>| w.is_finished();
+    let mut rounds = 0;
+    while !waiting.iter().all(is_over) {
+        // A new client, with lanes of its own.
+        let (link, mut lanes) = rig.link(&wants_verbs(0)).unwrap();
+        lanes[0].lane.poll().unwrap();
+        link.detach(soon()).unwrap();
+        // Only what ended while somebody waited counts.
+        rounds += u32::from(!waiting.iter().any(is_over));
+    }
+    let mut longest = Duration::ZERO;
+    for waiter in waiting {
+        let (mut conn, answer, took) = waiter.join().unwrap();
+        assert!(matches!(answer, Err(ConnError::Refused(_))), "{answer:?}");
+        longest = longest.max(took);
+        conn.call(&ServerRequest::Detach, left).unwrap();
+    }
+    println!("{rounds} sessions came and went while {HOSTILE} waited for {longest:?}");
+    assert!(rounds > 0);
+    rig.wait_for_sessions(0);
 }
 
 fn wants_verbs(rank: u32) -> ConnectConfig {

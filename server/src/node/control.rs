@@ -21,11 +21,13 @@ use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_transport::shm::pass::same_user;
 use tidewater_transport::wake::Bell;
+use tidewater_transport::wire::control::ServerAnswer;
 use tidewater_transport::wire::handshake::ServerPolicy;
 use tidewater_transport::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::conn::{Conn, ConnId, Said, Socket};
+use super::connects::Connects;
 use super::handle::{NodeStatus, Shared};
 use super::listen::Listeners;
 use super::sessions::Sessions;
@@ -78,6 +80,8 @@ pub(super) struct Control {
     unproven: VecDeque<(Deadline, ConnId)>,
     unproven_count: usize,
     pub(super) sessions: Sessions,
+    /// Lanes of sessions that are being made.
+    pub(super) connects: Connects,
     /// Cut sessions, in the order in which they end.
     lingering: VecDeque<(Deadline, SessionId, u64)>,
     stopped: bool,
@@ -98,6 +102,7 @@ impl Control {
             shared,
             policy,
             epoll,
+            connects: Connects::new(bell.clone()),
             bell,
             orders,
             listeners,
@@ -185,6 +190,7 @@ impl Control {
                 Order::Stop => self.stopped = true,
             }
         }
+        self.finish_connects();
     }
 
     /// Ends what has taken too long.
@@ -321,6 +327,20 @@ impl Control {
             };
         }
         match result.and_then(|()| self.settle(id, &mut conn).map_err(|e| e.to_string())) {
+            Ok(()) => {
+                self.conns.insert(id, conn);
+            }
+            Err(why) => self.closed(id, &conn, &why),
+        }
+    }
+
+    /// A late answer to a request of a connection, if it is still there.
+    pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: &ServerAnswer) {
+        let Some(mut conn) = self.conns.remove(&id) else {
+            return;
+        };
+        let answered = conn.answer(request, answer).map_err(|e| e.to_string());
+        match answered.and_then(|()| self.settle(id, &mut conn).map_err(|e| e.to_string())) {
             Ok(()) => {
                 self.conns.insert(id, conn);
             }

@@ -23,6 +23,7 @@
 mod catalogue;
 mod config;
 mod conn;
+mod connects;
 mod control;
 mod error;
 mod handle;

@@ -4,10 +4,11 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use tidewater_transport::fabric::{Inbox, Port};
-use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsConnected};
+use tidewater_transport::fabric::Inbox;
+use tidewater_transport::wire::control::{Transport, VerbsConnect};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
+use super::connects::Make;
 use super::handle::Shared;
 
 /// Nothing.
@@ -43,11 +44,7 @@ impl VerbsSession {
         match *self {}
     }
 
-    pub(super) fn accept(
-        &self,
-        _: &VerbsConnect,
-        _: String,
-    ) -> Result<(Box<dyn Port>, VerbsConnected), Refusal> {
+    pub(super) fn accept(&self, _: VerbsConnect, _: String) -> Result<Make, Refusal> {
         match *self {}
     }
 }

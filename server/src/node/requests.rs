@@ -10,12 +10,14 @@ use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::catalogue::Seen;
 use super::conn::{Conn, ConnId, Socket};
+use super::connects::Asked;
 use super::control::Control;
 use super::sessions::bad;
 use crate::apply::command::Command;
 
 /// An answer, and the memory whose descriptors go with it.
-type Answered = Result<(ServerAnswer, Option<SessionMemory>), Refusal>;
+type Answer = (ServerAnswer, Option<SessionMemory>);
+type Answered = Result<Answer, Refusal>;
 
 impl Control {
     /// Answers one request. An error closes the connection.
@@ -26,8 +28,11 @@ impl Control {
         number: u64,
         request: ServerRequest,
     ) -> Result<(), String> {
-        let answered = self.answer(id, conn, request);
-        let (answer, memory) = answered.unwrap_or_else(|no| (ServerAnswer::Refused(no), None));
+        let refused = |no| Some((ServerAnswer::Refused(no), None));
+        let answered = self.answer((id, number), conn, request);
+        let Some((answer, memory)) = answered.unwrap_or_else(refused) else {
+            return Ok(());
+        };
         conn.answer(number, &answer).map_err(|e| e.to_string())?;
         match memory {
             // Before anything else, so that the descriptors go with their answer.
@@ -38,9 +43,15 @@ impl Control {
         }
     }
 
-    fn answer(&mut self, id: ConnId, conn: &mut Conn, request: ServerRequest) -> Answered {
+    /// The answer; none if it comes later.
+    fn answer(
+        &mut self,
+        (id, number): (ConnId, u64),
+        conn: &mut Conn,
+        request: ServerRequest,
+    ) -> Result<Option<Answer>, Refusal> {
         let done = |()| (ServerAnswer::Done, None);
-        match request {
+        let answered = match request {
             ServerRequest::Attach(attach) => {
                 let hello = conn.hello.as_ref().filter(|h| h.role == Role::Worker);
                 let Some(hello) = hello else {
@@ -64,8 +75,16 @@ impl Control {
             }
             ServerRequest::ConnectVerbs(offer) => {
                 let session = conn.session.ok_or_else(|| bad("attach or resume first"))?;
-                let connected = self.sessions.connect_verbs(session, &offer)?;
-                Ok((ServerAnswer::VerbsConnected(connected), None))
+                let asked = Asked {
+                    conn: id,
+                    request: number,
+                    session,
+                    applier: offer.applier,
+                    nonce: offer.nonce,
+                };
+                let make = self.sessions.connect_verbs(session, offer)?;
+                self.connects.start(asked, make);
+                return Ok(None);
             }
             ServerRequest::Describe { table } => self.describe(conn, table),
             ServerRequest::Clocks { domain } => self.clocks(conn, domain),
@@ -77,6 +96,19 @@ impl Control {
                 self.sessions.end(session);
                 Ok(done(()))
             }
+        };
+        answered.map(Some)
+    }
+
+    /// Answers those whose lanes are made, or could not be.
+    pub(super) fn finish_connects(&mut self) {
+        while let Some((asked, made)) = self.connects.take() {
+            let answer = match self.sessions.connected(&asked, made) {
+                Ok(connected) => ServerAnswer::VerbsConnected(connected),
+                Err(no) => ServerAnswer::Refused(no),
+            };
+            // Who has gone meanwhile recovers the lane, if it comes back.
+            self.tell(asked.conn, asked.request, &answer);
         }
     }
 

@@ -45,6 +45,8 @@ struct Session {
     carrier: Carrier,
     /// For each lane the nonce with which it is connected, once (tcp, verbs).
     nonces: Vec<Option<u64>>,
+    /// For each lane the nonce with which it is being connected now (verbs).
+    connecting: Vec<Option<u64>>,
     /// Its control connection; `None` while that is cut.
     owner: Option<ConnId>,
     /// Counts cuts, so that the end of an earlier linger does not end a later one.
@@ -119,6 +121,7 @@ impl Sessions {
             ring_bytes: attach.ring_bytes as usize,
             carrier,
             nonces: vec![None; lanes],
+            connecting: vec![None; lanes],
             owner: Some(owner),
             cuts: 0,
         };

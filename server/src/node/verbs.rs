@@ -3,8 +3,9 @@
 //!
 //! A session is served through the adapter of the address at which its client came. Each job has a
 //! protection domain of its own on it, so that no key of one job opens anything to another. A lane's
-//! queue pairs are made here and handed to the lane's applier as its port; whatever ends the lane
-//! (recovery, a break, the session's end) drops the port and with it the queue pairs.
+//! queue pairs are made here, on a thread beside (see `connects`), and handed to the lane's applier as
+//! its port; whatever ends the lane (recovery, a break, the session's end) drops the port and with it
+//! the queue pairs.
 //!
 //! What a device tells by itself, such as that a port is down, goes to the log.
 
@@ -15,14 +16,15 @@ use std::sync::Arc;
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
-use tidewater_transport::fabric::{Inbox, Port};
+use tidewater_transport::fabric::Inbox;
 use tidewater_transport::launch::RdmaTimeout;
 use tidewater_transport::verbs::{
     Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
 };
-use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsConnected};
+use tidewater_transport::wire::control::{Transport, VerbsConnect};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
+use super::connects::Make;
 use super::control::DEVICES;
 use super::handle::Shared;
 
@@ -168,20 +170,20 @@ impl VerbsSession {
         self.inboxes.push(inbox.clone());
     }
 
-    /// Makes the server's end of a lane.
-    pub(super) fn accept(
-        &self,
-        offer: &VerbsConnect,
-        peer: String,
-    ) -> Result<(Box<dyn Port>, VerbsConnected), Refusal> {
+    /// What makes the server's end of a lane, on any thread.
+    pub(super) fn accept(&self, offer: VerbsConnect, peer: String) -> Result<Make, Refusal> {
         let a = usize::from(offer.applier.0);
         let (Some(inbox), Some(notifier)) = (self.inboxes.get(a), self.notifiers.get(a)) else {
             let numbers = [a as u64, self.inboxes.len() as u64, 0, 0];
             return Err(Refusal::new(RefusalCode::UnknownApplier, numbers));
         };
-        let (port, connected) =
-            VerbsPort::accept(&self.domain, notifier, inbox, offer, peer).map_err(unfit)?;
-        Ok((Box::new(port), connected))
+        let (inbox, notifier) = (inbox.clone(), Arc::clone(notifier));
+        let domain = Arc::clone(&self.domain);
+        Ok(Box::new(move || {
+            let (port, connected) =
+                VerbsPort::accept(&domain, &notifier, &inbox, &offer, peer).map_err(unfit)?;
+            Ok((Box::new(port), connected))
+        }))
     }
 }
 

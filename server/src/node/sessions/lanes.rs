@@ -26,6 +26,7 @@ use crate::apply::command::Command;
 use crate::inbox::{Ring, RingOwner};
 use crate::namespace::FrameSender;
 use crate::node::NodeError;
+use crate::node::connects::{Asked, End, Make};
 use crate::node::doze_at;
 use crate::node::handle::{Counts, Crew, ticket};
 
@@ -173,8 +174,12 @@ impl Sessions {
             None
         };
         let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
-        if let Some(place) = session.nonces.get_mut(usize::from(applier.0)) {
-            *place = nonce;
+        let a = usize::from(applier.0);
+        if let (Some(granted), Some(connecting)) =
+            (session.nonces.get_mut(a), session.connecting.get_mut(a))
+        {
+            // One that is on its way has come too late.
+            (*granted, *connecting) = (nonce, None);
         }
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
         let lane = self.grant(applier.0, session);
@@ -236,28 +241,57 @@ impl Sessions {
         Ok(())
     }
 
-    /// Connects a lane of a verbs session and hands its port to its applier.
+    /// What makes the server's end of a verbs session's lane, which then is this offer's: until
+    /// [`Self::connected`] no other one is taken for it.
     pub(in crate::node) fn connect_verbs(
         &mut self,
         id: SessionId,
-        offer: &VerbsConnect,
-    ) -> Result<VerbsConnected, Refusal> {
+        offer: VerbsConnect,
+    ) -> Result<Make, Refusal> {
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
         let Carrier::Verbs(verbs) = &session.carrier else {
             return Err(bad("the session's lanes are not over verbs"));
         };
-        self.check_nonce(session, offer.applier, offer.nonce)?;
-        let (port, connected) = verbs.accept(offer, session.peer())?;
+        let (applier, nonce) = (offer.applier, offer.nonce);
+        self.check_nonce(session, applier, nonce)?;
+        let make = verbs.accept(offer, session.peer())?;
+        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
+        let a = usize::from(applier.0);
+        if let (Some(granted), Some(now)) =
+            (session.nonces.get_mut(a), session.connecting.get_mut(a))
+        {
+            (*granted, *now) = (None, Some(nonce));
+        }
+        Ok(make)
+    }
+
+    /// The end of a lane is made, or could not be: hands it to its applier, unless the lane was
+    /// recovered meanwhile or its session is over.
+    pub(in crate::node) fn connected(
+        &mut self,
+        asked: &Asked,
+        made: Result<End, Refusal>,
+    ) -> Result<VerbsConnected, Refusal> {
+        let id = asked.session;
+        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
+        let a = usize::from(asked.applier.0);
+        let connecting = session.connecting.get_mut(a);
+        if connecting
+            .and_then(|c| c.take_if(|c| *c == asked.nonce))
+            .is_none()
+        {
+            return Err(bad("the lane was recovered while it was connected"));
+        }
+        let (port, connected) = made.inspect_err(|_| {
+            // It may be tried again.
+            if let Some(nonce) = session.nonces.get_mut(a) {
+                *nonce = Some(asked.nonce);
+            }
+        })?;
         let command = Command::AttachPort(id, port, bounded(1).0);
         let ended = |_| Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
-        self.crew(offer.applier)?
-            .handle
-            .send(command)
-            .map_err(ended)?;
-        let session = self.all.get_mut(&id).ok_or_else(|| unknown(id))?;
-        if let Some(nonce) = session.nonces.get_mut(usize::from(offer.applier.0)) {
-            *nonce = None;
-        }
+        let crew = self.crew(asked.applier)?;
+        crew.handle.send(command).map_err(ended)?;
         Ok(connected)
     }
 }

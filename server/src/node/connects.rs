@@ -1,0 +1,173 @@
+//! Lanes over verbs while they are made, on threads beside the control thread.
+//!
+//! To connect a queue pair, the kernel looks for the way to the peer's address: for a second, where
+//! nobody answers. A client that tells a wrong one is to hold up nobody but itself, so each lane is
+//! made on a thread of its own, at most [`VERBS_CONNECTS_MAX`] at once. The control thread hears of it
+//! by its bell, and does then what touches sessions.
+
+use std::collections::VecDeque;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use tidewater_transport::fabric::Port;
+use tidewater_transport::ids::{ApplierId, SessionId};
+use tidewater_transport::limits::VERBS_CONNECTS_MAX;
+use tidewater_transport::wake::Bell;
+use tidewater_transport::wire::control::VerbsConnected;
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+
+use super::conn::ConnId;
+
+/// The server's end of a lane, and what its client is to be told.
+pub(super) type End = (Box<dyn Port>, VerbsConnected);
+
+/// Makes it; may take a second.
+pub(super) type Make = Box<dyn FnOnce() -> Result<End, Refusal> + Send>;
+
+/// Which request asked for which lane.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Asked {
+    pub(super) conn: ConnId,
+    /// The request's number, for its answer.
+    pub(super) request: u64,
+    pub(super) session: SessionId,
+    pub(super) applier: ApplierId,
+    /// With which the lane was granted.
+    pub(super) nonce: u64,
+}
+
+/// All lanes that are being made.
+pub(super) struct Connects {
+    made: (Sender<Made>, Receiver<Made>),
+    bell: Bell,
+    running: usize,
+    /// At most one for each lane of a session: who has asked is refused until it is answered.
+    waiting: VecDeque<(Asked, Make)>,
+}
+
+/// One that is done.
+type Made = (Asked, Result<End, Refusal>);
+
+impl std::fmt::Debug for Connects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connects")
+            .field("running", &self.running)
+            .field("waiting", &self.waiting.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connects {
+    /// None. `bell` is rung when one is done.
+    pub(super) fn new(bell: Bell) -> Self {
+        Self {
+            made: unbounded(),
+            bell,
+            running: 0,
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Makes a lane's end, now or after others. Never blocks.
+    pub(super) fn start(&mut self, asked: Asked, make: Make) {
+        self.waiting.push_back((asked, make));
+        self.go();
+    }
+
+    /// One that is done.
+    pub(super) fn take(&mut self) -> Option<Made> {
+        let made = self.made.1.try_recv().ok()?;
+        self.running -= 1;
+        self.go();
+        Some(made)
+    }
+
+    fn go(&mut self) {
+        while self.running < VERBS_CONNECTS_MAX
+            && let Some((asked, make)) = self.waiting.pop_front()
+        {
+            self.running += 1;
+            let (tx, bell) = (self.made.0.clone(), self.bell.clone());
+            let run = move || {
+                // Nobody hears it any more: the server ends, and the lane's end goes.
+                let _ = tx.send((asked, make()));
+                bell.ring();
+            };
+            let thread = std::thread::Builder::new().name("tw-connect".into());
+            if let Err(e) = thread.spawn(run) {
+                let refusal = Refusal::new(RefusalCode::Io, [0; 4]).with_text(e);
+                let _ = self.made.0.send((asked, Err(refusal)));
+                self.bell.ring();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    /// Some that take for ever do not hold up the others, and no more run at once than may.
+    #[test]
+    fn those_that_take_long_hold_up_nobody() {
+        let mut connects = Connects::new(Bell::new().unwrap());
+        let asked = |request| Asked {
+            conn: 1,
+            request,
+            session: SessionId(1),
+            applier: ApplierId(0),
+            nonce: 1,
+        };
+        let no = || Refusal::new(RefusalCode::BadRequest, [0; 4]);
+        let (begun_tx, begun) = mpsc::channel();
+        let most = VERBS_CONNECTS_MAX as u64;
+        let mut gates = Vec::new();
+        // All but one place taken; then two for it.
+        for request in 0..=most {
+            let (gate, closed) = mpsc::channel::<()>();
+            let begun = begun_tx.clone();
+            let make = move || {
+                begun.send(request).unwrap();
+                if request < most - 1 {
+                    let _ = closed.recv();
+                }
+                Err(no())
+            };
+            connects.start(asked(request), Box::new(make));
+            gates.push(gate);
+        }
+        let mut seen: Vec<u64> = (0..most)
+            .map(|_| begun.recv_timeout(SOON).unwrap())
+            .collect();
+        seen.sort_unstable();
+        assert!(
+            seen.into_iter().eq(0..most),
+            "the last one has no place yet"
+        );
+        let mut done = Vec::new();
+        let mut take = |connects: &mut Connects, until: usize, begun: &mpsc::Receiver<u64>| {
+            while done.len() < until {
+                match connects.take() {
+                    Some((asked, result)) => {
+                        assert!(result.is_err());
+                        done.push(asked.request);
+                    }
+                    None => std::thread::yield_now(),
+                }
+            }
+            let _ = begun.try_recv();
+            done.clone()
+        };
+        assert_eq!(take(&mut connects, 2, &begun), [most - 1, most]);
+        drop(gates);
+        assert_eq!(
+            take(&mut connects, most as usize + 1, &begun).len(),
+            most as usize + 1
+        );
+        assert!(connects.take().is_none() && connects.running == 0);
+    }
+}
