@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{ReadOp, RemoteAddr};
+use tidewater_transport::fabric::{LaneError, ReadOp, RemoteAddr};
 use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_transport::layout::lines::SnapshotLine;
 use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
@@ -390,14 +390,20 @@ impl BlockPull<'_> {
         out: &mut [u8],
     ) -> Result<(), ClientError> {
         let mut epochs: Vec<Option<u64>> = vec![None; pieces.len()];
-        for attempt in 1u32.. {
+        'tries: for attempt in 1u32.. {
             let newest = epochs.iter().flatten().max().copied();
             for (piece, epoch) in pieces.iter().zip(&mut epochs) {
                 if epoch.is_none() || *epoch != newest {
                     let at = (piece.first - first) as usize * self.layout.element_bytes;
                     let len = (piece.end - piece.first) as usize * self.layout.element_bytes;
                     let out = out.get_mut(at..at + len).unwrap_or_default();
-                    *epoch = self.try_snapshot(piece, out)?;
+                    *epoch = match self.try_snapshot(piece, out) {
+                        // Not this read took so long, but all of them.
+                        Err(ClientError::Lane(LaneError::Deadline { .. })) if attempt > 1 => {
+                            break 'tries;
+                        }
+                        tried => tried?,
+                    };
                 }
             }
             if epochs.iter().all(|e| e.is_some() && *e == epochs[0]) {
@@ -416,7 +422,10 @@ impl BlockPull<'_> {
         }
         Err(ClientError::Deadline {
             op: "pull of a snapshot",
-            missing: "partitions at one epoch: ticks come faster than this reader reads".into(),
+            missing: format!(
+                "partitions at one epoch, not {epochs:?}: ticks come faster than this reader reads, \
+                 or a worker that was lost had ticked at some of them"
+            ),
         })
     }
 
