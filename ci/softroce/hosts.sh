@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Runs in both of two guests: servers on `a`, workers on `b`, by RDMA between them.
 #
-#   ci/softroce/hosts.sh trains         a training ends, with the model that one host makes of it
+#   ci/softroce/hosts.sh trains [T]     a training ends, with the model that one host makes of it; lost
+#                                       packets are sent again after 4.096 us x 2^T (14)
 #   ci/softroce/hosts.sh worker-dies    b dies amid a training: a gets rid of its session
 #   ci/softroce/hosts.sh server-dies    a dies amid a training: b's worker fails, and names a server
+#   ci/softroce/hosts.sh pull-dies      a dies amid pulls of 3 s at most: one fails in time, and names it
 #
-# For the last the coordinator is on b, so that it is the servers alone that die. What each process said
+# For the last two the coordinator is on b, so that it is the servers alone that die. What each process said
 # is under target/softroce/out/CASE, also of a host that died.
 source "$(dirname "$0")/lib.sh"
 # shellcheck source=ci/softroce/checks.sh
 source "$REPO_ROOT/ci/softroce/checks.sh"
 CASE=${1:?which case? See the beginning of this file}
+[[ -z ${2:-} ]] || export TIDEWATER_RDMA_TIMEOUT=$2
 declare -A ADDRESS=([a]=10.9.0.1 [b]=10.9.0.2)
 PORT=7070
 CAPACITY=$((64 << 20))
@@ -22,6 +25,8 @@ ENDLESS=1000000
 SESSION_S=40
 # A worker's calls have 30 s (DATA_DEADLINE), and so has what it does in vain with the others.
 FAIL_S=60
+PULL_MS=3000   # far less than the coordinator takes to miss a server
+PULL_LATE_MS=2000 # what the last attempt to reach it may take beyond that, and the emulator
 LOGS=$SOFTROCE_OUT/$CASE
 COUNTERS=/sys/class/infiniband/rxe0/ports/1/hw_counters
 PATH=$PWD/target/ci:$PATH
@@ -158,6 +163,58 @@ worker_fails() {
         die "it names no server: $(tail -n 5 "$LOGS/worker.log")"
 }
 
+# start_pulls: returns in the midst of them. Sets WORKER.
+start_pulls() {
+    local until=$((SECONDS + TRAIN_S))
+    (
+        export TIDEWATER_COORDINATOR=$COORDINATOR TIDEWATER_SERVERS=2 TIDEWATER_TRANSPORT=verbs
+        export TIDEWATER_RANK=0 TIDEWATER_WORKERS=1
+        exec timeout "$TRAIN_S" "$REPO_ROOT/target/ci/examples/until_lost" "$PULL_MS"
+    ) >"$LOGS/worker.log" 2>&1 &
+    WORKER=$!
+    while ! grep -q '^pulling' "$LOGS/worker.log"; do
+        if ! kill -0 "$WORKER" 2>/dev/null || ((SECONDS >= until)); then
+            cat "$LOGS/worker.log"
+            return 1
+        fi
+        sleep 0.1
+    done
+}
+
+# pull_fails: by its own deadline, before the coordinator misses the server, with the server's name.
+pull_fails() {
+    local took began=$SECONDS
+    while kill -0 "$WORKER" 2>/dev/null; do
+        ((SECONDS - began <= FAIL_S)) || die "it goes on after $FAIL_S s: $(tail -n 3 "$LOGS/worker.log")"
+        sleep 0.5
+    done
+    took=$(sed -n 's/^after \([0-9]*\) ms: .*/\1/p' "$LOGS/worker.log")
+    if [[ -z $took ]] || ((took > PULL_MS + PULL_LATE_MS)); then die "$(tail -n 3 "$LOGS/worker.log")"; fi
+    tail -n 1 "$LOGS/worker.log" | grep -qE 'server [01]' ||
+        die "it names no server: $(tail -n 1 "$LOGS/worker.log")"
+}
+
+# serve_alone: servers without the coordinator, on a.
+serve_alone() {
+    local number
+    for number in 0 1; do
+        in_background "$LOGS/server.$number.log" tidewater server --number "$number" \
+            --coordinator "${ADDRESS[b]}:$PORT" --listen "${ADDRESS[a]}:0" --capacity "$CAPACITY" --hugepages off
+    done
+}
+
+# coordinate: on b; sets COORDINATOR.
+coordinate() {
+    COORDINATOR=${ADDRESS[b]}:$PORT
+    in_background "$LOGS/coordinator.log" tidewater coordinator --listen "$COORDINATOR" --servers 2 --workers 1
+    wait_for_port "$PORT"
+}
+
+stop_coordinating() {
+    kill "$LAST" 2>/dev/null || true
+    wait "$LAST" || true
+}
+
 die_now() { echo b >/proc/sysrq-trigger; }
 
 mkdir -p "$LOGS"
@@ -201,28 +258,32 @@ worker-dies.b)
     meet training "$MEET_S"
     die_now
     ;;
-server-dies.a)
+server-dies.a | pull-dies.a)
     meet coordinating "$MEET_S"
-    for number in 0 1; do
-        in_background "$LOGS/server.$number.log" tidewater server --number "$number" \
-            --coordinator "${ADDRESS[b]}:$PORT" --listen "${ADDRESS[a]}:0" --capacity "$CAPACITY" --hugepages off
-    done
+    serve_alone
     meet training "$((MEET_S + TRAIN_S))" || { cat "$LOGS"/server.*.log && exit 1; }
     die_now
     ;;
 server-dies.b)
-    COORDINATOR=${ADDRESS[b]}:$PORT
-    in_background "$LOGS/coordinator.log" tidewater coordinator --listen "$COORDINATOR" --servers 2 --workers 1
-    wait_for_port "$PORT"
+    coordinate
     generate
     meet coordinating "$MEET_S"
     start_endless
     meet training "$MEET_S"
     check worker_of_a_dead_server_fails_and_names_it worker_fails
     say "after $(cat "$SCRATCH/seconds") s: $(tail -n 1 "$LOGS/worker.log")"
-    kill "$LAST" 2>/dev/null || true
-    wait "$LAST" || true
+    stop_coordinating
     verdict "$SOFTROCE_OUT/server-dies.json"
+    ;;
+pull-dies.b)
+    coordinate
+    meet coordinating "$MEET_S"
+    start_pulls
+    meet training "$MEET_S"
+    check pull_from_a_dead_server_fails_by_its_deadline_and_names_it pull_fails
+    tail -n 1 "$LOGS/worker.log"
+    stop_coordinating
+    verdict "$SOFTROCE_OUT/pull-dies.json"
     ;;
 *) die "no case $CASE" ;;
 esac
