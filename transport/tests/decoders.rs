@@ -112,6 +112,10 @@ const EXCEPTIONS: &[(&str, &str)] = &[
     ),
     ("lane::fits", "checks the caller's own landing"),
     (
+        "lend::same_reads",
+        "compares the caller's own reads with those it posted",
+    ),
+    (
         "receive::Post::take",
         "stores a payload whose place was checked with its header",
     ),
