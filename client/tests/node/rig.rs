@@ -247,9 +247,11 @@ impl Proxy {
                 for s in [&near, &far] {
                     s.set_nodelay(true).unwrap();
                 }
+                let ends = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                // Counted before its first byte: who got an answer finds it among those so far.
+                kept.lock().unwrap().push(ends);
                 pass(near.try_clone().unwrap(), far.try_clone().unwrap());
-                pass(far.try_clone().unwrap(), near.try_clone().unwrap());
-                kept.lock().unwrap().push((near, far));
+                pass(far, near);
             }
         });
         Self { address, pairs }

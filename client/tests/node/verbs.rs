@@ -144,7 +144,7 @@ fn offers_that_lead_nowhere_harm_nobody() {
 }
 
 /// Clients that tell addresses which nobody has make the kernel look for them, for seconds. The others
-/// come and go meanwhile, and pull and push.
+/// come and go meanwhile.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn who_waits_for_an_address_that_nobody_has_waits_alone() {
