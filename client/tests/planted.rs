@@ -111,7 +111,8 @@ fn a_push_by_a_stale_location_reaches_its_own_key() {
 /// Whoever sees the new clock sees the pushes that it closes: also the last row of many.
 #[test]
 fn the_clock_moves_after_its_pushes_took_effect() {
-    const ELEMENTS: usize = 1 << 17;
+    // So many that applying them takes longer than hearing of the clock.
+    const ELEMENTS: usize = 1 << 20;
     const LOOKED_AT: usize = 256;
     let cluster = Cluster::start(Shm, 1, 1, 1);
     let mut client = cluster.client(0, Sync::Bsp);
