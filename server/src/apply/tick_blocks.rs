@@ -56,7 +56,8 @@ const fn order_of(op: PushOp) -> u8 {
 }
 
 /// Buffers of a tick, kept from one to the next so that a steady step allocates nothing. They
-/// grow to a few bytes a block of what was held, and to two blocks.
+/// grow to a segment for each block of each held frame, 56 bytes, which is less than what `Pending`
+/// counts for a frame, and to two blocks.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     segments: Vec<Segment>,
@@ -277,22 +278,4 @@ impl Engine {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_that_overlap_or_touch_are_one() {
-        let mut runs = vec![7..9, 0..2, 2..3, 5..6, 8..12, 6..6];
-        merge(&mut runs);
-        assert_eq!(runs, [0..3, 5..6, 7..12]);
-    }
-
-    #[test]
-    fn a_rank_is_counted_once() {
-        let mut ranks = Ranks::default();
-        for rank in [1, 1, 2, 5, 5] {
-            ranks.add(WorkerId(rank));
-        }
-        assert_eq!(ranks.count, 3);
-    }
-}
+mod tests;

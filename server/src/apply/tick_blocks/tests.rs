@@ -1,0 +1,171 @@
+//! What is reduced, against a loop over single elements.
+
+use std::sync::Arc;
+
+use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId};
+use tidewater_transport::layout::frame::{FrameFlags, FrameHeader};
+use tidewater_transport::layout::hash::mix64;
+use tidewater_transport::table::{DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+
+use super::*;
+use crate::namespace::{FrameSender, NamespaceId};
+use crate::store::ServerMemory;
+
+const DOMAIN: DomainId = DomainId(0);
+/// Blocks of 1,024 elements, the last one not full, in three partitions.
+const BLOCK: usize = 1024;
+const ELEMENTS: usize = 6 * BLOCK + 333;
+const LR: f32 = 0.5;
+
+fn spec() -> TableSpec {
+    TableSpec {
+        name: "t".into(),
+        shape: Shape::Dense {
+            rows: ELEMENTS as u64,
+            cols: 1,
+            layout: DenseLayout::Blocks {
+                block_bytes: 4096,
+                snapshot: false,
+            },
+        },
+        dtype: DType::F32,
+        optimizer: Optimizer::Sgd { lr: LR.into() },
+        init: Init::Zeros,
+        seed: 1,
+        effect: Effect::AtClock(Reduce::Mean),
+        finite_check: true,
+        domain: DOMAIN,
+        partitions: 3,
+    }
+}
+
+/// A push of one value to a range.
+#[derive(Debug, Clone, Copy)]
+struct Push {
+    rank: u32,
+    op: PushOp,
+    first: usize,
+    count: usize,
+    value: f32,
+}
+
+/// Ranges that overlap, begin and end anywhere, and are longer than a block; some of one rank.
+fn pushes(seed: u64) -> Vec<Push> {
+    let push = |n: u64| {
+        let random = |what: u64| mix64(seed << 32 | n << 8 | what) as usize;
+        let first = random(0) % ELEMENTS;
+        Push {
+            rank: (n / 4) as u32,
+            op: ORDER[random(1) % 3],
+            first,
+            count: 1 + random(2) % (3 * BLOCK).min(ELEMENTS - first),
+            value: (random(3) % 17) as f32 - 8.0,
+        }
+    };
+    (0..16).map(push).collect()
+}
+
+/// One tick of a table of `model`, by elements.
+fn tick(model: &mut [f32], pushes: &[Push]) {
+    for op in [PushOp::Assign, PushOp::Sum, PushOp::Gradient] {
+        let of_op = || pushes.iter().filter(|push| push.op == op);
+        for block in 0..ELEMENTS.div_ceil(BLOCK) {
+            let elements = block * BLOCK..ELEMENTS.min((block + 1) * BLOCK);
+            let here = |push: &&Push| {
+                push.first < elements.end && push.first + push.count > elements.start
+            };
+            let mut ranks: Vec<u32> = of_op().filter(here).map(|push| push.rank).collect();
+            ranks.dedup();
+            for n in elements.clone() {
+                let hits =
+                    of_op().filter(|push| (push.first..push.first + push.count).contains(&n));
+                let values: Vec<f32> = hits.map(|push| push.value).collect();
+                let (Some(last), sum) = (values.last(), values.iter().sum::<f32>()) else {
+                    continue;
+                };
+                model[n] = match op {
+                    PushOp::Assign => *last,
+                    PushOp::Sum => model[n] + sum,
+                    PushOp::Gradient => model[n] - LR * (sum * (1.0 / ranks.len() as f32)),
+                };
+            }
+        }
+    }
+}
+
+fn hold(pending: &mut Pending, seq: u64, push: &Push) {
+    let values = (0..push.count).flat_map(|_| push.value.to_le_bytes());
+    let first = (push.first as u64).to_le_bytes();
+    let payload: Vec<u8> = first.into_iter().chain(values).collect();
+    let header = FrameHeader {
+        kind: FrameKind::PushDense,
+        flags: FrameFlags {
+            op: Some(push.op),
+            dtype: Some(DType::F32),
+            ..FrameFlags::default()
+        },
+        seq,
+        session: 0,
+        payload_len: payload.len() as u32,
+        count: push.count as u32,
+        table: 1,
+        partition: 0,
+        clock: 0,
+        user_tag: 0,
+        chk: 0,
+    };
+    let sender = FrameSender::clocked(WorkerId(push.rank));
+    pending.hold(DOMAIN, sender, header, &payload).unwrap();
+}
+
+#[test]
+fn a_tick_is_what_a_loop_over_elements_gives() {
+    let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
+    let redo = Redo::new(Arc::clone(&memory), 0, 4096, 4096).unwrap();
+    let (spec, who) = (Arc::new(spec()), (TableId(1), 0));
+    let all = (0..spec.partitions).map(PartitionId);
+    let mut blocks = DenseBlocks::new(&memory, who, &spec, all).unwrap();
+    let rules = Rules {
+        dtype: DType::F32,
+        reduce: Reduce::Mean,
+        counts_steps: false,
+    };
+    let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
+    let mut model = vec![0.0; ELEMENTS];
+    for seed in 0..40 {
+        let pushes = pushes(seed);
+        for (seq, push) in (1..).zip(&pushes) {
+            hold(&mut pending, seq, push);
+        }
+        let held = pending.take(NamespaceId::default(), DOMAIN, 0);
+        assert_eq!(held.len(), pushes.len());
+        buffers.cut(&pending, &held, blocks.layout());
+        let stored = buffers.step((&pending, &held), (&mut blocks, &redo), seed + 1, rules);
+        stored.unwrap();
+        pending.free(&held);
+        tick(&mut model, &pushes);
+        // A range that is read is of one partition.
+        for (n, want) in (0..).zip(&model) {
+            let mut is = [0; 4];
+            blocks.read_range(n, &mut is).unwrap();
+            assert_eq!(f32::from_le_bytes(is), *want, "tick {seed}, element {n}");
+        }
+    }
+    assert_eq!(pending.bytes(), 0);
+}
+
+#[test]
+fn ranges_that_overlap_or_touch_are_one() {
+    let mut runs = vec![7..9, 0..2, 2..3, 5..6, 8..12, 6..6];
+    merge(&mut runs);
+    assert_eq!(runs, [0..3, 5..6, 7..12]);
+}
+
+#[test]
+fn a_rank_is_counted_once() {
+    let mut ranks = Ranks::default();
+    for rank in [1, 1, 2, 5, 5] {
+        ranks.add(WorkerId(rank));
+    }
+    assert_eq!(ranks.count, 3);
+}
