@@ -121,18 +121,23 @@ equal_models() {
     done
 }
 
-# start_endless: a training that does not end; returns in the midst of it. Sets WORKER.
-start_endless() {
+# worker_says PATTERN: waits until WORKER's log has such a line.
+worker_says() {
     local until=$((SECONDS + TRAIN_S))
-    (worker 0 1 --epochs "$ENDLESS") >"$LOGS/worker.log" 2>&1 &
-    WORKER=$!
-    while ! grep -q 'epoch 2/' "$LOGS/worker.log"; do
+    while ! grep -q "$1" "$LOGS/worker.log"; do
         if ! kill -0 "$WORKER" 2>/dev/null || ((SECONDS >= until)); then
             cat "$LOGS/worker.log"
             return 1
         fi
         sleep 0.1
     done
+}
+
+# start_endless: a training that does not end; returns in the midst of it. Sets WORKER.
+start_endless() {
+    (worker 0 1 --epochs "$ENDLESS") >"$LOGS/worker.log" 2>&1 &
+    WORKER=$!
+    worker_says 'epoch 2/'
 }
 
 # connections: of this host with the other one.
@@ -165,20 +170,13 @@ worker_fails() {
 
 # start_pulls: returns in the midst of them. Sets WORKER.
 start_pulls() {
-    local until=$((SECONDS + TRAIN_S))
     (
         export TIDEWATER_COORDINATOR=$COORDINATOR TIDEWATER_SERVERS=2 TIDEWATER_TRANSPORT=verbs
         export TIDEWATER_RANK=0 TIDEWATER_WORKERS=1
         exec timeout "$TRAIN_S" "$REPO_ROOT/target/ci/examples/until_lost" "$PULL_MS"
     ) >"$LOGS/worker.log" 2>&1 &
     WORKER=$!
-    while ! grep -q '^pulling' "$LOGS/worker.log"; do
-        if ! kill -0 "$WORKER" 2>/dev/null || ((SECONDS >= until)); then
-            cat "$LOGS/worker.log"
-            return 1
-        fi
-        sleep 0.1
-    done
+    worker_says '^pulling'
 }
 
 # pull_fails: by its own deadline, before the coordinator misses the server, with the server's name.
