@@ -6,7 +6,8 @@
 //!          meta:    snapshot line, on a snapshot table | TaggedU32 version word of each block
 //! private  state:   of each block its slots, block_bytes each, then the step count (Adam)
 //! ```
-//! A partition is a range of blocks and has these three. First values are those of a row whose key
+//! A partition is a range of blocks and has these three; those of one applier lie side by side, in
+//! one block of memory each. First values are those of a row whose key
 //! is the block's index and whose column is the place in the block, so they depend on the block's
 //! size but not on partitions or servers. A version word counts stores: its sequence is even and
 //! starts at 2.
