@@ -94,7 +94,7 @@ pub fn run() -> Result<(), BenchError> {
 fn tell() -> Result<(), BenchError> {
     let mut orders = Orders::new();
     while orders.take::<Report>()?.is_some() {
-        answer(&Usage::of_this_process())?;
+        answer(&Usage::beside_this_thread())?;
     }
     Ok(())
 }
