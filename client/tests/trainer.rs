@@ -60,9 +60,13 @@ struct Program {
 }
 
 impl Host for Program {
+    /// The signal comes late in the question: without a bound on staleness the others have gone on
+    /// to the end of the epoch by then.
     fn signal(&mut self) -> Option<i32> {
         self.asked += 1;
-        self.signal_at.filter(|&at| self.asked >= at).map(|_| 15)
+        self.signal_at.filter(|&at| self.asked >= at)?;
+        std::thread::sleep(Duration::from_millis(200));
+        Some(15)
     }
 
     fn epoch_done(&mut self, epoch: &EpochReport) {
@@ -273,19 +277,18 @@ fn a_signal_stops_all_workers_at_one_step() {
     ] {
         config.sync = sync;
         let ends = train(&cluster(Shm, 4), 4, &config, (&[], Some((signalled, 7))));
+        // All of them: the first that failed is not the one that others waited for.
+        let outcomes: Vec<_> = ends.iter().map(|end| &end.outcome).collect();
         for end in &ends {
             assert!(
                 matches!(end.outcome, Ok(Outcome::Stopped(15))),
-                "{:?}",
-                end.outcome
+                "{sync}: {outcomes:?}"
             );
             assert!(sync == Sync::Asp || end.clock == ends[0].clock, "{sync}");
         }
-        assert!(
-            ends[0].clock >= 6 * 8 && ends[0].clock < 200,
-            "{}",
-            ends[0].clock
-        );
+        // Without a bound on staleness the others may be behind it.
+        let clock = ends[signalled as usize].clock;
+        assert!((6 * 8..200).contains(&clock), "{sync}: {clock}");
     }
 }
 

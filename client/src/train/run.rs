@@ -230,10 +230,11 @@ impl<'a> Run<'a> {
         plan: &BatchPlan<'_>,
         (epoch, steps, began): (u64, usize, Instant),
     ) -> Result<Option<EpochReport>, TrainError> {
-        let (mut rows, mut loss_sum) = (0i64, 0.0);
+        let (mut rows, mut loss_sum, mut stops) = (0i64, 0.0, false);
         for index in 0..steps {
-            if self.stop.look(client, || host.signal())? {
-                return Ok(None);
+            stops = self.stop.look(client, || host.signal())?;
+            if stops {
+                break;
             }
             let loss = self
                 .worker
@@ -243,9 +244,15 @@ impl<'a> Run<'a> {
         }
         self.worker.settle(client)?;
         let mut row: Row = [0; WIDTH];
-        row[..2].copy_from_slice(&[rows, f64::to_bits(loss_sum).cast_signed()]);
-        // No worker is past this before all are here: the sums are of one epoch.
+        let loss = f64::to_bits(loss_sum).cast_signed();
+        row[..3].copy_from_slice(&[rows, loss, stops.into()]);
+        // No worker is past this before all are here: the sums are of one epoch. And all come here:
+        // without a bound on staleness one worker sees the sign to stop in this epoch and another
+        // does not, who must neither wait for the first nor go on without it.
         let all = self.board.exchange(client, &row)?;
+        if all.iter().any(|row| row[2] != 0) {
+            return Ok(None);
+        }
         let rows: u64 = all.iter().map(|row| row[0].cast_unsigned()).sum();
         let losses = all.iter().map(|row| f64::from_bits(row[1].cast_unsigned()));
         Ok(Some(EpochReport {

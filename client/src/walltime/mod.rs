@@ -71,7 +71,8 @@ impl Walltime {
     }
 
     /// At the start of each step, on all workers: whether the run ends here. With BSP and SSP the
-    /// answer is the same for all workers at the same step; with ASP each hears of it at its next.
+    /// answer is the same for all workers at the same step; with ASP each hears of it at its next, so
+    /// that a program whose workers meet between steps has to tell the others there who stops.
     ///
     /// # Cost
     /// A pull of two rows at each `every`-th step, nothing at the others.

@@ -6,7 +6,9 @@
 //! staleness, plus one, rounded up to a step at which workers look. An iteration at clock `k` sees
 //! every push of iterations before `k - s` (the promise of SSP; BSP is `s = 0`), so each worker has
 //! seen the second cell when it reaches that clock, and nobody stops before it. Without a bound on
-//! staleness nobody waits for anybody's clock, and each stops as soon as it sees the first cell.
+//! staleness nobody waits for anybody's clock, and each stops as soon as it sees the first cell: at steps
+//! of their own, so that workers which meet between steps (at the end of an epoch) have to tell each
+//! other there who stops.
 
 use tidewater_transport::limits::CLOCK_DEADLINE;
 use tidewater_transport::table::PushOp;

@@ -95,10 +95,12 @@ impl Default for Wiring {
 type Wired = (Box<dyn Lane>, Box<dyn Port>, Inbox);
 type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 
-/// The one barrier of a cluster: who waits, and how often it opened.
+/// The one barrier of a cluster: who waits, and how often it opened. A worker that comes under
+/// another name than those who wait there would, in a job, wait for them elsewhere.
 #[derive(Default)]
 struct Barrier {
     waiting: Mutex<(u32, u64)>,
+    name: Mutex<String>,
     opened: Condvar,
 }
 
@@ -106,9 +108,20 @@ impl Barrier {
     /// A test in which somebody does not come fails, and does not hang.
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    fn meet(&self, count: u32) -> Result<(), ClientError> {
+    fn meet(&self, name: &str, count: u32) -> Result<(), ClientError> {
         let mut state = self.waiting.lock().unwrap();
         let round = state.1;
+        let mut known = self.name.lock().unwrap();
+        if state.0 == 0 {
+            name.clone_into(&mut known);
+        }
+        if *known != name {
+            return Err(ClientError::Deadline {
+                op: "barrier",
+                missing: format!("those who wait at {known:?}, not at {name:?}"),
+            });
+        }
+        drop(known);
         state.0 += 1;
         if state.0 == count {
             *state = (0, round + 1);
@@ -564,8 +577,8 @@ impl CoordinatorLink for Coordinator {
         Ok(())
     }
 
-    fn barrier(&mut self, _: &str, count: u32, _: Deadline) -> Result<(), ClientError> {
-        self.barrier.meet(count)
+    fn barrier(&mut self, name: &str, count: u32, _: Deadline) -> Result<(), ClientError> {
+        self.barrier.meet(name, count)
     }
 
     fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
