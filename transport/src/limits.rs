@@ -106,7 +106,7 @@ pub const CLOCK_NAG: Duration = Duration::from_secs(60);
 pub const COORDINATOR_LOOK: Duration = Duration::from_millis(500);
 /// A process that ends because it lost another one may be seen to end first; for so long the
 /// launcher looks for the cause.
-pub const BLAME_TIMEOUT: Duration = Duration::from_secs(1);
+pub const BLAME_TIMEOUT: Duration = Duration::from_secs(3);
 /// A session outlives its control connection by this long, so that a cut line can be re-attached.
 pub const SESSION_LINGER: Duration = Duration::from_secs(10);
 /// Tries of a consistent read before the server is asked to gather.

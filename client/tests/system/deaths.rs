@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tidewater_transport::clock::Deadline;
 
 use crate::proc::marked;
 use crate::rig::{Ended, Run};
@@ -50,6 +51,24 @@ fn of_a_server() {
     }
 }
 
+/// A server's connections close before it can be seen to have ended, so that all workers may be gone
+/// first, each because another process has failed (code 4).
+#[test]
+fn of_a_server_that_is_seen_after_all_workers() {
+    let workers = ["sh", "-c", "sleep 0.5; exit 4"];
+    let run = Run::start(&["--servers", "1", "--workers", "2"], &workers);
+    let deadline = Deadline::after(crate::rig::LIMIT);
+    let (mut server, mut came) = (None, false);
+    while server.is_none() || !came || !run.of("worker").is_empty() {
+        assert!(!deadline.passed(), "{}", run.said());
+        came |= !run.of("worker").is_empty();
+        server = run.of("server").pop().or(server);
+    }
+    let server = server.unwrap();
+    server.signal(Signal::KILL);
+    check(&run.end(), "server 0", server.pid);
+}
+
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn of_a_worker_and_of_a_server_over_verbs() {
@@ -82,7 +101,7 @@ fn of_the_launcher() {
 #[test]
 fn a_running_job_is_found_by_its_mark() {
     let run = Run::start(&["--servers", "2", "--workers", "2"], &["sleep", "1000"]);
-    let deadline = tidewater_transport::clock::Deadline::after(crate::rig::LIMIT);
+    let deadline = Deadline::after(crate::rig::LIMIT);
     let counts = || ["server", "worker", "coordinator"].map(|role| run.of(role).len());
     while counts() != [2, 2, 1] {
         assert!(!deadline.passed(), "{:?}: {}", counts(), run.said());

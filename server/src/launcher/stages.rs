@@ -64,7 +64,9 @@ impl Job {
             return true;
         }
         if let Some((until, failure)) = self.suspect.take() {
-            if until.passed() || !self.processes.iter().any(is_running_worker) {
+            // A process that was killed closes its connections before it can be seen to have ended:
+            // all workers may have heard of it and gone by then.
+            if until.passed() || !self.processes.iter().any(may_be_the_cause) {
                 self.fail(failure);
                 return true;
             }
@@ -76,7 +78,7 @@ impl Job {
         match self.stage {
             Stage::Starting => self.step_starting(),
             Stage::Running => {
-                let over = !self.processes.iter().any(is_running_worker);
+                let over = self.suspect.is_none() && !self.processes.iter().any(is_running_worker);
                 if over {
                     self.enter(Stage::Workers, None);
                 }
@@ -310,4 +312,9 @@ impl Job {
 
 fn is_running_worker(process: &Process) -> bool {
     matches!(process.member, Member::Worker(_)) && process.exit.is_none()
+}
+
+/// Whether it could have been what made the others end.
+fn may_be_the_cause(process: &Process) -> bool {
+    process.member != Member::Guard && process.exit.is_none()
 }
