@@ -320,10 +320,8 @@ impl Lanes {
                     each(self);
                 }
                 Ok(None) => {
-                    return Err(ClientError::Deadline {
-                        op,
-                        missing: self.missing(),
-                    });
+                    let missing = self.missing();
+                    return Err(self.blame(ClientError::Deadline { op, missing }));
                 }
                 Err(Interrupt::Failed(e)) => return Err(e),
                 Err(Interrupt::Broken(lane)) => self.mend(lane, deadline)?,
@@ -344,7 +342,9 @@ impl Lanes {
     fn tend_now(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.tend_at = Deadline::after(TEND_EVERY);
         for server in &mut self.servers {
-            server.link.check(deadline)?;
+            if let Err(e) = server.link.check(deadline) {
+                return Err(self.blame(e));
+            }
         }
         Ok(())
     }
@@ -379,16 +379,21 @@ impl Lanes {
         }
     }
 
+    /// The coordinator's reason, where it has told one: when a server dies the others end too, and
+    /// one of those may be the first that this client misses.
+    #[cold]
+    fn blame(&mut self, seen: ClientError) -> ClientError {
+        self.coordinator.check().err().unwrap_or(seen)
+    }
+
     /// Re-establishes a broken lane and re-sends what the server has not consumed.
     pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         loop {
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
             // A lane that breaks as often as it comes back is not for ever.
             if deadline.passed() {
-                return Err(ClientError::Deadline {
-                    op: "recover a lane",
-                    missing: format!("server {}", self.name(lane)),
-                });
+                let (op, missing) = ("recover a lane", format!("server {}", self.name(lane)));
+                return Err(self.blame(ClientError::Deadline { op, missing }));
             }
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
@@ -404,7 +409,7 @@ impl Lanes {
                     self.coordinator.check()?;
                     continue;
                 }
-                Err(e) => return Err(e),
+                Err(e) => return Err(self.blame(e)),
             };
             self.counters.recoveries += 1;
             let l = &mut self.all[lane];

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidewater_client::{ClientError, PullOptions, TableBuilder};
-use tidewater_transport::clock;
+use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::table::PushOp;
 
@@ -171,6 +171,34 @@ fn stop_and_kill_a_server(transports: &[TransportChoice]) {
             // What was under way when the deadline passed was not lost.
             assert_eq!(out, [2.0; 100]);
         }
+    }
+}
+
+/// A job ends when one of its servers dies. A client that only waits for another one hears which it
+/// was, also in a call that is too short to ask now and then.
+#[test]
+fn the_server_that_died_is_named_and_not_the_one_that_is_waited_for() {
+    let cluster = Cluster::start(2);
+    let mut client = cluster.client(TransportChoice::Shm);
+    let spec = TableBuilder::rows::<f32>("rows", 100, 1).partitions(1);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let [waited_for, dies] = &cluster.server_processes()[..] else {
+        panic!("two servers");
+    };
+    waited_for.signal(Signal::STOP);
+    dies.signal(Signal::KILL);
+    client.set_timeout(Duration::from_millis(200));
+    // Until the coordinator has seen it.
+    let deadline = Deadline::after(Duration::from_secs(20));
+    loop {
+        let pushed = client.push_rows(&table, &[0], &[1.0], PushOp::Sum);
+        let applied = pushed.and_then(|ticket| client.wait_applied(&ticket));
+        // A stop takes effect when each thread next leaves the kernel: until then it may serve.
+        let said = applied.map_or_else(|error| error.to_string(), |()| "server 0 serves".into());
+        if said.contains("server 1") {
+            break;
+        }
+        assert!(said.contains("server 0") && !deadline.passed(), "{said}");
     }
 }
 
