@@ -289,9 +289,20 @@ print_excerpts() {
     done
 }
 
-# print_failures: where to look, one line per stage that did not pass.
+# failed_tests LOG: the names that libtest lists at the end of each program's run.
+failed_tests() {
+    awk '/^failures:$/ { list = 1; next } /^test result/ { list = 0 }
+        list && /^    [^ ]+$/ { print $1 }' < <(cat "$@" 2>/dev/null) | sort -u | paste -sd ' '
+}
+
+# print_failures: where to look, one line per stage that did not pass, and what failed at either try:
+# whoever sees only the end of the output sees the names.
 print_failures() {
-    local stage
+    local stage names
+    for stage in "${STAGES[@]}"; do
+        names=$(failed_tests "$LOGS/$stage.first.log" "$LOGS/$stage.log")
+        [[ -z $names ]] || say "$stage: tests that failed: $names"
+    done
     for stage in $(failed_stages); do
         say "${RESULT[$stage]}: $stage; log: $LOGS/$stage.log; again: ci/all.sh --only $stage"
     done

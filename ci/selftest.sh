@@ -157,6 +157,8 @@ test_all_sh() {
     if grep -qx 500 "$OUT"; then outcome no "all.sh: keeps to the reason"; else
         outcome ok "all.sh: keeps to the reason"
     fi
+    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && say "failures:" && say "    a::b" && exit 1; fi' 'tries = 2'
+    all_sh 0 '^shaky: tests that failed: a::b$' "names what failed at a first try"
     no_stages && stage quiet 'seq 1 999; exit 1'
     all_sh 1 '^999$' "the last lines of a stage that failed without a word"
     no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && echo error: bad luck && exit 1; fi' 'tries = 2'
