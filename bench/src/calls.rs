@@ -1,6 +1,8 @@
 //! Pulls and pushes of a table as works of the measuring core.
 
 use std::collections::VecDeque;
+use std::fmt;
+use std::ops::DerefMut;
 
 use serde::{Deserialize, Serialize};
 use tidewater_client::{PullOptions, PullTicket, Ticket};
@@ -41,6 +43,11 @@ pub enum Style {
     Window(usize),
 }
 
+/// Where the values of a pull go.
+trait Memory: DerefMut<Target = [f32]> + fmt::Debug {}
+
+impl<M: DerefMut<Target = [f32]> + fmt::Debug> Memory for M {}
+
 /// Calls on a table.
 #[derive(Debug)]
 pub struct Calls<'s, 'c> {
@@ -50,7 +57,7 @@ pub struct Calls<'s, 'c> {
     style: Style,
     calls: u64,
     /// Landings of pulls and the batch that landed in each, as many as are under way at a time.
-    landings: Vec<(Vec<f32>, Option<usize>)>,
+    landings: Vec<(Box<dyn Memory>, Option<usize>)>,
     pulls: VecDeque<(PullTicket, usize)>,
     pushes: VecDeque<Ticket>,
     /// Calls made so far.
@@ -75,7 +82,9 @@ impl<'s, 'c> Calls<'s, 'c> {
             _ => 1,
         };
         let landings = match op {
-            Op::Pull => (0..depth).map(|_| (subject.landing(), None)).collect(),
+            Op::Pull => (0..depth)
+                .map(|_| (Box::new(subject.landing()) as Box<dyn Memory>, None))
+                .collect(),
             Op::Push => Vec::new(),
         };
         Self {
@@ -96,6 +105,17 @@ impl<'s, 'c> Calls<'s, 'c> {
         }
     }
 
+    /// Lets all pulls land in memory that a network card may write.
+    ///
+    /// # Errors
+    /// The client's.
+    pub fn land_in_buffers(mut self) -> Result<Self, BenchError> {
+        for (memory, _) in &mut self.landings {
+            *memory = Box::new(self.subject.registered_landing()?);
+        }
+        Ok(self)
+    }
+
     #[inline]
     fn next_batch(&mut self) -> usize {
         let batch = self.next;
@@ -108,13 +128,16 @@ impl<'s, 'c> Calls<'s, 'c> {
     }
 
     fn pull_alone(&mut self) -> Result<(), BenchError> {
-        for _ in 0..self.calls {
+        let mut landings = std::mem::take(&mut self.landings);
+        let (out, landed) = &mut landings[0];
+        let out = &mut ***out;
+        let done = (0..self.calls).try_for_each(|_| {
             let batch = self.next_batch();
-            let (out, landed) = &mut self.landings[0];
-            self.subject.pull(batch, out, self.options)?;
             *landed = Some(batch);
-        }
-        Ok(())
+            self.subject.pull(batch, out, self.options)
+        });
+        self.landings = landings;
+        done
     }
 
     fn pull_window(&mut self) -> Result<(), BenchError> {

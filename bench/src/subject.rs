@@ -1,7 +1,9 @@
 //! A table under measurement, with known values.
 
 use serde::{Deserialize, Serialize};
-use tidewater_client::{Client, PullOptions, PullTicket, Table, TableBuilder, Ticket};
+use tidewater_client::{
+    Client, PullOptions, PullTicket, RegisteredBuffer, Table, TableBuilder, Ticket,
+};
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::table::{Optimizer, PushOp, TableSpec};
 
@@ -255,6 +257,15 @@ impl<'a> Subject<'a> {
     /// Where a call's values go.
     pub fn landing(&self) -> Vec<f32> {
         vec![0.0; self.plot.dim * self.plot.call_rows]
+    }
+
+    /// The same, and a network card may write it.
+    ///
+    /// # Errors
+    /// The client's.
+    pub fn registered_landing(&mut self) -> Result<RegisteredBuffer<f32>, BenchError> {
+        let len = self.plot.dim * self.plot.call_rows;
+        Ok(self.client.buffer(len)?)
     }
 
     /// One pull of the rows of a call.

@@ -87,6 +87,14 @@ pub enum ClientError {
     /// The processes of a launch do not come together, or not as a job; names who is missing.
     #[error("{0}")]
     Launch(String),
+    /// Memory for a [`RegisteredBuffer`](crate::RegisteredBuffer) cannot be had.
+    #[error("a buffer of {bytes} bytes: {why}")]
+    Memory {
+        /// Its bytes.
+        bytes: usize,
+        /// The system's words, or the limit; what to do.
+        why: String,
+    },
     /// A lane broke in a way that recovery cannot mend.
     #[error(transparent)]
     Lane(#[from] LaneError),

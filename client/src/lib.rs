@@ -26,6 +26,7 @@
 //! |---|---|
 //! | [`TableBuilder`], [`Table`], [`AnyTable`] | what a table is; its handle, with its type or without |
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
+//! | [`RegisteredBuffer`] | memory that what is pulled over verbs lands in without a copy |
 //! | [`Ticket`] | when a push is applied, or why not |
 //! | [`Sync`] | BSP, SSP, ASP |
 //! | [`walltime::Walltime`] | ending at one step of all workers before the batch system kills |
@@ -49,6 +50,7 @@
 //! two copies and a wake-up of its applier if that sleeps. A client has, for each applier, a staging
 //! ring of 1 MiB and a mailbox of 2.1 MiB of address space. `docs/PERFORMANCE.md` has figures.
 
+mod buffer;
 pub mod clock;
 pub mod connect;
 pub mod counters;
@@ -68,6 +70,7 @@ pub mod table;
 pub mod train;
 pub mod walltime;
 
+pub use buffer::RegisteredBuffer;
 pub use clock::Sync;
 pub use connect::Job;
 pub use counters::Counters;

@@ -5,6 +5,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Lane, TransportKind};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::mem::Buffer;
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
 
@@ -60,6 +61,14 @@ pub trait ServerLink: Send {
     /// # Errors
     /// The server's refusal: the session has ended.
     fn check(&mut self, _deadline: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
+    /// Lets the card of its lanes write a buffer, where there is one.
+    ///
+    /// # Errors
+    /// What the card or the system said.
+    fn register(&mut self, _buffer: &mut Buffer) -> Result<(), String> {
         Ok(())
     }
 

@@ -12,6 +12,7 @@ use tidewater_transport::limits::{DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::TableInfo;
 
+use crate::buffer::{Buffers, RegisteredBuffer};
 use crate::clock::{Sync, WorkerClock};
 use crate::counters::Counters;
 use crate::error::ClientError;
@@ -52,6 +53,7 @@ pub struct Client {
     combiner: Combiner,
     later: LaterPulls,
     by_lane: Vec<Vec<u32>>,
+    buffers: Buffers,
     rank: WorkerId,
     workers: u32,
     timeout: Duration,
@@ -83,6 +85,7 @@ impl Client {
             combiner: Combiner::default(),
             later: LaterPulls::default(),
             by_lane,
+            buffers: Buffers::default(),
             rank: parts.rank,
             workers: parts.workers,
             timeout: DATA_DEADLINE,
@@ -212,6 +215,18 @@ impl Client {
     pub fn release_table<T: Element>(&mut self, table: Table<T>) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.lanes.coordinator.release_table(table.id, deadline)
+    }
+
+    /// Memory for pulls: `len` zeroes that the network card may write. Over verbs, what is pulled into
+    /// it is not copied once more; everywhere, it is a slice like any other. For long pulls: of small
+    /// ones the copy costs next to nothing. Cost: a system call for each server reached over verbs, and
+    /// all its pages, which are pinned: make it once.
+    ///
+    /// # Errors
+    /// [`ClientError::Memory`] when there is no memory, or locked memory is limited, or this client has
+    /// 64 buffers.
+    pub fn buffer<T: Element>(&mut self, len: usize) -> Result<RegisteredBuffer<T>, ClientError> {
+        self.buffers.make(&mut self.lanes, len)
     }
 
     fn wrong(&self, op: &'static str, index: usize, what: String) -> ClientError {

@@ -69,13 +69,19 @@ fn read(cluster: &Cluster, rank: u32, reads: u64) -> Counters {
     let mut rng = Rng(seed() ^ u64::from(rank) << 20);
     let dim = table.dim();
     let batch = BATCH.min((4 << 20) / (dim * 4));
-    let mut out = vec![0f32; batch * dim];
+    // Half of the readers have their rows written by the card, where there is one.
+    let mut plain = vec![0f32; batch * dim];
+    let mut registered = client.buffer::<f32>(batch * dim).unwrap();
+    let out = match rank % 2 {
+        0 => &mut plain[..],
+        _ => &mut registered[..],
+    };
     let mut newest = [0f32; ROWS as usize];
     let mut seen = 0;
     while seen < reads {
         let keys: Vec<u64> = (0..batch).map(|_| rng.below(ROWS)).collect();
         client
-            .pull_rows(&table, &keys, &mut out, PullOptions::default())
+            .pull_rows(&table, &keys, out, PullOptions::default())
             .unwrap();
         let before = newest;
         for (&key, row) in keys.iter().zip(out.chunks_exact(dim)) {
@@ -219,16 +225,21 @@ fn no_block_is_torn(transports: &[TransportKind]) {
                 writer.flush().unwrap();
             });
             let theirs = reader.open_table::<f32>("t").unwrap();
-            let mut out = vec![0f32; BLOCKS * BLOCK];
+            let mut plain = vec![0f32; BLOCKS * BLOCK];
+            let mut registered = reader.buffer::<f32>(BLOCKS * BLOCK).unwrap();
             let pulls = match (full(), transport) {
                 (true, _) => 100_000,
                 (_, Tcp | Verbs) => 400,
                 _ => 4_000,
             };
             let mut torn = 0;
-            for _ in 0..pulls {
+            for n in 0..pulls {
+                let out = match n % 2 {
+                    0 => &mut plain[..],
+                    _ => &mut registered[..],
+                };
                 reader
-                    .pull_dense(&theirs, 0, &mut out, PullOptions::default())
+                    .pull_dense(&theirs, 0, out, PullOptions::default())
                     .unwrap();
                 let mixed = |block: &&[f32]| block.iter().any(|v| *v != block[0]);
                 torn += out.chunks(BLOCK).filter(mixed).count();

@@ -22,6 +22,10 @@ pub const DATA_KEY_LIMIT: u64 = 1 << 63;
 pub const DATA_PART_ROWS_MAX: usize = u32::MAX as usize;
 /// Bytes read from the start of a training file to tell its format.
 pub const DATA_DETECT_BYTES_MAX: u64 = 4 << 20;
+/// Buffers of a client that network cards may write: each pull looks for its own among them.
+pub const BUFFERS_MAX: usize = 64;
+/// Bytes of such a buffer: all of them are pinned, and more than this is a mistake in a multiplication.
+pub const BUFFER_BYTES_MAX: usize = 1 << 40;
 /// Clock domains: one notify cell of 64 bytes each in every mailbox.
 pub const DOMAINS_MAX: usize = 64;
 /// Servers of a cluster.
@@ -192,6 +196,9 @@ pub const VERBS_CHAIN_REQUESTS: usize = 32;
 pub const VERBS_CHAIN_BYTES: usize = 128 << 10;
 /// Bytes of one READ, longer ones are cut: as many, whatever word they begin at.
 pub const VERBS_READ_BYTES: usize = VERBS_CHAIN_BYTES + 4096;
+/// The same of payload that is not copied: nothing is gained by taking it in while the rest is on its
+/// way, and each READ more is a request and an answer more. Devices take messages of far more.
+pub const VERBS_SCATTER_BYTES: usize = 1 << 20;
 /// Registered bytes of each pulling pair in which its READs land: four of the longest.
 pub const VERBS_LANDING_BYTES: usize = 4 * VERBS_READ_BYTES;
 /// Registered bytes of a server's copies of what it posts to a client, until the device is done with

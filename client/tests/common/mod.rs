@@ -40,7 +40,7 @@ use tidewater_transport::ids::{
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
-use tidewater_transport::mem::Region;
+use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::placement::{Owner, Placement};
 use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_transport::table::TableSpec;
@@ -453,6 +453,11 @@ impl ServerLink for Link {
             all.extend(seat.handle.with(of).unwrap());
         }
         Ok(all)
+    }
+
+    fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {
+        let asking = self.verbs.as_ref();
+        asking.map_or(Ok(()), |asking| asking.register(buffer))
     }
 
     fn recover(&mut self, applier: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{Inbox, Lane, Port};
 use tidewater_transport::ids::ApplierId;
+use tidewater_transport::mem::Buffer;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort,
 };
@@ -52,6 +53,10 @@ impl Asking {
             domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
             notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
         }
+    }
+
+    pub fn register(&self, buffer: &mut Buffer) -> Result<(), String> {
+        self.domain.register(buffer).map_err(|e| e.to_string())
     }
 
     /// Both ends of a lane to an applier. The port is to be attached before the lane is used.

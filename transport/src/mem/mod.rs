@@ -2,6 +2,8 @@
 //! writing.
 
 #[cfg(not(loom))]
+pub mod buffer;
+#[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
 pub(crate) mod io;
@@ -17,6 +19,8 @@ pub mod region;
 pub mod rows;
 pub mod shared;
 
+#[cfg(not(loom))]
+pub use buffer::Buffer;
 #[cfg(not(loom))]
 pub use fork::ForkGuard;
 #[cfg(not(loom))]

@@ -61,7 +61,8 @@ pub enum MemError {
 /// - `map` stays mapped, at one place, for the life of the value; it is never truncated under us
 ///   (own memfds are sealed against shrinking; memfds from a peer are accepted only if sealed so).
 /// - Its length is a multiple of its page size where the pages are huge, so that it can be unmapped.
-/// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel.
+/// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel; those of a
+///   [`Buffer`](super::Buffer), which hands out none of these, through its slices.
 #[derive(Debug)]
 pub struct Region {
     map: MmapRaw,

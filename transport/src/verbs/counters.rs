@@ -10,6 +10,8 @@ pub struct Counters {
     pub requests: u64,
     /// Of them READs.
     pub reads: u64,
+    /// Of these, those whose payload the device writes into the caller's own memory.
+    pub scattered: u64,
     /// Of them WRITEs, with or without immediate data, and not the empty ones.
     pub writes: u64,
     /// Of them atomics.
@@ -36,6 +38,7 @@ impl core::ops::Add for Counters {
             doorbells: self.doorbells + other.doorbells,
             requests: self.requests + other.requests,
             reads: self.reads + other.reads,
+            scattered: self.scattered + other.scattered,
             writes: self.writes + other.writes,
             atomics: self.atomics + other.atomics,
             signals: self.signals + other.signals,
@@ -58,6 +61,7 @@ impl core::ops::Sub for Counters {
             doorbells: since(self.doorbells, other.doorbells),
             requests: since(self.requests, other.requests),
             reads: since(self.reads, other.reads),
+            scattered: since(self.scattered, other.scattered),
             writes: since(self.writes, other.writes),
             atomics: since(self.atomics, other.atomics),
             signals: since(self.signals, other.signals),

@@ -12,13 +12,14 @@ use super::device::Device;
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain};
 use super::pair::Patience;
+use super::scatter::Buffers;
 use super::send::memory;
 use crate::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
 use crate::ids::RegionKey;
 use crate::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 use crate::limits::VERBS_REGIONS_MAX;
-use crate::mem::Region;
 use crate::mem::publish::publish;
+use crate::mem::{Buffer, Region};
 use crate::sync::Arc;
 use crate::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
 
@@ -173,6 +174,7 @@ pub struct ClientDomain {
     adapter: Arc<Adapter>,
     pd: Arc<ProtectionDomain>,
     patience: Patience,
+    buffers: Buffers,
 }
 
 impl ClientDomain {
@@ -185,12 +187,26 @@ impl ClientDomain {
             patience,
             adapter: Arc::clone(adapter),
             pd: ProtectionDomain::new(adapter.device())?,
+            buffers: Buffers::default(),
         }))
     }
 
     /// Its adapter.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
+    }
+
+    /// Registers a program's buffer: from now on the lanes of this domain let the device write what
+    /// they read into it. Cost: a system call, and the pages, which are pinned.
+    ///
+    /// # Errors
+    /// [`VerbsError::Memlock`], [`VerbsError::Call`]; the buffer is then as it was.
+    pub fn register(&self, buffer: &mut Buffer) -> Result<(), VerbsError> {
+        self.buffers.register(&self.pd, buffer)
+    }
+
+    pub(super) const fn buffers(&self) -> &Buffers {
+        &self.buffers
     }
 
     /// How patient the client's ends of its lanes are.

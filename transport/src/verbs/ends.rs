@@ -19,12 +19,14 @@ pub(super) struct Pairs {
     pub(super) pulls: Vec<QueuePair<Init>>,
 }
 
-/// What the peer may do through an end's pairs, and how many requests those that pull can have.
+/// What the peer may do through an end's pairs, and how many requests, of how many pieces each, those
+/// that pull can have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Roles {
     pub(super) push: Access,
     pub(super) pull: Access,
     pub(super) pull_sends: u32,
+    pub(super) pull_elements: u32,
 }
 
 impl Pairs {
@@ -51,6 +53,7 @@ impl Pairs {
         let options = PairOptions {
             sends: roles.pull_sends,
             receives: 1,
+            elements: roles.pull_elements,
             inline_bytes: 0,
             remote: roles.pull,
             ..options

@@ -1,6 +1,7 @@
 //! The client's end.
 
 use super::counters::Counters;
+use super::domain::ClientDomain;
 use super::fault::{Fault, Request, broken};
 use super::keys::Keys;
 use super::memory::{MemoryRegion, Target};
@@ -31,8 +32,10 @@ pub(super) const BATCH: usize = 32;
 pub struct VerbsLane {
     peer: String,
     mailbox: Mailbox,
-    /// `None` once the lane broke.
+    /// `None` once the lane broke, and while a call uses it.
     live: Option<Box<Live>>,
+    /// Knows the buffers that the device may write for a call.
+    domain: Arc<ClientDomain>,
     broken: Option<LaneError>,
     /// The call under way, for errors.
     op: &'static str,
@@ -245,11 +248,17 @@ impl Live {
 }
 
 impl VerbsLane {
-    pub(super) fn new(peer: String, mailbox: Mailbox, live: Box<Live>) -> Self {
+    pub(super) fn new(
+        peer: String,
+        mailbox: Mailbox,
+        live: Box<Live>,
+        domain: Arc<ClientDomain>,
+    ) -> Self {
         Self {
             peer,
             mailbox,
             live: Some(live),
+            domain,
             broken: None,
             op: "open",
             counted: Counters::default(),
@@ -269,11 +278,15 @@ impl VerbsLane {
         call: impl FnOnce(&mut Live) -> Result<T, Stop>,
     ) -> Result<T, LaneError> {
         self.op = op;
-        let Some(live) = &mut self.live else {
+        // Taken out: a call that unwinds drops it, and with it all pairs, before what the call has
+        // borrowed is its owner's again.
+        let Some(mut live) = self.live.take() else {
             let gone = || broken(&self.peer, op, "it is closed".to_owned());
             return Err(self.broken.clone().unwrap_or_else(gone));
         };
-        call(live).map_err(|stop| self.end(stop))
+        let done = call(&mut live);
+        self.live = Some(live);
+        done.map_err(|stop| self.end(stop))
     }
 
     /// Breaks the lane: when this returns, its device touches none of its memory.
@@ -310,9 +323,10 @@ impl Lane for VerbsLane {
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         fits("read", ops, into.head, into.body)?;
+        let payload = self.domain.buffers().payload(into.body);
         self.call("read", |live| {
             live.know(ops, || deadline)?;
-            let mut caller = Caller::new(ops, into);
+            let mut caller = Caller::new(ops, into.head, payload);
             live.wait(deadline, false, |engine| {
                 engine.advance(Some(&mut caller))?;
                 Ok(caller.is_done().then_some(()))

@@ -23,6 +23,7 @@
 //! | `flight` `space` `plan` | accounting of send queues and of memory; which pair reads what. Pure |
 //! | `silence` | requests that a device has lost. Pure |
 //! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
+//! | `scatter` | payload that lands in the program's own memory |
 //! | `keys` `fault` | keys of the peer's regions; why a lane breaks |
 //! | [`domain`] | what an adapter knows of a process's memory |
 //! | `ends` `offer` [`lane`] | the client's end, and how it comes about |
@@ -59,6 +60,7 @@ mod plan;
 pub mod port;
 mod pull;
 pub mod queue;
+mod scatter;
 mod send;
 mod silence;
 mod space;

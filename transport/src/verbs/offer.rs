@@ -10,7 +10,7 @@ use super::keys::Keys;
 use super::lane::{BATCH, Engine, Live, VerbsLane};
 use super::memory::{Access, MemoryRegion, Target};
 use super::notifier::{Notifier, Queue, Waiter};
-use super::pull::{LandingMemory, Pulls};
+use super::pull::{LandingMemory, Pulls, READ_ELEMENTS};
 use super::queue::Completion;
 use super::send::{Copies, Sender, memory};
 use crate::fabric::{Mailbox, SPIN};
@@ -26,6 +26,7 @@ const ROLES: Roles = Roles {
     push: Access::REMOTE_WRITE,
     pull: Access::NONE,
     pull_sends: VERBS_SENDS,
+    pull_elements: READ_ELEMENTS as u32,
 };
 
 /// A lane's pairs in INIT, and all its memory: what a server can be told of, and a lane made of.
@@ -134,6 +135,11 @@ impl LaneOffer {
             waiter,
             _mailbox: self.registered,
         };
-        Ok(VerbsLane::new(peer, self.mailbox, Box::new(live)))
+        Ok(VerbsLane::new(
+            peer,
+            self.mailbox,
+            Box::new(live),
+            self.domain,
+        ))
     }
 }

@@ -82,6 +82,7 @@ fn roles() -> Roles {
         push: Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
         pull: Access::REMOTE_READ,
         pull_sends: 1,
+        pull_elements: 1,
     }
 }
 

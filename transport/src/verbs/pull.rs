@@ -3,8 +3,9 @@
 //! A read lands in registered memory of its pair and is copied from there to where the caller wants
 //! it, when its completion has been polled: so the device never touches what was borrowed (F13),
 //! and a batch that is forgotten with its lane is written by nobody (F14). READs of one pair end in
-//! order, so each landing is given out first in first out. Reads longer than [`VERBS_READ_BYTES`]
-//! are cut.
+//! order, so each landing is given out first in first out. Long reads are
+//! cut. Of a call whose payload goes into registered memory (see `scatter`) only the heads land so; the
+//! device writes the payload where it belongs.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -15,16 +16,17 @@ use super::error::VerbsError;
 use super::fault::{Fault, Request};
 use super::flight::Flight;
 use super::keys::{Keys, UNKNOWN};
-use super::memory::{Access, MemoryRegion, ProtectionDomain, Target};
+use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge, Target};
 use super::pair::{QueuePair, ReadyToSend};
 use super::plan::{Fence, Load, Next, Planner, Step};
 use super::queue::Completion;
+use super::scatter::Payload;
 use super::send::memory;
 use super::silence::Silence;
 use super::space::Space;
 use crate::fabric::{Landing, ReadBatch, ReadOp};
 use crate::layout::directory::KEY_CELL_BYTES;
-use crate::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_READ_BYTES, VERBS_SENDS};
+use crate::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_SENDS};
 use crate::mem::Region;
 use crate::sync::Arc;
 
@@ -32,6 +34,8 @@ use crate::sync::Arc;
 const PAIR_SHIFT: u32 = 56;
 /// Reads of a list that is kept on one pair for the sake of a fence: two chains.
 const FENCED_LIST: usize = 2 * VERBS_CHAIN_REQUESTS;
+/// Pieces of a READ: what lands in the pair's memory, and payload.
+pub(super) const READ_ELEMENTS: usize = 2;
 /// Batches for which there is room without allocating.
 const BATCHES: usize = 64;
 
@@ -77,7 +81,9 @@ struct Piece {
     /// From where in it.
     from: usize,
     len: usize,
-    /// Where it lands.
+    /// Where the device writes its payload; all of it lands in the pair's memory if nowhere.
+    payload: Option<Sge>,
+    /// Where the rest lands.
     at: usize,
     /// The landing is free up to here when it is over.
     end: u64,
@@ -104,16 +110,18 @@ impl Progress {
 #[derive(Debug)]
 pub(super) struct Caller<'a> {
     ops: &'a [ReadOp],
-    into: Landing<'a>,
+    head: &'a mut [u8],
+    payload: Payload<'a>,
     progress: Progress,
 }
 
 impl<'a> Caller<'a> {
     /// Of reads that fit their landing.
-    pub(super) fn new(ops: &'a [ReadOp], into: Landing<'a>) -> Self {
+    pub(super) fn new(ops: &'a [ReadOp], head: &'a mut [u8], payload: Payload<'a>) -> Self {
         Self {
             ops,
-            into,
+            head,
+            payload,
             progress: Progress::default(),
         }
     }
@@ -165,7 +173,7 @@ impl Pulls {
         fences: bool,
     ) -> Self {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
-            chain: Chain::new(VERBS_CHAIN_REQUESTS, 1, 0),
+            chain: Chain::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
             flight: Flight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
             silence: Silence::default(),
             pair,
@@ -225,6 +233,7 @@ impl Pulls {
             op: 0,
             from: 0,
             len: KEY_CELL_BYTES,
+            payload: None,
             at: 0,
             end: 0,
         };
@@ -245,7 +254,8 @@ impl Pulls {
     ) -> Result<(), Fault> {
         let all = self.ask_batches(keys)?;
         if let (true, Some(caller)) = (all, caller) {
-            self.ask_list(keys, Whose::Caller, caller.ops, &mut caller.progress)?;
+            let Caller { ops, payload, .. } = caller;
+            self.ask_list(keys, Whose::Caller, (ops, payload), &mut caller.progress)?;
         }
         self.post()
     }
@@ -258,7 +268,9 @@ impl Pulls {
                 continue;
             };
             let ops = &posted.batch.ops;
-            let all = self.ask_list(keys, Whose::Batch(place), ops, &mut posted.progress);
+            let landed = &Payload::Lent(&mut []);
+            let (whose, progress) = (Whose::Batch(place), &mut posted.progress);
+            let all = self.ask_list(keys, whose, (ops, landed), progress);
             let done = posted.progress.is_done(ops);
             if done {
                 self.done.push_back(posted.batch);
@@ -278,7 +290,7 @@ impl Pulls {
         &mut self,
         keys: &Keys,
         whose: Whose,
-        ops: &[ReadOp],
+        (ops, payload): (&[ReadOp], &Payload<'_>),
         progress: &mut Progress,
     ) -> Result<bool, Fault> {
         if progress.op == ops.len() {
@@ -291,7 +303,7 @@ impl Pulls {
         };
         while let Some(op) = ops.get(progress.op) {
             let (from, whole) = (progress.from, op.len as usize);
-            let len = (whole - from).min(VERBS_READ_BYTES);
+            let len = (whole - from).min(payload.cut(op, from));
             if len > 0 {
                 let piece = Piece {
                     whose,
@@ -299,6 +311,7 @@ impl Pulls {
                     op: progress.op,
                     from,
                     len,
+                    payload: payload.place(op, from, len)?,
                     at: 0,
                     end: 0,
                 };
@@ -330,12 +343,12 @@ impl Pulls {
         fence: Fence,
         stay: bool,
     ) -> Result<bool, Fault> {
-        let bytes = piece.len;
+        let (bytes, landed) = (piece.len, piece.landed());
         let next = Next { bytes, fence, stay };
         let pullers = &self.pullers;
         let step = self
             .planner
-            .next(pullers.len(), next, |p| pullers[p].load(bytes));
+            .next(pullers.len(), next, |p| pullers[p].load(landed));
         let Step::Put { pair, fence } = step else {
             return Ok(false);
         };
@@ -393,14 +406,13 @@ impl Pulls {
         for piece in puller.flight.retire(number) {
             match piece.whose {
                 Whose::Caller => {
-                    if let Some(Caller {
-                        ops,
-                        into,
-                        progress,
-                    }) = caller
-                    {
-                        piece.copy_to(region, ops, into);
-                        progress.out -= 1;
+                    if let Some(caller) = caller {
+                        let into = &mut Landing {
+                            head: caller.head,
+                            body: caller.payload.lent(),
+                        };
+                        piece.copy_to(region, caller.ops, into);
+                        caller.progress.out -= 1;
                     }
                 }
                 Whose::Batch(place) => {
@@ -433,10 +445,11 @@ impl Pulls {
 }
 
 impl Puller {
-    fn load(&self, len: usize) -> Load {
+    /// As the plan sees it, for a piece of which so many bytes land.
+    fn load(&self, landed: usize) -> Load {
         Load {
             busy: !self.flight.is_empty(),
-            room: self.flight.room() > 0 && self.landing.space.fits(len),
+            room: self.flight.room() > 0 && self.landing.space.fits(landed),
         }
     }
 
@@ -452,18 +465,25 @@ impl Puller {
         if !self.chain.has_room() {
             self.post(counters)?;
         }
-        let Some(at) = self.landing.space.take(piece.len) else {
+        let landed = piece.landed();
+        let Some(at) = self.landing.space.take(landed) else {
             return Err(Fault::Because("its lane has lost count of its landing"));
         };
         (piece.at, piece.end) = (at, self.landing.space.end());
-        let to = self.landing.registered.sge(at, piece.len)?;
+        let land = self.landing.registered.sge(at, landed)?;
+        let to: &[Sge] = match piece.payload {
+            None => &[land],
+            Some(payload) if landed == 0 => &[payload],
+            Some(payload) => &[land, payload],
+        };
         let wr_id = (number as u64) << PAIR_SHIFT | self.flight.next();
         let flags = Flags {
             signal: false,
             fence,
         };
-        self.chain.read(wr_id, &[to], from, flags)?;
+        self.chain.read(wr_id, to, from, flags)?;
         counters.reads += 1;
+        counters.scattered += u64::from(piece.payload.is_some());
         self.flight.push(piece);
         Ok(())
     }
@@ -481,21 +501,30 @@ impl Puller {
 }
 
 impl Piece {
+    /// How many of its bytes, the first, land in the pair's memory.
+    const fn landed(&self) -> usize {
+        match self.payload {
+            None => self.len,
+            Some(payload) => self.len - payload.bytes as usize,
+        }
+    }
+
     /// Copies what landed to the places that its operation names; it was checked that they are
     /// there.
     fn copy_to(&self, landing: &Region, ops: &[ReadOp], into: &mut Landing<'_>) {
-        let (Some(op), Ok(words)) = (ops.get(self.op), landing.words(self.at, self.len)) else {
+        let len = self.landed();
+        let (Some(op), Ok(words)) = (ops.get(self.op), landing.words(self.at, len)) else {
             return;
         };
         let head_len = op.head_len as usize;
-        let in_head = head_len.saturating_sub(self.from).min(self.len);
+        let in_head = head_len.saturating_sub(self.from).min(len);
         if in_head > 0 {
             let at = op.head_at + self.from;
             words.copy_out(0, &mut into.head[at..at + in_head]);
         }
-        if in_head < self.len {
+        if in_head < len {
             let at = op.body_at + (self.from + in_head - head_len);
-            let body = &mut into.body[at..at + self.len - in_head];
+            let body = &mut into.body[at..at + len - in_head];
             words.copy_out(in_head, body);
         }
     }

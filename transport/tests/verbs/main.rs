@@ -16,4 +16,5 @@ mod fences;
 mod harness;
 mod recovery;
 mod rights;
+mod scatter;
 mod speed;

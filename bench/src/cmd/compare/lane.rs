@@ -14,7 +14,7 @@ use tidewater_transport::fabric::{
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::layout::lines::CheckedU64;
 use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
-use tidewater_transport::mem::Region;
+use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError, VerbsLane, VerbsPort, pair,
@@ -41,6 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Both ends of a lane, and memory that it reads.
 pub(super) struct Ends {
     lane: VerbsLane,
+    client: Arc<ClientDomain>,
     port: VerbsPort,
     inbox: Inbox,
     view: ExportView,
@@ -73,6 +74,7 @@ impl Ends {
         let (lane, port, inbox) = ends.map_err(failed)?;
         Ok(Self {
             lane,
+            client,
             port,
             inbox,
             view: exports.view(),
@@ -203,21 +205,26 @@ impl Work for Landed {
     }
 }
 
-/// Reads of one place.
+/// Reads of one place, into memory that the device may write.
 pub(super) struct Read {
     ends: Ends,
-    landed: Vec<u8>,
+    landed: Buffer,
     must: Vec<u8>,
 }
 
 impl Read {
     /// Of `bytes` bytes.
-    pub(super) fn new(ends: Ends, bytes: usize) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// When there is no memory, or the device refuses it.
+    pub(super) fn new(ends: Ends, bytes: usize) -> Result<Self, BenchError> {
+        let mut landed = Buffer::new(bytes).map_err(|e| other(&e))?;
+        ends.client.register(&mut landed).map_err(|e| other(&e))?;
+        Ok(Self {
             ends,
-            landed: vec![0; bytes],
+            landed,
             must: noise(0, bytes),
-        }
+        })
     }
 }
 

@@ -114,7 +114,7 @@ fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Resul
     subject.release()
 }
 
-/// A table of a mebibyte by ranges: pulled whole, and pushed to.
+/// A table of a mebibyte by ranges: pulled whole, into memory that the card writes, and pushed to.
 fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     for (id, what, op, program) in [
         (
@@ -139,7 +139,8 @@ fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
             Op::Pull => (Style::Alone, 1),
             Op::Push => (Style::Window(WINDOW), 4 * WINDOW as u64),
         };
-        let mut work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let work = Calls::new(&mut subject, op, PullOptions::default(), style, calls);
+        let mut work = work.land_in_buffers()?;
         let contest = Match {
             id,
             what,
@@ -183,7 +184,7 @@ fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     ];
     for (id, what, size, options) in reads {
         if arena.wants(&[id]) {
-            let work = &mut Read::new(Ends::new()?, size as usize);
+            let work = &mut Read::new(Ends::new()?, size as usize)?;
             alone(arena, (id, what, "ib_read", size, options), work)?;
         }
     }

@@ -27,7 +27,7 @@ use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::TransportKind;
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::mem::Region;
+use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
 use tidewater_transport::wire::control::{
@@ -371,6 +371,11 @@ impl ServerLink for NetServerLink {
             }
         }
         Ok(())
+    }
+
+    fn register(&mut self, buffer: &mut Buffer) -> Result<(), String> {
+        let side = self.verbs.as_ref();
+        side.map_or(Ok(()), |side| side.register(buffer))
     }
 
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError> {

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use tidewater_transport::fabric::Lane;
 use tidewater_transport::ids::ApplierId;
 use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::mem::Buffer;
 use tidewater_transport::wake::{Arms, Watch};
 use tidewater_transport::wire::control::{VerbsConnect, VerbsConnected};
 
@@ -24,6 +25,10 @@ impl VerbsSide {
         _: &Arms,
     ) -> Result<Self, String> {
         Err("this program was built without the cargo feature verbs or verbs-dlopen".into())
+    }
+
+    pub(super) fn register(&self, _: &mut Buffer) -> Result<(), String> {
+        match *self {}
     }
 
     pub(super) fn offer(&self, _: usize) -> Result<LaneOffer, String> {

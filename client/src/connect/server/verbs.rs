@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use tidewater_transport::fabric::Lane;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
+use tidewater_transport::mem::Buffer;
 use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError,
@@ -37,6 +38,11 @@ impl VerbsSide {
             })
         };
         made().map_err(|e: VerbsError| e.to_string())
+    }
+
+    /// Lets the device write a buffer for the lanes.
+    pub(super) fn register(&self, buffer: &mut Buffer) -> Result<(), String> {
+        self.domain.register(buffer).map_err(|e| e.to_string())
     }
 
     /// A lane's queue pairs and mailbox.

@@ -1,0 +1,88 @@
+//! Memory that the network card writes itself.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use tidewater_transport::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
+use tidewater_transport::mem::Buffer;
+use zerocopy::FromBytes;
+
+use crate::error::ClientError;
+use crate::lanes::Lanes;
+use crate::table::Element;
+
+/// Elements in memory that the client's network cards may write, from [`Client::buffer`]. It is a
+/// slice: what is pulled into it, or into a part of it, over verbs lands there without a copy. Over
+/// other transports, and for other clients, it is ordinary memory.
+///
+/// No rule goes with it. It can be dropped, sent to another thread, forgotten, and outlive its client;
+/// its pages stay pinned as long as it is there.
+///
+/// [`Client::buffer`]: crate::Client::buffer
+pub struct RegisteredBuffer<T> {
+    memory: Buffer,
+    /// Counts against its client's limit.
+    _one: Arc<()>,
+    element: PhantomData<T>,
+}
+
+impl<T: Element> Deref for RegisteredBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // It is whole elements, at the beginning of a page.
+        FromBytes::ref_from_bytes(&self.memory).unwrap_or_default()
+    }
+}
+
+impl<T: Element> DerefMut for RegisteredBuffer<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        FromBytes::mut_from_bytes(&mut self.memory).unwrap_or_default()
+    }
+}
+
+impl<T: Element> fmt::Debug for RegisteredBuffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RegisteredBuffer")
+            .field("len", &self.len())
+            .field("dtype", &T::DTYPE)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Makes a client's buffers and knows how many there are.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers(Arc<()>);
+
+impl Buffers {
+    /// One of `len` zeroes, registered with every server's card.
+    pub(crate) fn make<T: Element>(
+        &self,
+        lanes: &mut Lanes,
+        len: usize,
+    ) -> Result<RegisteredBuffer<T>, ClientError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        let failed = |why| ClientError::Memory { bytes, why };
+        if bytes > BUFFER_BYTES_MAX {
+            return Err(failed(format!("a buffer has at most {BUFFER_BYTES_MAX}")));
+        }
+        let alive = Arc::strong_count(&self.0) - 1;
+        if alive >= BUFFERS_MAX {
+            let why = format!("{alive} buffers are there, the most of a client; drop some");
+            return Err(failed(why));
+        }
+        let mut memory = Buffer::new(bytes).map_err(|e| failed(e.to_string()))?;
+        for server in 0..lanes.servers() {
+            if let Some(link) = lanes.link(server) {
+                link.register(&mut memory).map_err(failed)?;
+            }
+        }
+        Ok(RegisteredBuffer {
+            memory,
+            _one: Arc::clone(&self.0),
+            element: PhantomData,
+        })
+    }
+}
