@@ -92,11 +92,12 @@ impl LaneState {
         // Frames prove themselves where the transport may place bytes out of order.
         let kind = open.lane.transport();
         let checked = matches!(kind, TransportKind::Verbs | TransportKind::Sim);
-        let mut ring = PushRing::new(session, ring, checked);
+        let applier = ApplierId(applier as u16);
+        let mut ring = PushRing::new(session, ring, checked, link.counter(applier));
         ring.learn(open.state);
         Some(Self {
             server,
-            applier: ApplierId(applier as u16),
+            applier,
             session,
             ring,
             replies: Replies::new(),

@@ -2,7 +2,7 @@
 //! stand behind the same client as sockets do.
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Lane, TransportKind};
+use tidewater_transport::fabric::{Lane, RemoteAddr, TransportKind};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::mem::Buffer;
@@ -32,6 +32,12 @@ pub trait ServerLink: Send {
 
     /// Bytes of each lane's ring.
     fn ring_bytes(&self) -> usize;
+
+    /// The word in which this session's clients count the pushes that they send to an applier; `None`
+    /// if nobody counts.
+    fn counter(&self, _applier: ApplierId) -> Option<RemoteAddr> {
+        None
+    }
 
     /// The server's part of a table.
     ///

@@ -1,5 +1,6 @@
 //! The client of one thread: tables, pulls, pushes, ticks.
 
+mod arrivals;
 mod pull;
 mod push;
 

@@ -266,6 +266,13 @@ fn check_tails(client: &mut Client, tables: &Tables) {
     }
 }
 
+/// What was counted of `frames` frames, some of which were no pushes: never more than there were.
+fn check_arrivals(client: &mut Client, frames: u64, transport: TransportKind) {
+    let arrived: u64 = client.arrivals().unwrap().iter().sum();
+    println!("{transport}: {arrived} of {frames} frames were counted as pushes");
+    assert!(arrived <= frames, "{arrived} of {frames} frames");
+}
+
 /// Pushes of each worker, rows of each push, and of how many operations one breaks its lane.
 fn load(transport: TransportKind) -> (u64, usize, u64) {
     match (transport, full()) {
@@ -283,7 +290,7 @@ fn exact_under_disconnects(transport: TransportKind) {
     let (pushes, width, one_in) = load(transport);
     let faults = Faults::new(seed, one_in);
     let mut due = Ledger::new();
-    let (mut recoveries, mut rows) = (0, 0);
+    let (mut recoveries, mut rows, mut frames) = (0, 0, 0);
     std::thread::scope(|scope| {
         let worker = |rank: u32| {
             let (cluster, faults) = (&cluster, faults.clone());
@@ -312,27 +319,28 @@ fn exact_under_disconnects(transport: TransportKind) {
                 }
                 let (booked, rows) = (pusher.booked, pusher.rows);
                 push_and_leave(&mut client, &tables, rank);
-                (booked, rows, client.counters().recoveries)
+                (booked, rows, *client.counters())
             })
         };
         let workers: Vec<_> = (0..WORKERS).map(worker).collect();
         for worker in workers {
-            let (booked, pushed, recovered) = worker.join().unwrap();
+            let (booked, pushed, counted) = worker.join().unwrap();
             due.add(&booked);
             rows += pushed;
-            recoveries += recovered;
+            recoveries += counted.recoveries;
+            frames += counted.frames;
         }
     });
     let mut client = cluster.client(WORKERS, Sync::Asp);
     let tables = Tables::open(&mut client);
     let seen = Ledger::read(&mut client, &tables);
-    let again =
-        format!("TIDEWATER_SEED={seed} cargo test --profile ci -p tidewater-client --test ledger");
     assert!(
         seen == due,
-        "{transport}: the ledger does not balance; again: {again}"
+        "{transport}: the ledger does not balance; again: TIDEWATER_SEED={seed} \
+         cargo test --profile ci -p tidewater-client --test ledger"
     );
     check_tails(&mut client, &tables);
+    check_arrivals(&mut client, frames, transport);
     println!(
         "{transport}: {} pushes of {rows} rows, {} lanes cut, {} of them by a forbidden access and {} \
          in the middle of a recovery, {recoveries} recoveries: exact",

@@ -37,6 +37,8 @@ pub struct ClusterConfig {
     pub capacity: usize,
     /// RDMA device that servers serve clients of other processes through.
     pub rdma_device: Option<RdmaDevice>,
+    /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
+    pub count_pushes: bool,
     /// What their pages are [default: ordinary ones]. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// What a lost worker means.
@@ -62,6 +64,7 @@ impl Default for ClusterConfig {
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
             rdma_device: None,
+            count_pushes: false,
             hugepages: Hugepages::Off,
             on_lost: LostWorker::FailJob,
             service: false,
@@ -197,6 +200,7 @@ impl Cluster {
         server.local_clients = config.workers;
         server.capacity = config.capacity;
         server.rdma_device.clone_from(&config.rdma_device);
+        server.count_pushes = config.count_pushes;
         server.hugepages = config.hugepages;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));
         server.advertise = host_of(config.advertise.as_deref());

@@ -35,6 +35,8 @@ pub struct ServerConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one that has the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
+    /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
+    pub count_pushes: bool,
     /// What their pages are. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
@@ -61,6 +63,7 @@ impl ServerConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
+            count_pushes: false,
             hugepages: Hugepages::Auto,
             nic: None,
             listen: None,
@@ -116,6 +119,7 @@ impl Server {
         node.capacity = config.capacity;
         node.mlock = config.mlock;
         node.rdma_device.clone_from(&config.rdma_device);
+        node.count_pushes = config.count_pushes;
         node.hugepages = config.hugepages;
         node.nic.clone_from(&config.nic);
         node.tcp = Some(listen);

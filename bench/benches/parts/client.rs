@@ -94,7 +94,7 @@ fn build(bytes: usize) -> Body {
     let Some(geometry) = RingGeometry::new(RING_BYTES_DEFAULT) else {
         return Box::new(|| {});
     };
-    let mut ring = ring::PushRing::new(SessionId(9), geometry, false);
+    let mut ring = ring::PushRing::new(SessionId(9), geometry, false, None);
     let values = vec![3; bytes];
     let (mut seq, mut head) = (0, 0);
     let frame = (FRAME_HEADER_BYTES + bytes).next_multiple_of(64) as u64;

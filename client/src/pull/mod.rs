@@ -16,7 +16,7 @@ pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;
 pub(crate) use later::LaterPulls;
 pub use later::PullTicket;
-pub(crate) use rows::{RowScratch, pull as pull_rows};
+pub(crate) use rows::{RowScratch, pull as pull_rows, read_ops};
 
 /// When a pull gives up. The clock is read when the first wait begins, not before: most pulls from
 /// memory that is mapped never wait.

@@ -422,7 +422,7 @@ fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
 }
 
 /// Reads on a lane, mending it as often as needed until the deadline.
-pub(super) fn read_ops(
+pub(crate) fn read_ops(
     lanes: &mut Lanes,
     lane: usize,
     ops: &[ReadOp],

@@ -28,12 +28,21 @@ pub(crate) struct PushRing {
     written: u64,
     /// Tail that the lane was last signalled with.
     signalled: u64,
+    /// Where its pushes are counted, if they are.
+    counter: Option<RemoteAddr>,
+    /// Push frames that were built and not counted.
+    uncounted: u64,
     next_seq: u64,
     state: StateLine,
 }
 
 impl PushRing {
-    pub(crate) fn new(session: SessionId, ring: RingGeometry, check_frames: bool) -> Self {
+    pub(crate) fn new(
+        session: SessionId,
+        ring: RingGeometry,
+        check_frames: bool,
+        counter: Option<RemoteAddr>,
+    ) -> Self {
         Self {
             session,
             ring,
@@ -42,6 +51,8 @@ impl PushRing {
             tail: 0,
             written: 0,
             signalled: 0,
+            counter,
+            uncounted: 0,
             next_seq: 1,
             state: StateLine::default(),
         }
@@ -50,6 +61,11 @@ impl PushRing {
     /// Most payload bytes of a frame.
     pub(crate) const fn payload_bytes_max(&self) -> usize {
         self.ring.frame_bytes_max() as usize - FRAME_HEADER_BYTES
+    }
+
+    /// Where this client counts its pushes, if clients do.
+    pub(crate) const fn counter(&self) -> Option<RemoteAddr> {
+        self.counter
     }
 
     /// What the server said last.
@@ -117,6 +133,7 @@ impl PushRing {
         head.copy_from_slice(&line_bytes(&header.to_line()));
         self.tail = place.at + len;
         self.next_seq += 1;
+        self.uncounted += u64::from(header.kind.is_push());
         Some(header.seq)
     }
 
@@ -185,7 +202,11 @@ impl PushRing {
             key: INBOX_KEY,
             addr: INBOX_TAIL_AT as u64,
         };
-        lane.write_signal(to, &cell)?;
+        match (self.counter, std::mem::take(&mut self.uncounted)) {
+            // What breaks the lane now may have counted them. Not again: none counts twice.
+            (Some(counter), add @ 1..) => lane.write_signal_count(to, &cell, counter, add)?,
+            _ => lane.write_signal(to, &cell)?,
+        }
         self.signalled = self.tail;
         Ok(())
     }

@@ -239,6 +239,22 @@ impl Lane for FaultyLane {
         self.ended("write_signal", when, ())
     }
 
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        let when = self.draw("write_signal", self.faults.one_in)?;
+        if when == When::Amid {
+            self.lane.write_signal(to, &bytes[..bytes.len() / 2])?;
+        } else {
+            self.lane.write_signal_count(to, bytes, counter, add)?;
+        }
+        self.ended("write_signal", when, ())
+    }
+
     fn fetch_add(
         &mut self,
         at: RemoteAddr,

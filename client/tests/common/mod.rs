@@ -33,7 +33,7 @@ use tidewater_server::store::ServerMemory;
 use tidewater_server::store::memory::DOZE_AT;
 use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, TransportKind};
+use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
 use tidewater_transport::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -429,6 +429,18 @@ impl ServerLink for Link {
 
     fn ring_bytes(&self) -> usize {
         RING_BYTES
+    }
+
+    fn counter(&self, applier: ApplierId) -> Option<RemoteAddr> {
+        let word = if self.transport == TransportKind::Verbs {
+            8
+        } else {
+            0
+        };
+        Some(RemoteAddr {
+            key: self.server().memory.counters_key,
+            addr: u64::from(applier.0) * 64 + word,
+        })
     }
 
     fn describe(&mut self, id: TableId, _: Deadline) -> Result<TableDescriptor, ClientError> {

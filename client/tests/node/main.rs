@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "tests say the times they measured")]
 
+mod arrivals;
 mod buffers;
 mod cuts;
 mod doors;

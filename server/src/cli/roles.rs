@@ -96,6 +96,10 @@ pub(crate) struct ServerArgs {
     /// Lock parameters and their state in memory, so that they are never swapped.
     #[arg(long)]
     mlock: bool,
+    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can then
+    /// tell how much has arrived since they pulled.
+    #[arg(long)]
+    count_pushes: bool,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
@@ -134,6 +138,10 @@ pub(crate) struct ServeArgs {
     /// that are used cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
+    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can then
+    /// tell how much has arrived since they pulled.
+    #[arg(long)]
+    count_pushes: bool,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
@@ -247,6 +255,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         appliers: args.appliers,
         capacity: args.capacity,
         rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
+        count_pushes: args.count_pushes,
         hugepages: args.hugepages,
         token: Some(token(args.token_file, env.as_ref())?),
         listen: args.listen,
@@ -272,6 +281,7 @@ impl ServerArgs {
         config.capacity = self.capacity;
         config.mlock = self.mlock;
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
+        config.count_pushes = self.count_pushes;
         config.hugepages = self.hugepages;
         config.nic.clone_from(&self.nic);
         config.listen = self.listen.or(config.listen);

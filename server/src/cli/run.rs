@@ -56,6 +56,10 @@ pub(crate) struct RunArgs {
     /// [default: auto].
     #[arg(long, value_parser = super::parse_hugepages, conflicts_with = "server_command")]
     hugepages: Option<Hugepages>,
+    /// Let workers count their pushes in a word of each applier (an atomic a push): programs can then
+    /// tell how much has arrived since they pulled.
+    #[arg(long, conflicts_with = "server_command")]
+    count_pushes: bool,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
@@ -132,7 +136,8 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     config.forward_stdin = !std::io::stdin().is_terminal();
     let capacity = args.capacity.map(|bytes| format!("--capacity={bytes}"));
     let hugepages = args.hugepages.map(|wish| format!("--hugepages={wish}"));
-    let options = capacity.into_iter().chain(hugepages);
+    let counted = args.count_pushes.then(|| "--count-pushes".to_owned());
+    let options = capacity.into_iter().chain(hugepages).chain(counted);
     config.server.args.extend(options.map(OsString::from));
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);

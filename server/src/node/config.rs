@@ -48,6 +48,8 @@ pub struct NodeConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one that has the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
+    /// Whether clients are told to count their pushes in a word of each applier.
+    pub count_pushes: bool,
     /// What their pages are. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
@@ -88,6 +90,7 @@ impl NodeConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
+            count_pushes: false,
             hugepages: Hugepages::Auto,
             nic: None,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),

@@ -7,6 +7,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use tidewater_transport::host;
 use tidewater_transport::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::session::TICKET_WORD_BYTES;
 use tidewater_transport::limits::TABLES_MAX;
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wake::{Arms, Bell, Watch};
@@ -22,9 +23,6 @@ use crate::apply::table::Table;
 use crate::namespace::NamespaceId;
 use crate::store::prepare::Preparer;
 use crate::store::{ServerMemory, StoreError};
-
-/// Bytes of a word of a ticket line.
-const TICKET_WORD_BYTES: u64 = 8;
 
 /// What all threads of a server share.
 #[derive(Debug)]
@@ -405,12 +403,16 @@ pub(super) enum Counts {
     Nics = 1,
 }
 
-/// Where the word of an applier's ticket line is in which a client counts.
-pub(super) const fn ticket(memory: &ServerMemory, applier: u16, counts: Counts) -> Remote {
+/// Where the word of an applier's ticket line is in which a client counts, if clients do.
+pub(super) fn ticket(shared: &Shared, applier: u16, counts: Counts) -> Remote {
     let line = applier as u64 * LINE_BYTES as u64;
     Remote {
-        key: memory.counters_key,
+        key: shared.memory.counters_key,
         address: line + TICKET_WORD_BYTES * counts as u64,
-        len: TICKET_WORD_BYTES,
+        len: if shared.config.count_pushes {
+            TICKET_WORD_BYTES
+        } else {
+            0
+        },
     }
 }

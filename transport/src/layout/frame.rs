@@ -42,6 +42,11 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
+    /// Whether it changes values.
+    pub const fn is_push(self) -> bool {
+        matches!(self, Self::PushRows | Self::PushDense)
+    }
+
     /// Of a code.
     pub const fn from_code(code: u16) -> Option<Self> {
         Some(match code {

@@ -50,6 +50,12 @@ pub const REPLY_SLOT_BYTES: usize = (256 << 10) + 4096;
 /// Bytes of a lane's mailbox.
 pub const MAILBOX_BYTES: usize = MAILBOX_REPLIES_AT + REPLY_SLOTS * REPLY_SLOT_BYTES;
 
+/// Bytes of a word of an applier's ticket line. Its first word is counted in by processors, its second
+/// by NICs: their atomics are atomic among themselves only.
+pub const TICKET_WORD_BYTES: u64 = 8;
+/// Bytes of a ticket line that mean something: both words.
+pub const TICKET_BYTES: usize = 2 * TICKET_WORD_BYTES as usize;
+
 /// Offset of a domain's clock line in the mailbox.
 pub const fn mailbox_clock_at(domain: u8) -> usize {
     MAILBOX_CLOCKS_AT + domain as usize * LINE_BYTES

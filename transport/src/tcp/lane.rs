@@ -37,7 +37,7 @@ pub struct TcpLane {
     spin: Duration,
     /// The call under way, for errors.
     pub(super) op: &'static str,
-    out: Fifo,
+    pub(super) out: Fifo,
     /// The socket did not take all of it: room there should wake the thread. Output that was not
     /// offered yet waits for a flush or a poll, not for room.
     stuck: bool,
@@ -79,8 +79,10 @@ pub(super) enum Whose {
     Caller,
     /// The first batch that is not finished.
     Batch,
-    /// An atomic.
+    /// The atomic that is waited for.
     Counter,
+    /// An atomic that nobody waits for.
+    Nobody,
 }
 
 /// A batch and how far it is.
@@ -159,13 +161,13 @@ impl TcpLane {
     }
 
     /// Begins a call; refused once the lane broke.
-    fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
+    pub(super) fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.op = op;
         self.broken.clone().map_or(Ok(()), Err)
     }
 
     /// Ends a call: settles what should wake the thread, or breaks the lane for good.
-    fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
+    pub(super) fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
         let result = result.and_then(|value| {
             let waiting = self.stuck && self.out.len() > 0;
             let interest = if waiting {
@@ -189,7 +191,7 @@ impl TcpLane {
     }
 
     #[cold]
-    fn failed(&self, why: impl ToString) -> LaneError {
+    pub(super) fn failed(&self, why: impl ToString) -> LaneError {
         broken(&self.peer, self.op, why)
     }
 
@@ -332,7 +334,7 @@ impl TcpLane {
 
     /// Makes room for `len` bytes of output, receiving meanwhile so that two full ends never wait
     /// for each other.
-    fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
+    pub(super) fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
         if self.out.len() + len <= LANE_OUT_BYTES {
             return Ok(());
         }
@@ -427,32 +429,6 @@ impl TcpLane {
         }
         self.end(done)
     }
-
-    fn count(
-        &mut self,
-        op: &'static str,
-        request: &Request,
-        deadline: Deadline,
-    ) -> Result<u64, LaneError> {
-        self.begin(op)?;
-        let result = self.try_count(request, deadline);
-        self.end(result)
-    }
-
-    fn try_count(&mut self, request: &Request, deadline: Deadline) -> Result<u64, LaneError> {
-        self.make_room(HEADER_BYTES)?;
-        self.out.push(&request.to_bytes());
-        self.inbound.awaited.push_back(Awaited {
-            whose: Whose::Counter,
-            bytes: 0,
-            cookie: 0,
-        });
-        self.inbound.counter = None;
-        self.wait(&mut None, deadline, |lane, _| {
-            lane.inbound.counter.is_some()
-        })?;
-        self.inbound.counter.ok_or_else(|| self.failed("no answer"))
-    }
 }
 
 impl std::fmt::Debug for TcpLane {
@@ -529,6 +505,18 @@ impl Lane for TcpLane {
 
     fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
         self.write_as("write_signal", to, bytes, SIGNAL_BYTES_MAX, true)
+    }
+
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        // Both leave together.
+        self.write_as("write_signal", to, bytes, SIGNAL_BYTES_MAX, false)?;
+        self.count_unheard(counter, add)
     }
 
     fn fetch_add(

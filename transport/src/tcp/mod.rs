@@ -35,6 +35,7 @@ use crate::wake::Watch;
 
 mod access;
 mod buffer;
+mod count;
 mod lane;
 mod lend;
 pub mod op;

@@ -272,7 +272,8 @@ impl Inbound {
     fn begin(&mut self, reply: Reply, mailbox: &Mailbox, link: Link<'_>) -> Result<(), LaneError> {
         match (reply, self.awaited.front()) {
             (Reply::Read { bytes, cookie }, Some(a))
-                if a.whose != Whose::Counter && (a.bytes, a.cookie) == (bytes, cookie) =>
+                if matches!(a.whose, Whose::Caller | Whose::Batch)
+                    && (a.bytes, a.cookie) == (bytes, cookie) =>
             {
                 let left = bytes as usize;
                 self.incoming = Incoming::Answer { left };
@@ -280,6 +281,9 @@ impl Inbound {
             (Reply::Atomic { was }, Some(a)) if a.whose == Whose::Counter => {
                 self.awaited.pop_front();
                 self.counter = Some(was);
+            }
+            (Reply::Atomic { .. }, Some(a)) if a.whose == Whose::Nobody => {
+                self.awaited.pop_front();
             }
             (Reply::Mailbox { at, len }, _) => {
                 let (at, len) = (at as usize, len as usize);
@@ -321,7 +325,7 @@ impl Inbound {
                     self.done.push_back(first.batch);
                 }
             }
-            Some(Whose::Counter) | None => {}
+            Some(Whose::Counter | Whose::Nobody) | None => {}
         }
     }
 }
@@ -337,6 +341,6 @@ fn target_of<'a>(
         Whose::Caller => caller.as_mut().map(Target::again),
         Whose::Batch if lent => caller.as_mut().map(Target::again),
         Whose::Batch => batches.front_mut().map(Posted::target),
-        Whose::Counter => None,
+        Whose::Counter | Whose::Nobody => None,
     }
 }

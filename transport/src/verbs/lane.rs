@@ -212,15 +212,29 @@ impl Live {
         Ok(())
     }
 
-    /// Waits for credit too: it does not owe, because nobody may look at this lane for an hour.
-    fn write_signal(&mut self, request: Request, bytes: &[u8]) -> Result<(), Stop> {
+    /// Waits for credit too: it does not owe, because nobody may look at this lane for an hour. With
+    /// `count`, adds to a counter behind it.
+    fn write_signal(
+        &mut self,
+        request: Request,
+        bytes: &[u8],
+        count: Option<(Request, u64)>,
+    ) -> Result<(), Stop> {
         let to = self.target(request, data_deadline)?;
-        if !self.engine.sender.signal(request, to, bytes)? {
+        let count = match count {
+            None => None,
+            Some((at, add)) => Some((at, self.target(at, data_deadline)?, add)),
+        };
+        let signal = |sender: &mut Sender| match count {
+            None => sender.signal(request, to, bytes),
+            Some(count) => sender.signal_count(request, to, bytes, count),
+        };
+        if !signal(&mut self.engine.sender)? {
             self.engine.sender.stalled();
             self.wait(data_deadline(), true, |engine| {
                 engine.sender.post()?;
                 engine.listen()?;
-                Ok(engine.sender.signal(request, to, bytes)?.then_some(()))
+                Ok(signal(&mut engine.sender)?.then_some(()))
             })?;
         }
         self.engine.sender.post()?;
@@ -353,13 +367,22 @@ impl Lane for VerbsLane {
     }
 
     fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
-        let op = "write_signal";
-        if bytes.len() > SIGNAL_BYTES_MAX {
-            let what = "more bytes than a signal takes";
-            return Err(LaneError::Usage { op, what });
-        }
-        let request = Request::new(op, to, bytes.len());
-        self.call(op, |live| live.write_signal(request, bytes))
+        let request = signal_request(to, bytes)?;
+        self.call(request.op, |live| live.write_signal(request, bytes, None))
+    }
+
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        let request = signal_request(to, bytes)?;
+        let count = (Request::new("fetch_add", counter, 8), add);
+        self.call(request.op, |live| {
+            live.write_signal(request, bytes, Some(count))
+        })
     }
 
     fn fetch_add(
@@ -404,6 +427,15 @@ impl Lane for VerbsLane {
 /// Of calls that do not say; asked for only if something has to be waited for.
 fn data_deadline() -> Deadline {
     Deadline::after(DATA_DEADLINE)
+}
+
+fn signal_request(to: RemoteAddr, bytes: &[u8]) -> Result<Request, LaneError> {
+    let op = "write_signal";
+    if bytes.len() > SIGNAL_BYTES_MAX {
+        let what = "more bytes than a signal takes";
+        return Err(LaneError::Usage { op, what });
+    }
+    Ok(Request::new(op, to, bytes.len()))
 }
 
 fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<(), LaneError> {

@@ -33,6 +33,8 @@ pub(super) const RECEIVE: u64 = u64::MAX;
 const BATCH: usize = 8;
 /// Where the old value of an atomic lands.
 const OLD_AT: usize = 0;
+/// Where those land that nobody waits for.
+const UNHEARD_AT: usize = 8;
 /// Where the copies of writes begin.
 const COPIES_AT: usize = 64;
 
@@ -199,6 +201,28 @@ impl Sender {
         let rest = if inline { bytes } else { &[] };
         self.counters.writes += u64::from(!rest.is_empty());
         self.immediate(request, to, rest, immediate)?;
+        Ok(true)
+    }
+
+    /// Like [`Self::signal`], and adds to a counter behind it: a request more in the same chain. What
+    /// the word was lands in this end's memory, where nobody looks.
+    pub(super) fn signal_count(
+        &mut self,
+        request: Request,
+        to: Target,
+        bytes: &[u8],
+        (counted, counter, add): (Request, Target, u64),
+    ) -> Result<bool, Fault> {
+        // Room for all of it, so that the chain is not cut in two.
+        if !self.has_room(3)? || !self.signal(request, to, bytes)? {
+            return Ok(false);
+        }
+        let number = self.flight.next();
+        let old = self.copies.registered.sge(UNHEARD_AT, 8)?;
+        self.chain
+            .fetch_add(number, old, counter, add, Flags::NONE)?;
+        self.counters.atomics += 1;
+        self.push(counted);
         Ok(true)
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::*;
-use tidewater_transport::layout::session::INBOX_RING_AT;
+use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_transport::sync::{Arc, AtomicU64, Ordering};
 
 use crate::rig::{Client, ClientTask, Rig, Server, at, late};
@@ -88,6 +88,12 @@ pub(crate) fn atomic_after_writes(rig: &dyn Rig) {
         rig,
         |client, n| {
             let counter = at(client.keys.counters, 0);
+            if n.is_multiple_of(2) {
+                // Behind a signal, which tells the server nothing itself.
+                let cell = [0; 16];
+                let tail = at(INBOX_KEY, INBOX_TAIL_AT);
+                return client.lane.write_signal_count(tail, &cell, counter, 1);
+            }
             let before = client.lane.fetch_add(counter, 1, late())?;
             assert_eq!(before, n - 1);
             Ok(())

@@ -117,6 +117,57 @@ fn a_push_is_one_doorbell_and_two_requests() {
     assert_eq!((cost.doorbells, cost.requests), (1, 2), "{cost:?}");
 }
 
+/// One request more, and no doorbell and no completion.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_counted_push_is_one_doorbell_and_a_fetch_add_more() {
+    let host = Host::new();
+    let mut ends = host.connect(1);
+    let inbox = |addr: usize| RemoteAddr {
+        key: INBOX_KEY,
+        addr: addr as u64,
+    };
+    let counter = RemoteAddr {
+        key: host.counters_key,
+        addr: 8,
+    };
+    let word = || host.counters.words(8, 8).unwrap().load_acquire(0);
+    // The first time, its key is looked up.
+    ends.lane
+        .write_signal_count(inbox(INBOX_TAIL_AT), &[0; 16], counter, 0)
+        .unwrap();
+    for n in 1..200u8 {
+        let push = |ends: &mut Ends| {
+            let frame = vec![n; 4096];
+            ends.lane.write(inbox(INBOX_RING_AT), &frame).unwrap();
+            ends.lane
+                .write_signal_count(inbox(INBOX_TAIL_AT), &[n; 16], counter, 3)
+                .unwrap();
+        };
+        // Those that are not looked at closely go round the send queue.
+        if n > 10 {
+            push(&mut ends);
+            ends.settle();
+            continue;
+        }
+        let (cost, packets) = cost(&host, &mut ends, push);
+        assert_eq!((cost.doorbells, cost.requests), (1, 3), "{cost:?}");
+        assert_eq!(
+            (cost.writes, cost.signals, cost.atomics, cost.stalls),
+            (2, 1, 1, 0),
+            "{cost:?}"
+        );
+        println!("a counted push of 4096 bytes: {packets:?} packets");
+        let before = ends.lane.counters();
+        ends.settle();
+        let after = ends.lane.counters() - before;
+        assert!(after.completions <= 1, "{after:?}");
+        assert_eq!(word(), 3 * u64::from(n), "what was counted");
+    }
+    ends.settle();
+    assert_eq!(word(), 3 * 199);
+}
+
 /// Version words, payload, version words for each window of 256 KiB, as dense pulls read them.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]

@@ -24,15 +24,16 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::fabric::TransportKind;
+use tidewater_transport::fabric::{RemoteAddr, TransportKind};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::layout::session::TICKET_WORD_BYTES;
 use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
 use tidewater_transport::wire::control::{
-    Attach, Attached, Recovered, ServerAnswer, ServerMember, ServerRequest, TableDescriptor,
-    Transport,
+    Attach, Attached, LaneGrant, Recovered, Remote, ServerAnswer, ServerMember, ServerRequest,
+    TableDescriptor, Transport,
 };
 use tidewater_transport::wire::handshake::HandshakeError;
 use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
@@ -81,6 +82,8 @@ pub struct NetServerLink {
     /// `None` while it is cut.
     conn: Option<Control>,
     session: SessionId,
+    /// Where pushes are counted, by applier.
+    counters: Vec<Option<RemoteAddr>>,
     watch: Watch,
     bell: Bell,
     arms: Arms,
@@ -101,6 +104,16 @@ impl NetServerLink {
             _ => &server.endpoints.tcp,
         };
         self.name = format!("{} ({address})", server.id);
+    }
+
+    /// Takes in what an attachment says of the session.
+    fn attached(&mut self, attached: &Attached) {
+        self.session = attached.session;
+        let counter = |lane: &LaneGrant| {
+            let Remote { key, address, len } = lane.ticket;
+            (len >= TICKET_WORD_BYTES).then_some(RemoteAddr { key, addr: address })
+        };
+        self.counters = attached.lanes.iter().map(counter).collect();
     }
 
     /// Asks for a session; the lanes are in the order of the appliers.
@@ -325,6 +338,10 @@ impl ServerLink for NetServerLink {
 
     fn ring_bytes(&self) -> usize {
         self.config.ring_bytes
+    }
+
+    fn counter(&self, applier: ApplierId) -> Option<RemoteAddr> {
+        *self.counters.get(usize::from(applier.0))?
     }
 
     fn describe(

@@ -40,6 +40,7 @@ impl NetServerLink {
             transport: TransportKind::Tcp,
             conn: None,
             session: SessionId(0),
+            counters: Vec::new(),
             watch: sleeper.watch().clone(),
             bell: sleeper.bell().clone(),
             arms: sleeper.arms().clone(),

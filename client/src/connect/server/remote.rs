@@ -94,7 +94,7 @@ impl NetServerLink {
                 Err(_) => attempt,
             }
         })?;
-        self.session = attached.session;
+        self.attached(&attached);
         Ok(attached)
     }
 

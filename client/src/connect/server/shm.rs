@@ -36,7 +36,7 @@ impl NetServerLink {
             return Err(self.nonsense("another number of lanes than of memories"));
         }
         self.conn = Some(conn);
-        self.session = attached.session;
+        self.attached(&attached);
         let open = |(a, lane): (usize, ShmLane)| {
             self.set_doze(a, &lane);
             let lane = Box::new(lane) as Box<dyn Lane>;

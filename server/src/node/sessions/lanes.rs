@@ -126,7 +126,7 @@ impl Sessions {
         LaneGrant {
             applier: ApplierId(applier),
             nonce: nonce.flatten().unwrap_or(0),
-            ticket: ticket(&self.shared.memory, applier, counts),
+            ticket: ticket(&self.shared, applier, counts),
         }
     }
 

@@ -60,7 +60,8 @@ pub struct LaneGrant {
     /// Presented once, in the handshake of the lane's connection (tcp) or with its queue pairs
     /// (verbs); new after each Recover. 0 where the lane needs no connection.
     pub nonce: u64,
-    /// The applier's advisory ticket line, for fetch-add.
+    /// The word of the applier's advisory ticket line that this session's atomics may touch. Its
+    /// length is that of a word if clients are to count their pushes there, and 0 if not.
     pub ticket: Remote,
 }
 

@@ -1,0 +1,61 @@
+//! How much has arrived at the servers, of everybody: what says how stale a pull is.
+
+use tidewater_transport::fabric::{ReadOp, RemoteAddr};
+use tidewater_transport::layout::LINE_BYTES;
+use tidewater_transport::layout::session::TICKET_BYTES;
+
+use super::Client;
+use crate::error::ClientError;
+use crate::pull::read_ops;
+
+impl Client {
+    /// Frames of pushes that have arrived at each applier so far, server by server: those of all
+    /// clients of all jobs. What others pushed since a pull is the difference between its sum then and
+    /// now, by which a program that lets workers drift apart may weigh what it pushes.
+    ///
+    /// Advisory. A frame is counted when it is sent, also one that will be refused, and never twice;
+    /// those under way when a lane breaks may be missing for good. Cost: one read of 16 bytes for each
+    /// applier, and nothing of its time (but over tcp, where its loop answers).
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] where a server does not have pushes counted; when a server is lost.
+    pub fn arrivals(&mut self) -> Result<Vec<u64>, ClientError> {
+        let deadline = self.deadline();
+        let mut all = Vec::with_capacity(self.lanes.len());
+        for lane in 0..self.lanes.len() {
+            let Some(counter) = self.lanes.get(lane).ring.counter() else {
+                let server = self.lanes.name(lane);
+                return Err(ClientError::Argument {
+                    op: "arrivals",
+                    table: "-".into(),
+                    what: format!(
+                        "server {server} does not have pushes counted; start it with --count-pushes"
+                    ),
+                });
+            };
+            let op = ReadOp {
+                from: line_of(counter),
+                len: TICKET_BYTES as u32,
+                head_len: TICKET_BYTES as u32,
+                head_at: 0,
+                body_at: 0,
+                fence: false,
+            };
+            let mut line = [0; TICKET_BYTES];
+            read_ops(&mut self.lanes, lane, &[op], &mut line, &mut [], deadline)?;
+            let words = line.as_chunks::<8>().0.iter();
+            all.push(words.fold(0u64, |sum, word| {
+                sum.wrapping_add(u64::from_le_bytes(*word))
+            }));
+        }
+        Ok(all)
+    }
+}
+
+/// Where the line is in which a word is counted.
+const fn line_of(word: RemoteAddr) -> RemoteAddr {
+    RemoteAddr {
+        key: word.key,
+        addr: word.addr - word.addr % LINE_BYTES as u64,
+    }
+}

@@ -1,0 +1,53 @@
+//! Atomics: those that somebody waits for, and those that nobody does.
+
+use super::lane::{Awaited, TcpLane, Whose};
+use super::op::{HEADER_BYTES, Request};
+use crate::clock::Deadline;
+use crate::fabric::{LaneError, RemoteAddr};
+
+impl TcpLane {
+    /// Does an atomic and waits for what the word was.
+    pub(super) fn count(
+        &mut self,
+        op: &'static str,
+        request: &Request,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.begin(op)?;
+        let result = self.try_count(request, deadline);
+        self.end(result)
+    }
+
+    fn try_count(&mut self, request: &Request, deadline: Deadline) -> Result<u64, LaneError> {
+        self.ask_count(request, Whose::Counter)?;
+        self.inbound.counter = None;
+        self.wait(&mut None, deadline, |lane, _| {
+            lane.inbound.counter.is_some()
+        })?;
+        self.inbound.counter.ok_or_else(|| self.failed("no answer"))
+    }
+
+    /// Adds to a counter behind what waits to leave, and sends it all. The answer is taken in, by
+    /// whoever looks at the lane next, and dropped.
+    pub(super) fn count_unheard(&mut self, at: RemoteAddr, add: u64) -> Result<(), LaneError> {
+        let request = Request::FetchAdd {
+            key: at.key,
+            addr: at.addr,
+            add,
+        };
+        let asked = self.ask_count(&request, Whose::Nobody);
+        let sent = asked.and_then(|()| self.send().map(drop));
+        self.end(sent)
+    }
+
+    fn ask_count(&mut self, request: &Request, whose: Whose) -> Result<(), LaneError> {
+        self.make_room(HEADER_BYTES)?;
+        self.out.push(&request.to_bytes());
+        self.inbound.awaited.push_back(Awaited {
+            whose,
+            bytes: 0,
+            cookie: 0,
+        });
+        Ok(())
+    }
+}
