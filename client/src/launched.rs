@@ -26,8 +26,8 @@ use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::process::Server;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::{
-    Card, Decision, Explicit, Place, RdmaDevice, Surroundings, counts_from_env, detect,
-    servers_in_ranks_from_env,
+    Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
+    detect, servers_in_ranks_from_env,
 };
 use tidewater_transport::limits::GATHER_TIMEOUT;
 use tidewater_transport::wire::control::Part;
@@ -313,6 +313,8 @@ fn start_server(seated: &Seated, patience: Duration) -> Result<Server, ClientErr
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     config.appliers = appliers.unwrap_or_else(|| appliers_that_fit(cores, config.local_servers));
     config.rdma_device = RdmaDevice::from_env().map_err(environment)?;
+    let timeout = RdmaTimeout::from_env().map_err(environment)?;
+    config.rdma_timeout = timeout.unwrap_or_default();
     Server::start(&config, Deadline::after(patience)).map_err(failed)
 }
 

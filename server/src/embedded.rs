@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::{ClusterId, ServerId};
-use tidewater_transport::launch::{RdmaDevice, TokenError, TransportChoice, token};
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::coordinator::{
@@ -37,6 +37,8 @@ pub struct ClusterConfig {
     pub capacity: usize,
     /// RDMA device that servers serve clients of other processes through.
     pub rdma_device: Option<RdmaDevice>,
+    /// How soon its queue pairs send a packet again.
+    pub rdma_timeout: RdmaTimeout,
     /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
     pub count_pushes: bool,
     /// What their pages are [default: ordinary ones]. Hugepages are all taken at the start.
@@ -64,6 +66,7 @@ impl Default for ClusterConfig {
             transport: TransportChoice::Auto,
             capacity: CAPACITY_DEFAULT,
             rdma_device: None,
+            rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             hugepages: Hugepages::Off,
             on_lost: LostWorker::FailJob,
@@ -200,6 +203,7 @@ impl Cluster {
         server.local_clients = config.workers;
         server.capacity = config.capacity;
         server.rdma_device.clone_from(&config.rdma_device);
+        server.rdma_timeout = config.rdma_timeout;
         server.count_pushes = config.count_pushes;
         server.hugepages = config.hugepages;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));

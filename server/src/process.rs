@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
-use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
@@ -35,6 +35,8 @@ pub struct ServerConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one that has the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
+    /// How soon its queue pairs send a packet again.
+    pub rdma_timeout: RdmaTimeout,
     /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
     pub count_pushes: bool,
     /// What their pages are. Hugepages are all taken at the start.
@@ -63,6 +65,7 @@ impl ServerConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
+            rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             hugepages: Hugepages::Auto,
             nic: None,
@@ -119,6 +122,7 @@ impl Server {
         node.capacity = config.capacity;
         node.mlock = config.mlock;
         node.rdma_device.clone_from(&config.rdma_device);
+        node.rdma_timeout = config.rdma_timeout;
         node.count_pushes = config.count_pushes;
         node.hugepages = config.hugepages;
         node.nic.clone_from(&config.nic);

@@ -256,8 +256,7 @@ pub struct JobEnv {
     pub transport: TransportChoice,
     /// The RDMA device that the user asked for.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon its queue pairs send a packet again, if not as usual; they ask
-    /// [`RdmaTimeout::from_env`].
+    /// How soon its queue pairs send a packet again, if not as usual.
     pub rdma_timeout: Option<RdmaTimeout>,
     /// Applier threads of a server; `None` lets the server choose.
     pub appliers: Option<u16>,

@@ -18,7 +18,7 @@ use tidewater_client::{Client, Job, Sync};
 use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
-use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::args::Transport;
@@ -61,6 +61,12 @@ impl BedConfig {
 fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
     let device = name.map(str::parse::<RdmaDevice>).transpose();
     device.map_err(str::to_owned)
+}
+
+/// What the environment says of lost packets.
+fn rdma_timeout() -> Result<RdmaTimeout, String> {
+    let said = RdmaTimeout::from_env().map_err(|e| e.to_string())?;
+    Ok(said.unwrap_or_default())
 }
 
 /// A running cluster. It ends when it is dropped; drop its clients first.
@@ -151,6 +157,10 @@ impl Bed {
         join.rank = Some(rank);
         let mut job = Job::new(join, self.config.transport.choice()).sync(sync);
         job.rdma_device.clone_from(&self.config.rdma_device);
+        job.rdma_timeout = rdma_timeout().map_err(|why| BenchError::Process {
+            name: "a client".into(),
+            why,
+        })?;
         Ok(job.connect()?)
     }
 

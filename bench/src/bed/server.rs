@@ -65,6 +65,7 @@ pub fn run() -> Result<(), BenchError> {
     config.local_servers = start.servers;
     config.local_clients = start.clients;
     config.rdma_device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
+    config.rdma_timeout = super::rdma_timeout().map_err(failed)?;
     let deadline = Deadline::after(COORDINATOR_START_TIMEOUT);
     let server = Server::start(&config, deadline).map_err(|e| failed(e.to_string()))?;
     let system = |what: &'static str| {

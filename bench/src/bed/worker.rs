@@ -242,6 +242,7 @@ fn join(start: &Start) -> Result<Client, BenchError> {
     config.rank = Some(start.rank);
     let mut job = Job::new(config, start.transport.choice()).sync(sync);
     job.rdma_device = device;
+    job.rdma_timeout = super::rdma_timeout().map_err(failed)?;
     Ok(job.connect()?)
 }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::WorkerId;
-use tidewater_transport::launch::{EnvError, JobEnv, RdmaDevice, Role, TransportChoice};
+use tidewater_transport::launch::{
+    EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice,
+};
 use tidewater_transport::muster::Seat;
 use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::OsSleeper;
@@ -28,6 +30,8 @@ pub struct Job {
     pub transport: TransportChoice,
     /// RDMA device to use; `None`: the one that has the address from which a server is reached.
     pub rdma_device: Option<RdmaDevice>,
+    /// How soon queue pairs send a packet again.
+    pub rdma_timeout: RdmaTimeout,
     /// How far workers may drift apart.
     pub sync: Sync,
     /// Longest time until everybody is there.
@@ -68,6 +72,7 @@ impl Job {
         join.workers = env.workers;
         let mut job = Self::new(join, env.transport);
         job.rdma_device = env.rdma_device;
+        job.rdma_timeout = env.rdma_timeout.unwrap_or_default();
         Ok(Some(job))
     }
 
@@ -77,13 +82,15 @@ impl Job {
             join,
             transport,
             rdma_device: None,
+            rdma_timeout: RdmaTimeout::USUAL,
             sync: Sync::Asp,
             patience: PATIENCE,
             seat: None,
         }
     }
 
-    /// The job of a worker that a launcher started; transport and device are the environment's.
+    /// The job of a worker that a launcher started; transport, device and timeout are the
+    /// environment's.
     pub(crate) fn of_seat(seat: &Seat) -> Result<Self, ClientError> {
         let wrong = |error: EnvError| ClientError::Environment(error.to_string());
         let mut join = JoinConfig::new(&seat.coordinator, seat.token.clone());
@@ -92,6 +99,7 @@ impl Job {
         let transport = TransportChoice::from_env().map_err(wrong)?;
         let mut job = Self::new(join, transport.unwrap_or_default());
         job.rdma_device = RdmaDevice::from_env().map_err(wrong)?;
+        job.rdma_timeout = RdmaTimeout::from_env().map_err(wrong)?.unwrap_or_default();
         Ok(job)
     }
 
@@ -126,6 +134,7 @@ impl Job {
         config.epoch = members.epoch;
         config.transport = self.transport;
         config.rdma_device.clone_from(&self.rdma_device);
+        config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
         let spin = tidewater_transport::fabric::SPIN;
         let mut sleeper = OsSleeper::new(spin).map_err(|e| {

@@ -8,7 +8,7 @@ mod stream;
 pub mod wanted;
 
 use tidewater_transport::ids::ClusterId;
-use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_transport::limits::RING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
@@ -40,6 +40,8 @@ pub struct ConnectConfig {
     pub transport: TransportChoice,
     /// RDMA device to use; `None`: the one that has the address from which a server is reached.
     pub rdma_device: Option<RdmaDevice>,
+    /// How soon queue pairs send a packet again.
+    pub rdma_timeout: RdmaTimeout,
     /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
     pub ring_bytes: usize,
 }
@@ -57,6 +59,7 @@ impl ConnectConfig {
             workers: 0,
             transport: TransportChoice::Auto,
             rdma_device: None,
+            rdma_timeout: RdmaTimeout::USUAL,
             ring_bytes: RING_BYTES_DEFAULT,
         }
     }

@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::{
-    Decision, Explicit, Place, RdmaDevice, Surroundings, TransportChoice, detect, token,
+    Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, TransportChoice, detect,
+    token,
 };
 use tidewater_transport::limits::GATHER_TIMEOUT;
 use tidewater_transport::muster;
@@ -72,7 +73,7 @@ impl Wanted {
         let mut job = match &self.coordinator {
             Some(coordinator) => {
                 self.is_not_one_of_many(&vars)?;
-                self.named(coordinator)?
+                self.named(coordinator, vars)?
             }
             None => self.found(vars)?,
         };
@@ -160,7 +161,7 @@ impl Wanted {
         Err(ClientError::Environment(what))
     }
 
-    fn named(&self, coordinator: &str) -> Result<Job, ClientError> {
+    fn named(&self, coordinator: &str, vars: Vars) -> Result<Job, ClientError> {
         let Some(file) = &self.token_file else {
             let what = "a coordinator without token_file; name the file that holds the job's token";
             return Err(ClientError::Environment(what.into()));
@@ -169,7 +170,11 @@ impl Wanted {
         let mut join = JoinConfig::new(coordinator, token);
         join.rank = self.rank;
         join.workers = self.workers.unwrap_or_default();
-        Ok(Job::new(join, TransportChoice::Auto))
+        let mut job = Job::new(join, TransportChoice::Auto);
+        let timeout = RdmaTimeout::from_vars(vars);
+        let timeout = timeout.map_err(|e| ClientError::Environment(e.to_string()))?;
+        job.rdma_timeout = timeout.unwrap_or_default();
+        Ok(job)
     }
 
     fn of_environment(&self, mut vars: Vars) -> Result<Job, ClientError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_client::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink};
+use tidewater_client::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink, Wanted};
 use tidewater_client::link::ServerLink as _;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{SPIN, TransportKind};
@@ -58,6 +58,63 @@ fn what_is_no_device_is_a_wrong_command_line_or_environment() {
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(3), "{said}");
     assert!(said.contains("TIDEWATER_RDMA_DEVICE"), "{said}");
+}
+
+#[test]
+fn what_is_no_timeout_is_a_wrong_command_line_or_environment() {
+    let run = ["run", "--rdma-timeout", "16", "--", "true"];
+    for arguments in [&run[..], &["server", "--rdma-timeout", "7"]] {
+        let done = output(&tidewater(), arguments);
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(2), "{said}");
+        assert!(said.contains("use 8 to 15"), "{said}");
+    }
+    let cluster = Cluster::coordinator(1);
+    let wrong = ("TIDEWATER_RDMA_TIMEOUT", "7");
+    let done = cluster.server(0).env(wrong.0, wrong.1).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(
+        !done.status.success() && said.contains("TIDEWATER_RDMA_TIMEOUT"),
+        "{said}"
+    );
+    let (mark, _) = new_mark();
+    let mut serve = command(&tidewater(), &mark);
+    serve
+        .args(["serve", "--token-file"])
+        .arg(cluster.token_file());
+    let done = serve.env(wrong.0, wrong.1).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.code(), Some(3), "{said}");
+    assert!(said.contains("TIDEWATER_RDMA_TIMEOUT"), "{said}");
+}
+
+#[test]
+fn a_worker_takes_its_timeout_from_the_environment_whoever_names_its_job() {
+    let cluster = Cluster::coordinator(1);
+    let file = cluster.token_file().to_owned();
+    let job = |timeout: &str, coordinator: Option<&str>| {
+        let said = [
+            ("TIDEWATER_COORDINATOR", "127.0.0.1:1".into()),
+            ("TIDEWATER_RANK", "0".into()),
+            ("TIDEWATER_WORKERS", "1".into()),
+            ("TIDEWATER_SERVERS", "1".into()),
+            ("TIDEWATER_TOKEN_FILE", file.clone().into_os_string()),
+            ("TIDEWATER_RDMA_TIMEOUT", timeout.into()),
+        ];
+        let wanted = Wanted {
+            coordinator: coordinator.map(str::to_owned),
+            token_file: coordinator.map(|_| file.clone()),
+            ..Wanted::default()
+        };
+        wanted.job_from_vars(said.map(|(name, value)| (name.into(), value)))
+    };
+    for named in [None, Some("127.0.0.1:1")] {
+        for (said, exponent) in [("9", 9), ("", 14)] {
+            assert_eq!(job(said, named).unwrap().rdma_timeout.exponent(), exponent);
+        }
+        let wrong = job("16", named).unwrap_err().to_string();
+        assert!(wrong.contains("TIDEWATER_RDMA_TIMEOUT"), "{wrong}");
+    }
 }
 
 /// What a session with server 0 goes over, for a client that takes itself to be on another host.

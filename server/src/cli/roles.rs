@@ -25,7 +25,7 @@ use tidewater_server::store::Hugepages;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::token::read_file;
-use tidewater_transport::launch::{JobEnv, RdmaDevice};
+use tidewater_transport::launch::{JobEnv, RdmaDevice, RdmaTimeout};
 use tidewater_transport::wire::handshake::JobToken;
 
 /// What a lost worker means.
@@ -104,6 +104,10 @@ pub(crate) struct ServerArgs {
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
+    /// RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses some, less
+    /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    rdma_timeout: Option<RdmaTimeout>,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
     /// Hugepages are all taken at the start.
     #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
@@ -146,6 +150,10 @@ pub(crate) struct ServeArgs {
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
+    /// RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses some, less
+    /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    rdma_timeout: Option<RdmaTimeout>,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
     #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
     hugepages: Hugepages,
@@ -255,6 +263,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         appliers: args.appliers,
         capacity: args.capacity,
         rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
+        rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
         count_pushes: args.count_pushes,
         hugepages: args.hugepages,
         token: Some(token(args.token_file, env.as_ref())?),
@@ -281,6 +290,7 @@ impl ServerArgs {
         config.capacity = self.capacity;
         config.mlock = self.mlock;
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
+        config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
         config.count_pushes = self.count_pushes;
         config.hugepages = self.hugepages;
         config.nic.clone_from(&self.nic);
@@ -382,6 +392,16 @@ fn rdma_device(
         (None, Some(env)) => Ok(env.rdma_device.clone()),
         (None, None) => RdmaDevice::from_env().map_err(|error| complain(3, error)),
     }
+}
+
+/// The same of the time after which packets are sent again.
+fn rdma_timeout(flag: Option<RdmaTimeout>, env: Option<&JobEnv>) -> Result<RdmaTimeout, ExitCode> {
+    let said = match (flag, env) {
+        (Some(timeout), _) => Some(timeout),
+        (None, Some(env)) => env.rdma_timeout,
+        (None, None) => RdmaTimeout::from_env().map_err(|error| complain(3, error))?,
+    };
+    Ok(said.unwrap_or_default())
 }
 
 fn needed<T>(flag: Option<T>, env: Option<T>, name: &str) -> Result<T, ExitCode> {

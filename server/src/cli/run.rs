@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use tidewater_server::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use tidewater_server::store::Hugepages;
-use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 
 use super::parse_duration;
 
@@ -39,6 +39,10 @@ pub(crate) struct RunArgs {
     /// that has the connection's address].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
+    /// RDMA packets of all processes are sent again after 4.096 us x 2^N, 8 to 15: on a network that
+    /// loses some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    rdma_timeout: Option<RdmaTimeout>,
     /// Begin each line of output with who wrote it [default: stderr, and stdout on a terminal].
     #[arg(long)]
     prefix: bool,
@@ -122,6 +126,7 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     config.workers = args.workers;
     config.transport = args.transport;
     config.rdma_device = args.rdma_device;
+    config.rdma_timeout = args.rdma_timeout;
     config.appliers = args.appliers;
     config.timeout = args.timeout;
     config.grace = args.grace;

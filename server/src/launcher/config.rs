@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::Access;
-use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_transport::limits::{
     COORDINATOR_START_TIMEOUT, LOCAL_PROCESSES_MAX, SERVERS_MAX, STOP_GRACE,
 };
@@ -94,6 +94,8 @@ pub struct RunConfig {
     pub transport: TransportChoice,
     /// Told to every process; `None` leaves what the launcher's environment says.
     pub rdma_device: Option<RdmaDevice>,
+    /// Told to every process; `None` leaves what the launcher's environment says.
+    pub rdma_timeout: Option<RdmaTimeout>,
     /// Applier threads of each server; `None` lets the server choose.
     pub appliers: Option<u16>,
     /// Which lines are prefixed.
@@ -140,6 +142,7 @@ impl RunConfig {
             workers: 1,
             transport: TransportChoice::Auto,
             rdma_device: None,
+            rdma_timeout: None,
             appliers: None,
             prefix: Prefix::Auto,
             timeout: None,

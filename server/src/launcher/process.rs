@@ -171,6 +171,7 @@ pub(super) struct Told {
     pub(super) workers: u32,
     pub(super) transport: String,
     pub(super) rdma_device: Option<String>,
+    pub(super) rdma_timeout: Option<String>,
     pub(super) appliers: Option<u16>,
 }
 
@@ -302,6 +303,9 @@ impl Spawner {
             .env_remove("TIDEWATER_READY_FD");
         if let Some(device) = &told.rdma_device {
             command.env("TIDEWATER_RDMA_DEVICE", device);
+        }
+        if let Some(timeout) = &told.rdma_timeout {
+            command.env("TIDEWATER_RDMA_TIMEOUT", timeout);
         }
         if let Some(appliers) = told.appliers {
             command.env("TIDEWATER_APPLIERS", appliers.to_string());

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use tidewater_transport::ids::{ClusterId, Incarnation, ServerId};
-use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, SESSION_LINGER};
 use tidewater_transport::wire::handshake::{JobToken, Namespaces};
 
@@ -48,6 +48,8 @@ pub struct NodeConfig {
     pub mlock: bool,
     /// RDMA device to serve through; `None`: the one that has the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
+    /// How soon its queue pairs send a packet again.
+    pub rdma_timeout: RdmaTimeout,
     /// Whether clients are told to count their pushes in a word of each applier.
     pub count_pushes: bool,
     /// What their pages are. Hugepages are all taken at the start.
@@ -90,6 +92,7 @@ impl NodeConfig {
             capacity: CAPACITY_DEFAULT,
             mlock: false,
             rdma_device: None,
+            rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             hugepages: Hugepages::Auto,
             nic: None,

@@ -17,7 +17,6 @@ use std::sync::Arc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::launch::RdmaTimeout;
 use tidewater_transport::verbs::{
     Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
 };
@@ -102,8 +101,7 @@ impl Verbs {
         local: IpAddr,
         namespace: &str,
     ) -> Result<VerbsSession, Refusal> {
-        let timeout = RdmaTimeout::from_env().map_err(unfit)?;
-        let patience = Patience::with_timeout(timeout.exponent());
+        let patience = Patience::with_timeout(shared.config.rdma_timeout.exponent());
         let wish = shared.config.rdma_device.as_ref();
         let adapter = Adapter::for_address(local, wish.map(|w| w.as_str())).map_err(unfit)?;
         let rail = match self

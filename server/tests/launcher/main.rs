@@ -24,11 +24,11 @@ fn config(worker: &str) -> RunConfig {
 fn every_child_is_told_its_place() {
     let tell = "echo $TIDEWATER_ROLE $TIDEWATER_RANK/$TIDEWATER_LOCAL_RANK of \
                 $TIDEWATER_WORKERS+$TIDEWATER_SERVERS $TIDEWATER_TRANSPORT \
-                $TIDEWATER_RDMA_DEVICE $TIDEWATER_APPLIERS at ${TIDEWATER_COORDINATOR:-nowhere} \
+                $TIDEWATER_RDMA_DEVICE $TIDEWATER_RDMA_TIMEOUT $TIDEWATER_APPLIERS at ${TIDEWATER_COORDINATOR:-nowhere} \
                 mode $(stat -L -c %a $TIDEWATER_TOKEN_FILE) \
                 digits $(head -c 99 $TIDEWATER_TOKEN_FILE | tr -d -c 0-9a-f | wc -c)";
     let worker = format!("{AWAIT} await 0 1; {tell}");
-    let options = "-s 2 -w 3 --transport tcp --rdma-device rxe0:1 --appliers 4"
+    let options = "-s 2 -w 3 --transport tcp --rdma-device rxe0:1 --rdma-timeout 9 --appliers 4"
         .split(' ')
         .collect::<Vec<_>>();
     let job = Job {
@@ -40,9 +40,9 @@ fn every_child_is_told_its_place() {
     assert_eq!(ended.code, 0, "{}", ended.stderr);
     let mut lines: Vec<&str> = ended.stdout.lines().chain(ended.stderr.lines()).collect();
     lines.sort_unstable();
-    let end = "of 3+2 tcp rxe0:1 4 at 127.0.0.1:7 mode 600 digits 64";
+    let end = "of 3+2 tcp rxe0:1 9 4 at 127.0.0.1:7 mode 600 digits 64";
     let expected = [
-        "[coordinator] coordinator 0/0 of 3+2 tcp rxe0:1 4 at nowhere mode 600 digits 64"
+        "[coordinator] coordinator 0/0 of 3+2 tcp rxe0:1 9 4 at nowhere mode 600 digits 64"
             .to_owned(),
         format!("[server 0] server 0/0 {end}"),
         format!("[server 1] server 1/1 {end}"),

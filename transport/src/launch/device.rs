@@ -1,5 +1,6 @@
 //! Which RDMA device the user asked for, and how soon it is to send a packet again.
 
+use std::ffi::OsString;
 use std::fmt;
 use std::str::FromStr;
 
@@ -57,18 +58,42 @@ impl FromStr for RdmaDevice {
 pub struct RdmaTimeout(u8);
 
 impl RdmaTimeout {
-    /// What `TIDEWATER_RDMA_TIMEOUT` says, or [`VERBS_TIMEOUT`].
+    /// As usual: [`VERBS_TIMEOUT`].
+    pub const USUAL: Self = Self(VERBS_TIMEOUT);
+
+    /// What `TIDEWATER_RDMA_TIMEOUT` says, also to a process that belongs to no job.
     ///
     /// # Errors
     /// It is no such number.
-    pub fn from_env() -> Result<Self, EnvError> {
-        let wish = Vars::new(std::env::vars_os()).parsed("TIDEWATER_RDMA_TIMEOUT")?;
-        Ok(wish.unwrap_or(Self(VERBS_TIMEOUT)))
+    pub fn from_env() -> Result<Option<Self>, EnvError> {
+        Self::from_vars(std::env::vars_os())
+    }
+
+    /// As [`RdmaTimeout::from_env`], from variables given.
+    ///
+    /// # Errors
+    /// As [`RdmaTimeout::from_env`].
+    pub fn from_vars(
+        vars: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Option<Self>, EnvError> {
+        Vars::new(vars).parsed("TIDEWATER_RDMA_TIMEOUT")
     }
 
     /// The power of two.
     pub const fn exponent(self) -> u8 {
         self.0
+    }
+}
+
+impl Default for RdmaTimeout {
+    fn default() -> Self {
+        Self::USUAL
+    }
+}
+
+impl fmt::Display for RdmaTimeout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
@@ -92,7 +117,12 @@ mod tests {
         for good in 8..=15u8 {
             let timeout: RdmaTimeout = good.to_string().parse().unwrap();
             assert_eq!(timeout.exponent(), good);
+            assert_eq!(timeout.to_string(), good.to_string());
+            let said = ("TIDEWATER_RDMA_TIMEOUT".into(), good.to_string().into());
+            assert_eq!(RdmaTimeout::from_vars([said]).unwrap(), Some(timeout));
         }
+        assert_eq!(RdmaTimeout::default().exponent(), VERBS_TIMEOUT);
+        assert_eq!(RdmaTimeout::from_vars([]).unwrap(), None);
         for bad in ["", "0", "7", "16", "31", "256", "-1", "4ms"] {
             assert!(bad.parse::<RdmaTimeout>().is_err(), "{bad:?}");
         }

@@ -40,6 +40,7 @@ fn a_worker_reads_its_place() {
         &[
             ("TIDEWATER_TRANSPORT", "verbs"),
             ("TIDEWATER_RDMA_DEVICE", "rxe0:1"),
+            ("TIDEWATER_RDMA_TIMEOUT", "10"),
             ("TIDEWATER_APPLIERS", "4"),
         ],
         path,
@@ -55,6 +56,7 @@ fn a_worker_reads_its_place() {
         (TransportChoice::Verbs, Some(4))
     );
     assert_eq!(env.rdma_device.unwrap().as_str(), "rxe0:1");
+    assert_eq!(env.rdma_timeout.unwrap().exponent(), 10);
     assert_eq!(env.token.to_hex(), HEX);
     assert_eq!(
         format!("{:?}", env.token),
@@ -118,6 +120,7 @@ fn wrong_values_name_the_variable_and_the_remedy() {
         ("TIDEWATER_COORDINATOR", "ho st:1"),
         ("TIDEWATER_TRANSPORT", "pigeon"),
         ("TIDEWATER_RDMA_DEVICE", "../../etc"),
+        ("TIDEWATER_RDMA_TIMEOUT", "16"),
         ("TIDEWATER_ROLE", "boss"),
         ("TIDEWATER_APPLIERS", "65"),
         ("TIDEWATER_LOCAL_RANK", "3"),

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidewater_client::Sync;
 use tidewater_client::data::Format;
 use tidewater_client::train::defaults;
-use tidewater_transport::launch::{RdmaDevice, TransportChoice};
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_transport::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_transport::table::Optimizer;
 
@@ -194,6 +194,10 @@ pub(crate) struct TrainArgs {
     /// or the one of the connection's address].
     #[arg(long, value_name = "NAME[:PORT]")]
     pub(crate) rdma_device: Option<RdmaDevice>,
+    /// In a job: RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses
+    /// some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    pub(crate) rdma_timeout: Option<RdmaTimeout>,
     /// In a job: its workers, where the cluster is a service and does not know [default:
     /// TIDEWATER_WORKERS].
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]

@@ -109,6 +109,7 @@ fn member(args: &TrainArgs) -> Result<Connected, Failure> {
 fn client(args: &TrainArgs, mut job: Job) -> Result<Client, Failure> {
     job.transport = args.transport.unwrap_or(job.transport);
     job.rdma_device = args.rdma_device.clone().or(job.rdma_device);
+    job.rdma_timeout = args.rdma_timeout.unwrap_or(job.rdma_timeout);
     if let Some(namespace) = &args.namespace {
         job.join.namespace.clone_from(namespace);
     }

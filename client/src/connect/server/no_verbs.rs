@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use tidewater_transport::fabric::Lane;
 use tidewater_transport::ids::ApplierId;
-use tidewater_transport::launch::RdmaDevice;
+use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::mem::Buffer;
 use tidewater_transport::wake::{Arms, Watch};
 use tidewater_transport::wire::control::{VerbsConnect, VerbsConnected};
@@ -20,7 +20,7 @@ pub(super) enum LaneOffer {}
 impl VerbsSide {
     pub(super) fn new(
         _: IpAddr,
-        _: Option<&RdmaDevice>,
+        _: (Option<&RdmaDevice>, RdmaTimeout),
         _: &Watch,
         _: &Arms,
     ) -> Result<Self, String> {

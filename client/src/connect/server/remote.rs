@@ -103,7 +103,7 @@ impl NetServerLink {
         let local = conn.stream_mut().local().ok_or_else(|| {
             Failure::Again("the control connection has lost its address".to_owned())
         })?;
-        let wish = self.config.rdma_device.as_ref();
+        let wish = (self.config.rdma_device.as_ref(), self.config.rdma_timeout);
         let side = VerbsSide::new(local, wish, &self.watch, &self.arms);
         self.verbs = Some(Arc::new(side.map_err(Failure::Unfit)?));
         Ok(())

@@ -24,11 +24,10 @@ impl VerbsSide {
     /// On the adapter of `local`, for a thread that sleeps on `watch` and arms `arms`.
     pub(super) fn new(
         local: IpAddr,
-        wish: Option<&RdmaDevice>,
+        (wish, timeout): (Option<&RdmaDevice>, RdmaTimeout),
         watch: &Watch,
         arms: &Arms,
     ) -> Result<Self, String> {
-        let timeout = RdmaTimeout::from_env().map_err(|e| e.to_string())?;
         let patience = Patience::with_timeout(timeout.exponent());
         let made = || {
             let adapter = Adapter::for_address(local, wish.map(RdmaDevice::as_str))?;
