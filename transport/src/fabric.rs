@@ -40,6 +40,10 @@ use crate::limits::DATA_DEADLINE;
 use crate::mem::{MemError, Region, Words, WordsMut, publish};
 use crate::sync::{Arc, Ordering, fence};
 
+mod offers;
+
+pub use offers::Offers;
+
 /// Every clause, for the conformance suite.
 pub const CLAUSES: &[&str] = &[
     "F01", "F02", "F03", "F04", "F05", "F06", "F07", "F08", "F09", "F10", "F11", "F12", "F13",
@@ -393,6 +397,12 @@ pub trait Sleeper: Send {
     /// Whether a wait should spin before it sleeps, and for how long.
     fn spin(&self) -> Duration {
         SPIN
+    }
+
+    /// What the thread has learned of offering its core while it spins; one that keeps nothing
+    /// learns it anew in each wait.
+    fn offers(&mut self) -> Option<&mut Offers> {
+        None
     }
 }
 

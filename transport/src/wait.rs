@@ -9,20 +9,17 @@
 //! it, so that what arrived in time is not reported as missing.
 
 use crate::clock::{self, Deadline};
-use crate::fabric::Sleeper;
+use crate::fabric::{Offers, Sleeper};
 use crate::planted::{self, Plant};
 use crate::sync::spin_hint;
-
-/// Looks between two offers of the core to others: where servers and workers share two cores, the
-/// thread that is awaited may be the one that waits for this core.
-const LOOKS_PER_YIELD: u32 = 32;
 
 /// Calls `look` until it returns a value or an error; `None` when the deadline passed first.
 ///
 /// `look` takes in what has arrived (polls its lanes) and never blocks. Everything it looks at
 /// must be announced to by `sleeper`: its doze words lie where the producers look, its sockets are
 /// in its watch. Cost: nothing but the first look when there is something already; else a spin of
-/// [`Sleeper::spin`], then one system call per sleep.
+/// [`Sleeper::spin`], in which the core is offered now and then (see [`Offers`]), then one system
+/// call per sleep.
 ///
 /// # Errors
 /// Those of `look`.
@@ -53,7 +50,7 @@ pub fn wait_until<T, E>(
 
 /// Looks at least once, then again and again for the sleeper's spin time.
 fn spin<T, E>(
-    sleeper: &dyn Sleeper,
+    sleeper: &mut dyn Sleeper,
     deadline: Deadline,
     look: &mut impl FnMut() -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
@@ -65,12 +62,15 @@ fn spin<T, E>(
     if spin.is_zero() {
         return Ok(None);
     }
+    let mut forgotten = Offers::default();
+    let offers = sleeper.offers().unwrap_or(&mut forgotten);
     let until = deadline.min(Deadline::at(clock::now() + spin));
-    let mut looks = 0u32;
+    let mut looks = 0;
     while !until.passed() {
-        looks = looks.wrapping_add(1);
-        if looks.is_multiple_of(LOOKS_PER_YIELD) {
-            std::thread::yield_now();
+        looks += 1;
+        if looks >= offers.every {
+            looks = 0;
+            offers.make();
         } else {
             spin_hint();
         }
@@ -78,6 +78,7 @@ fn spin<T, E>(
             return Ok(Some(found));
         }
     }
+    offers.in_vain();
     Ok(None)
 }
 
@@ -94,6 +95,8 @@ mod tests {
     struct Script {
         calls: Vec<&'static str>,
         late: Option<Arc<AtomicBool>>,
+        offers: Offers,
+        spin: Option<Duration>,
     }
 
     impl Sleeper for Script {
@@ -114,11 +117,38 @@ mod tests {
         }
 
         fn spin(&self) -> Duration {
-            Duration::from_micros(5)
+            self.spin.unwrap_or(Duration::from_micros(5))
+        }
+
+        fn offers(&mut self) -> Option<&mut Offers> {
+            Some(&mut self.offers)
         }
     }
 
     const SOON: Duration = Duration::from_millis(20);
+
+    #[test]
+    fn after_a_wait_in_vain_the_core_is_offered_as_often_as_at_first() {
+        let mut sleeper = Script::default();
+        let first = sleeper.offers.every;
+        sleeper.offers.every = 64 * first;
+        let found = |looks: u32| {
+            let mut left = looks;
+            move || {
+                left -= 1;
+                Ok::<_, ()>((left == 0).then_some(()))
+            }
+        };
+        let minute = Duration::from_mins(1);
+        sleeper.spin = Some(minute);
+        let found = wait_until(&mut sleeper, Deadline::after(minute), found(3));
+        assert_eq!(found, Ok(Some(())));
+        assert_eq!(sleeper.offers.every, 64 * first);
+        sleeper.spin = None;
+        let (soon, none) = (Deadline::after(SOON), || Ok::<Option<()>, ()>(None));
+        assert_eq!(wait_until(&mut sleeper, soon, none), Ok(None));
+        assert_eq!(sleeper.offers.every, first);
+    }
 
     #[test]
     fn data_that_comes_just_before_the_announcement_is_found_without_sleeping() {

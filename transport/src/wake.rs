@@ -12,7 +12,7 @@ use rustix::event::epoll;
 
 use crate::clock::Deadline;
 use crate::doze::{announce, retract};
-use crate::fabric::Sleeper;
+use crate::fabric::{Offers, Sleeper};
 use crate::mem::{Region, WordsMut};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -321,6 +321,7 @@ pub struct OsSleeper {
     dozes: Dozes,
     arms: Arms,
     spin: Duration,
+    offers: Offers,
 }
 
 impl OsSleeper {
@@ -338,6 +339,7 @@ impl OsSleeper {
             dozes: Dozes::default(),
             arms: Arms::default(),
             spin,
+            offers: Offers::default(),
         })
     }
 
@@ -399,5 +401,9 @@ impl Sleeper for OsSleeper {
 
     fn spin(&self) -> Duration {
         self.spin
+    }
+
+    fn offers(&mut self) -> Option<&mut Offers> {
+        Some(&mut self.offers)
     }
 }

@@ -1,0 +1,78 @@
+//! How often a thread that spins offers its core to others.
+
+use std::time::Duration;
+
+use crate::clock;
+
+/// Looks before a thread first offers its core to others, and again once somebody took it: where
+/// servers and workers share two cores, the thread that is awaited may be the one that waits for
+/// this core.
+const LOOKS_PER_OFFER: u32 = 32;
+
+/// Looks after which an offer is made whatever was learned: some hundreds of microseconds.
+const LOOKS_PER_OFFER_MAX: u32 = 1 << 13;
+
+/// An offer that took less was taken by nobody: two switches of threads take longer.
+const TAKEN: Duration = Duration::from_micros(1);
+
+/// How often a thread that spins offers its core. Each offer is a system call, so it is made half
+/// as often whenever nobody took the last one; as often as at first when somebody did, or when a
+/// spin found nothing, because what it waited for may have been waiting for this core.
+#[derive(Debug, Clone)]
+pub struct Offers {
+    pub(crate) every: u32,
+}
+
+impl Default for Offers {
+    fn default() -> Self {
+        Self {
+            every: LOOKS_PER_OFFER,
+        }
+    }
+}
+
+impl Offers {
+    /// Gives the core to whoever waits for it, and learns whether anybody did.
+    pub(crate) fn make(&mut self) {
+        let before = clock::now();
+        std::thread::yield_now();
+        self.learn(clock::now() - before);
+    }
+
+    fn learn(&mut self, took: Duration) {
+        self.every = if took < TAKEN {
+            (self.every * 2).min(LOOKS_PER_OFFER_MAX)
+        } else {
+            LOOKS_PER_OFFER
+        };
+    }
+
+    /// A spin found nothing.
+    pub(crate) const fn in_vain(&mut self) {
+        self.every = LOOKS_PER_OFFER;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_core_that_nobody_takes_is_offered_less_often() {
+        let (at_once, taken) = (Duration::from_nanos(300), Duration::from_micros(3));
+        let mut offers = Offers::default();
+        let mut looks = 0;
+        for _ in 0..5 {
+            looks += offers.every;
+            offers.learn(at_once);
+        }
+        // More than fit in a spin: the next waits make no system call.
+        assert_eq!((looks, offers.every), (31 * LOOKS_PER_OFFER, 1024));
+        for _ in 0..40 {
+            offers.learn(at_once);
+        }
+        assert_eq!(offers.every, LOOKS_PER_OFFER_MAX);
+        offers.learn(taken);
+        assert_eq!(offers.every, LOOKS_PER_OFFER);
+    }
+}
