@@ -8,6 +8,7 @@ use tidewater_transport::clock;
 use super::arena::{Arena, Title};
 use super::memory::CALL_ROWS;
 use super::programs::SyscallCounter;
+use super::shared::OneCore;
 use crate::args::{Common, Wire};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
@@ -38,17 +39,22 @@ pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchErr
     if !arena.wants(&ids) {
         return Ok(());
     }
-    let mut bed = Bed::start(BedConfig {
+    idle(arena, name, &mut bed(arena, 2)?)?;
+    calls(arena, name, &mut bed(arena, 1)?)?;
+    grows(arena, name, &mut bed(arena, 1)?)
+}
+
+/// A server, and the workers whose ranks are used: for more than there are cores left its applier
+/// would not stay awake between two calls.
+fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
+    Bed::start(BedConfig {
         transport: arena.args.transport,
         rdma_device: None,
         servers: 1,
         appliers: 1,
-        workers: 3,
+        workers,
         pin: None,
-    })?;
-    idle(arena, name, &mut bed)?;
-    calls(arena, name, &mut bed)?;
-    grows(arena, name, &mut bed)
+    })
 }
 
 /// Processor seconds a second of servers that nobody uses, with a session open.
@@ -79,7 +85,9 @@ fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchErr
 /// Allocations and system calls of calls in their steady state.
 fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
     let remote = arena.args.transport.wire() != Some(Wire::Memory);
-    let mut client = bed.client(2, Sync::Asp)?;
+    let apart = OneCore::enter()?;
+    let apart = apart.keep_off(bed)?.then_some(apart);
+    let mut client = bed.client(0, Sync::Asp)?;
     for (op, rows) in [
         (Op::Pull, 1),
         (Op::Pull, CALL_ROWS),
@@ -113,7 +121,9 @@ fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
             subject.release()?;
         }
     }
-    Ok(client.finish()?)
+    client.finish()?;
+    drop(apart);
+    Ok(())
 }
 
 fn some(calls: u64, work: &dyn Work) -> Plan {

@@ -1,5 +1,6 @@
 //! Contests that every transport has: clocks, many workers, dense steps, and what must not happen.
 
+use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tidewater_client::{Client, Sync};
 
@@ -98,6 +99,34 @@ impl OneCore {
 
     pub(super) const fn core(&self) -> usize {
         self.core
+    }
+
+    /// Puts all threads that a bed's servers have now on the first core that this process could
+    /// use before: who shares a core has to give it away in each call. False when there is one
+    /// core only.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub(super) fn keep_off(&self, bed: &Bed) -> Result<bool, BenchError> {
+        let first = (0..CpuSet::MAX_CPU).find(|&core| self.before.is_set(core));
+        let Some(there) = first.filter(|&core| core != self.core) else {
+            return Ok(false);
+        };
+        for server in bed.pids() {
+            let tasks = format!("/proc/{}/task", server.as_raw_nonzero());
+            let failed = |source| BenchError::System {
+                what: format!("list {tasks}"),
+                source,
+            };
+            for task in std::fs::read_dir(&tasks).map_err(failed)? {
+                let name = task.map_err(failed)?.file_name();
+                let number = name.to_str().and_then(|n| n.parse().ok());
+                if let Some(thread) = number.and_then(Pid::from_raw) {
+                    pin(Some(thread), there)?;
+                }
+            }
+        }
+        Ok(true)
     }
 }
 
