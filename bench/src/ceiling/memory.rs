@@ -102,12 +102,10 @@ impl Gather {
             content.fill(byte_of(row));
             words.copy_in(row as usize * layout.stride + ROW_HEADER_BYTES, &content);
         }
-        let row = |b: u64, n: u64| mix64((b << 32 | n) ^ seed) % rows;
-        let batch = |b| (0..call_rows as u64).map(|n| row(b, n)).collect();
         Ok(Self {
             memory,
             layout,
-            batches: (0..64).map(batch).collect(),
+            batches: random_batches(rows, call_rows, seed),
             out: vec![0; call_rows * payload],
             turn: 0,
             sum: 0,
@@ -172,7 +170,15 @@ impl Work for Gather {
     }
 }
 
-fn byte_of(row: u64) -> u8 {
+/// Random rows, `call_rows` for a call.
+pub(super) fn random_batches(rows: u64, call_rows: usize, seed: u64) -> Vec<Vec<u64>> {
+    let row = |b: u64, n: u64| mix64((b << 32 | n) ^ seed) % rows;
+    let batch = |b| (0..call_rows as u64).map(|n| row(b, n)).collect();
+    (0..64).map(batch).collect()
+}
+
+/// What all bytes of a row are.
+pub(super) fn byte_of(row: u64) -> u8 {
     mix64(row) as u8
 }
 

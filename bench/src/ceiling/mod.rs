@@ -7,11 +7,14 @@
 //! | [`Ping`] | pushes over shared memory |
 //! | [`Echo`] | one call over TCP |
 //! | [`Stream`] | many calls over TCP |
+//! | [`FarRows`] | pulls of many rows over TCP |
 
 mod memory;
 mod ping;
+mod rows;
 mod socket;
 
 pub use memory::{Gather, Memcpy, copy_speed};
 pub use ping::Ping;
+pub use rows::FarRows;
 pub use socket::{Echo, Flow, ROLE, Stream, serve};

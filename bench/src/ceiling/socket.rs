@@ -1,10 +1,12 @@
-//! Plain TCP over loopback, blocking, between two processes: an echo, and a stream.
+//! Plain TCP over loopback, blocking, between two processes: an echo, a stream, and the other end of
+//! `rows`.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 use tidewater_transport::limits::DATA_DEADLINE;
 
+use super::rows::{self, Shape};
 use crate::bed::child::{Orders, Process, answer};
 use crate::error::BenchError;
 use crate::measure::Work;
@@ -16,17 +18,19 @@ const STREAM_BYTES: usize = 1 << 20;
 /// The request for a stream's bytes, or the receipt for them.
 const NOTE: usize = 8;
 /// Largest message that the other end makes room for.
-const MESSAGE_MAX: u64 = 1 << 30;
+pub(super) const MESSAGE_MAX: u64 = 1 << 30;
 
 /// What the other end of a connection does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Job {
+pub(super) enum Job {
     /// Reads `to` bytes and answers `back`, again and again.
     Echo { to: u64, back: u64 },
     /// Reads `bytes` and answers a note.
     Sink { bytes: u64 },
     /// Reads a note and answers `bytes`.
     Source { bytes: u64 },
+    /// Reads a list of rows and answers them, again and again.
+    Rows(Shape),
 }
 
 impl Job {
@@ -35,17 +39,20 @@ impl Job {
             Self::Echo { to, back } => [0, to, back],
             Self::Sink { bytes } => [1, bytes, 0],
             Self::Source { bytes } => [2, bytes, 0],
+            Self::Rows(shape) => {
+                let [rows, call] = shape.to_words();
+                [3, rows, call]
+            }
         }
     }
 
     fn from_words(words: [u64; 3]) -> Option<Self> {
-        if words[1] > MESSAGE_MAX || words[2] > MESSAGE_MAX {
-            return None;
-        }
+        let fits = |bytes: u64| bytes <= MESSAGE_MAX;
         match words {
-            [0, to, back] => Some(Self::Echo { to, back }),
-            [1, bytes, 0] => Some(Self::Sink { bytes }),
-            [2, bytes, 0] => Some(Self::Source { bytes }),
+            [0, to, back] if fits(to) && fits(back) => Some(Self::Echo { to, back }),
+            [1, bytes, 0] if fits(bytes) => Some(Self::Sink { bytes }),
+            [2, bytes, 0] if fits(bytes) => Some(Self::Source { bytes }),
+            [3, rows, call] => Shape::from_words([rows, call]).map(Self::Rows),
             _ => None,
         }
     }
@@ -101,6 +108,7 @@ fn attend(mut peer: TcpStream) -> io::Result<()> {
                 give(&mut peer, bytes, &block)?;
             }
         }
+        Job::Rows(shape) => rows::answer(&mut peer, shape),
     }
 }
 
@@ -129,14 +137,14 @@ fn give(peer: &mut TcpStream, bytes: u64, block: &[u8]) -> io::Result<()> {
 
 /// The other process and a connection to it.
 #[derive(Debug)]
-struct Wire {
-    peer: TcpStream,
+pub(super) struct Wire {
+    pub(super) peer: TcpStream,
     /// Ends when it is dropped: after the connection.
     _process: Process,
 }
 
 impl Wire {
-    fn open(job: Job, pin: Option<usize>) -> Result<Self, BenchError> {
+    pub(super) fn open(job: Job, pin: Option<usize>) -> Result<Self, BenchError> {
         let mut process = Process::start(ROLE, "the other end of a socket".into(), pin)?;
         let port: u16 = process.hear()?;
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
@@ -270,7 +278,7 @@ impl Work for Stream {
     }
 }
 
-fn wire(source: io::Error) -> BenchError {
+pub(super) fn wire(source: io::Error) -> BenchError {
     BenchError::System {
         what: "use a socket of a ceiling".into(),
         source,
@@ -283,7 +291,9 @@ mod tests {
 
     #[test]
     fn only_jobs_that_exist_are_taken() {
+        let rows = Shape::from_words([100, 4 << 32 | 256]).unwrap();
         for job in [
+            Job::Rows(rows),
             Job::Echo { to: 8, back: 0 },
             Job::Sink { bytes: 5 },
             Job::Source { bytes: MESSAGE_MAX },
@@ -295,6 +305,9 @@ mod tests {
             [1, 0, 1],
             [0, u64::MAX, 0],
             [0, 0, MESSAGE_MAX + 1],
+            [3, 0, 4 << 32 | 256],
+            [3, 1 << 40, 4 << 32 | 256],
+            [3, 100, 0],
         ] {
             assert_eq!(Job::from_words(bad), None);
         }

@@ -1,4 +1,4 @@
-//! Contests over TCP: against a blocking echo and a plain stream.
+//! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
 use tidewater_client::{Client, PullOptions, Sync};
 
@@ -7,7 +7,7 @@ use super::memory::CALL_ROWS;
 use super::shared::{OneCore, clock_of_a_thread};
 use crate::bed::{Bed, BedConfig};
 use crate::calls::{Calls, Op, Style};
-use crate::ceiling::{Echo, Flow, Stream};
+use crate::ceiling::{Echo, FarRows, Flow, Stream};
 use crate::error::BenchError;
 use crate::subject::{Kind, Plot, Subject};
 
@@ -20,8 +20,6 @@ const MIB: u64 = 1 << 20;
 const DIM: usize = 64;
 /// Rows of the table that batches are taken from.
 const ROWS: u64 = 100_000;
-/// What a request says of a row: key or location, and length.
-const ROW_NOTE: u64 = 16;
 
 /// All of them.
 ///
@@ -182,28 +180,33 @@ fn batches(
     if !arena.wants(&[alone, window]) {
         return Ok(());
     }
-    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, arena.args.seed);
-    let bytes = plot.bytes();
+    let seed = arena.args.seed;
+    let plot = Plot::scattered(Kind::Sparse, DIM, ROWS, CALL_ROWS, seed);
     let mut subject = Subject::new(client, plot, false)?;
     subject.learn_places()?;
     let options = PullOptions::default();
+    let bare = |depth, calls| {
+        let rows = (ROWS, DIM * size_of::<f32>(), CALL_ROWS);
+        FarRows::new(rows, (depth, calls), seed, core)
+    };
     if arena.wants(&[alone]) {
         let mut work = Calls::new(&mut subject, Op::Pull, options, Style::Alone, 1);
-        let mut echo = Echo::new(ROW_NOTE * CALL_ROWS as u64, bytes, 1, core)?;
+        let mut rows = bare(1, 1)?;
         arena.duel(
             (alone, "pull of 1024 random rows of 64 f32"),
             (&mut work, Metric::P50Us, bed),
-            Some(("tcp echo of as many bytes", &mut echo)),
+            Some(("bare gather through a socket", &mut rows)),
         )?;
     }
     if arena.wants(&[window]) {
         let style = Style::Window(WINDOW_LARGE);
         let calls = 4 * WINDOW_LARGE as u64;
+        let mut rows = bare(WINDOW_LARGE as u64, calls)?;
         let mut work = Calls::new(&mut subject, Op::Pull, options, style, calls);
         arena.duel(
             (window, "pulls of 1024 random rows of 64 f32, 16 under way"),
             (&mut work, Metric::CallsPerS, bed),
-            None,
+            Some(("bare gather through a socket", &mut rows)),
         )?;
     }
     subject.release()

@@ -1,0 +1,234 @@
+//! Rows from random places of another process, through a blocking socket: what a pull of many rows
+//! over TCP has to do, without key, index, table and call.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+
+use tidewater_transport::layout::row::{
+    ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
+};
+use tidewater_transport::mem::Region;
+
+use super::memory::{byte_of, random_batches};
+use super::socket::{Job, MESSAGE_MAX, Wire, wire};
+use crate::error::BenchError;
+use crate::measure::Work;
+
+/// What asks for a row: where it is, and its length.
+const ASK: usize = 16;
+/// Rows that are asked of memory ahead of the one that is copied.
+const AHEAD: usize = 32;
+/// Bytes that are sent before the rest is copied, where the receiver has a core of its own.
+const PIECE: usize = 32 << 10;
+/// Bytes of a receive.
+const RECEIVE: usize = 64 << 10;
+const SALT: u64 = 1;
+
+/// A table, and how many of its rows make a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Shape {
+    rows: u64,
+    call_rows: u32,
+    payload: u32,
+}
+
+impl Shape {
+    pub(super) fn to_words(self) -> [u64; 2] {
+        let call = u64::from(self.call_rows) << 32 | u64::from(self.payload);
+        [self.rows, call]
+    }
+
+    /// `None` for one that takes too much memory, or has no rows.
+    pub(super) fn from_words([rows, call]: [u64; 2]) -> Option<Self> {
+        let shape = Self {
+            rows,
+            call_rows: (call >> 32) as u32,
+            payload: call as u32,
+        };
+        let stride = shape.layout().stride as u64;
+        let fits = |rows: u64| (1..=MESSAGE_MAX / stride).contains(&rows);
+        (shape.payload > 0 && fits(rows) && fits(shape.call_rows.into())).then_some(shape)
+    }
+
+    fn layout(&self) -> RowLayout {
+        RowLayout::new(self.payload as usize)
+    }
+
+    /// The table, as a server's: one memfd, mapped.
+    fn memory(&self) -> io::Result<Region> {
+        let layout = self.layout();
+        let bytes = self.rows as usize * layout.stride;
+        let (memory, _) = Region::memfd("bench-rows", bytes).map_err(io::Error::other)?;
+        let words = memory.words_mut(0, bytes).map_err(io::Error::other)?;
+        let (mut payload, version) = (vec![0; layout.payload_bytes], RowVersion::new(0, 1));
+        for row in 0..self.rows {
+            payload.fill(byte_of(row));
+            let at = row as usize * layout.stride;
+            let head = row_head(version, row_chk(SALT, row, version, &payload));
+            words.copy_in(at, &head);
+            words.copy_in(at + ROW_HEADER_BYTES, &payload);
+        }
+        Ok(memory)
+    }
+}
+
+/// The other end: copies what is asked for behind each other, and sends it.
+pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
+    let (memory, layout) = (shape.memory()?, shape.layout());
+    let (calls, read) = (shape.call_rows as usize, layout.read_bytes());
+    let (mut asked, mut out) = (vec![0; calls * ASK], vec![0; calls * read]);
+    let alone = std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1);
+    let piece = if alone { calls } else { (PIECE / read).max(1) };
+    let row = |raw: &[u8; ASK]| {
+        let (at, _) = raw.split_at(8);
+        let at = u64::from_le_bytes(at.try_into().unwrap_or_default());
+        memory.words(at as usize, read).map_err(io::Error::other)
+    };
+    loop {
+        peer.read_exact(&mut asked)?;
+        let list = asked.as_chunks::<ASK>().0;
+        for first in list.iter().take(AHEAD) {
+            row(first)?.prefetch();
+        }
+        for (n, out) in out.chunks_mut(piece * read).enumerate() {
+            for (n, out) in (n * piece..).zip(out.chunks_exact_mut(read)) {
+                if let Some(later) = list.get(n + AHEAD) {
+                    row(later)?.prefetch();
+                }
+                row(&list[n])?.copy_out(0, out);
+            }
+            peer.write_all(out)?;
+        }
+    }
+}
+
+/// Calls for random rows, so many under way; each row is verified as it comes, and copied.
+#[derive(Debug)]
+pub struct FarRows {
+    wire: Wire,
+    shape: Shape,
+    batches: Vec<Vec<u64>>,
+    asks: Vec<u8>,
+    came: Vec<u8>,
+    out: Vec<u8>,
+    depth: u64,
+    calls: u64,
+    turn: usize,
+    unproven: u64,
+}
+
+impl FarRows {
+    /// From `rows` rows of `payload` bytes, `call_rows` a call, `depth` calls under way; on one core
+    /// if `pin` says so.
+    ///
+    /// # Errors
+    /// Without a process or a connection.
+    pub fn new(
+        (rows, payload, call_rows): (u64, usize, usize),
+        (depth, calls): (u64, u64),
+        seed: u64,
+        pin: Option<usize>,
+    ) -> Result<Self, BenchError> {
+        let shape = Shape {
+            rows,
+            call_rows: call_rows as u32,
+            payload: payload as u32,
+        };
+        Ok(Self {
+            wire: Wire::open(Job::Rows(shape), pin)?,
+            shape,
+            batches: random_batches(rows, call_rows, seed),
+            asks: vec![0; call_rows * ASK],
+            came: vec![0; RECEIVE.max(2 * shape.layout().read_bytes())],
+            out: vec![0; call_rows * payload],
+            depth: depth.max(1),
+            calls,
+            turn: 0,
+            unproven: 0,
+        })
+    }
+
+    fn batch(&self, turn: usize) -> &[u64] {
+        &self.batches[turn % self.batches.len()]
+    }
+
+    fn ask(&mut self, turn: usize) -> io::Result<()> {
+        let layout = self.shape.layout();
+        let batch = &self.batches[turn % self.batches.len()];
+        for (ask, row) in self.asks.chunks_exact_mut(ASK).zip(batch) {
+            let (at, len) = ask.split_at_mut(8);
+            at.copy_from_slice(&(row * layout.stride as u64).to_le_bytes());
+            len.copy_from_slice(&(layout.read_bytes() as u64).to_le_bytes());
+        }
+        self.wire.peer.write_all(&self.asks)
+    }
+
+    fn land(&mut self, turn: usize) -> io::Result<()> {
+        let layout = self.shape.layout();
+        let read = layout.read_bytes();
+        let batch = &self.batches[turn % self.batches.len()];
+        let mut rows = batch
+            .iter()
+            .zip(self.out.chunks_exact_mut(layout.payload_bytes));
+        let (mut left, mut held) = (batch.len() * read, 0);
+        while left > 0 {
+            let most = self.came.len().min(held + left);
+            let got = self.wire.peer.read(&mut self.came[held..most])?;
+            if got == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            (left, held) = (left - got, held + got);
+            let whole = held / read * read;
+            for (raw, (row, out)) in self.came[..whole].chunks_exact(read).zip(&mut rows) {
+                let (head, payload) = raw.split_at(ROW_HEADER_BYTES);
+                let proven = head
+                    .first_chunk()
+                    .is_some_and(|head| verify_row(SALT, *row, head, payload).is_some());
+                self.unproven += u64::from(!proven);
+                out.copy_from_slice(payload);
+            }
+            self.came.copy_within(whole..held, 0);
+            held -= whole;
+        }
+        Ok(())
+    }
+}
+
+impl Work for FarRows {
+    fn calls(&self) -> u64 {
+        self.calls
+    }
+
+    fn bytes(&self) -> u64 {
+        self.out.len() as u64
+    }
+
+    fn prepare(&mut self) {
+        let first = self.out.iter_mut().step_by(self.shape.payload as usize);
+        first.for_each(|byte| *byte = !*byte);
+    }
+
+    fn sample(&mut self) -> Result<(), BenchError> {
+        let (begin, calls) = (self.turn, self.calls as usize);
+        let ahead = (self.depth as usize).min(calls);
+        for turn in begin..begin + ahead {
+            self.ask(turn).map_err(wire)?;
+        }
+        for turn in begin..begin + calls {
+            self.land(turn).map_err(wire)?;
+            if turn + ahead < begin + calls {
+                self.ask(turn + ahead).map_err(wire)?;
+            }
+        }
+        self.turn += calls;
+        Ok(())
+    }
+
+    fn check(&mut self) -> u64 {
+        let rows = self.batch(self.turn.wrapping_sub(1)).iter();
+        let pairs = rows.zip(self.out.chunks_exact(self.shape.payload as usize));
+        let wrong = pairs.filter(|(row, out)| out.iter().any(|b| *b != byte_of(**row)));
+        let wrong = wrong.count() as u64;
+        wrong + std::mem::take(&mut self.unproven)
+    }
+}
