@@ -8,6 +8,7 @@ use super::memory::{MemoryRegion, Target};
 use super::notifier::{Queue, Waiter};
 use super::pull::{Caller, Pulls};
 use super::queue::Completion;
+use super::scatter::Known;
 use super::send::{RECEIVE, Sender};
 use crate::clock::{self, Deadline};
 use crate::fabric::{
@@ -34,8 +35,9 @@ pub struct VerbsLane {
     mailbox: Mailbox,
     /// `None` once the lane broke, and while a call uses it.
     live: Option<Box<Live>>,
-    /// Knows the buffers that the device may write for a call.
+    /// Has the buffers that the device may write for a call.
     domain: Arc<ClientDomain>,
+    buffers: Known,
     broken: Option<LaneError>,
     /// The call under way, for errors.
     op: &'static str,
@@ -273,6 +275,7 @@ impl VerbsLane {
             mailbox,
             live: Some(live),
             domain,
+            buffers: Known::default(),
             broken: None,
             op: "open",
             counted: Counters::default(),
@@ -337,7 +340,7 @@ impl Lane for VerbsLane {
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         fits("read", ops, into.head, into.body)?;
-        let payload = self.domain.buffers().payload(into.body);
+        let payload = self.buffers.payload(self.domain.buffers(), into.body);
         self.call("read", |live| {
             live.know(ops, || deadline)?;
             let mut caller = Caller::new(ops, into.head, payload);

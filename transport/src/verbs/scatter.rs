@@ -18,14 +18,25 @@ use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge};
 use crate::fabric::ReadOp;
 use crate::limits::{VERBS_READ_BYTES, VERBS_SCATTER_BYTES};
 use crate::mem::Buffer;
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU64, Ordering};
 
 /// The buffers registered with a protection domain.
 #[derive(Debug, Default)]
-pub(super) struct Buffers(Mutex<Vec<Registered>>);
+pub(super) struct Buffers {
+    all: Mutex<Vec<Registered>>,
+    /// How often `all` has changed; written by who holds it.
+    changes: AtomicU64,
+}
+
+/// What a lane knows of them: so that calls take no lock while nothing is registered anew.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    all: Vec<Registered>,
+    changes: u64,
+}
 
 /// A buffer that may be gone: then its registration is, and its addresses mean nothing.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Registered {
     first: usize,
     memory: Weak<MemoryRegion>,
@@ -47,14 +58,30 @@ impl Buffers {
             memory: Arc::downgrade(&memory),
         };
         buffer.keep(memory as Arc<dyn Any + Send + Sync>);
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|registered| registered.memory.strong_count() > 0);
         all.push(registered);
+        // Pairs with the load in `Known::look`, for the order only: the lock brings the list.
+        self.changes.fetch_add(1, Ordering::Release);
         Ok(())
+    }
+}
+
+impl Known {
+    /// Takes over what has changed. A change that comes just now is taken over by the next call, or
+    /// twice: a buffer that is not known yet is copied to.
+    fn look(&mut self, buffers: &Buffers) {
+        let changes = buffers.changes.load(Ordering::Acquire);
+        if changes != self.changes {
+            let all = buffers.all.lock().unwrap_or_else(PoisonError::into_inner);
+            self.all.clone_from(&all);
+            self.changes = changes;
+        }
     }
 
     /// Where the payload of a call goes that has borrowed this slice for it.
-    pub(super) fn payload<'a>(&self, body: &'a mut [u8]) -> Payload<'a> {
+    pub(super) fn payload<'a>(&mut self, buffers: &Buffers, body: &'a mut [u8]) -> Payload<'a> {
+        self.look(buffers);
         match self.find(body) {
             Some((memory, at)) => Payload::Registered {
                 memory,
@@ -73,8 +100,7 @@ impl Buffers {
         // The device's writes are, to the language, those of calls into libibverbs through a pointer
         // that was derived from this borrow.
         let first = body.as_mut_ptr().expose_provenance();
-        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.iter().find_map(|registered| {
+        self.all.iter().find_map(|registered| {
             let at = first.checked_sub(registered.first)?;
             let memory = registered.memory.upgrade()?;
             memory.sge(at, body.len()).ok()?;
@@ -158,7 +184,10 @@ mod tests {
             first: region.base().addr() + 4096,
             memory: Arc::downgrade(&middle),
         };
-        let buffers = Buffers(Mutex::new(vec![registered]));
+        let buffers = Known {
+            all: vec![registered],
+            changes: 0,
+        };
         for (slice, at) in [
             (4096..8192, Some(0)),
             (4097..8191, Some(1)),
