@@ -128,4 +128,15 @@ mod tests {
         assert!(after.resident >= 64 << 20);
         drop(block);
     }
+
+    #[test]
+    fn who_only_tells_is_not_counted() {
+        let (before, all) = (Usage::beside_this_thread(), Usage::of_this_process());
+        let thread = of_this_thread();
+        while of_this_thread().since(thread).cpu_ns < 50_000_000 {}
+        let beside = Usage::beside_this_thread().since(before).cpu_ns;
+        let all = Usage::of_this_process().since(all).cpu_ns;
+        // Other tests run beside this one, as long in both.
+        assert!(all >= beside + 40_000_000, "{all} and {beside} ns");
+    }
 }

@@ -14,7 +14,7 @@ const WAKES_PER_SECOND: u64 = 10;
 /// 2 % of one core, and what a thread that polls takes fifty times.
 const CPU_MS_MAX: u64 = 100;
 /// In an emulated machine a thread that has woken is charged for what its host does meanwhile: 130 to
-/// 660 ms were seen for the same 60 wakes when the host was busy, 20 when it was not. A thread that
+/// 660 ms were seen for the same 40 wakes when the host was busy, 20 when it was not. A thread that
 /// polls takes 5,000.
 const CPU_MS_MAX_EMULATED: u64 = 2_000;
 

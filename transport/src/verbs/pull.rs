@@ -3,9 +3,9 @@
 //! A read lands in registered memory of its pair and is copied from there to where the caller wants
 //! it, when its completion has been polled: so the device never touches what was borrowed (F13),
 //! and a batch that is forgotten with its lane is written by nobody (F14). READs of one pair end in
-//! order, so each landing is given out first in first out. Long reads are
-//! cut. Of a call whose payload goes into registered memory (see `scatter`) only the heads land so; the
-//! device writes the payload where it belongs.
+//! order, so each landing is given out first in first out. Long reads are cut. Of a call whose
+//! payload goes into registered memory (see `scatter`) only the heads land so; the device writes the
+//! payload where it belongs.
 
 use std::collections::VecDeque;
 use std::time::Instant;
