@@ -344,6 +344,9 @@ impl Lane for VerbsLane {
         self.call("read", |live| {
             live.know(ops, || deadline)?;
             let mut caller = Caller::new(ops, into.head, payload);
+            // Before the first look, which would find what nobody has asked for.
+            let Engine { pulls, keys, .. } = &mut live.engine;
+            pulls.ask(keys, Some(&mut caller))?;
             live.wait(deadline, false, |engine| {
                 engine.advance(Some(&mut caller))?;
                 Ok(caller.is_done().then_some(()))
