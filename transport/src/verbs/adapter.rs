@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError, Weak};
 use super::device::{Device, PortState, devices};
 use super::error::VerbsError;
 use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
+use crate::limits::VERBS_SCATTER_BYTES;
 use crate::sync::Arc;
 
 /// An open device with the port and address that connections through it use. Shared by all
@@ -67,7 +68,8 @@ impl Adapter {
     ///
     /// # Errors
     /// [`VerbsError::NoDevice`] and [`VerbsError::NoGid`] when there is no RDMA on that network,
-    /// [`VerbsError::NoSuchDevice`] when the wish is not there, [`VerbsError::Call`].
+    /// [`VerbsError::NoSuchDevice`] when the wish is not there, [`VerbsError::Limit`] when its messages
+    /// are too short, [`VerbsError::Call`].
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
         let sysfs = Sysfs::host();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,8 +83,10 @@ impl Adapter {
             return Ok(shared);
         }
         let device = open.device(&choice.device)?;
+        let state = device.port(choice.port)?;
+        takes_messages(device.name(), &state)?;
         let adapter = Arc::new(Self {
-            state: device.port(choice.port)?,
+            state,
             device,
             port: choice.port,
             gid: choice.gid.gid,
@@ -159,6 +163,20 @@ impl Adapter {
     pub fn reads_out(&self) -> u8 {
         self.device.limits().reads_out
     }
+}
+
+/// Whether a port takes the longest message of a lane, here and not in a read that breaks its lane
+/// again and again. Soft-RoCE takes 8 MiB, cards take more.
+fn takes_messages(device: &Arc<str>, port: &PortState) -> Result<(), VerbsError> {
+    if port.message_bytes as usize >= VERBS_SCATTER_BYTES {
+        return Ok(());
+    }
+    Err(VerbsError::Limit {
+        device: Arc::clone(device),
+        what: "bytes in a message",
+        asked: VERBS_SCATTER_BYTES as u64,
+        granted: u64::from(port.message_bytes),
+    })
 }
 
 /// The rule of the module, over a tree of files and the devices that libibverbs can drive.

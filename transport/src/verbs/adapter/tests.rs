@@ -204,3 +204,20 @@ fn a_message_does_not_grow_with_the_table() {
         e.len()
     );
 }
+
+#[test]
+fn a_port_that_does_not_take_the_longest_message_is_refused() {
+    let device: Arc<str> = Arc::from("mlx5_0");
+    let port = |message_bytes| PortState {
+        active: true,
+        link: Link::Ethernet,
+        lid: 0,
+        mtu: 1024,
+        message_bytes,
+    };
+    let least = VERBS_SCATTER_BYTES as u32;
+    assert!(takes_messages(&device, &port(least)).is_ok());
+    let e = takes_messages(&device, &port(least - 1)).unwrap_err();
+    let says = "mlx5_0 grants 1048575 bytes in a message, 1048576 are needed";
+    assert_eq!(e.to_string(), says);
+}
