@@ -201,6 +201,26 @@ fn deaths_and_signals_of_programs_over_there_are_those_of_programs_here() {
 }
 
 #[test]
+fn what_a_job_is_told_of_its_devices_is_told_on_other_hosts_too() {
+    let hosts = Hosts::new("n1 slots=2\nn2 slots=2\n");
+    let told = ["--rdma-timeout", "9", "--rdma-device", "rxe7:2"];
+    let mut run = hosts.train(&told, &["--epochs", "100000"]);
+    run.until_training();
+    let all: Vec<Process> = ["server", "worker"].map(|role| run.of(role)).concat();
+    assert_eq!(all.len(), 4);
+    for process in all {
+        let environment = fs::read(format!("/proc/{}/environ", process.pid)).unwrap();
+        let variables: Vec<&[u8]> = environment.split(|byte| *byte == 0).collect();
+        for must in ["TIDEWATER_RDMA_TIMEOUT=9", "TIDEWATER_RDMA_DEVICE=rxe7:2"] {
+            assert!(variables.contains(&must.as_bytes()), "{must}");
+        }
+    }
+    run.launcher().signal(Signal::TERM);
+    run.until_nothing_is_left();
+    run.end();
+}
+
+#[test]
 fn nothing_is_left_over_there_when_the_launcher_is_killed() {
     let hosts = Hosts::new("n1 slots=2\nn2 slots=2\n");
     let mut run = hosts.train(&[], &["--epochs", "100000"]);
