@@ -15,7 +15,7 @@ use tidewater_transport::wire::handshake::JobToken;
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
-use crate::node::CAPACITY_DEFAULT;
+use crate::node::{BusyPoll, CAPACITY_DEFAULT};
 use crate::process::{Server, ServerConfig, ServerError};
 use crate::store::Hugepages;
 
@@ -41,6 +41,8 @@ pub struct ClusterConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
     pub count_pushes: bool,
+    /// Whether appliers sleep when they have nothing to do.
+    pub busy_poll: BusyPoll,
     /// What their pages are [default: ordinary ones]. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// What a lost worker means.
@@ -68,6 +70,7 @@ impl Default for ClusterConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
+            busy_poll: BusyPoll::Off,
             hugepages: Hugepages::Off,
             on_lost: LostWorker::FailJob,
             service: false,
@@ -205,6 +208,7 @@ impl Cluster {
         server.rdma_device.clone_from(&config.rdma_device);
         server.rdma_timeout = config.rdma_timeout;
         server.count_pushes = config.count_pushes;
+        server.busy_poll = config.busy_poll;
         server.hugepages = config.hugepages;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));
         server.advertise = host_of(config.advertise.as_deref());

@@ -9,7 +9,7 @@ use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
-use crate::node::{CAPACITY_DEFAULT, Node, NodeConfig, NodeError};
+use crate::node::{BusyPoll, CAPACITY_DEFAULT, Node, NodeConfig, NodeError};
 use crate::store::Hugepages;
 
 /// What a server is told when it starts.
@@ -39,6 +39,8 @@ pub struct ServerConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
     pub count_pushes: bool,
+    /// Whether appliers sleep when they have nothing to do.
+    pub busy_poll: BusyPoll,
     /// What their pages are. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
@@ -67,6 +69,7 @@ impl ServerConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
+            busy_poll: BusyPoll::Off,
             hugepages: Hugepages::Auto,
             nic: None,
             listen: None,
@@ -124,6 +127,7 @@ impl Server {
         node.rdma_device.clone_from(&config.rdma_device);
         node.rdma_timeout = config.rdma_timeout;
         node.count_pushes = config.count_pushes;
+        node.busy_poll = config.busy_poll;
         node.hugepages = config.hugepages;
         node.nic.clone_from(&config.nic);
         node.tcp = Some(listen);

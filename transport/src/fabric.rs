@@ -399,6 +399,12 @@ pub trait Sleeper: Send {
         SPIN
     }
 
+    /// Whether the thread sleeps at all. One that does not is told nothing and rung by nobody: it
+    /// looks until it finds something, and takes a core for that.
+    fn sleeps(&self) -> bool {
+        true
+    }
+
     /// What the thread has learned of offering its core while it spins; one that keeps nothing
     /// learns it anew in each wait.
     fn offers(&mut self) -> Option<&mut Offers> {

@@ -7,6 +7,11 @@
 //!
 //! Why it ends: the spin stops at the deadline, the sleep takes it, and the last look comes after
 //! it, so that what arrived in time is not reported as missing.
+//!
+//! A thread that never sleeps ([`Sleeper::sleeps`]) spins until the deadline and announces nothing,
+//! so that no producer makes a system call for it.
+
+use std::time::Duration;
 
 use crate::clock::{self, Deadline};
 use crate::fabric::{Offers, Sleeper};
@@ -19,7 +24,7 @@ use crate::sync::spin_hint;
 /// must be announced to by `sleeper`: its doze words lie where the producers look, its sockets are
 /// in its watch. Cost: nothing but the first look when there is something already; else a spin of
 /// [`Sleeper::spin`], in which the core is offered now and then (see [`Offers`]), then one system
-/// call per sleep.
+/// call per sleep. Where the thread never sleeps: a look at the clock for each look.
 ///
 /// # Errors
 /// Those of `look`.
@@ -31,6 +36,10 @@ pub fn wait_until<T, E>(
     loop {
         if let Some(found) = spin(sleeper, deadline, &mut look)? {
             return Ok(Some(found));
+        }
+        if !sleeper.sleeps() {
+            // The spin went on until the deadline.
+            return look();
         }
         sleeper.announce();
         let second = if planted::on(Plant::SleepWithoutSecondLook) {
@@ -48,7 +57,8 @@ pub fn wait_until<T, E>(
     }
 }
 
-/// Looks at least once, then again and again for the sleeper's spin time.
+/// Looks at least once, then again and again for the sleeper's spin time; until the deadline if it
+/// never sleeps.
 fn spin<T, E>(
     sleeper: &mut dyn Sleeper,
     deadline: Deadline,
@@ -58,13 +68,13 @@ fn spin<T, E>(
     if let Some(found) = look()? {
         return Ok(Some(found));
     }
-    let spin = sleeper.spin();
-    if spin.is_zero() {
-        return Ok(None);
-    }
+    let until = match (sleeper.sleeps(), sleeper.spin()) {
+        (false, _) => deadline,
+        (true, Duration::ZERO) => return Ok(None),
+        (true, spin) => deadline.min(Deadline::at(clock::now() + spin)),
+    };
     let mut forgotten = Offers::default();
     let offers = sleeper.offers().unwrap_or(&mut forgotten);
-    let until = deadline.min(Deadline::at(clock::now() + spin));
     let mut looks = 0;
     while !until.passed() {
         looks += 1;
@@ -84,8 +94,6 @@ fn spin<T, E>(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::sync::{Arc, AtomicBool, Ordering};
 
@@ -97,6 +105,7 @@ mod tests {
         late: Option<Arc<AtomicBool>>,
         offers: Offers,
         spin: Option<Duration>,
+        never_sleeps: bool,
     }
 
     impl Sleeper for Script {
@@ -118,6 +127,10 @@ mod tests {
 
         fn spin(&self) -> Duration {
             self.spin.unwrap_or(Duration::from_micros(5))
+        }
+
+        fn sleeps(&self) -> bool {
+            !self.never_sleeps
         }
 
         fn offers(&mut self) -> Option<&mut Offers> {
@@ -161,6 +174,28 @@ mod tests {
         let found = wait_until(&mut sleeper, Deadline::after(SOON), look);
         assert_eq!(found, Ok(Some(7)));
         assert_eq!(sleeper.calls, ["announce", "retract"]);
+    }
+
+    #[test]
+    fn who_never_sleeps_announces_nothing_and_looks_until_the_deadline() {
+        let mut sleeper = Script {
+            never_sleeps: true,
+            spin: Some(Duration::ZERO),
+            ..Script::default()
+        };
+        let (deadline, mut looks) = (Deadline::after(SOON), 0);
+        let found = wait_until(&mut sleeper, deadline, || {
+            looks += 1;
+            Ok::<Option<()>, ()>(None)
+        });
+        assert_eq!((found, sleeper.calls.len()), (Ok(None), 0));
+        assert!(deadline.passed() && looks > 100, "{looks} looks");
+        let mut left = 1_000;
+        let found = wait_until(&mut sleeper, Deadline::after(60 * SOON), || {
+            left -= 1;
+            Ok::<_, ()>((left == 0).then_some(7))
+        });
+        assert_eq!((found, sleeper.calls.len()), (Ok(Some(7)), 0));
     }
 
     #[test]

@@ -80,6 +80,8 @@ struct Watched {
     told: Mutex<Vec<Option<Told>>>,
     /// Sleeps that are over.
     sleeps: AtomicU64,
+    /// Its thread never sleeps.
+    awake: bool,
 }
 
 /// What the bell is reported by.
@@ -112,12 +114,18 @@ impl Told {
 }
 
 impl Watch {
-    fn new() -> io::Result<Self> {
+    fn new(awake: bool) -> io::Result<Self> {
         Ok(Self(Arc::new(Watched {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             told: Mutex::default(),
             sleeps: AtomicU64::new(0),
+            awake,
         })))
+    }
+
+    /// Whether its thread never sleeps: nothing has to wake it.
+    pub fn is_awake(&self) -> bool {
+        self.0.awake
     }
 
     /// Wakes on readable, and on writable while `output` is waiting.
@@ -330,7 +338,19 @@ impl OsSleeper {
     /// # Errors
     /// When there are no descriptors left.
     pub fn new(spin: Duration) -> io::Result<Self> {
-        let watch = Watch::new()?;
+        Self::with(spin, false)
+    }
+
+    /// Of a thread that never sleeps: it keeps a core busy, and nobody makes a system call to wake it.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn awake() -> io::Result<Self> {
+        Self::with(Duration::ZERO, true)
+    }
+
+    fn with(spin: Duration, awake: bool) -> io::Result<Self> {
+        let watch = Watch::new(awake)?;
         let bell = Bell::new()?;
         watch.add_as(&bell, BELL, false)?;
         Ok(Self {
@@ -376,6 +396,9 @@ impl OsSleeper {
 
 impl Sleeper for OsSleeper {
     fn announce(&mut self) {
+        if !self.sleeps() {
+            return;
+        }
         self.dozes.each(announce);
         for arm in &*self.arms.lock() {
             arm.arm();
@@ -383,6 +406,9 @@ impl Sleeper for OsSleeper {
     }
 
     fn sleep(&mut self, deadline: Deadline) {
+        if !self.sleeps() {
+            return;
+        }
         let left = deadline.left();
         let timeout = rustix::time::Timespec {
             tv_sec: left.as_secs().min(3600) as i64,
@@ -401,6 +427,10 @@ impl Sleeper for OsSleeper {
 
     fn spin(&self) -> Duration {
         self.spin
+    }
+
+    fn sleeps(&self) -> bool {
+        !self.watch.is_awake()
     }
 
     fn offers(&mut self) -> Option<&mut Offers> {

@@ -9,6 +9,7 @@
 
 mod bad_input;
 mod bits;
+mod busy;
 mod by_hand;
 mod deaths;
 mod hosts;

@@ -14,7 +14,8 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
+use tidewater_server::node::BusyPoll;
 use tidewater_server::store::Hugepages;
 use tidewater_transport::launch::unknown_variables;
 
@@ -69,6 +70,24 @@ enum Command {
     Remote,
     #[command(name = "__pages", hide = true)]
     Pages(internal::PagesArgs),
+}
+
+/// Of everything that starts servers.
+#[derive(Debug, Clone, Copy, Args)]
+struct BusyPollArgs {
+    /// Appliers never sleep: a push is found at once and nobody has to ring, for a core of each at
+    /// 100 %, idle or not. More appliers than cores are refused. Over RDMA, tails of pushes are then
+    /// polled where the device places data in order, and signalled elsewhere; =tails refuses RDMA on
+    /// a device that does not say so.
+    #[arg(
+        long,
+        value_name = "on|tails|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "off",
+        default_missing_value = "on"
+    )]
+    busy_poll: BusyPoll,
 }
 
 /// Does what the command line says. A wrong one exits with code 2, as clap does by itself.

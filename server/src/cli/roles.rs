@@ -100,6 +100,8 @@ pub(crate) struct ServerArgs {
     /// tell how much has arrived since they pulled.
     #[arg(long)]
     count_pushes: bool,
+    #[command(flatten)]
+    busy: super::BusyPollArgs,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
@@ -146,6 +148,8 @@ pub(crate) struct ServeArgs {
     /// tell how much has arrived since they pulled.
     #[arg(long)]
     count_pushes: bool,
+    #[command(flatten)]
+    busy: super::BusyPollArgs,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
@@ -265,6 +269,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
         rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
         count_pushes: args.count_pushes,
+        busy_poll: args.busy.busy_poll,
         hugepages: args.hugepages,
         token: Some(token(args.token_file, env.as_ref())?),
         listen: args.listen,
@@ -292,6 +297,7 @@ impl ServerArgs {
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
         config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
         config.count_pushes = self.count_pushes;
+        config.busy_poll = self.busy.busy_poll;
         config.hugepages = self.hugepages;
         config.nic.clone_from(&self.nic);
         config.listen = self.listen.or(config.listen);

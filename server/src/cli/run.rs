@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tidewater_server::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
+use tidewater_server::node::BusyPoll;
 use tidewater_server::store::Hugepages;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 
@@ -64,6 +65,8 @@ pub(crate) struct RunArgs {
     /// tell how much has arrived since they pulled.
     #[arg(long, conflicts_with = "server_command")]
     count_pushes: bool,
+    #[command(flatten)]
+    busy: super::BusyPollArgs,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     timeout: Option<Duration>,
@@ -92,7 +95,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "NAME", requires = "hostfile")]
     export: Vec<OsString>,
     /// Run servers as this shell command, say under a debugger.
-    #[arg(long, value_name = "LINE", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "LINE",
+        hide_short_help = true,
+        conflicts_with = "busy_poll"
+    )]
     server_command: Option<OsString>,
     /// Run the coordinator as this shell command.
     #[arg(long, value_name = "LINE", hide_short_help = true)]
@@ -142,7 +150,10 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     let capacity = args.capacity.map(|bytes| format!("--capacity={bytes}"));
     let hugepages = args.hugepages.map(|wish| format!("--hugepages={wish}"));
     let counted = args.count_pushes.then(|| "--count-pushes".to_owned());
+    let busy = (args.busy.busy_poll != BusyPoll::Off)
+        .then(|| format!("--busy-poll={}", args.busy.busy_poll));
     let options = capacity.into_iter().chain(hugepages).chain(counted);
+    let options = options.chain(busy);
     config.server.args.extend(options.map(OsString::from));
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);

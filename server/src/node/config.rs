@@ -14,6 +14,50 @@ use crate::store::Hugepages;
 /// nothing: pages take memory when they are first touched.
 pub const CAPACITY_DEFAULT: usize = 64 << 30;
 
+/// Whether appliers sleep when they have nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum BusyPoll {
+    /// They do: an idle server costs nothing.
+    #[default]
+    Off,
+    /// Never. Over RDMA, clients write the tails of their pushes where the device places data in
+    /// order, and signal them where it does not.
+    On,
+    /// Never; and RDMA devices on which tails cannot be polled are not served through.
+    Tails,
+}
+
+impl BusyPoll {
+    /// Whether an applier without work gives up its core.
+    pub const fn sleeps(self) -> bool {
+        matches!(self, Self::Off)
+    }
+}
+
+impl std::fmt::Display for BusyPoll {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::Tails => "tails",
+        })
+    }
+}
+
+impl std::str::FromStr for BusyPoll {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            "on" => Ok(Self::On),
+            "tails" => Ok(Self::Tails),
+            _ => Err("is none of on, tails, off"),
+        }
+    }
+}
+
 /// A server's place in its cluster, and its sizes.
 #[derive(Debug, Clone)]
 pub struct NodeConfig {
@@ -52,6 +96,8 @@ pub struct NodeConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Whether clients are told to count their pushes in a word of each applier.
     pub count_pushes: bool,
+    /// Whether appliers sleep when they have nothing to do.
+    pub busy_poll: BusyPoll,
     /// What their pages are. Hugepages are all taken at the start.
     pub hugepages: Hugepages,
     /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
@@ -94,6 +140,7 @@ impl NodeConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
+            busy_poll: BusyPoll::Off,
             hugepages: Hugepages::Auto,
             nic: None,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),

@@ -46,6 +46,18 @@ pub enum NodeError {
         /// The operating system's word.
         source: io::Error,
     },
+    /// Appliers are not to sleep, and are more than the cores.
+    #[error(
+        "--busy-poll: {appliers} appliers of this host would never sleep, on {cores} cores that \
+         it may use: some would wait for time slices all the time; give each server fewer \
+         (--appliers), this job more cores, or start it without --busy-poll"
+    )]
+    BusyPoll {
+        /// Of all servers of this host.
+        appliers: u32,
+        /// Threads that can run at a time here.
+        cores: usize,
+    },
     /// The network device that was named does not exist.
     #[error("--nic: {0}")]
     Nic(#[from] NoSuchNic),

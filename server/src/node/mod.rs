@@ -49,7 +49,7 @@ use tidewater_transport::wake::Bell;
 use tidewater_transport::wire::handshake::ServerPolicy;
 use tidewater_transport::wire::hello::{Features, Ids, Role, Roles};
 
-pub use config::{CAPACITY_DEFAULT, NodeConfig};
+pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};
 pub use error::NodeError;
 pub use handle::{NodeHandle, NodeStatus};
 
@@ -80,6 +80,7 @@ impl Node {
         let (listeners, endpoints) = Listeners::open(&config)?;
         let topology = Topology::read();
         let placement = threads::place(&config, &topology)?;
+        threads::check_busy_poll(&config, &placement, topology.usable())?;
         let backing = Backing::new(config.hugepages, &topology, &placement);
         let (mut memory, without) =
             ServerMemory::with(config.capacity, config.incarnation, &backing)?;

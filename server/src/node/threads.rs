@@ -60,7 +60,11 @@ fn start_one(
     memory: &Arc<ServerMemory>,
     placement: &Placement,
 ) -> Result<(Crew, JoinHandle<()>), NodeError> {
-    let mut sleeper = OsSleeper::new(spin(placement.room)).map_err(system("make a doorbell"))?;
+    let sleeper = match config.busy_poll.sleeps() {
+        true => OsSleeper::new(spin(placement.room)),
+        false => OsSleeper::awake(),
+    };
+    let mut sleeper = sleeper.map_err(system("make a doorbell"))?;
     sleeper.add_doze(Arc::clone(memory.public.region()), doze_at(a));
     let (watch, bell) = (sleeper.watch().clone(), sleeper.bell().clone());
     let arms = sleeper.arms().clone();
@@ -116,6 +120,35 @@ pub(super) fn place(config: &NodeConfig, topology: &Topology) -> Result<Placemen
     Ok(placement)
 }
 
+/// Whether appliers that never sleep have the cores for it. One that has to wait for its turn on a
+/// core is slower than one that sleeps, by time slices: that is refused. Where others have to wait
+/// for theirs, somebody may want it so.
+pub(super) fn check_busy_poll(
+    config: &NodeConfig,
+    placement: &Placement,
+    cores: usize,
+) -> Result<(), NodeError> {
+    if config.busy_poll.sleeps() {
+        return Ok(());
+    }
+    let appliers = config.local_appliers.max(u32::from(config.appliers));
+    if appliers as usize > cores {
+        return Err(NodeError::BusyPoll { appliers, cores });
+    }
+    if placement.room != Room::Ample && config.local_rank == 0 {
+        let clients = config.local_clients;
+        tracing::warn!(
+            appliers,
+            clients,
+            cores,
+            "appliers that never sleep (--busy-poll) leave no core of this host to others: clients, \
+             coordinator and control threads wait for time slices; give it fewer appliers or more \
+             cores"
+        );
+    }
+    Ok(())
+}
+
 /// The address by which clients come, if that is known.
 fn listens(config: &NodeConfig) -> Option<IpAddr> {
     let told = config.advertise.as_ref().and_then(|host| host.parse().ok());
@@ -139,6 +172,7 @@ mod tests {
     use tidewater_transport::ids::ClusterId;
     use tidewater_transport::wire::handshake::JobToken;
 
+    use super::super::BusyPoll;
     use super::*;
 
     fn config() -> NodeConfig {
@@ -150,6 +184,24 @@ mod tests {
         assert_eq!(spin(Room::Ample), SPIN);
         assert_eq!(spin(Room::Full), SPIN / 4);
         assert_eq!(spin(Room::Crowded), Duration::ZERO);
+    }
+
+    #[test]
+    fn appliers_that_never_sleep_need_a_core_each() {
+        let topology = Topology::read();
+        let mut config = config();
+        (config.appliers, config.local_appliers) = (2, 6);
+        let placement = place(&config, &topology).unwrap();
+        check_busy_poll(&config, &placement, 4).unwrap();
+        for busy_poll in [BusyPoll::On, BusyPoll::Tails] {
+            config.busy_poll = busy_poll;
+            check_busy_poll(&config, &placement, 6).unwrap();
+            let error = check_busy_poll(&config, &placement, 5).unwrap_err();
+            let said = error.to_string();
+            for part in ["6 appliers", "5 cores", "--appliers", "--busy-poll"] {
+                assert!(said.contains(part), "{said}");
+            }
+        }
     }
 
     #[test]
