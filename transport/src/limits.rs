@@ -228,6 +228,9 @@ pub const VERBS_CONNECTS_MAX: usize = 16;
 pub const VERBS_BIND_TIMEOUT: Duration = Duration::from_secs(1);
 /// See [`VERBS_RECEIVES_MIN`]; more than a device has for all its queue pairs is a mistake.
 pub const VERBS_RECEIVES_MAX: u16 = 1_024;
+/// How long a frame may be missing whose tail has come, before its lane is ended for a recovery: a
+/// device moves data in microseconds, but an emulated machine stands still while its host is busy.
+pub const FRAME_LATE_MAX: Duration = Duration::from_secs(5);
 /// Regions that a server registers with a device: as many cells has the key directory, 1 MiB.
 pub const VERBS_REGIONS_MAX: usize = 32_768;
 /// Requests one poll of a TCP port executes before other lanes have their turn.

@@ -51,6 +51,22 @@ impl Plant {
     ];
 }
 
+/// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a
+/// device that is not here: Soft-RoCE promises nothing, so that tests run there what relies on the
+/// promise of others, and see what it comes to without. `TIDEWATER_TEST_DATA_IN_ORDER=1`.
+#[cfg(feature = "planted")]
+pub fn data_in_order() -> bool {
+    static CHOSEN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_TEST_DATA_IN_ORDER").is_ok_and(|d| d == "1"))
+}
+
+/// Whether devices are taken to place data in order: never, in a build without the feature `planted`.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+pub const fn data_in_order() -> bool {
+    false
+}
+
 /// Whether `plant` is switched on in this process.
 #[cfg(feature = "planted")]
 pub fn on(plant: Plant) -> bool {

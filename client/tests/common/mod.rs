@@ -44,6 +44,7 @@ use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::placement::{Owner, Placement};
+use tidewater_transport::planted;
 use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::tcp::{TcpLane, TcpPort};
@@ -206,7 +207,11 @@ impl Server {
         let mut seats = Vec::new();
         let mut threads = Vec::new();
         for a in 0..u32::from(appliers) {
-            let mut sleeper = OsSleeper::new(Duration::from_micros(20)).unwrap();
+            let mut sleeper = match transport == TransportKind::Verbs && planted::data_in_order() {
+                false => OsSleeper::new(Duration::from_micros(20)).unwrap(),
+                // The tails of its lanes are polled.
+                true => OsSleeper::awake().unwrap(),
+            };
             sleeper.add_doze(
                 Arc::clone(memory.public.region()),
                 DOZE_AT + 64 * a as usize,

@@ -7,10 +7,12 @@ use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{Inbox, Lane, Port};
 use tidewater_transport::ids::ApplierId;
 use tidewater_transport::mem::Buffer;
+use tidewater_transport::planted;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort,
 };
 use tidewater_transport::wake::{Arms, OsSleeper, Watch};
+use tidewater_transport::wire::control::VerbsTails;
 
 /// Queue pairs of a lane that pull.
 const PULLS: usize = 2;
@@ -72,6 +74,12 @@ impl Asking {
         let accepted =
             VerbsPort::accept(&server.domain, notifier, inbox, &connect, "client".into());
         let (port, told) = accepted.unwrap();
+        let polled = told.tails == VerbsTails::Polled;
+        assert_eq!(
+            polled,
+            planted::data_in_order(),
+            "the other tails are under test"
+        );
         let lane = offer.open(&told, "server".into()).unwrap();
         (Box::new(lane), Box::new(port))
     }

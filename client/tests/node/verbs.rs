@@ -6,12 +6,15 @@ use std::time::Duration;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
-use tidewater_client::{PullOptions, TableBuilder};
+use tidewater_client::{Client, PullOptions, TableBuilder};
+use tidewater_server::node::BusyPoll;
 use tidewater_transport::clock;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
 use tidewater_transport::ids::ApplierId;
 use tidewater_transport::launch::TransportChoice;
+use tidewater_transport::planted;
+use tidewater_transport::table::PushOp;
 use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
 use tidewater_transport::wake::OsSleeper;
 use tidewater_transport::wire::control::{
@@ -284,7 +287,7 @@ fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
     let spec = TableBuilder::blocks::<f32>("mebibyte", 1 << 18, 1).partitions(64);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let values: Vec<f32> = (0..ELEMENTS).map(|n| n as f32).collect();
-    let op = tidewater_transport::table::PushOp::Assign;
+    let op = PushOp::Assign;
     let ticket = client.push_dense(&table, 0, &values, op).unwrap();
     client.wait_applied(&ticket).unwrap();
     let mut out = vec![0.0; ELEMENTS];
@@ -310,4 +313,55 @@ fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
         }
     }
     client.finish().unwrap();
+}
+
+/// Pushes 300 times, and pulls what it comes to.
+fn push_and_pull(client: &mut Client) {
+    let table = TableBuilder::sparse::<i64>("pushed", 4);
+    let table = client.create_table::<i64>(table.spec()).unwrap();
+    let keys: Vec<u64> = (0..64).collect();
+    for n in 0..300 {
+        let ticket = client.push_rows(&table, &keys, &[1; 256], PushOp::Sum);
+        if n % 3 == 0 {
+            client.wait_applied(&ticket.unwrap()).unwrap();
+        } else {
+            drop(ticket.unwrap());
+        }
+    }
+    client.flush().unwrap();
+    let mut out = [0; 256];
+    let pulled = client.pull_rows(&table, &keys, &mut out, PullOptions::default());
+    pulled.unwrap();
+    assert_eq!(out, [300; 256]);
+}
+
+/// Where the device does not promise order, who insists is refused by name, and others are served with
+/// tails that are signalled.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn tails_are_polled_where_the_device_places_data_in_order_and_else_refused() {
+    for busy_poll in [BusyPoll::On, BusyPoll::Tails] {
+        let mut config = config();
+        (config.appliers, config.local_appliers, config.busy_poll) = (1, 1, busy_poll);
+        let rig = Rig::with(config);
+        if busy_poll == BusyPoll::Tails && !planted::data_in_order() {
+            let error = rig.link(&wants_verbs(0)).map(drop).unwrap_err().to_string();
+            for part in [
+                "rxe",
+                "ibv_query_qp_data_in_order",
+                "--busy-poll=tails",
+                "--transport auto",
+            ] {
+                assert!(error.contains(part), "no {part:?} in: {error}");
+            }
+            // Who may take another transport does.
+            let mut client = rig.client(TransportChoice::Tcp, 1);
+            push_and_pull(&mut client);
+            client.finish().unwrap();
+            continue;
+        }
+        let mut client = rig.client(TransportChoice::Verbs, 0);
+        push_and_pull(&mut client);
+        client.finish().unwrap();
+    }
 }

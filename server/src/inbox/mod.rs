@@ -6,13 +6,14 @@
 
 use std::collections::VecDeque;
 
+use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
 use tidewater_transport::layout::lines::{Reject, RejectCode, StateLine};
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
+use tidewater_transport::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
 use tidewater_transport::mem::publish::publish;
 use tidewater_transport::planted::{self, Plant};
 
@@ -58,6 +59,16 @@ pub enum RingError {
         /// Told, with the header.
         len: u64,
     },
+    /// What should lie below a believed tail has not come.
+    #[error(
+        "the frame at byte {at} has not come {late:?} after its tail: its client writes none, or its \
+         device has lost it",
+        late = FRAME_LATE_MAX
+    )]
+    Late {
+        /// Position.
+        at: u64,
+    },
     /// A gap in the sequence.
     #[error("frame {told} where {expected} is due")]
     Sequence {
@@ -90,6 +101,8 @@ pub struct Ring {
     pub port: Option<Box<dyn Port>>,
     inbox: Inbox,
     consumed: u64,
+    /// The tail of the next frame is there, and the frame is not: how long that may last.
+    late: Option<Deadline>,
     state: StateLine,
     told: StateLine,
     rejects: VecDeque<Reject>,
@@ -150,6 +163,7 @@ impl Ring {
             port: None,
             inbox,
             consumed: 0,
+            late: None,
             state,
             told: state,
             rejects: VecDeque::new(),
@@ -200,22 +214,23 @@ impl Ring {
         let header = match FrameHeader::from_line(&line) {
             Ok(header) => header,
             // Where bytes may be late, a header that is none may still become one.
-            Err(_) if self.check_frames => return Ok(Next::Empty),
+            Err(_) if self.check_frames => return self.not_yet(),
             Err(why) => return Err(RingError::Frame { at: consumed, why }),
         };
         let len = match self.frame_len(&header, tail)? {
             Some(len) => len,
-            None => return Ok(Next::Empty),
+            None => return self.not_yet(),
         };
         self.copy_payload(&header, payload);
         if self.check_frames && header.hasher().finish_bytes(payload) != header.chk {
-            return Ok(Next::Empty);
+            return self.not_yet();
         }
         let expected = self.state.applied_seq + 1;
         if self.check_frames && header.seq < expected {
             // Whole, but of an earlier lap of the ring: what belongs here is yet to land.
-            return Ok(Next::Empty);
+            return self.not_yet();
         }
+        self.late = None;
         let duplicate = header.seq < expected && !planted::on(Plant::SkipDuplicateCheck);
         if header.kind == FrameKind::Pad || duplicate {
             self.skip(len);
@@ -228,6 +243,18 @@ impl Ring {
             });
         }
         Ok(Next::Frame(header))
+    }
+
+    /// A tail is there and its frame is not: it is looked for again, but not for ever. The tail was
+    /// written after the frame, on a connection that keeps order, so that only the way from the device
+    /// to memory is left. Cost: a look at the clock.
+    fn not_yet(&mut self) -> Result<Next, RingError> {
+        let at = self.consumed;
+        let late = || Deadline::after(FRAME_LATE_MAX);
+        match self.late.get_or_insert_with(late).passed() {
+            true => Err(RingError::Late { at }),
+            false => Ok(Next::Empty),
+        }
     }
 
     /// Bytes of the frame in the ring; `None` while it cannot be whole yet.
@@ -366,6 +393,8 @@ impl Ring {
     /// [`LaneError`] from the port.
     pub fn attach(&mut self, port: Box<dyn Port>) -> Result<(), LaneError> {
         self.port = Some(port);
+        // What comes again has its time again.
+        self.late = None;
         // An old one would stand in the cell of a newer one for a moment, and on a mailbox that
         // outlives its lane the client may look just then.
         self.forget_rejects();

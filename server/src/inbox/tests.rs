@@ -224,3 +224,28 @@ fn a_frame_that_was_taken_is_what_it_was_whatever_stands_in_the_ring() {
         assert_eq!((state.applied_seq, state.head_bytes), (seq, head_bytes));
     }
 }
+
+/// A tail without its frame is looked at again, but not for ever; a lane that comes back has its time anew.
+#[test]
+fn a_frame_that_does_not_come_ends_its_lane() {
+    let (_memory, inbox, mut ring) = ring(true);
+    let mut payload = Vec::new();
+    inbox.reset_tail(64);
+    assert_eq!(ring.next(&mut payload), Ok(Next::Empty));
+    let until = ring.late.unwrap();
+    assert!(until.left() > FRAME_LATE_MAX / 2 && until.left() <= FRAME_LATE_MAX);
+    assert_eq!(ring.next(&mut payload), Ok(Next::Empty));
+    assert_eq!(ring.late, Some(until), "its time runs");
+    ring.late = Some(Deadline::after(Duration::ZERO));
+    assert_eq!(ring.next(&mut payload), Err(RingError::Late { at: 0 }));
+    ring.rewind();
+    ring.attach(Box::new(Notes(Arc::default()))).unwrap();
+    inbox.reset_tail(64);
+    assert_eq!(ring.next(&mut payload), Ok(Next::Empty));
+    // One that comes in the end is a frame, however late, and the next has all its time.
+    ring.late = Some(Deadline::after(Duration::ZERO));
+    write(&inbox, 0);
+    inbox.reset_tail(64 + LENS[0] as u64);
+    assert!(matches!(ring.next(&mut payload), Ok(Next::Frame(_))));
+    assert_eq!(ring.late, None);
+}

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
@@ -20,9 +20,10 @@ use tidewater_transport::fabric::Inbox;
 use tidewater_transport::verbs::{
     Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
 };
-use tidewater_transport::wire::control::{Transport, VerbsConnect};
+use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsTails};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
+use super::BusyPoll;
 use super::connects::Make;
 use super::control::DEVICES;
 use super::handle::Shared;
@@ -44,6 +45,8 @@ struct Rail {
     adapter: Arc<Adapter>,
     /// By applier.
     notifiers: Arc<[Arc<Notifier>]>,
+    /// How tails come over it has been said.
+    said: Arc<Once>,
     domains: HashMap<String, Arc<Domain>>,
 }
 
@@ -52,8 +55,50 @@ struct Rail {
 pub(super) struct VerbsSession {
     domain: Arc<Domain>,
     notifiers: Arc<[Arc<Notifier>]>,
+    tails: Tails,
     /// By applier.
     inboxes: Vec<Inbox>,
+}
+
+/// What clients are to be told of tails, and who says it once for each adapter.
+#[derive(Debug, Clone)]
+struct Tails {
+    wish: BusyPoll,
+    device: Arc<str>,
+    said: Arc<Once>,
+}
+
+impl Tails {
+    /// Whether a lane whose tails come so may be opened. Says it where appliers never sleep.
+    fn check(&self, tails: VerbsTails) -> Result<(), VerbsError> {
+        let device = &*self.device;
+        match (self.wish, tails) {
+            (BusyPoll::Tails, VerbsTails::Signalled) => Err(VerbsError::NotInOrder {
+                device: Arc::clone(&self.device),
+            }),
+            (_, VerbsTails::Polled) => {
+                self.said.call_once(|| {
+                    tracing::info!(
+                        device,
+                        "tails of pushes are polled: it places data in order"
+                    );
+                });
+                Ok(())
+            }
+            (wish, VerbsTails::Signalled) => {
+                if !wish.sleeps() {
+                    self.said.call_once(|| {
+                        tracing::info!(
+                            device,
+                            "tails of pushes are signalled, though appliers never sleep: it does \
+                             not say that it places data in order (ibv_query_qp_data_in_order)"
+                        );
+                    });
+                }
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Verbs {
@@ -121,6 +166,11 @@ impl Verbs {
         Ok(VerbsSession {
             domain: rail.domain(namespace, shared, patience).map_err(unfit)?,
             notifiers: Arc::clone(&rail.notifiers),
+            tails: Tails {
+                wish: shared.config.busy_poll,
+                device: Arc::clone(rail.adapter.device().name()),
+                said: Arc::clone(&rail.said),
+            },
             inboxes: Vec::new(),
         })
     }
@@ -136,6 +186,7 @@ impl Rail {
         Ok(Self {
             adapter,
             notifiers,
+            said: Arc::new(Once::new()),
             domains: HashMap::new(),
         })
     }
@@ -176,10 +227,11 @@ impl VerbsSession {
             return Err(Refusal::new(RefusalCode::UnknownApplier, numbers));
         };
         let (inbox, notifier) = (inbox.clone(), Arc::clone(notifier));
-        let domain = Arc::clone(&self.domain);
+        let (domain, tails) = (Arc::clone(&self.domain), self.tails.clone());
         Ok(Box::new(move || {
             let (port, connected) =
                 VerbsPort::accept(&domain, &notifier, &inbox, &offer, peer).map_err(unfit)?;
+            tails.check(connected.tails).map_err(unfit)?;
             Ok((Box::new(port), connected))
         }))
     }

@@ -37,6 +37,10 @@
 //! credit instead of owing (nobody may look at its lane for an hour), which the server gives while
 //! it looks at its lanes: that needs nobody else.
 //!
+//! **An end that polls** what the other writes needs no signals. Its client writes plain tails, and
+//! signals one when it has credit to give back: fewer signals than above, and nothing that waits for
+//! one but credit, which `due` gives whatever else happens.
+//!
 //! `tests` goes through all interleavings of two ends with a small window.
 
 /// Signals that are left to give credit back with.
@@ -79,6 +83,12 @@ impl Credits {
     /// Whether there is credit for a signal.
     pub(super) const fn may_signal(&self) -> bool {
         self.out() + RESERVE < self.window
+    }
+
+    /// Whether so many receives are unannounced that the next signal should go out for their sake:
+    /// half as many as make an empty one due.
+    pub(super) const fn is_worth_telling(&self) -> bool {
+        self.reposted.wrapping_sub(self.announced) >= self.receives / 4
     }
 
     /// Takes credit for a signal; returns its immediate data. Only after [`Self::may_signal`].

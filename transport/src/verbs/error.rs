@@ -85,6 +85,17 @@ pub enum VerbsError {
         /// The number that is.
         value: u64,
     },
+    /// Tails of pushes were to be polled, and the device does not promise what that takes.
+    #[error(
+        "{device} does not say that it places data in order (ibv_query_qp_data_in_order answers 0, \
+         or libibverbs is older than IBVERBS_1.14 and cannot be asked), so tails of pushes cannot be \
+         polled on it as --busy-poll=tails asks; start servers with --busy-poll, which signals them \
+         where it must"
+    )]
+    NotInOrder {
+        /// The device.
+        device: Arc<str>,
+    },
     /// A range that is not inside a registered region, or does not lie as the call needs it.
     #[error("{len} bytes at {at:#x} of a registered region of {bytes} bytes: {why}")]
     Bounds {

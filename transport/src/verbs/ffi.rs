@@ -5,8 +5,9 @@
 //! starts; where there is none, each call answers EOPNOTSUPP. `verbs` alone takes `rdma-sys`, which
 //! links the library. The two differ in what they return for "absent", and both leave out what C
 //! has as inline functions or wrap it in panics: this file evens that out, and nothing else names
-//! either crate. The extended verbs (`ibv_wr_*`, `ibv_create_cq_ex`) are broken in `rdma-sys` 0.3
-//! and in rxe's provider before rdma-core 61, and are not used at all.
+//! either crate. A verb that older libraries lack is looked up by its name, with either. The extended
+//! verbs (`ibv_wr_*`, `ibv_create_cq_ex`) are broken in `rdma-sys` 0.3 and in rxe's provider before
+//! rdma-core 61, and are not used at all.
 //!
 //! # Safety
 //! The functions are unsafe for one reason: a pointer that they take must be an object of
@@ -392,6 +393,35 @@ pub(super) unsafe fn modify_qp(
 ) -> Answer<()> {
     // SAFETY: the caller's.
     done(unsafe { sys::ibv_modify_qp(qp.as_ptr(), attributes, mask as c_int) })
+}
+
+/// `ibv_query_qp_data_in_order`, which libibverbs has since its symbols of IBVERBS_1.14: linked, it
+/// would keep the program from starting on a host with an older one, and the shim does not have it.
+type QueryDataInOrder = unsafe extern "C" fn(*mut ibv_qp, c_uint, u32) -> c_int;
+
+/// It, if the library that is loaded has it.
+fn data_in_order_verb() -> Option<QueryDataInOrder> {
+    static VERB: std::sync::OnceLock<Option<QueryDataInOrder>> = std::sync::OnceLock::new();
+    *VERB.get_or_init(|| {
+        let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;
+        // SAFETY: a terminated name; the library is there already, linked or loaded, or not at all.
+        let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), flags) };
+        if library.is_null() {
+            return None;
+        }
+        // SAFETY: an open library, which is never closed, and a terminated name.
+        let verb = unsafe { libc::dlsym(library, c"ibv_query_qp_data_in_order".as_ptr()) };
+        // SAFETY: the function of that name has this type in every version; null is `None`.
+        unsafe { std::mem::transmute::<*mut c_void, Option<QueryDataInOrder>>(verb) }
+    })
+}
+
+/// Whether the device says that WRITEs of the peer land here in order, each in itself; `None` where
+/// the library cannot be asked.
+pub(super) unsafe fn query_qp_data_in_order(qp: NonNull<ibv_qp>) -> Option<bool> {
+    let query = data_in_order_verb()?;
+    // SAFETY: the caller's.
+    Some(unsafe { query(qp.as_ptr(), ibv_wr_opcode::IBV_WR_RDMA_WRITE, 0) } == 1)
 }
 
 pub(super) unsafe fn destroy_qp(qp: NonNull<ibv_qp>) -> Answer<()> {

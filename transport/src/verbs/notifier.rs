@@ -36,6 +36,8 @@ use crate::wake::{Arm, Arms, Watch};
 pub struct Notifier {
     adapter: Arc<Adapter>,
     channel: Arc<CompletionChannel>,
+    /// Its thread never sleeps.
+    awake: bool,
     /// By token; a closed queue leaves its place to the next one.
     sources: Mutex<Vec<Option<Arc<Source>>>>,
 }
@@ -79,6 +81,7 @@ impl Notifier {
         let notifier = Arc::new(Self {
             adapter: Arc::clone(adapter),
             channel,
+            awake: watch.is_awake(),
             sources: Mutex::default(),
         });
         arms.add(Arc::clone(&notifier) as Arc<dyn Arm>);
@@ -88,6 +91,11 @@ impl Notifier {
     /// The adapter whose queues it is for.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
+    }
+
+    /// Whether its thread never sleeps: what it polls needs no completion.
+    pub const fn is_awake(&self) -> bool {
+        self.awake
     }
 
     /// A new queue that holds `capacity` completions; with `wakes` it ends the thread's sleep.

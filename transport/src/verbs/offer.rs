@@ -19,7 +19,7 @@ use crate::layout::directory::KEY_CELL_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::limits::{VERBS_PAIRS_MAX, VERBS_PUSH_BYTES, VERBS_RECEIVES, VERBS_SENDS};
 use crate::sync::Arc;
-use crate::wire::control::{Remote, VerbsConnect, VerbsConnected};
+use crate::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
 
 /// A server writes into the mailbox, and nothing pulls from a client.
 const ROLES: Roles = Roles {
@@ -115,6 +115,9 @@ impl LaneOffer {
         let waiter = Waiter::new(&self.arrivals, &self.sends, spin);
         let credits = Credits::new(told.end.receives, VERBS_RECEIVES);
         let mut sender = Sender::new(push, self.sends, self.copies, credits);
+        if told.tails == VerbsTails::Polled {
+            sender.set_polled();
+        }
         sender.greet().map_err(|fault| fault.into_verbs(adapter))?;
         let directory = Target {
             rkey: told.directory.key.0,

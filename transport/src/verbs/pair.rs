@@ -24,6 +24,7 @@ use super::sysfs::{Gid, Link};
 use crate::limits::{
     VERBS_HOP_LIMIT, VERBS_RETRIES, VERBS_RNR_RETRIES, VERBS_RNR_TIMER, VERBS_TIMEOUT,
 };
+use crate::planted;
 use crate::sync::Arc;
 
 /// Queue pair numbers and packet numbers have 24 bits.
@@ -308,6 +309,20 @@ impl QueuePair<ReadyToSend> {
         window.set_bound(Arc::clone(region));
         self.inner.windows.push(window);
         Ok(rkey)
+    }
+}
+
+impl QueuePair<ReadyToSend> {
+    /// Whether its device says that the data of each WRITE of the peer is placed here in order, so that
+    /// who polls the memory may believe what is there. It says nothing about two WRITEs. `None` where
+    /// the library is too old to be asked. Cost: a call of the provider, on some devices a system call.
+    #[doc(alias = "ibv_query_qp_data_in_order")]
+    pub fn data_in_order(&self) -> Option<bool> {
+        if planted::data_in_order() {
+            return Some(true);
+        }
+        // SAFETY: the pair lives (invariant).
+        unsafe { ffi::query_qp_data_in_order(self.inner.qp) }
     }
 }
 

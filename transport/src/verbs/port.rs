@@ -26,7 +26,7 @@ use crate::limits::{
     VERBS_SEND_BYTES, VERBS_WRITE_BYTES,
 };
 use crate::sync::{Arc, spin_hint};
-use crate::wire::control::{Remote, VerbsConnect, VerbsConnected};
+use crate::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
 
 /// Completions that are taken out at once.
 const BATCH: usize = 32;
@@ -88,10 +88,11 @@ fn roles() -> Roles {
 
 impl VerbsPort {
     /// Answers a client's offer: makes and connects as many pairs, opens `inbox` to them, and says
-    /// what the client is to be told. The port belongs to the notifier's thread; `peer` names the
-    /// client in errors. The inbox must begin at a page of its memory. Cost: some ten system calls
-    /// and the pinning of the inbox. It waits for its own device only, but the kernel may look for
-    /// a second for the way to an address that does not answer.
+    /// what the client is to be told. Tails are polled where the notifier's thread never sleeps and
+    /// the device places data in order, and else signalled (ADR 0022). The port belongs to the
+    /// notifier's thread; `peer` names the client in errors. The inbox must begin at a page of its
+    /// memory. Cost: some ten system calls and the pinning of the inbox. It waits for its own device
+    /// only, but the kernel may look for a second for the way to an address that does not answer.
     ///
     /// # Errors
     /// [`VerbsError`]: what the client told cannot be, there is no way to it, or the device or
@@ -116,6 +117,10 @@ impl VerbsPort {
         let pulls = pairs.pulls.into_iter().zip(&peers[1..]);
         let pulls = pulls.map(|(pair, peer)| pair.connect(peer));
         let pulls = pulls.collect::<Result<Vec<_>, _>>()?;
+        let tails = match notifier.is_awake() && push.data_in_order() == Some(true) {
+            true => VerbsTails::Polled,
+            false => VerbsTails::Signalled,
+        };
         let (registered, rkey) = open_inbox(domain, inbox, &mut push, &sends)?;
         let (directory, directory_salt) = domain.directory();
         let told = VerbsConnected {
@@ -128,6 +133,7 @@ impl VerbsPort {
             },
             directory,
             directory_salt,
+            tails,
         };
         let credits = Credits::new(offer.end.receives, VERBS_RECEIVES);
         let live = Live {

@@ -95,6 +95,8 @@ pub(super) struct Sender {
     flight: Flight<Sent>,
     silence: Silence,
     credits: Credits,
+    /// The other end polls what signals write, and needs none.
+    polled: bool,
     /// Signals taken in whose receives are not posted again yet.
     taken: u32,
     /// Bytes in the chain.
@@ -123,6 +125,7 @@ impl Sender {
             pair,
             queue,
             credits,
+            polled: false,
             taken: 0,
             queued: 0,
             full: false,
@@ -144,6 +147,12 @@ impl Sender {
     /// Bytes in the chain that is not posted.
     pub(super) const fn queued_bytes(&self) -> usize {
         self.queued
+    }
+
+    /// From now on what [`Self::signal`] writes is written only: the other end polls that memory and
+    /// never sleeps.
+    pub(super) const fn set_polled(&mut self) {
+        self.polled = true;
     }
 
     /// Notes a signal that will be sent as soon as there is credit.
@@ -184,12 +193,18 @@ impl Sender {
 
     /// Writes at most `SIGNAL_BYTES_MAX` bytes, or none, and wakes the other end; false when there
     /// is no room, or no credit. With inline bytes granted it is one request.
+    ///
+    /// Where the other end polls, it is a plain write and takes no credit; with immediate data only when
+    /// that carries credit back, which would cost a request of its own otherwise.
     pub(super) fn signal(
         &mut self,
         request: Request,
         to: Target,
         bytes: &[u8],
     ) -> Result<bool, Fault> {
+        if self.polled && !(self.credits.is_worth_telling() && self.credits.may_signal()) {
+            return self.write(request, to, bytes);
+        }
         if !self.credits.may_signal() || !self.has_room(2)? {
             return Ok(false);
         }

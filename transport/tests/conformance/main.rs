@@ -121,12 +121,18 @@ fn sim() {
 
 #[test]
 fn shm() {
-    conform(&[&threads::SHM]);
+    conform(&[&threads::SHM, &awake(threads::SHM)]);
 }
 
 #[test]
 fn tcp() {
-    conform(&[&tcp_rig::TCP]);
+    conform(&[&tcp_rig::TCP, &awake(tcp_rig::TCP)]);
+}
+
+/// With an owner that never sleeps.
+fn awake(rig: threads::ThreadRig) -> threads::ThreadRig {
+    let awake = true;
+    threads::ThreadRig { awake, ..rig }
 }
 
 #[test]

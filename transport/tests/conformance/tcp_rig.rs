@@ -10,6 +10,7 @@ use crate::threads::{Connect, ThreadRig};
 pub(crate) const TCP: ThreadRig = ThreadRig {
     kind: TransportKind::Tcp,
     rounds: 300,
+    awake: false,
     wire: tcp_wire,
 };
 

@@ -24,12 +24,15 @@ pub(crate) type Connect = Box<dyn FnMut(&mut OsSleeper, &mut OsSleeper) -> Ends>
 pub(crate) struct ThreadRig {
     pub(crate) kind: TransportKind,
     pub(crate) rounds: u64,
+    /// The owner never sleeps.
+    pub(crate) awake: bool,
     pub(crate) wire: fn(&Memory, &mut OsSleeper) -> Connect,
 }
 
 pub(crate) const SHM: ThreadRig = ThreadRig {
     kind: TransportKind::Shm,
     rounds: 300,
+    awake: false,
     wire: shm_wire,
 };
 
@@ -57,7 +60,10 @@ impl Rig for ThreadRig {
     }
 
     fn label(&self) -> String {
-        "threads".to_owned()
+        match self.awake {
+            false => "threads".to_owned(),
+            true => "threads, the owner never sleeps".to_owned(),
+        }
     }
 
     fn rounds(&self) -> u64 {
@@ -68,7 +74,10 @@ impl Rig for ThreadRig {
         let memory = Memory::new();
         let alive = Alive::new(clients.len());
         let machine: Arc<dyn Machine> = Arc::new(Threads);
-        let mut owner = OsSleeper::new(SPIN).unwrap();
+        let mut owner = match self.awake {
+            false => OsSleeper::new(SPIN).unwrap(),
+            true => OsSleeper::awake().unwrap(),
+        };
         let mut connect = (self.wire)(&memory, &mut owner);
         let (mut lanes, mut threads) = (Vec::new(), Vec::new());
         for (n, task) in clients.into_iter().enumerate() {

@@ -22,6 +22,7 @@ mod wired {
     use std::net::{IpAddr, Ipv4Addr};
 
     use tidewater_transport::fabric::TransportKind;
+    use tidewater_transport::planted;
     use tidewater_transport::sync::Arc;
     use tidewater_transport::verbs::{
         self, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,
@@ -44,6 +45,8 @@ mod wired {
             kind: TransportKind::Verbs,
             // An emulated guest is slow.
             rounds: 60,
+            // Then tails are polled: lanes that only devices get which place data in order.
+            awake: planted::data_in_order(),
             wire: verbs_wire,
         })
     }

@@ -4,7 +4,7 @@ use tidewater_transport::ids::{ApplierId, RegionKey};
 use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::wire::control::{
     PairAddr, Remote, ServerAnswer, ServerRequest, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect,
-    VerbsConnected, VerbsEnd, VerbsLink, encode,
+    VerbsConnected, VerbsEnd, VerbsLink, VerbsTails, encode,
 };
 
 /// Name and bytes of each: whole control frames, request 7.
@@ -61,5 +61,6 @@ fn server() -> VerbsConnected {
             len: 64 * VERBS_DIRECTORY_CELL_BYTES,
         },
         directory_salt: 0x0102_0304_0506_0708,
+        tails: VerbsTails::Polled,
     }
 }

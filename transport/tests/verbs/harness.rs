@@ -19,7 +19,7 @@ use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
 };
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::VerbsConnected;
+use tidewater_transport::wire::control::{VerbsConnected, VerbsTails};
 
 pub(crate) const RING: usize = 64 << 10;
 pub(crate) const SALT: u64 = 7;
@@ -133,6 +133,11 @@ impl Host {
 
     pub(crate) fn connect(&self, pulls: usize) -> Ends {
         self.connect_as(pulls, |_| {})
+    }
+
+    /// A lane whose client takes its applier for one that never sleeps.
+    pub(crate) fn connect_polled(&self) -> Ends {
+        self.connect_as(1, |told| told.tails = VerbsTails::Polled)
     }
 
     pub(crate) fn at(&self, addr: usize) -> RemoteAddr {

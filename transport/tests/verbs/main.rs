@@ -18,3 +18,4 @@ mod recovery;
 mod rights;
 mod scatter;
 mod speed;
+mod tails;

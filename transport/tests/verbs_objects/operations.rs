@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use tidewater_transport::mem::Region;
+use tidewater_transport::planted;
 use tidewater_transport::verbs::{
     Access, Completion, Flags, MemoryRegion, MemoryWindow, Operation,
 };
@@ -126,6 +127,20 @@ fn immediate_data_comes_after_all_that_was_written_before_it() {
         assert_eq!(open.word(48_000), u64::from(round));
         rig.far.pair.post_receives(9, 1).unwrap();
         rig.near.completions(1)[0].check().unwrap();
+    }
+}
+
+/// Soft-RoCE promises nothing; what a device without rdma-core's newer verbs says is not known.
+#[test]
+fn a_pair_is_asked_whether_data_lands_in_order() {
+    let Some(rig) = Rig::new() else { return };
+    let said = rig.far.pair.data_in_order();
+    let name = rig.far.pair.adapter().device().name();
+    println!("{name}: data in order {said:?}");
+    match (planted::data_in_order(), name.starts_with("rxe")) {
+        (true, _) => assert_eq!(said, Some(true)),
+        (false, true) => assert_ne!(said, Some(true)),
+        (false, false) => {}
     }
 }
 

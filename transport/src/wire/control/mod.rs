@@ -40,6 +40,7 @@ pub use server::{
 };
 pub use verbs::{
     PairAddr, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect, VerbsConnected, VerbsEnd, VerbsLink,
+    VerbsTails,
 };
 
 use super::WireError;

@@ -240,6 +240,10 @@ impl Gen {
                 ..self.remote()
             },
             directory_salt: self.any(),
+            tails: match self.under(2) {
+                0 => VerbsTails::Signalled,
+                _ => VerbsTails::Polled,
+            },
         }
     }
 

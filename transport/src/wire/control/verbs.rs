@@ -38,6 +38,15 @@ pub enum VerbsLink {
     InfiniBand,
 }
 
+/// How an applier learns of the tail of a push.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum VerbsTails {
+    /// Its client signals it: a WRITE with immediate data.
+    Signalled,
+    /// It polls the tail cell, and never sleeps: a plain WRITE will do.
+    Polled,
+}
+
 /// One end of one queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PairAddr {
@@ -94,6 +103,8 @@ pub struct VerbsConnected {
     pub directory: Remote,
     /// Enters the check of each cell.
     pub directory_salt: u64,
+    /// How the client is to write the tails of its pushes.
+    pub tails: VerbsTails,
 }
 
 impl VerbsEnd {
