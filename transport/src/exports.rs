@@ -31,6 +31,21 @@ pub struct Export {
 /// What a registrar says when it cannot register.
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
+impl Export {
+    /// Whether `[addr, addr + len)` is in the range, from a whole word on.
+    #[inline]
+    fn holds(&self, addr: u64, len: u64) -> Result<(), &'static str> {
+        let end = addr.checked_add(len);
+        if addr < self.start || end.is_none_or(|end| end > self.start + self.len) {
+            return Err("outside the region");
+        }
+        if !addr.is_multiple_of(8) {
+            return Err("misaligned");
+        }
+        Ok(())
+    }
+}
+
 /// Told of each range before its key is: a NIC has to know the range before anybody can ask for it.
 pub trait Registrar: std::fmt::Debug + Send + Sync {
     /// Makes the range of entry `index` accessible to its peers. Called once for each entry, or
@@ -206,6 +221,22 @@ impl ExportView {
         want: Rights,
     ) -> Result<&Export, &'static str> {
         self.refresh();
+        let export = self.find(key, want)?;
+        export.holds(addr, len)?;
+        Ok(export)
+    }
+
+    /// For the checks of a list of reads.
+    #[inline]
+    pub fn reads(&mut self) -> ReadChecks<'_> {
+        self.refresh();
+        ReadChecks {
+            view: self,
+            last: None,
+        }
+    }
+
+    fn find(&self, key: RegionKey, want: Rights) -> Result<&Export, &'static str> {
         let index = Exports::index_of(key);
         let Some(Some(export)) = self.entries.get(index as usize) else {
             return Err("unknown key");
@@ -221,13 +252,6 @@ impl ExportView {
         if !allowed {
             return Err("no right to do that there");
         }
-        let end = addr.checked_add(len);
-        if addr < export.start || end.is_none_or(|end| end > export.start + export.len) {
-            return Err("outside the region");
-        }
-        if !addr.is_multiple_of(8) {
-            return Err("misaligned");
-        }
         Ok(export)
     }
 
@@ -239,6 +263,38 @@ impl ExportView {
             self.entries = self.exports.entries();
             self.version = version;
         }
+    }
+}
+
+/// Checks reads one after the other; the range that several in a row name is looked up once.
+#[derive(Debug)]
+pub struct ReadChecks<'a> {
+    view: &'a ExportView,
+    last: Option<(RegionKey, &'a Export)>,
+}
+
+impl<'a> ReadChecks<'a> {
+    /// As [`ExportView::check`] for reading.
+    ///
+    /// # Errors
+    /// Which check failed.
+    #[inline]
+    pub fn check(
+        &mut self,
+        key: RegionKey,
+        addr: u64,
+        len: u64,
+    ) -> Result<&'a Export, &'static str> {
+        let export = match self.last {
+            Some((last, export)) if last == key => export,
+            _ => {
+                let export = self.view.find(key, Rights::Read)?;
+                self.last = Some((key, export));
+                export
+            }
+        };
+        export.holds(addr, len)?;
+        Ok(export)
     }
 }
 
@@ -351,6 +407,10 @@ mod tests {
         let count = exports.add(export(Rights::Atomic, 1)).unwrap();
         assert!(view.check(read, 4096, 8192, Rights::Read).is_ok());
         assert!(view.check(count, 4096, 8, Rights::Atomic).is_ok());
+        let mut checks = view.reads();
+        for (key, memory) in [(read, 0), (read, 0), (count, 1), (read, 0)] {
+            assert_eq!(checks.check(key, 4096, 8).map(|e| e.memory), Ok(memory));
+        }
         assert_eq!(Exports::memory_of(count), 1);
         for (key, addr, len, want) in [
             (read, 4095, 8, Rights::Read),
@@ -367,6 +427,11 @@ mod tests {
                 view.check(key, addr, len, want).is_err(),
                 "{key:?} {addr} {len} {want:?}"
             );
+            // In a list the same, whatever was looked up before.
+            let mut checks = view.reads();
+            assert!(checks.check(read, 4096, 8).is_ok());
+            let listed = want != Rights::Read || checks.check(key, addr, len).is_err();
+            assert!(listed, "{key:?} {addr} {len} in a list");
         }
     }
 }

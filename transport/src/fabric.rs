@@ -561,5 +561,6 @@ impl Inbox {
 }
 
 pub use crate::exports::{
-    Export, ExportError, ExportView, Exports, INBOX_KEY, Mapped, Registrar, RegistrarError,
+    Export, ExportError, ExportView, Exports, INBOX_KEY, Mapped, ReadChecks, Registrar,
+    RegistrarError,
 };

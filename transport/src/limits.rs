@@ -163,8 +163,9 @@ pub const LANE_READV_BYTES_MAX: usize = 1 << 20;
 pub const LANE_WRITE_BYTES_MAX: usize = RING_BYTES_MAX + 4096;
 /// Bytes a TCP lane receives at once: a window of small replies in one system call.
 pub const LANE_IN_BYTES: usize = 64 << 10;
-/// Copied bytes that wait for a TCP socket before the sender stops taking on more.
-pub const LANE_OUT_BYTES: usize = 256 << 10;
+/// Copied bytes that wait for a TCP socket before the sender stops taking on more: the answer to a pull
+/// of 1,024 rows of 64 f32 is not cut in two.
+pub const LANE_OUT_BYTES: usize = 320 << 10;
 /// Pieces of registered memory that wait for a TCP socket: one gather list of the kernel.
 pub const LANE_OUT_SPANS: usize = 64;
 /// Batches of reads that a TCP lane holds back to send them together: a quarter of what is usually
@@ -235,8 +236,8 @@ pub const FRAME_LATE_MAX: Duration = Duration::from_secs(5);
 pub const VERBS_REGIONS_MAX: usize = 32_768;
 /// Requests one poll of a TCP port executes before other lanes have their turn.
 pub const LANE_POLL_OPS: usize = 64;
-/// Bytes one poll of a TCP port moves before other lanes have their turn.
-pub const LANE_POLL_BYTES: usize = 256 << 10;
+/// Bytes one poll of a TCP port moves before other lanes have their turn: some 50 us, and such an answer.
+pub const LANE_POLL_BYTES: usize = LANE_OUT_BYTES;
 /// Control connections of a server, and lane connections on their way to an applier: one for each
 /// session, and as many again that are being replaced or only ask.
 pub const CONNECTIONS_MAX: usize = 2 * SESSIONS_MAX;

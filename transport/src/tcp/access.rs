@@ -1,25 +1,82 @@
 //! What a port does with the memory that one request names, after the checks that a NIC would make.
 
 use super::op::{ENTRY_BYTES, Entry, Refusal, Refused, RequestKind};
-use crate::fabric::{ExportView, INBOX_KEY, Inbox, Rights};
+use crate::fabric::{ExportView, INBOX_KEY, Inbox, ReadChecks, Rights};
 use crate::ids::RegionKey;
-use crate::mem::WordsMut;
+use crate::mem::{Words, WordsMut};
 
 /// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
 pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
 
-/// Asks for the memory of a short read of a checked list, so that reads do not wait for it one after
-/// the other.
+/// What a short read costs at least, in bytes of a poll's budget: the misses of its row in the caches.
+const SHORT_READ_BYTES: usize = 256;
+/// Rows of a list that are asked for ahead of the one that is copied.
+pub(super) const READS_AHEAD: usize = 32;
+
+/// Asks for the memory of a short read of a list, so that reads do not wait for it one after the other.
 #[inline]
-pub(super) fn ask_for(exports: &mut ExportView, raw: &[u8; ENTRY_BYTES]) {
+pub(super) fn ask_for(checks: &mut ReadChecks<'_>, raw: &[u8; ENTRY_BYTES]) {
     let entry = Entry::from_bytes(raw);
-    let (at, len) = (entry.addr as usize, entry.len as usize);
-    if len <= COPIED_READ_BYTES
-        && let Ok(export) = exports.check(entry.key, entry.addr, len as u64, Rights::Read)
-        && let Ok(words) = export.region.words(at, len)
+    if entry.len as usize <= COPIED_READ_BYTES
+        && let Ok(words) = words_of(checks, &entry)
     {
         words.prefetch();
     }
+}
+
+#[inline]
+fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>, &'static str> {
+    let export = checks.check(entry.key, entry.addr, entry.len.into())?;
+    let words = export.region.words(entry.addr as usize, entry.len as usize);
+    words.map_err(|_| "outside the region")
+}
+
+/// Reads that are copied together.
+#[derive(Default)]
+pub(super) struct Run {
+    pub(super) reads: usize,
+    pub(super) bytes: usize,
+    /// Bytes of a poll's budget.
+    pub(super) cost: usize,
+}
+
+/// The short reads at the front of a list, up to the first one that has to wait for those before it,
+/// or until they cost `most`.
+pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
+    let mut run = Run::default();
+    for entry in list.iter().map(Entry::from_bytes) {
+        let len = entry.len as usize;
+        let waits = entry.fence && run.reads > 0;
+        if len > COPIED_READ_BYTES || waits || run.cost >= most {
+            break;
+        }
+        run.reads += 1;
+        run.bytes += len;
+        run.cost += len.max(SHORT_READ_BYTES);
+    }
+    run
+}
+
+/// Copies the first `reads` reads of a list behind each other; asks for those that follow.
+pub(super) fn copy_run(
+    checks: &mut ReadChecks<'_>,
+    list: &[[u8; ENTRY_BYTES]],
+    reads: usize,
+    mut out: &mut [u8],
+) -> Result<(), &'static str> {
+    for (n, raw) in list.iter().enumerate().take(reads) {
+        if let Some(later) = list.get(n + READS_AHEAD) {
+            ask_for(checks, later);
+        }
+        let entry = Entry::from_bytes(raw);
+        let words = words_of(checks, &entry)?;
+        let (here, rest) = out
+            .split_at_mut_checked(entry.len as usize)
+            .ok_or("outside the answer")?;
+        words.copy_out(0, here);
+        out = rest;
+    }
+    Ok(())
 }
 
 /// Where in the inbox a write goes.

@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 
-use super::access::{COPIED_READ_BYTES, ask_for, check_write, count};
+use super::access::{READS_AHEAD, ask_for, check_write, copy_run, count, short_run};
 use super::buffer::Input;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Refusal, Refused, Reply, Request, RequestKind};
 use super::output::Output;
@@ -10,17 +10,13 @@ use super::receive::DIRECT_BYTES;
 use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::clock::Deadline;
-use crate::fabric::{ExportView, Inbox, LaneError, Port, Rights, SIGNAL_BYTES_MAX};
+use crate::fabric::{ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
 use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use crate::mem::io::{Place, RecvList};
 use crate::mem::publish::read_fence;
 use crate::sync::Arc;
 use crate::wake::Watch;
 
-/// What a short read costs at least, in bytes of a poll's budget: the misses of its row in the caches.
-const SHORT_READ_BYTES: usize = 256;
-/// Rows of a list that are asked for ahead of the one that is copied.
-const READS_AHEAD: usize = 32;
 /// Copied bytes of one answer that are sent before the rest of it is copied, where the client has a
 /// core of its own and can land them meanwhile.
 const EAGER_ANSWER_BYTES: usize = 32 << 10;
@@ -312,8 +308,9 @@ impl TcpPort {
                     }
                     let list = &self.input.pending()[HEADER_BYTES..];
                     let list = &list.as_chunks::<ENTRY_BYTES>().0[..entries];
+                    let mut checks = exports.reads();
                     for first in list.iter().take(READS_AHEAD) {
-                        ask_for(exports, first);
+                        ask_for(&mut checks, first);
                     }
                     self.task = Task::Reads { entries };
                 })
@@ -358,16 +355,14 @@ impl TcpPort {
         let list = self.input.pending()[HEADER_BYTES..]
             .as_chunks::<ENTRY_BYTES>()
             .0;
-        let mut sum = 0;
+        let (mut sum, mut checks) = (0, exports.reads());
         for entry in list[..entries].iter().map(Entry::from_bytes) {
             let len = u64::from(entry.len);
             sum += len;
-            let checked = exports
-                .check(entry.key, entry.addr, len, Rights::Read)
-                .and_then(|export| {
-                    let there = export.region.check(entry.addr as usize, entry.len as usize);
-                    there.map_err(|_| "outside the region")
-                });
+            let checked = checks.check(entry.key, entry.addr, len).and_then(|export| {
+                let there = export.region.check(entry.addr as usize, entry.len as usize);
+                there.map_err(|_| "outside the region")
+            });
             if let Err(why) = checked {
                 return Ok(Err(Refused {
                     kind: RequestKind::ReadV,
@@ -395,17 +390,17 @@ impl TcpPort {
     ) -> Result<Option<Stop>, LaneError> {
         let list = self.input.pending().as_chunks::<ENTRY_BYTES>().0;
         let list = &list[..entries.min(list.len())];
+        let refused = |why: &str| broken(&self.peer, "read", why);
+        let mut checks = exports.reads();
         let (mut stop, mut done) = (None, 0);
-        for raw in list {
-            if budget.is_spent() {
-                break;
-            }
+        while let Some(raw) = list.get(done)
+            && !budget.is_spent()
+        {
             if self.out.is_full() {
                 stop = Some(Stop::Blocked);
                 break;
             }
             let entry = Entry::from_bytes(raw);
-            let (at, len) = (entry.addr as usize, entry.len as usize);
             if entry.fence {
                 // All earlier reads have to be over (F03), those left to the kernel too.
                 if self.out.has_spans()
@@ -420,21 +415,20 @@ impl TcpPort {
                 }
                 read_fence();
             }
-            if let Some(later) = list.get(done + READS_AHEAD) {
-                ask_for(exports, later);
-            }
-            let export = exports
-                .check(entry.key, entry.addr, len as u64, Rights::Read)
-                .map_err(|why| broken(&self.peer, "read", why))?;
-            if len <= COPIED_READ_BYTES {
-                let words = export.region.words(at, len);
-                let words = words.map_err(|e| broken(&self.peer, "read", e))?;
-                words.copy_out(0, self.out.grow(len));
+            let run = short_run(&list[done..], EAGER_ANSWER_BYTES.min(budget.bytes));
+            if run.reads > 0 {
+                let out = self.out.grow(run.bytes);
+                copy_run(&mut checks, &list[done..], run.reads, out).map_err(refused)?;
+                done += run.reads;
+                budget.spend(0, run.cost);
             } else {
-                self.out.span(Arc::clone(&export.region), at, len);
+                let len = entry.len.into();
+                let export = checks.check(entry.key, entry.addr, len).map_err(refused)?;
+                let (region, len) = (Arc::clone(&export.region), entry.len as usize);
+                self.out.span(region, entry.addr as usize, len);
+                done += 1;
+                budget.spend(0, len);
             }
-            done += 1;
-            budget.spend(0, len.max(SHORT_READ_BYTES));
             if self.eager
                 && self.out.copied_len() >= EAGER_ANSWER_BYTES
                 && let Some(socket) = &self.socket
