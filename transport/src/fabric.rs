@@ -41,8 +41,10 @@ use crate::mem::{MemError, Region, Words, WordsMut, publish};
 use crate::sync::{Arc, Ordering, fence};
 
 mod offers;
+mod taker;
 
 pub use offers::Offers;
+pub use taker::Taker;
 
 /// Every clause, for the conformance suite.
 pub const CLAUSES: &[&str] = &[
@@ -234,6 +236,22 @@ pub trait Lane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
+    /// As [`Lane::read`], offering what comes to `taker` before it lands, where it comes whole into memory
+    /// of the lane.
+    ///
+    /// # Errors
+    /// As [`Lane::read`].
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.read(ops, into, deadline)
+    }
+
     /// Posts reads into owned memory (F14); they come back, in any order, from
     /// [`Lane::take_read`]. Nothing is sent before [`Lane::flush`] or [`Lane::poll`].
     ///
@@ -245,10 +263,11 @@ pub trait Lane: Send {
     fn take_read(&mut self) -> Option<ReadBatch>;
 
     /// Waits for the batch `tag`, landing its bodies in `body` where they have not landed yet: all
-    /// of them are there afterwards (F13), the heads in the batch that comes back. `ops` are its
-    /// reads with their places in `body`. `None` where reads land in no other memory than was
-    /// posted, for a batch that is not the oldest under way, and at the deadline: then the batch is
-    /// under way as before, and `body` unspecified.
+    /// of them are there afterwards (F13), the heads in the batch that comes back, but for those of
+    /// reads that `taker` took. `ops` are its reads with their places in `body`. `None` where reads
+    /// land in no other memory than was posted, for a batch that is not the oldest under way, and at
+    /// the deadline: then the batch is under way as before, what was taken was copied from its places
+    /// in `body` to those in the batch, and `body` is unspecified.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -257,9 +276,10 @@ pub trait Lane: Send {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
+        taker: Option<&mut dyn Taker>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        let _ = (tag, ops, body, deadline);
+        let _ = (tag, ops, body, taker, deadline);
         Ok(None)
     }
 

@@ -110,7 +110,7 @@ const EXCEPTIONS: &[(&str, &str)] = &[
         "lane::TcpLane::early",
         "keeps bytes that came with the handshake for the lane's own parser",
     ),
-    ("lane::fits", "checks the caller's own landing"),
+    ("plan::fits", "checks the caller's own landing"),
     (
         "lend::same_reads",
         "compares the caller's own reads with those it posted",

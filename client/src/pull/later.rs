@@ -7,14 +7,15 @@
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ReadBatch, ReadOp};
-use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
+use tidewater_transport::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_transport::limits::COORDINATOR_LOOK;
 
+use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, PullMode, PullOptions, pull_rows};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull::rows::{HINTS_AHEAD, RowScratch};
-use crate::table::state::{RowSource, TableState};
+use crate::table::state::TableState;
 
 /// Pulls under way at once: each holds the memory of its rows.
 pub(crate) const PULLS_MAX: usize = 256;
@@ -33,7 +34,7 @@ struct Part {
     lane: usize,
     /// How often the lane had been replaced when the reads were posted.
     replaced: u64,
-    rows: Vec<(u32, RowSource, Loc)>,
+    rows: Vec<RowRead>,
     /// What was read, once it is there. A spare part keeps here what it will be read into.
     landed: Option<ReadBatch>,
     /// The payload of what was read landed in the caller's memory.
@@ -207,12 +208,12 @@ impl Part {
         place: impl Fn(usize, usize) -> usize,
     ) {
         let row_bytes = table.row.payload_bytes;
-        let read = |(at, (row, source, _)): (usize, &(u32, RowSource, Loc))| ReadOp {
-            from: source.from,
+        let read = |(at, row): (usize, &RowRead)| ReadOp {
+            from: row.from,
             len: table.row.read_bytes() as u32,
             head_len: ROW_HEADER_BYTES as u32,
             head_at: at * ROW_HEADER_BYTES,
-            body_at: place(at, *row as usize) * row_bytes,
+            body_at: place(at, row.row as usize) * row_bytes,
             fence: false,
         };
         ops.clear();
@@ -281,7 +282,14 @@ impl LaterPull {
                     self.parts.len() - 1
                 }
             };
-            self.parts[part].rows.push((row as u32, source, loc));
+            self.parts[part].rows.push(RowRead {
+                key,
+                salt: source.salt,
+                from: source.from,
+                loc,
+                row: row as u32,
+                taken: None,
+            });
         }
     }
 
@@ -329,7 +337,11 @@ impl LaterPull {
             }
             part.reads(table, ops, |_, row| row);
             let lane = lanes.get(part.lane).lane();
-            match lane.finish_read(self.number, ops, out, slice) {
+            let mut prover = Prover {
+                rows: &mut part.rows,
+                row_bytes: table.row.payload_bytes,
+            };
+            match lane.finish_read(self.number, ops, out, Some(&mut prover), slice) {
                 Ok(batch) => {
                     part.in_place = batch.is_some();
                     part.landed = batch;
@@ -348,33 +360,31 @@ impl LaterPull {
     fn accept(&mut self, lanes: &mut Lanes, table: &TableState, out: &mut [u8]) {
         let row_bytes = table.row.payload_bytes;
         for part in &self.parts {
-            for (n, (row, source, loc)) in part.rows.iter().enumerate() {
-                let at = *row as usize * row_bytes;
-                let landed = part.landed.as_ref().and_then(|batch| {
+            let in_place = part.in_place;
+            for (n, row) in part.rows.iter().enumerate() {
+                let (at, from) = (row.row as usize * row_bytes, n * row_bytes);
+                let verdict = part.landed.as_ref().and_then(|batch| {
                     let head = batch.head.get(n * ROW_HEADER_BYTES..)?.first_chunk()?;
-                    let (memory, at) = if part.in_place {
-                        (&*out, at)
-                    } else {
-                        (&*batch.body, n * row_bytes)
-                    };
-                    Some((head, memory.get(at..at + row_bytes)?))
+                    let copied = batch.body.get(from..from + row_bytes)?;
+                    let out = out.get_mut(at..at + row_bytes)?;
+                    Some(match row.taken {
+                        Some(verdict) if in_place => verdict,
+                        // It was moved, proven, to where the rest landed.
+                        Some(verdict) => {
+                            out.copy_from_slice(copied);
+                            verdict
+                        }
+                        None if in_place => row.verify(head, out),
+                        None => row.judge(copy_verifying(row.salt, row.key, head, copied, out)),
+                    })
                 });
-                let key = self.keys[*row as usize];
-                let proven = landed.is_some_and(|(head, payload)| {
-                    let ver = verify_row(source.salt, key, head, payload);
-                    ver.is_some_and(|v| !table.is_sparse() || v.generation() == loc.generation())
-                });
-                if !proven {
-                    lanes.counters.torn_rejected += u64::from(landed.is_some());
-                    lanes.counters.retries += 1;
-                    self.rest.push(*row);
+                if verdict == Some(Verdict::Proven) {
+                    lanes.counters.rows_consistent += 1;
                     continue;
                 }
-                lanes.counters.rows_consistent += 1;
-                if let Some(batch) = part.landed.as_ref().filter(|_| !part.in_place) {
-                    let from = n * row_bytes;
-                    out[at..at + row_bytes].copy_from_slice(&batch.body[from..from + row_bytes]);
-                }
+                lanes.counters.torn_rejected += u64::from(verdict.is_some());
+                lanes.counters.retries += 1;
+                self.rest.push(row.row);
             }
         }
     }

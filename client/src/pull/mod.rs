@@ -4,6 +4,7 @@ mod blocks;
 mod direct;
 mod gather;
 mod later;
+mod proof;
 mod rounds;
 mod rows;
 

@@ -1,10 +1,11 @@
 //! Pulls of rows by key or index.
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Landing, LaneError, ReadOp};
-use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, RowVersion, verify_row};
+use tidewater_transport::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
+use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
 
+use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, Missing, PullMode, PullOptions, direct};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
@@ -17,13 +18,42 @@ pub(crate) struct RowScratch {
     todo: Vec<u32>,
     again: Vec<u32>,
     ops: Vec<ReadOp>,
-    reading: Vec<(u32, RowSource, Loc)>,
-    sources: Vec<(RowSource, Loc)>,
+    reads: Vec<LaneReads>,
     missing: Vec<u32>,
-    unproven: Vec<usize>,
     keys: Vec<u64>,
     lines: Vec<u8>,
     last: Vec<u32>,
+}
+
+/// The rows that are read from one lane.
+#[derive(Debug, Default)]
+struct LaneReads {
+    ops: Vec<ReadOp>,
+    /// In the order of `ops`, until one of those is moved to the end.
+    rows: Vec<RowRead>,
+}
+
+impl LaneReads {
+    #[inline]
+    fn add(&mut self, key: u64, row: u32, (source, loc): (RowSource, Loc), row_bytes: usize) {
+        let at = row as usize;
+        self.ops.push(ReadOp {
+            from: source.from,
+            len: (ROW_HEADER_BYTES + row_bytes) as u32,
+            head_len: ROW_HEADER_BYTES as u32,
+            head_at: at * ROW_HEADER_BYTES,
+            body_at: at * row_bytes,
+            fence: false,
+        });
+        self.rows.push(RowRead {
+            key,
+            salt: source.salt,
+            from: source.from,
+            loc,
+            row,
+            taken: None,
+        });
+    }
 }
 
 impl RowScratch {
@@ -141,45 +171,62 @@ impl RowPull<'_> {
     }
 
     /// Finds where every row of `todo` is; rows that are answered without reading (first values of
-    /// unknown keys) are done here and drop out of `sources`.
+    /// unknown keys) are done here and drop out of `reads`.
     fn locate(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
-        s.sources.clear();
-        s.reading.clear();
-        s.missing.clear();
-        if !self.table.is_sparse() {
-            for &row in &s.todo {
-                let source = self.table.dense_row(self.key(row));
-                let Some(source) = source else {
-                    self.lane(row)?;
-                    return Err(self.undescribed());
-                };
-                s.reading.push((row, source, Loc::NONE));
-            }
-            return Ok(());
+        s.reads.resize_with(self.lanes.len(), LaneReads::default);
+        for reads in &mut s.reads {
+            reads.ops.clear();
+            reads.rows.clear();
         }
+        s.missing.clear();
+        let row_bytes = self.table.row.payload_bytes;
         for (n, &row) in s.todo.iter().enumerate() {
             if let Some(&later) = s.todo.get(n + HINTS_AHEAD) {
                 self.table.prefetch(self.key(later));
             }
             let key = self.key(row);
             // A hint that failed twice is not a row being written: ask.
-            if attempt >= 2 {
+            if attempt >= 2 && self.table.is_sparse() {
                 self.table.hints.forget(key);
             }
-            match self.table.hints.get(key).filter(|l| l.is_some()) {
-                Some(loc) => {
-                    let lane = self.lane(row)?;
-                    let source = self.source(&mut s.lines, row, lane, loc)?;
-                    s.reading.push((row, source, loc));
-                }
+            let known = self.table.place(key);
+            match known.and_then(|place| Some((s.reads.get_mut(place.0.lane)?, place))) {
+                Some((reads, place)) => reads.add(key, row, place, row_bytes),
                 None => s.missing.push(row),
             }
         }
         if s.missing.is_empty() {
             Ok(())
         } else {
-            self.resolve(s)
+            self.locate_missing(s)
         }
+    }
+
+    /// Rows that no hint places, or of an extent that is not known.
+    #[cold]
+    fn locate_missing(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
+        let row_bytes = self.table.row.payload_bytes;
+        let mut missing = std::mem::take(&mut s.missing);
+        if let (Some(&row), false) = (missing.first(), self.table.is_sparse()) {
+            self.lane(row)?;
+            return Err(self.undescribed());
+        }
+        for row in missing.drain(..) {
+            let key = self.key(row);
+            let Some(loc) = self.table.hints.get(key).filter(|l| l.is_some()) else {
+                s.missing.push(row);
+                continue;
+            };
+            let lane = self.lane(row)?;
+            let source = self.source(&mut s.lines, row, lane, loc)?;
+            if let Some(reads) = s.reads.get_mut(lane) {
+                reads.add(key, row, (source, loc), row_bytes);
+            }
+        }
+        if s.missing.is_empty() {
+            return Ok(());
+        }
+        self.resolve(s)
     }
 
     fn undescribed(&self) -> ClientError {
@@ -193,6 +240,7 @@ impl RowPull<'_> {
     #[cold]
     fn resolve(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
         let create = self.options.missing == Missing::Create;
+        let row_bytes = self.table.row.payload_bytes;
         for lane in 0..self.lanes.len() {
             s.keys.clear();
             s.again.clear();
@@ -223,7 +271,9 @@ impl RowPull<'_> {
                 if loc.is_some() {
                     self.table.hints.put(self.key(row), loc);
                     let source = self.source(&mut s.lines, row, lane, loc)?;
-                    s.reading.push((row, source, loc));
+                    if let Some(reads) = s.reads.get_mut(lane) {
+                        reads.add(self.key(row), row, (source, loc), row_bytes);
+                    }
                 } else {
                     initial.push(row);
                 }
@@ -268,45 +318,32 @@ impl RowPull<'_> {
         Err(nonsense())
     }
 
-    /// Reads what `reading` says, lane by lane, and verifies it; rows that did not prove
-    /// themselves are in `again`.
+    /// Reads what `reads` says, lane by lane, and verifies it; rows that did not prove themselves
+    /// are in `again`.
     fn read(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.again.clear();
-        s.unproven.clear();
         let row_bytes = self.table.row.payload_bytes;
-        let len = self.table.row.read_bytes() as u32;
         let hogwild = self.options.mode == PullMode::Hogwild;
-        for lane in 0..self.lanes.len() {
-            s.ops.clear();
-            let of_lane = s
-                .reading
-                .iter()
-                .filter(|(_, source, _)| source.lane == lane);
-            s.ops.extend(of_lane.map(|(row, source, _)| ReadOp {
-                from: source.from,
-                len,
-                head_len: ROW_HEADER_BYTES as u32,
-                head_at: *row as usize * ROW_HEADER_BYTES,
-                body_at: *row as usize * row_bytes,
-                fence: false,
-            }));
-            if s.ops.is_empty() {
+        for lane in 0..s.reads.len() {
+            let LaneReads { ops, rows } = &mut s.reads[lane];
+            if ops.is_empty() {
                 continue;
             }
+            let (head, deadline) = (&mut s.heads[..], self.deadline);
             if hogwild {
-                put_witness_last(&mut s.ops, attempt);
+                put_witness_last(ops, attempt);
+                read_ops(self.lanes, lane, ops, head, self.out, deadline)?;
+            } else {
+                let mut prover = Prover { rows, row_bytes };
+                let landing = (head, &mut *self.out);
+                read_taking(self.lanes, lane, ops, landing, &mut prover, deadline)?;
             }
-            let (head, deadline) = (&mut s.heads, self.deadline);
-            read_ops(self.lanes, lane, &s.ops, head, self.out, deadline)?;
-            if hogwild && !self.witness_holds(s) {
-                s.unproven.push(lane);
-            }
-        }
-        for (row, source, loc) in &s.reading {
-            if s.unproven.contains(&source.lane)
-                || !self.accept(*row, source, *loc, &s.heads, row_bytes)
-            {
-                s.again.push(*row);
+            let reads = &s.reads[lane];
+            let unproven = hogwild && !self.witness_holds(reads, &s.heads);
+            for row in &reads.rows {
+                if unproven || !self.accept(row, &s.heads, row_bytes) {
+                    s.again.push(row.row);
+                }
             }
         }
         Ok(())
@@ -315,64 +352,61 @@ impl RowPull<'_> {
     /// Whether the last row that was read from a lane proves itself: then the table was still
     /// there when the others were read. Unverified rows do not tell by themselves that their
     /// memory was given to another table.
-    fn witness_holds(&self, s: &RowScratch) -> bool {
-        let Some(op) = s.ops.last() else {
+    fn witness_holds(&self, reads: &LaneReads, heads: &[u8]) -> bool {
+        let Some(op) = reads.ops.last() else {
             return true;
         };
         let row = op.head_at / ROW_HEADER_BYTES;
-        let head = s
-            .heads
+        let head = heads
             .get(op.head_at..)
             .and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>());
         let payload = self
             .out
             .get(op.body_at..op.body_at + self.table.row.payload_bytes);
-        let of_row = |r: &&(u32, RowSource, Loc)| r.0 as usize == row;
-        let source = s.reading.iter().rev().find(of_row);
+        let source = reads.rows.iter().rev().find(|r| r.row as usize == row);
         match (source, head, payload) {
-            (Some((row, source, _)), Some(head), Some(payload)) => {
-                verify_row(source.salt, self.key(*row), head, payload).is_some()
+            (Some(row), Some(head), Some(payload)) => {
+                verify_row(row.salt, row.key, head, payload).is_some()
             }
             _ => false,
         }
     }
 
+    /// Whether what came of a row is good.
     #[inline]
-    fn accept(
-        &mut self,
-        row: u32,
-        source: &RowSource,
-        loc: Loc,
-        heads: &[u8],
-        row_bytes: usize,
-    ) -> bool {
-        let key = self.key(row);
-        let at = row as usize;
+    fn accept(&mut self, row: &RowRead, heads: &[u8], row_bytes: usize) -> bool {
+        let hogwild = self.options.mode == PullMode::Hogwild;
+        let verdict = match row.taken {
+            Some(verdict) => verdict,
+            None => self.judge_landed(row, heads, row_bytes),
+        };
+        match verdict {
+            Verdict::Proven if hogwild => self.lanes.counters.rows_hogwild += 1,
+            Verdict::Proven => self.lanes.counters.rows_consistent += 1,
+            Verdict::Torn => {}
+            Verdict::Stale => {
+                self.lanes.counters.stale_hints += 1;
+                self.table.hints.forget(row.key);
+            }
+        }
+        verdict == Verdict::Proven
+    }
+
+    /// Of a row whose head and payload landed apart.
+    fn judge_landed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> Verdict {
+        let at = row.row as usize;
         let (Some(head), Some(payload)) = (
             heads
                 .get(at * ROW_HEADER_BYTES..)
                 .and_then(|h| h.first_chunk::<ROW_HEADER_BYTES>()),
             self.out.get(at * row_bytes..(at + 1) * row_bytes),
         ) else {
-            return false;
+            return Verdict::Torn;
         };
-        let (ver, _) = head.split_at(8);
-        let mut raw = [0; 8];
-        raw.copy_from_slice(ver);
-        let told = RowVersion(u64::from_le_bytes(raw));
-        let same_row = !self.table.is_sparse() || told.generation() == loc.generation();
-        if !same_row {
-            self.lanes.counters.stale_hints += 1;
-            self.table.hints.forget(key);
-            return false;
+        match self.options.mode {
+            PullMode::Hogwild => row.judge_unproven(head),
+            _ => row.verify(head, payload),
         }
-        if self.options.mode == PullMode::Hogwild {
-            self.lanes.counters.rows_hogwild += 1;
-            return told.is_valid();
-        }
-        let proven = verify_row(source.salt, key, head, payload).is_some();
-        self.lanes.counters.rows_consistent += u64::from(proven);
-        proven
     }
 
     fn gather(&mut self, keys: &mut Vec<u64>, todo: &[u32]) -> Result<(), ClientError> {
@@ -430,14 +464,39 @@ pub(crate) fn read_ops(
     body: &mut [u8],
     deadline: Deadline,
 ) -> Result<(), ClientError> {
+    mending(lanes, lane, deadline, |lane| {
+        let into = Landing { head, body };
+        lane.read(ops, into, deadline)
+    })
+}
+
+/// As [`read_ops`], offering what comes to `taker`.
+fn read_taking(
+    lanes: &mut Lanes,
+    lane: usize,
+    ops: &[ReadOp],
+    (head, body): (&mut [u8], &mut [u8]),
+    taker: &mut dyn Taker,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    mending(lanes, lane, deadline, |lane| {
+        let into = Landing { head, body };
+        lane.read_taking(ops, into, taker, deadline)
+    })
+}
+
+fn mending(
+    lanes: &mut Lanes,
+    lane: usize,
+    deadline: Deadline,
+    mut read: impl FnMut(&mut dyn Lane) -> Result<(), LaneError>,
+) -> Result<(), ClientError> {
     loop {
         // An earlier call may have given the lane up at its deadline; that is not this one's.
         if lanes.is_broken(lane) {
             lanes.mend(lane, deadline)?;
         }
-        let into = Landing { head, body };
-        let done = lanes.get(lane).lane().read(ops, into, deadline);
-        match done {
+        match read(lanes.get(lane).lane()) {
             Ok(()) => return Ok(()),
             // A refused read would be refused again: the table was released, or we are wrong.
             Err(e @ (LaneError::Deadline { .. } | LaneError::Access { .. })) => {

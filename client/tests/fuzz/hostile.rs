@@ -7,7 +7,7 @@ use tidewater_client::link::{CoordinatorLink, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
-    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, Sleeper, TransportKind,
+    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker, TransportKind,
 };
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
@@ -112,6 +112,26 @@ impl Lane for HostileLane {
     fn read(&mut self, ops: &[ReadOp], into: Landing<'_>, _: Deadline) -> Result<(), LaneError> {
         self.survives("read")?;
         self.fill(ops, into.head, into.body)
+    }
+
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        _: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.survives("read")?;
+        for (n, op) in ops.iter().enumerate() {
+            self.fill(&ops[n..=n], into.head, into.body)?;
+            if self.script.lock().unwrap().random.under(2) == 0 {
+                let head = &into.head[op.head_at..][..op.head_len as usize];
+                let body = &into.body[op.body_at..][..(op.len - op.head_len) as usize];
+                assert!(taker.take(n, &[head, body].concat(), into.body) <= 1);
+            }
+        }
+        Ok(())
     }
 
     fn post_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {

@@ -12,7 +12,7 @@ use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
 use super::reply::ReplyHeader;
 use super::ring::RingGeometry;
-use super::row::{ROW_HEADER_BYTES, RowVersion, row_chk, row_head, verify_row};
+use super::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying, row_chk, row_head, verify_row};
 use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
 use crate::ids::RegionKey;
 use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
@@ -232,7 +232,11 @@ fn row(bytes: &[u8]) {
         let told = row_head(ver, row_chk(SALT, key, ver, payload));
         debug_assert!(told == *head, "a row without proof");
     }
-    let ver = RowVersion(word_at(head, 0));
+    let mut out = vec![0; payload.len()];
+    let copy = copy_verifying(SALT, key, head, payload, &mut out);
+    let told = verify_row(SALT, key, head, payload);
+    debug_assert!(copy.proven.then_some(copy.ver) == told && out == payload);
+    let ver = RowVersion::of_head(head);
     let sealed = row_head(ver, row_chk(SALT, key, ver, payload));
     let found = verify_row(SALT, key, &sealed, payload);
     debug_assert!(found == ver.is_valid().then_some(ver));

@@ -28,6 +28,12 @@ impl RowVersion {
         Self((generation as u64) << COUNTER_BITS | (counter & COUNTER_MASK))
     }
 
+    /// Of the header of a row that was read.
+    #[inline]
+    pub fn of_head(head: &[u8; ROW_HEADER_BYTES]) -> Self {
+        Self(word_at(head, 0))
+    }
+
     /// How often the slot was given to another key.
     pub const fn generation(self) -> u16 {
         (self.0 >> COUNTER_BITS) as u16
@@ -103,11 +109,41 @@ pub fn verify_row(
     head: &[u8; ROW_HEADER_BYTES],
     payload: &[u8],
 ) -> Option<RowVersion> {
-    let ver = RowVersion(word_at(head, 0));
+    let ver = RowVersion::of_head(head);
     let proven = is_proven(ver, word_at(head, 8), payload, || {
         row_chk(salt, key, ver, payload)
     });
     proven.then_some(ver)
+}
+
+/// What a copy of a row says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowCopy {
+    /// The version in its header.
+    pub ver: RowVersion,
+    /// Whether header and payload prove each other, as [`verify_row`] has it.
+    pub proven: bool,
+}
+
+/// Copies the payload of a row that was read remotely into `out`, hashing what it copies: in one pass
+/// what [`verify_row`] and a copy do. A payload of another length than `out` proves nothing, and is not
+/// copied.
+#[inline]
+pub fn copy_verifying(
+    salt: u64,
+    key: u64,
+    head: &[u8; ROW_HEADER_BYTES],
+    payload: &[u8],
+    out: &mut [u8],
+) -> RowCopy {
+    let ver = RowVersion::of_head(head);
+    if payload.len() != out.len() {
+        let proven = false;
+        return RowCopy { ver, proven };
+    }
+    let chk = row_hasher(salt, key, ver, out.len()).finish_copying(payload, out);
+    let proven = is_proven(ver, word_at(head, 8), payload, || chk);
+    RowCopy { ver, proven }
 }
 
 /// Whether a row's header `{ver, told}` proves the payload whose check word `chk` computes: the one
@@ -223,7 +259,16 @@ mod tests {
             let mut torn = row;
             torn[byte] ^= 1;
             assert_eq!(verify_row(1, 2, &head, &torn), None);
+            let mut out = [0; 20];
+            assert!(!copy_verifying(1, 2, &head, &torn, &mut out).proven);
         }
+        let mut out = [0; 20];
+        let copy = copy_verifying(1, 2, &head, &row, &mut out);
+        assert_eq!((copy.ver, copy.proven, out), (ver, true, row));
+        assert!(!copy_verifying(2, 2, &head, &row, &mut out).proven);
+        assert!(!copy_verifying(1, 3, &head, &row, &mut out).proven);
+        assert!(!copy_verifying(1, 2, &head, &row, &mut out[1..]).proven);
+        assert!(!copy_verifying(1, 2, &head, &row[1..], &mut out[1..]).proven);
         let never = RowVersion::new(1, 0);
         let head = row_head(never, row_chk(1, 2, never, &row));
         assert_eq!(verify_row(1, 2, &head, &row), None);

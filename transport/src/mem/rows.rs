@@ -1,16 +1,7 @@
 //! Rows of mapped memory, copied and proved in one pass.
 
 use super::Words;
-use crate::layout::row::{ROW_HEADER_BYTES, RowVersion, is_proven, row_hasher};
-
-/// What a copy of a row says of itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RowCopy {
-    /// The version in its header.
-    pub ver: RowVersion,
-    /// Whether header and payload prove each other, as [`crate::layout::row::verify_row`] has it.
-    pub proven: bool,
-}
+use crate::layout::row::{ROW_HEADER_BYTES, RowCopy, RowVersion, is_proven, row_hasher};
 
 /// Copies the payload of the row that begins with `row` into `out`, hashing what it copies: the
 /// row of `key` in the table of `salt`. Its words may change meanwhile: what was copied is accepted

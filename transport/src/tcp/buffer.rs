@@ -101,6 +101,11 @@ impl Fifo {
         &mut self.bytes[at..at + len]
     }
 
+    /// Takes the last `n` bytes back.
+    pub(super) fn cut(&mut self, n: usize) {
+        self.tail -= n.min(self.len());
+    }
+
     /// Bytes from a position on, if they are all still here.
     pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
         let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
@@ -155,6 +160,8 @@ mod tests {
                     a.extend(&bytes[..fits]);
                     let end = fifo.end();
                     fifo.push(&bytes);
+                    fifo.push(&bytes);
+                    fifo.cut(bytes.len());
                     b.extend(&bytes);
                     prop_assert_eq!(fifo.since(end).unwrap(), &bytes[..]);
                 } else {

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use super::buffer::{Fifo, Input};
 use super::op::{HEADER_BYTES, Request};
-use super::plan::{Plan, Target};
+use super::plan::{Plan, Target, fits, lent};
 use super::receive::{Incoming, Link};
 use super::socket::{Interest, Moved, Socket, broken};
 use crate::clock::Deadline;
 use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX, SPIN,
-    TransportKind,
+    Taker, TransportKind,
 };
 use crate::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
 use crate::mem::io::SendList;
@@ -27,7 +27,7 @@ const EAGER_BYTES: usize = 64 << 10;
 /// A lane over TCP.
 ///
 /// It belongs to one thread, which sleeps on the `Watch` it was made with. Dropping it closes the
-/// socket. Memory: 64 KiB for input and up to 256 KiB for output, kept.
+/// socket. Memory: 64 KiB for input and up to 320 KiB for output, kept.
 pub struct TcpLane {
     pub(super) peer: String,
     pub(super) mailbox: Mailbox,
@@ -98,6 +98,7 @@ impl Posted {
             ops: &self.batch.ops,
             head: &mut self.batch.head,
             body: &mut self.batch.body,
+            taker: None,
         }
     }
 }
@@ -410,6 +411,29 @@ impl TcpLane {
         }
     }
 
+    fn read_as(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        mut taker: Option<&mut dyn Taker>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        self.begin("read")?;
+        fits("read", ops, into.head, into.body)?;
+        let mut plan = Plan::default();
+        let mut caller = Some(Target {
+            plan: &mut plan,
+            ops,
+            head: into.head,
+            body: into.body,
+            taker: lent(&mut taker),
+        });
+        let result = self.wait(&mut caller, deadline, |_, caller| {
+            caller.as_ref().is_none_or(|t| t.plan.is_done(t.ops))
+        });
+        self.end(result)
+    }
+
     fn write_as(
         &mut self,
         op: &'static str,
@@ -456,19 +480,18 @@ impl Lane for TcpLane {
         into: Landing<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        self.begin("read")?;
-        fits("read", ops, into.head, into.body)?;
-        let mut plan = Plan::default();
-        let mut caller = Some(Target {
-            plan: &mut plan,
-            ops,
-            head: into.head,
-            body: into.body,
-        });
-        let result = self.wait(&mut caller, deadline, |_, caller| {
-            caller.as_ref().is_none_or(|t| t.plan.is_done(t.ops))
-        });
-        self.end(result)
+        self.read_as(ops, into, None, deadline)
+    }
+
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.read_as(ops, into, Some(taker), deadline)
     }
 
     fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -492,10 +515,11 @@ impl Lane for TcpLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
+        taker: Option<&mut dyn Taker>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         self.begin("finish_read")?;
-        let finished = self.finish_lent(tag, ops, body, deadline);
+        let finished = self.finish_lent(tag, ops, body, taker, deadline);
         self.end(finished)
     }
 
@@ -571,17 +595,4 @@ impl Lane for TcpLane {
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
     }
-}
-
-pub(super) fn fits(
-    op: &'static str,
-    ops: &[ReadOp],
-    head: &[u8],
-    body: &[u8],
-) -> Result<(), LaneError> {
-    if ops.iter().all(|o| o.fits(head.len(), body.len())) {
-        return Ok(());
-    }
-    let what = "a read that does not fit its landing";
-    Err(LaneError::Usage { op, what })
 }

@@ -5,11 +5,11 @@
 //! long as that call lasts. While a batch is lent, no answer behind it is taken in: what came with
 //! it stays in the input buffer, and the next call finds it there without a system call.
 
-use super::lane::{Posted, TcpLane, fits};
-use super::plan::Target;
+use super::lane::{Posted, TcpLane};
+use super::plan::{Target, fits, lent};
 use super::receive::Link;
 use crate::clock::Deadline;
-use crate::fabric::{LaneError, ReadBatch, ReadOp};
+use crate::fabric::{LaneError, ReadBatch, ReadOp, Taker};
 use crate::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
 
 impl TcpLane {
@@ -34,6 +34,7 @@ impl TcpLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
+        mut taker: Option<&mut dyn Taker>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         let oldest = self.inbound.batches.front();
@@ -60,6 +61,7 @@ impl TcpLane {
             ops,
             head: &mut batch.head,
             body,
+            taker: lent(&mut taker),
         });
         let waited = self.wait_lent(&mut caller, deadline);
         self.inbound.lent = false;

@@ -2,9 +2,13 @@
 
 use super::buffer::Fifo;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Request};
-use crate::fabric::ReadOp;
+use super::receive::DIRECT_BYTES;
+use crate::fabric::{LaneError, ReadOp, Taker};
 use crate::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use crate::mem::io::{Place, RecvList};
+
+/// A longer read is not worth waiting for: it lands as it comes.
+const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
 
 /// A byte of a list of reads.
 #[derive(Debug, Clone, Copy, Default)]
@@ -21,26 +25,32 @@ struct Piece {
 }
 
 impl Cursor {
-    /// The piece that begins here; `None` at the end.
-    fn piece(&mut self, ops: &[ReadOp]) -> Option<Piece> {
+    /// The read whose byte this is, once it is past those that are over; `None` at the end.
+    fn settle<'a>(&mut self, ops: &'a [ReadOp]) -> Option<&'a ReadOp> {
         loop {
             let op = ops.get(self.op)?;
-            let in_head = self.at < op.head_len;
-            let (at, len) = if in_head {
-                (op.head_at + self.at as usize, op.head_len - self.at)
-            } else {
-                let skip = self.at - op.head_len;
-                (op.body_at + skip as usize, op.len - self.at)
-            };
-            if len > 0 {
-                let len = len as usize;
-                return Some(Piece { in_head, at, len });
+            if self.at < op.len {
+                return Some(op);
             }
             *self = Self {
                 op: self.op + 1,
                 at: 0,
             };
         }
+    }
+
+    /// The piece that begins here; `None` at the end.
+    fn piece(&mut self, ops: &[ReadOp]) -> Option<Piece> {
+        let op = self.settle(ops)?;
+        let in_head = self.at < op.head_len;
+        let (at, len) = if in_head {
+            (op.head_at + self.at as usize, op.head_len - self.at)
+        } else {
+            let skip = self.at - op.head_len;
+            (op.body_at + skip as usize, op.len - self.at)
+        };
+        let len = len as usize;
+        Some(Piece { in_head, at, len })
     }
 }
 
@@ -66,12 +76,14 @@ impl Plan {
 
     /// Appends one request for what is next; returns the bytes it asks for.
     pub(super) fn ask(&mut self, ops: &[ReadOp], cookie: u64, out: &mut Fifo) -> u32 {
-        let start = out.end();
-        out.grow(HEADER_BYTES);
+        let most = ops.len().saturating_sub(self.asked.op);
+        let most = most.min(LANE_READV_ENTRIES_MAX);
+        let (head, list) = out
+            .grow(HEADER_BYTES + most * ENTRY_BYTES)
+            .split_at_mut(HEADER_BYTES);
+        let list = list.as_chunks_mut::<ENTRY_BYTES>().0;
         let (mut entries, mut bytes) = (0, 0);
-        while let Some(op) = ops.get(self.asked.op)
-            && entries < LANE_READV_ENTRIES_MAX as u32
-        {
+        while let (Some(op), Some(place)) = (ops.get(self.asked.op), list.get_mut(entries)) {
             let at = self.asked.at;
             let room = LANE_READV_BYTES_MAX as u32 - bytes;
             let whole = op.len - at <= room;
@@ -86,7 +98,7 @@ impl Plan {
                 fence: op.fence && at == 0,
                 addr: op.from.addr.wrapping_add(u64::from(at)),
             };
-            out.grow(ENTRY_BYTES).copy_from_slice(&entry.to_bytes());
+            *place = entry.to_bytes();
             (entries, bytes) = (entries + 1, bytes + len);
             self.asked = match whole {
                 true => Cursor {
@@ -100,13 +112,12 @@ impl Plan {
             };
         }
         let header = Request::ReadV {
-            entries,
+            entries: entries as u32,
             bytes,
             cookie,
         };
-        if let Some(place) = out.since(start) {
-            place[..HEADER_BYTES].copy_from_slice(&header.to_bytes());
-        }
+        head.copy_from_slice(&header.to_bytes());
+        out.cut((most - entries) * ENTRY_BYTES);
         self.open += 1;
         bytes
     }
@@ -134,6 +145,8 @@ pub(super) struct Target<'a> {
     pub(super) ops: &'a [ReadOp],
     pub(super) head: &'a mut [u8],
     pub(super) body: &'a mut [u8],
+    /// Is offered what has not landed.
+    pub(super) taker: Option<&'a mut dyn Taker>,
 }
 
 impl Target<'_> {
@@ -144,7 +157,40 @@ impl Target<'_> {
             ops: self.ops,
             head: self.head,
             body: self.body,
+            taker: lent(&mut self.taker),
         }
+    }
+
+    /// Takes in the next bytes of an answer, of which so many are `missing` behind them; returns how
+    /// many it took. Of what is offered it leaves a short read that is cut, until it is whole.
+    pub(super) fn accept(&mut self, bytes: &[u8], missing: usize) -> usize {
+        let mut rest = bytes;
+        while !rest.is_empty()
+            && let Some(taker) = &mut self.taker
+            && let Some(op) = self.plan.landed.settle(self.ops)
+        {
+            let Cursor { op: first, at } = self.plan.landed;
+            let left = (op.len - at) as usize;
+            if at == 0 && left <= TAKEN_BYTES_MAX {
+                if left <= rest.len() {
+                    let taken = taker.take(first, rest, self.body);
+                    let reads = self.ops.iter().skip(first).take(taken);
+                    let bytes: usize = reads.map(|op| op.len as usize).sum();
+                    if let (1.., Some(behind)) = (taken, rest.get(bytes..)) {
+                        self.plan.landed.op += taken;
+                        rest = behind;
+                        continue;
+                    }
+                } else if left <= rest.len() + missing {
+                    return bytes.len() - rest.len();
+                }
+            }
+            let (now, behind) = rest.split_at(left.min(rest.len()));
+            self.land(now);
+            rest = behind;
+        }
+        self.land(rest);
+        bytes.len()
     }
 
     /// Lands bytes that were received elsewhere.
@@ -217,6 +263,28 @@ impl Target<'_> {
     }
 }
 
+/// A taker, borrowed for less long.
+pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Taker>) -> Option<&'a mut dyn Taker> {
+    match taker {
+        Some(taker) => Some(&mut **taker),
+        None => None,
+    }
+}
+
+/// Refuses reads that do not fit their landing.
+pub(super) fn fits(
+    op: &'static str,
+    ops: &[ReadOp],
+    head: &[u8],
+    body: &[u8],
+) -> Result<(), LaneError> {
+    if ops.iter().all(|o| o.fits(head.len(), body.len())) {
+        return Ok(());
+    }
+    let what = "a read that does not fit its landing";
+    Err(LaneError::Usage { op, what })
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -262,7 +330,7 @@ mod tests {
                 }
             }
             let (mut head, mut body) = (vec![0; head_at], vec![0; body_at]);
-            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body };
+            let mut target = Target { plan: &mut plan, ops: &ops, head: &mut head, body: &mut body, taker: None };
             let (mut rest, mut cuts) = (&stream[..], cuts.iter().cycle());
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(rest.len().min(cuts.next().unwrap() * 7));

@@ -247,9 +247,12 @@ impl Inbound {
                     if now == 0 {
                         return Ok(());
                     }
-                    target.land(&self.input.pending()[..now]);
-                    *left -= now;
-                    self.input.consume(now);
+                    let taken = target.accept(&self.input.pending()[..now], *left - now);
+                    *left -= taken;
+                    self.input.consume(taken);
+                    if taken < now {
+                        return Ok(());
+                    }
                 }
                 Incoming::Post(post) if post.left() == 0 => {
                     post.show(mailbox).map_err(|e| link.broken(e))?;

@@ -82,7 +82,10 @@ fn f13_f14_posted_reads_land_in_borrowed_memory_and_behind_them_nothing_is_lost(
         let (tag, ops) = under_way.pop_front().unwrap();
         let (moved, bytes) = elsewhere(&ops);
         let mut body = vec![0xee; bytes];
-        if let Some(batch) = lane.finish_read(tag, &moved, &mut body, soon()).unwrap() {
+        if let Some(batch) = lane
+            .finish_read(tag, &moved, &mut body, None, soon())
+            .unwrap()
+        {
             assert_eq!(batch.tag, tag);
             check(&moved, &batch.head, &body, &data);
             untouched(&moved, &body);
@@ -124,13 +127,16 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
     })
     .unwrap();
     let mut body = vec![0xee; bytes];
-    let younger = lane.finish_read(10, &own[..1], &mut body, soon());
+    let younger = lane.finish_read(10, &own[..1], &mut body, None, soon());
     assert!(younger.unwrap().is_none(), "it is not the oldest");
     let mut late = 0;
     let batch = loop {
         // Part of it comes each time, into memory that is then no longer ours to write.
         let deadline = Deadline::after(Duration::from_millis(2));
-        if let Some(batch) = lane.finish_read(9, &moved, &mut body, deadline).unwrap() {
+        if let Some(batch) = lane
+            .finish_read(9, &moved, &mut body, None, deadline)
+            .unwrap()
+        {
             break batch;
         }
         late += 1;
@@ -176,17 +182,17 @@ fn other_reads_than_were_posted_are_a_fault_of_the_caller_only() {
     let longer = [ops[0], plain(memory.at(64), 16, 64)];
     for (wrong, room) in [(&ops[..1], 72), (&longer[..], 72), (&ops[..], 71)] {
         let e = lane
-            .finish_read(1, wrong, &mut body[..room], soon())
+            .finish_read(1, wrong, &mut body[..room], None, soon())
             .unwrap_err();
         assert!(matches!(e, LaneError::Usage { .. }), "{e}");
     }
     assert!(
-        lane.finish_read(2, &ops, &mut body, soon())
+        lane.finish_read(2, &ops, &mut body, None, soon())
             .unwrap()
             .is_none()
     );
     let batch = lane
-        .finish_read(1, &ops, &mut body, soon())
+        .finish_read(1, &ops, &mut body, None, soon())
         .unwrap()
         .unwrap();
     check(&ops, &batch.head, &body, &data);

@@ -12,5 +12,6 @@ mod hostile;
 mod lent;
 mod reads;
 mod speed;
+mod taken;
 mod wakes;
 mod writes;
