@@ -10,19 +10,9 @@ pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
 
 /// What a short read costs at least, in bytes of a poll's budget: the misses of its row in the caches.
 const SHORT_READ_BYTES: usize = 256;
-/// Rows of a list that are asked for ahead of the one that is copied.
-pub(super) const READS_AHEAD: usize = 32;
-
-/// Asks for the memory of a short read of a list, so that reads do not wait for it one after the other.
-#[inline]
-pub(super) fn ask_for(checks: &mut ReadChecks<'_>, raw: &[u8; ENTRY_BYTES]) {
-    let entry = Entry::from_bytes(raw);
-    if entry.len as usize <= COPIED_READ_BYTES
-        && let Ok(words) = words_of(checks, &entry)
-    {
-        words.prefetch();
-    }
-}
+/// Reads that are asked of memory together, before they are copied: few enough that the core has all of
+/// them in sight, and waits for several translations of addresses at a time.
+const READS_TOGETHER: usize = 16;
 
 #[inline]
 fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>, &'static str> {
@@ -57,24 +47,27 @@ pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
     run
 }
 
-/// Copies the first `reads` reads of a list behind each other; asks for those that follow.
+/// Copies reads behind each other.
 pub(super) fn copy_run(
     checks: &mut ReadChecks<'_>,
-    list: &[[u8; ENTRY_BYTES]],
-    reads: usize,
+    run: &[[u8; ENTRY_BYTES]],
     mut out: &mut [u8],
 ) -> Result<(), &'static str> {
-    for (n, raw) in list.iter().enumerate().take(reads) {
-        if let Some(later) = list.get(n + READS_AHEAD) {
-            ask_for(checks, later);
+    let mut group = [(Words::new(&[]), 0); READS_TOGETHER];
+    for raw in run.chunks(READS_TOGETHER) {
+        for (read, raw) in group.iter_mut().zip(raw) {
+            let entry = Entry::from_bytes(raw);
+            *read = (words_of(checks, &entry)?, entry.len as usize);
         }
-        let entry = Entry::from_bytes(raw);
-        let words = words_of(checks, &entry)?;
-        let (here, rest) = out
-            .split_at_mut_checked(entry.len as usize)
-            .ok_or("outside the answer")?;
-        words.copy_out(0, here);
-        out = rest;
+        let reads = || group.iter().take(raw.len());
+        // Nothing but these in a row.
+        reads().for_each(|(words, _)| words.prefetch());
+        for (words, len) in reads() {
+            let split = out.split_at_mut_checked(*len);
+            let (here, rest) = split.ok_or("outside the answer")?;
+            words.copy_out(0, here);
+            out = rest;
+        }
     }
     Ok(())
 }

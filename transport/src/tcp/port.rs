@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 
-use super::access::{READS_AHEAD, ask_for, check_write, copy_run, count, short_run};
+use super::access::{check_write, copy_run, count, short_run};
 use super::buffer::Input;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Refusal, Refused, Reply, Request, RequestKind};
 use super::output::Output;
@@ -306,12 +306,6 @@ impl TcpPort {
                     if entries > 0 {
                         self.out.begin_answer();
                     }
-                    let list = &self.input.pending()[HEADER_BYTES..];
-                    let list = &list.as_chunks::<ENTRY_BYTES>().0[..entries];
-                    let mut checks = exports.reads();
-                    for first in list.iter().take(READS_AHEAD) {
-                        ask_for(&mut checks, first);
-                    }
                     self.task = Task::Reads { entries };
                 })
             }
@@ -418,7 +412,8 @@ impl TcpPort {
             let run = short_run(&list[done..], EAGER_ANSWER_BYTES.min(budget.bytes));
             if run.reads > 0 {
                 let out = self.out.grow(run.bytes);
-                copy_run(&mut checks, &list[done..], run.reads, out).map_err(refused)?;
+                let reads = &list[done..done + run.reads];
+                copy_run(&mut checks, reads, out).map_err(refused)?;
                 done += run.reads;
                 budget.spend(0, run.cost);
             } else {
