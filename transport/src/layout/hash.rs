@@ -129,8 +129,10 @@ impl H64 {
         let mut rest = [0; 8];
         let words = tail.len().div_ceil(8).min(8);
         let (whole, part) = tail.as_chunks::<8>();
-        for (to, word) in rest.iter_mut().zip(whole) {
+        let mut n = 0;
+        while let (Some(to), Some(word)) = (rest.get_mut(n), whole.get(n)) {
             *to = u64::from_le_bytes(*word);
+            n += 1;
         }
         if !part.is_empty() {
             rest[words - 1] = super::word_at(part, 0);

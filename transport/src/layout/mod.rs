@@ -31,20 +31,15 @@ pub const LINE_BYTES: usize = 64;
 #[inline]
 pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     let mut bytes = [0; LINE_BYTES];
-    for (chunk, word) in bytes.chunks_exact_mut(8).zip(line) {
-        chunk.copy_from_slice(&word.to_le_bytes());
-    }
+    bytes.copy_from_slice(line.map(u64::to_le_bytes).as_flattened());
     bytes
 }
 
 /// The line of 64 bytes in memory order.
 #[inline]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
-    let mut line = [0; 8];
-    for (word, chunk) in line.iter_mut().zip(bytes.chunks_exact(8)) {
-        *word = word_at(chunk, 0);
-    }
-    line
+    let (words, _) = bytes.as_chunks::<8>();
+    std::array::from_fn(|n| u64::from_le_bytes(words[n]))
 }
 
 /// Little-endian word at `at`; bytes past the end read as zero.

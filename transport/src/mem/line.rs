@@ -42,6 +42,27 @@ pub(super) fn copy_in(from: &[u8; LINE_BYTES], to: &[AtomicU64; WORDS]) {
     }
 }
 
+/// Copies as many lines out as both hold. Counted, not zipped: where calls between crates are not all
+/// inlined, making a pair of iterators stays one, and a row is a few lines.
+#[inline(always)]
+pub(super) fn copy_all_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]]) {
+    let mut n = 0;
+    while let (Some(from), Some(to)) = (from.get(n), to.get_mut(n)) {
+        copy_out(from, to);
+        n += 1;
+    }
+}
+
+/// Copies as many lines in as both hold; as [`copy_all_out`].
+#[inline(always)]
+pub(super) fn copy_all_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) {
+    let mut n = 0;
+    while let (Some(from), Some(to)) = (from.get(n), to.get(n)) {
+        copy_in(from, to);
+        n += 1;
+    }
+}
+
 /// Copies a line; either end may be shared with who reads or writes it at the same time.
 ///
 /// # Safety

@@ -10,7 +10,7 @@
 
 use super::{line, many};
 use crate::layout::hash::H64;
-use crate::layout::{LINE_BYTES, Line, word_at};
+use crate::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A window of shared words that may be read.
@@ -108,9 +108,7 @@ impl<'a> Words<'a> {
         let (lines, words) = words.split_at(out.len() / LINE_BYTES * (LINE_BYTES / 8));
         let (lines, (wide, out)) = (lines.as_chunks().0, out.as_chunks_mut());
         if !many::copy_out(lines, wide) {
-            for (from, to) in lines.iter().zip(wide) {
-                line::copy_out(from, to);
-            }
+            line::copy_all_out(lines, wide);
         }
         if !out.is_empty() {
             copy_rest_out(words, out);
@@ -131,25 +129,23 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Copies bytes out and hashes what was copied, in one pass.
+    /// Copies bytes out and hashes what was copied, line by line: the copy, never the words again.
     #[inline]
     pub fn copy_out_hashing(&self, at: usize, out: &mut [u8], mut hash: H64) -> u64 {
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
-        let whole = out.len() / LINE_BYTES * LINE_BYTES;
-        let mut chunks = out.chunks_exact_mut(LINE_BYTES);
-        let mut blocks = words.chunks_exact(8);
-        for (chunk, block) in (&mut chunks).zip(&mut blocks) {
-            let line: Line = std::array::from_fn(|i| block[i].load(Ordering::Relaxed));
-            hash.block(&line);
-            for (bytes, word) in chunk.chunks_exact_mut(8).zip(line) {
-                bytes.copy_from_slice(&word.to_le_bytes());
-            }
+        let (lines, rest) = words.as_chunks();
+        let (wide, tail) = out.as_chunks_mut();
+        let mut n = 0;
+        while let (Some(line), Some(copy)) = (lines.get(n), wide.get_mut(n)) {
+            line::copy_out(line, copy);
+            hash.block(&line_from_bytes(copy));
+            n += 1;
         }
-        let tail = chunks.into_remainder();
         if tail.is_empty() {
             return hash.finish(&[]);
         }
-        self.copy_out(at + whole, tail);
+        // The rest may take as many words as a line, and be a byte short of it.
+        copy_rest_out(lines.get(n).map_or(rest, |last| last), tail);
         hash.finish_bytes(tail)
     }
 }
@@ -242,8 +238,11 @@ impl<'a> WordsMut<'a> {
     /// Stores eight words, in no order.
     #[inline]
     pub fn store_line(&self, at: usize, line: &Line) {
-        for (slot, word) in self.0[at / 8..at / 8 + LINE_BYTES / 8].iter().zip(line) {
+        let slots = &self.0[at / 8..at / 8 + line.len()];
+        let mut n = 0;
+        while let (Some(slot), Some(word)) = (slots.get(n), line.get(n)) {
             slot.store(*word, Ordering::Relaxed);
+            n += 1;
         }
     }
 
@@ -254,9 +253,7 @@ impl<'a> WordsMut<'a> {
         let (lines, words) = words.split_at(bytes.len() / LINE_BYTES * (LINE_BYTES / 8));
         let (lines, (wide, bytes)) = (lines.as_chunks().0, bytes.as_chunks());
         if !many::copy_in(wide, lines) {
-            for (from, to) in wide.iter().zip(lines) {
-                line::copy_in(from, to);
-            }
+            line::copy_all_in(wide, lines);
         }
         if !bytes.is_empty() {
             copy_rest_in(bytes, words);
