@@ -7,7 +7,9 @@
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Lane, LaneError, Mapped, ReadBatch, Sleeper, TransportKind};
+use tidewater_transport::fabric::{
+    Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
+};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
 use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
@@ -39,6 +41,8 @@ pub(crate) struct LaneState {
     /// Posted reads that came back and have not been taken.
     pub(crate) finished: Vec<ReadBatch>,
     lane: Box<dyn Lane>,
+    /// What `lane` has mapped.
+    mapping: Option<Mapping>,
     broken: Option<LaneError>,
     rejects_seen: u64,
     rejects: Rejects,
@@ -102,6 +106,7 @@ impl LaneState {
             ring,
             replies: Replies::new(),
             finished: Vec::new(),
+            mapping: open.lane.mapping(),
             lane: open.lane,
             broken: None,
             rejects_seen: open.state.rejected,
@@ -250,7 +255,7 @@ impl Lanes {
     #[inline]
     pub(crate) fn mapped(&self, lane: usize) -> Option<Mapped<'_>> {
         let lane = self.all.get(lane).filter(|l| l.broken.is_none())?;
-        lane.lane.mapped()
+        lane.mapping.as_ref()?.look()
     }
 
     /// A lane by number, which must be one that `of` gave.
@@ -414,6 +419,7 @@ impl Lanes {
             };
             self.counters.recoveries += 1;
             let l = &mut self.all[lane];
+            l.mapping = open.lane.mapping();
             l.lane = open.lane;
             l.broken = None;
             l.replies.lane_came_back();

@@ -325,8 +325,8 @@ pub struct Mapped<'a> {
 
 impl<'a> Mapped<'a> {
     /// Of the whole public memory and the check bits of the server's keys.
-    pub(crate) const fn new(memory: Words<'a>, check: u8) -> Self {
-        let check = check as u64;
+    #[inline]
+    pub(crate) const fn new(memory: Words<'a>, check: u64) -> Self {
         Self { memory, check }
     }
 

@@ -40,9 +40,11 @@ use crate::limits::DATA_DEADLINE;
 use crate::mem::{MemError, Region, Words, WordsMut, publish};
 use crate::sync::{Arc, Ordering, fence};
 
+mod mapping;
 mod offers;
 mod taker;
 
+pub use mapping::Mapping;
 pub use offers::Offers;
 pub use taker::Taker;
 
@@ -361,9 +363,8 @@ pub trait Lane: Send {
 
     /// The server's public memory, where this thread can load from it itself: unordered and torn as
     /// reads are (F02), with an Acquire fence where a read would have one (F03). `None` where reads
-    /// travel, and on a lane that is not open: then [`Lane::read`] says why (F10). It may be used
-    /// until the call that asked for it ends, as a read that was begun on an open lane.
-    fn mapped(&self) -> Option<Mapped<'_>> {
+    /// travel, and on a lane that failed: then [`Lane::read`] says why (F10).
+    fn mapping(&self) -> Option<Mapping> {
         None
     }
 }

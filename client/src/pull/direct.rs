@@ -48,7 +48,7 @@ struct Places<'a> {
 }
 
 impl<'a> Places<'a> {
-    #[inline]
+    #[inline(always)]
     fn of(&mut self, key: u64) -> Option<Place<'a>> {
         let (source, loc) = self.table.place(key)?;
         let memory = match self.at_hand {
@@ -76,6 +76,7 @@ impl<'a> Places<'a> {
 
 /// Tries all of `keys`; numbers of the rows that are not done are added to `todo`. `last` is memory
 /// for the last row of each lane.
+#[inline]
 pub(super) fn pull(
     lanes: &Lanes,
     table: &TableState,
@@ -84,22 +85,36 @@ pub(super) fn pull(
     out: &mut [u8],
     (todo, last): (&mut Vec<u32>, &mut Vec<u32>),
 ) -> Tried {
-    let mut tried = Tried::default();
     let mut places = Places {
         lanes,
         table,
         bytes: table.row.read_bytes(),
         at_hand: None,
     };
-    // One row alone is its own witness: proved in one pass it costs less than read twice.
-    let proved = mode == PullMode::Consistent || keys.len() == 1;
-    if let [key] = keys {
-        match places.of(*key) {
-            Some(place) => try_row(&places, &place, (0, *key), out, proved, (todo, &mut tried)),
-            None => todo.push(0),
-        }
-        return tried;
+    let [key] = keys else {
+        return pull_many(places, mode, keys, out, (todo, last));
+    };
+    let mut tried = Tried::default();
+    match places.of(*key) {
+        // One row alone is its own witness: proved in one pass it costs less than read twice.
+        Some(place) => try_row(&places, &place, (0, *key), out, true, (todo, &mut tried)),
+        None => todo.push(0),
     }
+    tried
+}
+
+/// [`pull`] of other than one row: apart, so that one row does not pay for the room of a group.
+#[inline(never)]
+fn pull_many(
+    mut places: Places<'_>,
+    mode: PullMode,
+    keys: &[u64],
+    out: &mut [u8],
+    (todo, last): (&mut Vec<u32>, &mut Vec<u32>),
+) -> Tried {
+    let mut tried = Tried::default();
+    let (lanes, table) = (places.lanes, places.table);
+    let proved = mode == PullMode::Consistent;
     let row_bytes = table.row.payload_bytes;
     last.clear();
     last.resize(lanes.len(), NO_ROW);

@@ -77,6 +77,7 @@ struct RowPull<'a> {
 }
 
 /// Pulls `keys` into `out`, row after row in the caller's order.
+#[inline]
 pub(crate) fn pull(
     lanes: &mut Lanes,
     table: &mut TableState,
@@ -110,6 +111,7 @@ pub(crate) fn pull(
 }
 
 /// Pulls the rows of `todo` by reads.
+#[inline(never)]
 fn pull_todo(
     lanes: &mut Lanes,
     table: &mut TableState,

@@ -87,38 +87,41 @@ impl Ranges {
 /// Ranges with the division done once: who looks many things up multiplies instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeIndex {
-    ranges: Ranges,
-    /// floor(2^64 parts / count); 0 where there are no more things than parts.
-    parts_per_thing: u64,
+    /// floor(parts / count).
+    whole: u64,
+    /// floor(2^64 (parts mod count) / count).
+    rest: u64,
 }
 
 impl RangeIndex {
     /// Most ranges between a guess and the right one.
     pub const GUESS_OFF_MAX: u32 = 2;
 
-    /// Of ranges.
+    /// Of ranges; of none, each guess is the first one.
     pub const fn new(ranges: Ranges) -> Self {
-        let parts_per_thing = if (ranges.parts as u64) < ranges.count {
-            (((ranges.parts as u128) << 64) / ranges.count as u128) as u64
-        } else {
-            0
-        };
+        let (count, parts) = (ranges.count, ranges.parts as u64);
+        if count == 0 {
+            return Self { whole: 0, rest: 0 };
+        }
         Self {
-            ranges,
-            parts_per_thing,
+            whole: parts / count,
+            rest: ((((parts % count) as u128) << 64) / count as u128) as u64,
         }
     }
 
     /// The range that holds `thing` (which must be below the count), or one at most
-    /// [`Self::GUESS_OFF_MAX`] before it. With t the thing, of C things in P < C parts, the right one
-    /// is floor((t P + P - 1) / C) <= floor(t P / C) + 1; the product below is less than t P / C and
-    /// misses it by less than t / 2^64 < 1.
+    /// [`Self::GUESS_OFF_MAX`] before it. With t the thing, of C things in P parts, the right one is
+    /// floor((t P + P - 1) / C). A product with `rest` is no more than that with the fraction, and
+    /// misses it by less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with
+    /// P = w C + r, it is (t + 1) w + floor(((t + 1) r - 1) / C).
     #[inline]
     pub const fn guess(&self, thing: u64) -> u32 {
-        match self.parts_per_thing {
-            0 => self.ranges.part_of(thing),
-            per => ((thing as u128 * per as u128) >> 64) as u32,
+        if self.whole == 0 {
+            return ((thing as u128 * self.rest as u128) >> 64) as u32;
         }
+        let next = thing + 1;
+        let past = ((next as u128 * self.rest as u128) >> 64) as u64;
+        (next * self.whole + past - 1) as u32
     }
 }
 
@@ -179,7 +182,9 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_are_a_partition(
-            count in prop_oneof![1u64..u64::MAX, 1u64..1 << 40, (u64::MAX >> 12)..(u64::MAX >> 8)],
+            count in prop_oneof![
+                1u64..u64::MAX, 1u64..1 << 40, (u64::MAX >> 12)..(u64::MAX >> 8), 1u64..5000,
+            ],
             parts in 1u32..4096, at in any::<u64>(),
         ) {
             let r = Ranges::new(count, parts);

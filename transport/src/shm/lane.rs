@@ -6,7 +6,7 @@ use crate::clock::Deadline;
 use crate::doze::must_ring;
 use crate::exports::PUBLIC;
 use crate::fabric::{
-    Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapped, ReadBatch, ReadOp, RemoteAddr,
+    Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr,
     SIGNAL_BYTES_MAX, TransportKind,
 };
 use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
@@ -76,15 +76,10 @@ impl ShmLane {
     /// Whether the lane may still be used (F10). Cost: a load of a line that nobody writes.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
-        if self.is_open() {
+        if self.broken.is_none() && self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) == 0 {
             return Ok(());
         }
         Err(self.closed(op))
-    }
-
-    #[inline(always)]
-    fn is_open(&self) -> bool {
-        self.broken.is_none() && self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) == 0
     }
 
     #[cold]
@@ -334,8 +329,8 @@ impl Lane for ShmLane {
         &self.mailbox
     }
 
-    fn mapped(&self) -> Option<Mapped<'_>> {
-        let memory = self.public.words(0, self.public.len()).ok()?;
-        self.is_open().then(|| Mapped::new(memory, self.key_check))
+    fn mapping(&self) -> Option<Mapping> {
+        let whole = self.broken.is_none();
+        whole.then(|| Mapping::new(Arc::clone(&self.public), &self.mailbox, self.key_check))
     }
 }

@@ -544,13 +544,19 @@ fn f14_owned_batches_come_back_filled() {
 #[test]
 fn f10_a_lane_marked_broken_does_nothing_more() {
     let mut w = world();
+    let mapping = w.pair.lane.mapping().unwrap();
+    assert!(mapping.look().is_some());
     w.pair.lane.mark_broken("the control connection closed");
+    assert!(w.pair.lane.mapping().is_none());
     let error = w.pair.lane.fetch_add(at(1, 0), 1, soon()).unwrap_err();
     assert!(
         error.to_string().contains("the control connection closed"),
         "{error}"
     );
     assert_eq!(w.server.counters().words(0, 8).unwrap().load(0), 0);
+    // What was mapped before is not looked at once the server has closed the lane.
+    w.pair.port.destroy();
+    assert!(mapping.look().is_none());
 }
 
 #[test]
