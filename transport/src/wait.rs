@@ -75,12 +75,13 @@ fn spin<T, E>(
     };
     let mut forgotten = Offers::default();
     let offers = sleeper.offers().unwrap_or(&mut forgotten);
-    let mut looks = 0;
+    let (mut looks, mut made) = (0, 0);
     while !until.passed() {
         looks += 1;
         if looks >= offers.every {
             looks = 0;
             offers.make();
+            made += 1;
         } else {
             spin_hint();
         }
@@ -88,7 +89,7 @@ fn spin<T, E>(
             return Ok(Some(found));
         }
     }
-    offers.in_vain();
+    offers.in_vain(made);
     Ok(None)
 }
 

@@ -2,6 +2,8 @@
 //!
 //! `doze` has the protocol by which no wake-up is lost, `wait` the loop that keeps it.
 
+mod patience;
+
 use std::any::Any;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,11 +12,12 @@ use std::time::Duration;
 
 use rustix::event::epoll;
 
-use crate::clock::Deadline;
+use crate::clock::{self, Deadline};
 use crate::doze::{announce, retract};
 use crate::fabric::{Offers, Sleeper};
 use crate::mem::{Region, WordsMut};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use patience::Patience;
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]
@@ -328,12 +331,12 @@ pub struct OsSleeper {
     bell: Bell,
     dozes: Dozes,
     arms: Arms,
-    spin: Duration,
+    patience: Patience,
     offers: Offers,
 }
 
 impl OsSleeper {
-    /// With a bell of its own.
+    /// With a bell of its own; each wait looks for `spin` before it sleeps.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -358,9 +361,24 @@ impl OsSleeper {
             bell,
             dozes: Dozes::default(),
             arms: Arms::default(),
-            spin,
+            patience: Patience::steady(spin),
             offers: Offers::default(),
         })
+    }
+
+    /// Looks longer after a wait that ended soon after it went to sleep, unless it never looks. Only
+    /// while all that it looks at is memory: to look at a socket is a system call.
+    #[must_use]
+    pub fn patient(self) -> Self {
+        Self {
+            patience: self.patience.learning(),
+            ..self
+        }
+    }
+
+    /// Whether it looks at sockets or queues of a device.
+    fn looks_far(&self) -> bool {
+        self.watch.told().iter().any(Option::is_some) || !self.arms.lock().is_empty()
     }
 
     /// The thread's doorbell, to be told to producers.
@@ -414,11 +432,15 @@ impl Sleeper for OsSleeper {
             tv_sec: left.as_secs().min(3600) as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
+        let asleep = clock::now();
         // A ring that comes in between is taken back too, but its data was stored before it, and
         // the caller looks after this. One that comes later ends the next sleep.
         if self.watch.sleep(&timeout) {
             self.bell.silence();
         }
+        let slept = clock::now() - asleep;
+        self.patience
+            .slept(slept, self.offers.taken() || self.looks_far());
     }
 
     fn retract(&mut self) {
@@ -426,7 +448,7 @@ impl Sleeper for OsSleeper {
     }
 
     fn spin(&self) -> Duration {
-        self.spin
+        self.patience.spin()
     }
 
     fn sleeps(&self) -> bool {

@@ -137,9 +137,10 @@ impl Job {
         config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
         let spin = tidewater_transport::fabric::SPIN;
-        let mut sleeper = OsSleeper::new(spin).map_err(|e| {
+        let sleeper = OsSleeper::new(spin).map_err(|e| {
             ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
         })?;
+        let mut sleeper = sleeper.patient();
         let mut servers = Vec::new();
         for member in &members.servers {
             let (link, lanes) = NetServerLink::open(member, &config, &mut sleeper, deadline)?;

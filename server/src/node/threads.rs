@@ -61,7 +61,7 @@ fn start_one(
     placement: &Placement,
 ) -> Result<(Crew, JoinHandle<()>), NodeError> {
     let sleeper = match config.busy_poll.sleeps() {
-        true => OsSleeper::new(spin(placement.room)),
+        true => OsSleeper::new(spin(placement.room)).map(OsSleeper::patient),
         false => OsSleeper::awake(),
     };
     let mut sleeper = sleeper.map_err(system("make a doorbell"))?;

@@ -17,16 +17,18 @@ const TAKEN: Duration = Duration::from_micros(1);
 
 /// How often a thread that spins offers its core. Each offer is a system call, so it is made half
 /// as often whenever nobody took the last one; as often as at first when somebody did, or when a
-/// spin found nothing, because what it waited for may have been waiting for this core.
+/// spin that offered nothing found nothing: what it waited for may have been waiting for this core.
 #[derive(Debug, Clone)]
 pub struct Offers {
     pub(crate) every: u32,
+    taken: bool,
 }
 
 impl Default for Offers {
     fn default() -> Self {
         Self {
             every: LOOKS_PER_OFFER,
+            taken: false,
         }
     }
 }
@@ -40,16 +42,25 @@ impl Offers {
     }
 
     fn learn(&mut self, took: Duration) {
-        self.every = if took < TAKEN {
-            (self.every * 2).min(LOOKS_PER_OFFER_MAX)
-        } else {
+        self.taken = took >= TAKEN;
+        self.every = if self.taken {
             LOOKS_PER_OFFER
+        } else {
+            (self.every * 2).min(LOOKS_PER_OFFER_MAX)
         };
     }
 
-    /// A spin found nothing.
-    pub(crate) const fn in_vain(&mut self) {
-        self.every = LOOKS_PER_OFFER;
+    /// Whether somebody took the last one.
+    pub(crate) const fn taken(&self) -> bool {
+        self.taken
+    }
+
+    /// A spin found nothing; `made` are its offers. If it made one and nobody took it, nobody waits
+    /// for this core.
+    pub(crate) const fn in_vain(&mut self, made: u32) {
+        if made == 0 {
+            self.every = LOOKS_PER_OFFER;
+        }
     }
 }
 
@@ -71,8 +82,14 @@ mod tests {
         for _ in 0..40 {
             offers.learn(at_once);
         }
-        assert_eq!(offers.every, LOOKS_PER_OFFER_MAX);
+        assert_eq!((offers.every, offers.taken()), (LOOKS_PER_OFFER_MAX, false));
         offers.learn(taken);
+        assert_eq!((offers.every, offers.taken()), (LOOKS_PER_OFFER, true));
+        // In vain, although nobody wanted the core; and without having asked.
+        offers.learn(at_once);
+        offers.in_vain(1);
+        assert_eq!(offers.every, 2 * LOOKS_PER_OFFER);
+        offers.in_vain(0);
         assert_eq!(offers.every, LOOKS_PER_OFFER);
     }
 }
