@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_client::{PullOptions, Sync};
-use tidewater_transport::clock;
+use tidewater_transport::clock::{self, Deadline};
 
 use super::arena::{Arena, Title};
 use super::memory::CALL_ROWS;
@@ -156,11 +156,24 @@ fn count_allocations(
     arena.contest(title, &mut ours, None)
 }
 
+/// Makes so many calls, or fewer if they take long, and no other; how many, and the wrong values.
+fn steadily(calls: u64, work: &mut dyn Work) -> Result<(u64, u64), BenchError> {
+    let end = Deadline::after(COUNTING);
+    let (mut made, mut wrong) = (0, 0);
+    while made < calls && !end.passed() {
+        work.prepare();
+        work.sample()?;
+        wrong += work.check();
+        made += work.calls();
+    }
+    Ok((made, wrong))
+}
+
 fn count_system_calls(
     arena: &mut Arena<'_>,
     id: &str,
     work: &mut dyn Work,
-    bed: &mut Bed,
+    bed: &Bed,
 ) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
@@ -176,13 +189,14 @@ fn count_system_calls(
                 Ok(counter) => counter,
                 Err(reason) => return arena.absent(id, &reason),
             };
-            let measured = measure::run(&some(counted, work), work, bed)?;
-            calls[n] = measured.samples.calls();
-            wrong += measured.wrong;
+            let (made, bad) = steadily(counted, work)?;
+            calls[n] = made;
             counts[n] = match counter.stop() {
                 Ok(count) => count,
                 Err(reason) => return arena.absent(id, &reason),
             };
+            // Not counted: it pulls all that was pushed, and pushes other values now and then.
+            wrong += bad + work.audit()?;
         }
         let more = counts[1].saturating_sub(counts[0]) as f64;
         each.push(more / calls[1].saturating_sub(calls[0]).max(1) as f64);
