@@ -8,12 +8,15 @@
 //! | [`Echo`] | one call over TCP |
 //! | [`Stream`] | many calls over TCP |
 //! | [`FarRows`] | pulls of many rows over TCP |
+//! | [`Passes`] | dense BSP steps over shared memory |
 
+mod dense;
 mod memory;
 mod ping;
 mod rows;
 mod socket;
 
+pub use dense::Passes;
 pub use memory::{Gather, Memcpy, copy_speed};
 pub use ping::Ping;
 pub use rows::FarRows;

@@ -7,7 +7,7 @@ use tidewater_client::Sync;
 use super::arena::{Arena, Title};
 use crate::bed::worker::{Crew, Slice, Task, Together};
 use crate::bed::{Bed, BedConfig};
-use crate::ceiling::copy_speed;
+use crate::ceiling::{Passes, copy_speed};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
 
@@ -23,6 +23,9 @@ const TICKS: u64 = 100;
 const DENSE_BYTES: u64 = 64 << 20;
 const DENSE_WORKERS: u32 = 4;
 const DENSE_STEPS: u64 = 3;
+/// What a bare step takes through all passes of a push at a time: the largest frame of a ring of 1 MiB,
+/// and what stays in a core's nearest cache.
+const PIECES: [(&str, usize); 2] = [("frames", 256 << 10), ("blocks", 16 << 10)];
 /// A slice of workers that wait for each other is given up after this.
 const PATIENCE_MS: u64 = 60_000;
 
@@ -114,14 +117,16 @@ fn scale(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
 /// Steps a second by what memory traffic alone allows. In copies of the table: W pulls, W pushes
 /// into the place where they are held until the tick, and the tick, which reads W gradients and
 /// reads and writes the parameters, (W + 2) / 2; by the speed at which as many threads as there are
-/// cores copy memory together.
+/// cores copy memory together. Before it, bare steps by the same bound.
 fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
+    let threads = dense_threads();
+    for (name, piece) in PIECES {
+        bare_step(arena, &format!("{id}.bare.{name}"), (threads, piece))?;
+    }
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = cores.min(DENSE_WORKERS as usize);
     // The tick is the appliers' work alone: with one, all other cores would wait for it.
     let bed = bed(arena, DENSE_WORKERS, threads as u16)?;
     let task = Task::Dense {
@@ -138,16 +143,51 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         let step = all.samples.figures(0).avg_us / 1e6;
         Ok((1.0 / step, all.wrong))
     };
-    let copies = 2.0 * f64::from(DENSE_WORKERS) + f64::from(DENSE_WORKERS + 2) / 2.0;
-    let mut bound = || {
-        let speed = copy_speed(DENSE_BYTES as usize, threads, Duration::from_millis(150));
-        Ok((speed / (copies * DENSE_BYTES as f64), 0))
-    };
+    let mut bound = || Ok((dense_bound(threads), 0));
     let title = Title {
         id,
         what: "BSP step on a dense table of 64 MiB, 4 workers, an applier a core: pull all, push all, tick",
         unit: "steps/s",
     };
-    let rival = format!("memory traffic: {copies} copies of the table, {threads} threads");
-    arena.contest(title, &mut ours, Some((&rival, &mut bound)))
+    arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+}
+
+/// The same passes over the same memory in one process, by the same bound: what is left of it when
+/// nothing is waited for, and nobody is told anything.
+fn bare_step(
+    arena: &mut Arena<'_>,
+    id: &str,
+    (threads, piece): (usize, usize),
+) -> Result<(), BenchError> {
+    if !arena.wants(&[id]) {
+        return Ok(());
+    }
+    let (bytes, workers) = (DENSE_BYTES as usize, DENSE_WORKERS as usize);
+    let mut passes = Passes::new(bytes, workers, threads, piece)?;
+    let mut ours = || Ok(passes.steps(DENSE_STEPS as u32));
+    let mut bound = || Ok((dense_bound(threads), 0));
+    let title = Title {
+        id,
+        what: "the passes of a BSP step on a dense table of 64 MiB, 4 workers, and nothing else",
+        unit: "steps/s",
+    };
+    arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
+}
+
+/// The name of [`dense_bound`].
+const TRAFFIC: &str = "memory traffic: 11 copies of the table, a thread a core";
+/// Of W workers: W pulls, W pushes, and a tick that is (W + 2) / 2 copies.
+const DENSE_COPIES: u32 = 2 * DENSE_WORKERS + (DENSE_WORKERS + 2) / 2;
+const _: () = assert!(DENSE_COPIES == 11);
+
+/// Threads that copy, and appliers: a core each.
+fn dense_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores.min(DENSE_WORKERS as usize)
+}
+
+/// Steps a second that memory traffic allows.
+fn dense_bound(threads: usize) -> f64 {
+    let speed = copy_speed(DENSE_BYTES as usize, threads, Duration::from_millis(150));
+    speed / (f64::from(DENSE_COPIES) * DENSE_BYTES as f64)
 }
