@@ -4,6 +4,7 @@
 //! guards against tearing, reuse and mix-ups (a false accept has probability 2^-64 per torn read);
 //! it is not a MAC and protects against nobody who can write the memory.
 
+use super::line_from_bytes;
 use crate::planted::{self, Plant};
 
 const K: [u64; 8] = [
@@ -97,8 +98,7 @@ impl H64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
         let (blocks, tail) = bytes.as_chunks::<64>();
         for block in blocks {
-            let (words, _) = block.as_chunks::<8>();
-            self.block(&std::array::from_fn(|i| u64::from_le_bytes(words[i])));
+            self.block(&line_from_bytes(block));
         }
         if tail.is_empty() {
             return self.finish(&[]);
@@ -112,8 +112,7 @@ impl H64 {
         let (blocks, tail) = bytes.as_chunks::<64>();
         let (to_blocks, to_tail) = to.as_chunks_mut::<64>();
         for (block, to) in blocks.iter().zip(to_blocks) {
-            let (words, _) = block.as_chunks::<8>();
-            self.block(&std::array::from_fn(|i| u64::from_le_bytes(words[i])));
+            self.block(&line_from_bytes(block));
             *to = *block;
         }
         if tail.is_empty() {

@@ -35,11 +35,18 @@ pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     bytes
 }
 
-/// The line of 64 bytes in memory order.
-#[inline]
+/// The line of 64 bytes in memory order. Counted: what rows are made of is not left to whether closures
+/// of another crate are inlined.
+#[inline(always)]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     let (words, _) = bytes.as_chunks::<8>();
-    std::array::from_fn(|n| u64::from_le_bytes(words[n]))
+    let mut line = [0; LINE_BYTES / 8];
+    let mut n = 0;
+    while let Some(word) = words.get(n) {
+        line[n] = u64::from_le_bytes(*word);
+        n += 1;
+    }
+    line
 }
 
 /// Little-endian word at `at`; bytes past the end read as zero.
