@@ -75,11 +75,14 @@ impl Planner {
         load: impl Fn(usize) -> Load,
     ) -> Step {
         let mut busy = (0..pairs).filter(|&pair| load(pair).busy);
-        let (first, several) = (busy.next(), busy.next().is_some());
-        let on_one_pair = match (fence, first) {
-            (Fence::No, _) | (_, None) => None,
-            (Fence::Device, Some(pair)) if !several => Some(pair),
-            _ => return Step::Wait,
+        // Most reads have no fence, and do not look at all pairs.
+        let on_one_pair = match fence {
+            Fence::No => None,
+            _ => match (fence, busy.next(), busy.next()) {
+                (_, None, _) => None,
+                (Fence::Device, Some(pair), None) => Some(pair),
+                _ => return Step::Wait,
+            },
         };
         if let Some(pair) = on_one_pair {
             if !load(pair).room {

@@ -126,6 +126,11 @@ impl<'a> Caller<'a> {
         }
     }
 
+    /// Whether all were asked for.
+    const fn is_asked(&self) -> bool {
+        self.progress.op == self.ops.len()
+    }
+
     /// Whether all have landed.
     pub(super) const fn is_done(&self) -> bool {
         self.progress.is_done(self.ops)
@@ -252,6 +257,10 @@ impl Pulls {
         keys: &Keys,
         caller: Option<&mut Caller<'_>>,
     ) -> Result<(), Fault> {
+        // As at the look that finds what the call was waiting for. Chains are posted as they are made.
+        if self.asking.is_empty() && caller.as_ref().is_none_or(|caller| caller.is_asked()) {
+            return Ok(());
+        }
         let all = self.ask_batches(keys)?;
         if let (true, Some(caller)) = (all, caller) {
             let Caller { ops, payload, .. } = caller;

@@ -12,6 +12,8 @@ pub(super) struct Space {
     head: u64,
     /// Monotonic: the next piece begins here, or at the ring's beginning.
     tail: u64,
+    /// Where in the ring `tail` is: kept, because a division for each piece would cost more.
+    at: u64,
 }
 
 impl Space {
@@ -21,6 +23,7 @@ impl Space {
             bytes: bytes as u64,
             head: 0,
             tail: 0,
+            at: 0,
         }
     }
 
@@ -31,10 +34,12 @@ impl Space {
 
     /// Takes a piece: where it is.
     pub(super) fn take(&mut self, len: usize) -> Option<usize> {
-        let (head, start) = self.place(len)?;
+        let (head, start, at) = self.place(len)?;
         self.head = head;
         self.tail = start + padded(len);
-        Some((start % self.bytes) as usize)
+        let after = at + padded(len);
+        self.at = if after == self.bytes { 0 } else { after };
+        Some(at as usize)
     }
 
     /// Where the space taken last ends, for [`Self::free_to`].
@@ -48,14 +53,14 @@ impl Space {
         self.head = self.head.max(end);
     }
 
-    /// The head to go on with, and where a piece of `len` bytes would begin.
-    fn place(&self, len: usize) -> Option<(u64, u64)> {
-        let into = self.tail % self.bytes;
-        let crosses = into + padded(len) > self.bytes;
-        let start = if crosses {
-            self.tail + (self.bytes - into)
+    /// The head to go on with, and where a piece of `len` bytes would begin: counted on, and in the
+    /// ring.
+    fn place(&self, len: usize) -> Option<(u64, u64, u64)> {
+        let crosses = self.at + padded(len) > self.bytes;
+        let (start, at) = if crosses {
+            (self.tail + (self.bytes - self.at), 0)
         } else {
-            self.tail
+            (self.tail, self.at)
         };
         // When nothing is taken, what is skipped is free too.
         let head = if self.head == self.tail {
@@ -63,7 +68,7 @@ impl Space {
         } else {
             self.head
         };
-        (start + padded(len) - head <= self.bytes).then_some((head, start))
+        (start + padded(len) - head <= self.bytes).then_some((head, start, at))
     }
 }
 
