@@ -49,15 +49,17 @@ impl Combiner {
     }
 }
 
-/// `acc += row`; integers wrap.
+/// `acc += row`; integers wrap. Counted, as the row's bytes are everywhere: a zip may be a call each.
 fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $add:expr) => {{
             const N: usize = size_of::<$t>();
             let (acc, _) = acc.as_chunks_mut::<N>();
             let (row, _) = row.as_chunks::<N>();
-            for (a, r) in acc.iter_mut().zip(row) {
+            let mut n = 0;
+            while let (Some(a), Some(r)) = (acc.get_mut(n), row.get(n)) {
                 *a = $add(<$t>::from_le_bytes(*a), <$t>::from_le_bytes(*r)).to_le_bytes();
+                n += 1;
             }
         }};
     }

@@ -165,6 +165,7 @@ pub enum FrameError {
 
 impl FrameHeader {
     /// As eight words.
+    #[inline]
     pub const fn to_line(&self) -> Line {
         [
             FRAME_MAGIC as u64 | (self.kind as u64) << 32 | (self.flags.code() as u64) << 48,
@@ -182,6 +183,7 @@ impl FrameHeader {
     ///
     /// # Errors
     /// [`FrameError`] for a wrong magic, an unknown kind or reserved flags.
+    #[inline]
     pub const fn from_line(line: &Line) -> Result<Self, FrameError> {
         let (magic, rest) = unpack(line[0]);
         if magic != FRAME_MAGIC {

@@ -27,16 +27,21 @@ pub type Line = [u64; 8];
 /// Bytes of a [`Line`].
 pub const LINE_BYTES: usize = 64;
 
-/// The bytes of a line, in memory order.
-#[inline]
+/// The bytes of a line, in memory order. Counted: what rows are made of is not left to whether closures
+/// of another crate are inlined.
+#[inline(always)]
 pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     let mut bytes = [0; LINE_BYTES];
-    bytes.copy_from_slice(line.map(u64::to_le_bytes).as_flattened());
+    let (words, _) = bytes.as_chunks_mut::<8>();
+    let mut n = 0;
+    while let (Some(word), Some(bytes)) = (line.get(n), words.get_mut(n)) {
+        *bytes = word.to_le_bytes();
+        n += 1;
+    }
     bytes
 }
 
-/// The line of 64 bytes in memory order. Counted: what rows are made of is not left to whether closures
-/// of another crate are inlined.
+/// The line of 64 bytes in memory order. Counted, as [`line_bytes`].
 #[inline(always)]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     let (words, _) = bytes.as_chunks::<8>();
