@@ -93,11 +93,21 @@ impl WorkerClock {
     }
 
     /// Waits until every worker has ended the iterations that a read at this clock must see.
+    #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.tend()?;
-        let Some(s) = self.sync.staleness() else {
-            return Ok(());
-        };
+        match self.sync.staleness() {
+            None => Ok(()),
+            Some(s) => self.gate_within(s, lanes, domain),
+        }
+    }
+
+    fn gate_within(
+        &mut self,
+        s: u64,
+        lanes: &mut Lanes,
+        domain: DomainId,
+    ) -> Result<(), ClientError> {
         let need = self.at(domain).saturating_sub(s);
         let d = domain.0 as usize;
         if self.seen.get(d).is_none_or(|&seen| seen >= need) {

@@ -337,6 +337,7 @@ impl Lanes {
 
     /// Looks after the sessions if it is time: calls that do not wait keep them too. On one host
     /// nothing cuts a connection but the end of its other end: there it costs nothing.
+    #[inline]
     pub(crate) fn tend(&mut self) -> Result<(), ClientError> {
         if self.remote && self.tend_at.passed() {
             return self.tend_now(Deadline::after(TEND_EVERY));

@@ -78,10 +78,20 @@ impl Entries {
         Err((home + PROBES - 1) & self.mask)
     }
 
+    /// Most keys are where the search begins.
     #[inline]
     fn get(&self, key: u64) -> Option<Loc> {
         let home = mix64(key) as usize;
-        for n in 0..PROBES {
+        match self.at(home & self.mask) {
+            (_, Loc::NONE) => None,
+            (k, loc) if k == key => Some(loc),
+            _ => self.get_beyond(home, key),
+        }
+    }
+
+    #[inline(never)]
+    fn get_beyond(&self, home: usize, key: u64) -> Option<Loc> {
+        for n in 1..PROBES {
             let (k, loc) = self.at((home + n) & self.mask);
             if loc == Loc::NONE {
                 return None;
