@@ -130,13 +130,27 @@ impl Index {
     /// # Errors
     /// [`StoreError::NoMemory`] when it has to grow and cannot; nothing was added.
     pub fn insert(&mut self, key: u64, loc: Loc) -> Result<(), StoreError> {
-        self.grow_some()?;
+        self.make_room()?;
+        self.add(key, loc);
+        Ok(())
+    }
+
+    /// Makes sure that one key more can be [added](Self::add), and does that key's share of growing.
+    ///
+    /// # Errors
+    /// As [`Self::insert`].
+    pub(super) fn make_room(&mut self) -> Result<(), StoreError> {
+        self.grow_some()
+    }
+
+    /// Adds a key that is not there, and for which room was made.
+    pub(super) fn add(&mut self, key: u64, loc: Loc) {
+        debug_assert!(!self.is_over(7), "no room was made");
         let region = Arc::clone(self.memory.private.region());
         if let Some(words) = self.table.words(&region) {
             put(&words, self.table.mask, key, loc);
         }
         self.len += 1;
-        Ok(())
     }
 
     /// Removes a key and returns where its row was.

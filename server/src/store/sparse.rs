@@ -267,15 +267,19 @@ impl SparseShard {
             return Ok(loc);
         }
         let p = self.partition_of(key);
-        let loc = self.take_slot(p)?;
         let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
             return Err(not_owned(p));
         };
+        // What can fail comes first: a slot that was taken for a key which nothing finds is lost.
+        partition.index.make_room()?;
+        let loc = self.take_slot(p)?;
         self.extents.set_key(loc, key)?;
         if let Some(place) = self.extents.place(loc) {
             self.rows.create(redo, progress, place)?;
         }
-        partition.index.insert(key, loc)?;
+        if let Some(Some(partition)) = self.partitions.get_mut(p) {
+            partition.index.add(key, loc);
+        }
         self.len += 1;
         Ok(loc)
     }
@@ -489,5 +493,48 @@ mod tests {
             .collect();
         assert_eq!(all.len(), 50_000);
         shard.release().unwrap();
+    }
+
+    /// Keys that are refused for lack of memory take no slot, and are created once there is some again.
+    #[test]
+    fn a_refused_key_takes_nothing() {
+        const KEYS: u64 = 1_000;
+        let (memory, redo, mut shard) = shard(1);
+        let used = |shard: &SparseShard| -> u32 {
+            let partitions = shard.partitions.iter().flatten();
+            partitions.flat_map(|p| &p.runs).map(|run| run.used).sum()
+        };
+        let create = |shard: &mut SparseShard, key| {
+            let progress = Progress { lsn: key, row: 0 };
+            shard.find_or_create(key, &redo, progress).is_ok()
+        };
+        // There is an extent: what is missing later is room in indexes.
+        assert!(create(&mut shard, 0));
+        let owner = BlockOwner {
+            kind: BlockKind::Index,
+            table: 9,
+            applier: 0,
+            part: 0,
+        };
+        // A block that is given back is for who asks for as much: one for what each index grows to.
+        let take = |bytes| memory.private.alloc(bytes, owner).ok();
+        let room: Vec<_> = (0..16).filter_map(|_| take(128 * 16)).collect();
+        for bits in (6..26).rev() {
+            while take(1 << bits).is_some() {}
+        }
+        let mut refused = Vec::new();
+        for key in 1..KEYS {
+            let before = used(&shard);
+            if !create(&mut shard, key) {
+                assert_eq!((shard.find(key), used(&shard)), (None, before), "{key}");
+                refused.push(key);
+            }
+        }
+        assert!(refused.len() > 100, "{} refused", refused.len());
+        for block in room {
+            memory.private.free(block).unwrap();
+        }
+        assert!(refused.iter().all(|&key| create(&mut shard, key)));
+        assert_eq!((shard.len, used(&shard)), (KEYS as usize, KEYS as u32));
     }
 }
