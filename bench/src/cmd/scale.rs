@@ -32,6 +32,9 @@ pub struct ScaleArgs {
     /// Rows that a step pulls, and pushes to
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
+    /// Rows of each worker's part of the table
+    #[arg(long, default_value_t = PART_ROWS, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    pub part: u64,
     /// What every measurement takes.
     #[command(flatten)]
     pub common: Common,
@@ -64,7 +67,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
         })?;
         let task = Task::Rows {
             dim: args.dim as usize,
-            rows: PART_ROWS,
+            rows: args.part,
             call_rows: args.batch as usize,
             workers: most,
             seed: common.seed,

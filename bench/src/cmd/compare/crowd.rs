@@ -16,6 +16,9 @@ const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const CROWD: u32 = 32;
 /// Time of each count in a round.
 const CROWD_TIME: Duration = Duration::from_millis(200);
+/// Rows of a part so small that those of all workers fit a core's cache: what 32 workers lose with it is
+/// not the cache's.
+const CACHED_ROWS: u64 = 256;
 /// Processes that tick together, and their ticks in a round.
 const TICKERS: u32 = 8;
 const TICKS: u64 = 100;
@@ -35,8 +38,9 @@ const PATIENCE_MS: u64 = 60_000;
 /// What the first worker that fails fails with.
 pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
     processes_tick(arena, &format!("{name}.clock.processes"))?;
-    scale(arena, &format!("{name}.scale"))?;
+    scale(arena, &format!("{name}.scale"), PART_ROWS)?;
     if name == "shm" {
+        scale(arena, "shm.scale.cached", CACHED_ROWS)?;
         dense_step(arena)?;
     }
     Ok(())
@@ -75,15 +79,16 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
     arena.contest(title, &mut ours, None)
 }
 
-/// Throughput of many workers by that of the best number of workers, in each round.
-fn scale(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
+/// Throughput of many workers by that of the best number of workers, in each round; each has `part`
+/// rows of its own.
+fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
     }
     let bed = bed(arena, CROWD, 1)?;
     let task = Task::Rows {
         dim: 16,
-        rows: PART_ROWS,
+        rows: part,
         call_rows: 256,
         workers: CROWD,
         seed: arena.args.seed,
@@ -107,7 +112,9 @@ fn scale(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
     }
     let title = Title {
         id,
-        what: "steps of 32 worker processes: pull 256 rows of 16 f32, push, until applied",
+        what: &format!(
+            "steps of 32 worker processes: pull 256 of {part} rows of 16 f32, push, until applied"
+        ),
         unit: "M rows/s",
     };
     let rival = "the best of 1, 2, 4, 8, 16 and 32 workers";
