@@ -118,13 +118,9 @@ impl DenseRows {
         let n = rows as usize;
         let (payload, key) = self.memory.public_block(n * self.layout.stride, owner)?;
         let private = &self.memory.private;
-        let state = match private.alloc(n * self.state_stride, owner) {
-            Ok(state) => state,
-            Err(e) => {
-                self.memory.public.free(payload)?;
-                return Err(e);
-            }
-        };
+        let state = private
+            .alloc(n * self.state_stride, owner)
+            .or_else(|e| self.memory.public.free_untouched(payload).and(Err(e)))?;
         if let Some(slab) = self.slabs.get_mut(owner.part as usize) {
             *slab = Some(Slab {
                 first,

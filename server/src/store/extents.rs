@@ -50,7 +50,7 @@ struct Plan {
 
 impl Plan {
     /// Makes the extent: with `pace` its pages are present, without (by an applier, which has no time
-    /// for it) they are made so by whoever touches them first.
+    /// for it) they are made so by whoever touches them first. Nothing is taken on an error.
     fn make(
         &self,
         memory: &ServerMemory,
@@ -64,13 +64,17 @@ impl Plan {
         };
         let (private, public) = (&memory.private, &memory.public);
         let rows = block(public, slots * self.layout.stride)?;
-        let key = memory
-            .export(rows)
-            .inspect_err(|_| drop(public.free(rows)))?;
-        let keys = block(private, slots * 8).inspect_err(|_| drop(public.free(rows)))?;
-        let state = block(private, slots * self.state_bytes).inspect_err(|_| {
-            drop(public.free(rows));
-            drop(private.free(keys));
+        let keys =
+            block(private, slots * 8).or_else(|e| public.free_untouched(rows).and(Err(e)))?;
+        let state = block(private, slots * self.state_bytes).or_else(|e| {
+            public.free_untouched(rows)?;
+            private.free_untouched(keys).and(Err(e))
+        })?;
+        // Last: a key that was given out is never taken back.
+        let key = memory.export(rows).or_else(|e| {
+            public.free_untouched(rows)?;
+            private.free_untouched(keys)?;
+            private.free_untouched(state).and(Err(e))
         })?;
         Ok(Extent {
             rows,
@@ -86,9 +90,9 @@ impl Plan {
 
 impl Made for Extent {
     fn discard(self, memory: &ServerMemory) {
-        let _ = memory.public.free(self.rows);
-        let _ = memory.private.free(self.keys);
-        let _ = memory.private.free(self.state);
+        let _ = memory.public.free_untouched(self.rows);
+        let _ = memory.private.free_untouched(self.keys);
+        let _ = memory.private.free_untouched(self.state);
     }
 }
 
@@ -328,9 +332,88 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
+    use tidewater_transport::fabric::{Export, Registrar, RegistrarError};
     use tidewater_transport::ids::Incarnation;
+    use tidewater_transport::sync::{AtomicBool, Ordering};
 
     use super::*;
+
+    /// Extents that grow without a helper, of rows with a KiB of state.
+    fn extents(memory: &Arc<ServerMemory>) -> Extents {
+        let (who, layout) = ((TableId(1), 0), RowLayout::new(16));
+        Extents::new(Arc::clone(memory), Preparer::none(), who, layout, 1024).unwrap()
+    }
+
+    fn usage(memory: &ServerMemory) -> [(usize, usize); 2] {
+        [memory.public.usage(), memory.private.usage()]
+    }
+
+    /// Public memory is left, private memory for the keys of an extent too, but not for its state:
+    /// however often it is asked for, it takes nothing of any, and it is made once there is room.
+    #[test]
+    fn a_refused_extent_takes_nothing() {
+        const STATE: usize = 16 << 20;
+        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(9)).unwrap());
+        let mut extents = extents(&memory);
+        let filler = memory.private.alloc(STATE, extents.plan.owner).unwrap();
+        memory.private.alloc(STATE, extents.plan.owner).unwrap();
+        let refused = loop {
+            if let Err(e) = extents.take(1_000) {
+                break e;
+            }
+        };
+        assert!(matches!(refused, StoreError::NoMemory { .. }), "{refused}");
+        let next = extents.next_plan();
+        assert_eq!(next.slots as usize * next.state_bytes, STATE);
+        assert!(next.slots as usize * next.layout.stride > FIRST_BYTES);
+        let before = usage(&memory);
+        for _ in 0..10 {
+            extents.take(1_000).unwrap_err();
+        }
+        assert_eq!(usage(&memory), before);
+        memory.private.free(filler).unwrap();
+        extents.take(1_000).unwrap();
+        assert_eq!(usage(&memory), before, "what was given back is used");
+    }
+
+    /// Registers nothing until it may.
+    #[derive(Debug, Default)]
+    struct Gate(AtomicBool);
+
+    impl Registrar for Gate {
+        fn register(&self, _: u32, _: RegionKey, _: &Export) -> Result<(), RegistrarError> {
+            match self.0.load(Ordering::Relaxed) {
+                true => Ok(()),
+                false => Err("closed".into()),
+            }
+        }
+    }
+
+    /// A device that takes no more regions for a while: no two extents share memory afterwards.
+    #[test]
+    fn what_a_device_refuses_is_given_back_once() {
+        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(9)).unwrap());
+        let mut all = [extents(&memory), extents(&memory)];
+        let gate = Arc::new(Gate(AtomicBool::new(true)));
+        memory.exports.attach(&(Arc::clone(&gate) as _)).unwrap();
+        gate.0.store(false, Ordering::Relaxed);
+        for _ in 0..3 {
+            all[0].take(1).unwrap_err();
+            memory.public_block(1 << 16, all[0].plan.owner).unwrap_err();
+        }
+        gate.0.store(true, Ordering::Relaxed);
+        for extents in &mut all {
+            extents.take(1).unwrap();
+        }
+        let blocks = all.each_ref().map(|extents| {
+            let first = &extents.list[0];
+            [first.rows, first.keys, first.state].map(|block| block.at)
+        });
+        assert!(
+            blocks[0].iter().zip(&blocks[1]).all(|(a, b)| a != b),
+            "{blocks:?}"
+        );
+    }
 
     /// A helper that is busy with something else for as long as it likes: the table grows without
     /// it, by few extents, and what it makes in the end for a table that was released meanwhile is

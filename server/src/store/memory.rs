@@ -107,6 +107,8 @@ struct Books {
     used: usize,
     entries: u32,
     free: HashMap<usize, Vec<Block>>,
+    /// Free too, and zeroed: nobody has written them since they were given out.
+    clean: HashMap<usize, Vec<Block>>,
 }
 
 /// One memory and its books.
@@ -250,6 +252,9 @@ impl Arena {
     fn take(&self, bytes: usize, reuse: bool) -> Result<(Block, bool), StoreError> {
         let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
         let mut books = self.books();
+        if let Some(block) = books.clean.get_mut(&len).and_then(Vec::pop) {
+            return Ok((block, false));
+        }
         let used = books.free.get_mut(&len).filter(|_| reuse);
         if let Some(block) = used.and_then(Vec::pop) {
             return Ok((block, true));
@@ -296,6 +301,24 @@ impl Arena {
     /// # Errors
     /// Never for a block of this arena.
     pub fn free(&self, block: Block) -> Result<(), StoreError> {
+        self.give_back(block, |books| &mut books.free)
+    }
+
+    /// The same of a zeroed block that nobody has written: who asks for as much gets it as it is, and
+    /// before any other. So what is refused because of something else takes no memory, however often
+    /// it is tried.
+    ///
+    /// # Errors
+    /// As [`Self::free`].
+    pub(super) fn free_untouched(&self, block: Block) -> Result<(), StoreError> {
+        self.give_back(block, |books| &mut books.clean)
+    }
+
+    fn give_back(
+        &self,
+        block: Block,
+        list: impl FnOnce(&mut Books) -> &mut HashMap<usize, Vec<Block>>,
+    ) -> Result<(), StoreError> {
         let none = BlockOwner {
             kind: BlockKind::Free,
             table: 0,
@@ -304,7 +327,7 @@ impl Arena {
         };
         let mut books = self.books();
         self.write_entry(block, none)?;
-        books.free.entry(block.len).or_default().push(block);
+        list(&mut books).entry(block.len).or_default().push(block);
         Ok(())
     }
 
@@ -441,13 +464,17 @@ impl ServerMemory {
         owner: BlockOwner,
     ) -> Result<(Block, RegionKey), StoreError> {
         let block = self.public.alloc(bytes, owner)?;
-        Ok((block, self.export(block)?))
+        match self.export(block) {
+            Ok(key) => Ok((block, key)),
+            Err(e) => self.public.free_untouched(block).and(Err(e)),
+        }
     }
 
     /// The key by which peers may read a public block.
     ///
     /// # Errors
-    /// [`StoreError::Limit`] when keys are used up.
+    /// [`StoreError`] when keys are used up, or a device does not take it; the block is still the
+    /// caller's.
     pub(super) fn export(&self, block: Block) -> Result<RegionKey, StoreError> {
         // A block that was given back keeps its key: a late reader of the former table must find
         // a region (and rows that do not prove themselves), not lose its lane.
@@ -465,13 +492,7 @@ impl ServerMemory {
             rights: Rights::Read,
             memory: 0,
         };
-        let key = match self.exports.add(export) {
-            Ok(key) => key,
-            Err(e) => {
-                self.public.free(block)?;
-                return Err(e.into());
-            }
-        };
+        let key = self.exports.add(export)?;
         keys.insert(block.at, key);
         Ok(key)
     }
@@ -547,6 +568,9 @@ mod tests {
         assert_eq!((block, word(block)), (first, 9));
         let other = again(&mut || arena.alloc_untouched(bytes, OWNER).unwrap());
         assert_ne!(other, first);
+        arena.free_untouched(other).unwrap();
+        let clean = arena.alloc_untouched(bytes, OWNER).unwrap();
+        assert_eq!((clean, word(clean)), (other, 0));
         // There is room for no other: then what was used has to do.
         let (used, all) = arena.usage();
         arena.alloc_untouched(all - used, OWNER).unwrap();

@@ -85,7 +85,7 @@ impl SparseShard {
     /// An empty shard that owns `partitions`.
     ///
     /// # Errors
-    /// [`ShardError`].
+    /// [`ShardError`]; no memory is kept then.
     pub fn new(
         memory: &Arc<ServerMemory>,
         preparer: &Preparer,
@@ -103,25 +103,35 @@ impl SparseShard {
             layout,
             state_bytes,
         )?;
-        let mut all: Vec<Option<Partition>> = Vec::new();
+        let mut all = Vec::new();
         all.resize_with(spec.partitions as usize, || None);
-        for p in partitions {
-            let owner = BlockOwner::of(who, BlockKind::Index, p);
-            let index = Index::new(Arc::clone(memory), preparer.clone(), owner)?;
-            if let Some(slot) = all.get_mut(p.0 as usize) {
-                *slot = Some(Partition {
-                    index,
-                    runs: Vec::new(),
-                    vacant: Default::default(),
-                });
-            }
-        }
-        Ok(Self {
+        let mut shard = Self {
             extents,
             partitions: all,
             rows,
             len: 0,
-        })
+        };
+        for partition in partitions.filter(|p| p.0 < spec.partitions) {
+            let owner = BlockOwner::of(who, BlockKind::Index, partition);
+            match Index::new(Arc::clone(memory), preparer.clone(), owner) {
+                Ok(index) => shard.add(partition, index),
+                Err(e) => {
+                    shard.release()?;
+                    return Err(e.into());
+                }
+            }
+        }
+        Ok(shard)
+    }
+
+    fn add(&mut self, partition: PartitionId, index: Index) {
+        if let Some(slot) = self.partitions.get_mut(partition.0 as usize) {
+            *slot = Some(Partition {
+                index,
+                runs: Vec::new(),
+                vacant: Default::default(),
+            });
+        }
     }
 
     /// Rows.
@@ -270,16 +280,18 @@ impl SparseShard {
         let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
             return Err(not_owned(p));
         };
-        // What can fail comes first: a slot that was taken for a key which nothing finds is lost.
+        // What can fail comes first, and nothing after `take_slot` does: a slot that was taken for a key
+        // which nothing finds would be lost.
         partition.index.make_room()?;
         let loc = self.take_slot(p)?;
         self.extents.set_key(loc, key)?;
         if let Some(place) = self.extents.place(loc) {
             self.rows.create(redo, progress, place)?;
         }
-        if let Some(Some(partition)) = self.partitions.get_mut(p) {
-            partition.index.add(key, loc);
-        }
+        let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
+            return Err(not_owned(p));
+        };
+        partition.index.add(key, loc);
         self.len += 1;
         Ok(loc)
     }
@@ -365,11 +377,11 @@ mod tests {
     use tidewater_transport::ids::{DomainId, Incarnation};
     use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp, Shape};
 
+    use super::super::memory::Arena;
     use super::*;
 
-    fn shard(dim: u32) -> (Arc<ServerMemory>, Redo, SparseShard) {
-        let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
-        let spec = Arc::new(TableSpec {
+    fn spec(dim: u32) -> Arc<TableSpec> {
+        Arc::new(TableSpec {
             name: "t".into(),
             shape: Shape::Sparse { dim },
             dtype: DType::F32,
@@ -380,7 +392,12 @@ mod tests {
             finite_check: true,
             domain: DomainId(0),
             partitions: 16,
-        });
+        })
+    }
+
+    fn shard(dim: u32) -> (Arc<ServerMemory>, Redo, SparseShard) {
+        let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
+        let spec = spec(dim);
         let redo = Redo::new(Arc::clone(&memory), 0, 4096, 8192).unwrap();
         let all = (0..16).map(PartitionId);
         let shard = SparseShard::new(
@@ -495,6 +512,38 @@ mod tests {
         shard.release().unwrap();
     }
 
+    /// A table for which there is room but for some of its indexes leaves none taken.
+    #[test]
+    fn a_refused_table_keeps_no_memory() {
+        let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
+        let owner = BlockOwner::of((TableId(9), 0), BlockKind::Index, PartitionId(0));
+        let room: Vec<_> = (0..4)
+            .map(|_| memory.private.alloc(64 * 16, owner).unwrap())
+            .collect();
+        for bits in (6..29).rev() {
+            while memory.private.alloc(1 << bits, owner).is_ok() {}
+        }
+        for block in room {
+            memory.private.free(block).unwrap();
+        }
+        let make = || {
+            let (preparer, all) = (Preparer::none(), (0..16).map(PartitionId));
+            SparseShard::new(&memory, &preparer, (TableId(2), 0), &spec(1), all)
+        };
+        assert!(make().is_err());
+        let taken = |arena: &Arena| {
+            let blocks = arena.directory().unwrap();
+            blocks.iter().filter(|(_, owner)| owner[0] != 0).count()
+        };
+        let before = [&memory.public, &memory.private].map(taken);
+        let usage = memory.public.usage();
+        for _ in 0..3 {
+            assert!(make().is_err());
+        }
+        assert_eq!([&memory.public, &memory.private].map(taken), before);
+        assert_eq!(memory.public.usage(), usage);
+    }
+
     /// Keys that are refused for lack of memory take no slot, and are created once there is some again.
     #[test]
     fn a_refused_key_takes_nothing() {
@@ -506,7 +555,11 @@ mod tests {
         };
         let create = |shard: &mut SparseShard, key| {
             let progress = Progress { lsn: key, row: 0 };
-            shard.find_or_create(key, &redo, progress).is_ok()
+            match shard.find_or_create(key, &redo, progress) {
+                Ok(_) => true,
+                Err(StoreError::NoMemory { .. }) => false,
+                Err(e) => panic!("{e}"),
+            }
         };
         // There is an extent: what is missing later is room in indexes.
         assert!(create(&mut shard, 0));

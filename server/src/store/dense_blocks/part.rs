@@ -91,13 +91,13 @@ impl Ground {
         let (payload, payload_key) = memory.public_block(sizes.payload_bytes(n), owner)?;
         let (meta, meta_key) = memory
             .public_block(meta_bytes, meta_owner)
-            .or_else(|e| memory.public.free(payload).and(Err(e)))?;
+            .or_else(|e| memory.public.free_untouched(payload).and(Err(e)))?;
         let state = memory
             .private
             .alloc(n * sizes.state_stride(), owner)
             .or_else(|e| {
-                memory.public.free(payload)?;
-                memory.public.free(meta).and(Err(e))
+                memory.public.free_untouched(payload)?;
+                memory.public.free_untouched(meta).and(Err(e))
             })?;
         Ok(Self {
             payload,
