@@ -96,25 +96,26 @@ impl WorkerClock {
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.tend()?;
-        match self.sync.staleness() {
-            None => Ok(()),
-            Some(s) => self.gate_within(s, lanes, domain),
+        let Some(s) = self.sync.staleness() else {
+            return Ok(());
+        };
+        let need = self.at(domain).saturating_sub(s);
+        let seen = self.seen.get(domain.0 as usize);
+        if seen.is_none_or(|&seen| seen >= need) {
+            return Ok(());
         }
+        self.wait_for(need, lanes, domain)
     }
 
-    fn gate_within(
+    /// Waits until the slowest worker has ended `need` iterations.
+    fn wait_for(
         &mut self,
-        s: u64,
+        need: u64,
         lanes: &mut Lanes,
         domain: DomainId,
     ) -> Result<(), ClientError> {
-        let need = self.at(domain).saturating_sub(s);
-        let d = domain.0 as usize;
-        if self.seen.get(d).is_none_or(|&seen| seen >= need) {
-            return Ok(());
-        }
         let min = wait_min(lanes, domain, need, self.deadline)?;
-        if let Some(seen) = self.seen.get_mut(d) {
+        if let Some(seen) = self.seen.get_mut(domain.0 as usize) {
             *seen = min;
         }
         Ok(())

@@ -49,7 +49,8 @@ impl Combiner {
     }
 }
 
-/// `acc += row`; integers wrap. Counted, as the row's bytes are everywhere: a zip may be a call each.
+/// `acc += row`; integers wrap. Counted, because whether a zip is inlined here changes
+/// with what else is compiled.
 fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $add:expr) => {{

@@ -67,7 +67,7 @@ impl Entries {
     /// The slot of a key, or the free one where it would go; `Err` has one to overwrite.
     #[inline]
     fn find(&self, key: u64) -> Result<usize, usize> {
-        let home = mix64(key) as usize;
+        let home = mix64(key) as usize & self.mask;
         for n in 0..PROBES {
             let slot = (home + n) & self.mask;
             let (k, loc) = self.at(slot);
@@ -81,8 +81,8 @@ impl Entries {
     /// Most keys are where the search begins.
     #[inline]
     fn get(&self, key: u64) -> Option<Loc> {
-        let home = mix64(key) as usize;
-        match self.at(home & self.mask) {
+        let home = mix64(key) as usize & self.mask;
+        match self.at(home) {
             (_, Loc::NONE) => None,
             (k, loc) if k == key => Some(loc),
             _ => self.get_beyond(home, key),

@@ -43,8 +43,8 @@ pub struct LaneOffer {
 }
 
 impl LaneOffer {
-    /// Makes the pairs of a lane, of which `pulls` pull (1 to 4), and registers its memory: 2.4 MiB,
-    /// and 512 KiB for each of them. The lane will belong to the notifier's thread.
+    /// Makes the pairs of a lane, of which `pulls` pull (1 to 4), and registers its memory: 3.1 MiB,
+    /// and 528 KiB for each of them. The lane will belong to the notifier's thread.
     ///
     /// # Errors
     /// [`VerbsError`]: the device has no more of something, or memory is limited.

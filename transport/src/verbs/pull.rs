@@ -101,8 +101,12 @@ struct Progress {
 }
 
 impl Progress {
+    const fn is_asked(&self, ops: &[ReadOp]) -> bool {
+        self.op == ops.len()
+    }
+
     const fn is_done(&self, ops: &[ReadOp]) -> bool {
-        self.op == ops.len() && self.out == 0
+        self.is_asked(ops) && self.out == 0
     }
 }
 
@@ -124,11 +128,6 @@ impl<'a> Caller<'a> {
             payload,
             progress: Progress::default(),
         }
-    }
-
-    /// Whether all were asked for.
-    const fn is_asked(&self) -> bool {
-        self.progress.op == self.ops.len()
     }
 
     /// Whether all have landed.
@@ -257,8 +256,10 @@ impl Pulls {
         keys: &Keys,
         caller: Option<&mut Caller<'_>>,
     ) -> Result<(), Fault> {
-        // As at the look that finds what the call was waiting for. Chains are posted as they are made.
-        if self.asking.is_empty() && caller.as_ref().is_none_or(|caller| caller.is_asked()) {
+        // Nothing to ask for, as at the look that finds what the call waited for. No chain is left:
+        // each call that fills one posts it.
+        let is_asked = |caller: &&mut Caller<'_>| caller.progress.is_asked(caller.ops);
+        if self.asking.is_empty() && caller.as_ref().is_none_or(is_asked) {
             return Ok(());
         }
         let all = self.ask_batches(keys)?;
@@ -302,7 +303,7 @@ impl Pulls {
         (ops, payload): (&[ReadOp], &Payload<'_>),
         progress: &mut Progress,
     ) -> Result<bool, Fault> {
-        if progress.op == ops.len() {
+        if progress.is_asked(ops) {
             return Ok(true);
         }
         // A short list with a fence is kept on one pair, whose device then keeps its order.
