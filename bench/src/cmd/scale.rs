@@ -33,7 +33,7 @@ pub struct ScaleArgs {
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
     /// Rows of each worker's part of the table
-    #[arg(long, default_value_t = PART_ROWS, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
+    #[arg(long, default_value_t = PART_ROWS, value_name = "N", value_parser = clap::value_parser!(u64).range(256..=65536))]
     pub part: u64,
     /// What every measurement takes.
     #[command(flatten)]
