@@ -12,7 +12,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicU32, Ordering};
+use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
@@ -291,15 +291,24 @@ fn a_released_table_says_so_and_the_lanes_live() {
         let other = TableBuilder::sparse::<i64>("other", 1);
         let other = owner.create_table::<i64>(other.spec()).unwrap();
         let (told, streaming) = (AtomicU32::new(0), Barrier::new(READERS as usize + 1));
+        let released = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for kind in 0..READERS {
                 let (cluster, told, streaming) = (&cluster, &told, &streaming);
+                let released = &released;
                 scope.spawn(move || {
                     let mut client = cluster.client(0, Sync::Asp);
                     streaming.wait();
                     let error = stream(&mut client, kind);
                     assert!(is_released(&error), "reader {kind}: {error}");
                     told.fetch_add(1, Ordering::Release);
+                    // One applier told the reader; another may still have its part of the table, and
+                    // take a push, until the call that releases it returns.
+                    let deadline = Deadline::after(Duration::from_secs(10));
+                    while !released.load(Ordering::Acquire) {
+                        assert!(!deadline.passed(), "the tables are not released");
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
                     go_on(&mut client);
                 });
             }
@@ -309,6 +318,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
             for table in tables {
                 owner.release_table(table).unwrap();
             }
+            released.store(true, Ordering::Release);
             // Tables of the same sizes take the memory over at once.
             for (n, spec) in specs.iter().enumerate() {
                 let mut spec = spec.spec().clone();

@@ -177,12 +177,16 @@ impl Run {
         assert!(!self.sockets.is_empty(), "servers listen on sockets");
     }
 
-    /// Waits until no process of it is left, the launcher neither.
+    /// Waits until no process of it is left, the launcher neither. One look is not enough: of a process
+    /// that ends after it has started another, a look that takes its time may see neither.
     pub(crate) fn until_nothing_is_left(&self) {
+        const LOOKS: u32 = 4;
         let deadline = Deadline::after(LIMIT);
-        while !marked(&self.variable).is_empty() {
-            let left = || format!("{:?}: {}", marked(&self.variable), self.said());
-            assert!(!deadline.passed(), "left {}", left());
+        let mut empty = 0;
+        while empty < LOOKS {
+            let left = marked(&self.variable);
+            empty = if left.is_empty() { empty + 1 } else { 0 };
+            assert!(!deadline.passed(), "left {left:?}: {}", self.said());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
