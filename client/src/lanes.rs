@@ -18,6 +18,7 @@ use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, m
 use tidewater_transport::limits::{COORDINATOR_LOOK, DOMAINS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use tidewater_transport::placement::Owner;
 use tidewater_transport::wait::wait_until;
+use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::counters::Counters;
 use crate::error::ClientError;
@@ -386,11 +387,19 @@ impl Lanes {
         }
     }
 
-    /// The coordinator's reason, where it has told one: when a server dies the others end too, and
-    /// one of those may be the first that this client misses.
+    /// The coordinator's reason, where it has told one: when a process dies the servers end too, and
+    /// one of those may be the first that this client misses. Then the reason is on its way, over another
+    /// connection than the server's end.
     #[cold]
     fn blame(&mut self, seen: ClientError) -> ClientError {
-        self.coordinator.check().err().unwrap_or(seen)
+        let reason = match &seen {
+            ClientError::ServerLost { .. } => self.coordinator.check_within(COORDINATOR_LOOK),
+            ClientError::Refused(refusal) if refusal.code == RefusalCode::ShuttingDown => {
+                self.coordinator.check_within(COORDINATOR_LOOK)
+            }
+            _ => self.coordinator.check(),
+        };
+        reason.err().unwrap_or(seen)
     }
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.

@@ -1,6 +1,8 @@
 //! How a client reaches the control planes: traits, so that the simulator and the embedded cluster
 //! stand behind the same client as sockets do.
 
+use std::time::Duration;
+
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Lane, RemoteAddr, TransportKind};
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
@@ -134,6 +136,14 @@ pub trait CoordinatorLink: Send {
     /// The failure of another process, the end of the cluster, or the connection's failure.
     fn check(&mut self) -> Result<(), ClientError> {
         Ok(())
+    }
+
+    /// The same for who has seen something end, and does not yet know why: waits for up to `patience`.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    fn check_within(&mut self, _patience: Duration) -> Result<(), ClientError> {
+        self.check()
     }
 
     /// This worker is done: nobody waits for it any more.

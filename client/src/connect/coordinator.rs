@@ -384,20 +384,32 @@ impl CoordinatorLink for NetCoordinatorLink {
     }
 
     fn check(&mut self) -> Result<(), ClientError> {
-        let now = Deadline::after(Duration::from_millis(1));
-        match self.conn.wait_notice(|| now.left()) {
-            Ok(notice) => self.take(notice),
-            Err(ConnError::TimedOut { .. }) => {}
-            Err(error) => {
-                // The reason that came before the end says more than the end.
-                let reason = self.failed.clone().map(ClientError::from);
-                return Err(reason.unwrap_or_else(|| control(&self.address, &error)));
+        self.check_within(Duration::from_millis(1))
+    }
+
+    fn check_within(&mut self, patience: Duration) -> Result<(), ClientError> {
+        let until = Deadline::after(patience);
+        loop {
+            let late = match self.conn.wait_notice(|| until.left()) {
+                Ok(notice) => {
+                    self.take(notice);
+                    false
+                }
+                Err(ConnError::TimedOut { .. }) => true,
+                Err(error) => {
+                    // The reason that came before the end says more than the end.
+                    let reason = self.failed.clone().map(ClientError::from);
+                    return Err(reason.unwrap_or_else(|| control(&self.address, &error)));
+                }
+            };
+            self.take_notices();
+            if let Some(refusal) = &self.failed {
+                return Err(refusal.clone().into());
+            }
+            if late || until.passed() {
+                return Ok(());
             }
         }
-        self.take_notices();
-        self.failed
-            .clone()
-            .map_or(Ok(()), |refusal| Err(refusal.into()))
     }
 
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError> {
