@@ -16,8 +16,8 @@ const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const CROWD: u32 = 32;
 /// Time of each count in a round.
 const CROWD_TIME: Duration = Duration::from_millis(200);
-/// Rows of a part so small that those of all workers fit a core's cache. (Keys and values of the calls do
-/// not, and of 256 drawn rows 162 are distinct: the contest is its own best number's only.)
+/// Rows of a part so small that those of all workers fit a core's cache; keys and values of their calls do
+/// not. A step draws 256 of them, 162 of which are distinct: compare its rows a second with each other only.
 const CACHED_ROWS: u64 = 256;
 /// Processes that tick together, and their ticks in a round.
 const TICKERS: u32 = 8;
