@@ -3,52 +3,46 @@
 //! With the cargo feature `planted`, the environment variable `TIDEWATER_PLANT` names one of
 //! [`Plant`]; without the feature [`on`] is `false` at compile time and costs nothing.
 
-/// A defect that can be planted. The table in `docs/TESTING.md` says which test catches which.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Plant {
-    /// A reader accepts a row without recomputing its hash.
-    AcceptWithoutHash,
-    /// A reader compares the version at both ends instead of the hash.
-    HeadTailVersion,
-    /// The row hash XORs key and version together, so (key, version) pairs collide.
-    LinearHashSeed,
-    /// The clock is published before the frames before it are applied.
-    TickBeforeApply,
-    /// A frame is applied again when its sequence number was seen.
-    SkipDuplicateCheck,
-    /// A poller sleeps without looking once more after announcing it.
-    SleepWithoutSecondLook,
-    /// A snapshot flips without copying untouched blocks forward.
-    SnapshotWithoutCopyForward,
-    /// A reply's slot and tag are left out of its hash.
-    ReplySlotOutsideHash,
-    /// A pushed location is believed without comparing the key.
-    PushByStaleLocation,
-    /// Rows before the offending one of a refused frame are applied.
-    ApplyHalfRefusedFrame,
-    /// Pushes of an `AtClock` table are applied on arrival.
-    AtClockOff,
+/// Defines [`Plant`] and the list of its names: one entry a defect, its doc comment above it.
+macro_rules! plants {
+    ($($(#[$doc:meta])+ $variant:ident = $name:literal;)+) => {
+        /// A defect that can be planted. The table in `docs/TESTING.md` says which test catches which.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub enum Plant {
+            $($(#[$doc])+ $variant,)+
+        }
+
+        impl Plant {
+            /// Every defect with its name in `TIDEWATER_PLANT`.
+            pub const ALL: &[(&'static str, Self)] = &[$(($name, Self::$variant),)+];
+        }
+    };
 }
 
-impl Plant {
-    /// Every defect with its name in `TIDEWATER_PLANT`.
-    pub const ALL: &[(&'static str, Self)] = &[
-        ("accept-without-hash", Self::AcceptWithoutHash),
-        ("head-tail-version", Self::HeadTailVersion),
-        ("linear-hash-seed", Self::LinearHashSeed),
-        ("tick-before-apply", Self::TickBeforeApply),
-        ("skip-duplicate-check", Self::SkipDuplicateCheck),
-        ("sleep-without-second-look", Self::SleepWithoutSecondLook),
-        (
-            "snapshot-without-copy-forward",
-            Self::SnapshotWithoutCopyForward,
-        ),
-        ("reply-slot-outside-hash", Self::ReplySlotOutsideHash),
-        ("push-by-stale-location", Self::PushByStaleLocation),
-        ("apply-half-refused-frame", Self::ApplyHalfRefusedFrame),
-        ("at-clock-off", Self::AtClockOff),
-    ];
+plants! {
+    /// A reader accepts a row without recomputing its hash.
+    AcceptWithoutHash = "accept-without-hash";
+    /// A reader compares the version at both ends instead of the hash.
+    HeadTailVersion = "head-tail-version";
+    /// The row hash XORs key and version together, so (key, version) pairs collide.
+    LinearHashSeed = "linear-hash-seed";
+    /// The clock is published before the frames before it are applied.
+    TickBeforeApply = "tick-before-apply";
+    /// A frame is applied again when its sequence number was seen.
+    SkipDuplicateCheck = "skip-duplicate-check";
+    /// A poller sleeps without looking once more after announcing it.
+    SleepWithoutSecondLook = "sleep-without-second-look";
+    /// A snapshot flips without copying untouched blocks forward.
+    SnapshotWithoutCopyForward = "snapshot-without-copy-forward";
+    /// A reply's slot and tag are left out of its hash.
+    ReplySlotOutsideHash = "reply-slot-outside-hash";
+    /// A pushed location is believed without comparing the key.
+    PushByStaleLocation = "push-by-stale-location";
+    /// Rows before the offending one of a refused frame are applied.
+    ApplyHalfRefusedFrame = "apply-half-refused-frame";
+    /// Pushes of an `AtClock` table are applied on arrival.
+    AtClockOff = "at-clock-off";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a
