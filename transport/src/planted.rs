@@ -43,6 +43,18 @@ plants! {
     ApplyHalfRefusedFrame = "apply-half-refused-frame";
     /// Pushes of an `AtClock` table are applied on arrival.
     AtClockOff = "at-clock-off";
+    /// A tick leaves the sum of the gradients of a `Reduce::Mean` table undivided.
+    MeanWithoutDivision = "mean-without-division";
+    /// A tick divides by the number of pushes, not by the number of workers that pushed.
+    MeanOverPushes = "mean-over-pushes";
+    /// A tick applies the assign after the sum and the gradient.
+    AssignLastAtTick = "assign-last-at-tick";
+    /// A finished worker leaves one clock domain, not all.
+    FinishLeavesOneDomain = "finish-leaves-one-domain";
+    /// A tick of any clock domain is sent as one of domain 0.
+    TickOfDomainZero = "tick-of-domain-zero";
+    /// Duplicate keys of one push of f64: the last value is sent, not the sum.
+    DuplicateF64LastWins = "duplicate-f64-last-wins";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

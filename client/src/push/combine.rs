@@ -1,5 +1,6 @@
 //! Duplicate keys of one push: sums and gradients are added, of assigns the last wins.
 
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::{DType, PushOp};
 
 /// Scratch memory, kept between calls so that none allocates once warm.
@@ -64,6 +65,10 @@ fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
             }
         }};
     }
+    if planted::on(Plant::DuplicateF64LastWins) && dtype == DType::F64 {
+        acc.copy_from_slice(row);
+        return;
+    }
     match dtype {
         DType::F32 => each!(f32, |a: f32, b: f32| a + b),
         DType::F64 => each!(f64, |a: f64, b: f64| a + b),
@@ -92,6 +97,30 @@ mod tests {
         );
         c.combine(DType::F32, PushOp::Assign, &keys, &values, 4);
         assert_eq!(c.values, bytes(&[16.0, 32.0, 8.0]));
+    }
+
+    /// Keys 5, 9, 5, 9, 5 with values 1, 10, 2, 20, 4: 7 and 30, in every element type.
+    #[test]
+    fn duplicate_keys_are_summed_in_every_type() {
+        macro_rules! check {
+            ($dtype:expr, $t:ty) => {{
+                let bytes = |values: &[$t]| -> Vec<u8> {
+                    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+                };
+                let values = [1, 10, 2, 20, 4].map(|v| v as $t);
+                for op in [PushOp::Sum, PushOp::Gradient] {
+                    let mut c = Combiner::default();
+                    let row_bytes = size_of::<$t>();
+                    c.combine($dtype, op, &[5, 9, 5, 9, 5], &bytes(&values), row_bytes);
+                    assert_eq!(c.keys, [5, 9], "{:?}", $dtype);
+                    assert_eq!(c.values, bytes(&[7 as $t, 30 as $t]), "{:?}", $dtype);
+                }
+            }};
+        }
+        check!(DType::F32, f32);
+        check!(DType::F64, f64);
+        check!(DType::I32, i32);
+        check!(DType::I64, i64);
     }
 
     #[test]

@@ -13,6 +13,7 @@ pub mod kernels;
 pub mod pending;
 mod push;
 pub mod records;
+mod reduce;
 pub mod table;
 mod tick;
 mod tick_blocks;

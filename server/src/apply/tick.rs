@@ -15,9 +15,10 @@ use tidewater_transport::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::kernels::{accumulate, scale};
+use super::kernels::accumulate;
 use super::pending::Held;
 use super::push::word;
+use super::reduce::{Ranks, tick_order};
 use super::table::{Store, Table};
 use crate::clocks::Moved;
 use crate::namespace::{FrameSender, NamespaceId};
@@ -29,7 +30,7 @@ struct Reduced {
     assign: Option<Vec<u8>>,
     sum: Option<Vec<u8>>,
     gradient: Option<Vec<u8>>,
-    ranks: Vec<WorkerId>,
+    ranks: Ranks,
 }
 
 impl Reduced {
@@ -41,9 +42,7 @@ impl Reduced {
             }
             PushOp::Sum => &mut self.sum,
             PushOp::Gradient => {
-                if self.ranks.last() != Some(&rank) {
-                    self.ranks.push(rank);
-                }
+                self.ranks.add(rank);
                 &mut self.gradient
             }
         };
@@ -56,16 +55,16 @@ impl Reduced {
     /// What is to be applied, in order.
     fn steps(mut self, dtype: DType, reduce: Reduce) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
         if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient) {
-            scale(dtype, g, 1.0 / self.ranks.len().max(1) as f64);
+            self.ranks.mean(dtype, g);
         }
-        let of = |op, values: Option<Vec<u8>>| values.map(|v| (op, v));
-        [
-            of(PushOp::Assign, self.assign),
-            of(PushOp::Sum, self.sum),
-            of(PushOp::Gradient, self.gradient),
-        ]
-        .into_iter()
-        .flatten()
+        tick_order().into_iter().filter_map(move |op| {
+            let values = match op {
+                PushOp::Assign => self.assign.take(),
+                PushOp::Sum => self.sum.take(),
+                PushOp::Gradient => self.gradient.take(),
+            };
+            values.map(|values| (op, values))
+        })
     }
 }
 
@@ -80,7 +79,7 @@ impl Engine {
             return Err((RejectCode::BadClock, [told, u64::from(header.partition)]));
         }
         let domain = DomainId(header.partition as u8);
-        if told == CLOCK_FINISHED {
+        if told == CLOCK_FINISHED && !planted::on(Plant::FinishLeavesOneDomain) {
             // Of every domain: also of those that this worker never ticked in.
             self.remove_worker(sender.namespace, sender.rank);
             return Ok(Effect::Clock);

@@ -7,14 +7,14 @@
 
 use std::ops::Range;
 
-use tidewater_transport::ids::WorkerId;
 use tidewater_transport::layout::dense::BlockLayout;
 use tidewater_transport::layout::frame::FrameKind;
 use tidewater_transport::table::{DType, PushOp, Reduce};
 
 use super::engine::Engine;
-use super::kernels::{accumulate, scale};
+use super::kernels::accumulate;
 use super::pending::{Held, Pending};
+use super::reduce::{Ranks, tick_order};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
@@ -44,15 +44,10 @@ impl Segment {
     }
 }
 
-/// Assignments come first, then sums, then one step of the gradient.
-const ORDER: [PushOp; 3] = [PushOp::Assign, PushOp::Sum, PushOp::Gradient];
-
-const fn order_of(op: PushOp) -> u8 {
-    match op {
-        PushOp::Assign => 0,
-        PushOp::Sum => 1,
-        PushOp::Gradient => 2,
-    }
+/// Place of an operation in [`tick_order`].
+fn order_of(op: PushOp) -> u8 {
+    let place = tick_order().iter().position(|&at| at == op);
+    place.unwrap_or_default() as u8
 }
 
 /// Buffers of a tick, kept from one to the next so that a steady step allocates nothing. They
@@ -145,7 +140,10 @@ impl Buffers {
                 .values
                 .get_mut(elements.start * size..elements.end * size);
             let into = into.unwrap_or_default();
-            match op.map(usize::from).and_then(|order| ORDER.get(order)) {
+            match op
+                .map(usize::from)
+                .and_then(|order| tick_order().get(order).copied())
+            {
                 Some(PushOp::Assign) => into.copy_from_slice(&self.part),
                 _ => accumulate(rules.dtype, into, &self.part),
             }
@@ -155,11 +153,7 @@ impl Buffers {
         merge(&mut self.runs);
         if op == Some(order_of(PushOp::Gradient)) {
             if rules.reduce == Reduce::Mean {
-                scale(
-                    rules.dtype,
-                    &mut self.values,
-                    1.0 / ranks.count.max(1) as f64,
-                );
+                ranks.mean(rules.dtype, &mut self.values);
             }
             if rules.counts_steps {
                 self.runs.clear();
@@ -190,7 +184,7 @@ impl Buffers {
                 rules,
             );
             from += count;
-            let Some(&op) = ORDER.get(usize::from(order)) else {
+            let Some(&op) = tick_order().get(usize::from(order)) else {
                 continue;
             };
             let base = block * layout.block_elements();
@@ -203,21 +197,6 @@ impl Buffers {
             }
         }
         Ok(())
-    }
-}
-
-/// Counts ranks that come in order.
-#[derive(Debug, Default)]
-struct Ranks {
-    last: Option<WorkerId>,
-    count: usize,
-}
-
-impl Ranks {
-    fn add(&mut self, rank: WorkerId) {
-        if self.last != Some(rank) {
-            (self.last, self.count) = (Some(rank), self.count + 1);
-        }
     }
 }
 

@@ -20,8 +20,8 @@ pub(super) trait Element: Copy + PartialOrd {
 
     /// The sum; integers wrap.
     fn plus(self, other: Self) -> Self;
-    /// `self * by`: see [`super::scale`].
-    fn scaled(self, by: f64) -> Self;
+    /// `self / by`: see [`super::divide`].
+    fn divided(self, by: f64) -> Self;
     /// The nearest value (ties to even); integers saturate, NaN becomes 0.
     fn nearest(value: f64) -> Self;
     /// `nearest` for floats, the largest integer not above `value` for integers.
@@ -84,8 +84,8 @@ macro_rules! float {
                 self + other
             }
             #[inline(always)]
-            fn scaled(self, by: f64) -> Self {
-                self * Self::nearest(by)
+            fn divided(self, by: f64) -> Self {
+                self / Self::nearest(by)
             }
             #[inline(always)]
             fn nearest(value: f64) -> Self {
@@ -154,8 +154,8 @@ macro_rules! integer {
                 self.wrapping_add(other)
             }
             #[inline(always)]
-            fn scaled(self, by: f64) -> Self {
-                Self::nearest(self as f64 * by)
+            fn divided(self, by: f64) -> Self {
+                Self::nearest(self as f64 / by)
             }
             #[inline(always)]
             fn nearest(value: f64) -> Self {

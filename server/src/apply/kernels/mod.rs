@@ -205,21 +205,23 @@ pub fn accumulate(dtype: DType, acc: &mut [u8], values: &[u8]) {
     }
 }
 
-/// `acc *= by`, element by element: the mean of n rows is their sum scaled by `1.0 / n`.
+/// `acc /= by`, element by element: the mean of `by` rows from their sum.
 ///
-/// f32 rounds `by` to f32 first. Integers are multiplied in f64 and rounded to the nearest, ties
-/// to even, and saturate: beyond 2^53 an i64 loses its low bits.
-pub fn scale(dtype: DType, acc: &mut [u8], by: f64) {
+/// Floats take one IEEE 754 division, the correctly rounded mean of the sum; a product with the rounded
+/// 1/n differs from it in the last bit for some sums, from n = 3 on. Integers are divided in f64 and
+/// rounded to the nearest, ties to even: beyond 2^53 an i64 loses its low bits.
+pub fn divide(dtype: DType, acc: &mut [u8], by: u32) {
     match dtype {
-        DType::F32 => scale_row::<f32>(acc, by),
-        DType::F64 => scale_row::<f64>(acc, by),
-        DType::I32 => scale_row::<i32>(acc, by),
-        DType::I64 => scale_row::<i64>(acc, by),
+        DType::F32 => divide_row::<f32>(acc, by),
+        DType::F64 => divide_row::<f64>(acc, by),
+        DType::I32 => divide_row::<i32>(acc, by),
+        DType::I64 => divide_row::<i64>(acc, by),
     }
 }
 
-fn scale_row<T: Element>(acc: &mut [u8], by: f64) {
+fn divide_row<T: Element>(acc: &mut [u8], by: u32) {
+    let by = f64::from(by);
     for x in T::split_mut(acc) {
-        *x = T::load(*x).scaled(by).store();
+        *x = T::load(*x).divided(by).store();
     }
 }
