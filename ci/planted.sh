@@ -38,6 +38,7 @@ verdict() {
 }
 
 while IFS=$'\t' read -r plant crate target test <&3; do
+    [[ $target != loom ]] || continue # ci/loom.sh runs those
     outcome=$(verdict "$plant" "$crate" "$target" "$test")
     printf '%-30s %s  %s %s %s\n' "$plant" "$outcome" "$crate" "$target" "$test"
     if [[ $outcome == caught ]]; then caught=$((caught + 1)); else

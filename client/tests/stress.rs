@@ -20,6 +20,7 @@ use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, TableBu
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::planted;
 use tidewater_transport::table::{PushOp, Reduce};
 
 /// These tests measure: one at a time.
@@ -35,15 +36,20 @@ fn spin(time: Duration) {
     }
 }
 
-/// The slowest of 1,000 pushes after idle gaps around the 20 us after which both ends sleep.
-fn slowest_wake_up(transport: TransportKind, rng: &mut Rng) -> Duration {
+/// The slowest of `pushes`, each after an idle gap of less than `gap_max`.
+fn slowest_of_pushes(
+    transport: TransportKind,
+    pushes: u32,
+    gap_max: Duration,
+    rng: &mut Rng,
+) -> Duration {
     let cluster = Cluster::start(transport, 1, 1, 1);
     let mut client = cluster.client(0, Sync::Asp);
     let spec = TableBuilder::sparse::<i64>("t", 1);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
     let mut slowest = Duration::ZERO;
-    for _ in 0..1_000 {
-        spin(Duration::from_nanos(rng.below(60_000)));
+    for _ in 0..pushes {
+        spin(Duration::from_nanos(rng.below(gap_max.as_nanos() as u64)));
         let start = clock::now();
         let ticket = client.push_rows(&table, &[1], &[1], PushOp::Sum).unwrap();
         client.wait_applied(&ticket).unwrap();
@@ -73,13 +79,36 @@ fn wake_ups_are_not_lost(transports: &[TransportKind]) {
         let limit = Duration::from_millis(if transport == Verbs { 400 } else { 100 });
         let mut seen = Vec::new();
         let calm = (0..3).any(|_| {
-            let slowest = slowest_wake_up(transport, &mut rng);
+            // Both ends sleep after 20 us.
+            let slowest = slowest_of_pushes(transport, 1_000, Duration::from_micros(60), &mut rng);
             seen.push(slowest);
             slowest < limit
         });
         println!("{transport}: 1,000 pushes after idle gaps, the slowest of each run {seen:?}");
         assert!(calm, "{transport}: {seen:?}");
     }
+}
+
+/// The window between the last look and the announcement takes 1 ms here, not 20 ns. (A pause of the producer
+/// between its store and its look at the parked flag would hide a lost wake-up: the flag is set by then.) Catches `TIDEWATER_PLANT=sleep-without-second-look`.
+#[test]
+fn no_wake_up_is_lost_in_widened_windows() {
+    const WINDOW: Duration = Duration::from_millis(1);
+    // A lost wake-up costs the push its deadline, or the client 500 ms. A busy machine costs less.
+    const LIMIT: Duration = Duration::from_millis(400);
+    let _alone = alone();
+    let mut rng = Rng(seed());
+    planted::set_window(WINDOW);
+    let mut rounds = Vec::new();
+    for _ in 0..3 {
+        rounds.push(slowest_of_pushes(Shm, 50, 2 * WINDOW, &mut rng));
+        if rounds.last() < Some(&LIMIT) {
+            break;
+        }
+    }
+    planted::set_window(Duration::ZERO);
+    println!("50 pushes with windows of {WINDOW:?}, the slowest of each round: {rounds:?}");
+    assert!(rounds.last() < Some(&LIMIT), "{rounds:?}");
 }
 
 /// Voluntary context switches and clock ticks (10 ms) of every applier thread of this process.

@@ -41,6 +41,7 @@ pub fn wait_until<T, E>(
             // The spin went on until the deadline.
             return look();
         }
+        planted::widen_window();
         sleeper.announce();
         let second = if planted::on(Plant::SleepWithoutSecondLook) {
             Ok(None)

@@ -298,11 +298,11 @@ impl BlockPull<'_> {
                 .head
                 .get(at..)
                 .and_then(|b| b.first_chunk::<8>());
-            TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b))).seq(piece.part.salt)
+            TaggedU32(bytes.map_or(0, |b| u64::from_le_bytes(*b)))
         };
         for block in 0..self.blocks_of(piece) {
             let [before, after] = words.map(|at| word(at + block * 8));
-            if before.is_none_or(|seq| seq % 2 != 0) || before != after {
+            if !before.accepts(after, piece.part.salt) {
                 let from = (first_block + block as u64) * per_block;
                 again.push(Piece {
                     first: from.max(piece.first),
@@ -484,7 +484,7 @@ impl BlockPull<'_> {
         self.read(piece.part.lane, &ops, LINE_BYTES, skew, out)?;
         let after = self.snapshot_line(0, piece.part.salt);
         Ok(after
-            .filter(|a| a.building <= before.front.saturating_add(1))
+            .filter(|after| before.accepts(after))
             .map(|_| before.front))
     }
 

@@ -13,6 +13,7 @@ use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::hash::line_chk;
 use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowVersion};
 use tidewater_transport::mem::WordsMut;
+use tidewater_transport::mem::versioned::{RowHead, store_row};
 use tidewater_transport::sync::{Ordering, fence};
 
 use super::StoreError;
@@ -95,9 +96,11 @@ impl<'a> RowWords<'a> {
 
     #[inline(always)]
     fn store(&self, [ver, chk]: [u64; 2], payload: &[u8], state: &[u8]) {
-        self.row.store(0, ver);
-        self.row.store(8, chk);
-        self.row.copy_in(ROW_HEADER_BYTES, payload);
+        let head = RowHead {
+            version: ver,
+            checksum: chk,
+        };
+        store_row(self.row, head, payload);
         self.state.copy_in(0, state);
     }
 }

@@ -12,6 +12,7 @@
 
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::hash::line_chk;
+use tidewater_transport::mem::versioned::{BlockVersions, store_block};
 use tidewater_transport::sync::{Ordering, fence};
 
 use super::StoreError;
@@ -104,8 +105,7 @@ impl Redo {
         Ok(())
     }
 
-    /// The seqlock's writer. Its other half is the reader of `docs/PROTOCOL.md`: version word with
-    /// Acquire, payload, `fence(Acquire)`, version word again; it accepts two equal even words.
+    /// Stores a block, readable, and then its state.
     fn store_block(
         &self,
         place: &BlockPlace,
@@ -115,13 +115,11 @@ impl Redo {
         let public = self.memory.public.region();
         let version = public.words_mut(place.version_at, 8)?;
         let target = public.words_mut(place.payload_at, payload.len())?;
-        version.store(0, place.versions[0]);
-        // SYNC: block. A reader that copied any word stored below has synchronised with this fence
-        // through its own, so its second look sees the odd word or a later one: it rejects.
-        fence(Ordering::Release);
-        target.copy_in(0, payload);
-        // SYNC: block. A reader whose first look sees this word sees all of the payload above.
-        version.store_release(0, place.versions[1]);
+        let versions = BlockVersions {
+            writing: place.versions[0],
+            done: place.versions[1],
+        };
+        store_block(version, versions, target, payload);
         let private = self.memory.private.region();
         let mut rest = state;
         for piece in place.pieces {

@@ -30,6 +30,14 @@ impl TaggedU32 {
         }
     }
 
+    /// Whether a block whose version word was `self` before its payload was read and `after` behind it is
+    /// complete: both words are of this table, equal and even.
+    #[inline]
+    pub fn accepts(self, after: Self, salt: u64) -> bool {
+        let before = self.seq(salt);
+        before.is_some_and(|seq| seq % 2 == 0) && before == after.seq(salt)
+    }
+
     const fn tag(seq: u32, salt: u64) -> u32 {
         mix32(seq ^ salt as u32) ^ (salt >> 32) as u32
     }

@@ -97,9 +97,11 @@ impl H64 {
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
         let (blocks, tail) = bytes.as_chunks::<64>();
+        let seeded = self;
         for block in blocks {
             self.block(&line_from_bytes(block));
         }
+        self.forget_earlier_lines(seeded, blocks);
         if tail.is_empty() {
             return self.finish(&[]);
         }
@@ -111,15 +113,28 @@ impl H64 {
     pub fn finish_copying(mut self, bytes: &[u8], to: &mut [u8]) -> u64 {
         let (blocks, tail) = bytes.as_chunks::<64>();
         let (to_blocks, to_tail) = to.as_chunks_mut::<64>();
+        let seeded = self;
         for (block, to) in blocks.iter().zip(to_blocks) {
             self.block(&line_from_bytes(block));
             *to = *block;
         }
+        self.forget_earlier_lines(seeded, blocks);
         if tail.is_empty() {
             return self.finish(&[]);
         }
         to_tail.copy_from_slice(tail);
         self.finish_tail(tail)
+    }
+
+    /// The mutant `hash-last-line-only`: the state of all lines but the last is dropped.
+    #[inline(always)]
+    pub(crate) fn forget_earlier_lines(&mut self, seeded: Self, blocks: &[[u8; 64]]) {
+        if planted::on(Plant::HashLastLineOnly)
+            && let Some(last) = blocks.last()
+        {
+            *self = seeded;
+            self.block(&line_from_bytes(last));
+        }
     }
 
     /// [`Self::finish_bytes`] of less than a block. A function of its own: most rows have no such tail.

@@ -139,6 +139,12 @@ impl SnapshotLine {
         ]
     }
 
+    /// Whether the buffer that `self` names, read after it and before `after`, is complete: the buffer of epoch
+    /// e is first written again when e + 2 is being built.
+    pub const fn accepts(&self, after: &Self) -> bool {
+        after.building <= self.front.saturating_add(1)
+    }
+
     /// From a line, if it proves itself.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let snapshot = Self {

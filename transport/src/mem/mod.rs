@@ -18,6 +18,7 @@ pub mod publish;
 pub mod region;
 pub mod rows;
 pub mod shared;
+pub mod versioned;
 
 #[cfg(not(loom))]
 pub use buffer::Buffer;

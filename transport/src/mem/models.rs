@@ -1,16 +1,20 @@
-//! Loom models of what readers and writers of shared words rely on. Each comes with the variant
-//! that lacks one fence or one check, and loom must find what that breaks: a model that cannot
-//! fail proves nothing.
+//! Loom models of what readers and writers of shared words rely on: they run the functions that servers and
+//! clients run. Each has a variant that lacks one check, or a mutant that lacks one fence, and loom must find
+//! what that breaks.
 
 use loom::thread;
 
-use super::publish::{cell, publish, read_fence};
+use super::publish::{cell, publish};
+use super::rows::copy_row;
+use super::versioned::{
+    self, BlockVersions, RowHead, begin_buffer, publish_snapshot, store_block, store_row,
+};
 use super::{Words, WordsMut};
 use crate::layout::dense::TaggedU32;
-use crate::layout::lines::CheckedU64;
+use crate::layout::lines::{CheckedU64, SnapshotLine};
 use crate::layout::row::{RowVersion, row_chk};
 use crate::layout::word_at;
-use crate::sync::{Arc, AtomicU64, Ordering, fence};
+use crate::sync::{Arc, AtomicU64};
 
 const SALT: u64 = 0x5eed;
 
@@ -64,38 +68,34 @@ fn loom_finds_stale_frames_without_the_release_fence() {
     ring(|to, at, bytes| to.copy_in(at, bytes));
 }
 
-/// A row of two words that goes from version 1 to 2. Memory: ver, chk, payload (2 words). `accept`
-/// is told the version before and after, what was copied, and whether the hash fits.
+/// A row of two words that goes from version 1 to 2, by the writer and the reader of the product. `accept` is
+/// given the version before and after, and whether the checksum matches.
 fn row(accept: fn(u64, u64, bool) -> bool) {
     const KEY: u64 = 42;
-    let image = |counter: u64| {
-        let payload = [counter * 11, counter * 13];
+    let payload = |counter: u64| [counter * 11, counter * 13];
+    let head = move |counter: u64| {
         let ver = RowVersion::new(1, counter);
-        let chk = row_chk(SALT, KEY, ver, &bytes(&payload));
-        [ver.0, chk, payload[0], payload[1]]
+        RowHead {
+            version: ver.0,
+            checksum: row_chk(SALT, KEY, ver, &bytes(&payload(counter))),
+        }
     };
     loom::model(move || {
-        let memory = words(image(1));
+        let (first, [a, b]) = (head(1), payload(1));
+        let memory = words([first.version, first.checksum, a, b]);
         let applier = {
             let memory = Arc::clone(&memory);
             thread::spawn(move || {
-                let [ver, chk, a, b] = image(2);
                 let row = WordsMut::new(&*memory);
-                row.store(16, a);
-                row.store(24, b);
-                row.store(0, ver);
-                row.store(8, chk);
+                store_row(row, head(2), &bytes(&payload(2)));
             })
         };
         let row = Words::new(&*memory);
-        let mut copy = [0; 32];
-        row.copy_out(0, &mut copy);
-        let after = row.load(0);
-        let (ver, chk) = (word_at(&copy, 0), word_at(&copy, 8));
-        let proven = row_chk(SALT, KEY, RowVersion(ver), &copy[16..]) == chk;
-        if accept(ver, after, proven) {
-            let whole = image(RowVersion(ver).counter());
-            assert_eq!(copy.to_vec(), bytes(&whole), "mixture of versions");
+        let mut out = [0; 16];
+        let copy = copy_row(row, SALT, KEY, &mut out);
+        if accept(copy.ver.0, row.load(0), copy.proven) {
+            let complete = bytes(&payload(copy.ver.counter()));
+            assert_eq!(out.to_vec(), complete, "mixture of versions");
         }
         applier.join().unwrap();
     });
@@ -112,57 +112,137 @@ fn loom_finds_mixed_rows_when_only_the_version_is_compared() {
     row(|before, after, _| before == after);
 }
 
-/// A block of two words that goes from sequence 0 to 2. Memory: version word, data (2 words).
-/// Reads as a dense pull does: A, fence, B, fence, C.
-fn block(writer_fence: fn(), reader_fence: fn()) {
+/// One one-sided read of whole words.
+fn read<const N: usize>(memory: &[AtomicU64], at: usize, fence: bool) -> [u64; N] {
+    let mut head = vec![0; N * 8];
+    let from = Words::new(&memory[at / 8..at / 8 + N]);
+    versioned::copy_out(from, fence, &mut head, &mut []);
+    std::array::from_fn(|i| word_at(&head, i * 8))
+}
+
+/// A block of two words that goes from sequence 0 to 2. Memory: version word, data (2 words). Reads as a pull
+/// of a range does: version, payload, version, the latter two fenced if `fenced` says so.
+fn block(fenced: [bool; 2]) {
     let tagged = |seq: u32| TaggedU32::new(seq, SALT).0;
     loom::model(move || {
         let memory = words([tagged(0), 0, 0]);
         let applier = {
             let memory = Arc::clone(&memory);
             thread::spawn(move || {
-                let block = WordsMut::new(&*memory);
-                block.store(0, tagged(1));
-                writer_fence();
-                block.store(8, 2);
-                block.store(16, 2);
-                block.store_release(0, tagged(2));
+                let versions = BlockVersions {
+                    writing: tagged(1),
+                    done: tagged(2),
+                };
+                let (version, data) = memory.split_at(1);
+                let (version, data) = (WordsMut::new(version), WordsMut::new(data));
+                store_block(version, versions, data, &bytes(&[2, 2]));
             })
         };
-        let block = Words::new(&*memory);
-        let a = TaggedU32(block.load(0));
-        read_fence();
-        let data = [block.load(8), block.load(16)];
-        reader_fence();
-        let c = TaggedU32(block.load(0));
-        if let (Some(before), Some(after)) = (a.seq(SALT), c.seq(SALT))
-            && before == after
-            && before.is_multiple_of(2)
-        {
-            assert_eq!(data, [u64::from(before); 2], "mixed block");
+        let [before] = read(&*memory, 0, false).map(TaggedU32);
+        let data: [u64; 2] = read(&*memory, 8, fenced[0]);
+        let [after] = read(&*memory, 0, fenced[1]).map(TaggedU32);
+        if before.accepts(after, SALT) {
+            let seq = before.seq(SALT).unwrap();
+            assert_eq!(data, [u64::from(seq); 2], "mixed block");
         }
         applier.join().unwrap();
     });
 }
 
-// SYNC: blocks. Pairs with `read_fence`.
-fn release() {
-    fence(Ordering::Release);
-}
-
+/// Catches `block-without-fence`, `block-version-relaxed` and `read-without-fence`.
 #[test]
 fn loom_an_accepted_block_is_of_one_sequence() {
-    block(release, read_fence);
+    block([true, true]);
 }
 
 #[test]
 #[should_panic(expected = "mixed block")]
-fn loom_finds_mixed_blocks_without_the_readers_fence() {
-    block(release, || ());
+fn loom_finds_mixed_blocks_when_the_second_look_is_not_fenced() {
+    block([true, false]);
 }
 
 #[test]
 #[should_panic(expected = "mixed block")]
-fn loom_finds_mixed_blocks_without_the_writers_fence() {
-    block(|| (), read_fence);
+fn loom_finds_mixed_blocks_when_the_payload_is_not_fenced() {
+    block([false, true]);
+}
+
+/// A released block: its version word is voided, then its memory holds another table's values. A reader that
+/// read those has seen the void word. Catches `void-without-fence`.
+#[test]
+fn loom_released_memory_is_void_before_it_is_reused() {
+    let version = TaggedU32::new(4, SALT);
+    loom::model(move || {
+        let memory = words([version.0, 4]);
+        let applier = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                versioned::void(WordsMut::new(&memory[..1]), 8);
+                WordsMut::new(&memory[1..]).store(0, 99);
+            })
+        };
+        let [data] = read(&*memory, 8, false);
+        let [after] = read(&*memory, 0, true).map(TaggedU32);
+        if after.seq(SALT).is_some() {
+            assert_eq!(data, 4, "another table's value");
+        }
+        applier.join().unwrap();
+    });
+}
+
+const LINE: usize = 64;
+
+/// A snapshot of one word in each of its two buffers, which follow the line. `write` is the applier; what a
+/// reader accepts is the epoch that it saw in front.
+fn snapshot(from: SnapshotLine, buffers: [u64; 2], write: fn(WordsMut<'_>, WordsMut<'_>)) {
+    loom::model(move || {
+        let mut image = [0; 10];
+        image[..8].copy_from_slice(&from.to_line(SALT));
+        image[8..].copy_from_slice(&buffers);
+        let memory = words(image);
+        let applier = {
+            let memory = Arc::clone(&memory);
+            thread::spawn(move || {
+                let (line, buffers) = memory.split_at(8);
+                write(WordsMut::new(line), WordsMut::new(buffers));
+            })
+        };
+        let line = |fence| SnapshotLine::from_line(&read(&*memory, 0, fence), SALT);
+        if let Some(before) = line(false) {
+            let at = LINE + 8 * (before.front % 2) as usize;
+            let [value] = read(&*memory, at, true);
+            if line(true).is_some_and(|after| before.accepts(&after)) {
+                assert_eq!(value, before.front, "a buffer of another epoch");
+            }
+        }
+        applier.join().unwrap();
+    });
+}
+
+fn snapshot_line(front: u64, building: u64) -> SnapshotLine {
+    SnapshotLine {
+        front,
+        building,
+        min_clock: 0,
+        applied: 0,
+    }
+}
+
+/// Epoch 2 is built in buffer 0 and published. Catches `snapshot-line-without-fence`.
+#[test]
+fn loom_a_published_snapshot_is_complete() {
+    snapshot(snapshot_line(1, 2), [0, 1], |line, buffers| {
+        buffers.store(0, 2);
+        publish_snapshot(line, &snapshot_line(2, 2).to_line(SALT));
+    });
+}
+
+/// Epoch 3 begins and overwrites buffer 1, in which readers of epoch 1 may be. Catches `epoch-without-fence`.
+#[test]
+fn loom_a_reader_of_an_old_epoch_notices_that_its_buffer_is_rewritten() {
+    snapshot(snapshot_line(1, 2), [2, 1], |line, buffers| {
+        publish_snapshot(line, &snapshot_line(2, 3).to_line(SALT));
+        begin_buffer();
+        buffers.store(8, 3);
+    });
 }

@@ -135,12 +135,14 @@ impl<'a> Words<'a> {
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
         let (lines, rest) = words.as_chunks();
         let (wide, tail) = out.as_chunks_mut();
+        let seeded = hash;
         let mut n = 0;
         while let (Some(line), Some(copy)) = (lines.get(n), wide.get_mut(n)) {
             line::copy_out(line, copy);
             hash.block(&line_from_bytes(copy));
             n += 1;
         }
+        hash.forget_earlier_lines(seeded, wide);
         if tail.is_empty() {
             return hash.finish(&[]);
         }

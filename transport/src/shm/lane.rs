@@ -10,8 +10,8 @@ use crate::fabric::{
     SIGNAL_BYTES_MAX, TransportKind,
 };
 use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
-use crate::mem::publish::{publish, read_fence};
-use crate::mem::{Region, WordsMut};
+use crate::mem::publish::publish;
+use crate::mem::{Region, WordsMut, versioned};
 use crate::sync::{Arc, Ordering, fence};
 use crate::wake::Bell;
 
@@ -143,13 +143,9 @@ impl ShmLane {
                 region.words(at, op.len as usize).map_err(|_| OUTSIDE)
             });
             let words = words.map_err(|why| refused(op.from, u64::from(op.len), why))?;
-            if op.fence {
-                read_fence();
-            }
             let head = &mut into.head[op.head_at..op.head_at + head_len];
-            words.copy_out(0, head);
             let body = &mut into.body[op.body_at..op.body_at + body_len];
-            words.copy_out(head_len, body);
+            versioned::copy_out(words, op.fence, head, body);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What holds on any host, with RDMA or without.
+//! The error of a host without RDMA, and the adapter of an address.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,8 +32,9 @@ fn a_host_without_rdma_says_so_in_words() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn the_adapter_is_the_one_of_the_address() {
-    let Some(adapter) = adapter() else { return };
+    let adapter = adapter();
     let limits = *adapter.device().limits();
     println!(
         "{:?} port {} index {} {} mtu {}: {limits:?}",

@@ -15,8 +15,9 @@ use crate::rig::{Memory, Rig, adapter};
 const SOON: Duration = Duration::from_secs(1);
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_pair_in_error_gives_everything_back() {
-    let Some(mut rig) = Rig::new() else { return };
+    let mut rig = Rig::new();
     rig.far.pair.post_receives(5, 16).unwrap();
     rig.far.pair.into_error().unwrap();
     rig.far.pair.into_error().unwrap();
@@ -38,18 +39,18 @@ fn a_pair_in_error_gives_everything_back() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_pair_with_a_bound_window_is_destroyed_at_once() {
     // Others use the processors too: the fastest of three tells.
-    let ends: Option<Vec<Duration>> = (0..3).map(|_| end_with_a_bound_window()).collect();
-    let Some(ends) = ends else { return };
+    let ends: Vec<Duration> = (0..3).map(|_| end_with_a_bound_window()).collect();
     println!("a pair with a bound window ended in {ends:?}");
     assert!(ends.iter().min() < Some(&SOON), "{ends:?}");
 }
 
 /// How long a pair takes to end that is written through a window, as when a client's lane is
 /// recovered; and nothing lands after that (F11).
-fn end_with_a_bound_window() -> Option<Duration> {
-    let mut rig = Rig::new()?;
+fn end_with_a_bound_window() -> Duration {
+    let mut rig = Rig::new();
     let inbox = Memory::new(&rig.pd, 0, Access::LOCAL_WRITE | Access::WINDOWS);
     let window = MemoryWindow::new(&rig.pd).unwrap();
     let len = inbox.mr.len();
@@ -85,12 +86,13 @@ fn end_with_a_bound_window() -> Option<Duration> {
     rig.near.pair.into_error().unwrap();
     while rig.near.completions(1)[0].wr_id != 99 {}
     assert_eq!(region.words(0, len).unwrap().load(0), !before);
-    Some(took)
+    took
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn objects_may_be_dropped_in_any_order() {
-    let Some(rig) = Rig::new() else { return };
+    let rig = Rig::new();
     let (local, open) = (rig.local(), rig.open());
     let Rig {
         near,
@@ -113,17 +115,19 @@ fn objects_may_be_dropped_in_any_order() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_device_that_is_still_used_is_not_opened_again() {
-    let Some(first) = adapter() else { return };
+    let first = adapter();
     let device = Arc::clone(first.device());
     let pd = ProtectionDomain::new(&device).unwrap();
     drop((first, device));
     // Others of these tests may hold the adapter meanwhile: then this shows less.
-    let again = adapter().unwrap();
+    let again = adapter();
     assert!(Arc::ptr_eq(again.device(), pd.device()));
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn objects_go_to_other_threads() {
     fn send<T: Send>() {}
     fn shared<T: Send + Sync>() {}
@@ -136,7 +140,7 @@ fn objects_go_to_other_threads() {
     shared::<Arc<ProtectionDomain>>();
     shared::<Arc<Device>>();
 
-    let Some(mut rig) = Rig::new() else { return };
+    let mut rig = Rig::new();
     let open = rig.open();
     std::thread::spawn(move || {
         let mut chain = rig.chain();
@@ -151,11 +155,12 @@ fn objects_go_to_other_threads() {
 }
 
 #[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn many_pairs_come_and_go() {
-    let Some(rig) = Rig::new() else { return };
+    let rig = Rig::new();
     let began = clock::now();
     for _ in 0..50 {
-        let Some(mut it) = Rig::new() else { return };
+        let mut it = Rig::new();
         let open = it.open();
         let mut chain = it.chain();
         chain

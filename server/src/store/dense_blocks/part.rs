@@ -4,7 +4,7 @@ use tidewater_transport::ids::{PartitionId, RegionKey};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_transport::layout::lines::SnapshotLine;
-use tidewater_transport::sync::{Ordering, fence};
+use tidewater_transport::mem::versioned::{publish_snapshot, void};
 use tidewater_transport::table::TableSpec;
 
 use super::BlocksDescriptor;
@@ -113,9 +113,7 @@ impl Ground {
         let public = &memory.public;
         for block in [self.meta, self.payload] {
             let words = public.region().words_mut(block.at, block.len)?;
-            words.zero(0, block.len);
-            // SYNC: block. Void versions are seen before the zeros that they guard.
-            fence(Ordering::Release);
+            void(words, block.len);
         }
         public.free(self.meta)?;
         public.free(self.payload)?;
@@ -263,10 +261,7 @@ impl Part {
         line: SnapshotLine,
     ) -> Result<(), StoreError> {
         let words = memory.public.region().words_mut(self.meta, LINE_BYTES)?;
-        // SYNC: snapshot. Pairs with the reader's `fence(Acquire)` after its first look: a line
-        // that names a front is believed only with all of that buffer.
-        fence(Ordering::Release);
-        words.store_line(0, &line.to_line(salt));
+        publish_snapshot(words, &line.to_line(salt));
         Ok(())
     }
 

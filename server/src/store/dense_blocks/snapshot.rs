@@ -6,8 +6,8 @@
 //! `building <= front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
 
 use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_transport::mem::versioned::begin_buffer;
 use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::sync::{Ordering, fence};
 
 use super::part::{Part, Sizes};
 use super::{BlocksError, DenseBlocks};
@@ -51,9 +51,7 @@ impl DenseBlocks {
             part.publish(&self.memory, self.salt, self.line)?;
             part.touched[(epoch & 1) as usize].clear();
         }
-        // SYNC: snapshot. Pairs with the reader's `fence(Acquire)` before its second look: who
-        // copied a word that is stored after this sees `building`, or a later line.
-        fence(Ordering::Release);
+        begin_buffer();
         Ok(())
     }
 

@@ -1,0 +1,118 @@
+//! Versioned rows, blocks and snapshots: the stores of their writer and the loads of their readers.
+//!
+//! One applier writes, any number of clients read the same words without a lock. A row carries a checksum; a
+//! block has a version word before and after (a seqlock); a snapshot has two buffers and a line that names the
+//! complete one. The order of stores and loads that this needs is here and nowhere else, so that the loom
+//! models of this folder run the code that servers and clients run. Each fence has a mutant that removes it.
+
+use super::publish::read_fence;
+use super::{Words, WordsMut};
+use crate::layout::Line;
+use crate::layout::row::ROW_HEADER_BYTES;
+use crate::planted::{self, Plant};
+use crate::sync::{Ordering, fence};
+
+/// A Release fence, unless `mutant` is switched on.
+#[inline(always)]
+fn release_fence(mutant: Plant) {
+    if !planted::on(mutant) {
+        fence(Ordering::Release);
+    }
+}
+
+/// Stores a row: header, then payload. No order is needed: a reader accepts what the checksum of the header
+/// matches, and nothing else. Cost: a copy of the payload.
+#[inline(always)]
+pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
+    row.store(0, head.version);
+    row.store(8, head.checksum);
+    if planted::pauses_writes() {
+        let (first, rest) = payload.split_at(payload.len() / 16 * 8);
+        row.copy_in(ROW_HEADER_BYTES, first);
+        planted::pause_write();
+        row.copy_in(ROW_HEADER_BYTES + first.len(), rest);
+    } else {
+        row.copy_in(ROW_HEADER_BYTES, payload);
+    }
+}
+
+/// The two header words of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowHead {
+    /// The version: generation and counter.
+    pub version: u64,
+    /// The checksum of key, version and payload.
+    pub checksum: u64,
+}
+
+/// The version words that a block has while it is written, and after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockVersions {
+    /// Odd: readers reject the block.
+    pub writing: u64,
+    /// Even: the block is complete.
+    pub done: u64,
+}
+
+/// The writer of a seqlock: the odd version, the payload, the even version.
+///
+/// Its other half is a reader that loads the version word, the payload behind a [`read_fence`], and the version
+/// word again behind another ([`copy_out`]); it accepts two equal even words.
+#[inline]
+pub fn store_block(
+    version: WordsMut<'_>,
+    versions: BlockVersions,
+    target: WordsMut<'_>,
+    payload: &[u8],
+) {
+    version.store(0, versions.writing);
+    // SYNC: block. A reader that copied any word stored below has synchronised with this fence through its
+    // own, so its second look sees the odd word or a later one, and it rejects.
+    release_fence(Plant::BlockWithoutFence);
+    target.copy_in(0, payload);
+    // SYNC: block. A reader whose first look sees this word sees all of the payload above.
+    if planted::on(Plant::BlockVersionRelaxed) {
+        version.store(0, versions.done);
+    } else {
+        version.store_release(0, versions.done);
+    }
+}
+
+/// Publishes a snapshot's line: a reader that sees it (and fences) sees every store before it, so all of the
+/// buffer that it names.
+#[inline]
+pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
+    // SYNC: snapshot. Pairs with the reader's `read_fence` after its first look.
+    release_fence(Plant::SnapshotLineWithoutFence);
+    to.store_line(0, line);
+}
+
+/// Between the lines that open an epoch and the first store into its buffer.
+#[inline]
+pub fn begin_buffer() {
+    // SYNC: snapshot. Pairs with the reader's `read_fence` before its second look: a reader that copied a word
+    // stored after this sees the line's new `building`, or a later line.
+    release_fence(Plant::EpochWithoutFence);
+}
+
+/// Voids version words (or whole lines of them) before the memory that they guard is zeroed and given away.
+#[inline]
+pub fn void(words: WordsMut<'_>, len: usize) {
+    words.zero(0, len);
+    // SYNC: block. A reader that copied a word stored after this sees the void version at its second look.
+    release_fence(Plant::VoidWithoutFence);
+}
+
+/// A one-sided read of memory that its writer may be changing: `head` first, the rest into `body`. With `fence`,
+/// behind every read before it. Cost: a copy.
+///
+/// # Panics
+/// When `from` is shorter than `head` and `body`, or `head` is not whole words.
+#[inline]
+pub fn copy_out(from: Words<'_>, fence: bool, head: &mut [u8], body: &mut [u8]) {
+    if fence {
+        read_fence();
+    }
+    from.copy_out(0, head);
+    from.copy_out(head.len(), body);
+}
