@@ -387,6 +387,15 @@ impl Lanes {
         }
     }
 
+    /// The error of a read that missed its deadline.
+    #[cold]
+    pub(crate) fn late_read(&mut self, lane: usize) -> ClientError {
+        let applier = self.all[lane].applier;
+        let missing = format!("rows of server {} applier {applier}", self.name(lane));
+        let op = "pull";
+        self.blame(ClientError::Deadline { op, missing })
+    }
+
     /// The coordinator's reason, where it has told one: when a process dies the servers end too, and
     /// one of those may be the first that this client misses. Then the reason is on its way, over another
     /// connection than the server's end.

@@ -7,11 +7,14 @@
 #![allow(clippy::print_stdout, reason = "a sweep says what it ran")]
 
 mod simrig;
+mod storm;
 
 #[path = "sim/clocks.rs"]
 mod clocks;
 #[path = "sim/ledger.rs"]
 mod ledger;
+#[path = "sim/pulls.rs"]
+mod pulls;
 #[path = "sim/slots.rs"]
 mod slots;
 #[path = "sim/torn.rs"]

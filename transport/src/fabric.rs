@@ -219,6 +219,9 @@ impl LaneError {
 }
 
 /// A client thread's end. Not shared between threads; any error but `Usage` is final for the lane.
+///
+/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the
+/// lane inside it.
 pub trait Lane: Send {
     /// What carries it.
     fn transport(&self) -> TransportKind;
@@ -249,10 +252,7 @@ pub trait Lane: Send {
         into: Landing<'_>,
         taker: &mut dyn Taker,
         deadline: Deadline,
-    ) -> Result<(), LaneError> {
-        taker.restart();
-        self.read(ops, into, deadline)
-    }
+    ) -> Result<(), LaneError>;
 
     /// Posts reads into owned memory (F14); they come back, in any order, from
     /// [`Lane::take_read`]. Nothing is sent before [`Lane::flush`] or [`Lane::poll`].
@@ -280,10 +280,7 @@ pub trait Lane: Send {
         body: &mut [u8],
         taker: Option<&mut dyn Taker>,
         deadline: Deadline,
-    ) -> Result<Option<ReadBatch>, LaneError> {
-        let _ = (tag, ops, body, taker, deadline);
-        Ok(None)
-    }
+    ) -> Result<Option<ReadBatch>, LaneError>;
 
     /// Writes into the peer's memory (F04, F07).
     ///
@@ -309,12 +306,7 @@ pub trait Lane: Send {
         bytes: &[u8],
         counter: RemoteAddr,
         add: u64,
-    ) -> Result<(), LaneError> {
-        // Where an atomic is done when its call returns, or the wait for it is nobody's time.
-        self.write_signal(to, bytes)?;
-        self.fetch_add(counter, add, Deadline::after(DATA_DEADLINE))
-            .map(drop)
-    }
+    ) -> Result<(), LaneError>;
 
     /// Adds to a counter and returns what it was (F05, F08).
     ///
@@ -347,9 +339,7 @@ pub trait Lane: Send {
     ///
     /// # Errors
     /// [`LaneError`].
-    fn flush_soon(&mut self) -> Result<(), LaneError> {
-        self.flush()
-    }
+    fn flush_soon(&mut self) -> Result<(), LaneError>;
 
     /// Takes in what has arrived; never blocks. True if anything moved. On shm nothing needs to
     /// move: the mailbox is simply there, and the answer is false.
@@ -364,9 +354,24 @@ pub trait Lane: Send {
     /// The server's public memory, where this thread can load from it itself: unordered and torn as
     /// reads are (F02), with an Acquire fence where a read would have one (F03). `None` where reads
     /// travel, and on a lane that failed: then [`Lane::read`] says why (F10).
-    fn mapping(&self) -> Option<Mapping> {
-        None
-    }
+    fn mapping(&self) -> Option<Mapping>;
+}
+
+/// [`Lane::write_signal_count`] of a lane whose atomic is done when its call returns: a signal, then
+/// an atomic.
+///
+/// # Errors
+/// [`LaneError`].
+pub fn signal_then_count(
+    lane: &mut (impl Lane + ?Sized),
+    to: RemoteAddr,
+    bytes: &[u8],
+    counter: RemoteAddr,
+    add: u64,
+) -> Result<(), LaneError> {
+    lane.write_signal(to, bytes)?;
+    lane.fetch_add(counter, add, Deadline::after(DATA_DEADLINE))
+        .map(drop)
 }
 
 /// An applier's end.
@@ -395,9 +400,7 @@ pub trait Port: Send {
 
     /// How soon it is to be polled although nobody wakes its thread; nothing if that may wait. For
     /// what the port has under way, and whose end wakes nobody.
-    fn look_within(&self) -> Option<Duration> {
-        None
-    }
+    fn look_within(&self) -> Option<Duration>;
 
     /// Ends the lane: when this returns, nothing of it lands any more (F11).
     fn destroy(&mut self);

@@ -67,6 +67,11 @@ plants! {
     VoidWithoutFence = "void-without-fence";
     /// A read flagged `fence` is not fenced from the reads before it.
     ReadWithoutFence = "read-without-fence";
+    /// What landed in the buffer of a `finish_pull` that missed its deadline passes for landed in the
+    /// next call's.
+    FinishForgetsBuffer = "finish-forgets-buffer";
+    /// A `finish_pull` that misses its deadline loses the pull.
+    FinishForgetsPull = "finish-forgets-pull";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

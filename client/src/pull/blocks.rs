@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{LaneError, ReadOp, RemoteAddr};
+use tidewater_transport::fabric::{ReadOp, RemoteAddr};
 use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_transport::layout::lines::SnapshotLine;
 use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
@@ -399,7 +399,7 @@ impl BlockPull<'_> {
                     let out = out.get_mut(at..at + len).unwrap_or_default();
                     *epoch = match self.try_snapshot(piece, out) {
                         // Not this read took so long, but all of them.
-                        Err(ClientError::Lane(LaneError::Deadline { .. })) if attempt > 1 => {
+                        Err(ClientError::Deadline { .. }) if attempt > 1 => {
                             break 'tries;
                         }
                         tried => tried?,

@@ -9,6 +9,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ReadBatch, ReadOp};
 use tidewater_transport::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_transport::limits::COORDINATOR_LOOK;
+use tidewater_transport::planted::{Plant, on};
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, PullMode, PullOptions, pull_rows};
@@ -48,8 +49,13 @@ pub(crate) struct LaterPull {
     keys: Vec<u64>,
     options: PullOptions,
     parts: Vec<Part>,
-    /// Rows without a known place when it started: read at the end.
+    /// Rows that are read at the end: those without a known place when it started, then those that
+    /// have not come whole.
     rest: Vec<u32>,
+    /// How many of them had no known place.
+    unplaced: usize,
+    /// Its rows were looked at, and counted, by a call that did not finish it.
+    judged: bool,
 }
 
 /// Every pull under way.
@@ -121,6 +127,7 @@ impl LaterPulls {
         self.spare_parts.extend(parts);
         if self.spare.len() < SPARE_MAX && pull.keys.capacity() <= SPARE_ROWS_MAX {
             pull.rest.clear();
+            pull.judged = false;
             self.spare.push(pull);
         }
     }
@@ -151,7 +158,8 @@ impl LaterPulls {
             .all(|p| p.landed.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
     }
 
-    /// Waits for a pull and writes its rows to `out`; what did not prove itself is pulled again.
+    /// Waits for a pull and writes its rows to `out`; what did not prove itself is pulled again. After a
+    /// deadline, or a wrong argument, it is under way as before, and `out` is the caller's again.
     pub(crate) fn finish(
         &mut self,
         lanes: &mut Lanes,
@@ -162,19 +170,46 @@ impl LaterPulls {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let row_bytes = table.row.payload_bytes;
-        let due = self
-            .position(ticket)
-            .map(|n| self.all[n].keys.len() * row_bytes);
-        if due != Some(out.len()) {
+        let n = self.position(ticket).ok_or_else(|| no_such_pull(table))?;
+        let due = self.all[n].keys.len() * row_bytes;
+        if due != out.len() {
             return Err(ClientError::Argument {
                 op: "finish_pull",
                 table: table.name().to_owned(),
-                what: match due {
-                    None => "there is no such pull: it was finished or cancelled".into(),
-                    Some(due) => format!("{} bytes where {due} are due", out.len()),
-                },
+                what: format!("{} bytes where {due} are due", out.len()),
             });
         }
+        let done = self.finish_known(lanes, table, scratch, ticket, out, deadline);
+        let Some(n) = self.position(ticket) else {
+            return done;
+        };
+        let goes_on = matches!(
+            done,
+            Err(ClientError::Deadline { .. } | ClientError::Argument { .. })
+        );
+        if goes_on && !on(Plant::FinishForgetsPull) {
+            self.all[n].take_back(row_bytes, out);
+            return done;
+        }
+        let pull = self.all.swap_remove(n);
+        if done.is_ok() {
+            lanes.counters.pulls += 1;
+            lanes.counters.bytes_pulled += out.len() as u64;
+        }
+        self.keep(pull);
+        done
+    }
+
+    /// Waits for the reads of a pull that is there, and pulls what they did not bring.
+    fn finish_known(
+        &mut self,
+        lanes: &mut Lanes,
+        table: &mut TableState,
+        scratch: &mut RowScratch,
+        ticket: PullTicket,
+        out: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
         if !self.is_ready(lanes, ticket)
             && let Some(n) = self.position(ticket)
         {
@@ -186,16 +221,18 @@ impl LaterPulls {
                 Ok::<_, Interrupt>(me.is_ready(lanes, ticket).then_some(()))
             })?;
         }
-        let Some(n) = self.position(ticket) else {
-            return Ok(());
-        };
-        let mut pull = self.all.swap_remove(n);
-        lanes.counters.pulls += 1;
-        lanes.counters.bytes_pulled += out.len() as u64;
+        let n = self.position(ticket).ok_or_else(|| no_such_pull(table))?;
+        let pull = &mut self.all[n];
         pull.accept(lanes, table, out);
-        let rest = pull.finish_rest(lanes, table, scratch, out, deadline);
-        self.keep(pull);
-        rest
+        pull.finish_rest(lanes, table, scratch, out, deadline)
+    }
+}
+
+fn no_such_pull(table: &TableState) -> ClientError {
+    ClientError::Argument {
+        op: "finish_pull",
+        table: table.name().to_owned(),
+        what: "there is no such pull: it was finished or cancelled".into(),
     }
 }
 
@@ -291,6 +328,7 @@ impl LaterPull {
                 taken: None,
             });
         }
+        self.unplaced = self.rest.len();
     }
 
     fn post(
@@ -356,9 +394,30 @@ impl LaterPull {
         Ok(())
     }
 
-    /// Copies rows that prove themselves to `out`; the others join `rest`.
+    /// Copies to memory of the pull what landed in the caller's: the call ends, and the next one may
+    /// bring another buffer.
+    fn take_back(&mut self, row_bytes: usize, out: &[u8]) {
+        for part in self.parts.iter_mut().filter(|part| part.in_place) {
+            if on(Plant::FinishForgetsBuffer) {
+                continue;
+            }
+            part.in_place = false;
+            let Some(batch) = &mut part.landed else {
+                continue;
+            };
+            for (to, row) in batch.body.chunks_exact_mut(row_bytes).zip(&part.rows) {
+                let at = row.row as usize * row_bytes;
+                to.copy_from_slice(&out[at..at + row_bytes]);
+            }
+        }
+    }
+
+    /// Copies rows that prove themselves to `out`; the others join `rest`. It may be done again, with
+    /// other memory, when the call that did it first has met its deadline.
     fn accept(&mut self, lanes: &mut Lanes, table: &TableState, out: &mut [u8]) {
         let row_bytes = table.row.payload_bytes;
+        self.rest.truncate(self.unplaced);
+        let counted = u64::from(!std::mem::replace(&mut self.judged, true));
         for part in &self.parts {
             let in_place = part.in_place;
             for (n, row) in part.rows.iter().enumerate() {
@@ -379,11 +438,11 @@ impl LaterPull {
                     })
                 });
                 if verdict == Some(Verdict::Proven) {
-                    lanes.counters.rows_consistent += 1;
+                    lanes.counters.rows_consistent += counted;
                     continue;
                 }
-                lanes.counters.torn_rejected += u64::from(verdict.is_some());
-                lanes.counters.retries += 1;
+                lanes.counters.torn_rejected += counted * u64::from(verdict.is_some());
+                lanes.counters.retries += counted;
                 self.rest.push(row.row);
             }
         }

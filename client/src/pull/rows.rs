@@ -500,8 +500,12 @@ fn mending(
         }
         match read(lanes.get(lane).lane()) {
             Ok(()) => return Ok(()),
+            Err(e @ LaneError::Deadline { .. }) => {
+                lanes.failed(lane, e);
+                return Err(lanes.late_read(lane));
+            }
             // A refused read would be refused again: the table was released, or we are wrong.
-            Err(e @ (LaneError::Deadline { .. } | LaneError::Access { .. })) => {
+            Err(e @ LaneError::Access { .. }) => {
                 lanes.failed(lane, e.clone());
                 return Err(e.into());
             }

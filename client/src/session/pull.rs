@@ -96,7 +96,9 @@ impl Client {
     /// Waits for a pull and writes its rows to `out`, in the order of its keys.
     ///
     /// # Errors
-    /// As [`Client::pull_rows`]; after a deadline the pull is still under way.
+    /// As [`Client::pull_rows`]. After a deadline, and after [`ClientError::Argument`], the pull is still
+    /// under way: the call may be repeated, with this buffer or another one. After any other error it
+    /// is over.
     pub fn finish_pull<T: Element>(
         &mut self,
         ticket: PullTicket,

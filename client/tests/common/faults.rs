@@ -7,7 +7,8 @@ use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
-    INBOX_KEY, Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, TransportKind,
+    INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker,
+    TransportKind,
 };
 use tidewater_transport::layout::hash::mix64;
 
@@ -89,10 +90,12 @@ impl Faults {
 
     /// A lane that will break; whether it comes in the place of one that did.
     pub fn wrap(&self, lane: Box<dyn Lane>, again: bool) -> Box<dyn Lane> {
-        let rng = Rng(self.seed.fetch_add(1, Ordering::Relaxed));
+        let mut rng = Rng(self.seed.fetch_add(1, Ordering::Relaxed));
+        let mapped = rng.below(2) == 0;
         Box::new(FaultyLane {
             lane,
             rng,
+            mapped,
             faults: self.clone(),
             broken: false,
             recovering: again,
@@ -105,6 +108,8 @@ struct FaultyLane {
     rng: Rng,
     faults: Faults,
     broken: bool,
+    /// Whether pulls may look at mapped memory. Of half of the lanes they read, so that breaks are met.
+    mapped: bool,
     /// It was not polled yet: a client does that when it has sent again what was in flight.
     recovering: bool,
 }
@@ -209,8 +214,44 @@ impl Lane for FaultyLane {
         self.ended("read", when, ())
     }
 
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        let when = self.draw("read", self.faults.one_in)?;
+        let ops = if when == When::Amid {
+            &ops[..ops.len() / 2]
+        } else {
+            ops
+        };
+        self.lane.read_taking(ops, into, taker, deadline)?;
+        self.ended("read", when, ())
+    }
+
     fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        self.lane.post_read(batch)
+        let when = self.draw("post_read", self.faults.one_in)?;
+        self.lane.post_read(batch)?;
+        self.ended("post_read", when, ())
+    }
+
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        taker: Option<&mut dyn Taker>,
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        let when = self.draw("finish_read", self.faults.one_in)?;
+        let deadline = match when {
+            When::Amid => deadline.min(Deadline::after(Duration::from_micros(50))),
+            _ => deadline,
+        };
+        let finished = self.lane.finish_read(tag, ops, body, taker, deadline)?;
+        self.ended("finish_read", when, finished)
     }
 
     fn take_read(&mut self) -> Option<ReadBatch> {
@@ -280,6 +321,12 @@ impl Lane for FaultyLane {
         self.ended("flush", when, ())
     }
 
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        let when = self.draw("flush", self.faults.one_in)?;
+        self.lane.flush_soon()?;
+        self.ended("flush", when, ())
+    }
+
     fn poll(&mut self) -> Result<bool, LaneError> {
         self.recovering = false;
         // Polls are many: a wait spins on them.
@@ -290,5 +337,9 @@ impl Lane for FaultyLane {
 
     fn mailbox(&self) -> &Mailbox {
         self.lane.mailbox()
+    }
+
+    fn mapping(&self) -> Option<Mapping> {
+        self.lane.mapping().filter(|_| self.mapped && !self.broken)
     }
 }

@@ -7,7 +7,8 @@ use tidewater_client::link::{CoordinatorLink, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
-    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker, TransportKind,
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
+    TransportKind, signal_then_count,
 };
 use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
@@ -100,6 +101,27 @@ impl HostileLane {
     }
 }
 
+impl HostileLane {
+    /// Fills, and offers half of the reads.
+    fn fill_taking(
+        &self,
+        ops: &[ReadOp],
+        head: &mut [u8],
+        body: &mut [u8],
+        taker: &mut dyn Taker,
+    ) -> Result<(), LaneError> {
+        for (n, op) in ops.iter().enumerate() {
+            self.fill(&ops[n..=n], head, body)?;
+            if self.script.lock().unwrap().random.under(2) == 0 {
+                let head = &head[op.head_at..][..op.head_len as usize];
+                let own = &body[op.body_at..][..(op.len - op.head_len) as usize];
+                assert!(taker.take(n, &[head, own].concat(), body) <= 1);
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Lane for HostileLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Tcp
@@ -123,15 +145,7 @@ impl Lane for HostileLane {
     ) -> Result<(), LaneError> {
         taker.restart();
         self.survives("read")?;
-        for (n, op) in ops.iter().enumerate() {
-            self.fill(&ops[n..=n], into.head, into.body)?;
-            if self.script.lock().unwrap().random.under(2) == 0 {
-                let head = &into.head[op.head_at..][..op.head_len as usize];
-                let body = &into.body[op.body_at..][..(op.len - op.head_len) as usize];
-                assert!(taker.take(n, &[head, body].concat(), into.body) <= 1);
-            }
-        }
-        Ok(())
+        self.fill_taking(ops, into.head, into.body, taker)
     }
 
     fn post_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
@@ -149,6 +163,28 @@ impl Lane for HostileLane {
 
     fn take_read(&mut self) -> Option<ReadBatch> {
         self.landed.pop()
+    }
+
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        taker: Option<&mut dyn Taker>,
+        _: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        self.survives("finish_read")?;
+        let lent = self.landed.iter().position(|batch| batch.tag == tag);
+        let declines = self.script.lock().unwrap().random.under(3) == 0;
+        let Some(at) = lent.filter(|_| !declines) else {
+            return Ok(None);
+        };
+        let mut batch = self.landed.remove(at);
+        match taker {
+            Some(taker) => self.fill_taking(ops, &mut batch.head, body, taker)?,
+            None => self.fill(ops, &mut batch.head, body)?,
+        }
+        Ok(Some(batch))
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
@@ -169,6 +205,16 @@ impl Lane for HostileLane {
         self.write(to, bytes)
     }
 
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        signal_then_count(self, to, bytes, counter, add)
+    }
+
     fn fetch_add(&mut self, _: RemoteAddr, _: u64, _: Deadline) -> Result<u64, LaneError> {
         Ok(0)
     }
@@ -187,6 +233,10 @@ impl Lane for HostileLane {
         Ok(())
     }
 
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.flush()
+    }
+
     fn poll(&mut self) -> Result<bool, LaneError> {
         self.survives("poll")?;
         let mut script = self.script.lock().unwrap();
@@ -197,6 +247,11 @@ impl Lane for HostileLane {
 
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    /// Mapped memory is the transport's own: there is none to be hostile with.
+    fn mapping(&self) -> Option<Mapping> {
+        None
     }
 }
 

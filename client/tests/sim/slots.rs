@@ -172,7 +172,7 @@ impl Worker {
                     times(*key, row);
                 }
             }
-            Err(ClientError::Deadline { .. } | ClientError::Lane(_)) if hurry => {
+            Err(ClientError::Deadline { .. }) if hurry => {
                 seen.abandoned.fetch_add(1, Ordering::Relaxed);
             }
             Err(e) => panic!("a pull in no hurry: {e}"),

@@ -38,6 +38,10 @@ impl Port for Notes {
         Ok(())
     }
 
+    fn look_within(&self) -> Option<Duration> {
+        None
+    }
+
     fn destroy(&mut self) {}
 }
 

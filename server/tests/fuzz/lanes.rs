@@ -100,6 +100,10 @@ impl Port for HostilePort {
         Ok(())
     }
 
+    fn look_within(&self) -> Option<std::time::Duration> {
+        None
+    }
+
     fn destroy(&mut self) {}
 }
 

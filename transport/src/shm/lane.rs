@@ -7,7 +7,7 @@ use crate::doze::must_ring;
 use crate::exports::PUBLIC;
 use crate::fabric::{
     Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr,
-    SIGNAL_BYTES_MAX, TransportKind,
+    SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
 use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use crate::mem::publish::publish;
@@ -260,6 +260,18 @@ impl Lane for ShmLane {
         self.run(ops, into)
     }
 
+    /// Nothing comes through memory of the lane: nothing is offered.
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        _deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.run(ops, into)
+    }
+
     /// Copies at once: there is nobody to whom the copy could be left. A batch that fails is
     /// dropped: nothing writes it any more (F14).
     fn post_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
@@ -273,6 +285,18 @@ impl Lane for ShmLane {
 
     fn take_read(&mut self) -> Option<ReadBatch> {
         self.done.pop_front()
+    }
+
+    /// Batches have landed when they are posted.
+    fn finish_read(
+        &mut self,
+        _tag: u64,
+        _ops: &[ReadOp],
+        _body: &mut [u8],
+        _taker: Option<&mut dyn Taker>,
+        _deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        self.open("finish_read").map(|()| None)
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
@@ -292,6 +316,16 @@ impl Lane for ShmLane {
             self.applier.ring();
         }
         Ok(())
+    }
+
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        signal_then_count(self, to, bytes, counter, add)
     }
 
     fn fetch_add(
@@ -315,6 +349,10 @@ impl Lane for ShmLane {
 
     fn flush(&mut self) -> Result<(), LaneError> {
         self.open("flush")
+    }
+
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.flush()
     }
 
     fn poll(&mut self) -> Result<bool, LaneError> {

@@ -99,6 +99,11 @@ impl Port for ShmPort {
         Ok(())
     }
 
+    /// What is under way wakes the applier when it ends.
+    fn look_within(&self) -> Option<std::time::Duration> {
+        None
+    }
+
     /// Tells the client's lane that it is closed, so that it posts no more. A client that does not
     /// listen (or is in the middle of a write) still writes its own session's memory, which the
     /// server no longer reads: it goes with the session and is never given to another (F11). When

@@ -2,11 +2,12 @@
 
 use super::core::Core;
 use super::link::{Action, LinkId, Post, Way};
+use super::read::Batch;
 use super::world::World;
 use crate::clock::Deadline;
 use crate::fabric::{
-    ExportView, Inbox, Landing, Lane, LaneError, Mailbox, Port, ReadBatch, ReadOp, RemoteAddr,
-    SIGNAL_BYTES_MAX, TransportKind,
+    ExportView, Inbox, Landing, Lane, LaneError, Mailbox, Mapping, Port, ReadBatch, ReadOp,
+    RemoteAddr, SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
 use crate::ids::RegionKey;
 
@@ -67,12 +68,32 @@ impl SimLane {
         }
     }
 
+    /// Waits until `done`; to be late is the end of the lane.
     fn wait_for<T>(
         &mut self,
         op: &'static str,
         deadline: Deadline,
-        mut done: impl FnMut(&mut Core) -> Option<T>,
+        done: impl FnMut(&mut Core) -> Option<T>,
     ) -> Result<T, LaneError> {
+        if let Some(value) = self.wait_until(op, deadline, done)? {
+            return Ok(value);
+        }
+        let late = LaneError::Deadline {
+            transport: TransportKind::Sim,
+            peer: self.peer.clone(),
+            op,
+        };
+        self.dead = Some(late.clone());
+        Err(late)
+    }
+
+    /// Waits until `done`; `None` at the deadline.
+    fn wait_until<T>(
+        &mut self,
+        op: &'static str,
+        deadline: Deadline,
+        mut done: impl FnMut(&mut Core) -> Option<T>,
+    ) -> Result<Option<T>, LaneError> {
         let shared = &self.world.0;
         let mut core = shared.enter();
         let until = shared.nanos(deadline);
@@ -80,24 +101,76 @@ impl SimLane {
             // The answer may be there although the link broke since.
             if let Some(value) = done(&mut core) {
                 core.link(self.id).waiter = None;
-                return Ok(value);
+                return Ok(Some(value));
             }
             let known = known_error(&mut core, self.id);
             if known.is_some() || core.now >= until {
                 core.link(self.id).waiter = None;
-                let late = LaneError::Deadline {
-                    transport: TransportKind::Sim,
-                    peer: self.peer.clone(),
-                    op,
-                };
                 drop(core);
-                return match self.check(op, Some(known.unwrap_or(late))) {
-                    Err(error) => Err(error),
-                    Ok(()) => unreachable!("an error was just recorded"),
-                };
+                return self.check(op, known).map(|()| None);
             }
             core.link(self.id).waiter = shared.current();
             core = shared.wait(core, until);
+        }
+    }
+
+    fn read_as(
+        &mut self,
+        ops: &[ReadOp],
+        mut into: Landing<'_>,
+        mut taker: Option<&mut dyn Taker>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        check_ops("read", ops, into.head.len(), into.body.len())?;
+        self.begin("read")?;
+        let mut core = self.world.0.lock();
+        let id = self.id;
+        let batch = core.queue_reads(id, ops, None);
+        core.send_reads(id);
+        drop(core);
+        let body = &mut *into.body;
+        let read = self.wait_for("read", deadline, |core| {
+            let Core { links, rng, .. } = core;
+            let batches = &mut links[id.0].batches;
+            let at = batches.iter().position(|b| b.id == batch)?;
+            if let Some(taker) = &mut taker {
+                batches[at].offer(rng, &mut **taker, body);
+            }
+            batches[at].is_whole().then(|| batches.swap_remove(at))
+        });
+        match read {
+            Ok(whole) => {
+                whole.deliver(&mut into);
+                Ok(())
+            }
+            Err(error) => {
+                // What was asked for is unspecified now: nobody may lean on what was there.
+                self.spoil(ops, into.head, 0);
+                self.spoil(ops, into.body, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a batch that was lent: bodies in the caller's memory, heads in its own, the rest of which
+    /// is spoilt.
+    fn lend(&self, whole: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
+        let mut whole = whole;
+        let mut owned = whole.take_owned()?;
+        let head = &mut owned.head[..];
+        whole.deliver_as(ops, &mut Landing { head, body });
+        self.spoil(&owned.ops, &mut owned.body, 1);
+        Some(owned)
+    }
+
+    /// Makes the places of `ops` in a landing, the heads' or the bodies', unlike what was there.
+    fn spoil(&self, ops: &[ReadOp], landing: &mut [u8], part: usize) {
+        let noise = self.world.rng().bits() as u8;
+        for op in ops {
+            let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
+            let (at, len) = [(op.head_at, head), (op.body_at, body)][part];
+            let bytes = landing[at..][..len].iter_mut();
+            bytes.step_by(3 + 2 * part).for_each(|b| *b ^= noise);
         }
     }
 
@@ -163,6 +236,15 @@ fn check_ops(op: &'static str, ops: &[ReadOp], head: usize, body: usize) -> Resu
     Ok(())
 }
 
+fn same_reads(posted: &[ReadOp], ops: &[ReadOp]) -> Result<(), LaneError> {
+    let shape = |o: &ReadOp| (o.len, o.head_len, o.head_at);
+    if posted.iter().map(shape).eq(ops.iter().map(shape)) {
+        return Ok(());
+    }
+    let (op, what) = ("finish_read", "other reads than were posted");
+    Err(LaneError::Usage { op, what })
+}
+
 impl Lane for SimLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Sim
@@ -175,39 +257,21 @@ impl Lane for SimLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        mut into: Landing<'_>,
+        into: Landing<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        check_ops("read", ops, into.head.len(), into.body.len())?;
-        self.begin("read")?;
-        let mut core = self.world.0.lock();
-        let id = self.id;
-        let batch = core.queue_reads(id, ops, None);
-        core.send_reads(id);
-        drop(core);
-        let taken = self.wait_for("read", deadline, |core| {
-            let batches = &mut core.link(id).batches;
-            let at = batches.iter().position(|b| b.id == batch)?;
-            batches[at].is_whole().then(|| batches.swap_remove(at))
-        });
-        match taken {
-            Ok(whole) => {
-                whole.deliver(&mut into);
-                Ok(())
-            }
-            Err(error) => {
-                // What was asked for is unspecified now: nobody may lean on what was there.
-                let noise = self.world.rng().bits() as u8;
-                for op in ops {
-                    let (head, body) = (op.head_len as usize, (op.len - op.head_len) as usize);
-                    let head = &mut into.head[op.head_at..][..head];
-                    head.iter_mut().step_by(3).for_each(|b| *b ^= noise);
-                    let body = &mut into.body[op.body_at..][..body];
-                    body.iter_mut().step_by(5).for_each(|b| *b ^= noise);
-                }
-                Err(error)
-            }
-        }
+        self.read_as(ops, into, None, deadline)
+    }
+
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.read_as(ops, into, Some(taker), deadline)
     }
 
     fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
@@ -229,6 +293,63 @@ impl Lane for SimLane {
         core.link(self.id).finished.swap_remove_front(nth)
     }
 
+    /// Lends the oldest batch, but for one time in four: the contract lets a lane decline.
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        mut taker: Option<&mut dyn Taker>,
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        self.begin("finish_read")?;
+        let id = self.id;
+        let mut core = self.world.0.lock();
+        let declines = core.rng.below(4) == 0;
+        let posted = core.link(id).batches.iter_mut();
+        let mut owned = posted.filter(|batch| batch.owned().is_some());
+        let Some(oldest) = owned.next().filter(|_| !declines) else {
+            return Ok(None);
+        };
+        let batch = oldest.id;
+        match oldest.owned() {
+            Some(owned) if owned.tag == tag => {
+                same_reads(&owned.ops, ops)?;
+                check_ops("finish_read", ops, owned.head.len(), body.len())?;
+            }
+            _ => return Ok(None),
+        }
+        oldest.lent = true;
+        oldest.move_taken(ops, body, false);
+        core.send_reads(id);
+        drop(core);
+        let landing = &mut *body;
+        let waited = self.wait_until("finish_read", deadline, |core| {
+            let Core { links, rng, .. } = core;
+            let batches = &mut links[id.0].batches;
+            let at = batches.iter().position(|b| b.id == batch)?;
+            if let Some(taker) = &mut taker {
+                batches[at].offer(rng, &mut **taker, landing);
+            }
+            batches[at].is_whole().then(|| batches.remove(at))
+        });
+        match waited {
+            Ok(Some(whole)) => Ok(self.lend(whole, ops, body)),
+            late => {
+                let mut core = self.world.0.lock();
+                let left = core.link(id).batches.iter_mut().find(|b| b.id == batch);
+                if let Some(left) = left {
+                    left.move_taken(ops, body, true);
+                    left.lent = false;
+                }
+                core.finish_batches(id);
+                drop(core);
+                self.spoil(ops, body, 1);
+                late.map(|_| None)
+            }
+        }
+    }
+
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
         self.begin("write")?;
         self.put(to, bytes, false);
@@ -243,6 +364,16 @@ impl Lane for SimLane {
         self.begin("write_signal")?;
         self.put(to, bytes, true);
         Ok(())
+    }
+
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        signal_then_count(self, to, bytes, counter, add)
     }
 
     fn fetch_add(
@@ -273,6 +404,17 @@ impl Lane for SimLane {
         Ok(())
     }
 
+    /// Some of what is posted stays here until a poll, a flush or a wait.
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.begin("flush_soon")?;
+        let mut core = self.world.0.lock();
+        if !core.faults.hold || core.rng.below(2) == 0 {
+            core.hand_over(self.id, Way::ToServer);
+            core.send_reads(self.id);
+        }
+        Ok(())
+    }
+
     fn poll(&mut self) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();
@@ -282,6 +424,11 @@ impl Lane for SimLane {
 
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    /// Reads travel.
+    fn mapping(&self) -> Option<Mapping> {
+        None
     }
 }
 
@@ -357,6 +504,11 @@ impl Port for SimPort {
         let mut core = self.world.0.lock();
         core.post(self.id, Way::ToClient, post(mail(0), Action::Ring), true);
         Ok(())
+    }
+
+    /// What is under way wakes the applier when it ends.
+    fn look_within(&self) -> Option<std::time::Duration> {
+        None
     }
 
     fn destroy(&mut self) {

@@ -3,8 +3,9 @@
 
 use super::core::Core;
 use super::link::{Event, Link, LinkId};
+use super::rng::Rng;
 use crate::exports::Export;
-use crate::fabric::{Landing, LaneError, ReadBatch, ReadOp, Rights};
+use crate::fabric::{Landing, LaneError, ReadBatch, ReadOp, Rights, Taker};
 use crate::layout::LINE_BYTES;
 
 /// A read in flight.
@@ -12,6 +13,8 @@ use crate::layout::LINE_BYTES;
 pub(super) struct Read {
     id: u64,
     batch: u64,
+    /// Its place in the list.
+    nth: usize,
     op: ReadOp,
     data: Vec<u8>,
     /// Offsets of lines not sampled yet; `None` before rights were checked.
@@ -26,11 +29,38 @@ pub(super) struct Read {
 pub(super) struct Batch {
     pub(super) id: u64,
     left: usize,
-    done: Vec<(ReadOp, Vec<u8>)>,
+    done: Vec<Done>,
     /// The caller's memory, if it was given away; not touched before the batch is whole.
     owned: Option<ReadBatch>,
     /// Handed over to the carrier.
     sent: bool,
+    /// A call waits for it, and takes it itself when it is whole.
+    pub(super) lent: bool,
+}
+
+/// A read that is complete.
+#[derive(Debug)]
+struct Done {
+    nth: usize,
+    op: ReadOp,
+    data: Vec<u8>,
+    /// It was offered to a taker once.
+    offered: bool,
+    /// A taker has it: it does not land.
+    taken: bool,
+}
+
+impl Done {
+    /// Lands at the places of `op`. The head of a read that was taken is no value.
+    fn land(&self, op: &ReadOp, into: &mut Landing<'_>) {
+        let (head, body) = self.data.split_at(op.head_len as usize);
+        let to = &mut into.head[op.head_at..][..head.len()];
+        if self.taken {
+            return to.fill(NO_VALUE);
+        }
+        to.copy_from_slice(head);
+        into.body[op.body_at..][..body.len()].copy_from_slice(body);
+    }
 }
 
 impl Batch {
@@ -39,15 +69,82 @@ impl Batch {
         self.left == 0
     }
 
-    /// Copies what was read to where it belongs.
+    /// Copies what was read, and was not taken, to where it belongs.
     pub(super) fn deliver(&self, into: &mut Landing<'_>) {
-        for (op, data) in &self.done {
-            let (head, body) = data.split_at(op.head_len as usize);
-            into.head[op.head_at..][..head.len()].copy_from_slice(head);
-            into.body[op.body_at..][..body.len()].copy_from_slice(body);
+        for done in &self.done {
+            done.land(&done.op, into);
+        }
+    }
+
+    /// The same, to the places that `ops` name: the same reads.
+    pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut Landing<'_>) {
+        for done in &self.done {
+            done.land(&ops[done.nth], into);
+        }
+    }
+
+    /// The memory that was given away.
+    pub(super) const fn owned(&self) -> Option<&ReadBatch> {
+        self.owned.as_ref()
+    }
+
+    /// Takes the memory that was given away back: the batch is over.
+    pub(super) const fn take_owned(&mut self) -> Option<ReadBatch> {
+        self.owned.take()
+    }
+
+    /// Copies to `body`, where the same reads are called `ops`, what takers have put into the batch's
+    /// own memory; or back.
+    pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
+        let Some(owned) = &mut self.owned else {
+            return;
+        };
+        for done in self.done.iter().filter(|done| done.taken) {
+            let (own, len) = (done.op.body_at, (done.op.len - done.op.head_len) as usize);
+            let there = ops[done.nth].body_at;
+            let (own, there) = (&mut owned.body[own..][..len], &mut body[there..][..len]);
+            if back {
+                own.copy_from_slice(there);
+            } else {
+                there.copy_from_slice(own);
+            }
+        }
+    }
+
+    /// Offers reads that are complete to a taker, some with what follows them. A read is offered
+    /// once at most, so that others land.
+    pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Taker, body: &mut [u8]) {
+        self.done.sort_by_key(|done| done.nth);
+        let mut at = 0;
+        while at < self.done.len() {
+            if std::mem::replace(&mut self.done[at].offered, true) || rng.below(3) == 0 {
+                at += 1;
+                continue;
+            }
+            let first = self.done[at].nth;
+            let mut raw = self.done[at].data.clone();
+            for (n, next) in self.done.iter().enumerate().skip(at + 1) {
+                if next.nth != first + (n - at) || next.offered || rng.below(2) == 0 {
+                    break;
+                }
+                let cut = rng.below(next.data.len() as u64 + 1) as usize;
+                let whole = rng.below(2) == 0;
+                raw.extend_from_slice(&next.data[..if whole { next.data.len() } else { cut }]);
+                if !whole {
+                    break;
+                }
+            }
+            let taken = taker.take(first, &raw, body);
+            for done in self.done.iter_mut().skip(at).take(taken) {
+                (done.offered, done.taken) = (true, true);
+            }
+            at += taken.max(1);
         }
     }
 }
+
+/// What stands where nothing landed.
+const NO_VALUE: u8 = 0xa5;
 
 impl Core {
     /// Queues reads; a borrowed batch is sent at once, an owned one at the next flush.
@@ -67,14 +164,16 @@ impl Core {
             done: Vec::with_capacity(left),
             owned,
             sent,
+            lent: false,
         });
         // Who does not know yet that the link is broken waits in vain.
         let lost = link.error.is_some();
-        for op in ops.iter().filter(|_| !lost) {
+        for (nth, op) in ops.iter().enumerate().filter(|_| !lost) {
             link.ids += 1;
             link.reads.push_back(Read {
                 id: link.ids,
                 batch,
+                nth,
                 op: *op,
                 data: vec![0; op.len as usize],
                 fresh: None,
@@ -216,13 +315,21 @@ impl Core {
             && let Some(batch) = link.batches.iter_mut().find(|b| b.id == read.batch)
         {
             batch.left -= 1;
-            batch.done.push((read.op, read.data));
+            batch.done.push(Done {
+                nth: read.nth,
+                op: read.op,
+                data: read.data,
+                offered: false,
+                taken: false,
+            });
         }
         self.start_reads(id);
         self.finish_batches(id);
     }
 
-    fn finish_batches(&mut self, id: LinkId) {
+    /// Wakes the caller of a call that waits, and moves batches that are whole to where
+    /// [`crate::fabric::Lane::take_read`] finds them.
+    pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
         let sleeper = link.client_sleeper;
         let mut rings = false;
@@ -230,7 +337,7 @@ impl Core {
             batches, finished, ..
         } = link;
         batches.retain_mut(|batch| {
-            if !(batch.sent && batch.is_whole()) {
+            if !(batch.sent && batch.is_whole()) || batch.lent {
                 return true;
             }
             let Some(mut owned) = batch.owned.take() else {

@@ -11,8 +11,8 @@ use super::receive::{Incoming, Link};
 use super::socket::{Interest, Moved, Socket, broken};
 use crate::clock::Deadline;
 use crate::fabric::{
-    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX, SPIN,
-    Taker, TransportKind,
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
+    SPIN, Taker, TransportKind,
 };
 use crate::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
 use crate::mem::io::SendList;
@@ -594,5 +594,10 @@ impl Lane for TcpLane {
 
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    /// Reads travel.
+    fn mapping(&self) -> Option<Mapping> {
+        None
     }
 }

@@ -528,6 +528,11 @@ impl Port for TcpPort {
         self.end(result)
     }
 
+    /// What is under way wakes the applier when it ends.
+    fn look_within(&self) -> Option<std::time::Duration> {
+        None
+    }
+
     fn destroy(&mut self) {
         self.socket = None;
         if self.broken.is_none() {

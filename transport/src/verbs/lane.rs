@@ -12,8 +12,8 @@ use super::scatter::Known;
 use super::send::{RECEIVE, Sender};
 use crate::clock::{self, Deadline};
 use crate::fabric::{
-    Landing, Lane, LaneError, Mailbox, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
-    TransportKind,
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
+    Taker, TransportKind,
 };
 use crate::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
 use crate::sync::Arc;
@@ -354,6 +354,18 @@ impl Lane for VerbsLane {
         })
     }
 
+    /// The network card places reads where they belong: nothing is offered.
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.read(ops, into, deadline)
+    }
+
     fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
         fits("post_read", &batch.ops, &batch.head, &batch.body)?;
         self.call("post_read", |live| {
@@ -365,6 +377,18 @@ impl Lane for VerbsLane {
 
     fn take_read(&mut self) -> Option<ReadBatch> {
         self.live.as_mut()?.engine.pulls.done()
+    }
+
+    /// Work requests name their memory when they are posted.
+    fn finish_read(
+        &mut self,
+        _tag: u64,
+        _ops: &[ReadOp],
+        _body: &mut [u8],
+        _taker: Option<&mut dyn Taker>,
+        _deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        Ok(None)
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
@@ -421,12 +445,21 @@ impl Lane for VerbsLane {
         })
     }
 
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.flush()
+    }
+
     fn poll(&mut self) -> Result<bool, LaneError> {
         self.call("poll", |live| Ok(live.engine.listen()?))
     }
 
     fn mailbox(&self) -> &Mailbox {
         &self.mailbox
+    }
+
+    /// Reads travel.
+    fn mapping(&self) -> Option<Mapping> {
+        None
     }
 }
 

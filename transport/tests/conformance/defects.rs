@@ -177,8 +177,40 @@ impl Lane for BadLane {
         self.change(done)
     }
 
+    /// Each defect of a read is one of this too.
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        if matches!(self.defect, Defect::ReadChangesAByte | Defect::FenceIgnored) {
+            taker.restart();
+            return self.read(ops, into, deadline);
+        }
+        let done = self.inner.read_taking(ops, into, taker, deadline);
+        self.change(done)
+    }
+
     fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
         self.inner.post_read(batch)
+    }
+
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        taker: Option<&mut dyn Taker>,
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        let done = self.inner.finish_read(tag, ops, body, taker, deadline);
+        let mut batch = self.change(done)?;
+        if let Some(batch) = &mut batch {
+            batch.tag ^= u64::from(self.defect == Defect::BatchesMixed);
+        }
+        Ok(batch)
     }
 
     fn take_read(&mut self) -> Option<ReadBatch> {
@@ -216,6 +248,16 @@ impl Lane for BadLane {
         self.release()
     }
 
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        signal_then_count(self, to, bytes, counter, add)
+    }
+
     fn fetch_add(
         &mut self,
         at: RemoteAddr,
@@ -245,6 +287,12 @@ impl Lane for BadLane {
         self.silence(done)
     }
 
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        let done = self.inner.flush_soon();
+        let done = self.change(done);
+        self.silence(done)
+    }
+
     fn poll(&mut self) -> Result<bool, LaneError> {
         let moved = self.inner.poll();
         self.change(moved)
@@ -252,6 +300,10 @@ impl Lane for BadLane {
 
     fn mailbox(&self) -> &Mailbox {
         self.inner.mailbox()
+    }
+
+    fn mapping(&self) -> Option<Mapping> {
+        self.inner.mapping()
     }
 }
 
@@ -297,6 +349,10 @@ impl Port for BadPort {
         self.inner.signal()
     }
 
+    fn look_within(&self) -> Option<Duration> {
+        self.inner.look_within()
+    }
+
     fn destroy(&mut self) {
         if self.defect != Defect::DestroyDoesNothing {
             self.inner.destroy();
@@ -322,6 +378,10 @@ impl Port for Gone {
 
     fn signal(&mut self) -> Result<(), LaneError> {
         Ok(())
+    }
+
+    fn look_within(&self) -> Option<Duration> {
+        None
     }
 
     fn destroy(&mut self) {}

@@ -77,6 +77,10 @@ impl Port for Recorder {
         Ok(())
     }
 
+    fn look_within(&self) -> Option<Duration> {
+        None
+    }
+
     fn destroy(&mut self) {}
 }
 
