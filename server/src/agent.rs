@@ -66,6 +66,12 @@ pub trait Orders: Appliers {
     /// What the coordinator is told.
     fn end_job(&self, namespace: &str) -> Result<(), Refusal>;
 
+    /// Why this server cannot continue, if it cannot.
+    fn failure(&self) -> Option<&str>;
+
+    /// Readable once [`Self::failure`] is there.
+    fn failure_descriptor(&self) -> BorrowedFd<'_>;
+
     /// The cluster's epoch, which clients must know.
     fn set_epoch(&self, epoch: u64);
 }
@@ -96,6 +102,9 @@ pub enum AgentError {
     /// The job has failed, and with it ends this server, which is well.
     #[error("{0}")]
     JobFailed(Refusal),
+    /// This server itself has failed; the coordinator has the reason.
+    #[error("{0}; the job ends")]
+    ServerFailed(String),
     /// A system call failed.
     #[error("waiting for the coordinator at {address}: {source}")]
     Wait {
@@ -255,7 +264,8 @@ impl Enlisted {
     ///
     /// # Errors
     /// The coordinator is lost: there is no cluster any more. Or it has said that the job has failed,
-    /// as it does where somebody else's launcher has started the processes.
+    /// as it does where somebody else's launcher has started the processes. Or the server itself has
+    /// failed: the coordinator, and through it every client, gets the reason.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         self.stream
             .set_nonblocking(true)
@@ -266,8 +276,14 @@ impl Enlisted {
             return Ok(Ended::ByOrder);
         }
         loop {
-            if self.wait(stop)? {
-                self.say_goodbye(&mut scratch);
+            let stopped = self.wait(node.failure_descriptor(), stop)?;
+            if let Some(why) = node.failure() {
+                let reason = why.to_owned();
+                self.say(&CoordinatorRequest::Failed { reason }, &mut scratch);
+                return Err(AgentError::ServerFailed(why.to_owned()));
+            }
+            if stopped {
+                self.say(&CoordinatorRequest::Goodbye, &mut scratch);
                 return Ok(Ended::ByCaller);
             }
             self.flush()?;
@@ -282,19 +298,23 @@ impl Enlisted {
         }
     }
 
-    /// Sleeps until the coordinator or the caller says something; true if the caller does.
-    fn wait(&self, stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
+    /// Sleeps until the coordinator or the caller says something, or `failure` is readable; true if
+    /// the caller does.
+    fn wait(&self, failure: BorrowedFd<'_>, stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
         let mut wanted = PollFlags::IN | PollFlags::RDHUP;
         if !self.peer.outgoing().is_empty() {
             wanted |= PollFlags::OUT;
         }
-        let mut fds = vec![PollFd::new(&self.stream, wanted)];
+        let mut fds = vec![
+            PollFd::new(&self.stream, wanted),
+            PollFd::from_borrowed_fd(failure, PollFlags::IN),
+        ];
         fds.extend(
             stop.iter()
                 .map(|fd| PollFd::new(fd, PollFlags::IN | PollFlags::RDHUP)),
         );
         match rustix::event::poll(&mut fds, None) {
-            Ok(_) => Ok(fds.iter().skip(1).any(|fd| !fd.revents().is_empty())),
+            Ok(_) => Ok(fds.iter().skip(2).any(|fd| !fd.revents().is_empty())),
             Err(rustix::io::Errno::INTR) => Ok(false),
             Err(error) => Err(self.wait_error(error.into())),
         }
@@ -467,13 +487,10 @@ impl Enlisted {
         }
     }
 
-    /// Tells the coordinator that this end is no failure, and waits until it has heard.
-    fn say_goodbye(&mut self, scratch: &mut [u8]) {
-        if self
-            .peer
-            .queue(u64::MAX, &CoordinatorRequest::Goodbye)
-            .is_err()
-        {
+    /// Sends the coordinator the last words of this server, and waits for the answer: that its end is
+    /// no failure, or the reason of its failure.
+    fn say(&mut self, last: &CoordinatorRequest, scratch: &mut [u8]) {
+        if self.peer.queue(u64::MAX, last).is_err() {
             return;
         }
         self.flush_within(FAREWELL);

@@ -2,7 +2,7 @@
 //! threads and sockets, as real as in processes of their own.
 
 use std::net::SocketAddr;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tidewater_transport::wire::handshake::JobToken;
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
-use crate::node::{BusyPoll, CAPACITY_DEFAULT};
+use crate::node::{BusyPoll, CAPACITY_DEFAULT, Failure, NodeHandle};
 use crate::process::{Server, ServerConfig, ServerError};
 use crate::store::Hugepages;
 
@@ -136,6 +136,8 @@ pub struct Cluster {
     stop: Option<UnixStream>,
     coordinator: Option<JoinHandle<()>>,
     servers: Vec<JoinHandle<()>>,
+    nodes: Vec<NodeHandle>,
+    failure: Failure,
 }
 
 impl Cluster {
@@ -182,6 +184,8 @@ impl Cluster {
             stop: Some(stop),
             coordinator: Some(coordinator),
             servers: Vec::new(),
+            nodes: Vec::new(),
+            failure: Failure::new().map_err(system("make a doorbell"))?,
         };
         // On an error the drop ends what has been started.
         for number in 0..config.servers {
@@ -193,6 +197,21 @@ impl Cluster {
     /// What a client needs to join.
     pub const fn environment(&self) -> &Environment {
         &self.environment
+    }
+
+    /// A hand on one of its servers.
+    pub fn server(&self, number: u32) -> Option<&NodeHandle> {
+        self.nodes.get(number as usize)
+    }
+
+    /// Why a server of the cluster has ended before the cluster did, if one has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.get()
+    }
+
+    /// Readable once [`Self::failure`] is there.
+    pub fn failure_descriptor(&self) -> BorrowedFd<'_> {
+        self.failure.descriptor()
     }
 
     fn start_server(&mut self, config: &ClusterConfig, number: u32) -> Result<(), ClusterError> {
@@ -214,9 +233,11 @@ impl Cluster {
         server.advertise = host_of(config.advertise.as_deref());
         let server = Server::start(&server, Deadline::after(START))
             .map_err(|source| ClusterError::Server { number, source })?;
+        self.nodes.push(server.handle());
+        let failure = self.failure.clone();
         self.servers.push(spawn("tw-server", move || {
             if let Err(error) = server.run(&[]) {
-                tracing::error!(%error, number, "a server has lost its coordinator");
+                failure.set(format!("server {number}: {error}"));
             }
         })?);
         Ok(())

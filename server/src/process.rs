@@ -9,7 +9,7 @@ use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
-use crate::node::{BusyPoll, CAPACITY_DEFAULT, Node, NodeConfig, NodeError};
+use crate::node::{BusyPoll, CAPACITY_DEFAULT, Node, NodeConfig, NodeError, NodeHandle};
 use crate::store::Hugepages;
 
 /// What a server is told when it starts.
@@ -138,11 +138,17 @@ impl Server {
         Ok(Self { node, enlisted })
     }
 
+    /// A hand on its node for other threads.
+    pub fn handle(&self) -> NodeHandle {
+        self.node.handle()
+    }
+
     /// Serves until the coordinator orders the end, or one of `stop` becomes readable or hangs up;
     /// returns when every thread of the server has ended.
     ///
     /// # Errors
-    /// [`AgentError::Lost`]: the coordinator is gone. The server has ended as well.
+    /// [`AgentError::Lost`]: the coordinator is gone. [`AgentError::ServerFailed`]: one of its appliers
+    /// has ended. The server has ended as well.
     pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         let handle = self.node.handle();
         let ended = self.enlisted.obey(&handle, stop);

@@ -72,6 +72,12 @@ plants! {
     FinishForgetsBuffer = "finish-forgets-buffer";
     /// A `finish_pull` that misses its deadline loses the pull.
     FinishForgetsPull = "finish-forgets-pull";
+    /// Rows of an `AtClock` push are made at the tick, when the push cannot be refused any more.
+    RowsReservedAtTick = "rows-reserved-at-tick";
+    /// An applier that lost acknowledged pushes goes on.
+    ApplierGoesOn = "applier-goes-on";
+    /// A server whose applier panicked goes on without it.
+    PanicUnnoticed = "panic-unnoticed";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

@@ -16,6 +16,7 @@ use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wait::wait_until;
 
 use super::Refusal;
@@ -117,7 +118,7 @@ impl Applier {
         let mut moved = self.commands();
         self.engine.apply_deferred();
         let mut n = 0;
-        while n < self.rings.len() {
+        while n < self.rings.len() && !self.has_failed() {
             match self.serve(n) {
                 Ok(served) => moved |= served,
                 Err(why) => {
@@ -128,14 +129,23 @@ impl Applier {
             }
             n += 1;
         }
-        if let Some(why) = self.engine.failed
-            && !self.stopped
-        {
-            // State that was acknowledged is not what it should be: nobody is to read on.
+        if let Some(why) = self.engine.failed.as_ref().filter(|_| self.has_failed()) {
+            // State that was acknowledged is not what it should be: no clock is announced.
             tracing::error!("this applier stops: {why}");
             self.stopped = true;
+            return true;
         }
         moved | self.announce_clocks()
+    }
+
+    /// Whether acknowledged work was lost.
+    fn has_failed(&self) -> bool {
+        self.engine.failed.is_some() && !planted::on(Plant::ApplierGoesOn)
+    }
+
+    /// Why it has stopped, if not by [`Command::Stop`].
+    pub fn failure(&self) -> Option<&str> {
+        self.engine.failed.as_deref()
     }
 
     fn commands(&mut self) -> bool {
@@ -159,7 +169,11 @@ impl Applier {
                 }
                 self.rings.push(*ring);
                 let last = self.rings.len() - 1;
-                let _ = self.tell_clocks(last);
+                if let Err(e) = self.tell_clocks(last) {
+                    // Its client recovers the lane, and is told then.
+                    tracing::debug!(session = %self.rings[last].session, %e, "lane ended");
+                    self.rings[last].destroy_port();
+                }
                 let _ = tx.send(());
             }
             Command::AttachPort(session, port, tx) => {
@@ -237,15 +251,34 @@ impl Applier {
         // One ring's worth, so that a client that still writes (shared memory cannot be taken
         // away) does not keep the applier here.
         let most = self.rings[n].inbox().ring().bytes() as usize;
-        let _ = self.consume(n, (most, usize::MAX));
-        let _ = self.rings[n].publish(&self.memory);
+        if let Err(why) = self.consume(n, (most, usize::MAX)) {
+            // Whatever could not be consumed is sent again by the client.
+            tracing::debug!(session = %session, why, "the rest of a lane is not consumed");
+        }
+        self.publish_alone(n);
         Some(self.rings[n].rewind())
     }
 
     fn drop_ring(&mut self, session: SessionId) {
         if let Some(n) = self.ring(session) {
-            let _ = self.rings.swap_remove(n).release(&self.memory);
+            let released = self.rings.swap_remove(n).release(&self.memory);
+            assert!(
+                released.is_ok(),
+                "a ring's line is not of this memory: {released:?}"
+            );
         }
+    }
+
+    /// Makes a ring's state visible where no port leads to its client.
+    fn publish_alone(&mut self, n: usize) {
+        if self.has_failed() {
+            return;
+        }
+        let published = self.rings[n].publish(&self.memory);
+        assert!(
+            published.is_ok(),
+            "a ring without a port cannot fail: {published:?}"
+        );
     }
 
     /// One ring: its port, its frames, what its client is told.
@@ -258,6 +291,9 @@ impl Applier {
         moved |= self.consume(n, (APPLY_BATCH_BYTES, APPLY_BATCH_ROWS))?;
         if self.engine.moved.len() > clocks_moved {
             self.last_to_tick = n;
+        }
+        if self.has_failed() {
+            return Ok(true);
         }
         let ring = &mut self.rings[n];
         let namespace = ring.sender.namespace;
@@ -291,6 +327,9 @@ impl Applier {
                     // and again.
                     if let Err(e) = self.frame(n, &header, &payload) {
                         result = Err(e.to_string());
+                        break;
+                    }
+                    if self.has_failed() {
                         break;
                     }
                 }
@@ -327,6 +366,10 @@ impl Applier {
                 Done::Refused(refusal)
             }
         };
+        if self.has_failed() {
+            // Neither applied nor refused: it is not acknowledged.
+            return Ok(());
+        }
         match done {
             Done::Applied => {
                 self.rings[n].done(header);

@@ -53,8 +53,8 @@ pub struct Engine {
     pub reply: Vec<u8>,
     /// Domains whose minimum moved, which is not yet announced.
     pub moved: Vec<(NamespaceId, DomainId)>,
-    /// Why this applier can go on no more, if it cannot.
-    pub failed: Option<&'static str>,
+    /// Why this applier cannot continue: state that was acknowledged is not what it should be.
+    pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
 }
 
@@ -111,8 +111,10 @@ impl Engine {
     /// Takes a table out; from now on its frames are refused. What was held back for it is gone.
     pub fn take_table(&mut self, id: TableId) -> Option<Table> {
         let table = self.tables.remove(&id.0)?;
-        // A successor must not store a row of it again. Voiding our own area cannot fail.
-        let _ = self.redo.void();
+        // A successor must not store a row of it again.
+        if let Err(e) = self.redo.void() {
+            self.fail(format_args!("the redo area could not be cleared: {e}"));
+        }
         self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
         Some(table)
@@ -176,6 +178,12 @@ impl Engine {
             FrameKind::Clock => self.clock(sender, header),
             FrameKind::Pad => Ok(Effect::Applied),
         }
+    }
+
+    /// Notes that acknowledged work could not be carried out: the applier stops, and nothing more is
+    /// acknowledged or announced. The first reason stands.
+    pub fn fail(&mut self, why: impl std::fmt::Display) {
+        self.failed.get_or_insert_with(|| why.to_string());
     }
 
     pub(super) const fn progress(&self, row: usize) -> Progress {

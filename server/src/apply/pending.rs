@@ -101,11 +101,12 @@ impl Pending {
             (RejectCode::NoMemory, [used as u64, capacity as u64])
         })?;
         let Some(p) = self.pages.get_mut(page) else {
-            return Ok(());
+            unreachable!("page {page} of the held pushes does not exist");
         };
         let at = p.block.at + p.used;
-        if let Ok(words) = self.memory.private.region().words_mut(at, payload.len()) {
-            words.copy_in(0, payload);
+        match self.memory.private.region().words_mut(at, payload.len()) {
+            Ok(words) => words.copy_in(0, payload),
+            Err(e) => unreachable!("a page of the held pushes is outside the memory: {e}"),
         }
         p.used += len;
         p.frames += 1;
@@ -160,7 +161,10 @@ impl Pending {
         self.payload_part(held, 0..held.header.payload_len as usize, out);
     }
 
-    /// Copies some bytes of a held frame's payload out; zeros for what is none of it.
+    /// Copies some bytes of a held frame's payload out.
+    ///
+    /// # Panics
+    /// If `bytes` are not of this payload.
     pub fn payload_part(&self, held: &Held, bytes: Range<usize>, out: &mut Vec<u8>) {
         out.resize(bytes.len(), 0);
         let at = held.at + bytes.start;
@@ -171,11 +175,11 @@ impl Pending {
             .private
             .region()
             .words(at - lead, lead + out.len());
+        let len = held.header.payload_len as usize;
+        assert!(bytes.end <= len, "bytes {bytes:?} of a held push of {len}");
         match words {
-            Ok(words) if bytes.end <= held.header.payload_len as usize => {
-                words.copy_out_from(lead, out);
-            }
-            _ => out.fill(0),
+            Ok(words) => words.copy_out_from(lead, out),
+            Err(e) => unreachable!("a held push is outside the memory: {e}"),
         }
     }
 

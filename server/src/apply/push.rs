@@ -95,11 +95,17 @@ impl Engine {
         check_len(payload, parts.len)?;
         if let Err((good, refusal)) = check_rows(table, payload, parts, count) {
             if planted::on(Plant::ApplyHalfRefusedFrame) {
-                let _ = self.apply_rows(header.table, op, payload, parts, good, false);
+                self.apply_rows(header.table, op, payload, parts, good, false)?;
             }
             return Err(refusal);
         }
         if table.at_clock() {
+            self.check_open(sender, header)?;
+            // A tick cannot refuse: rows that are missing are made now, while this push still can
+            // be refused.
+            if !planted::on(Plant::RowsReservedAtTick) {
+                self.locate_rows(header.table, payload, parts, count, header.flags.locs)?;
+            }
             self.hold(sender, header, payload)?;
             return Ok(Effect::Applied);
         }
@@ -117,18 +123,34 @@ impl Engine {
         count: usize,
         hints: bool,
     ) -> Result<(), Refusal> {
-        let (keys, _) = payload.as_chunks::<8>();
-        let told = payload.get(parts.locs_at..).filter(|_| hints);
-        let (locs, _) = told.unwrap_or_default().as_chunks::<8>();
-        let word = |of: &[[u8; 8]], row: usize| of.get(row).map_or(0, |w| u64::from_le_bytes(*w));
-        self.find_rows(table, count, |row| (word(keys, row), Loc(word(locs, row))))?;
+        self.locate_rows(table, payload, parts, count, hints)?;
         let progress = self.progress(0);
         if let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) {
             let values = payload.get(parts.values_at..).unwrap_or_default();
             // Places come from the store itself: they are inside its memory.
-            let _ = rows.apply_all(&self.redo, progress, &self.places, op, values);
+            if let Err(e) = rows.apply_all(&self.redo, progress, &self.places, op, values) {
+                self.fail(format_args!(
+                    "rows of table {table} could not be stored: {e}"
+                ));
+            }
         }
         Ok(())
+    }
+
+    /// Fills `self.places` with the rows of a push, creating those that are missing.
+    fn locate_rows(
+        &mut self,
+        table: u32,
+        payload: &[u8],
+        parts: RowsPayload,
+        count: usize,
+        hints: bool,
+    ) -> Result<(), Refusal> {
+        let (keys, _) = payload.as_chunks::<8>();
+        let told = payload.get(parts.locs_at..).filter(|_| hints);
+        let (locs, _) = told.unwrap_or_default().as_chunks::<8>();
+        let word = |of: &[[u8; 8]], row: usize| of.get(row).map_or(0, |w| u64::from_le_bytes(*w));
+        self.find_rows(table, count, |row| (word(keys, row), Loc(word(locs, row))))
     }
 
     /// Fills `self.places` with the rows of a frame: of each its key, and the client's hint if there
@@ -185,6 +207,7 @@ impl Engine {
             return Err((RejectCode::NotFinite, [0, first]));
         }
         if table.at_clock() {
+            self.check_open(sender, header)?;
             self.hold(sender, header, payload)?;
             return Ok(Effect::Applied);
         }
@@ -193,14 +216,28 @@ impl Engine {
             store: Store::Blocks(blocks),
             ..
         }) = self.tables.get_mut(&header.table)
-            && blocks
-                .apply_range(&self.redo, progress, first, op, values)
-                .is_err()
+            && let Err(e) = blocks.apply_range(&self.redo, progress, first, op, values)
         {
-            // The range was checked to be this applier's: applying it cannot fail.
-            return Err((RejectCode::WrongOwner, [first, u64::from(header.count)]));
+            // The range was checked to be this applier's; blocks before the bad one are stored.
+            let table = header.table;
+            self.fail(format_args!(
+                "a range of table {table} could not be stored: {e}"
+            ));
         }
         Ok(Effect::Applied)
+    }
+
+    /// Refuses a push at the clock that is not of its worker's open iteration.
+    fn check_open(&mut self, sender: FrameSender, header: &FrameHeader) -> Result<(), Refusal> {
+        let domain = self.known(sender.namespace, header.table)?.spec.domain;
+        let open = self.clocks(sender.namespace).clock(domain, sender.rank);
+        if !sender.clocked || open != Some(header.clock) {
+            return Err((
+                RejectCode::BadClock,
+                [header.clock, open.unwrap_or(u64::MAX)],
+            ));
+        }
+        Ok(())
     }
 
     fn hold(
@@ -210,13 +247,6 @@ impl Engine {
         payload: &[u8],
     ) -> Result<(), Refusal> {
         let domain = self.known(sender.namespace, header.table)?.spec.domain;
-        let open = self.clocks(sender.namespace).clock(domain, sender.rank);
-        if !sender.clocked || open != Some(header.clock) {
-            return Err((
-                RejectCode::BadClock,
-                [header.clock, open.unwrap_or(u64::MAX)],
-            ));
-        }
         self.pending.hold(domain, sender, *header, payload)
     }
 }

@@ -182,12 +182,14 @@ impl Engine {
     fn step_rows(&mut self, id: u32, rows: BTreeMap<u64, Reduced>) {
         self.lsn += 1;
         let keys: Vec<u64> = rows.keys().copied().collect();
-        // Rows are created before the first step, so that a full memory drops none half done. A
-        // memory that is full at a tick loses the rows it cannot hold; pushes to them were
-        // acknowledged, so this is an error that the server reports and stops on.
+        // Rows exist since their pushes were held. One that was removed meanwhile is made again;
+        // without memory for it an acknowledged push would be lost.
         let found = self.find_rows(id, keys.len(), |row| (keys[row], Loc::NONE));
-        if found.is_err() {
-            self.failed = Some("a tick found no memory for new rows: raise --capacity");
+        if let Err((code, [used, capacity])) = found {
+            self.fail(format_args!(
+                "a tick of table {id} found no place for rows of acknowledged pushes ({code:?}: \
+                 {used} of {capacity} bytes in use); raise --capacity"
+            ));
             return;
         }
         let places = std::mem::take(&mut self.places);
@@ -202,7 +204,11 @@ impl Engine {
                         lsn: self.lsn,
                         row: row as u32,
                     };
-                    let _ = writer.apply(&self.redo, progress, *place, op, &values);
+                    if let Err(e) = writer.apply(&self.redo, progress, *place, op, &values) {
+                        let key = place.key;
+                        let why = format!("key {key} of table {id} could not be stored: {e}");
+                        return self.fail(why);
+                    }
                 }
             }
         }

@@ -217,8 +217,9 @@ impl Engine {
     /// snapshot table takes its next epoch even if nothing is held.
     pub(super) fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
         if let Err(e) = self.step_blocks(id, iteration, held) {
-            tracing::error!(table = id, iteration, "a tick failed: {e}");
-            self.failed = Some("a tick of a dense table failed; see the log");
+            self.fail(format_args!(
+                "the tick that ends iteration {iteration} of table {id}: {e}"
+            ));
         }
     }
 

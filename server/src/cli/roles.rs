@@ -278,7 +278,12 @@ fn run_serve(args: ServeArgs) -> Outcome {
     };
     let cluster = Cluster::start(&config).map_err(|error| complain(3, error))?;
     stop.ready(&cluster.environment().coordinator)?;
-    stop.wait()
+    stop.wait(cluster.failure_descriptor())?;
+    match cluster.failure() {
+        // Jobs that come later would wait for this server in vain.
+        Some(why) => Err(complain(4, why)),
+        None => Ok(()),
+    }
 }
 
 impl ServerArgs {
@@ -348,12 +353,14 @@ impl Stop {
         told.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
     }
 
-    fn wait(&self) -> Outcome {
+    /// Waits for the word to end, or until `failure` is readable.
+    fn wait(&self, failure: std::os::fd::BorrowedFd<'_>) -> Outcome {
         use rustix::event::{PollFd, PollFlags};
         let wanted = PollFlags::IN | PollFlags::RDHUP;
         let descriptors = self.descriptors();
         let mut fds: Vec<_> = descriptors
             .iter()
+            .chain([&failure])
             .map(|fd| PollFd::new(fd, wanted))
             .collect();
         match rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None)) {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tidewater_transport::ids::TableId;
+use tidewater_transport::ids::{ServerId, TableId};
 use tidewater_transport::shm::ShmError;
 use tidewater_transport::topo::NoSuchNic;
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
@@ -70,6 +70,14 @@ pub enum NodeError {
     /// An applier has ended.
     #[error(transparent)]
     Gone(#[from] ApplierGone),
+    /// An applier has ended outside of a shutdown, and with it the server.
+    #[error("server {server} has failed: {why}")]
+    Failed {
+        /// Its number.
+        server: ServerId,
+        /// Why.
+        why: String,
+    },
     /// A table could not be made.
     #[error("table \"{table}\": {source}")]
     Table {
@@ -120,6 +128,7 @@ impl NodeError {
             Self::UnknownTable(id) => (RefusalCode::UnknownTable, u64::from(id.0)),
             Self::Released(id) => (RefusalCode::TableReleased, u64::from(id.0)),
             Self::Gone(_) => (RefusalCode::ShuttingDown, 0),
+            Self::Failed { server, .. } => (RefusalCode::PeerFailed, u64::from(server.0)),
             _ => (RefusalCode::Io, 0),
         };
         Refusal::new(code, [number, 0, 0, 0]).with_text(self)

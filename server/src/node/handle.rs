@@ -1,5 +1,6 @@
 //! The other threads' hand on a server: tables, workers, the appliers themselves.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ScopedJoinHandle;
 
@@ -16,6 +17,7 @@ use tidewater_transport::wire::control::{ApplierPart, Endpoints, Remote, ServerM
 use super::catalogue::{Catalogue, Entry, State, descriptor};
 use super::control::Order;
 use super::error::system;
+use super::failure::Failure;
 use super::{NodeConfig, NodeError};
 use crate::apply::command::{ApplierGone, ApplierHandle, Command};
 use crate::apply::engine::Engine;
@@ -32,6 +34,8 @@ pub(super) struct Shared {
     pub(super) preparer: Preparer,
     /// By applier.
     pub(super) appliers: Vec<Crew>,
+    /// Why the server cannot continue, if an applier has ended.
+    pub(super) failure: Failure,
     pub(super) endpoints: Endpoints,
     pub(super) catalogue: Mutex<Catalogue>,
 }
@@ -59,6 +63,17 @@ impl Shared {
         }
     }
 
+    /// The error of a call that an applier does not answer any more.
+    pub(super) fn gone(&self) -> NodeError {
+        match self.failure.get() {
+            Some(why) => NodeError::Failed {
+                server: self.config.server,
+                why: why.to_owned(),
+            },
+            None => ApplierGone.into(),
+        }
+    }
+
     /// Asks all appliers at once and waits for all answers, in their order.
     pub(super) fn ask_all<T>(
         &self,
@@ -67,10 +82,10 @@ impl Shared {
         let mut answers = Vec::with_capacity(self.appliers.len());
         for (a, crew) in (0..).zip(&self.appliers) {
             let (tx, rx) = bounded(1);
-            crew.handle.send(make(a, tx))?;
+            crew.handle.send(make(a, tx)).map_err(|_| self.gone())?;
             answers.push(rx);
         }
-        let wait = |rx: Receiver<T>| rx.recv().map_err(|_| ApplierGone.into());
+        let wait = |rx: Receiver<T>| rx.recv().map_err(|_| self.gone());
         answers.into_iter().map(wait).collect()
     }
 }
@@ -212,7 +227,8 @@ impl NodeHandle {
             parts.push(table.describe(a));
             if let Some(crew) = self.shared.appliers.get(usize::from(a.0)) {
                 let table = Box::new(table.of(job));
-                crew.handle.ask(|tx| Command::AddTable(table, tx))?;
+                let added = crew.handle.ask(|tx| Command::AddTable(table, tx));
+                added.map_err(|_| self.shared.gone())?;
             }
         }
         Ok(parts)
@@ -344,7 +360,17 @@ impl NodeHandle {
     ) -> Result<T, NodeError> {
         let crew = self.shared.appliers.get(usize::from(applier.0));
         let crew = crew.ok_or(ApplierGone)?;
-        Ok(crew.handle.with(f)?)
+        crew.handle.with(f).map_err(|_| self.shared.gone())
+    }
+
+    /// Why the server cannot continue: an applier has ended outside of a shutdown.
+    pub fn failure(&self) -> Option<&str> {
+        self.shared.failure.get()
+    }
+
+    /// Readable once [`Self::failure`] is there.
+    pub fn failure_descriptor(&self) -> BorrowedFd<'_> {
+        self.shared.failure.descriptor()
     }
 
     /// The membership has changed: from now on peers must know this epoch.

@@ -12,7 +12,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `config`, `error` | what a server is told; what can go wrong |
-//! | `threads` | where the server goes on the machine; the applier threads |
+//! | `threads`, `failure` | where the server goes on the machine; the applier threads; why one ended |
 //! | `listen`, `conn` | sockets that listen; one connection |
 //! | `control`, `requests` | the control thread's loop; its answers |
 //! | `sessions` | client threads that are attached, and their lanes |
@@ -26,6 +26,7 @@ mod conn;
 mod connects;
 mod control;
 mod error;
+mod failure;
 mod handle;
 mod listen;
 mod orders;
@@ -58,6 +59,7 @@ use crate::store::prepare::Preparer;
 use crate::store::{Backing, ServerMemory};
 use control::Control;
 use error::system;
+pub(crate) use failure::Failure;
 use handle::Shared;
 use listen::Listeners;
 
@@ -95,11 +97,13 @@ impl Node {
         let preparer = Preparer::start().map_err(system("start a thread"))?;
         let bell = Bell::new().map_err(system("make a doorbell"))?;
         let (control, orders) = unbounded();
-        let (crews, appliers) = threads::start(&config, &memory, &placement)?;
+        let failure = Failure::new().map_err(system("make a doorbell"))?;
+        let (crews, appliers) = threads::start(&config, &memory, &placement, &failure)?;
         let shared = Arc::new(Shared {
             memory,
             preparer,
             appliers: crews,
+            failure,
             endpoints,
             catalogue: Default::default(),
             config,

@@ -1,5 +1,7 @@
 //! The node as the coordinator's orders, saves and loads use it.
 
+use std::os::fd::BorrowedFd;
+
 use tidewater_transport::ids::{ApplierId, TableId, WorkerId};
 use tidewater_transport::wire::control::TableInfo;
 use tidewater_transport::wire::refusal::Refusal;
@@ -34,6 +36,14 @@ impl Orders for NodeHandle {
 
     fn end_job(&self, namespace: &str) -> Result<(), Refusal> {
         Self::end_job(self, namespace).map_err(|error| error.refusal())
+    }
+
+    fn failure(&self) -> Option<&str> {
+        Self::failure(self)
+    }
+
+    fn failure_descriptor(&self) -> BorrowedFd<'_> {
+        Self::failure_descriptor(self)
     }
 
     fn set_epoch(&self, epoch: u64) {

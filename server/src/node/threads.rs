@@ -1,6 +1,7 @@
 //! The applier threads of a server: where they run and how they wait.
 
 use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,10 +9,12 @@ use std::time::Duration;
 use core_affinity::CoreId;
 use tidewater_transport::fabric::SPIN;
 use tidewater_transport::ids::WorkerId;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::topo::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
 use tidewater_transport::wake::OsSleeper;
 
 use super::error::system;
+use super::failure::{Failure, panic_text};
 use super::handle::Crew;
 use super::{NodeConfig, NodeError, doze_at};
 use crate::apply::applier::Applier;
@@ -23,10 +26,11 @@ pub(super) fn start(
     config: &NodeConfig,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
+    failure: &Failure,
 ) -> Result<(Vec<Crew>, Vec<JoinHandle<()>>), NodeError> {
     let (mut crews, mut threads) = (Vec::new(), Vec::new());
     for a in 0..config.appliers {
-        let started = start_one(a, config, memory, placement);
+        let started = start_one(a, config, memory, placement, failure);
         match started {
             Ok((crew, thread)) => {
                 crews.push(crew);
@@ -59,6 +63,7 @@ fn start_one(
     config: &NodeConfig,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
+    failure: &Failure,
 ) -> Result<(Crew, JoinHandle<()>), NodeError> {
     let sleeper = match config.busy_poll.sleeps() {
         true => OsSleeper::new(spin(placement.room)).map(OsSleeper::patient),
@@ -74,6 +79,7 @@ fn start_one(
     let core = placement.cpus.get(usize::from(a));
     let core = core.map(|&cpu| CoreId { id: cpu as usize });
     let thread = std::thread::Builder::new().name(format!("tw-applier-{a}"));
+    let failure = failure.clone();
     let run = move || {
         if let Some(core) = core
             && !core_affinity::set_for_current(core)
@@ -84,7 +90,20 @@ fn start_one(
                 "cannot pin the applier; it goes unpinned"
             );
         }
-        applier.run(&mut sleeper);
+        let ended = catch_unwind(AssertUnwindSafe(|| applier.run(&mut sleeper)));
+        let why = match &ended {
+            Ok(()) => applier.failure().map(str::to_owned),
+            Err(_) if planted::on(Plant::PanicUnnoticed) => None,
+            Err(panic) => Some(format!(
+                "panicked: {}; this is a defect of the server, please report it",
+                panic_text(&**panic)
+            )),
+        };
+        // Before the commands that wait for this applier are dropped: their errors quote it.
+        if let Some(why) = why {
+            failure.set(format!("applier {a}: {why}"));
+        }
+        drop(applier);
     };
     let thread = thread
         .spawn(run)

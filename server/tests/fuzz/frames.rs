@@ -172,7 +172,9 @@ impl Fuzz {
                 );
             }
         }
-        let creates = header.flags.create && matches!(effect, Effect::Reply { .. });
+        // A push that is held has its rows made, with their first values.
+        let creates = header.flags.create && matches!(effect, Effect::Reply { .. })
+            || held && header.kind == FrameKind::PushRows;
         for at in self.after.keys().filter(|at| !self.before.contains_key(at)) {
             let asked = creates && at.0 == header.table && words.contains(&at.1);
             assert!(asked || named(at), "{at:?} made by {frame:?}");

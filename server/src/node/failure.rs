@@ -1,0 +1,54 @@
+//! The end of an applier outside of a shutdown: the reason, and a descriptor that becomes readable.
+
+use std::any::Any;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::sync::{Arc, OnceLock};
+
+use tidewater_transport::limits::TEXT_BYTES_MAX;
+use tidewater_transport::wake::Bell;
+
+/// Bytes of a reason: the coordinator's notice puts the server's name in front of it.
+const REASON_BYTES_MAX: usize = TEXT_BYTES_MAX / 2;
+
+/// Why a server cannot continue, if it cannot. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Failure {
+    why: Arc<OnceLock<String>>,
+    bell: Bell,
+}
+
+impl Failure {
+    /// None so far.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            why: Arc::default(),
+            bell: Bell::new()?,
+        })
+    }
+
+    /// Notes the reason and makes the descriptor readable. The first reason stands.
+    pub(crate) fn set(&self, mut why: String) {
+        tracing::error!("the server ends: {why}");
+        why.truncate(why.floor_char_boundary(REASON_BYTES_MAX));
+        self.why.get_or_init(|| why);
+        self.bell.ring();
+    }
+
+    /// The reason.
+    pub(crate) fn get(&self) -> Option<&str> {
+        self.why.get().map(String::as_str)
+    }
+
+    /// Readable from the first reason on.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+}
+
+/// What a panic says.
+pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&'static str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message")
+}
