@@ -78,6 +78,8 @@ plants! {
     ApplierGoesOn = "applier-goes-on";
     /// A server whose applier panicked goes on without it.
     PanicUnnoticed = "panic-unnoticed";
+    /// A released table's memory is freed extent by extent while rows of the others are still valid.
+    ReleaseSlabBySlab = "release-slab-by-slab";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

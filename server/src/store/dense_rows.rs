@@ -14,6 +14,7 @@ use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 use super::StoreError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use super::redo::RowPlace;
+use super::release::{RowSlab, release_rows};
 use super::rows::RowWriter;
 use super::sparse::ShardError;
 use crate::apply::kernels::RowKernel;
@@ -235,16 +236,20 @@ impl DenseRows {
         })
     }
 
-    /// Gives all memory back, zeroed: a late reader finds no row that proves itself.
+    /// Gives all memory back, all rows void before the first block is free: a late reader finds none
+    /// that proves itself, see [`release_rows`].
     ///
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
+        let stride = self.layout.stride;
+        let slab = |slab: &Slab| RowSlab {
+            block: slab.payload,
+            stride,
+            rows: slab.rows as usize,
+        };
+        release_rows(&self.memory, self.slabs.iter().flatten().map(slab))?;
         for slab in self.slabs.into_iter().flatten() {
-            let (at, len) = (slab.payload.at, slab.payload.len);
-            let public = &self.memory.public;
-            public.region().words_mut(at, len)?.zero(0, len);
-            public.free(slab.payload)?;
             self.memory.private.free(slab.state)?;
         }
         Ok(())

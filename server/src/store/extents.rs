@@ -16,6 +16,7 @@ use super::StoreError;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
 use super::prepare::{Delivery, Made, Order, Pace, Preparer, Urgency};
 use super::redo::RowPlace;
+use super::release::{RowSlab, release_rows};
 
 /// Bytes of a table's first extent; each next one is twice as large.
 const FIRST_BYTES: usize = 64 << 10;
@@ -310,19 +311,20 @@ impl Extents {
         Ok(())
     }
 
-    /// Gives all memory back. Blocks are zeroed when they are given out again, under another salt;
-    /// rows that a late reader still copies do not prove themselves to anybody else's key.
+    /// Gives all memory back, all rows void before the first block is free: a late reader finds none
+    /// that proves itself, see [`release_rows`].
     ///
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
+        let stride = self.plan.layout.stride;
+        let slab = |extent: &Extent| RowSlab {
+            block: extent.rows,
+            stride,
+            rows: extent.used as usize,
+        };
+        release_rows(&self.memory, self.list.iter().map(slab))?;
         for extent in &self.list {
-            self.memory
-                .public
-                .region()
-                .words_mut(extent.rows.at, extent.rows.len)?
-                .zero(0, extent.rows.len);
-            self.memory.public.free(extent.rows)?;
             self.memory.private.free(extent.keys)?;
             self.memory.private.free(extent.state)?;
         }

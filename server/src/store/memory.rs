@@ -19,6 +19,7 @@ use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::hash::line_chk;
 use tidewater_transport::limits::APPLIERS_MAX;
 use tidewater_transport::mem::Region;
+use tidewater_transport::sync::{Ordering, fence};
 
 use super::StoreError;
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
@@ -257,6 +258,11 @@ impl Arena {
         }
         let used = books.free.get_mut(&len).filter(|_| reuse);
         if let Some(block) = used.and_then(Vec::pop) {
+            // SYNC: release. What the last owner stored before it freed the block, void versions
+            // above all, is ordered by the lock before this fence, and this fence before every store
+            // of the new owner. A reader that sees such a store and then fences sees the void
+            // versions, see `release_rows`.
+            fence(Ordering::Release);
             return Ok((block, true));
         }
         let block = self.fresh(&mut books, len)?;
@@ -345,6 +351,12 @@ impl Arena {
             .words_mut(at, LINE_BYTES)?
             .store_line(0, &[a, b, c, d, chk, 0, 0, 0]);
         Ok(())
+    }
+
+    /// Keeps every call that gives out or frees a block waiting.
+    #[cfg(test)]
+    pub(super) fn stall(&self) -> impl Sized + '_ {
+        self.books()
     }
 
     /// Every block in the directory with its owner, in the order of allocation: how another

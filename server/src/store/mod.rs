@@ -15,6 +15,7 @@ pub mod memory;
 pub mod prepare;
 pub mod redo;
 pub mod redo_block;
+mod release;
 pub mod rows;
 pub mod sparse;
 
