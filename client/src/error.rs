@@ -1,7 +1,8 @@
 //! What a client call can fail with.
 
 use tidewater_transport::fabric::LaneError;
-use tidewater_transport::layout::lines::{Reject, RejectCode};
+use tidewater_transport::layout::lines::Reject;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::wire::refusal::Refusal;
 
 /// Why a call failed. Unless it says otherwise nothing was changed.
@@ -10,13 +11,13 @@ use tidewater_transport::wire::refusal::Refusal;
 pub enum ClientError {
     /// A server refused one frame of a push: the rows of that frame were not applied, those of
     /// other servers may have been.
-    #[error("table \"{table}\" at {server}: {}", describe(.reject))]
+    #[error("table \"{table}\" at {server}: {}", describe(.reject.reason))]
     Rejected {
         /// Name of the table.
         table: String,
         /// Which server.
         server: String,
-        /// Frame, code and numbers.
+        /// Frame, table and reason.
         reject: Reject,
     },
     /// A server refused frames of this lane so long ago that the reason is not kept any more, and a
@@ -101,33 +102,49 @@ pub enum ClientError {
 }
 
 /// A reject in words.
-fn describe(r: &Reject) -> String {
-    let [a, b] = r.numbers;
-    match r.code {
-        RejectCode::UnknownTable => format!("no table {a} there; was it created on this cluster?"),
-        RejectCode::TableReleased => "the table was released".into(),
-        RejectCode::IndexOutOfRange => format!("index {a} is past the end ({b})"),
-        RejectCode::WrongDType => format!("values have type code {a}, the table has {b}"),
-        RejectCode::NotFinite => format!(
-            "row {a} (key {b}) holds NaN or infinity; mend the gradient, or create the table with \
+fn describe(reason: RejectReason) -> String {
+    match reason {
+        RejectReason::UnknownTable { table } => {
+            format!("no table {table} there; was it created on this cluster?")
+        }
+        RejectReason::TableReleased { .. } => "the table was released".into(),
+        RejectReason::IndexOutOfRange { index, size } => {
+            format!("index {index} is past the end ({size})")
+        }
+        RejectReason::WrongDType { frame, table } => {
+            format!("values have type code {frame}, the table has {table}")
+        }
+        RejectReason::NotFinite { row, key } => format!(
+            "row {row} (key {key}) holds NaN or infinity; mend the gradient, or create the table with \
              finite_check = false"
         ),
-        RejectCode::WrongLength => format!("{a} bytes where {b} are due"),
-        RejectCode::WrongOwner => {
-            format!("key {a} (partition {b}) belongs to another applier: placement is stale")
+        RejectReason::WrongLength { bytes, expected } => {
+            format!("{bytes} bytes where {expected} are due")
         }
-        RejectCode::WrongOperation => format!(
-            "operation {a} is not one of this table's (a gradient needs an optimizer, a range \
-             needs layout blocks)"
+        RejectReason::WrongOwner { first, count: 1 } => {
+            format!("key {first} belongs to another applier: placement is stale")
+        }
+        RejectReason::WrongOwner { first, count } => {
+            format!("elements {first}..+{count} belong to another applier: placement is stale")
+        }
+        RejectReason::WrongOperation { kind, op } => format!(
+            "operation {op} in a frame of kind {kind} is not one of this table's (a gradient needs an \
+             optimizer, a range needs layout blocks)"
         ),
-        RejectCode::NoMemory => format!("{a} of {b} bytes in use; raise the server's --capacity"),
-        RejectCode::PendingFull => format!(
-            "{a} bytes are held back for the open iteration, the limit is {b}: a worker is far \
+        RejectReason::NoMemory { used, capacity } => {
+            format!("{used} of {capacity} bytes in use; raise the server's --capacity")
+        }
+        RejectReason::PendingFull { held, limit } => format!(
+            "{held} bytes are held back for the open iteration, the limit is {limit}: a worker is far \
              behind, or iterations are too long"
         ),
-        RejectCode::ReplyTooLarge => format!("a reply of {a} bytes does not fit a slot of {b}"),
-        RejectCode::BadClock => format!("clock {a} where {b} is due"),
-        _ => format!("refused with code {:?} ({a}, {b})", r.code),
+        RejectReason::ReplyTooLarge { bytes, slot } => {
+            format!("a reply of {bytes} bytes does not fit a slot of {slot}")
+        }
+        RejectReason::BadClock { clock, expected } => {
+            format!("clock {clock} where {expected} is due")
+        }
+        _ => format!("refused: {reason:?}"),
     }
 }
 
@@ -136,14 +153,12 @@ pub(crate) fn rejected(
     table: &str,
     server: &str,
     (seq, table_id): (u64, u32),
-    code: RejectCode,
-    numbers: [u64; 2],
+    reason: RejectReason,
 ) -> ClientError {
     let reject = Reject {
         seq,
-        code,
         table: table_id,
-        numbers,
+        reason,
     };
     ClientError::Rejected {
         table: table.to_owned(),

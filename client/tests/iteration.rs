@@ -86,7 +86,7 @@ fn fill(client: &mut Client, table: &Table<f32>, from: u64) -> u64 {
         match push_ones(client, table, &keys) {
             Ok(()) => {}
             Err(ClientError::Rejected { reject, .. }) => {
-                assert_eq!(reject.code, RejectCode::NoMemory, "{reject:?}");
+                assert_eq!(reject.code(), RejectCode::NoMemory, "{reject:?}");
                 return first;
             }
             Err(e) => panic!("{e}"),

@@ -225,7 +225,7 @@ impl Pusher<'_> {
         match (self.client.wait_applied(&ticket), good) {
             (Ok(()), true) => {}
             (Err(ClientError::Rejected { reject, .. }), false) => {
-                assert_eq!(reject.code, RejectCode::NotFinite);
+                assert_eq!(reject.code(), RejectCode::NotFinite);
             }
             (other, good) => panic!("good: {good}, but {other:?}"),
         }

@@ -271,7 +271,7 @@ fn stream(client: &mut Client, kind: u32) -> ClientError {
 }
 
 fn is_released(error: &ClientError) -> bool {
-    matches!(error, ClientError::Rejected { reject, .. } if reject.code == RejectCode::TableReleased)
+    matches!(error, ClientError::Rejected { reject, .. } if reject.code() == RejectCode::TableReleased)
 }
 
 /// After a release: another table works over the same lanes, a push to the released one is

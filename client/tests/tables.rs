@@ -149,7 +149,7 @@ fn a_refused_push_fails_alone_and_says_why() {
             .push_rows(&table, &[2], &[1.0; 2], PushOp::Gradient)
             .unwrap();
         let code = |e: Result<(), ClientError>| match e {
-            Err(ClientError::Rejected { reject, .. }) => reject.code,
+            Err(ClientError::Rejected { reject, .. }) => reject.code(),
             other => panic!("{other:?}"),
         };
         for _ in 0..2 {
@@ -210,7 +210,7 @@ fn a_push_that_was_refused_long_ago_is_not_taken_for_applied() {
             }
             match client.try_applied(&last) {
                 Err(ClientError::Rejected { reject, .. }) => {
-                    assert_eq!(reject.code, RejectCode::NotFinite);
+                    assert_eq!(reject.code(), RejectCode::NotFinite);
                 }
                 other => panic!("{other:?}"),
             }

@@ -28,19 +28,65 @@ pub struct Export {
     pub memory: u8,
 }
 
+/// Which check refused an access: a code on the wire of the TCP lane, words in errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+#[non_exhaustive]
+pub enum AccessDenied {
+    /// A reason without a code of its own.
+    Other = 0,
+    /// No range has the key.
+    UnknownKey = 1,
+    /// The key is of another start of the server.
+    OldKey = 2,
+    /// The range is not exported with the right that the access needs.
+    NoRight = 3,
+    /// Not inside the range.
+    Outside = 4,
+    /// Not from a whole word on.
+    Misaligned = 5,
+}
+
+impl AccessDenied {
+    /// Of a code.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            0 => Self::Other,
+            1 => Self::UnknownKey,
+            2 => Self::OldKey,
+            3 => Self::NoRight,
+            4 => Self::Outside,
+            5 => Self::Misaligned,
+            _ => return None,
+        })
+    }
+
+    /// In words, as [`LaneError::Access`](crate::fabric::LaneError::Access) has them.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Other => "refused",
+            Self::UnknownKey => "unknown key",
+            Self::OldKey => "key of another start of this server",
+            Self::NoRight => "no right to do that there",
+            Self::Outside => "outside the region",
+            Self::Misaligned => "misaligned",
+        }
+    }
+}
+
 /// What a registrar says when it cannot register.
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
 impl Export {
     /// Whether `[addr, addr + len)` is in the range, from a whole word on.
     #[inline]
-    fn holds(&self, addr: u64, len: u64) -> Result<(), &'static str> {
+    fn holds(&self, addr: u64, len: u64) -> Result<(), AccessDenied> {
         let end = addr.checked_add(len);
         if addr < self.start || end.is_none_or(|end| end > self.start + self.len) {
-            return Err("outside the region");
+            return Err(AccessDenied::Outside);
         }
         if !addr.is_multiple_of(8) {
-            return Err("misaligned");
+            return Err(AccessDenied::Misaligned);
         }
         Ok(())
     }
@@ -219,7 +265,7 @@ impl ExportView {
         addr: u64,
         len: u64,
         want: Rights,
-    ) -> Result<&Export, &'static str> {
+    ) -> Result<&Export, AccessDenied> {
         self.refresh();
         let export = self.find(key, want)?;
         export.holds(addr, len)?;
@@ -236,13 +282,13 @@ impl ExportView {
         }
     }
 
-    fn find(&self, key: RegionKey, want: Rights) -> Result<&Export, &'static str> {
+    fn find(&self, key: RegionKey, want: Rights) -> Result<&Export, AccessDenied> {
         let index = Exports::index_of(key);
         let Some(Some(export)) = self.entries.get(index as usize) else {
-            return Err("unknown key");
+            return Err(AccessDenied::UnknownKey);
         };
         if key != self.exports.key(index, export) {
-            return Err("key of another start of this server");
+            return Err(AccessDenied::OldKey);
         }
         let allowed = match want {
             Rights::Read => matches!(export.rights, Rights::Read | Rights::Atomic),
@@ -250,7 +296,7 @@ impl ExportView {
             Rights::Atomic => matches!(export.rights, Rights::Atomic),
         };
         if !allowed {
-            return Err("no right to do that there");
+            return Err(AccessDenied::NoRight);
         }
         Ok(export)
     }
@@ -284,7 +330,7 @@ impl<'a> ReadChecks<'a> {
         key: RegionKey,
         addr: u64,
         len: u64,
-    ) -> Result<&'a Export, &'static str> {
+    ) -> Result<&'a Export, AccessDenied> {
         let export = match self.last {
             Some((last, export)) if last == key => export,
             _ => {

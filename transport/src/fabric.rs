@@ -585,6 +585,6 @@ impl Inbox {
 }
 
 pub use crate::exports::{
-    Export, ExportError, ExportView, Exports, INBOX_KEY, Mapped, ReadChecks, Registrar,
-    RegistrarError,
+    AccessDenied, Export, ExportError, ExportView, Exports, INBOX_KEY, Mapped, ReadChecks,
+    Registrar, RegistrarError,
 };

@@ -80,6 +80,8 @@ plants! {
     PanicUnnoticed = "panic-unnoticed";
     /// A released table's memory is freed extent by extent while rows of the others are still valid.
     ReleaseSlabBySlab = "release-slab-by-slab";
+    /// The refusal of a range that another applier owns carries a partition in place of the count.
+    RejectPartitionForCount = "reject-partition-for-count";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

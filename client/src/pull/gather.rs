@@ -99,15 +99,9 @@ impl Lanes {
     ) -> Result<ReplyHeader, ClientError> {
         match reply.refused {
             None => Ok(reply),
-            Some(code) => {
+            Some(reason) => {
                 let id = (seq, table.id.0);
-                Err(rejected(
-                    table.name(),
-                    self.name(lane),
-                    id,
-                    code,
-                    reply.numbers,
-                ))
+                Err(rejected(table.name(), self.name(lane), id, reason))
             }
         }
     }

@@ -121,16 +121,15 @@ impl Rejects {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidewater_transport::layout::lines::RejectCode;
+    use tidewater_transport::layout::reject::RejectReason;
 
     use super::*;
 
     fn reject(seq: u64) -> Reject {
         Reject {
             seq,
-            code: RejectCode::NotFinite,
             table: 1,
-            numbers: [seq, 0],
+            reason: RejectReason::NotFinite { row: seq, key: 0 },
         }
     }
 

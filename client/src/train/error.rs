@@ -127,7 +127,7 @@ impl TrainError {
 
 const fn client_code(e: &ClientError) -> u8 {
     match e {
-        ClientError::Rejected { reject, .. } => match reject.code {
+        ClientError::Rejected { reject, .. } => match reject.code() {
             RejectCode::NoMemory => exit::ENVIRONMENT,
             _ => exit::CHECK,
         },

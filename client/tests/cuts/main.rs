@@ -60,7 +60,9 @@ fn script(client: &mut Client, rank: u32) -> Result<(), ClientError> {
     let third = push(client, 100)?;
     client.wait_applied(&third)?;
     match client.wait_applied(&bad) {
-        Err(ClientError::Rejected { reject, .. }) => assert_eq!(reject.code, RejectCode::NotFinite),
+        Err(ClientError::Rejected { reject, .. }) => {
+            assert_eq!(reject.code(), RejectCode::NotFinite)
+        }
         Err(other) => return Err(other),
         Ok(()) => panic!("rank {rank}: NaN was accepted"),
     }

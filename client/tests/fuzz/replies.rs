@@ -10,6 +10,7 @@ use tidewater_transport::ids::RegionKey;
 use tidewater_transport::layout::extent::ExtentEntry;
 use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
 use tidewater_transport::layout::lines::{ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::session::{
     INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, REPLY_SLOTS, mailbox_clock_at,
@@ -68,12 +69,10 @@ fn scribble(random: &mut Random, mailbox: &Mailbox, written: &[u8]) {
         }
         1 => {
             let (seq, code) = (w(), RejectCode::from_code(1 + w() as u32 % 12).unwrap());
-            let line = Reject {
-                seq,
-                code,
-                table: w() as u32,
-                numbers: [w(), w()],
-            };
+            let (table, numbers) = (w() as u32, [w(), w()]);
+            let reason = RejectReason::from_numbers(code, numbers);
+            let reason = reason.unwrap_or(RejectReason::TableReleased { table });
+            let line = Reject { seq, table, reason };
             put(mailbox, mailbox_reject_at(seq), &line.to_line(salt));
         }
         2 => {
@@ -115,13 +114,13 @@ fn reply(random: &mut Random, mailbox: &Mailbox, written: &[u8], salt: u64) {
     let code = random.under(20) as u32;
     let mut header = ReplyHeader {
         kind: asked.kind as u16,
-        refused: RejectCode::from_code(code),
+        refused: RejectCode::from_code(code)
+            .and_then(|code| RejectReason::from_numbers(code, [1, 0])),
         user_tag: asked.user_tag,
         payload_len,
         count: asked.count,
         slot: slot as u32,
         table: asked.table,
-        numbers: [1, 2],
     };
     if random.under(4) == 0 {
         header.user_tag = any(random);

@@ -163,7 +163,7 @@ impl Raw {
         let line = lane.mailbox().line(mailbox_reject_at(seq));
         let reject = Reject::from_line(&line, salt).filter(|reject| reject.seq == seq);
         assert!(rejected > 0 || reject.is_none());
-        reject.map(|reject| reject.code)
+        reject.map(|reject| reject.code())
     }
 
     fn send(&mut self, bytes: &[u8]) {

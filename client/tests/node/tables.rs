@@ -109,7 +109,7 @@ fn a_released_table_is_refused_by_name_and_the_others_live() {
             .unwrap();
         match client.wait_applied(&ticket) {
             Err(ClientError::Rejected { reject, .. }) => {
-                assert_eq!(reject.code, RejectCode::TableReleased);
+                assert_eq!(reject.code(), RejectCode::TableReleased);
             }
             other => panic!("{transport:?}: {other:?}"),
         }

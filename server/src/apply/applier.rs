@@ -375,7 +375,7 @@ impl Applier {
                 self.rings[n].done(header);
                 Ok(())
             }
-            Done::Refused((code, numbers)) => self.rings[n].reject(header, code, numbers),
+            Done::Refused(reason) => self.rings[n].reject(header, reason),
         }
     }
 
@@ -398,13 +398,12 @@ impl Applier {
         };
         let reply = ReplyHeader {
             kind: header.kind as u16,
-            refused: refused.map(|(code, _)| code),
+            refused,
             user_tag: header.user_tag,
             payload_len: payload.len() as u32,
             count,
             slot: slot as u32,
             table: header.table,
-            numbers: refused.map_or([0, 0], |(_, numbers)| numbers),
         };
         let ring = &mut self.rings[n];
         let chk = reply.hasher(ring.session.0).finish_bytes(payload);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tidewater_transport::ids::{DomainId, TableId, WorkerId};
 use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::limits::ROW_DIM_MAX;
 
 use super::Refusal;
@@ -135,7 +135,7 @@ impl Engine {
         self.known(namespace.unwrap_or_default(), id.0)?;
         match self.tables.get_mut(&id.0).map(|t| &mut t.store) {
             Some(Store::Sparse(s)) => s.remove(key, &self.redo).map_err(|e| self.no_memory(&e)),
-            _ => Err((RejectCode::WrongOperation, [0, 0])),
+            _ => Err(RejectReason::WrongOperation { kind: 0, op: 0 }),
         }
     }
 
@@ -197,18 +197,19 @@ impl Engine {
     pub(super) fn known(&self, namespace: NamespaceId, table: u32) -> Result<&Table, Refusal> {
         let found = self.tables.get(&table);
         found.filter(|t| t.namespace == namespace).ok_or_else(|| {
-            let code = if self.released.contains(&(namespace, table)) {
-                RejectCode::TableReleased
-            } else {
-                RejectCode::UnknownTable
-            };
-            (code, [u64::from(table), 0])
+            match self.released.contains(&(namespace, table)) {
+                true => RejectReason::TableReleased { table },
+                false => RejectReason::UnknownTable { table },
+            }
         })
     }
 
     /// A store's failure as a refusal.
     pub(super) fn no_memory(&self, _: &StoreError) -> Refusal {
         let (used, capacity) = self.memory.public.usage();
-        (RejectCode::NoMemory, [used as u64, capacity as u64])
+        RejectReason::NoMemory {
+            used: used as u64,
+            capacity: capacity as u64,
+        }
     }
 }

@@ -1,14 +1,14 @@
 //! Requests that are answered: rows or ranges gathered into one reply, locations of keys.
 
 use tidewater_transport::layout::frame::FrameHeader;
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::reply::REPLY_HEADER_BYTES;
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::push::word;
+use super::push::{word, wrong_operation};
 use super::table::{Store, Table};
 use crate::namespace::NamespaceId;
 use crate::store::sparse::FIND_AHEAD;
@@ -17,7 +17,7 @@ impl Engine {
     fn room(bytes: u64) -> Result<(), Refusal> {
         let slot = (REPLY_SLOT_BYTES - REPLY_HEADER_BYTES) as u64;
         if bytes > slot {
-            Err((RejectCode::ReplyTooLarge, [bytes, slot]))
+            Err(RejectReason::ReplyTooLarge { bytes, slot })
         } else {
             Ok(())
         }
@@ -60,8 +60,9 @@ impl Engine {
             return Ok(());
         };
         let first = word(payload, 0);
-        if payload.len() != 8 || !blocks.owns_range(first, u64::from(header.count)) {
-            return Err((RejectCode::WrongOwner, [first, u64::from(header.count)]));
+        let count = header.count.into();
+        if payload.len() != 8 || !blocks.owns_range(first, count) {
+            return Err(RejectReason::WrongOwner { first, count });
         }
         let mut reply = std::mem::take(&mut self.reply);
         let read = match self.tables.get_mut(&header.table) {
@@ -73,7 +74,7 @@ impl Engine {
         };
         self.reply = reply;
         // The range was checked to be this applier's: reading it cannot fail.
-        read.map_err(|_| (RejectCode::WrongOwner, [first, u64::from(header.count)]))
+        read.map_err(|_| RejectReason::WrongOwner { first, count })
     }
 
     fn check_keys(
@@ -85,7 +86,10 @@ impl Engine {
         let table = self.known(namespace, header.table)?;
         let bytes = u64::from(header.count) * 8;
         if payload.len() as u64 != bytes {
-            return Err((RejectCode::WrongLength, [payload.len() as u64, bytes]));
+            return Err(RejectReason::WrongLength {
+                bytes: payload.len() as u64,
+                expected: bytes,
+            });
         }
         (0..header.count as usize).try_for_each(|row| table.check_key(word(payload, row * 8)))
     }
@@ -129,7 +133,7 @@ impl Engine {
     ) -> Result<Effect, Refusal> {
         let table = self.known(namespace, header.table)?;
         if !matches!(table.store, Store::Sparse(_)) {
-            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+            return Err(wrong_operation(header));
         }
         Self::room(u64::from(header.count) * 8)?;
         self.check_keys(namespace, header, payload)?;

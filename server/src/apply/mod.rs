@@ -18,7 +18,7 @@ pub mod table;
 mod tick;
 mod tick_blocks;
 
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 
-/// Why a frame is refused, and the numbers that its code explains.
-pub type Refusal = (RejectCode, [u64; 2]);
+/// Why a frame is refused.
+pub type Refusal = RejectReason;

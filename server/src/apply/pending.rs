@@ -14,7 +14,7 @@ use super::Refusal;
 use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 
 /// Bytes of a page: the payload of the largest frame fits.
 const PAGE_BYTES: usize = 4 << 20;
@@ -83,7 +83,7 @@ impl Pending {
     /// Takes a frame over; it belongs to iteration `header.clock` of `domain`.
     ///
     /// # Errors
-    /// [`RejectCode::PendingFull`], [`RejectCode::NoMemory`]; nothing was taken.
+    /// [`RejectReason::PendingFull`], [`RejectReason::NoMemory`]; nothing was taken.
     pub fn hold(
         &mut self,
         domain: DomainId,
@@ -93,12 +93,17 @@ impl Pending {
     ) -> Result<(), Refusal> {
         let len = payload.len().next_multiple_of(64);
         if self.bytes + len + HELD_BYTES > PENDING_BYTES_MAX {
-            let numbers = [self.bytes as u64, PENDING_BYTES_MAX as u64];
-            return Err((RejectCode::PendingFull, numbers));
+            return Err(RejectReason::PendingFull {
+                held: self.bytes as u64,
+                limit: PENDING_BYTES_MAX as u64,
+            });
         }
         let page = self.page_for(len).map_err(|_| {
             let (used, capacity) = self.memory.private.usage();
-            (RejectCode::NoMemory, [used as u64, capacity as u64])
+            RejectReason::NoMemory {
+                used: used as u64,
+                capacity: capacity as u64,
+            }
         })?;
         let Some(p) = self.pages.get_mut(page) else {
             unreachable!("page {page} of the held pushes does not exist");

@@ -1,7 +1,7 @@
 //! Pushes: validation of the whole frame, then its rows one after the other.
 
 use tidewater_transport::layout::frame::{FrameHeader, RowsPayload};
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::{PushOp, Shape};
@@ -20,28 +20,47 @@ pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(raw)
 }
 
+/// The table has no such operation.
+pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
+    RejectReason::WrongOperation {
+        kind: header.kind as u64,
+        op: header.flags.op.map_or(0, |op| op as u64),
+    }
+}
+
 /// Checks what header and table must agree on; the operation.
 fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
     let told = header.flags.dtype.map_or(0, |d| d.code());
     if told != table.spec.dtype.code() {
-        let numbers = [u64::from(told), u64::from(table.spec.dtype.code())];
-        return Err((RejectCode::WrongDType, numbers));
+        return Err(RejectReason::WrongDType {
+            frame: told.into(),
+            table: table.spec.dtype.code().into(),
+        });
     }
     match header.flags.op {
         Some(op) if table.kernel().accepts(op) => Ok(op),
-        Some(op) => Err((RejectCode::WrongOperation, [op as u64, 0])),
-        None => Err((RejectCode::WrongOperation, [0, 0])),
+        _ => Err(wrong_operation(header)),
     }
+}
+
+/// The first element of a range that is not finite.
+#[cold]
+fn not_finite(table: &Table, first: u64, values: &[u8]) -> Refusal {
+    let mut elements = values.chunks_exact(table.spec.dtype.size());
+    let row = elements.position(|element| !table.kernel().all_finite(element));
+    let row = row.unwrap_or_default() as u64;
+    let key = first + row;
+    RejectReason::NotFinite { row, key }
 }
 
 fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> {
     if payload.len() == expected {
         return Ok(());
     }
-    Err((
-        RejectCode::WrongLength,
-        [payload.len() as u64, expected as u64],
-    ))
+    Err(RejectReason::WrongLength {
+        bytes: payload.len() as u64,
+        expected: expected as u64,
+    })
 }
 
 /// Whether all rows of a push are right; the number of good rows before a bad one with the error.
@@ -63,7 +82,11 @@ fn check_rows(
             let values = values.get(row * row_bytes..).unwrap_or_default();
             let values = values.get(..row_bytes).unwrap_or_default();
             if !table.kernel().all_finite(values) {
-                return Err((row, (RejectCode::NotFinite, [row as u64, key])));
+                let reason = RejectReason::NotFinite {
+                    row: row as u64,
+                    key,
+                };
+                return Err((row, reason));
             }
         }
     }
@@ -79,17 +102,17 @@ impl Engine {
     ) -> Result<Effect, Refusal> {
         let table = self.known(sender.namespace, header.table)?;
         if matches!(table.store, Store::Blocks(_)) {
-            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+            return Err(wrong_operation(header));
         }
         let op = operation(table, header)?;
         let count = header.count as usize;
         let row_bytes = table.spec.row_bytes();
         // Before any arithmetic on `count`: more rows than bytes is never a push.
         if count > payload.len() {
-            return Err((
-                RejectCode::WrongLength,
-                [payload.len() as u64, u64::from(header.count)],
-            ));
+            return Err(RejectReason::WrongLength {
+                bytes: payload.len() as u64,
+                expected: header.count.into(),
+            });
         }
         let parts = RowsPayload::new(count, row_bytes, header.flags.locs);
         check_len(payload, parts.len)?;
@@ -169,7 +192,10 @@ impl Engine {
                 .map_err(|e| self.no_memory(&e)),
             Some(Store::Rows(rows)) => (0..count).try_for_each(|n| {
                 let (key, _) = row(n);
-                let refusal = (RejectCode::IndexOutOfRange, [key, 0]);
+                let refusal = RejectReason::IndexOutOfRange {
+                    index: key,
+                    size: 0,
+                };
                 self.places.push(rows.place(key).ok_or(refusal)?);
                 Ok(())
             }),
@@ -185,26 +211,34 @@ impl Engine {
     ) -> Result<Effect, Refusal> {
         let table = self.known(sender.namespace, header.table)?;
         let Store::Blocks(blocks) = &table.store else {
-            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+            return Err(wrong_operation(header));
         };
         let op = operation(table, header)?;
         let bytes = u64::from(header.count) * table.spec.dtype.size() as u64;
         check_len(payload, 8 + bytes as usize)?;
         let first = word(payload, 0);
         let Shape::Dense { rows, cols, .. } = table.spec.shape else {
-            return Err((RejectCode::WrongOperation, [header.kind as u64, 0]));
+            return Err(wrong_operation(header));
         };
         let elements = rows.saturating_mul(u64::from(cols));
         let end = first.checked_add(u64::from(header.count));
         if end.is_none_or(|end| end > elements) {
-            return Err((RejectCode::IndexOutOfRange, [first, elements]));
+            return Err(RejectReason::IndexOutOfRange {
+                index: first,
+                size: elements,
+            });
         }
         if !blocks.owns_range(first, u64::from(header.count)) {
-            return Err((RejectCode::WrongOwner, [first, u64::from(header.partition)]));
+            let count = match planted::on(Plant::RejectPartitionForCount) {
+                true => header.partition,
+                false => header.count,
+            };
+            let count = count.into();
+            return Err(RejectReason::WrongOwner { first, count });
         }
         let values = payload.get(8..).unwrap_or_default();
         if table.spec.finite_check && !table.kernel().all_finite(values) {
-            return Err((RejectCode::NotFinite, [0, first]));
+            return Err(not_finite(table, first, values));
         }
         if table.at_clock() {
             self.check_open(sender, header)?;
@@ -232,10 +266,10 @@ impl Engine {
         let domain = self.known(sender.namespace, header.table)?.spec.domain;
         let open = self.clocks(sender.namespace).clock(domain, sender.rank);
         if !sender.clocked || open != Some(header.clock) {
-            return Err((
-                RejectCode::BadClock,
-                [header.clock, open.unwrap_or(u64::MAX)],
-            ));
+            return Err(RejectReason::BadClock {
+                clock: header.clock,
+                expected: open.unwrap_or(u64::MAX),
+            });
         }
         Ok(())
     }
@@ -248,5 +282,100 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let domain = self.known(sender.namespace, header.table)?.spec.domain;
         self.pending.hold(domain, sender, *header, payload)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
+    use tidewater_transport::layout::frame::{FrameFlags, FrameKind};
+    use tidewater_transport::table::{DType, DenseLayout, Init, Optimizer, TableSpec};
+
+    use super::*;
+    use crate::store::ServerMemory;
+    use crate::store::prepare::Preparer;
+
+    /// Elements of each of the two partitions.
+    const PART: u64 = 2 * 1024;
+
+    /// An applier with partition 0 of two.
+    fn engine() -> Engine {
+        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
+        let spec = Arc::new(TableSpec {
+            name: "t".into(),
+            shape: Shape::Dense {
+                rows: 2 * PART,
+                cols: 1,
+                layout: DenseLayout::Blocks {
+                    block_bytes: 4096,
+                    snapshot: false,
+                },
+            },
+            dtype: DType::F32,
+            optimizer: Optimizer::None,
+            init: Init::Zeros,
+            seed: 1,
+            effect: tidewater_transport::table::Effect::Immediate,
+            finite_check: true,
+            domain: DomainId(0),
+            partitions: 2,
+        });
+        let mine = [PartitionId(0)].into_iter();
+        let table = Table::new(&memory, &Preparer::none(), (TableId(1), 0), &spec, mine);
+        let mut engine = Engine::new(memory, 0, [WorkerId(0)]).unwrap();
+        engine.add_table(table.unwrap());
+        engine
+    }
+
+    fn push(engine: &mut Engine, first: u64, values: &[f32]) -> Result<Effect, Refusal> {
+        let mut payload = first.to_le_bytes().to_vec();
+        payload.extend(values.iter().flat_map(|x| x.to_le_bytes()));
+        let header = FrameHeader {
+            kind: FrameKind::PushDense,
+            flags: FrameFlags {
+                op: Some(PushOp::Sum),
+                dtype: Some(DType::F32),
+                ..FrameFlags::default()
+            },
+            seq: 1,
+            session: 0,
+            payload_len: payload.len() as u32,
+            count: values.len() as u32,
+            table: 1,
+            partition: 9,
+            clock: 0,
+            user_tag: 0,
+            chk: 0,
+        };
+        engine.frame(FrameSender::clocked(WorkerId(0)), &header, &payload)
+    }
+
+    /// A refused range is named by its first element and its length.
+    #[test]
+    fn refused_range_names_its_elements() {
+        let mut engine = engine();
+        assert_eq!(push(&mut engine, 5, &[1.0; 3]), Ok(Effect::Applied));
+        for first in [PART - 1, PART] {
+            let refused = push(&mut engine, first, &[1.0; 3]);
+            assert_eq!(refused, Err(RejectReason::WrongOwner { first, count: 3 }));
+        }
+        let refused = push(&mut engine, 2 * PART - 2, &[1.0; 3]);
+        let (index, size) = (2 * PART - 2, 2 * PART);
+        assert_eq!(refused, Err(RejectReason::IndexOutOfRange { index, size }));
+        let refused = push(&mut engine, 5, &[1.0, 2.0, f32::NAN]);
+        assert_eq!(refused, Err(RejectReason::NotFinite { row: 2, key: 7 }));
+        let table = engine.table(TableId(1)).unwrap();
+        let Store::Blocks(blocks) = &table.store else {
+            panic!("a table of blocks");
+        };
+        let mut out = [0; 16];
+        blocks.read_range(4, &mut out).unwrap();
+        let values: Vec<f32> = out
+            .chunks_exact(4)
+            .map(|raw| f32::from_le_bytes(raw.try_into().unwrap()))
+            .collect();
+        assert_eq!(values, [0.0, 1.0, 1.0, 1.0]);
     }
 }

@@ -15,7 +15,7 @@ use crate::store::prepare::Preparer;
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 
 /// The three kinds of store.
 #[derive(Debug)]
@@ -121,26 +121,32 @@ impl Table {
     /// Refuses a key that is out of range or another applier's.
     ///
     /// # Errors
-    /// [`RejectCode::IndexOutOfRange`], [`RejectCode::WrongOwner`].
+    /// [`RejectReason::IndexOutOfRange`], [`RejectReason::WrongOwner`].
     #[inline]
     pub fn check_key(&self, key: u64) -> Result<(), Refusal> {
-        let (mine, partition) = match &self.store {
+        let (mine, _) = match &self.store {
             Store::Sparse(s) => s.owns(key),
             Store::Rows(r) => {
                 let Shape::Dense { rows, .. } = self.spec.shape else {
                     return Ok(());
                 };
                 if key >= rows {
-                    return Err((RejectCode::IndexOutOfRange, [key, rows]));
+                    return Err(RejectReason::IndexOutOfRange {
+                        index: key,
+                        size: rows,
+                    });
                 }
                 r.owns(key)
             }
-            Store::Blocks(_) => return Err((RejectCode::WrongOperation, [0, 0])),
+            Store::Blocks(_) => return Err(RejectReason::WrongOperation { kind: 0, op: 0 }),
         };
         if mine {
             Ok(())
         } else {
-            Err((RejectCode::WrongOwner, [key, u64::from(partition)]))
+            Err(RejectReason::WrongOwner {
+                first: key,
+                count: 1,
+            })
         }
     }
 

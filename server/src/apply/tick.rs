@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::{DType, PushOp, Reduce};
@@ -76,7 +76,10 @@ impl Engine {
     ) -> Result<Effect, Refusal> {
         let told = header.clock;
         if !sender.clocked || header.partition >= 64 {
-            return Err((RejectCode::BadClock, [told, u64::from(header.partition)]));
+            return Err(RejectReason::BadClock {
+                clock: told,
+                expected: u64::MAX,
+            });
         }
         let domain = DomainId(header.partition as u8);
         if told == CLOCK_FINISHED && !planted::on(Plant::FinishLeavesOneDomain) {
@@ -92,7 +95,10 @@ impl Engine {
                 self.advance(sender.namespace, moved);
                 Ok(Effect::Clock)
             }
-            Err(e) => Err((RejectCode::BadClock, [told, e.expected])),
+            Err(e) => Err(RejectReason::BadClock {
+                clock: told,
+                expected: e.expected,
+            }),
         }
     }
 

@@ -10,7 +10,8 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
-use tidewater_transport::layout::lines::{Reject, RejectCode, StateLine};
+use tidewater_transport::layout::lines::{Reject, StateLine};
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
@@ -313,17 +314,11 @@ impl Ring {
     ///
     /// # Errors
     /// [`LaneError`] from the port.
-    pub fn reject(
-        &mut self,
-        header: &FrameHeader,
-        code: RejectCode,
-        numbers: [u64; 2],
-    ) -> Result<(), LaneError> {
+    pub fn reject(&mut self, header: &FrameHeader, reason: RejectReason) -> Result<(), LaneError> {
         let reject = Reject {
             seq: header.seq,
-            code,
             table: header.table,
-            numbers,
+            reason,
         };
         self.rejects.push_back(reject);
         self.state.rejected += 1;

@@ -16,6 +16,7 @@ use super::*;
 
 const RING_BYTES: usize = 16 << 10;
 const SESSION: u64 = 9;
+const NOT_FINITE: RejectReason = RejectReason::NotFinite { row: 0, key: 0 };
 
 /// Notes where it was told to write.
 struct Notes(Arc<Mutex<Vec<usize>>>);
@@ -82,7 +83,7 @@ fn a_reject_is_told_again_only_while_its_cell_is_its_own() {
     let (old, new) = (5, 5 + FRAMES_IN_FLIGHT_MAX);
     for seq in 1..=new {
         if seq == old || seq == old + 1 || seq == new {
-            let refused = ring.reject(&frame(seq), RejectCode::NotFinite, [0, 0]);
+            let refused = ring.reject(&frame(seq), NOT_FINITE);
             refused.unwrap();
         } else {
             ring.done(&frame(seq));
@@ -220,7 +221,7 @@ fn a_frame_that_was_taken_is_what_it_was_whatever_stands_in_the_ring() {
         if seq == 1 {
             ring.done(&header);
         } else {
-            let refused = ring.reject(&header, RejectCode::NotFinite, [0, 0]);
+            let refused = ring.reject(&header, NOT_FINITE);
             refused.unwrap();
         }
         let state = ring.state();

@@ -117,11 +117,11 @@ impl Fuzz {
                 self.seen[0] += 1;
                 self.check_applied(&frame, effect)
             }
-            Err((code, _)) => {
+            Err(reason) => {
                 self.seen[1] += 1;
-                self.codes.insert(code as u32);
+                self.codes.insert(reason.code() as u32);
                 self.check_unchanged(&frame);
-                code == RejectCode::NoMemory
+                reason.code() == RejectCode::NoMemory
             }
         };
         let more = self.after.len() > self.before.len();

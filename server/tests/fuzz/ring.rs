@@ -10,7 +10,7 @@ use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind};
 use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
@@ -168,7 +168,13 @@ impl Fuzz {
                     self.check(&header, at);
                     match random.under(4) {
                         0 => ring
-                            .reject(&header, RejectCode::WrongLength, [1, 2])
+                            .reject(
+                                &header,
+                                RejectReason::WrongLength {
+                                    bytes: 1,
+                                    expected: 2,
+                                },
+                            )
                             .unwrap(),
                         _ => ring.done(&header),
                     }

@@ -10,6 +10,7 @@ use super::directory::{KEY_CELL_BYTES, KeyCell};
 use super::extent::ExtentEntry;
 use super::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use super::lines::{CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
+use super::reject::RejectReason;
 use super::reply::ReplyHeader;
 use super::ring::RingGeometry;
 use super::row::{ROW_HEADER_BYTES, RowVersion, copy_verifying, row_chk, row_head, verify_row};
@@ -154,12 +155,13 @@ fn reject_line(bytes: &[u8]) {
         debug_assert_eq!(reject.to_line(SALT), line, "two encodings of {reject:?}");
     }
     let (code, table) = unpack(line[1]);
-    if let Some(code) = RejectCode::from_code(code % 16) {
+    let reason = RejectCode::from_code(code % 16)
+        .and_then(|code| RejectReason::from_numbers(code, [line[2], line[3]]));
+    if let Some(reason) = reason {
         let reject = Reject {
             seq: line[0],
-            code,
             table,
-            numbers: [line[2], line[3]],
+            reason,
         };
         debug_assert_eq!(Reject::from_line(&reject.to_line(SALT), SALT), Some(reject));
     }

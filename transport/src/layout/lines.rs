@@ -4,6 +4,7 @@
 //! is, to the bit, what encoding its meaning gives; so reserved words are zero.
 
 use super::hash::{line_chk, mix64};
+use super::reject::RejectReason;
 use super::{Line, pack, unpack};
 
 const STATE: u64 = u64::from_le_bytes(*b"state-ln");
@@ -157,34 +158,34 @@ impl SnapshotLine {
     }
 }
 
-/// Why a well-framed push was refused.
+/// Why a well-framed push was refused: the code of a [`RejectReason`], which has the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum RejectCode {
-    /// No such table on this server. numbers: table, 0.
+    /// No such table on this server.
     UnknownTable = 1,
-    /// The table was released. numbers: table, 0.
+    /// The table was released.
     TableReleased = 2,
-    /// A row or element past the table's end. numbers: index, size.
+    /// A row or element past the table's end.
     IndexOutOfRange = 3,
-    /// Values of another type. numbers: code in the frame, code of the table.
+    /// Values of another type.
     WrongDType = 4,
-    /// NaN or infinity where the table checks. numbers: row in the frame, key.
+    /// NaN or infinity where the table checks.
     NotFinite = 5,
-    /// The payload is not `count` rows of this table. numbers: bytes, bytes expected.
+    /// The payload is not `count` rows of this table.
     WrongLength = 6,
-    /// A row that another applier owns. numbers: key, partition.
+    /// Rows or elements that another applier owns.
     WrongOwner = 7,
     /// A gradient for a table without an optimizer, or an operation this kind of table lacks.
     WrongOperation = 8,
-    /// The server has no memory left for new rows. numbers: bytes used, capacity.
+    /// The server has no memory left for new rows.
     NoMemory = 9,
-    /// More held back for the open iteration than the limit. numbers: bytes held, limit.
+    /// More held back for the open iteration than the limit.
     PendingFull = 10,
-    /// A reply larger than a slot. numbers: bytes, slot.
+    /// A reply larger than a slot.
     ReplyTooLarge = 11,
-    /// A clock that goes back, skips, or is of an unknown domain. numbers: clock, expected.
+    /// A clock that goes back, skips, or is of an unknown domain.
     BadClock = 12,
 }
 
@@ -216,23 +217,22 @@ impl RejectCode {
 pub struct Reject {
     /// The frame.
     pub seq: u64,
-    /// Why.
-    pub code: RejectCode,
     /// Its table.
     pub table: u32,
-    /// What the code says they are.
-    pub numbers: [u64; 2],
+    /// Why.
+    pub reason: RejectReason,
 }
 
 impl Reject {
+    /// Code of the reason.
+    pub const fn code(&self) -> RejectCode {
+        self.reason.code()
+    }
+
     /// As a line, salted with the session's nonce.
     pub fn to_line(&self, salt: u64) -> Line {
-        let w = [
-            self.seq,
-            pack(self.code as u32, self.table),
-            self.numbers[0],
-            self.numbers[1],
-        ];
+        let [a, b] = self.reason.numbers();
+        let w = [self.seq, pack(self.code() as u32, self.table), a, b];
         [w[0], w[1], w[2], w[3], line_chk(salt, REJECT, &w), 0, 0, 0]
     }
 
@@ -241,9 +241,8 @@ impl Reject {
         let (code, table) = unpack(line[1]);
         let reject = Self {
             seq: line[0],
-            code: RejectCode::from_code(code)?,
             table,
-            numbers: [line[2], line[3]],
+            reason: RejectReason::from_numbers(RejectCode::from_code(code)?, [line[2], line[3]])?,
         };
         (reject.to_line(salt) == *line).then_some(reject)
     }

@@ -13,6 +13,7 @@ pub mod extent;
 pub mod frame;
 pub mod hash;
 pub mod lines;
+pub mod reject;
 pub mod reply;
 pub mod ring;
 pub mod row;

@@ -12,6 +12,7 @@
 
 use super::hash::H64;
 use super::lines::RejectCode;
+use super::reject::RejectReason;
 use super::{Line, pack, unpack};
 use crate::planted::{self, Plant};
 
@@ -26,7 +27,7 @@ pub struct ReplyHeader {
     /// Kind of the frame it answers.
     pub kind: u16,
     /// `None`: done. Otherwise why not.
-    pub refused: Option<RejectCode>,
+    pub refused: Option<RejectReason>,
     /// Tag of the request.
     pub user_tag: u64,
     /// Bytes after the header.
@@ -37,23 +38,21 @@ pub struct ReplyHeader {
     pub slot: u32,
     /// Table of the request.
     pub table: u32,
-    /// What the refusal says they are.
-    pub numbers: [u64; 2],
 }
 
 impl ReplyHeader {
     const fn words(&self) -> [u64; 7] {
-        let status = match self.refused {
-            Some(code) => code as u64,
-            None => 0,
+        let (status, [a, b]) = match &self.refused {
+            Some(reason) => (reason.code() as u64, reason.numbers()),
+            None => (0, [0, 0]),
         };
         [
             REPLY_MAGIC as u64 | (self.kind as u64) << 32 | status << 48,
             self.user_tag,
             pack(self.payload_len, self.count),
             pack(self.slot, self.table),
-            self.numbers[0],
-            self.numbers[1],
+            a,
+            b,
             0,
         ]
     }
@@ -89,10 +88,11 @@ impl ReplyHeader {
             return None;
         }
         let status = rest >> 16;
-        let refused = if status == 0 {
-            None
-        } else {
-            Some(RejectCode::from_code(status)?)
+        let numbers = [line[4], line[5]];
+        let refused = match RejectCode::from_code(status) {
+            Some(code) => Some(RejectReason::from_numbers(code, numbers)?),
+            None if status == 0 && numbers == [0, 0] => None,
+            None => return None,
         };
         let (payload_len, count) = unpack(line[2]);
         let (slot, table) = unpack(line[3]);
@@ -104,7 +104,6 @@ impl ReplyHeader {
             count,
             slot,
             table,
-            numbers: [line[4], line[5]],
         };
         Some((header, line[7]))
     }
@@ -124,7 +123,6 @@ mod tests {
             count: 1,
             slot: 2,
             table: 1,
-            numbers: [0, 0],
         };
         let payload = [5u8; 8];
         let chk = header.hasher(11).finish_bytes(&payload);
@@ -137,7 +135,7 @@ mod tests {
             },
             ReplyHeader { slot: 3, ..header },
             ReplyHeader {
-                refused: Some(RejectCode::NotFinite),
+                refused: Some(RejectReason::NotFinite { row: 0, key: 0 }),
                 ..header
             },
         ] {

@@ -3,7 +3,7 @@
 use super::core::Core;
 use super::link::{Action, Event, LinkId, Post, Way};
 use super::rng::Rng;
-use crate::fabric::{INBOX_KEY, LaneError, Rights};
+use crate::fabric::{AccessDenied, INBOX_KEY, LaneError, Rights};
 use crate::mem::WordsMut;
 
 impl Core {
@@ -47,7 +47,10 @@ impl Core {
                     Way::ToClient => (bytes.len() as u64, link.mailbox.len() as u64),
                 };
                 let ok = if way == Way::ToServer && key != INBOX_KEY {
-                    link.exports.check(key, addr, len, Rights::Write).map(drop)
+                    link.exports
+                        .check(key, addr, len, Rights::Write)
+                        .map(drop)
+                        .map_err(AccessDenied::text)
                 } else if addr.checked_add(len).is_none_or(|end| end > size) {
                     Err("outside the inbox")
                 } else if !addr.is_multiple_of(8) {
@@ -59,7 +62,7 @@ impl Core {
             }
             Action::Add(_) | Action::CompareSwap(..) => {
                 let ok = link.exports.check(key, addr, 8, Rights::Atomic);
-                ("atomic", 8, ok.map(drop))
+                ("atomic", 8, ok.map(drop).map_err(AccessDenied::text))
             }
             Action::Ring => ("signal", 0, Ok(())),
         };

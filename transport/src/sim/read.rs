@@ -246,7 +246,7 @@ impl Core {
             key: op.from.key.0,
             addr,
             len,
-            why,
+            why: why.text(),
         })?;
         if read.fresh.is_none() {
             // Lines of memory, not of the request: the first may be short.

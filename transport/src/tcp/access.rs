@@ -1,7 +1,7 @@
 //! What a port does with the memory that one request names, after the checks that a NIC would make.
 
-use super::op::{ENTRY_BYTES, Entry, Refusal, Refused, RequestKind};
-use crate::fabric::{ExportView, INBOX_KEY, Inbox, ReadChecks, Rights};
+use super::op::{ENTRY_BYTES, Entry, Refused, RequestKind};
+use crate::fabric::{AccessDenied, ExportView, INBOX_KEY, Inbox, ReadChecks, Rights};
 use crate::ids::RegionKey;
 use crate::mem::{Words, WordsMut};
 
@@ -15,10 +15,10 @@ const SHORT_READ_BYTES: usize = 256;
 const READS_TOGETHER: usize = 16;
 
 #[inline]
-fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>, &'static str> {
+fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>, AccessDenied> {
     let export = checks.check(entry.key, entry.addr, entry.len.into())?;
     let words = export.region.words(entry.addr as usize, entry.len as usize);
-    words.map_err(|_| "outside the region")
+    words.map_err(|_| AccessDenied::Outside)
 }
 
 /// Reads that are copied together.
@@ -52,7 +52,7 @@ pub(super) fn copy_run(
     checks: &mut ReadChecks<'_>,
     run: &[[u8; ENTRY_BYTES]],
     mut out: &mut [u8],
-) -> Result<(), &'static str> {
+) -> Result<(), AccessDenied> {
     let mut group = [(Words::new(&[]), 0); READS_TOGETHER];
     for raw in run.chunks(READS_TOGETHER) {
         for (read, raw) in group.iter_mut().zip(raw) {
@@ -64,7 +64,7 @@ pub(super) fn copy_run(
         reads().for_each(|(words, _)| words.prefetch());
         for (words, len) in reads() {
             let split = out.split_at_mut_checked(*len);
-            let (here, rest) = split.ok_or("outside the answer")?;
+            let (here, rest) = split.ok_or(AccessDenied::Outside)?;
             words.copy_out(0, here);
             out = rest;
         }
@@ -83,17 +83,17 @@ pub(super) fn check_write(
     let end = addr.checked_add(u64::from(len));
     let why = if key != INBOX_KEY {
         let known = exports.check(key, addr, u64::from(len), Rights::Write);
-        known.err().unwrap_or("no right to do that there")
+        known.err().unwrap_or(AccessDenied::NoRight)
     } else if end.is_none_or(|end| end > inbox.window().len() as u64) {
-        "outside the region"
+        AccessDenied::Outside
     } else if !addr.is_multiple_of(8) {
-        "misaligned"
+        AccessDenied::Misaligned
     } else {
         return Ok(addr as usize);
     };
     Err(Refused {
         kind: RequestKind::Write,
-        why: Refusal::of(why),
+        why,
         key,
         addr,
         len: u64::from(len),
@@ -111,11 +111,11 @@ pub(super) fn count(
     let checked = exports.check(key, addr, 8, Rights::Atomic);
     let word = checked.and_then(|export| {
         let word = export.region.words_mut(addr as usize, 8);
-        word.map_err(|_| "no right to do that there")
+        word.map_err(|_| AccessDenied::NoRight)
     });
     word.map(on).map_err(|why| Refused {
         kind,
-        why: Refusal::of(why),
+        why,
         key,
         addr,
         len: 8,

@@ -21,6 +21,7 @@
 //! The check byte is a hash of the rest: it finds an end that is out of step. A header is accepted
 //! only if it is, to the bit, what encoding its meaning gives; so reserved bits are zero.
 
+use crate::fabric::AccessDenied;
 use crate::ids::RegionKey;
 use crate::layout::hash::mix64;
 use crate::layout::session::inbox_bytes;
@@ -153,7 +154,7 @@ pub struct Refused {
     /// Kind of the request.
     pub kind: RequestKind,
     /// Which check failed.
-    pub why: Refusal,
+    pub why: AccessDenied,
     /// Key presented.
     pub key: RegionKey,
     /// Address.
@@ -195,33 +196,6 @@ impl RequestKind {
             Self::FetchAdd => "fetch_add",
             Self::CompareSwap => "compare_swap",
         }
-    }
-}
-
-/// Which check refused an access: a number on the wire, words in errors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refusal(u8);
-
-impl Refusal {
-    const TEXTS: [&'static str; 6] = [
-        "refused",
-        "unknown key",
-        "key of another start of this server",
-        "no right to do that there",
-        "outside the region",
-        "misaligned",
-    ];
-
-    /// Of the words of a check; words without a number become "refused".
-    pub fn of(why: &str) -> Self {
-        Self(Self::TEXTS.iter().position(|t| *t == why).unwrap_or(0) as u8)
-    }
-
-    /// In words.
-    pub fn text(self) -> &'static str {
-        Self::TEXTS
-            .get(usize::from(self.0))
-            .unwrap_or(&Self::TEXTS[0])
     }
 }
 
@@ -380,7 +354,7 @@ impl Reply {
                 Header::new(MAILBOX, 0, [u64::from(at), u64::from(len), 0])
             }
             Self::Refused(r) => Header {
-                why: r.why.0,
+                why: r.why as u8,
                 ..Header::new(REFUSED, r.key.0, [r.addr, r.len, r.kind as u64])
             },
         }
@@ -406,7 +380,7 @@ impl Reply {
             },
             REFUSED => Self::Refused(Refused {
                 kind: RequestKind::from_code(c as u8).ok_or(OpError::Reserved(REFUSED))?,
-                why: Refusal(header.why),
+                why: AccessDenied::from_code(header.why).ok_or(OpError::Reserved(REFUSED))?,
                 key: RegionKey(header.key),
                 addr: a,
                 len: b,
@@ -541,7 +515,7 @@ mod tests {
         assert!(noticed > 1000, "{noticed} of 1024");
         let refused = Refused {
             kind: RequestKind::Write,
-            why: Refusal::of("misaligned"),
+            why: AccessDenied::Misaligned,
             key,
             addr: 3,
             len: 9,

@@ -4,13 +4,13 @@ use std::net::TcpStream;
 
 use super::access::{check_write, copy_run, count, short_run};
 use super::buffer::Input;
-use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Refusal, Refused, Reply, Request, RequestKind};
+use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Refused, Reply, Request, RequestKind};
 use super::output::Output;
 use super::receive::DIRECT_BYTES;
 use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::clock::Deadline;
-use crate::fabric::{ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
+use crate::fabric::{AccessDenied, ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
 use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use crate::mem::io::{Place, RecvList};
 use crate::mem::publish::read_fence;
@@ -355,12 +355,12 @@ impl TcpPort {
             sum += len;
             let checked = checks.check(entry.key, entry.addr, len).and_then(|export| {
                 let there = export.region.check(entry.addr as usize, entry.len as usize);
-                there.map_err(|_| "outside the region")
+                there.map_err(|_| AccessDenied::Outside)
             });
             if let Err(why) = checked {
                 return Ok(Err(Refused {
                     kind: RequestKind::ReadV,
-                    why: Refusal::of(why),
+                    why,
                     key: entry.key,
                     addr: entry.addr,
                     len,
@@ -384,7 +384,7 @@ impl TcpPort {
     ) -> Result<Option<Stop>, LaneError> {
         let list = self.input.pending().as_chunks::<ENTRY_BYTES>().0;
         let list = &list[..entries.min(list.len())];
-        let refused = |why: &str| broken(&self.peer, "read", why);
+        let refused = |why: AccessDenied| broken(&self.peer, "read", why.text());
         let mut checks = exports.reads();
         let (mut stop, mut done) = (None, 0);
         while let Some(raw) = list.get(done)

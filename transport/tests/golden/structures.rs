@@ -1,6 +1,6 @@
 //! One of each structure, built with the code that runs, and the numbers of the protocol.
 
-use tidewater_transport::fabric::{Exports, INBOX_KEY};
+use tidewater_transport::fabric::{AccessDenied, Exports, INBOX_KEY};
 use tidewater_transport::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
 use tidewater_transport::layout::dense::TaggedU32;
 use tidewater_transport::layout::directory::{KEY_CELL_BYTES, KeyCell};
@@ -13,6 +13,7 @@ use tidewater_transport::layout::hash::{H64, line_chk, mix32, mix64};
 use tidewater_transport::layout::lines::{
     CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine,
 };
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, REPLY_MAGIC, ReplyHeader};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::row::{
@@ -28,7 +29,7 @@ use tidewater_transport::limits;
 use tidewater_transport::placement::partition_of_key;
 use tidewater_transport::table::{DType, PushOp};
 use tidewater_transport::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
-use tidewater_transport::tcp::op::{Entry, Refusal as Check, Refused as NoAccess, Reply, Request};
+use tidewater_transport::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 use tidewater_transport::wire::hello::{
     Challenge, Features, Hello, Ids, Purpose, Refused, Role, Welcome,
 };
@@ -138,9 +139,8 @@ fn lines() -> Vec<(&'static str, Vec<u8>)> {
     let table = 9;
     let reject = Reject {
         seq: 41,
-        code: RejectCode::NotFinite,
         table,
-        numbers: [2, KEY],
+        reason: RejectReason::NotFinite { row: 2, key: KEY },
     };
     let extent = ExtentEntry {
         base: 0x40_2000,
@@ -275,16 +275,14 @@ fn replies() -> Vec<(&'static str, Vec<u8>)> {
         count: 2,
         slot: 2,
         table: 9,
-        numbers: [0, 0],
     };
     let refused = ReplyHeader {
         kind: FrameKind::Resolve as u16,
-        refused: Some(RejectCode::TableReleased),
+        refused: Some(RejectReason::TableReleased { table: 9 }),
         user_tag: 0x0304,
         payload_len: 0,
         count: 0,
         slot: 4,
-        numbers: [9, 0],
         ..rows
     };
     vec![
@@ -298,7 +296,7 @@ fn lane_operations() -> Vec<(&'static str, Vec<u8>)> {
     let counter = RegionKey(0x15a0_0000);
     let refused = NoAccess {
         kind: RequestKind::Write,
-        why: Check::of("outside the region"),
+        why: AccessDenied::Outside,
         key: INBOX_KEY,
         addr: 4096,
         len: 64,
@@ -565,6 +563,10 @@ fn codes() -> Vec<(String, u64)> {
     }
     let refusals = RefusalCode::ALL.iter();
     all.extend(refusals.map(|c| (format!("RefusalCode::{c:?}"), u64::from(c.code()))));
+    for code in 0..=u8::MAX {
+        let denied = AccessDenied::from_code(code);
+        all.extend(denied.map(|c| (format!("AccessDenied::{c:?}"), u64::from(code))));
+    }
     let roles = [Role::Worker, Role::Server, Role::Coordinator, Role::Admin];
     all.extend(roles.map(|r| (format!("Role::{r:?}"), u64::from(r.code()))));
     all

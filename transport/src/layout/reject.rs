@@ -1,0 +1,183 @@
+//! Reasons of refused frames: a code and two numbers on the wire, named fields in the program.
+
+use super::lines::RejectCode;
+
+/// Why a well-framed push or request was refused, with the numbers of its code.
+///
+/// On the wire a reason is its [`code`](Self::code) and two [`numbers`](Self::numbers), in the
+/// order of the fields; a number that a reason does not have is 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// No such table on this server.
+    UnknownTable {
+        /// Table of the frame.
+        table: u32,
+    },
+    /// The table was released.
+    TableReleased {
+        /// Table of the frame.
+        table: u32,
+    },
+    /// A row or element past the table's end.
+    IndexOutOfRange {
+        /// First index of the row or range.
+        index: u64,
+        /// Rows or elements of the table.
+        size: u64,
+    },
+    /// Values of another type.
+    WrongDType {
+        /// Type code in the frame; 0 if there is none.
+        frame: u64,
+        /// Type code of the table.
+        table: u64,
+    },
+    /// NaN or infinity where the table checks.
+    NotFinite {
+        /// Row in the frame; of a range, element in the frame.
+        row: u64,
+        /// Key or index of the row; of a range, index of the element.
+        key: u64,
+    },
+    /// The payload is not `count` rows of this table.
+    WrongLength {
+        /// Bytes of the payload.
+        bytes: u64,
+        /// Bytes expected.
+        expected: u64,
+    },
+    /// Rows or elements that another applier owns.
+    WrongOwner {
+        /// Key of the row; of a range, its first element.
+        first: u64,
+        /// 1; of a range, its elements.
+        count: u64,
+    },
+    /// A gradient for a table without an optimizer, or an operation that this kind of table lacks.
+    WrongOperation {
+        /// Code of the frame's kind.
+        kind: u64,
+        /// Code of the push operation; 0 if the frame has none.
+        op: u64,
+    },
+    /// No memory for new rows.
+    NoMemory {
+        /// Bytes in use.
+        used: u64,
+        /// Bytes there are.
+        capacity: u64,
+    },
+    /// More held back for the open iteration than the limit.
+    PendingFull {
+        /// Bytes held.
+        held: u64,
+        /// Limit in bytes.
+        limit: u64,
+    },
+    /// A reply larger than a slot.
+    ReplyTooLarge {
+        /// Bytes of the reply.
+        bytes: u64,
+        /// Bytes of a slot.
+        slot: u64,
+    },
+    /// A clock that goes back, skips, or is of an unknown domain.
+    BadClock {
+        /// Clock of the frame.
+        clock: u64,
+        /// Clock expected; `u64::MAX` if the sender has no clock in the domain.
+        expected: u64,
+    },
+}
+
+impl RejectReason {
+    /// Its code on the wire.
+    pub const fn code(&self) -> RejectCode {
+        match self {
+            Self::UnknownTable { .. } => RejectCode::UnknownTable,
+            Self::TableReleased { .. } => RejectCode::TableReleased,
+            Self::IndexOutOfRange { .. } => RejectCode::IndexOutOfRange,
+            Self::WrongDType { .. } => RejectCode::WrongDType,
+            Self::NotFinite { .. } => RejectCode::NotFinite,
+            Self::WrongLength { .. } => RejectCode::WrongLength,
+            Self::WrongOwner { .. } => RejectCode::WrongOwner,
+            Self::WrongOperation { .. } => RejectCode::WrongOperation,
+            Self::NoMemory { .. } => RejectCode::NoMemory,
+            Self::PendingFull { .. } => RejectCode::PendingFull,
+            Self::ReplyTooLarge { .. } => RejectCode::ReplyTooLarge,
+            Self::BadClock { .. } => RejectCode::BadClock,
+        }
+    }
+
+    /// Its numbers on the wire.
+    pub const fn numbers(&self) -> [u64; 2] {
+        match *self {
+            Self::UnknownTable { table } | Self::TableReleased { table } => [table as u64, 0],
+            Self::IndexOutOfRange { index, size } => [index, size],
+            Self::WrongDType { frame, table } => [frame, table],
+            Self::NotFinite { row, key } => [row, key],
+            Self::WrongLength { bytes, expected } => [bytes, expected],
+            Self::WrongOwner { first, count } => [first, count],
+            Self::WrongOperation { kind, op } => [kind, op],
+            Self::NoMemory { used, capacity } => [used, capacity],
+            Self::PendingFull { held, limit } => [held, limit],
+            Self::ReplyTooLarge { bytes, slot } => [bytes, slot],
+            Self::BadClock { clock, expected } => [clock, expected],
+        }
+    }
+
+    /// Of a code and numbers; `None` if the code does not have these numbers.
+    pub fn from_numbers(code: RejectCode, numbers: [u64; 2]) -> Option<Self> {
+        let [a, b] = numbers;
+        let reason = match code {
+            RejectCode::UnknownTable => Self::UnknownTable { table: a as u32 },
+            RejectCode::TableReleased => Self::TableReleased { table: a as u32 },
+            RejectCode::IndexOutOfRange => Self::IndexOutOfRange { index: a, size: b },
+            RejectCode::WrongDType => Self::WrongDType { frame: a, table: b },
+            RejectCode::NotFinite => Self::NotFinite { row: a, key: b },
+            RejectCode::WrongLength => Self::WrongLength {
+                bytes: a,
+                expected: b,
+            },
+            RejectCode::WrongOwner => Self::WrongOwner { first: a, count: b },
+            RejectCode::WrongOperation => Self::WrongOperation { kind: a, op: b },
+            RejectCode::NoMemory => Self::NoMemory {
+                used: a,
+                capacity: b,
+            },
+            RejectCode::PendingFull => Self::PendingFull { held: a, limit: b },
+            RejectCode::ReplyTooLarge => Self::ReplyTooLarge { bytes: a, slot: b },
+            RejectCode::BadClock => Self::BadClock {
+                clock: a,
+                expected: b,
+            },
+        };
+        // A table of more than 32 bits, or a number where there is none.
+        (reason.numbers() == numbers).then_some(reason)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each code has one reason, whose fields are the numbers in order.
+    #[test]
+    fn reasons_keep_code_and_numbers() {
+        let codes: Vec<_> = (0..64).filter_map(RejectCode::from_code).collect();
+        assert_eq!(codes.len(), 12);
+        for code in codes {
+            let numbers = match code {
+                RejectCode::UnknownTable | RejectCode::TableReleased => [7, 0],
+                _ => [u64::MAX, 3],
+            };
+            let reason = RejectReason::from_numbers(code, numbers).unwrap();
+            assert_eq!((reason.code(), reason.numbers()), (code, numbers));
+        }
+        for numbers in [[7, 1], [1 << 32, 0]] {
+            let refused = RejectReason::from_numbers(RejectCode::UnknownTable, numbers);
+            assert_eq!(refused, None);
+        }
+    }
+}
