@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::DomainId;
+use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
 use tidewater_transport::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
+use tidewater_transport::planted::{self, Plant};
 
 use crate::error::ClientError;
 use crate::lanes::Lanes;
@@ -67,6 +68,11 @@ pub(crate) struct WorkerClock {
     pub(crate) sync: Sync,
     pub(crate) deadline: Duration,
     clocks: [u64; DOMAINS_MAX],
+    /// The CLOCK that is built in the ring of every lane, by domain. Above `clocks` after a tick whose
+    /// frames were not all sent: the next call sends the rest and builds none.
+    built: [u64; DOMAINS_MAX],
+    /// Whether the frame that leaves every domain is built in the ring of every lane.
+    finished: bool,
     /// Minimum seen of each domain: no need to look again below it.
     seen: [u64; DOMAINS_MAX],
     /// Frames of the last tick: a refusal of one of them is found at the next.
@@ -79,6 +85,8 @@ impl WorkerClock {
             sync,
             deadline: CLOCK_DEADLINE,
             clocks: [0; DOMAINS_MAX],
+            built: [0; DOMAINS_MAX],
+            finished: false,
             seen: [0; DOMAINS_MAX],
             sent: Ticket::default(),
         }
@@ -92,19 +100,42 @@ impl WorkerClock {
             .unwrap_or_default()
     }
 
+    /// The clock of a push of this domain. A tick that could not send all of its frames has its place
+    /// in every ring: what is pushed behind it belongs to the next iteration.
+    pub(crate) fn stamp(&self, domain: DomainId) -> u64 {
+        let built = self.built.get(domain.0 as usize);
+        built.copied().unwrap_or_default()
+    }
+
+    /// Whether a tick was built in the rings and not sent to all of them.
+    pub(crate) fn is_halfway(&self, domain: DomainId) -> bool {
+        self.stamp(domain) > self.at(domain)
+    }
+
+    /// Whether this worker waits for others: then a tick waits for the answers to its pushes.
+    pub(crate) const fn is_bounded(&self) -> bool {
+        self.sync.staleness().is_some()
+    }
+
     /// Waits until every worker has ended the iterations that a read at this clock must see.
     #[inline]
     pub(crate) fn gate(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
         lanes.tend()?;
-        let Some(s) = self.sync.staleness() else {
-            return Ok(());
-        };
-        let need = self.at(domain).saturating_sub(s);
-        let seen = self.seen.get(domain.0 as usize);
-        if seen.is_none_or(|&seen| seen >= need) {
-            return Ok(());
+        match self.awaited(domain) {
+            None => Ok(()),
+            Some(need) => {
+                let deadline = Deadline::after(self.deadline);
+                self.wait_for(need, lanes, domain, deadline)
+            }
         }
-        self.wait_for(need, lanes, domain)
+    }
+
+    /// The iterations that every worker must have ended, unless that is known of them.
+    #[inline]
+    fn awaited(&self, domain: DomainId) -> Option<u64> {
+        let need = self.at(domain).saturating_sub(self.sync.staleness()?);
+        let seen = self.seen.get(domain.0 as usize)?;
+        (*seen < need).then_some(need)
     }
 
     /// Waits until the slowest worker has ended `need` iterations.
@@ -113,21 +144,63 @@ impl WorkerClock {
         need: u64,
         lanes: &mut Lanes,
         domain: DomainId,
+        deadline: Deadline,
     ) -> Result<(), ClientError> {
-        let min = wait_min(lanes, domain, need, self.deadline)?;
+        let min = wait_min(lanes, domain, need, deadline)?;
         if let Some(seen) = self.seen.get_mut(domain.0 as usize) {
             *seen = min;
         }
         Ok(())
     }
 
+    /// Waits until every frame is acknowledged on every lane: only then is it known whether the
+    /// iteration is complete. The rank is this worker's.
+    pub(crate) fn await_answers(
+        &self,
+        lanes: &mut Lanes,
+        domain: DomainId,
+        rank: WorkerId,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if planted::on(Plant::TickBeforeAnswers) {
+            return Ok(());
+        }
+        match lanes.settle("tick", deadline) {
+            // A server may hold early frames back until slower workers have ticked.
+            Err(ClientError::Deadline { op, missing }) => {
+                let need = self.at(domain) + 1;
+                let mut names = behind(lanes, domain, need, Some(rank));
+                names.insert(0, missing);
+                let missing = names.join("; ");
+                Err(ClientError::Deadline { op, missing })
+            }
+            other => other,
+        }
+    }
+
     /// Ends an iteration: the wait that keeps the drift bounded (it comes first, so that a deadline
-    /// leaves the clock where it was), then a CLOCK frame in every ring.
-    pub(crate) fn tick(&mut self, lanes: &mut Lanes, domain: DomainId) -> Result<(), ClientError> {
-        self.gate(lanes, domain)?;
+    /// leaves the clock where it was), then a CLOCK frame in every ring. Called again after an error it
+    /// goes on where it was.
+    pub(crate) fn tick(
+        &mut self,
+        lanes: &mut Lanes,
+        domain: DomainId,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        lanes.tend()?;
+        if let Some(need) = self.awaited(domain) {
+            self.wait_for(need, lanes, domain, deadline)?;
+        }
         self.refused(lanes)?;
         let next = self.at(domain) + 1;
-        self.sent = send_clock(lanes, domain, next, Deadline::after(self.deadline))?;
+        let again = planted::on(Plant::TickSentAgain);
+        if !self.is_halfway(domain) || again {
+            self.sent = build_clock(lanes, domain, next, deadline)?;
+            if let Some(built) = self.built.get_mut(domain.0 as usize) {
+                *built = next;
+            }
+        }
+        lanes.send_all(deadline)?;
         if let Some(clock) = self.clocks.get_mut(domain.0 as usize) {
             *clock = next;
         }
@@ -135,15 +208,19 @@ impl WorkerClock {
         Ok(())
     }
 
-    /// Leaves every domain for good: nobody waits for this worker any more.
+    /// Leaves every domain for good: nobody waits for this worker any more. Called again after an error
+    /// it goes on where it was.
     pub(crate) fn finish(&mut self, lanes: &mut Lanes) -> Result<(), ClientError> {
         let deadline = Deadline::after(self.deadline);
-        self.sent = send_clock(lanes, DomainId(0), CLOCK_FINISHED, deadline)?;
-        Ok(())
+        if !self.finished {
+            self.sent = build_clock(lanes, DomainId(0), CLOCK_FINISHED, deadline)?;
+            self.finished = true;
+        }
+        lanes.send_all(deadline)
     }
 
     /// Fails when a server refused the last tick: it and this worker no longer agree.
-    fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
+    pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
             Some(Err((lane, reject))) => Err(ClientError::Protocol {
                 server: lanes.name(lane).to_owned(),
@@ -154,7 +231,9 @@ impl WorkerClock {
     }
 }
 
-fn send_clock(
+/// Builds a CLOCK frame in every ring, or in none: room comes first. Whatever fails later, the frame
+/// has its place between the same pushes on every lane.
+fn build_clock(
     lanes: &mut Lanes,
     domain: DomainId,
     clock: u64,
@@ -174,10 +253,10 @@ fn send_clock(
         user_tag: 0,
         chk: 0,
     };
+    lanes.wait_room_everywhere(deadline)?;
     for lane in 0..lanes.len() {
         let seq = lanes.build(lane, header, 0, |_| {}, deadline)?;
         sent.add(lane, seq);
-        lanes.send(lane, deadline)?;
     }
     Ok(sent)
 }
@@ -188,7 +267,7 @@ fn wait_min(
     lanes: &mut Lanes,
     domain: DomainId,
     need: u64,
-    longest: Duration,
+    deadline: Deadline,
 ) -> Result<u64, ClientError> {
     let mut nag = Deadline::after(CLOCK_NAG);
     let each = |lanes: &mut Lanes| {
@@ -202,7 +281,7 @@ fn wait_min(
         let clocks = (0..lanes.len()).map(|l| lanes.get(l).clock(domain).min);
         Ok(clocks.min().filter(|&min| min >= need))
     };
-    match lanes.wait_and("wait for the clock", Deadline::after(longest), each, look) {
+    match lanes.wait_and("wait for the clock", deadline, each, look) {
         Err(ClientError::Deadline { op, .. }) => {
             let missing = who(lanes, domain, need);
             Err(ClientError::Deadline { op, missing })
@@ -213,8 +292,17 @@ fn wait_min(
 
 /// The workers that hold a clock back, as the servers tell.
 fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
+    let mut names = behind(lanes, domain, need, None);
+    if names.is_empty() {
+        names.push("no live worker is behind; the servers have not told yet".into());
+    }
+    names.join("; ")
+}
+
+/// The workers below clock `need` but for `except`, and the servers that do not answer.
+fn behind(lanes: &mut Lanes, domain: DomainId, need: u64, except: Option<WorkerId>) -> Vec<String> {
     let soon = Deadline::after(Duration::from_secs(2));
-    let mut behind: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut behind: BTreeMap<WorkerId, u64> = BTreeMap::new();
     let mut silent = Vec::new();
     for server in 0..lanes.servers() {
         let Some(link) = lanes.link(server) else {
@@ -222,8 +310,9 @@ fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
         };
         match link.clocks(domain, soon) {
             Ok(clocks) => {
-                for (worker, clock) in clocks.into_iter().filter(|c| c.1 < need) {
-                    let least = behind.entry(worker.0).or_insert(clock);
+                let late = |of: &(WorkerId, u64)| of.1 < need && Some(of.0) != except;
+                for (worker, clock) in clocks.into_iter().filter(late) {
+                    let least = behind.entry(worker).or_insert(clock);
                     *least = clock.min(*least);
                 }
             }
@@ -233,10 +322,5 @@ fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     let names = behind
         .iter()
         .map(|(w, clock)| format!("worker {w}, at clock {clock}"));
-    let mut names: Vec<String> = names.collect();
-    if names.is_empty() && silent.is_empty() {
-        names.push("no live worker is behind; the servers have not told yet".into());
-    }
-    names.extend(silent);
-    names.join("; ")
+    names.chain(silent).collect()
 }

@@ -15,8 +15,11 @@ use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
-use tidewater_transport::limits::{COORDINATOR_LOOK, DOMAINS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use tidewater_transport::limits::{
+    COORDINATOR_LOOK, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
+};
 use tidewater_transport::placement::Owner;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wait::wait_until;
 use tidewater_transport::wire::refusal::RefusalCode;
 
@@ -24,7 +27,7 @@ use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::push::Ticket;
-use crate::push::rejects::{Refused, Rejects};
+use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
 
@@ -47,6 +50,8 @@ pub(crate) struct LaneState {
     broken: Option<LaneError>,
     rejects_seen: u64,
     rejects: Rejects,
+    /// The push call of each frame in flight, by sequence number modulo its length.
+    calls: Box<[PushCall]>,
     /// Every domain's clock as it was last read whole.
     clocks: [ClockLine; DOMAINS_MAX],
 }
@@ -112,6 +117,7 @@ impl LaneState {
             broken: None,
             rejects_seen: open.state.rejected,
             rejects: Rejects::default(),
+            calls: vec![NO_PUSH; FRAMES_IN_FLIGHT_MAX as usize].into(),
             clocks: [ClockLine::default(); DOMAINS_MAX],
         })
     }
@@ -151,12 +157,14 @@ impl LaneState {
             if let Some(reject) = reject.filter(|reject| reject.seq == seq) {
                 found += 1;
                 counters.rejects += 1;
-                counters.rejects_unclaimed += u64::from(self.rejects.add(reject));
+                let call = self.calls[call_slot(seq)];
+                counters.rejects_unclaimed += u64::from(self.rejects.add(reject, call));
             }
         }
         if state.rejected.wrapping_sub(self.rejects_seen) != found {
             // Its cells do not say what its state line does. No frame passes for applied for that.
-            self.rejects.lose(before + 1, state.applied_seq);
+            self.rejects
+                .lose(before + 1, state.applied_seq, counters.pushes);
         }
         self.rejects_seen = state.rejected;
     }
@@ -172,6 +180,11 @@ impl LaneState {
         *known = told.unwrap_or(*known);
         *known
     }
+}
+
+/// Where the call of a frame is kept. Frames in flight never share a place.
+const fn call_slot(seq: u64) -> usize {
+    (seq % FRAMES_IN_FLIGHT_MAX) as usize
 }
 
 impl Lanes {
@@ -496,13 +509,72 @@ impl Lanes {
         if !l.ring.has_room(payload_len) {
             self.wait_room(lane, payload_len, deadline)?;
         }
-        let built = self.all[lane].ring.build(header, payload_len, fill);
-        self.counters.frames += 1;
-        self.counters.bytes_pushed += payload_len as u64 + 64;
-        built.ok_or_else(|| ClientError::Deadline {
+        let l = &mut self.all[lane];
+        let built = l.ring.build(header, payload_len, fill);
+        let seq = built.ok_or_else(|| ClientError::Deadline {
             op: "push",
             missing: "room".into(),
+        })?;
+        let call = match header.kind.is_push() {
+            true => self.counters.pushes,
+            false => NO_PUSH,
+        };
+        l.calls[call_slot(seq)] = call;
+        self.counters.frames += 1;
+        self.counters.bytes_pushed += payload_len as u64 + 64;
+        Ok(seq)
+    }
+
+    /// Sends what was built in any ring and is not sent: a call that failed may have left it.
+    pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        for lane in 0..self.all.len() {
+            if self.all[lane].ring.unsent() > 0 {
+                self.send(lane, deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends what is built and waits until every frame of every lane is acknowledged: applied, taken
+    /// over for a tick, or refused.
+    pub(crate) fn settle(
+        &mut self,
+        op: &'static str,
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        if !planted::on(Plant::FlushWithoutSend) {
+            self.send_all(deadline)?;
+        }
+        self.wait(op, deadline, |lanes| {
+            Ok(lanes.all.iter().all(|l| l.ring.is_drained()).then_some(()))
         })
+    }
+
+    /// Waits until a frame without payload has room in every ring.
+    pub(crate) fn wait_room_everywhere(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        let has_room = |lanes: &Self| lanes.all.iter().all(|l| l.ring.has_room(0));
+        if has_room(self) {
+            return Ok(());
+        }
+        self.counters.credit_waits += 1;
+        self.send_all(deadline)?;
+        self.wait("wait for room in a ring", deadline, |lanes| {
+            Ok(has_room(lanes).then_some(()))
+        })
+    }
+
+    /// Takes the refusal of the earliest push that nothing has claimed; claims all of that push.
+    pub(crate) fn claim_refusal(&mut self) -> Option<(usize, Refused)> {
+        if planted::on(Plant::UnclaimedRefusalIgnored) {
+            return None;
+        }
+        let open = self.all.iter().enumerate();
+        let open = open.filter_map(|(n, l)| l.rejects.unclaimed().map(|found| (n, found)));
+        let (lane, (call, why)) = open.min_by_key(|&(_, (call, _))| call)?;
+        for l in &mut self.all {
+            l.rejects.claim(call);
+        }
+        Some((lane, why))
     }
 
     #[cold]

@@ -236,19 +236,22 @@ impl Client {
         ClientError::Argument { op, table, what }
     }
 
-    /// Ends an iteration in the default clock domain. After a deadline the call can be repeated.
+    /// Ends an iteration in the default clock domain. Under BSP and SSP it first waits until every
+    /// push is acknowledged on every lane, so that an iteration is complete or does not end; under ASP
+    /// it waits for nothing. After an error the call can be repeated: it goes on where it was.
     ///
     /// # Errors
-    /// A deadline that names the workers it waits for.
+    /// The refusal of a push that no ticket has claimed: the clock has not moved, so that the push can
+    /// be repaired before the next call; each call returns the refusal of one push. A deadline that
+    /// names the workers it waits for.
     pub fn tick(&mut self) -> Result<(), ClientError> {
         self.tick_domain(DomainId(0))
     }
 
-    /// Ends an iteration in a clock domain.
+    /// Ends an iteration in a clock domain, like [`Client::tick`].
     ///
     /// # Errors
-    /// A deadline that names the workers it waits for; [`ClientError::Argument`] for a domain that
-    /// there is not.
+    /// As there; [`ClientError::Argument`] for a domain that there is not.
     pub fn tick_domain(&mut self, domain: DomainId) -> Result<(), ClientError> {
         if usize::from(domain.0) >= DOMAINS_MAX {
             return Err(ClientError::Argument {
@@ -257,10 +260,20 @@ impl Client {
                 what: format!("domain {domain}; there are 0 to {}", DOMAINS_MAX - 1),
             });
         }
-        if planted::on(Plant::TickOfDomainZero) {
-            return self.clock.tick(&mut self.lanes, DomainId(0));
+        let domain = match planted::on(Plant::TickOfDomainZero) {
+            true => DomainId(0),
+            false => domain,
+        };
+        let deadline = Deadline::after(self.clock.deadline);
+        // Of a tick that is halfway out the pushes were checked.
+        if !self.clock.is_halfway(domain) {
+            if self.clock.is_bounded() {
+                self.clock
+                    .await_answers(&mut self.lanes, domain, self.rank, deadline)?;
+            }
+            self.check_refusals()?;
         }
-        self.clock.tick(&mut self.lanes, domain)
+        self.clock.tick(&mut self.lanes, domain, deadline)
     }
 
     /// Takes in what has arrived and sends on what a socket did not take at once; mends lanes that
@@ -298,14 +311,16 @@ impl Client {
         })
     }
 
-    /// Waits until `count` workers have come here.
+    /// Waits for everything that this worker has pushed, like [`Client::flush`], then until all workers
+    /// have come here.
     ///
     /// # Errors
-    /// A refusal that names who is missing.
+    /// The refusal of a push that no ticket has claimed, before the others are told that this worker is
+    /// here; a refusal that names who is missing.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
-        self.lanes
-            .coordinator
-            .barrier(name, self.workers, Deadline::after(timeout))
+        let deadline = Deadline::after(timeout);
+        self.complete("barrier", deadline)?;
+        self.lanes.coordinator.barrier(name, self.workers, deadline)
     }
 
     /// Saves all tables into a directory that all servers see; call it on one worker, between
@@ -325,23 +340,31 @@ impl Client {
         self.lanes.coordinator.load(dir, Deadline::after(timeout))
     }
 
-    /// Waits for everything pushed so far, on every lane.
+    /// Sends what is built and waits for everything pushed so far, on every lane.
     ///
     /// # Errors
-    /// A deadline that names who has not applied.
+    /// The refusal of the earliest push that no ticket has claimed: each call returns that of one push,
+    /// until there is none. A deadline that names who has not applied.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.lanes.wait("flush", deadline, |lanes| {
-            let done = (0..lanes.len()).all(|l| lanes.get(l).ring.is_drained());
-            Ok(done.then_some(()))
-        })
+        self.complete("flush", deadline)
     }
 
-    /// This worker is done: flushes, leaves every clock, and says so to the coordinator.
+    /// Waits until every push is acknowledged; fails with the first refusal that is not claimed.
+    fn complete(&mut self, op: &'static str, deadline: Deadline) -> Result<(), ClientError> {
+        self.lanes.settle(op, deadline)?;
+        self.check_refusals()?;
+        self.clock.refused(&mut self.lanes)
+    }
+
+    /// This worker is done: flushes, leaves every clock, and says so to the coordinator. After an error
+    /// the call can be repeated.
     ///
     /// # Errors
-    /// A deadline, or a lost connection.
+    /// The refusal of a push that no ticket has claimed: then the worker has not left. A deadline, or a
+    /// lost connection.
     pub fn finish(&mut self) -> Result<(), ClientError> {
+        self.flush()?;
         self.clock.finish(&mut self.lanes)?;
         self.flush()?;
         let deadline = self.deadline();

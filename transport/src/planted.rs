@@ -82,6 +82,14 @@ plants! {
     ReleaseSlabBySlab = "release-slab-by-slab";
     /// The refusal of a range that another applier owns carries a partition in place of the count.
     RejectPartitionForCount = "reject-partition-for-count";
+    /// Completion calls return `Ok` although a push was refused that no ticket has claimed.
+    UnclaimedRefusalIgnored = "unclaimed-refusal-ignored";
+    /// A tick does not wait for the answers to the pushes of its iteration.
+    TickBeforeAnswers = "tick-before-answers";
+    /// A tick that is repeated sends CLOCK again where it was sent.
+    TickSentAgain = "tick-sent-again";
+    /// A flush does not send what a failed push has left built.
+    FlushWithoutSend = "flush-without-send";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

@@ -425,8 +425,8 @@ tw_status tw_session_counters(tw_session *session, tw_counters *counters);
 // it. `progress_interval_us` has a thread make these calls.
 tw_status tw_progress(tw_session *session);
 
-// This worker is done: waits for its pushes, leaves every clock, and says so to the coordinator, so that
-// nobody waits for it. Close the session afterwards.
+// This worker is done: waits for its pushes like tw_flush, leaves every clock, and says so to the
+// coordinator, so that nobody waits for it. Close the session afterwards.
 tw_status tw_finish(tw_session *session);
 
 // This worker cannot go on: the job ends, and its end names `reason`.
@@ -504,8 +504,8 @@ tw_status tw_pull_cancel(tw_session *session, tw_pull *pull);
 
 // Pushes `rows` rows: `elements` values of type `dtype`, rows x cols. Equal keys are combined: sums and
 // gradients are added, of assigns the last wins. Returns when the push is on its way, and the
-// arrays are the caller's again. `*ticket` is for tw_push_wait; with null, a push that is refused is only
-// counted (rejects_unclaimed).
+// arrays are the caller's again. `*ticket` is for tw_push_wait; with null, tw_flush, tw_tick,
+// tw_barrier and tw_finish say that the push was refused.
 tw_status tw_push_rows(tw_session *session,
                        tw_table table,
                        const uint64_t *keys,
@@ -543,7 +543,9 @@ tw_status tw_push_wait(tw_session *session,
 tw_status tw_push_forget(tw_session *session, tw_ticket *ticket);
 
 // Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
-// for slower workers first. After TW_ERR_DEADLINE it can be repeated.
+// for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says
+// that a push was refused for which no tw_push_wait has said so: the clock has not moved, and the push can be
+// repaired. After that and after TW_ERR_DEADLINE it can be repeated.
 tw_status tw_tick(tw_session *session,
                   uint32_t domain);
 
@@ -553,10 +555,14 @@ tw_status tw_clock(tw_session *session,
                    uint64_t *mine,
                    uint64_t *everybodys);
 
-// Waits until all workers have come to the barrier of that name. 0 s: the session's timeout.
-tw_status tw_barrier(tw_session *session, const char *name, double timeout_s);
+// Waits like tw_flush, then until all workers have come to the barrier of that name. 0 s: the session's
+// timeout.
+tw_status tw_barrier(tw_session *session,
+                     const char *name,
+                     double timeout_s);
 
-// Waits until everything that this session pushed is applied.
+// Waits until everything that this session pushed is applied. TW_ERR_REJECTED if a push was refused for
+// which no tw_push_wait has said so: the earliest such push, one a call.
 tw_status tw_flush(tw_session *session);
 
 // From now on, until the session is closed, SIGTERM and SIGUSR1, which batch systems send some time before

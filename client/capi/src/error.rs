@@ -52,7 +52,9 @@ impl Failure {
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
         let status = match &error {
-            ClientError::Rejected { .. } => tw_status::TW_ERR_REJECTED,
+            ClientError::Rejected { .. } | ClientError::RejectForgotten { .. } => {
+                tw_status::TW_ERR_REJECTED
+            }
             ClientError::Deadline { .. } => tw_status::TW_ERR_DEADLINE,
             ClientError::Refused(refusal) => match refusal.code {
                 // Somebody else's end, which came as a refusal.

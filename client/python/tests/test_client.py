@@ -103,6 +103,11 @@ def test_wrong_arrays_are_named():
         raises(ValueError, "op is 'add'; it is one of 'sum'", lambda: t.push(good, keys, op="add"))
         nan = np.full((2, 4), np.nan, dtype=np.float32)
         raises(tidewater.Error, "NaN", lambda: t.push(nan, keys).wait())
+        s.flush()
+        for complete in [s.flush, lambda: s.barrier("b"), s.finish]:
+            t.push(nan, keys)
+            raises(tidewater.Error, "NaN", complete)
+        s.flush()
         raises(ValueError, "dtype is 'float16'", lambda: s.open_table("t", np.float16))
         raises(ValueError, "'adagrad' with 1 numbers", lambda: s.table("u", "rows", dtype="f4", rows=1, cols=1, optimizer=("adagrad", 1)))
 

@@ -3,6 +3,9 @@
 //! Reasons are kept of the newest; of older ones that they were refused. Nothing of this grows, and
 //! no refused frame ever looks as if it had been applied: what cannot be told apart any more is told
 //! as unknown.
+//!
+//! A refusal is *claimed* when a ticket of its frame has been asked for, or when a completion call
+//! (flush, tick, barrier, finish) has returned it. [`Rejects::unclaimed`] finds the others.
 
 use std::collections::VecDeque;
 
@@ -23,11 +26,19 @@ pub(crate) enum Refused {
     },
 }
 
-/// A refused frame, and whether its ticket was asked for.
+/// Number of the push call that built a frame, from 1 in the order of the calls.
+pub(crate) type PushCall = u64;
+
+/// The call number of frames that are no push: a CLOCK is checked by the tick that sent it, the
+/// refusal of a request is in its reply. Their refusals need no claim.
+pub(crate) const NO_PUSH: PushCall = 0;
+
+/// A refused frame and whether its refusal was claimed.
 #[derive(Debug)]
 struct Kept {
     reject: Reject,
-    asked: bool,
+    call: PushCall,
+    claimed: bool,
 }
 
 /// Frames `first..=last`, all of them refused, or some.
@@ -36,6 +47,8 @@ struct Run {
     first: u64,
     last: u64,
     all: bool,
+    /// The first call of a refusal in it that was not claimed when its reason was forgotten.
+    unclaimed: Option<PushCall>,
 }
 
 /// The refused frames of one lane. Sequence numbers ascend in both lists, and those of `runs` are
@@ -46,35 +59,50 @@ pub(crate) struct Rejects {
     runs: VecDeque<Run>,
     /// Frames of which the server refused some and did not say which: it talks nonsense.
     unknown: Option<Run>,
+    /// Entries of `kept`, `runs` and `unknown` that are not claimed.
+    open: usize,
 }
 
 impl Rejects {
-    /// Takes in the newest. True if this drops the reason of one that nobody has asked for.
-    pub(crate) fn add(&mut self, reject: Reject) -> bool {
-        let asked = false;
-        self.kept.push_back(Kept { reject, asked });
+    /// Takes in the newest, a frame of push `call`. True if this drops the reason of one that nobody
+    /// has asked for.
+    pub(crate) fn add(&mut self, reject: Reject, call: PushCall) -> bool {
+        let claimed = call == NO_PUSH;
+        self.open += usize::from(!claimed);
+        self.kept.push_back(Kept {
+            reject,
+            call,
+            claimed,
+        });
         if self.kept.len() <= REJECTS_KEPT_MAX {
             return false;
         }
         let dropped = self.kept.pop_front();
         dropped.is_some_and(|dropped| {
-            self.forget(dropped.reject.seq);
-            !dropped.asked
+            self.forget(&dropped);
+            !dropped.claimed
         })
     }
 
-    fn forget(&mut self, seq: u64) {
+    fn forget(&mut self, dropped: &Kept) {
+        let seq = dropped.reject.seq;
+        self.open -= usize::from(!dropped.claimed);
+        let unclaimed = (!dropped.claimed).then_some(dropped.call);
         if let Some(run) = self.runs.back_mut()
             && run.all
             && run.last + 1 == seq
         {
             run.last = seq;
+            self.open += usize::from(run.unclaimed.is_none() && unclaimed.is_some());
+            run.unclaimed = run.unclaimed.or(unclaimed);
             return;
         }
+        self.open += usize::from(unclaimed.is_some());
         let run = Run {
             first: seq,
             last: seq,
             all: true,
+            unclaimed,
         };
         self.runs.push_back(run);
         if self.runs.len() > REJECT_RUNS_MAX
@@ -82,39 +110,86 @@ impl Rejects {
             && let Some(next) = self.runs.front_mut()
         {
             (next.first, next.all) = (oldest.first, false);
+            self.open -= usize::from(oldest.unclaimed.is_some() && next.unclaimed.is_some());
+            next.unclaimed = oldest.unclaimed.or(next.unclaimed);
         }
     }
 
-    /// Of frames `first..=last` some were refused, nobody knows which.
-    pub(crate) fn lose(&mut self, first: u64, last: u64) {
+    /// Of frames `first..=last` some were refused, nobody knows which. `call` is the newest push.
+    pub(crate) fn lose(&mut self, first: u64, last: u64, call: PushCall) {
         let known = self.unknown.get_or_insert(Run {
             first,
             last,
             all: false,
+            unclaimed: None,
         });
         (known.first, known.last) = (known.first.min(first), known.last.max(last));
+        self.open += usize::from(known.unclaimed.is_none());
+        known.unclaimed.get_or_insert(call);
     }
 
-    /// What is known of refused frames among `first..=last`. The same every time, but that reasons
-    /// are forgotten.
+    /// What is known of refused frames among `first..=last`, which are claimed by this. The same every
+    /// time, but that reasons are forgotten.
     pub(crate) fn among(&mut self, first: u64, last: u64) -> Option<Refused> {
         let from = self.kept.partition_point(|kept| kept.reject.seq < first);
         let mut found = None;
         let asked = self.kept.range_mut(from..);
         for kept in asked.take_while(|kept| kept.reject.seq <= last) {
-            kept.asked = true;
+            self.open -= usize::from(!std::mem::replace(&mut kept.claimed, true));
             found = found.or(Some(Refused::With(kept.reject)));
         }
         let at = self.runs.partition_point(|run| run.last < first);
-        let runs = self.runs.range(at..).chain(&self.unknown);
-        let mut runs = runs.filter(|run| run.first <= last && run.last >= first);
-        found.or_else(|| {
-            runs.next().map(|run| Refused::Forgotten {
-                first: run.first,
-                last: run.last,
-                certain: run.all,
-            })
-        })
+        let runs = self.runs.range_mut(at..).chain(&mut self.unknown);
+        let overlaps = |run: &&mut Run| run.first <= last && run.last >= first;
+        for run in runs.filter(overlaps) {
+            // A run that holds frames of other tickets too stays open.
+            if first <= run.first && run.last <= last {
+                self.open -= usize::from(run.unclaimed.take().is_some());
+            }
+            found = found.or(Some(run.refused()));
+        }
+        found
+    }
+
+    /// The refusal of the earliest push that is not claimed.
+    #[inline]
+    pub(crate) fn unclaimed(&self) -> Option<(PushCall, Refused)> {
+        if self.open == 0 {
+            return None;
+        }
+        self.first_open()
+    }
+
+    #[cold]
+    fn first_open(&self) -> Option<(PushCall, Refused)> {
+        let runs = self.runs.iter().chain(&self.unknown);
+        let runs = runs.filter_map(|run| Some((run.unclaimed?, run.refused())));
+        let kept = self.kept.iter().filter(|kept| !kept.claimed);
+        let kept = kept.map(|kept| (kept.call, Refused::With(kept.reject)));
+        runs.chain(kept).min_by_key(|&(call, _)| call)
+    }
+
+    /// Claims every refusal of push `call`, and the runs whose first unclaimed refusal is of it.
+    pub(crate) fn claim(&mut self, call: PushCall) {
+        for kept in self.kept.iter_mut().filter(|kept| kept.call == call) {
+            self.open -= usize::from(!std::mem::replace(&mut kept.claimed, true));
+        }
+        for run in self.runs.iter_mut().chain(&mut self.unknown) {
+            if run.unclaimed == Some(call) {
+                run.unclaimed = None;
+                self.open -= 1;
+            }
+        }
+    }
+}
+
+impl Run {
+    const fn refused(&self) -> Refused {
+        Refused::Forgotten {
+            first: self.first,
+            last: self.last,
+            certain: self.all,
+        }
     }
 }
 
@@ -145,7 +220,7 @@ mod tests {
     fn a_reason_is_told_as_often_as_it_is_asked_for() {
         let mut rejects = Rejects::default();
         for seq in [3, 7, 8] {
-            assert!(!rejects.add(reject(seq)));
+            assert!(!rejects.add(reject(seq), seq));
         }
         for _ in 0..2 {
             assert_eq!(rejects.among(1, 2), None);
@@ -161,10 +236,11 @@ mod tests {
         let kept = REJECTS_KEPT_MAX as u64;
         // 10, 11 and 13, then as many as push them out; 11 was asked for.
         for seq in [10, 11, 13].into_iter().chain(100..100 + kept - 3) {
-            assert!(!rejects.add(reject(seq)));
+            assert!(!rejects.add(reject(seq), seq));
         }
         assert_eq!(rejects.among(11, 11), Some(Refused::With(reject(11))));
-        let unclaimed = [200 + kept, 201 + kept, 202 + kept].map(|seq| rejects.add(reject(seq)));
+        let unclaimed =
+            [200 + kept, 201 + kept, 202 + kept].map(|seq| rejects.add(reject(seq), seq));
         assert_eq!(unclaimed, [true, false, true]);
         assert_eq!(rejects.among(10, 10), forgotten(10, 11, true));
         assert_eq!(rejects.among(11, 12), forgotten(10, 11, true));
@@ -176,12 +252,64 @@ mod tests {
     #[test]
     fn what_nobody_knows_is_told_as_unknown() {
         let mut rejects = Rejects::default();
-        rejects.add(reject(4));
-        rejects.lose(20, 25);
-        rejects.lose(9, 10);
+        rejects.add(reject(4), 4);
+        rejects.lose(20, 25, 30);
+        rejects.lose(9, 10, 30);
         assert_eq!(rejects.among(5, 8), None);
         assert_eq!(rejects.among(12, 12), forgotten(9, 25, false));
         assert_eq!(rejects.among(26, 30), None);
+    }
+
+    #[test]
+    fn the_earliest_unclaimed_push_comes_first() {
+        let mut rejects = Rejects::default();
+        rejects.add(reject(3), 7);
+        rejects.add(reject(4), 7);
+        rejects.add(reject(5), NO_PUSH);
+        rejects.add(reject(6), 9);
+        rejects.add(reject(8), 8);
+        for _ in 0..2 {
+            assert_eq!(rejects.unclaimed(), Some((7, Refused::With(reject(3)))));
+        }
+        rejects.claim(7);
+        assert_eq!(rejects.unclaimed(), Some((8, Refused::With(reject(8)))));
+        // Its ticket is asked for.
+        assert!(rejects.among(8, 8).is_some());
+        assert_eq!(rejects.unclaimed(), Some((9, Refused::With(reject(6)))));
+        rejects.claim(9);
+        assert_eq!((rejects.unclaimed(), rejects.open), (None, 0));
+    }
+
+    #[test]
+    fn a_forgotten_refusal_stays_unclaimed() {
+        let mut rejects = Rejects::default();
+        let kept = REJECTS_KEPT_MAX as u64;
+        // 1 to 3 are pushed out as one run, 5 as another, and only 2 was asked for.
+        for seq in [1, 2, 3, 5] {
+            rejects.add(reject(seq), seq);
+        }
+        rejects.among(2, 2);
+        for seq in 100..100 + kept {
+            rejects.add(reject(seq), NO_PUSH);
+        }
+        assert_eq!(rejects.unclaimed().map(|(call, _)| call), Some(1));
+        rejects.among(1, 2);
+        assert_eq!(
+            rejects.unclaimed().map(|(call, _)| call),
+            Some(1),
+            "3 is open"
+        );
+        rejects.among(1, 3);
+        assert_eq!(rejects.unclaimed(), forgotten(5, 5, true).map(|f| (5, f)));
+        rejects.claim(5);
+        assert_eq!((rejects.unclaimed(), rejects.open), (None, 0));
+        rejects.lose(300, 310, 4);
+        assert_eq!(
+            rejects.unclaimed(),
+            forgotten(300, 310, false).map(|f| (4, f))
+        );
+        rejects.claim(4);
+        assert_eq!((rejects.unclaimed(), rejects.open), (None, 0));
     }
 
     proptest! {
@@ -196,8 +324,13 @@ mod tests {
             for gap in gaps {
                 seq += gap;
                 all.insert(seq);
-                rejects.add(reject(seq));
+                rejects.add(reject(seq), seq);
             }
+            let entries = |r: &Rejects| {
+                let kept = r.kept.iter().filter(|kept| !kept.claimed).count();
+                kept + r.runs.iter().filter(|run| run.unclaimed.is_some()).count()
+            };
+            prop_assert_eq!(rejects.open, entries(&rejects));
             prop_assert!(rejects.kept.len() <= REJECTS_KEPT_MAX);
             prop_assert!(rejects.runs.len() <= REJECT_RUNS_MAX);
             for (first, more) in asks {
@@ -208,7 +341,16 @@ mod tests {
                     Some(Refused::With(told)) => prop_assert!(all.contains(&told.seq)),
                     Some(Refused::Forgotten { certain, .. }) => prop_assert!(is_refused || !certain),
                 }
+                prop_assert_eq!(rejects.open, entries(&rejects));
             }
+            // Claimed one after the other, they come to an end.
+            let mut last = 0;
+            while let Some((call, _)) = rejects.unclaimed() {
+                prop_assert!(call > last);
+                rejects.claim(call);
+                last = call;
+            }
+            prop_assert_eq!(rejects.open, 0);
         }
     }
 }

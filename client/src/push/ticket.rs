@@ -10,11 +10,11 @@ pub(crate) struct LaneSeqs {
 
 const INLINE: usize = 4;
 
-/// Where a push went. Dropping it is allowed: the push goes on, and if it fails the failure is
-/// counted in [`crate::Counters::rejects`]. A ticket frees nothing and owns no memory of
-/// the push.
+/// Where a push went. Dropping it is allowed: the push goes on, and if it is refused the next
+/// [`flush`](crate::Client::flush), tick, barrier or finish fails. A ticket frees nothing and owns no memory
+/// of the push.
 #[derive(Debug, Clone, Default)]
-#[must_use = "without waiting for it, a push that is refused goes unnoticed"]
+#[must_use = "without waiting for it, that a push was refused is known at the next flush or tick"]
 pub struct Ticket {
     table: u32,
     inline: [LaneSeqs; INLINE],

@@ -76,7 +76,7 @@ impl Client {
         };
         let mut ticket = Ticket::new(state.id.0);
         let row_bytes = state.row.payload_bytes;
-        let clock = self.clock.at(state.spec.domain);
+        let clock = self.clock.stamp(state.spec.domain);
         let combiner = &self.combiner;
         for (lane, rows) in self.by_lane.iter().enumerate() {
             let room = self
@@ -130,7 +130,7 @@ impl Client {
             return Err(self.wrong("push_dense", table.index, what));
         };
         let mut ticket = Ticket::new(state.id.0);
-        let clock = self.clock.at(state.spec.domain);
+        let clock = self.clock.stamp(state.spec.domain);
         let per_block = layout.block_elements();
         let mut at = first;
         while at < end {
@@ -166,11 +166,7 @@ impl Client {
                 at = to;
             }
         }
-        for lane in 0..self.lanes.len() {
-            if self.lanes.get(lane).ring.unsent() > 0 {
-                self.lanes.send(lane, deadline)?;
-            }
-        }
+        self.lanes.send_all(deadline)?;
         Ok(ticket)
     }
 
@@ -215,8 +211,17 @@ impl Client {
     }
 
     fn refused(&self, ticket: &Ticket, (lane, why): (usize, Refused)) -> ClientError {
-        let name = self.tables.iter().find(|t| t.id.0 == ticket.table());
-        let table = name.map_or("?", |t| t.name()).to_owned();
+        self.refusal(Some(ticket.table()), lane, why)
+    }
+
+    /// The error of a refused frame; `table` is its number where the refusal is not kept.
+    fn refusal(&self, table: Option<u32>, lane: usize, why: Refused) -> ClientError {
+        let table = match why {
+            Refused::With(reject) => Some(reject.table),
+            Refused::Forgotten { .. } => table,
+        };
+        let state = table.and_then(|id| self.tables.iter().find(|t| t.id.0 == id));
+        let table = state.map_or("?", |t| t.name()).to_owned();
         let server = self.lanes.name(lane).to_owned();
         match why {
             Refused::With(reject) => ClientError::Rejected {
@@ -234,6 +239,15 @@ impl Client {
                 frames: (first, last),
                 certain,
             },
+        }
+    }
+
+    /// Fails with the refusal of the earliest push that no ticket has claimed, which is claimed by
+    /// this: the next such call returns that of the next push, if there is one.
+    pub(super) fn check_refusals(&mut self) -> Result<(), ClientError> {
+        match self.lanes.claim_refusal() {
+            None => Ok(()),
+            Some((lane, why)) => Err(self.refusal(None, lane, why)),
         }
     }
 }

@@ -9,7 +9,9 @@ use crate::raw;
 use crate::session::run;
 
 /// Ends an iteration in a clock domain (0, unless tables say otherwise). Under TW_BSP and TW_SSP it waits
-/// for slower workers first. After TW_ERR_DEADLINE it can be repeated.
+/// for slower workers first, and until each of this session's pushes is acknowledged. TW_ERR_REJECTED says
+/// that a push was refused for which no tw_push_wait has said so: the clock has not moved, and the push can be
+/// repaired. After that and after TW_ERR_DEADLINE it can be repeated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_tick(session: *mut tw_session, domain: u32) -> tw_status {
     run("tw_tick", || {
@@ -49,7 +51,8 @@ pub unsafe extern "C" fn tw_clock(
     })
 }
 
-/// Waits until all workers have come to the barrier of that name. 0 s: the session's timeout.
+/// Waits like tw_flush, then until all workers have come to the barrier of that name. 0 s: the session's
+/// timeout.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_barrier(
     session: *mut tw_session,
@@ -69,7 +72,8 @@ pub unsafe extern "C" fn tw_barrier(
     })
 }
 
-/// Waits until everything that this session pushed is applied.
+/// Waits until everything that this session pushed is applied. TW_ERR_REJECTED if a push was refused for
+/// which no tw_push_wait has said so: the earliest such push, one a call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_flush(session: *mut tw_session) -> tw_status {
     run("tw_flush", || {

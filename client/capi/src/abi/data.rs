@@ -183,8 +183,8 @@ pub unsafe extern "C" fn tw_pull_cancel(session: *mut tw_session, pull: *mut tw_
 
 /// Pushes `rows` rows: `elements` values of type `dtype`, rows x cols. Equal keys are combined: sums and
 /// gradients are added, of assigns the last wins. Returns when the push is on its way, and the
-/// arrays are the caller's again. `*ticket` is for tw_push_wait; with null, a push that is refused is only
-/// counted (rejects_unclaimed).
+/// arrays are the caller's again. `*ticket` is for tw_push_wait; with null, tw_flush, tw_tick,
+/// tw_barrier and tw_finish say that the push was refused.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_push_rows(
     session: *mut tw_session,

@@ -273,7 +273,43 @@ fn wrong_arguments_say_what_would_be_right() {
     }
     room[0] = f64::NAN;
     refused_push(session, rows, &room[..3]);
+    unclaimed_push(session, rows, &room[..3]);
     free(session);
+}
+
+/// Pushes without a ticket are refused: each completion call says so once.
+fn unclaimed_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
+    let push = || {
+        let (v, no) = (values.as_ptr().cast(), null_mut());
+        // SAFETY: three values are there, and no ticket is asked for.
+        ok(unsafe { tw_push_rows(session, table, &1, 1, v, 3, F64, SUM, no) });
+    };
+    // SAFETY: the session lives, and the name ends with zero.
+    unsafe {
+        ok(tw_flush(session));
+        push();
+        fails(tw_flush(session), TW_ERR_REJECTED, "NaN");
+        ok(tw_flush(session));
+        push();
+        let barrier = || tw_barrier(session, c"b".as_ptr(), 20.0);
+        fails(barrier(), TW_ERR_REJECTED, "NaN");
+        ok(barrier());
+        push();
+        let mut all = tw_counters {
+            size: size_of::<tw_counters>(),
+            ..std::mem::zeroed()
+        };
+        // Under TW_ASP a tick says what is known.
+        while all.rejects < 4 {
+            ok(tw_progress(session));
+            ok(tw_session_counters(session, &raw mut all));
+        }
+        fails(tw_tick(session, 0), TW_ERR_REJECTED, "NaN");
+        ok(tw_tick(session, 0));
+        push();
+        fails(tw_finish(session), TW_ERR_REJECTED, "NaN");
+        ok(tw_finish(session));
+    }
 }
 
 fn refused_push(session: *mut tw_session, table: tw_table, values: &[f64]) {

@@ -87,11 +87,16 @@ class Session:
     def open_table(self, name: str, dtype: npt.DTypeLike) -> Table:
         """Opens a table that exists and holds `dtype`."""
     def tick(self, domain: int = 0) -> None:
-        """Ends an iteration; under bsp and ssp it waits for slower workers first."""
+        """Ends an iteration; under bsp and ssp it waits for slower workers and for the answers to all pushes.
+
+        Error when a push was refused that was not waited for: the clock has not moved, and the push can be
+        repaired. After that, and after TimeoutError, it can be repeated.
+        """
     def barrier(self, name: str, timeout: Optional[float] = None) -> None:
-        """Waits until all workers have come here."""
+        """Waits like `flush`, then until all workers have come here."""
     def flush(self) -> None:
-        """Waits until everything that was pushed is applied."""
+        """Waits until everything that was pushed is applied. Error when a push was refused that was not
+        waited for: the earliest, one push a call."""
     def progress(self) -> None:
         """Takes in what has arrived and sends what is left; never waits for an answer."""
     def save(self, directory: str, timeout: Optional[float] = None) -> Tuple[int, int]:
@@ -172,7 +177,8 @@ class Table:
         """Releases the table for everybody."""
 
 class Ticket:
-    """A push under way. Without waiting for it, a push that is refused is only counted."""
+    """A push under way. Without waiting for it, a push that is refused is an error of the next
+    `flush`, `tick`, `barrier` or `finish`."""
 
     def wait(self, timeout: Optional[float] = None) -> None:
         """Waits until the push is applied: pulls that start afterwards see it."""
