@@ -79,6 +79,7 @@ pub use embedded::Embedded;
 pub use error::ClientError;
 #[cfg(feature = "embedded")]
 pub use launched::{Entered, Launch};
+pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};

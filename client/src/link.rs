@@ -9,7 +9,7 @@ use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::mem::Buffer;
 use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
+use tidewater_transport::wire::control::{DomainClock, TableDescriptor, TableInfo};
 
 use crate::error::ClientError;
 
@@ -87,6 +87,27 @@ pub trait ServerLink: Send {
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError>;
 }
 
+/// What a loaded model is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// Names of its tables, to be opened.
+    pub tables: Vec<String>,
+    /// Rows and blocks read.
+    pub rows: u64,
+    /// Clocks at which it was saved; [`Loaded::clock`] looks one up.
+    pub clocks: Vec<DomainClock>,
+}
+
+impl Loaded {
+    /// Iterations of a clock domain that the model has seen, in all jobs that led to it; 0 for a domain
+    /// that none of them has ticked in. The iteration at which a resumed program goes on. (The clocks
+    /// of its job begin at 0.)
+    pub fn clock(&self, domain: DomainId) -> u64 {
+        let its = self.clocks.iter().find(|clock| clock.domain == domain);
+        its.map_or(0, |clock| clock.clock)
+    }
+}
+
 /// The control connection to the coordinator.
 pub trait CoordinatorLink: Send {
     /// Creates a table, or opens it if it exists with an equal spec.
@@ -117,17 +138,18 @@ pub trait CoordinatorLink: Send {
     /// A refusal that names who is missing, or the connection's failure.
     fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// Saves all tables into a directory that all servers see.
+    /// Saves all tables into a directory that all servers see; rows and bytes written. A relative
+    /// path is relative to this process's working directory.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
     fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError>;
 
-    /// Loads all tables of a saved model; their names.
+    /// Loads all tables of a saved model.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
-    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Vec<String>, ClientError>;
+    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError>;
 
     /// Why the job ends, if the coordinator has said so. Asked now and then while a wait lasts;
     /// returns within milliseconds. One that is in this process, and is never lost, has no news.

@@ -19,7 +19,7 @@ use crate::clock::{Sync, WorkerClock};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::link::{CoordinatorLink, OpenLane, ServerLink};
+use crate::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
 use crate::push::combine::Combiner;
 use crate::table::state::TableState;
@@ -323,8 +323,9 @@ impl Client {
         self.lanes.coordinator.barrier(name, self.workers, deadline)
     }
 
-    /// Saves all tables into a directory that all servers see; call it on one worker, between
-    /// barriers. Returns rows and bytes written.
+    /// Saves all tables into a directory that all servers see; a relative path is relative to this
+    /// process's working directory. Call it on one worker, between barriers, when all workers have
+    /// flushed. Returns rows and bytes written.
     ///
     /// # Errors
     /// A refusal that names file and cause.
@@ -332,11 +333,13 @@ impl Client {
         self.lanes.coordinator.save(dir, Deadline::after(timeout))
     }
 
-    /// Loads the tables of a saved model; their names. Open them afterwards.
+    /// Loads the tables of a saved model, on one worker; its tables' names and its clocks, by which a
+    /// program knows the iteration to go on with. Open the tables afterwards. A relative path is
+    /// relative to this process's working directory.
     ///
     /// # Errors
     /// A refusal that names file and cause.
-    pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Vec<String>, ClientError> {
+    pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
         self.lanes.coordinator.load(dir, Deadline::after(timeout))
     }
 

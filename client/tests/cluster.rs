@@ -135,9 +135,10 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
     let expected = step(&mut one);
     let moved = start(3, 1, 1);
     let mut two = client(&moved, 0, TransportChoice::Auto);
-    let mut names = two.load(dir, Duration::from_secs(60)).unwrap();
-    names.sort();
-    assert_eq!(names, ["blocks", "sparse"]);
+    let mut loaded = two.load(dir, Duration::from_secs(60)).unwrap();
+    loaded.tables.sort();
+    assert_eq!(loaded.tables, ["blocks", "sparse"]);
+    assert_eq!(loaded.rows, rows);
     let found = step(&mut two);
     assert!(
         expected

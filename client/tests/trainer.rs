@@ -20,9 +20,10 @@ use tidewater_client::data::{BatchPlan, Dataset, ReadOptions, read, read_part};
 use tidewater_client::train::generate::{Synthetic, SyntheticSpec};
 use tidewater_client::train::reference::Reference;
 use tidewater_client::train::{
-    Config, EpochReport, Host, Outcome, Report, TrainError, config, defaults, run,
+    Config, EpochReport, Host, Outcome, Report, Resumed, TrainError, config, defaults, run,
 };
-use tidewater_client::{Missing, PullOptions, Sync};
+use tidewater_client::{Client, Embedded, Missing, PullOptions, Sync};
+use tidewater_server::checkpoint::{Manifest, read_manifest};
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_transport::table::Optimizer;
 
@@ -55,6 +56,7 @@ fn files() -> (TempDir, Config) {
 #[derive(Default)]
 struct Program {
     epochs: Vec<EpochReport>,
+    resumed: Option<Resumed>,
     signal_at: Option<usize>,
     asked: usize,
 }
@@ -67,6 +69,10 @@ impl Host for Program {
         self.signal_at.filter(|&at| self.asked >= at)?;
         std::thread::sleep(Duration::from_millis(200));
         Some(15)
+    }
+
+    fn resumed(&mut self, resumed: &Resumed) {
+        self.resumed = Some(resumed.clone());
     }
 
     fn epoch_done(&mut self, epoch: &EpochReport) {
@@ -87,10 +93,26 @@ fn train(
     cluster: &Cluster,
     workers: u32,
     config: &Config,
+    asked: (&[u64], Option<(u32, usize)>),
+) -> Vec<End> {
+    train_with(
+        |rank| cluster.client(rank, config.sync),
+        workers,
+        config,
+        asked,
+    )
+}
+
+/// The same with these clients.
+fn train_with(
+    connect: impl Fn(u32) -> Client + std::marker::Sync,
+    workers: u32,
+    config: &Config,
     (keys, signal): (&[u64], Option<(u32, usize)>),
 ) -> Vec<End> {
+    let connect = &connect;
     let worker = |rank: u32| {
-        let mut client = cluster.client(rank, config.sync);
+        let mut client = connect(rank);
         client.set_timeout(Duration::from_secs(20));
         client.set_clock_timeout(Duration::from_secs(20));
         let mut program = Program {
@@ -378,4 +400,88 @@ fn the_figures_are_written_whole() {
         e.to_string().contains("dir.json") && e.exit_code() == 3,
         "{e}"
     );
+}
+
+/// A run on a cluster of its own that can save and load.
+fn run_of(
+    servers: u32,
+    workers: u32,
+    config: &Config,
+    asked: (&[u64], Option<(u32, usize)>),
+) -> Vec<End> {
+    let cluster = Embedded::start(servers, workers).unwrap();
+    let connect = |rank| cluster.client(rank, config.sync).unwrap();
+    train_with(connect, workers, config, asked)
+}
+
+/// Ticks of a model in the domain of training.
+fn clock(manifest: &Manifest) -> u64 {
+    let clocks = manifest.clocks();
+    let mut of_training = clocks.iter().filter(|clock| clock.domain.0 == 0);
+    of_training.next().map_or(0, |clock| clock.clock)
+}
+
+/// Four epochs, and the same four with two saves and loads between: at an epoch's end, and by a signal
+/// in the middle of an epoch. Weights, clocks and position are those of one run, bit for bit.
+#[test]
+fn resumed_run_has_the_bits_of_one_run() {
+    const WORKERS: u32 = 3;
+    let (dir, mut config) = files();
+    config.test = None;
+    let model = |name: &str| Some(dir.path().join(name).to_str().unwrap().to_owned());
+    let saved = |name: &str| read_manifest(&dir.path().join(name)).unwrap();
+    config.epochs = 4;
+    let oracle = reference(&config, WORKERS);
+    let (keys, due): (Vec<u64>, Vec<f32>) = oracle.weights().unzip();
+    let bits = |weights: &[f32]| -> Vec<u32> { weights.iter().map(|w| w.to_bits()).collect() };
+    config.save = model("straight");
+    let straight = run_of(2, WORKERS, &config, (&keys, None));
+    assert_eq!(bits(&straight[0].weights), bits(&due));
+    let steps = straight[0].clock / 4;
+    assert!(steps > 32, "{steps} steps an epoch");
+
+    // Two epochs; the third, stopped in it; the rest of the third, and the fourth.
+    (config.epochs, config.save) = (2, model("two"));
+    report(&run_of(1, WORKERS, &config, (&[], None)));
+    assert_eq!(clock(&saved("two")), 2 * steps);
+    (config.epochs, config.load, config.save) = (100, model("two"), model("stopped"));
+    let stopped = run_of(2, WORKERS, &config, (&[], Some((1, 2))));
+    assert!(matches!(stopped[1].outcome, Ok(Outcome::Stopped(15))));
+    let resumed = stopped[0].program.resumed.clone().unwrap();
+    assert_eq!((resumed.epoch, resumed.step, resumed.differs), (3, 0, None));
+    let step = stopped[0].clock;
+    assert!((1..steps).contains(&step), "stopped at {step} of {steps}");
+    (config.epochs, config.load, config.save) = (2, model("stopped"), model("end"));
+    let end = run_of(3, WORKERS, &config, (&keys, None));
+    let figures = report(&end);
+    assert_eq!(figures.steps, 2 * steps - step);
+    let resumed = end[0].program.resumed.clone().unwrap();
+    assert_eq!((resumed.epoch, resumed.step), (3, step));
+    let epochs: Vec<_> = end[0].program.epochs.iter().map(|e| e.epoch).collect();
+    assert_eq!(epochs, [3, 4]);
+    for end in &end {
+        assert_eq!(bits(&end.weights), bits(&due), "the bits of one run");
+    }
+    assert_eq!(clock(&saved("end")), 4 * steps);
+    assert_eq!(clock(&saved("straight")), 4 * steps);
+    assert_eq!(saved("end").rows(), saved("straight").rows());
+}
+
+/// Another number of workers shares the rows otherwise: a step of the saved run means nothing then. The
+/// epoch begins again, and the program is told what differs.
+#[test]
+fn resumed_run_of_other_workers_begins_the_epoch_again() {
+    let (dir, mut config) = files();
+    config.test = None;
+    let model = |name: &str| Some(dir.path().join(name).to_str().unwrap().to_owned());
+    (config.epochs, config.save) = (100, model("stopped"));
+    let stopped = run_of(1, 2, &config, (&[], Some((0, 2))));
+    assert!(matches!(stopped[0].outcome, Ok(Outcome::Stopped(15))));
+    (config.epochs, config.load, config.save) = (1, model("stopped"), None);
+    let end = run_of(1, 1, &config, (&[], None));
+    assert_eq!(report(&end).rows, TRAIN_ROWS);
+    let resumed = end[0].program.resumed.clone().unwrap();
+    assert_eq!((resumed.epoch, resumed.step), (1, 0));
+    let differs = resumed.differs.unwrap();
+    assert!(differs.starts_with("workers 2, now 1; steps"), "{differs}");
 }

@@ -90,6 +90,14 @@ plants! {
     TickSentAgain = "tick-sent-again";
     /// A flush does not send what a failed push has left built.
     FlushWithoutSend = "flush-without-send";
+    /// A relative directory of a model is sent to the servers as it is.
+    RelativeModelDirectory = "relative-model-directory";
+    /// A training run that loads a model begins with its first epoch.
+    ResumeAtFirstEpoch = "resume-at-first-epoch";
+    /// A saved model has the clocks of its last job alone.
+    ModelClocksBeginAgain = "model-clocks-begin-again";
+    /// A save or load of a server that does not answer has no deadline.
+    HungSaveWaits = "hung-save-waits";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

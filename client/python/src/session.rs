@@ -277,7 +277,8 @@ impl Session {
     #[pyo3(signature = (directory, timeout=None))]
     fn load(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<Vec<String>> {
         let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
-        self.with(py, |client| client.load(directory, timeout))
+        let loaded = self.with(py, |client| client.load(directory, timeout))?;
+        Ok(loaded.tables)
     }
 
     /// What the session did so far, by name.

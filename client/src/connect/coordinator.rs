@@ -10,17 +10,18 @@ use tidewater_transport::dial::{self, Claims, DialError};
 use tidewater_transport::host;
 use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
 use tidewater_transport::limits::TEXT_BYTES_MAX;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, DomainClock, Endpoints, Join, Joined, Members,
-    Message as _, Notice, TableInfo, WorkerState,
+    CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _, Notice,
+    TableInfo, WorkerState,
 };
 use tidewater_transport::wire::handshake::JobToken;
 use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use crate::error::ClientError;
-use crate::link::CoordinatorLink;
+use crate::link::{CoordinatorLink, Loaded};
 
 /// After a deadline the coordinator is asked who is missing, for the error; this long.
 const WHO: Duration = Duration::from_secs(1);
@@ -56,17 +57,6 @@ impl JoinConfig {
             workers: 0,
         }
     }
-}
-
-/// What a loaded model is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loaded {
-    /// Names of its tables, to be opened.
-    pub tables: Vec<String>,
-    /// Rows and blocks read.
-    pub rows: u64,
-    /// Clocks at which it was saved.
-    pub clocks: Vec<DomainClock>,
 }
 
 /// A worker's connection to the coordinator, used by one thread.
@@ -167,28 +157,6 @@ impl NetCoordinatorLink {
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
-        }
-    }
-
-    /// The same as [`CoordinatorLink::load`], with what the model says of itself.
-    ///
-    /// # Errors
-    /// As [`CoordinatorLink::load`].
-    pub fn load_model(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
-        let request = CoordinatorRequest::Load {
-            dir: dir.to_owned(),
-        };
-        match self.call("load", &request, deadline)? {
-            CoordinatorAnswer::Loaded {
-                tables,
-                rows,
-                clocks,
-            } => Ok(Loaded {
-                tables,
-                rows,
-                clocks,
-            }),
-            _ => Err(self.nonsense("load")),
         }
     }
 
@@ -367,7 +335,7 @@ impl CoordinatorLink for NetCoordinatorLink {
 
     fn save(&mut self, dir: &str, deadline: Deadline) -> Result<(u64, u64), ClientError> {
         let request = CoordinatorRequest::Save {
-            dir: dir.to_owned(),
+            dir: absolute_directory("save", dir)?,
         };
         match self.call("save", &request, deadline)? {
             CoordinatorAnswer::Saved {
@@ -379,8 +347,22 @@ impl CoordinatorLink for NetCoordinatorLink {
         }
     }
 
-    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Vec<String>, ClientError> {
-        Ok(self.load_model(dir, deadline)?.tables)
+    fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError> {
+        let request = CoordinatorRequest::Load {
+            dir: absolute_directory("load", dir)?,
+        };
+        match self.call("load", &request, deadline)? {
+            CoordinatorAnswer::Loaded {
+                tables,
+                rows,
+                clocks,
+            } => Ok(Loaded {
+                tables,
+                rows,
+                clocks,
+            }),
+            _ => Err(self.nonsense("load")),
+        }
     }
 
     fn check(&mut self) -> Result<(), ClientError> {
@@ -420,6 +402,29 @@ impl CoordinatorLink for NetCoordinatorLink {
         let reason = shortened(reason);
         self.done("failed", &CoordinatorRequest::Failed { reason }, deadline)
     }
+}
+
+/// The directory of a model as servers open it: a relative path is the caller's, whose working
+/// directory is not that of the servers.
+fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError> {
+    if planted::on(Plant::RelativeModelDirectory) {
+        return Ok(dir.to_owned());
+    }
+    let wrong = |what| ClientError::Argument {
+        op,
+        table: "-".into(),
+        what,
+    };
+    let whole = std::path::absolute(dir).map_err(|error| {
+        wrong(format!(
+            "directory \"{dir}\": {error}; give an absolute path"
+        ))
+    })?;
+    whole.into_os_string().into_string().map_err(|path| {
+        wrong(format!(
+            "{path:?} is not UTF-8; give an absolute path that is"
+        ))
+    })
 }
 
 /// As much of a text as a message may hold.

@@ -12,7 +12,7 @@ use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_transport::limits::RING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
-pub use coordinator::{JoinConfig, Loaded, NetCoordinatorLink};
+pub use coordinator::{JoinConfig, NetCoordinatorLink};
 pub use job::Job;
 pub use server::NetServerLink;
 pub use wanted::Wanted;

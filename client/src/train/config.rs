@@ -32,7 +32,8 @@ pub struct Config {
     pub l2: f32,
     /// Rows of a worker's mini-batch.
     pub batch_rows: NonZeroUsize,
-    /// Passes over the training set; 0 evaluates a loaded model.
+    /// Passes over the training set, those of a loaded model not counted; of one that was stopped in an
+    /// epoch the first is the rest of it. 0 evaluates a loaded model.
     pub epochs: u64,
     /// Seed of the order of rows.
     pub seed: u64,

@@ -58,6 +58,17 @@ pub enum TrainError {
         /// Which settings are its own.
         remedy: String,
     },
+    /// The loaded model's position in its training set cannot be.
+    #[error(
+        "the model in {dir} has no usable position in its training set: {what}; load it with the \
+         release that saved it, or restore it from a copy"
+    )]
+    Position {
+        /// Where it was loaded from.
+        dir: String,
+        /// What does not hold.
+        what: String,
+    },
     /// The cluster.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -116,7 +127,7 @@ impl TrainError {
     /// The process's exit code for it.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Data(_) | Self::NoRows { .. } => exit::DATA,
+            Self::Data(_) | Self::NoRows { .. } | Self::Position { .. } => exit::DATA,
             Self::Model(_) | Self::Metrics(_) => exit::CHECK,
             Self::OtherTraining { .. } | Self::Differs { .. } => exit::USAGE,
             Self::Client(e) => client_code(e),

@@ -11,14 +11,20 @@
 //! 3. Steps: pull, gradient, push, tick. A few pushes are under way at a time.
 //! 4. At an epoch's end all wait until what they pushed is applied.
 //! 5. After the last: evaluation on the test set, a census of the weights, figures for rank 0.
-//! 6. If asked, the model is saved: all wait for all before and after, rank 0 saves. The trainer's
-//!    own tables are released before, so that a saved model holds `w` alone.
+//! 6. If asked, the model is saved: all wait for all before and after, rank 0 saves. A saved model
+//!    holds `w` and the run's position ([`POSITION`]); the trainer's other tables are released before.
+//!
+//! A run that loads a model goes on at the model's position: `epochs` counts from the epoch that the
+//! model was saved in. With the same training file, workers, batch and seed it takes the steps that
+//! the saved run would have taken, so that under BSP the weights have the bits of one run. With others
+//! it goes on at the beginning of that epoch.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tidewater_transport::clock;
 use tidewater_transport::limits::CLOCK_DEADLINE;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wire::refusal::RefusalCode;
 
 use super::board::{Board, Row, WIDTH, meet};
@@ -27,6 +33,9 @@ use super::config::{Config, WEIGHTS};
 use super::equal;
 use super::error::TrainError;
 use super::evaluate::{Evaluator, Quality};
+#[cfg(doc)]
+use super::position::POSITION;
+use super::position::{Course, Position, PositionTable};
 use super::report::{Report, Training};
 use super::step::Worker;
 use crate::counters::Counters;
@@ -44,16 +53,34 @@ pub trait Host {
     /// A signal that asked the process to end, if one came. Asked every few steps.
     fn signal(&mut self) -> Option<i32>;
 
+    /// Rank 0: the loaded model had a position, at which training goes on.
+    fn resumed(&mut self, resumed: &Resumed);
+
     /// Rank 0: an epoch is over.
     fn epoch_done(&mut self, epoch: &EpochReport);
+}
+
+/// Where a run goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// The epoch of the next step, from 1.
+    pub epoch: u64,
+    /// Steps of that epoch that are over.
+    pub step: u64,
+    /// Steps of an epoch.
+    pub steps: u64,
+    /// What the run that saved the model had otherwise: this one is no continuation of it, step by
+    /// step, and began the epoch again.
+    pub differs: Option<String>,
 }
 
 /// Figures of an epoch, over all workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EpochReport {
-    /// From 1.
+    /// From 1, over all runs of the model.
     pub epoch: u64,
-    /// Of how many.
+    /// The last epoch of this run.
     pub epochs: u64,
     /// Rows trained on.
     pub rows: u64,
@@ -119,16 +146,25 @@ fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainErro
 struct Run<'a> {
     config: &'a Config,
     weights: Table<f32>,
+    position: PositionTable,
     board: Board,
     stop: StopSign,
     worker: Worker,
     rank: u32,
 }
 
+/// How far an epoch went.
+enum Walk {
+    Whole(EpochReport),
+    /// Stopped before this step.
+    Stopped(u64),
+}
+
 /// Sums over epochs, at rank 0.
 #[derive(Debug, Default, Clone, Copy)]
 struct Totals {
     rows: u64,
+    steps: u64,
     took: Duration,
     log_loss: f64,
 }
@@ -143,6 +179,7 @@ impl<'a> Run<'a> {
         Ok(Self {
             config,
             weights,
+            position: PositionTable::new(client)?,
             board,
             stop: StopSign::new(client, STOP.0, STOP.1)?,
             worker: Worker::new(config.model()),
@@ -175,16 +212,88 @@ impl<'a> Run<'a> {
             let path = self.config.train.clone();
             return Err(TrainError::NoRows { path });
         }
+        let course = Course {
+            steps: steps as u64,
+            rows,
+            workers: client.workers().into(),
+            batch_rows: self.config.batch_rows.get() as u64,
+            seed: self.config.seed,
+        };
+        let start = self.start(client, host, &course)?;
+        let (totals, end) =
+            self.epochs(client, host, &mut plan, (start, &course), &mut evaluator)?;
+        self.worker.settle(client)?;
+        let signal = self.stop.settle(client, || host.signal())?;
+        let outcome = match signal {
+            Some(signal) => Outcome::Stopped(signal),
+            None => self.figures(client, data, totals, evaluator.as_mut())?,
+        };
+        // A run without a step leaves the position as it was loaded.
+        let moved = (end != start || self.config.load.is_none()).then_some((end, course));
+        self.leave(client, evaluator, moved)?;
+        Ok(outcome)
+    }
+
+    /// The first step: of a loaded model, the one after its last.
+    fn start(
+        &self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        course: &Course,
+    ) -> Result<Position, TrainError> {
+        let Some(dir) = &self.config.load else {
+            return Ok(Position::default());
+        };
+        let Some((saved, its)) = self.position.read(client, dir)? else {
+            return Ok(Position::default());
+        };
+        let differs = its.difference(course);
+        let mut start = match differs {
+            None => saved,
+            Some(_) => Position { step: 0, ..saved },
+        };
+        if planted::on(Plant::ResumeAtFirstEpoch) {
+            start = Position::default();
+        }
+        if self.rank == 0 && self.config.epochs > 0 {
+            host.resumed(&Resumed {
+                epoch: start.epoch.saturating_add(1),
+                step: start.step,
+                steps: course.steps,
+                differs,
+            });
+        }
+        Ok(start)
+    }
+
+    /// All epochs; sums over them, and the position after the last step.
+    fn epochs(
+        &mut self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        plan: &mut BatchPlan<'_>,
+        (start, course): (Position, &Course),
+        evaluator: &mut Option<Evaluator>,
+    ) -> Result<(Totals, Position), TrainError> {
         let mut totals = Totals::default();
-        let mut stopped = false;
-        for epoch in 0..self.config.epochs {
-            plan.shuffle(self.config.seed.wrapping_add(self.rank.into()), epoch);
-            let began = clock::now();
-            let Some(mut report) = self.epoch(client, host, &plan, (epoch, steps, began))? else {
-                stopped = true;
-                break;
+        let mut at = start;
+        let end = start.epoch.saturating_add(self.config.epochs);
+        while at.epoch < end {
+            plan.shuffle(self.config.seed.wrapping_add(self.rank.into()), at.epoch);
+            let first = at.step;
+            let mut report = match self.epoch(client, host, plan, (at, end, course.steps))? {
+                Walk::Whole(report) => report,
+                Walk::Stopped(step) => {
+                    at.step = step;
+                    break;
+                }
+            };
+            at = Position {
+                epoch: at.epoch + 1,
+                step: 0,
             };
             totals.rows += report.rows;
+            totals.steps += course.steps - first;
             totals.took += report.took;
             totals.log_loss = report.log_loss;
             if let Some(evaluator) = evaluator.as_mut().filter(|_| self.config.test_each_epoch) {
@@ -194,17 +303,7 @@ impl<'a> Run<'a> {
                 host.epoch_done(&report);
             }
         }
-        self.worker.settle(client)?;
-        let signal = self.stop.settle(client, || host.signal())?;
-        let outcome = match signal {
-            Some(signal) => Outcome::Stopped(signal),
-            None => {
-                debug_assert!(!stopped, "a run stops for a signal");
-                self.figures(client, data, (totals, steps), evaluator.as_mut())?
-            }
-        };
-        self.leave(client, evaluator)?;
-        Ok(outcome)
+        Ok((totals, at))
     }
 
     /// Steps of an epoch, the same for all workers, and rows of all workers.
@@ -222,42 +321,47 @@ impl<'a> Run<'a> {
         Ok((usize::try_from(steps).unwrap_or(0), rows))
     }
 
-    /// An epoch; `None` when the run was stopped in it.
+    /// The rest of an epoch, from `at` on, if it is not stopped.
     fn epoch(
         &mut self,
         client: &mut Client,
         host: &mut dyn Host,
         plan: &BatchPlan<'_>,
-        (epoch, steps, began): (u64, usize, Instant),
-    ) -> Result<Option<EpochReport>, TrainError> {
+        (at, end, steps): (Position, u64, u64),
+    ) -> Result<Walk, TrainError> {
+        let began = clock::now();
         let (mut rows, mut loss_sum, mut stops) = (0i64, 0.0, false);
-        for index in 0..steps {
+        let mut step = at.step;
+        while step < steps {
             stops = self.stop.look(client, || host.signal())?;
             if stops {
                 break;
             }
-            let loss = self
-                .worker
-                .step(client, &self.weights, &plan.batch(index))?;
+            // No batch has this number when there are fewer: the step has no rows then.
+            let batch = plan.batch(usize::try_from(step).unwrap_or(usize::MAX));
+            let loss = self.worker.step(client, &self.weights, &batch)?;
             rows += loss.rows as i64;
             loss_sum += loss.loss_sum;
+            step += 1;
         }
         self.worker.settle(client)?;
         let mut row: Row = [0; WIDTH];
         let loss = f64::to_bits(loss_sum).cast_signed();
-        row[..3].copy_from_slice(&[rows, loss, stops.into()]);
+        row[..4].copy_from_slice(&[rows, loss, stops.into(), step.cast_signed()]);
         // No worker is past this before all are here: the sums are of one epoch. And all come here:
         // without a bound on staleness one worker sees the sign to stop in this epoch and another
         // does not, who must neither wait for the first nor go on without it.
         let all = self.board.exchange(client, &row)?;
         if all.iter().any(|row| row[2] != 0) {
-            return Ok(None);
+            // Without a bound on staleness workers stop at different steps: none is left out later.
+            let least = all.iter().map(|row| row[3].cast_unsigned()).min();
+            return Ok(Walk::Stopped(least.unwrap_or(step)));
         }
         let rows: u64 = all.iter().map(|row| row[0].cast_unsigned()).sum();
         let losses = all.iter().map(|row| f64::from_bits(row[1].cast_unsigned()));
-        Ok(Some(EpochReport {
-            epoch: epoch + 1,
-            epochs: self.config.epochs,
+        Ok(Walk::Whole(EpochReport {
+            epoch: at.epoch + 1,
+            epochs: end,
             rows,
             took: clock::now() - began,
             log_loss: losses.sum::<f64>() / rows.max(1) as f64,
@@ -270,7 +374,7 @@ impl<'a> Run<'a> {
         &mut self,
         client: &mut Client,
         data: &Dataset,
-        (totals, steps): (Totals, usize),
+        totals: Totals,
         evaluator: Option<&mut Evaluator>,
     ) -> Result<Outcome, TrainError> {
         // Before evaluation adds to them: the figures are of training.
@@ -287,7 +391,7 @@ impl<'a> Run<'a> {
         }
         let training = Training {
             rows: totals.rows,
-            steps: steps as u64 * self.config.epochs,
+            steps: totals.steps,
             took: totals.took,
             log_loss: totals.log_loss,
         };
@@ -336,8 +440,15 @@ impl<'a> Run<'a> {
         Ok(sums)
     }
 
-    /// Saves if asked, and removes the trainer's own tables.
-    fn leave(self, client: &mut Client, evaluator: Option<Evaluator>) -> Result<(), TrainError> {
+    /// Saves if asked, with the position if it has moved, and removes the trainer's own tables.
+    fn leave(
+        self,
+        client: &mut Client,
+        evaluator: Option<Evaluator>,
+        moved: Option<(Position, Course)>,
+    ) -> Result<(), TrainError> {
+        // The last tick too: a save holds what servers have read from their rings.
+        client.flush()?;
         meet(client)?;
         if self.rank == 0 {
             if let Some(evaluator) = evaluator {
@@ -346,8 +457,12 @@ impl<'a> Run<'a> {
             self.board.release(client)?;
             self.stop.release(client)?;
             if let Some(dir) = &self.config.save {
+                if let Some((position, course)) = moved {
+                    self.position.write(client, position, &course)?;
+                }
                 client.save(dir, CLOCK_DEADLINE)?;
             }
+            self.position.release(client)?;
         }
         meet(client)?;
         Ok(())

@@ -24,7 +24,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use barrier::Barrier;
-use tidewater_client::link::{CoordinatorLink, OpenLane, ServerLink};
+use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
@@ -562,7 +562,7 @@ impl CoordinatorLink for Coordinator {
         unreachable!("tests of this rig do not save")
     }
 
-    fn load(&mut self, _: &str, _: Deadline) -> Result<Vec<String>, ClientError> {
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {
         unreachable!("tests of this rig do not load")
     }
 

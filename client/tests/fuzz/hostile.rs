@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewater_client::link::{CoordinatorLink, OpenLane, ServerLink};
+use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
@@ -315,8 +315,12 @@ impl CoordinatorLink for Link {
         Ok((0, 0))
     }
 
-    fn load(&mut self, _: &str, _: Deadline) -> Result<Vec<String>, ClientError> {
-        Ok(Vec::new())
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {
+        Ok(Loaded {
+            tables: Vec::new(),
+            rows: 0,
+            clocks: Vec::new(),
+        })
     }
 
     fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
-use tidewater_client::link::{CoordinatorLink, OpenLane};
+use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane};
 use tidewater_client::{Client, ClientError, Parts, Sync};
 use tidewater_server::node::{Node, NodeConfig, NodeHandle};
 use tidewater_transport::clock::Deadline;
@@ -213,7 +213,7 @@ impl CoordinatorLink for Catalogue {
         Err(ClientError::Environment("no disk here".into()))
     }
 
-    fn load(&mut self, _: &str, _: Deadline) -> Result<Vec<String>, ClientError> {
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {
         Err(ClientError::Environment("no disk here".into()))
     }
 

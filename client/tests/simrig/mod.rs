@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
-use tidewater_client::link::{CoordinatorLink, OpenLane, ServerLink};
+use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Element, Parts, Sync, Table as ClientTable};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
@@ -441,7 +441,7 @@ impl CoordinatorLink for Catalogue {
         unreachable!("tests of this rig do not save")
     }
 
-    fn load(&mut self, _: &str, _: Deadline) -> Result<Vec<String>, ClientError> {
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {
         unreachable!("tests of this rig do not load")
     }
 

@@ -27,6 +27,8 @@ pub(crate) struct Cluster {
     pub(crate) address: String,
     pub(crate) servers: Vec<Child>,
     folder: TempDir,
+    /// Where its processes run.
+    pub(crate) directory: PathBuf,
     mark: String,
     _turn: MutexGuard<'static, ()>,
 }
@@ -37,8 +39,13 @@ impl Cluster {
         let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let token = write_token(&folder, "token", TOKEN);
+        // Deeper than this process's: a relative path leads elsewhere from there, one of "../" too.
+        let depth = std::env::current_dir().unwrap().components().count();
+        let directory = folder.path().join("d/".repeat(depth));
+        fs::create_dir_all(&directory).unwrap();
         let (mark, _) = new_mark();
         let mut coordinator = command(&tidewater(), &mark)
+            .current_dir(&directory)
             .args(["coordinator", "--workers", "1", "--servers"])
             .arg(servers.to_string())
             .arg("--token-file")
@@ -55,6 +62,7 @@ impl Cluster {
             address,
             servers: Vec::new(),
             folder,
+            directory,
             mark,
             _turn: turn,
         }
@@ -73,6 +81,7 @@ impl Cluster {
     /// The command line of a server.
     pub(crate) fn server(&self, number: u32) -> Command {
         let mut command = command(&tidewater(), &self.mark);
+        command.current_dir(&self.directory);
         command.args(self.server_arguments(number, &self.token_file()));
         command
     }

@@ -21,6 +21,7 @@ mod one_sided;
 mod pages;
 mod proc;
 mod rig;
+mod saves;
 mod service;
 mod signals;
 mod times;

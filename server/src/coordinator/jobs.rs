@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidewater_transport::ids::{ServerId, TableId, WorkerId};
+use tidewater_transport::ids::{DomainId, ServerId, TableId, WorkerId};
 use tidewater_transport::limits::WORKERS_MAX;
 use tidewater_transport::wire::control::{Join, WorkerMember, WorkerState};
 use tidewater_transport::wire::hello::RANK_ANY;
@@ -49,6 +49,9 @@ pub(super) struct Job {
     pub(super) failed: Option<Refusal>,
     /// A save or load runs.
     pub(super) busy: bool,
+    /// Clocks of the model that the job has loaded, the greatest of each domain. The job's own begin at
+    /// 0: a save of the job is that much older.
+    pub(super) base: BTreeMap<DomainId, u64>,
 }
 
 impl Job {

@@ -1,12 +1,16 @@
 //! Saves and loads of a job's tables: what the servers do, in which order, and what becomes of it
 //! when one of them cannot.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
-use tidewater_transport::ids::{ServerId, TableId};
+use tidewater_transport::ids::{DomainId, ServerId, TableId};
 use tidewater_transport::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_transport::wire::control::{CoordinatorAnswer, Order, OrderAnswer, SavedPart};
+use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::wire::control::{
+    CoordinatorAnswer, DomainClock, Order, OrderAnswer, SavedPart,
+};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
@@ -82,6 +86,12 @@ impl Coordinator {
         dir: String,
         (step, task): (Step, FileTask),
     ) -> Result<(), Refusal> {
+        if !Path::new(&dir).is_absolute() {
+            // Every process would take it from a working directory of its own.
+            return Err(bad(&format!(
+                "directory \"{dir}\" is relative; give an absolute path"
+            )));
+        }
         if !self.is_complete() {
             return Err(bad("not all servers have joined; wait for them"));
         }
@@ -194,7 +204,10 @@ impl Coordinator {
             return;
         }
         parts.sort_by_key(|part| part.server);
-        let (tables, files) = (std::mem::take(tables), std::mem::take(parts));
+        let (tables, mut files) = (std::mem::take(tables), std::mem::take(parts));
+        if let Some(job) = self.jobs.get(&model.namespace) {
+            add_base(&mut files, &job.base);
+        }
         if let Some(refusal) = refused.take() {
             let names = files.into_iter().map(|file| file.file).collect();
             self.actions
@@ -339,6 +352,7 @@ impl Coordinator {
             }
             _ => return,
         };
+        let namespace = model.namespace.clone();
         made.into_iter().for_each(|id| self.table_ready(id));
         let tables = manifest
             .tables
@@ -346,6 +360,12 @@ impl Coordinator {
             .map(|table| table.spec.name.clone())
             .collect();
         let (rows, clocks) = (manifest.rows(), manifest.clocks());
+        if let Some(job) = self.jobs.get_mut(&namespace) {
+            for told in &clocks {
+                let base = job.base.entry(told.domain).or_default();
+                *base = told.clock.max(*base);
+            }
+        }
         self.actions.push(Action::Files(op, FileTask::EndLoad));
         self.end_model(
             op,
@@ -389,16 +409,43 @@ impl Coordinator {
         self.answer(model.asker, answer);
     }
 
+    /// The servers that have orders of an operation.
+    fn silent(&self, op: u64) -> String {
+        let making = match self.models.get(&op).map(|model| &model.step) {
+            Some(Step::Making { missing, .. }) => missing.clone(),
+            _ => BTreeSet::new(),
+        };
+        let is_of = |purpose: Purpose| match purpose {
+            Purpose::Save(of) | Purpose::Load(of) => of == op,
+            Purpose::Create(table) => making.contains(&table),
+            _ => false,
+        };
+        let orders = self.orders.values().filter(|(_, purpose)| is_of(*purpose));
+        let ranks = orders.filter_map(|(peer, _)| Some(self.peers.get(peer)?.rank));
+        let names: BTreeSet<u32> = ranks.collect();
+        match names.len() {
+            0 => "the coordinator's file system".into(),
+            _ => {
+                let names: Vec<String> = names.iter().map(|n| format!("server {n}")).collect();
+                names.join(", ")
+            }
+        }
+    }
+
     /// The job ends, or a server hangs.
     fn abort_model(&mut self, op: u64, refusal: Refusal) {
         match self.models.get(&op).map(|model| &model.step) {
             Some(Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
                 self.load_failed(op, refusal);
             }
-            Some(Step::BeginSave | Step::Saving { .. } | Step::Committing { .. }) => {
+            Some(step @ (Step::BeginSave | Step::Saving { .. } | Step::Committing { .. })) => {
                 // Parts that are still being written stay as files without a manifest.
+                let names = match step {
+                    Step::Saving { parts, .. } => parts.iter().map(|p| p.file.clone()).collect(),
+                    _ => Vec::new(),
+                };
                 self.actions
-                    .push(Action::Files(op, FileTask::Abandon(Vec::new())));
+                    .push(Action::Files(op, FileTask::Abandon(names)));
                 self.end_model(op, CoordinatorAnswer::Refused(refusal));
             }
             None => {}
@@ -416,14 +463,40 @@ impl Coordinator {
     }
 
     pub(super) fn expire_models(&mut self) {
+        if planted::on(Plant::HungSaveWaits) {
+            return;
+        }
         let over = self
             .models
             .iter()
             .filter(|(_, model)| model.deadline <= self.now);
         for op in over.map(|(&op, _)| op).collect::<Vec<_>>() {
-            let text = "a server does not answer; look whether it is stopped";
+            let text = format!(
+                "{} did not answer within {} s; look whether it is stopped or its disk hangs",
+                self.silent(op),
+                FILE_ORDERS_TIMEOUT.as_secs()
+            );
             let refusal = Refusal::new(RefusalCode::Timeout, [0; 4]).with_text(text);
             self.abort_model(op, refusal);
+        }
+    }
+}
+
+/// Makes a job's clocks those of its model: `base` is what the model that the job has loaded brought.
+fn add_base(files: &mut [SavedFile], base: &BTreeMap<DomainId, u64>) {
+    if planted::on(Plant::ModelClocksBeginAgain) {
+        return;
+    }
+    for (&domain, &base) in base {
+        let of_domain = |clock: &&mut DomainClock| clock.domain == domain;
+        let clocks = files.iter_mut().flat_map(|file| &mut file.clocks);
+        let mut own = clocks.filter(of_domain).peekable();
+        if own.peek().is_some() {
+            own.for_each(|own| own.clock = own.clock.saturating_add(base));
+        } else if let Some(first) = files.first_mut() {
+            // No worker of this job has ticked in it.
+            let clock = base;
+            first.clocks.push(DomainClock { domain, clock });
         }
     }
 }

@@ -7,6 +7,7 @@ mod service;
 use std::time::Duration;
 
 use tidewater_transport::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
+use tidewater_transport::limits::FILE_ORDERS_TIMEOUT;
 use tidewater_transport::table::{DType, Effect, Init, Optimizer, Shape, TableSpec};
 use tidewater_transport::wire::control::{
     CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock, Endpoints, Join, Members,

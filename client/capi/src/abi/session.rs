@@ -191,7 +191,7 @@ pub unsafe extern "C" fn tw_load(
         if !tables.is_null() {
             // SAFETY: the contract of the module.
             *unsafe { raw::out(tables, "the place for the number of tables") }? =
-                loaded.len() as u64;
+                loaded.tables.len() as u64;
         }
         Ok(())
     })

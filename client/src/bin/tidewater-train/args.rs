@@ -169,7 +169,8 @@ pub(crate) struct TrainArgs {
     /// Rows of a worker's mini-batch.
     #[arg(long, value_name = "ROWS", default_value_t = defaults::BATCH_ROWS)]
     pub(crate) batch: NonZeroUsize,
-    /// Passes over the training file; 0 evaluates a loaded model.
+    /// Passes over the training file, those of a loaded model not counted; of one that was stopped in
+    /// an epoch the first is the rest of it. 0 evaluates a loaded model.
     #[arg(long, value_name = "N", default_value_t = defaults::EPOCHS)]
     pub(crate) epochs: u64,
     /// Seed of the order in which rows are visited.
@@ -181,7 +182,8 @@ pub(crate) struct TrainArgs {
     /// Save the model into this directory, which all servers must see.
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
-    /// Go on from a saved model; --sync and the optimizer's flags must be those of its training.
+    /// Go on from a saved model, at the epoch and step at which it was saved; --sync and the
+    /// optimizer's flags must be those of its training.
     #[arg(long, value_name = "DIR")]
     pub(crate) load: Option<PathBuf>,
     /// Write the figures into this file.

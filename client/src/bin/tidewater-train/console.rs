@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tidewater_client::train::{EpochReport, Host, Quality, Report, exit};
+use tidewater_client::train::{EpochReport, Host, Quality, Report, Resumed, exit};
 use tidewater_client::walltime::Signals;
 
 use crate::{Failure, say};
@@ -23,6 +23,19 @@ impl Console {
 impl Host for Console {
     fn signal(&mut self) -> Option<i32> {
         self.signals.came()
+    }
+
+    fn resumed(&mut self, resumed: &Resumed) {
+        let (epoch, step, steps) = (resumed.epoch, resumed.step, resumed.steps);
+        match &resumed.differs {
+            None => say(format_args!(
+                "goes on at epoch {epoch}, step {step} of {steps}"
+            )),
+            Some(differs) => say(format_args!(
+                "the model was trained with {differs}: goes on at the beginning of epoch {epoch}, and \
+                 its bits are not those of one run"
+            )),
+        }
     }
 
     fn epoch_done(&mut self, epoch: &EpochReport) {

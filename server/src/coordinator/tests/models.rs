@@ -143,3 +143,125 @@ fn a_load_that_fails_leaves_no_table() {
     rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
     assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
 }
+
+/// Coordinator and servers run in directories of their own: a relative one would be several.
+#[test]
+fn relative_directory_is_refused() {
+    let (mut rig, _, w0) = with_table();
+    let dir = || "model".to_owned();
+    for request in [Ask::Save { dir: dir() }, Ask::Load { dir: dir() }] {
+        rig.ask(w0, 3, request);
+        let refusal = rig.refusal(w0, 3);
+        assert!(refusal.text.contains("\"model\" is relative"), "{refusal}");
+    }
+    assert!(rig.actions.is_empty(), "{:?}", rig.actions);
+}
+
+/// A job of one worker on two servers that loads `manifest`; the operation, its tables to be made.
+fn load(manifest: &Manifest) -> (Rig, [PeerId; 2], PeerId, u64) {
+    let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
+    let (servers, w0) = ([rig.server(0), rig.server(1)], rig.worker(0));
+    rig.ask(w0, 2, Ask::Load { dir: "/m".into() });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest.clone()))));
+    (rig, servers, w0, op)
+}
+
+/// Time passes up to the next deadline, which must be that of a save or load.
+fn expires(rig: &mut Rig) {
+    let deadline = rig.state.next_deadline();
+    assert_eq!(deadline, Some(rig.now + FILE_ORDERS_TIMEOUT));
+    rig.now += FILE_ORDERS_TIMEOUT;
+    rig.state.tick(rig.now);
+    rig.actions.extend(rig.state.take_actions());
+    assert_eq!(rig.state.next_deadline(), None, "nothing is left of it");
+}
+
+#[test]
+fn hung_save_ends_and_names_the_server() {
+    let (mut rig, [s0, s1], w0) = with_table();
+    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Begun));
+    rig.obey(s0, &OrderAnswer::Saved(part(0)));
+    expires(&mut rig);
+    let refusal = rig.refusal(w0, 3);
+    assert_eq!(refusal.code, RefusalCode::Timeout);
+    assert!(refusal.text.starts_with("server 1 did not"), "{refusal}");
+    // The directory is unlocked, and what was written is removed.
+    assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(0).file])));
+    // The late part is of no save; the next one is.
+    rig.obey(s1, &OrderAnswer::Saved(part(1)));
+    assert!(rig.actions.is_empty(), "{:?}", rig.actions);
+    let (op, _) = save(&mut rig, [s0, s1], w0);
+    rig.file_done(op, Ok(FileDone::Committed));
+    assert!(matches!(rig.answer(w0, 3), Some(Answer::Saved { .. })));
+}
+
+#[test]
+fn hung_load_ends_and_leaves_no_table() {
+    let (mut rig, servers, w0) = with_table();
+    let (_, manifest) = save(&mut rig, servers, w0);
+    // While tables are made, and while they are filled.
+    for filling in [false, true] {
+        let (mut rig, [s0, s1], w0, op) = load(&manifest);
+        rig.obey(s0, &OrderAnswer::Done);
+        if filling {
+            rig.obey(s1, &OrderAnswer::Done);
+            rig.obey(s0, &OrderAnswer::Done);
+        }
+        expires(&mut rig);
+        let refusal = rig.refusal(w0, 2);
+        assert_eq!(refusal.code, RefusalCode::Timeout, "{filling}");
+        assert!(refusal.text.starts_with("server 1 did not"), "{refusal}");
+        assert_eq!(rig.file_task(), (op, FileTask::EndLoad), "{filling}");
+        // Server 1 goes on after all. Whatever both have made is released.
+        for _ in 0..3 {
+            rig.obey(s1, &OrderAnswer::Done);
+            rig.obey(s0, &OrderAnswer::Done);
+        }
+        rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
+        assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
+        rig.ask(w0, 4, Ask::Load { dir: "/m".into() });
+        let (_, task) = rig.file_task();
+        assert_eq!(task, FileTask::BeginLoad("/m".into()), "{filling}");
+    }
+}
+
+#[test]
+fn server_lost_in_a_save_is_named() {
+    let (mut rig, [s0, s1], w0) = with_table();
+    rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
+    let (op, _) = rig.file_task();
+    rig.file_done(op, Ok(FileDone::Begun));
+    rig.obey(s0, &OrderAnswer::Saved(part(0)));
+    rig.close(s1);
+    let refusal = rig.refusal(w0, 3);
+    assert_eq!(refusal.code, RefusalCode::PeerFailed);
+    assert!(refusal.text.contains("server 1"), "{refusal}");
+    assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(0).file])));
+}
+
+/// Clocks of a model count from its first job on: a job that has loaded one saves the sum.
+#[test]
+fn clocks_of_a_resumed_model_go_on() {
+    let (mut rig, servers, w0) = with_table();
+    let (_, mut manifest) = save(&mut rig, servers, w0);
+    let clock = |domain, clock| DomainClock {
+        domain: DomainId(domain),
+        clock,
+    };
+    manifest.files[1].clocks.push(clock(3, 40));
+    let (mut rig, servers, w0, op) = load(&manifest);
+    for server in servers.into_iter().chain(servers) {
+        rig.obey(server, &OrderAnswer::Done);
+    }
+    assert_eq!(rig.file_task(), (op, FileTask::EndLoad));
+    let Some(Answer::Loaded { clocks, .. }) = rig.answer(w0, 2) else {
+        panic!("{:?}", rig.actions)
+    };
+    assert_eq!(clocks, [clock(0, 7), clock(3, 40)]);
+    // The job ticks 7 times more (its parts say so), in domain 0 alone.
+    let (_, again) = save(&mut rig, servers, w0);
+    assert_eq!(again.clocks(), [clock(0, 14), clock(3, 40)]);
+}
