@@ -96,6 +96,14 @@ plants! {
     ResumeAtFirstEpoch = "resume-at-first-epoch";
     /// A saved model has the clocks of its last job alone.
     ModelClocksBeginAgain = "model-clocks-begin-again";
+    /// A saved part has the clocks of its server's fastest applier.
+    NewestPartClocks = "newest-part-clocks";
+    /// Files and directories of a model are not made durable.
+    ModelNotSynced = "model-not-synced";
+    /// A commit that fails after the manifest is in place removes the parts that it names.
+    AbandonCommittedParts = "abandon-committed-parts";
+    /// Two saves may use a directory at a time.
+    ModelLockIgnored = "model-lock-ignored";
     /// A save or load of a server that does not answer has no deadline.
     HungSaveWaits = "hung-save-waits";
 }

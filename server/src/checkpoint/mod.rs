@@ -34,6 +34,8 @@ mod chunk;
 pub mod decoders;
 mod disk;
 mod error;
+#[cfg(test)]
+pub(crate) mod faults;
 mod manifest;
 mod part;
 mod rows;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crossbeam_channel::bounded;
 use tidewater_transport::ids::{ApplierId, PartitionId, ServerId, TableId};
 use tidewater_transport::placement::Owner;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::{DomainClock, TableInfo};
 
@@ -81,6 +82,9 @@ pub fn save_part(
         writer = written?;
         for (domain, clock) in told {
             match clocks.iter_mut().find(|known| known.domain == domain) {
+                Some(known) if planted::on(Plant::NewestPartClocks) => {
+                    known.clock = known.clock.max(clock);
+                }
                 Some(known) => known.clock = known.clock.min(clock),
                 None => clocks.push(DomainClock { domain, clock }),
             }

@@ -1,5 +1,7 @@
 //! Round trips over other numbers of servers, damage, and crashes at every step of a save.
 
+mod disk;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -221,7 +223,12 @@ impl Cluster {
         model
     }
 
-    fn save(&self, disk: &CutDisk, dir: &Path, nonce: u64) -> Result<Manifest, CheckpointError> {
+    fn save<D: Disk + Clone + 'static>(
+        &self,
+        disk: &D,
+        dir: &Path,
+        nonce: u64,
+    ) -> Result<Manifest, CheckpointError> {
         let mut files = Vec::new();
         for (s, server) in self.servers.iter().enumerate() {
             let (number, disk) = (ServerId(s as u32), Box::new(disk.clone()));
@@ -538,4 +545,24 @@ fn a_part_is_named_by_what_wrote_it() {
     fs::copy(other.path().join(&second.files[0].file), &path).unwrap();
     let error = Cluster::new(&[1]).load(dir.path()).unwrap_err();
     assert!(error.to_string().contains("another save"), "{error}");
+}
+
+/// Appliers that have read their rings unequally far: a save holds what all of them have.
+#[test]
+fn clocks_of_a_part_are_the_slowest_appliers() {
+    let dir = tempfile::tempdir().unwrap();
+    let cluster = Cluster::new(&[3]);
+    let table = cluster.tables[0].id;
+    for (applier, ticks) in [(0, 5), (1, 4), (2, 6)] {
+        let engine = &mut cluster.servers[0].0.borrow_mut()[applier];
+        let namespace = engine.table(table).unwrap().namespace;
+        for clock in 1..=ticks {
+            let clocks = engine.clocks(namespace);
+            clocks.tick(DomainId(2), WorkerId(0), clock).unwrap();
+        }
+    }
+    let manifest = cluster.save(&CutDisk::default(), dir.path(), 1).unwrap();
+    let found = manifest.clocks();
+    let of_domain = |domain: u8| found.iter().find(|clock| clock.domain == DomainId(domain));
+    assert_eq!(of_domain(2).map(|clock| clock.clock), Some(4), "{found:?}");
 }

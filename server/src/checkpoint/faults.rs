@@ -1,0 +1,232 @@
+//! File system calls that fail, or do not return, below [`OsDisk`](super::OsDisk): a seccomp filter hands
+//! those of one thread to a supervisor, which lets each pass, fails it, or ends the process (seccomp user
+//! notification, Linux 5.9; no privilege).
+
+use std::ffi::{CStr, OsStr, c_char, c_uint};
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+/// What a system call does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    /// `openat` of a file that is made.
+    Create,
+    /// `openat` of one that exists.
+    Open,
+    Write,
+    Read,
+    Sync,
+    Rename,
+    Remove,
+}
+
+/// A system call that waits for its verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) kind: Kind,
+    /// The file; of a rename the old name.
+    pub(crate) path: PathBuf,
+    /// Of a rename the new name.
+    pub(crate) to: Option<PathBuf>,
+}
+
+/// What becomes of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Pass,
+    Fail(Errno),
+}
+
+/// The calls that are handed over, and what their arguments are.
+const CALLS: &[(libc::c_long, Arguments)] = &[
+    (libc::SYS_openat, Arguments::Open { path: 1, flags: 2 }),
+    (libc::SYS_write, Arguments::Descriptor(Kind::Write)),
+    (libc::SYS_read, Arguments::Descriptor(Kind::Read)),
+    (libc::SYS_pread64, Arguments::Descriptor(Kind::Read)),
+    (libc::SYS_fsync, Arguments::Descriptor(Kind::Sync)),
+    (libc::SYS_fdatasync, Arguments::Descriptor(Kind::Sync)),
+    (libc::SYS_renameat, Arguments::Rename { from: 1, to: 3 }),
+    (libc::SYS_renameat2, Arguments::Rename { from: 1, to: 3 }),
+    (libc::SYS_unlinkat, Arguments::Remove { path: 1 }),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_rename, Arguments::Rename { from: 0, to: 1 }),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_unlink, Arguments::Remove { path: 0 }),
+    #[cfg(target_arch = "x86_64")]
+    (libc::SYS_open, Arguments::Open { path: 0, flags: 1 }),
+];
+
+/// Where a call has its paths.
+#[derive(Clone, Copy)]
+enum Arguments {
+    Descriptor(Kind),
+    Open { path: usize, flags: usize },
+    Rename { from: usize, to: usize },
+    Remove { path: usize },
+}
+
+/// Runs `f` on a thread of its own; `decide` is asked before each of its calls, on this one.
+pub(crate) fn under<T: Send>(
+    mut decide: impl FnMut(&Call) -> Verdict,
+    f: impl FnOnce() -> T + Send,
+) -> T {
+    std::thread::scope(|scope| {
+        let (give, listener) = mpsc::channel();
+        let thread = scope.spawn(move || {
+            give.send(install()).unwrap();
+            f()
+        });
+        let listener = listener.recv().unwrap().expect(
+            "no seccomp filter with user notification: Linux 5.9 and a container that allows seccomp",
+        );
+        while !thread.is_finished() {
+            let mut fds = [PollFd::new(&listener, PollFlags::IN)];
+            let wait = Duration::from_millis(20).try_into().ok();
+            let ready = rustix::event::poll(&mut fds, wait.as_ref());
+            if ready == Ok(0) || !fds[0].revents().contains(PollFlags::IN) {
+                continue;
+            }
+            if let Some(notice) = receive(&listener) {
+                let verdict = decide(&call(&notice));
+                respond(&listener, notice.id, verdict);
+            }
+        }
+        match thread.join() {
+            Ok(value) => value,
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}
+
+/// Filters the calling thread from now on; the descriptor at which its calls are received.
+fn install() -> io::Result<OwnedFd> {
+    let statement = |code: c_uint, k: c_uint| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let load_number = statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0);
+    let mut program = vec![load_number];
+    for (at, (number, _)) in CALLS.iter().enumerate() {
+        // To the last instruction, over the comparisons that are left and the one that allows.
+        let jump = libc::sock_filter {
+            jt: (CALLS.len() - at) as u8,
+            ..statement(
+                libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+                *number as c_uint,
+            )
+        };
+        program.push(jump);
+    }
+    program.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_ALLOW,
+    ));
+    program.push(statement(
+        libc::BPF_RET | libc::BPF_K,
+        libc::SECCOMP_RET_USER_NOTIF,
+    ));
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: sets a flag of the calling thread; takes no pointer.
+    if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `filter` and the program that it points to live until the call returns; the kernel copies
+    // them.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            libc::SECCOMP_FILTER_FLAG_NEW_LISTENER,
+            &raw const filter,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor for this call; it has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// The next call; `None` if its thread was interrupted meanwhile.
+fn receive(listener: &OwnedFd) -> Option<libc::seccomp_notif> {
+    // SAFETY: all-zero bytes are a value of this struct of numbers, and the kernel wants zeroes.
+    let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+    // SAFETY: the request writes one such struct, to which the pointer is exclusive.
+    let done = unsafe {
+        libc::ioctl(
+            listener.as_raw_fd(),
+            libc::SECCOMP_IOCTL_NOTIF_RECV,
+            &raw mut notice,
+        )
+    };
+    (done == 0).then_some(notice)
+}
+
+fn respond(listener: &OwnedFd, id: u64, verdict: Verdict) {
+    let (error, flags) = match verdict {
+        Verdict::Pass => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),
+        Verdict::Fail(errno) => (-errno.raw_os_error(), 0),
+    };
+    let mut answer = libc::seccomp_notif_resp {
+        id,
+        val: 0,
+        error,
+        flags,
+    };
+    // SAFETY: the request reads one such struct.
+    let done = unsafe {
+        libc::ioctl(
+            listener.as_raw_fd(),
+            libc::SECCOMP_IOCTL_NOTIF_SEND,
+            &raw mut answer,
+        )
+    };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+}
+
+/// What a call is. Its thread waits, in this process, so what its arguments point to stands still.
+fn call(notice: &libc::seccomp_notif) -> Call {
+    let number = libc::c_long::from(notice.data.nr);
+    let (_, arguments) = CALLS.iter().find(|(known, _)| *known == number).unwrap();
+    let args = notice.data.args;
+    let text = |at: usize| {
+        // SAFETY: a path argument that std has built: a string that ends with a zero byte, in this
+        // process, borrowed by the call that waits.
+        let text = unsafe { CStr::from_ptr(args[at] as usize as *const c_char) };
+        PathBuf::from(OsStr::from_bytes(text.to_bytes()))
+    };
+    let one = |kind, path| Call {
+        kind,
+        path,
+        to: None,
+    };
+    match *arguments {
+        Arguments::Descriptor(kind) => {
+            let link = format!("/proc/self/fd/{}", args[0] as i32);
+            one(kind, fs::read_link(link).unwrap_or_default())
+        }
+        Arguments::Open { path, flags } if args[flags] as i32 & libc::O_CREAT != 0 => {
+            one(Kind::Create, text(path))
+        }
+        Arguments::Open { path, .. } => one(Kind::Open, text(path)),
+        Arguments::Remove { path } => one(Kind::Remove, text(path)),
+        Arguments::Rename { from, to } => Call {
+            kind: Kind::Rename,
+            path: text(from),
+            to: Some(text(to)),
+        },
+    }
+}

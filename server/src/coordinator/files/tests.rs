@@ -1,0 +1,137 @@
+//! File tasks on the real disk layer: what happens when a step of a commit fails, and who is kept out.
+
+use rustix::io::Errno;
+use tidewater_transport::wire::refusal::RefusalCode;
+
+use super::*;
+use crate::checkpoint::faults::{Call, Kind, Verdict, under};
+use crate::checkpoint::{MANIFEST_NAME, Manifest, PartReader, PartWriter, read_manifest};
+
+fn text(dir: &Path) -> String {
+    dir.to_str().unwrap().to_owned()
+}
+
+/// Begins a save with one part of one record.
+fn begin(files: &mut Files, op: u64, dir: &Path) -> Manifest {
+    let begun = files.perform(op, FileTask::BeginSave(text(dir)));
+    assert_eq!(begun, Some(Ok(FileDone::Begun)));
+    let mut part = PartWriter::create(Box::new(OsDisk), dir, 0, op).unwrap();
+    part.record((1, 0), op, &[1; 8], &[]).unwrap();
+    Manifest::new("job".into(), Vec::new(), vec![part.finish().unwrap()])
+}
+
+fn commit(files: &mut Files, op: u64, manifest: &Manifest) -> Result<FileDone, Refusal> {
+    let task = FileTask::Commit(Box::new(manifest.clone()));
+    files.perform(op, task).unwrap()
+}
+
+/// The model of a directory, every byte of its parts read.
+fn model(dir: &Path) -> Manifest {
+    let manifest = read_manifest(dir).unwrap();
+    for file in &manifest.files {
+        let mut reader = PartReader::open(dir, file).unwrap();
+        while let Some(_) = reader.next(|_, _| true, &mut Vec::new()).unwrap() {}
+    }
+    manifest
+}
+
+/// A commit of which the calls that `fails` names fail with EIO; its refusal.
+fn commit_on(
+    files: &mut Files,
+    (op, manifest): (u64, &Manifest),
+    fails: impl Fn(&Call) -> bool,
+) -> Refusal {
+    let mut failed = 0;
+    let decide = |call: &Call| {
+        if !fails(call) {
+            return Verdict::Pass;
+        }
+        failed += 1;
+        Verdict::Fail(Errno::IO)
+    };
+    let refusal = under(decide, || commit(files, op, manifest)).unwrap_err();
+    assert!(failed > 0, "no such call: {refusal}");
+    assert_eq!(refusal.code, RefusalCode::Io);
+    assert_eq!(refusal.numbers[0], 5, "EIO: {refusal}");
+    refusal
+}
+
+/// The manifest is in place, and only making that durable fails: its parts are the model.
+#[test]
+fn failed_last_sync_keeps_the_committed_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().canonicalize().unwrap();
+    let mut files = Files::default();
+    let first = begin(&mut files, 1, &dir);
+    commit(&mut files, 1, &first).unwrap();
+    let second = begin(&mut files, 2, &dir);
+    let refusal = commit_on(&mut files, (2, &second), |call| {
+        call.kind == Kind::Sync && call.path == dir
+    });
+    assert!(refusal.text.contains("sync"), "{refusal}");
+    assert_eq!(model(&dir), second, "{refusal}");
+    // Nor if the manifest cannot be read back: then it is not known which model is in place.
+    let third = begin(&mut files, 3, &dir);
+    commit_on(&mut files, (3, &third), |call| {
+        let syncs = call.kind == Kind::Sync && call.path == dir;
+        syncs || (call.kind == Kind::Open && call.path == dir.join(MANIFEST_NAME))
+    });
+    assert_eq!(model(&dir), third);
+}
+
+/// The manifest is not replaced: the model before is there, and nothing of the new one.
+#[test]
+fn failed_commit_leaves_the_model_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().canonicalize().unwrap();
+    let mut files = Files::default();
+    // The first save of a directory: there is no model before.
+    let none = begin(&mut files, 1, &dir);
+    commit_on(&mut files, (1, &none), |call| call.kind == Kind::Rename);
+    assert!(!dir.join(&none.files[0].file).exists());
+    let first = begin(&mut files, 2, &dir);
+    commit(&mut files, 2, &first).unwrap();
+    for (op, kind) in (3..).zip([Kind::Create, Kind::Write, Kind::Sync, Kind::Rename]) {
+        let manifest = begin(&mut files, op, &dir);
+        commit_on(&mut files, (op, &manifest), |call| call.kind == kind);
+        assert_eq!(model(&dir), first, "{kind:?}");
+        assert!(!dir.join(&manifest.files[0].file).exists(), "{kind:?}");
+    }
+    // The lock is free again.
+    let last = begin(&mut files, 9, &dir);
+    commit(&mut files, 9, &last).unwrap();
+    assert_eq!(model(&dir), last);
+}
+
+/// A directory has one save, or loads, at a time.
+#[test]
+fn directory_has_one_save_or_several_loads() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let mut files = Files::default();
+    let mut others = Files::default();
+    let save = || FileTask::BeginSave(text(dir));
+    let load = || FileTask::BeginLoad(text(dir));
+    let in_use = |done: Option<Result<FileDone, Refusal>>| match done {
+        Some(Err(refusal)) => assert!(refusal.text.contains("in use"), "{refusal}"),
+        other => panic!("not refused: {other:?}"),
+    };
+    let manifest = begin(&mut files, 1, dir);
+    in_use(files.perform(2, save()));
+    in_use(others.perform(1, save()));
+    in_use(others.perform(1, load()));
+    commit(&mut files, 1, &manifest).unwrap();
+    for (op, files) in [(3, &mut files), (4, &mut others)] {
+        let read = files.perform(op, load());
+        assert!(matches!(read, Some(Ok(FileDone::Manifest(_)))), "{read:?}");
+    }
+    in_use(others.perform(5, save()));
+    assert_eq!(files.perform(3, FileTask::EndLoad), None);
+    in_use(others.perform(5, save()));
+    assert_eq!(others.perform(4, FileTask::EndLoad), None);
+    let begun = others.perform(5, save());
+    assert_eq!(begun, Some(Ok(FileDone::Begun)));
+    assert_eq!(others.perform(5, FileTask::Abandon(Vec::new())), None);
+    let begun = files.perform(6, save());
+    assert_eq!(begun, Some(Ok(FileDone::Begun)));
+}
