@@ -2,22 +2,35 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::Read as _;
-use std::net::TcpStream;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidewater_client::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater_client::link::CoordinatorLink as _;
 use tidewater_client::table::TableBuilder;
 use tidewater_client::{Client, ClientError, Parts, PullOptions, Sync};
+use tidewater_server::coordinator::{
+    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
+};
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::WorkerId;
+use tidewater_transport::conn::{ConnError, ControlConn};
+use tidewater_transport::dial::{self, Claims};
+use tidewater_transport::ids::{ClusterId, Incarnation, WorkerId};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::table::{Init, Optimizer, PushOp};
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::handshake::JobToken;
-use tidewater_transport::wire::refusal::RefusalCode;
+use tidewater_transport::wire::control::{
+    self, CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Notice,
+};
+use tidewater_transport::wire::handshake::{JobToken, Namespaces, ServerPolicy};
+use tidewater_transport::wire::hello::{Features, Ids, Role, Roles};
+use tidewater_transport::wire::peer::{ControlPeer, PeerEvent};
+use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 /// Time enough for a busy machine; no test measures it.
 fn long() -> Deadline {
@@ -268,5 +281,219 @@ fn a_worker_that_waits_for_a_clock_is_told_who_will_never_tick() {
             assert!(took < Duration::from_secs(10), "{transport:?}: {took:?}");
         });
         drop(idle);
+    }
+}
+
+/// A coordinator of one job, as a launcher of others starts it, with a server that does not end: the
+/// cluster stays in its shutdown for the whole grace period.
+struct OneJob {
+    coordinator: String,
+    token: JobToken,
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+    server: Option<ControlConn<TcpStream>>,
+}
+
+impl OneJob {
+    fn start(workers: u32) -> Self {
+        let token = JobToken::new([9; 32]);
+        let listening = Listening::bind(ServeConfig {
+            listen: ([127, 0, 0, 1], 0).into(),
+            advertise: None,
+            token: token.clone(),
+            cluster: CoordinatorConfig {
+                servers: 1,
+                workers,
+                on_lost: LostWorker::FailJob,
+                lifetime: Lifetime::OneJob,
+            },
+        })
+        .unwrap();
+        let coordinator = listening.address().to_owned();
+        let (stop, stopped) = UnixStream::pair().unwrap();
+        let thread = std::thread::spawn(move || serve(listening, &[stopped.as_fd()]).unwrap());
+        let server = Some(raw(&coordinator, &token, Role::Server, 0));
+        Self {
+            coordinator,
+            token,
+            stop: Some(stop),
+            thread: Some(thread),
+            server,
+        }
+    }
+
+    fn join(&self, rank: u32) -> Result<NetCoordinatorLink, ClientError> {
+        let mut config = JoinConfig::new(&self.coordinator, self.token.clone());
+        config.rank = Some(rank);
+        NetCoordinatorLink::join(&config, long()).map(|(link, _)| link)
+    }
+}
+
+/// A member that joins, and then does nothing by itself: a server neither answers orders nor ends, a worker sees
+/// answers as they come.
+fn raw(coordinator: &str, token: &JobToken, role: Role, rank: u32) -> ControlConn<TcpStream> {
+    let claims = Claims {
+        ids: Ids::default(),
+        namespace: "default".into(),
+        role,
+        rank,
+    };
+    let mut conn = dial::control(coordinator, token, &claims, long()).unwrap();
+    let tcp = if role == Role::Server {
+        "127.0.0.1:1"
+    } else {
+        ""
+    };
+    let join = CoordinatorRequest::Join(Join {
+        host: "h".into(),
+        host_id: "boot".into(),
+        pid: 1,
+        incarnation: Incarnation(1),
+        endpoints: Endpoints {
+            tcp: tcp.into(),
+            unix: String::new(),
+        },
+        appliers: u16::from(role == Role::Server),
+        workers: 0,
+    });
+    let joined = conn.call(&join, || long().left()).unwrap();
+    assert!(matches!(joined, CoordinatorAnswer::Joined(_)), "{joined:?}");
+    conn
+}
+
+impl Drop for OneJob {
+    fn drop(&mut self) {
+        (self.stop, self.server) = (None, None);
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(matches!(ended, Some(Ok(()))) || std::thread::panicking());
+    }
+}
+
+fn refusal_of(error: &ClientError) -> &Refusal {
+    match error {
+        ClientError::Refused(refusal) => refusal,
+        other => panic!("not refused: {other}"),
+    }
+}
+
+/// Every survivor learns which worker was lost, also one that asks for something only after the loss has ended
+/// the cluster. A worker that joins then learns why the cluster ends.
+#[test]
+fn request_after_loss_names_lost_worker() {
+    let job = OneJob::start(4);
+    let [mut waits, mut asks_later, lost] = [0, 1, 2].map(|rank| job.join(rank).unwrap());
+    let mut sees_answers = raw(&job.coordinator, &job.token, Role::Worker, 3);
+    let told = std::thread::scope(|scope| {
+        let told = scope.spawn(|| waits.barrier("epoch", 4, long()));
+        drop(lost);
+        told.join().unwrap().unwrap_err()
+    });
+    // The coordinator has failed the job and stopped the cluster before it answered that.
+    let later = asks_later.barrier("epoch", 4, long()).unwrap_err();
+    let barrier = CoordinatorRequest::Barrier {
+        name: "epoch".into(),
+        count: 4,
+        timeout_ms: 60_000,
+    };
+    let answer = sees_answers.call(&barrier, || long().left());
+    let Err(ConnError::Refused(answer)) = answer else {
+        panic!("not refused: {answer:?}")
+    };
+    for error in [told, later, answer.into()] {
+        let refusal = refusal_of(&error);
+        assert_eq!(
+            (refusal.code, refusal.numbers[0]),
+            (RefusalCode::PeerFailed, 2),
+            "{refusal}"
+        );
+        assert!(refusal.text.contains("worker 2"), "{refusal}");
+    }
+    let error = job.join(2).unwrap_err().to_string();
+    assert!(error.contains("shutting down: worker 2"), "{error}");
+}
+
+/// A coordinator by hand: lets one worker join, then answers each request with a notice and a refusal.
+fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &Refusal) {
+    let policy = ServerPolicy {
+        token,
+        features: Features::default(),
+        ids: Ids {
+            cluster: ClusterId(1),
+            epoch: 1,
+            incarnation: Incarnation(1),
+        },
+        role: Role::Coordinator,
+        number: 0,
+        namespaces: Namespaces::Any,
+        control_roles: Roles::of(&[Role::Worker]),
+        lane_roles: Roles::default(),
+        tells_ids: true,
+    };
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut peer = ControlPeer::accepted([3; 32]);
+    let mut bytes = [0; 4096];
+    loop {
+        let count = match stream.read(&mut bytes).unwrap() {
+            0 => return,
+            count => count,
+        };
+        assert_eq!(peer.feed(&bytes[..count]), count);
+        loop {
+            let asked = match peer.next(&policy, |_| Ok(())).unwrap() {
+                None => break,
+                Some(PeerEvent::Admitted(_)) => continue,
+                Some(PeerEvent::Message(frame)) => {
+                    control::decode::<CoordinatorRequest>(&frame).unwrap()
+                }
+            };
+            let answer = if matches!(asked.1, CoordinatorRequest::Join(_)) {
+                CoordinatorAnswer::Joined(Joined {
+                    rank: 0,
+                    servers_expected: 1,
+                    workers_expected: 2,
+                    clocks: Vec::new(),
+                    members: Members {
+                        epoch: 1,
+                        revision: 1,
+                        servers: Vec::new(),
+                        workers: Vec::new(),
+                    },
+                })
+            } else {
+                peer.queue(0, notice).unwrap();
+                CoordinatorAnswer::Refused(refusal.clone())
+            };
+            peer.queue(asked.0, &answer).unwrap();
+        }
+        let out = peer.outgoing().to_vec();
+        stream.write_all(&out).unwrap();
+        peer.sent(out.len());
+    }
+}
+
+/// The failure that a notice has brought stands in the error of a request that is refused because the cluster
+/// ends; another refusal is the answer to the request, and stays.
+#[test]
+fn shutdown_refusal_yields_to_failure_notice() {
+    let failure = Refusal::new(RefusalCode::PeerFailed, [4, 0, 0, 0]).with_text("worker 4: killed");
+    let notice = Notice::PeerFailed(failure.clone());
+    for (code, expected) in [
+        (RefusalCode::ShuttingDown, RefusalCode::PeerFailed),
+        (RefusalCode::UnknownTable, RefusalCode::UnknownTable),
+    ] {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let token = JobToken::new([9; 32]);
+        let mut config = JoinConfig::new(listener.local_addr().unwrap().to_string(), token.clone());
+        config.rank = Some(0);
+        let refusal = Refusal::new(code, [0; 4]);
+        std::thread::scope(|scope| {
+            scope.spawn(|| scripted(&listener, token, &notice, &refusal));
+            let (mut link, _) = NetCoordinatorLink::join(&config, long()).unwrap();
+            let error = link.barrier("epoch", 2, long()).unwrap_err();
+            assert_eq!(refusal_of(&error).code, expected, "{error}");
+            if expected == failure.code {
+                assert_eq!(refusal_of(&error), &failure);
+            }
+        });
     }
 }

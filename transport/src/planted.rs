@@ -106,6 +106,12 @@ plants! {
     ModelLockIgnored = "model-lock-ignored";
     /// A save or load of a server that does not answer has no deadline.
     HungSaveWaits = "hung-save-waits";
+    /// A coordinator that ends refuses requests of a failed job without the failure.
+    ShutdownBeforeFailure = "shutdown-before-failure";
+    /// A client reports that the cluster shuts down although it has the failure that caused it.
+    RefusalBeforeNotice = "refusal-before-notice";
+    /// A server warns of ordinary pages although nothing was said of pages.
+    WarnOfDefaultPages = "warn-of-default-pages";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

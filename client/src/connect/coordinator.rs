@@ -201,7 +201,16 @@ impl NetCoordinatorLink {
         self.take_notices();
         match answer {
             Ok(answer) => Ok(answer),
-            Err(ConnError::Refused(refusal)) => Err(refusal.into()),
+            // A notice that the job has failed says more than that the cluster ends, which follows from it.
+            Err(ConnError::Refused(refusal)) => Err(match self.failed.clone() {
+                Some(failed)
+                    if refusal.code == RefusalCode::ShuttingDown
+                        && !planted::on(Plant::RefusalBeforeNotice) =>
+                {
+                    failed.into()
+                }
+                _ => refusal.into(),
+            }),
             Err(ConnError::TimedOut { .. }) => {
                 let missing = format!("the coordinator at {} has not answered", self.address);
                 Err(ClientError::Deadline { op, missing })

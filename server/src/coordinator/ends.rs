@@ -23,6 +23,7 @@ impl Coordinator {
         }
         self.phase = Phase::Stopping(self.now + SHUTDOWN_GRACE);
         let refusal = Refusal::new(RefusalCode::ShuttingDown, [0; 4]).with_text(reason);
+        self.stop_reason.clone_from(&refusal.text);
         for name in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.refuse_waiting(&name, &refusal);
         }

@@ -11,7 +11,7 @@ use tidewater_transport::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Worker};
-use super::state::{Asker, Coordinator, Peer, PeerId, Phase, Purpose, Server, bad};
+use super::state::{Asker, Coordinator, Peer, PeerId, Purpose, Server, bad};
 
 impl Coordinator {
     /// Why a proven peer is not let in, if it is not.
@@ -20,9 +20,7 @@ impl Coordinator {
     /// What the peer is told.
     pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         self.admit_to_gathering(hello.role)?;
-        if self.phase != Phase::Running {
-            return Err(Refusal::new(RefusalCode::ShuttingDown, [0; 4]));
-        }
+        self.check_running()?;
         match hello.role {
             Role::Server => self.server_for(hello.rank).map(|_| ()),
             Role::Worker => self.worker_for(hello).map(|_| ()),

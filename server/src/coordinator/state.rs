@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use tidewater_transport::ids::{ServerId, TableId, WorkerId};
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, Notice, Order, OrderAnswer, ServerMember, WorkerState,
 };
@@ -165,6 +166,8 @@ pub struct Coordinator {
     pub(super) epoch: u64,
     pub(super) revision: u64,
     pub(super) phase: Phase,
+    /// Why the cluster ends; empty while it runs.
+    pub(super) stop_reason: String,
     /// The launch that gathers here, or has.
     pub(super) gathering: Option<Gathering>,
     pub(super) actions: Vec<Action>,
@@ -190,6 +193,7 @@ impl Coordinator {
             epoch: 1,
             revision: 0,
             phase: Phase::Running,
+            stop_reason: String::new(),
             gathering: None,
             actions: Vec::new(),
         }
@@ -351,12 +355,24 @@ impl Coordinator {
         }
     }
 
+    /// Refuses requests of a job that has failed, with the failure, and all requests once the cluster ends.
+    /// The failure comes first: a lost worker fails its job and, with a lifetime of one job, stops the
+    /// cluster in the same step.
     fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
-        if self.phase != Phase::Running {
-            return Err(Refusal::new(RefusalCode::ShuttingDown, [0; 4]));
+        if planted::on(Plant::ShutdownBeforeFailure) {
+            self.check_running()?;
         }
         let failed = self.jobs.get(namespace).and_then(|job| job.failed.clone());
-        failed.map_or(Ok(()), Err)
+        failed.map_or_else(|| self.check_running(), Err)
+    }
+
+    /// Refuses once the cluster ends, with the reason of its end.
+    pub(super) fn check_running(&self) -> Result<(), Refusal> {
+        if self.phase == Phase::Running {
+            return Ok(());
+        }
+        let refusal = Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
+        Err(refusal.with_text(&self.stop_reason))
     }
 
     fn barrier(

@@ -431,10 +431,19 @@ fn a_lost_worker_fails_the_job_and_ends_the_cluster() {
         (RefusalCode::PeerFailed, 1)
     );
     let notices = rig.notices(w0);
-    assert_eq!(notices[0], Notice::PeerFailed(refusal));
-    assert!(matches!(notices[1], Notice::Shutdown { .. }), "{notices:?}");
+    assert_eq!(notices[0], Notice::PeerFailed(refusal.clone()));
+    // The failure is the answer to what is asked later, and the reason of the shutdown.
     rig.ask(w0, 3, Ask::CreateTable(spec("a")));
-    assert_eq!(rig.refusal(w0, 3).code, RefusalCode::ShuttingDown);
+    assert_eq!(rig.refusal(w0, 3), refusal);
+    let late = rig.enter(Role::Worker, RANK_ANY, "job").unwrap_err();
+    let shutdown = Notice::Shutdown {
+        reason: late.text.clone(),
+    };
+    assert_eq!(
+        (late.code, &late.text),
+        (RefusalCode::ShuttingDown, &refusal.text)
+    );
+    assert_eq!(notices[1], shutdown);
     assert_eq!(rig.obey(s0, &OrderAnswer::Done), [Order::Shutdown]);
     assert!(!rig.state.is_ended());
     rig.close(s0);
