@@ -70,7 +70,7 @@ impl ServerConfig {
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             busy_poll: BusyPoll::Off,
-            hugepages: Hugepages::Auto,
+            hugepages: Hugepages::Default,
             nic: None,
             listen: None,
             advertise: None,

@@ -265,9 +265,10 @@ fn hugepages_that_are_not_there() {
     }
 }
 
-/// Without hugepages a cluster runs, and one of its servers says why and what to do.
+/// A user that asks for hugepages where there are none learns once why there are none, and what to do. A user
+/// that has said nothing of pages sees no warning.
 #[test]
-fn ordinary_pages_are_told_once() {
+fn ordinary_pages_warned_of_only_when_chosen() {
     use std::io::{BufRead as _, BufReader};
     let cluster = Cluster::coordinator(1);
     let token = cluster.token_file();
@@ -292,7 +293,8 @@ fn ordinary_pages_are_told_once() {
         check(&done, 0, &[]);
         String::from_utf8(done.stderr).unwrap()
     };
-    let told = said(&[]);
+    assert_eq!(said(&[]), "");
+    let told = said(&["--hugepages", "auto"]);
     assert_eq!(
         told.matches("WARN ordinary pages: --capacity twice")
             .count(),
@@ -300,6 +302,13 @@ fn ordinary_pages_are_told_once() {
         "{told}"
     );
     assert_eq!(said(&["--hugepages", "off"]), "");
+}
+
+/// A job whose user chose no setting: no component has anything to say.
+#[test]
+fn default_run_prints_nothing() {
+    let done = Run::start(&["--servers", "2", "--workers", "4"], &["true"]).end();
+    assert_eq!((done.code, done.stderr.as_str()), (0, ""));
 }
 
 #[test]

@@ -111,9 +111,10 @@ pub(crate) struct ServerArgs {
     #[arg(long, value_name = "N")]
     rdma_timeout: Option<RdmaTimeout>,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
-    /// Hugepages are all taken at the start.
-    #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
-    hugepages: Hugepages,
+    /// Hugepages are all taken at the start [default: auto, without a warning where it takes
+    /// ordinary pages].
+    #[arg(long, value_parser = super::parse_hugepages)]
+    hugepages: Option<Hugepages>,
     /// Network or RDMA device near which threads and memory are to be [default: that of --listen].
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
@@ -158,9 +159,10 @@ pub(crate) struct ServeArgs {
     /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
     #[arg(long, value_name = "N")]
     rdma_timeout: Option<RdmaTimeout>,
-    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
-    #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
-    hugepages: Hugepages,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
+    /// [default: auto, without a warning where it takes ordinary pages].
+    #[arg(long, value_parser = super::parse_hugepages)]
+    hugepages: Option<Hugepages>,
     /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
@@ -270,7 +272,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
         count_pushes: args.count_pushes,
         busy_poll: args.busy.busy_poll,
-        hugepages: args.hugepages,
+        hugepages: args.hugepages.unwrap_or_default(),
         token: Some(token(args.token_file, env.as_ref())?),
         listen: args.listen,
         advertise: args.advertise,
@@ -303,7 +305,7 @@ impl ServerArgs {
         config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
         config.count_pushes = self.count_pushes;
         config.busy_poll = self.busy.busy_poll;
-        config.hugepages = self.hugepages;
+        config.hugepages = self.hugepages.unwrap_or_default();
         config.nic.clone_from(&self.nic);
         config.listen = self.listen.or(config.listen);
         config.advertise.clone_from(&self.advertise);

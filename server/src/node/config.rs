@@ -141,7 +141,7 @@ impl NodeConfig {
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
             busy_poll: BusyPoll::Off,
-            hugepages: Hugepages::Auto,
+            hugepages: Hugepages::Default,
             nic: None,
             tcp: Some(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))),
             advertise: None,

@@ -45,6 +45,7 @@ use std::thread::JoinHandle;
 use crossbeam_channel::unbounded;
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::topo::Topology;
 use tidewater_transport::wake::Bell;
 use tidewater_transport::wire::handshake::ServerPolicy;
@@ -56,7 +57,7 @@ pub use handle::{NodeHandle, NodeStatus};
 
 use crate::store::memory::DOZE_AT;
 use crate::store::prepare::Preparer;
-use crate::store::{Backing, ServerMemory};
+use crate::store::{Backing, Hugepages, ServerMemory};
 use control::Control;
 use error::system;
 pub(crate) use failure::Failure;
@@ -88,7 +89,13 @@ impl Node {
             ServerMemory::with(config.capacity, config.incarnation, &backing)?;
         // One server of a host speaks for all.
         if let Some(why) = without.filter(|_| config.local_rank == 0) {
-            tracing::warn!("ordinary pages: {why}; or --hugepages off");
+            // A setting that the user did not choose is no cause for a warning.
+            let chosen = config.hugepages != Hugepages::Default;
+            if chosen || planted::on(Plant::WarnOfDefaultPages) {
+                tracing::warn!("ordinary pages: {why}; or --hugepages off");
+            } else {
+                tracing::info!("ordinary pages: {why}");
+            }
         }
         if config.mlock {
             memory.lock()?;

@@ -22,8 +22,10 @@ use super::memory::reserved_bytes;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Hugepages {
-    /// Hugepages where they hold the whole capacity, else ordinary pages and a warning.
+    /// The choice of a program that was not asked for one: as [`Self::Auto`], without the warning.
     #[default]
+    Default,
+    /// Hugepages where they hold the whole capacity, else ordinary pages and a warning.
     Auto,
     /// Hugepages of this size, or an error.
     Of(Pages),
@@ -57,7 +59,8 @@ impl fmt::Display for Hugepages {
         f.write_str(
             known
                 .find(|(_, wish)| wish == self)
-                .map_or("?", |(name, _)| name),
+                // The default is no choice of its own.
+                .map_or("auto", |(name, _)| name),
         )
     }
 }
@@ -137,7 +140,7 @@ pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Ch
             None => Ok(huge(pages)),
             Some(shortfall) => Err(shortfall),
         },
-        Hugepages::Auto => {
+        Hugepages::Auto | Hugepages::Default => {
             let gib = Pages::Huge1G;
             if capacity >= gib.bytes() && shortfall(gib, capacity, pools).is_none() {
                 return Ok(huge(gib));
@@ -211,7 +214,7 @@ impl Backing {
         if choice.pages.are_huge() {
             match self.reserve_huge(bytes, choice.pages) {
                 Ok(both) => return Ok((both, None)),
-                Err(error) if self.hugepages == Hugepages::Auto => {
+                Err(error) if matches!(asked, Hugepages::Auto | Hugepages::Default) => {
                     without = Some(NoHugepages::Kernel(error));
                 }
                 Err(error) => return Err(error.into()),
