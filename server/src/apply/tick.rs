@@ -191,10 +191,10 @@ impl Engine {
         // Rows exist since their pushes were held. One that was removed meanwhile is made again;
         // without memory for it an acknowledged push would be lost.
         let found = self.find_rows(id, keys.len(), |row| (keys[row], Loc::NONE));
-        if let Err((code, [used, capacity])) = found {
+        if let Err(reason) = found {
             self.fail(format_args!(
-                "a tick of table {id} found no place for rows of acknowledged pushes ({code:?}: \
-                 {used} of {capacity} bytes in use); raise --capacity"
+                "a tick of table {id} found no place for rows of acknowledged pushes ({reason:?}); \
+                 raise --capacity"
             ));
             return;
         }
