@@ -162,6 +162,13 @@ test_cpp() {
     have g++ g++ || { skip "C++: no g++"; return; }
     attempt "heat.cpp compiles" g++ -std=c++17 "${WARN[@]}" -O2 -o "$SCRATCH/heat_cpp" "$EXAMPLES/heat.cpp" "${CFLAGS[@]}" "${LIBS[@]}"
     simulates cpp "${RUN[@]}" "$SCRATCH/heat_cpp"
+    attempt "lifetimes.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/lifetimes" \
+        client/capi/tests/c/lifetimes.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
+    local check=()
+    ! command -v valgrind >/dev/null || check=(valgrind --quiet --error-exitcode=9)
+    service_start
+    attempt "tickets and tables outlive their C++ session" "${check[@]}" "$SCRATCH/lifetimes" "$COORDINATOR" "$SCRATCH/token"
+    service_stop
 }
 
 test_fortran() {

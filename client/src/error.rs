@@ -45,6 +45,13 @@ pub enum ClientError {
         /// What or who is missing.
         missing: String,
     },
+    /// The program asked the call to end ([`interrupt`](crate::interrupt)). As after a deadline, the call may be
+    /// repeated.
+    #[error("{op} was interrupted")]
+    Interrupted {
+        /// The call.
+        op: &'static str,
+    },
     /// A server cannot be reached, and recovery did not help.
     #[error("server {server} is unreachable: {why}; is the process alive?")]
     ServerLost {

@@ -25,6 +25,7 @@ use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::counters::Counters;
 use crate::error::ClientError;
+use crate::interrupt;
 use crate::link::{CoordinatorLink, OpenLane, ServerLink};
 use crate::push::Ticket;
 use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
@@ -335,6 +336,7 @@ impl Lanes {
                 Ok(Some(found)) => return Ok(found),
                 // Whoever is waited for may have died. After the deadline there is a last look.
                 Ok(None) if slice < deadline => {
+                    interrupt::check(op)?;
                     self.coordinator.check()?;
                     self.tend_now(deadline)?;
                     each(self);

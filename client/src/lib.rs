@@ -58,6 +58,7 @@ pub mod data;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 pub mod error;
+pub mod interrupt;
 mod lanes;
 #[cfg(feature = "embedded")]
 pub mod launched;

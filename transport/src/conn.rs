@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::limits::NOTICES_MAX;
+use crate::limits::{COORDINATOR_LOOK, NOTICES_MAX};
 use crate::wire::WireError;
 use crate::wire::control::{self, Answer, Message, Notice, Request};
 use crate::wire::frame::{Decoder, kind};
@@ -163,6 +163,19 @@ impl<S: TimedStream> ControlConn<S> {
         request: &R,
         left: impl Fn() -> Duration,
     ) -> Result<R::Answer, ConnError> {
+        self.call_while(request, left, || true)
+    }
+
+    /// As [`Self::call`], and asks `go_on` twice a second whether to wait on; the call times out when it says no.
+    ///
+    /// # Errors
+    /// As of [`Self::call`].
+    pub fn call_while<R: Request>(
+        &mut self,
+        request: &R,
+        left: impl Fn() -> Duration,
+        go_on: impl FnMut() -> bool,
+    ) -> Result<R::Answer, ConnError> {
         if self.broken {
             return Err(ConnError::Broken);
         }
@@ -171,7 +184,7 @@ impl<S: TimedStream> ControlConn<S> {
         control::encode(id, request, &mut out)?;
         self.last_id = id;
         write_all(&mut self.stream, &out, &left, R::NAME).inspect_err(|_| self.broken = true)?;
-        let answer = self.await_answer::<R::Answer>(id, left, R::NAME);
+        let answer = self.await_answer::<R::Answer>(id, left, go_on, R::NAME);
         self.broken = !matches!(answer, Ok(_) | Err(ConnError::TimedOut { .. }));
         Ok(answer?.accepted()?)
     }
@@ -217,11 +230,16 @@ impl<S: TimedStream> ControlConn<S> {
         &mut self,
         id: u64,
         left: impl Fn() -> Duration,
+        mut go_on: impl FnMut() -> bool,
         operation: &'static str,
     ) -> Result<A, ConnError> {
         loop {
-            if let Some(answer) = self.take_one::<A>(id, &left, operation)? {
-                return Ok(answer);
+            let slice = || left().min(COORDINATOR_LOOK);
+            match self.take_one::<A>(id, slice, operation) {
+                Ok(Some(answer)) => return Ok(answer),
+                Ok(None) => {}
+                Err(ConnError::TimedOut { .. }) if !left().is_zero() && go_on() => {}
+                Err(error) => return Err(error),
             }
         }
     }

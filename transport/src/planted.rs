@@ -55,6 +55,8 @@ plants! {
     TickOfDomainZero = "tick-of-domain-zero";
     /// Duplicate keys of one push of f64: the last value is sent, not the sum.
     DuplicateF64LastWins = "duplicate-f64-last-wins";
+    /// A call that waits does not ask whether it shall end.
+    InterruptIgnored = "interrupt-ignored";
     /// A block's payload is stored without a fence after its odd version.
     BlockWithoutFence = "block-without-fence";
     /// A block's even version is stored without Release order.

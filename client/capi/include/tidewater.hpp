@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -46,14 +47,24 @@ template <typename Options> Options defaults()
     return options;
 }
 
-/* A session; closed by its destructor. It says nothing to the coordinator: finish() does. */
+/* A session; closed by its destructor. It says nothing to the coordinator: finish() does. Its handle is freed
+ * with the last table and ticket of it: their calls after its end throw error with TW_ERR_CLOSED. */
 class session {
 public:
     /* Joins the job that the environment names, or the one that `options` does. */
     session() : session(defaults<tw_session_options>()) {}
-    explicit session(const tw_session_options &options) { check(tw_session_open(&options, &it_)); }
-    ~session() { tw_session_free(&it_); }
-    session(session &&other) noexcept : it_(std::exchange(other.it_, nullptr)) {}
+    explicit session(const tw_session_options &options)
+    {
+        tw_session *opened = nullptr;
+        check(tw_session_open(&options, &opened));
+        it_ = {opened, [](tw_session *last) { tw_session_free(&last); }};
+    }
+    ~session()
+    {
+        if (it_)
+            tw_session_close(it_.get());
+    }
+    session(session &&other) noexcept = default;
     session &operator=(session &&other) noexcept
     {
         std::swap(it_, other.it_);
@@ -62,52 +73,59 @@ public:
     session(const session &) = delete;
     session &operator=(const session &) = delete;
 
-    tw_session *get() const noexcept { return it_; }
+    tw_session *get() const noexcept { return it_.get(); }
+    /* The handle, kept alive by whoever holds it. */
+    const std::shared_ptr<tw_session> &shared() const noexcept { return it_; }
 
     tw_session_info info() const
     {
         auto info = defaults<tw_session_info>();
-        check(tw_session_describe(it_, &info));
+        check(tw_session_describe(it_.get(), &info));
         return info;
     }
     tw_counters counters() const
     {
         auto counters = defaults<tw_counters>();
-        check(tw_session_counters(it_, &counters));
+        check(tw_session_counters(it_.get(), &counters));
         return counters;
     }
-    void tick(std::uint32_t domain = 0) { check(tw_tick(it_, domain)); }
-    void barrier(const char *name, double timeout_s = 0) { check(tw_barrier(it_, name, timeout_s)); }
-    void flush() { check(tw_flush(it_)); }
-    void progress() { check(tw_progress(it_)); }
-    void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_, every)); }
+    void tick(std::uint32_t domain = 0) { check(tw_tick(it_.get(), domain)); }
+    void barrier(const char *name, double timeout_s = 0) { check(tw_barrier(it_.get(), name, timeout_s)); }
+    void flush() { check(tw_flush(it_.get())); }
+    void progress() { check(tw_progress(it_.get())); }
+    void walltime_watch(std::uint32_t every = 1) { check(tw_walltime_watch(it_.get(), every)); }
     bool walltime_over()
     {
         std::int32_t over = 0;
-        check(tw_walltime_over(it_, &over));
+        check(tw_walltime_over(it_.get(), &over));
         return over != 0;
     }
     int walltime_end()
     {
         std::int32_t signal = 0;
-        check(tw_walltime_end(it_, &signal));
+        check(tw_walltime_end(it_.get(), &signal));
         return signal;
     }
-    void finish() { check(tw_finish(it_)); }
-    void fail(const std::string &reason) { check(tw_fail(it_, reason.c_str())); }
+    void finish() { check(tw_finish(it_.get())); }
+    void fail(const std::string &reason) { check(tw_fail(it_.get(), reason.c_str())); }
 
 private:
-    tw_session *it_ = nullptr;
+    std::shared_ptr<tw_session> it_;
 };
 
-/* A push under way. Dropping it lets the push go on; a refusal is then only counted. */
+/* A push under way. Dropping it lets the push go on; flush, tick, barrier and finish then report a refusal. It
+ * may outlive its session. */
 class ticket {
 public:
-    ticket(tw_session *session, tw_ticket it) noexcept : session_(session), it_(it) {}
+    ticket(std::shared_ptr<tw_session> session, tw_ticket it) noexcept
+        : session_(std::move(session)), it_(it)
+    {
+    }
     ~ticket()
     {
+        // Of a session that is closed there is nothing left to forget: the status says so.
         if (it_ != 0)
-            tw_push_forget(session_, &it_);
+            tw_push_forget(session_.get(), &it_);
     }
     ticket(ticket &&other) noexcept
         : session_(other.session_), it_(std::exchange(other.it_, 0))
@@ -122,32 +140,32 @@ public:
     ticket(const ticket &) = delete;
     ticket &operator=(const ticket &) = delete;
 
-    void wait(double timeout_s = 0) { check(tw_push_wait(session_, &it_, timeout_s)); }
+    void wait(double timeout_s = 0) { check(tw_push_wait(session_.get(), &it_, timeout_s)); }
     bool test()
     {
         std::int32_t applied = 0;
-        check(tw_push_test(session_, &it_, &applied));
+        check(tw_push_test(session_.get(), &it_, &applied));
         return applied != 0;
     }
 
 private:
-    tw_session *session_;
+    std::shared_ptr<tw_session> session_;
     tw_ticket it_;
 };
 
-/* A table of T. Valid as long as its session. */
+/* A table of T. After the end of its session every call throws error with TW_ERR_CLOSED. */
 template <typename T> class table {
 public:
     /* Creates it, or opens the equal one of that name; `options.dtype` is set here. */
-    table(const session &session, tw_table_options options) : session_(session.get())
+    table(const session &session, tw_table_options options) : session_(session.shared())
     {
         options.dtype = dtype_of<T>::value;
-        check(tw_table_create(session_, &options, &it_));
+        check(tw_table_create(session_.get(), &options, &it_));
     }
     /* Opens one that exists. */
-    table(const session &session, const char *name) : session_(session.get())
+    table(const session &session, const char *name) : session_(session.shared())
     {
-        check(tw_table_open(session_, name, dtype_of<T>::value, &it_));
+        check(tw_table_open(session_.get(), name, dtype_of<T>::value, &it_));
     }
 
     tw_table handle() const noexcept { return it_; }
@@ -155,13 +173,13 @@ public:
     tw_table_info info() const
     {
         auto info = defaults<tw_table_info>();
-        check(tw_table_describe(session_, it_, &info));
+        check(tw_table_describe(session_.get(), it_, &info));
         return info;
     }
     void pull_rows(const std::uint64_t *keys, std::size_t rows, T *out, std::size_t elements,
                    const tw_pull_options *options = nullptr) const
     {
-        check(tw_pull_rows(session_, it_, keys, rows, out, elements, dtype_of<T>::value, options));
+        check(tw_pull_rows(session_.get(), it_, keys, rows, out, elements, dtype_of<T>::value, options));
     }
     /* Of containers with data() and size(), like std::vector and std::array. */
     template <typename Keys, typename Out>
@@ -173,14 +191,14 @@ public:
     void pull_range(std::uint64_t first, Out &out, const tw_pull_options *options = nullptr) const
     {
         T *to = out.data();
-        check(tw_pull_range(session_, it_, first, to, out.size(), dtype_of<T>::value, options));
+        check(tw_pull_range(session_.get(), it_, first, to, out.size(), dtype_of<T>::value, options));
     }
     template <typename Keys, typename Values>
     [[nodiscard]] ticket push_rows(const Keys &keys, const Values &values, tw_op op) const
     {
         const T *from = values.data();
         tw_ticket it = 0;
-        check(tw_push_rows(session_, it_, keys.data(), keys.size(), from, values.size(),
+        check(tw_push_rows(session_.get(), it_, keys.data(), keys.size(), from, values.size(),
                            dtype_of<T>::value, op, &it));
         return {session_, it};
     }
@@ -189,13 +207,13 @@ public:
     {
         const T *from = values.data();
         tw_ticket it = 0;
-        check(tw_push_range(session_, it_, first, from, values.size(), dtype_of<T>::value, op,
+        check(tw_push_range(session_.get(), it_, first, from, values.size(), dtype_of<T>::value, op,
                             &it));
         return {session_, it};
     }
 
 private:
-    tw_session *session_;
+    std::shared_ptr<tw_session> session_;
     tw_table it_ = 0;
 };
 

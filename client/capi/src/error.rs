@@ -55,7 +55,9 @@ impl From<ClientError> for Failure {
             ClientError::Rejected { .. } | ClientError::RejectForgotten { .. } => {
                 tw_status::TW_ERR_REJECTED
             }
-            ClientError::Deadline { .. } => tw_status::TW_ERR_DEADLINE,
+            ClientError::Deadline { .. } | ClientError::Interrupted { .. } => {
+                tw_status::TW_ERR_DEADLINE
+            }
             ClientError::Refused(refusal) => match refusal.code {
                 // Somebody else's end, which came as a refusal.
                 RefusalCode::PeerFailed | RefusalCode::ShuttingDown => tw_status::TW_ERR_LOST,

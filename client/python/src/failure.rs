@@ -1,7 +1,9 @@
 //! Failures, as the exceptions that Python has for them.
 
+use std::cell::RefCell;
+
 use pyo3::create_exception;
-use pyo3::exceptions::{PyConnectionError, PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{PyConnectionError, PyKeyboardInterrupt, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use tidewater_client::ClientError;
 use tidewater_transport::wire::refusal::RefusalCode;
@@ -19,11 +21,29 @@ create_exception!(
     "The process was forked after the session was opened."
 );
 
+thread_local! {
+    /// What a signal handler raised while a call of this thread waited.
+    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
+}
+
+/// Runs Python's signal handlers while a call waits: whether one of them raised, as that of Ctrl-C does.
+pub(crate) fn handle_signals() -> bool {
+    let Err(error) = Python::attach(|py| py.check_signals()) else {
+        return false;
+    };
+    RAISED.with_borrow_mut(|raised| *raised = Some(error));
+    true
+}
+
 /// Arguments are `ValueError`, deadlines `TimeoutError`, lost processes `ConnectionError`, all else
 /// [`Error`].
 pub(crate) fn raised(error: ClientError) -> PyErr {
     let text = error.to_string();
     match error {
+        ClientError::Interrupted { .. } => {
+            let raised = RAISED.with_borrow_mut(Option::take);
+            raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text))
+        }
         ClientError::Argument { .. } => PyValueError::new_err(text),
         ClientError::Deadline { .. } => PyTimeoutError::new_err(text),
         ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::Lane(_) => {

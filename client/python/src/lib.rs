@@ -20,10 +20,13 @@ mod table;
 mod walltime;
 
 use pyo3::prelude::*;
+use tidewater_client::interrupt;
 
 /// The client, compiled. Import `tidewater`.
 #[pymodule]
 fn _tidewater(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    // Already installed by an earlier import of the module, in another interpreter of this process: the same hook.
+    interrupt::install(failure::handle_signals).ok();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("Error", module.py().get_type::<failure::Error>())?;
     module.add(

@@ -331,6 +331,13 @@ impl Session {
         })
     }
 
+    /// Whether the session was closed, by `close` or the end of a `with`.
+    #[getter]
+    fn closed(&self, py: Python<'_>) -> PyResult<bool> {
+        self.same_process()?;
+        py.detach(|| Ok(self.client.lock().map_err(|_| defect())?.is_none()))
+    }
+
     fn __enter__(me: PyRef<'_, Self>) -> PyRef<'_, Self> {
         me
     }

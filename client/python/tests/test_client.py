@@ -403,6 +403,35 @@ def test_tables_and_sessions_are_pickled_as_what_they_were_opened_with():
         assert t.pull([7]).item() == 2
 
 
+def test_a_restored_session_that_was_closed_is_opened_again():
+    with session(workers=3) as s:
+        t = s.table("t", "sparse", dtype=np.int64, cols=1)
+        data = pickle.dumps((s, t))
+        for count in (1, 2):
+            with pickle.loads(data)[0] as again:
+                assert not again.closed and again.rank != s.rank
+                again.open_table("t", np.int64).push(np.ones((1, 1), np.int64), [7]).wait()
+            assert again.closed
+            assert t.pull([7]).item() == count
+        assert not s.closed
+
+
+def test_ctrl_c_ends_a_call_that_waits():
+    with session(workers=2, sync="bsp", clock_timeout=60) as s:
+        waits = [lambda: s.barrier("b", timeout=60), lambda: [s.tick() for _ in range(3)]]
+        for wait in waits:
+            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+            timer.start()
+            started = time.monotonic()
+            try:
+                wait()
+                raise AssertionError("it waits for nobody")
+            except KeyboardInterrupt:
+                assert time.monotonic() - started < 20, "it was noticed at the call's end"
+            timer.join()
+        assert s.counters()["ticks"] >= 0, "the session goes on"
+
+
 def main():
     tests = [(n, f) for n, f in globals().items() if n.startswith("test_")]
     for name, test in tests:

@@ -21,6 +21,7 @@ use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use crate::error::ClientError;
+use crate::interrupt;
 use crate::link::{CoordinatorLink, Loaded};
 
 /// After a deadline the coordinator is asked who is missing, for the error; this long.
@@ -197,8 +198,19 @@ impl NetCoordinatorLink {
             table: table_of(request).to_owned(),
             what: wrong.to_string(),
         })?;
-        let answer = self.conn.call(request, || deadline.left());
+        let mut interrupted = false;
+        let answer = self.conn.call_while(
+            request,
+            || deadline.left(),
+            || {
+                interrupted = interrupt::requested();
+                !interrupted
+            },
+        );
         self.take_notices();
+        if interrupted {
+            return Err(ClientError::Interrupted { op });
+        }
         match answer {
             Ok(answer) => Ok(answer),
             // A notice that the job has failed says more than that the cluster ends, which follows from it.

@@ -14,20 +14,40 @@ It belongs to one process: in a forked child every call raises ForkedError. Sess
 pickled, as what they were opened with: the copy joins the same job as another worker.
 """
 
+import atexit
+import multiprocessing.process
+import multiprocessing.util
 import os
 
 from ._tidewater import Error, ForkedError, Session, Table, Ticket, Walltime, __version__
 
 __all__ = ["Error", "ForkedError", "Session", "Table", "Ticket", "Walltime", "__version__"]
 
-# Sessions that were unpickled in this process, so that tables of one session share one again.
+# Sessions that were unpickled in this process, so that tables of one session share one again. A session that
+# its user closed is replaced by a new one.
 _restored = {}
+
+
+def _finish_restored():
+    """Finishes the restored sessions that are still open: at the end of the process nobody else does."""
+    for (pid, _), session in list(_restored.items()):
+        if pid == os.getpid() and not session.closed:
+            try:
+                session.finish()
+            finally:
+                session.close()
 
 
 def _restore_session(wanted):
     key = (os.getpid(), tuple(sorted(wanted.items(), key=lambda item: item[0])))
     session = _restored.get(key)
-    if session is None:
+    if session is None or session.closed:
+        if not any(pid == os.getpid() for pid, _ in _restored):
+            # Worker processes of multiprocessing end without the handlers of atexit.
+            if multiprocessing.process.parent_process() is None:
+                atexit.register(_finish_restored)
+            else:
+                multiprocessing.util.Finalize(None, _finish_restored, exitpriority=100)
         wanted = dict(wanted)
         session = Session(wanted.pop("coordinator"), wanted.pop("token_file"), **wanted)
         _restored[key] = session

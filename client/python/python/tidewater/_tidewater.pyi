@@ -111,6 +111,9 @@ class Session:
         """This worker cannot go on: the job ends and names the reason."""
     def close(self) -> None:
         """Gives connections and memory back. What was pushed stays pushed."""
+    @property
+    def closed(self) -> bool:
+        """Whether the session was closed, by close() or the end of a `with`."""
     def __enter__(self) -> Session: ...
     def __exit__(
         self,
