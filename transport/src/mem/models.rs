@@ -193,9 +193,12 @@ fn loom_released_memory_is_void_before_it_is_reused() {
 const LINE: usize = 64;
 
 /// A snapshot of one word in each of its two buffers, which follow the line. `write` is the applier; what a
-/// reader accepts is the epoch that it saw in front.
+/// reader accepts is the epoch that it saw in front. Two preemptions: a line is eight words, and three take ten
+/// times as long.
 fn snapshot(from: SnapshotLine, buffers: [u64; 2], write: fn(WordsMut<'_>, WordsMut<'_>)) {
-    loom::model(move || {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(2);
+    model.check(move || {
         let mut image = [0; 10];
         image[..8].copy_from_slice(&from.to_line(SALT));
         image[8..].copy_from_slice(&buffers);
