@@ -144,7 +144,7 @@ impl Drop for OnDrop<'_> {
 /// The rows of each width, sparse and dense: each width must have met writes in progress. A write pauses in its
 /// middle, so that half of the reads of a hot row meet it.
 fn widths(transport: TransportKind, millions: [u64; 3]) -> Seen {
-    planted::set_write_pause(Duration::from_nanos(500));
+    planted::set_write_pause(Duration::from_micros(5));
     let mut all = Seen::default();
     for (dim, reads) in [16, 64, 1_024].into_iter().zip(millions) {
         let reads = if full() { reads * 20 } else { reads };
