@@ -6,14 +6,23 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use crate::planted::{self, Plant};
+
+/// Longest time to a deadline, 100 years: `Instant` holds it, and so does every timeout of the
+/// kernel that is computed from it.
+const FARTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// A point in time after which a wait gives up. Every wait takes one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// `after` from now.
+    /// `after` from now; at most 100 years, so that `Duration::MAX` means "no limit".
     pub fn after(after: Duration) -> Self {
-        Self(now() + after)
+        if planted::on(Plant::DeadlineOverflows) {
+            return Self(now() + after);
+        }
+        Self(now() + after.min(FARTHEST))
     }
 
     /// At `at`.
@@ -73,4 +82,22 @@ pub(crate) fn set_virtual(at: Option<Instant>) {
 /// This thread's virtual time, if it is a task of the simulator; does not move it.
 pub(crate) fn virtual_now() -> Option<Instant> {
     VIRTUAL.get()
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// `Duration::MAX` added to an `Instant` panics.
+    #[test]
+    fn longest_duration_gives_a_far_deadline() {
+        let made = std::panic::catch_unwind(|| Deadline::after(Duration::MAX));
+        let far = made.expect("a deadline after Duration::MAX panics");
+        assert!(!far.passed());
+        assert!(far.left() > FARTHEST - Duration::from_secs(3600), "{far:?}");
+        assert!(far > Deadline::after(Duration::from_secs(3600)));
+        // What waits compute from it stays in range.
+        assert!(far.left().checked_mul(1024).is_some());
+        assert!(far.min(Deadline::after(Duration::ZERO)).passed());
+    }
 }

@@ -114,6 +114,10 @@ plants! {
     RefusalBeforeNotice = "refusal-before-notice";
     /// A server warns of ordinary pages although nothing was said of pages.
     WarnOfDefaultPages = "warn-of-default-pages";
+    /// A deadline after `Duration::MAX` overflows the clock.
+    DeadlineOverflows = "deadline-overflows";
+    /// Short sleeps are rounded up to whole milliseconds.
+    SleepInMilliseconds = "sleep-in-milliseconds";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

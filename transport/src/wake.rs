@@ -10,12 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use rustix::event::epoll;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
 use crate::clock::{self, Deadline};
 use crate::doze::{announce, retract};
 use crate::fabric::{Offers, Sleeper};
 use crate::mem::{Region, WordsMut};
+use crate::planted::{self, Plant};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use patience::Patience;
 
@@ -196,10 +197,17 @@ impl Watch {
 
     /// Sleeps until a descriptor wakes it or the time is over, and tells the owners; whether the
     /// bell rang.
-    fn sleep(&self, timeout: &rustix::time::Timespec) -> bool {
+    fn sleep(&self, timeout: Duration) -> bool {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
+        let mut rest = timespec(timeout);
+        if timeout < PRECISE && !planted::on(Plant::SleepInMilliseconds) {
+            let mut ready = [PollFd::new(&self.0.epoll, PollFlags::IN)];
+            // Its outcome is that of the look that follows: nothing there, or a reason to wake.
+            let _ = rustix::event::poll(&mut ready, Some(&rest));
+            rest = timespec(Duration::ZERO);
+        }
         // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
-        let woken = epoll::wait(&self.0.epoll, &mut events, Some(timeout));
+        let woken = epoll::wait(&self.0.epoll, &mut events, Some(&rest));
         self.0.sleeps.fetch_add(1, Ordering::Relaxed);
         let mut rang = false;
         if let Ok((events, _)) = woken {
@@ -228,6 +236,18 @@ impl Watch {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
         }
+    }
+}
+
+/// Sleeps shorter than this are counted in nanoseconds, by `ppoll` on the set, for one more system
+/// call. `epoll_wait` counts in milliseconds and rounds up; `epoll_pwait2` needs Linux 5.11, and
+/// sandboxes that do not know it may end the process.
+const PRECISE: Duration = Duration::from_millis(10);
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec {
+        tv_sec: time.as_secs().min(3600) as i64,
+        tv_nsec: i64::from(time.subsec_nanos()),
     }
 }
 
@@ -428,14 +448,10 @@ impl Sleeper for OsSleeper {
             return;
         }
         let left = deadline.left();
-        let timeout = rustix::time::Timespec {
-            tv_sec: left.as_secs().min(3600) as i64,
-            tv_nsec: i64::from(left.subsec_nanos()),
-        };
         let asleep = clock::now();
         // A ring that comes in between is taken back too, but its data was stored before it, and
         // the caller looks after this. One that comes later ends the next sleep.
-        if self.watch.sleep(&timeout) {
+        if self.watch.sleep(left) {
             self.bell.silence();
         }
         let slept = clock::now() - asleep;
@@ -457,5 +473,44 @@ impl Sleeper for OsSleeper {
 
     fn offers(&mut self) -> Option<&mut Offers> {
         Some(&mut self.offers)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn sleep(sleeper: &mut OsSleeper, time: Duration) -> Duration {
+        let begun = clock::now();
+        sleeper.announce();
+        sleeper.sleep(Deadline::after(time));
+        sleeper.retract();
+        clock::now() - begun
+    }
+
+    /// Timeouts rounded up to whole milliseconds never end sooner, on whatever machine.
+    #[test]
+    fn some_sleep_of_50_us_ends_within_a_millisecond() {
+        let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let limit = Deadline::after(Duration::from_secs(20));
+        let mut shortest = Duration::MAX;
+        while shortest >= Duration::from_millis(1) {
+            shortest = shortest.min(sleep(&mut sleeper, Duration::from_micros(50)));
+            assert!(!limit.passed(), "the shortest sleep took {shortest:?}");
+        }
+        assert!(shortest >= Duration::from_micros(50), "{shortest:?}");
+    }
+
+    #[test]
+    fn ring_in_a_short_sleep_is_taken_back() {
+        let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        sleeper.bell().ring();
+        sleep(&mut sleeper, Duration::from_millis(1));
+        let left = rustix::io::read(sleeper.bell(), &mut [0; 8]);
+        assert_eq!(
+            left,
+            Err(rustix::io::Errno::AGAIN),
+            "the ring is still there"
+        );
     }
 }
