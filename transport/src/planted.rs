@@ -118,6 +118,10 @@ plants! {
     DeadlineOverflows = "deadline-overflows";
     /// Short sleeps are rounded up to whole milliseconds.
     SleepInMilliseconds = "sleep-in-milliseconds";
+    /// Memory that clients read can be mapped for writing through `/proc/self/fd`.
+    ReadMemoryUnsealed = "read-memory-unsealed";
+    /// Memory that clients share can be sealed by one of them.
+    SharedMemoryUnsealed = "shared-memory-unsealed";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

@@ -11,6 +11,7 @@ use rustix::mm::MlockFlags;
 use super::pages::{Pages, huge_page_bytes, take_all};
 use super::shared::{Words, WordsMut, prefetch_at};
 use crate::layout::LINE_BYTES;
+use crate::planted::{self, Plant};
 use crate::sync::AtomicU64;
 
 /// What went wrong with memory.
@@ -89,7 +90,8 @@ impl Region {
     }
 
     /// A new memfd of `bytes`, sparse (pages cost memory when first touched), sealed against
-    /// resizing, mapped for writing.
+    /// resizing, mapped for writing. Before a descriptor of it is passed to a peer it is sealed by
+    /// [`seal_for_readers`] or [`seal_for_writers`].
     ///
     /// # Errors
     /// [`MemError::Os`] when the kernel refuses.
@@ -327,8 +329,56 @@ impl Region {
     }
 }
 
-/// A descriptor of the same memory that can only be mapped for reading. (A sealed memfd passed as
-/// it is could be mapped writable by whoever gets it.)
+/// Seals a memfd that peers may only read: no process maps it for writing from now on, also not by
+/// opening `/proc/self/fd`, and no peer adds a seal. Mappings that exist go on writing. Kernels before
+/// 5.1 do not have that seal: there only [`read_only_fd`] stands between a peer and the memory.
+///
+/// # Errors
+/// [`MemError::Os`] when the kernel refuses, for instance because `fd` is open for reading only.
+#[doc(alias = "F_SEAL_FUTURE_WRITE")]
+pub fn seal_for_readers(fd: impl AsFd) -> Result<(), MemError> {
+    if planted::on(Plant::ReadMemoryUnsealed) {
+        return seal_for_writers(fd);
+    }
+    match seal(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL) {
+        Err(rustix::io::Errno::INVAL) => {
+            tracing::debug!("this kernel has no F_SEAL_FUTURE_WRITE");
+            seal_for_writers(fd)
+        }
+        sealed => sealed.map_err(sealing),
+    }
+}
+
+/// Seals a memfd that peers write: no peer adds a seal, which would keep later peers from mapping it.
+///
+/// # Errors
+/// As [`seal_for_readers`].
+#[doc(alias = "F_SEAL_SEAL")]
+pub fn seal_for_writers(fd: impl AsFd) -> Result<(), MemError> {
+    if planted::on(Plant::SharedMemoryUnsealed) {
+        return Ok(());
+    }
+    seal(&fd, SealFlags::SEAL).map_err(sealing)
+}
+
+/// Adds `seals`, of which all may be there already.
+fn seal(fd: impl AsFd, seals: SealFlags) -> rustix::io::Result<()> {
+    if rustix::fs::fcntl_get_seals(&fd)?.contains(seals) {
+        return Ok(());
+    }
+    rustix::fs::fcntl_add_seals(&fd, seals)
+}
+
+fn sealing(e: rustix::io::Errno) -> MemError {
+    os(
+        "F_ADD_SEALS",
+        0,
+        "pass the descriptor that created the memory",
+    )(e.into())
+}
+
+/// A descriptor of the same memory that can only be mapped for reading. Together with
+/// [`seal_for_readers`]: without it `/proc/self/fd` gives a descriptor that can be mapped for writing.
 ///
 /// # Errors
 /// [`MemError::Os`] when `/proc` is not mounted.

@@ -8,7 +8,7 @@ use crate::fabric::{Inbox, Mailbox};
 use crate::layout::ring::RingGeometry;
 use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes};
 use crate::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
-use crate::mem::region::read_only_fd;
+use crate::mem::region::{read_only_fd, seal_for_readers, seal_for_writers};
 use crate::mem::{MemError, Region};
 use crate::sync::Arc;
 use crate::wake::Bell;
@@ -29,15 +29,18 @@ pub struct ServerMemory {
 
 impl ServerMemory {
     /// Of the server's memfds (`Region::memfd`); `key_check` is [`crate::fabric::Exports::check_bits`].
-    /// The public one is passed on for reading only.
+    /// The public one is passed on for reading only. Both are sealed: of the public one no further
+    /// writable mapping can be made, also by this process, and none gets another seal.
     ///
     /// # Errors
-    /// [`ShmError::Memory`] when `/proc` is not mounted.
+    /// [`ShmError::Memory`] when `/proc` is not mounted, or the kernel refuses a seal.
     pub fn new(
         public: (Arc<Region>, impl AsFd),
         counters: (Arc<Region>, OwnedFd),
         key_check: u8,
     ) -> Result<Self, ShmError> {
+        seal_for_readers(&public.1).map_err(memory("public"))?;
+        seal_for_writers(&counters.1).map_err(memory("counters"))?;
         Ok(Self {
             public_fd: read_only_fd(&public.1).map_err(memory("public"))?,
             public: public.0,
@@ -103,6 +106,8 @@ impl SessionMemory {
             .map_err(memory("inbox"))?;
         let (mailbox, mailbox_fd) =
             Region::memfd("tidewater-mailbox", lanes * MAILBOX_BYTES).map_err(memory("mailbox"))?;
+        seal_for_writers(&inbox_fd).map_err(memory("inbox"))?;
+        seal_for_readers(&mailbox_fd).map_err(memory("mailbox"))?;
         let session = Self {
             server: Arc::clone(server),
             appliers: appliers.to_vec(),
