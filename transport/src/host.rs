@@ -2,6 +2,10 @@
 
 use std::fs;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
+
+use crate::planted::{self, Plant};
+
 /// The kernel's boot id: equal at two processes means one kernel, where shared memory works. (They
 /// may still be in different network namespaces and not reach each other's abstract sockets.)
 /// Empty where `/proc` is not mounted: equal to nobody's.
@@ -26,6 +30,35 @@ pub fn host_name() -> String {
     } else {
         name
     }
+}
+
+/// Raises this process's soft limit of open files to the hard one, and returns the limit in force. For
+/// programs, at their start: processes that they start inherit it. A process that calls `select` on
+/// descriptors from 1,024 on needs the lower limit.
+#[doc(alias = "RLIMIT_NOFILE")]
+pub fn raise_open_files() -> u64 {
+    if planted::on(Plant::DescriptorsNotRaised) {
+        return open_files_max();
+    }
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        limit.current = limit.maximum;
+        if let Err(error) = setrlimit(Resource::Nofile, limit) {
+            tracing::debug!(%error, "the limit of open files stays as it is");
+        }
+    }
+    open_files_max()
+}
+
+/// Files that this process may have open at once: its soft limit.
+pub fn open_files_max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Files that this process has open; 0 where `/proc` is not mounted. Cost: a few system calls.
+pub fn open_files() -> u64 {
+    // The directory itself is open meanwhile.
+    fs::read_dir("/proc/self/fd").map_or(0, |all| (all.count() as u64).saturating_sub(1))
 }
 
 #[cfg(test)]

@@ -122,6 +122,8 @@ plants! {
     ReadMemoryUnsealed = "read-memory-unsealed";
     /// Memory that clients share can be sealed by one of them.
     SharedMemoryUnsealed = "shared-memory-unsealed";
+    /// Programs keep the soft limit of open files that they were started with.
+    DescriptorsNotRaised = "descriptors-not-raised";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

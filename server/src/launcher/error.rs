@@ -312,6 +312,24 @@ pub enum LaunchError {
         /// The limit.
         max: usize,
     },
+    /// The limit of open files is too low.
+    #[error(
+        "{process} of {servers} servers and {workers} workers needs {needed} open files, and the limit is \
+         {limit}; raise the hard limit (ulimit -Hn {needed}, nofile in /etc/security/limits.conf, \
+         LimitNOFILE= of a unit), or start fewer processes"
+    )]
+    OpenFiles {
+        /// The process of the job that needs most.
+        process: &'static str,
+        /// What it needs.
+        needed: u64,
+        /// What it may have.
+        limit: u64,
+        /// Servers asked for.
+        servers: u32,
+        /// Workers asked for.
+        workers: u32,
+    },
     /// The network that was named.
     #[error("{0}")]
     Interface(String),
@@ -332,7 +350,7 @@ impl LaunchError {
     /// The exit code that tells of it: 2 for a wrong command line, 3 for the environment.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Token(_) | Self::System { .. } => 3,
+            Self::Token(_) | Self::OpenFiles { .. } | Self::System { .. } => 3,
             _ => 2,
         }
     }

@@ -33,6 +33,7 @@
 
 mod config;
 mod control;
+mod descriptors;
 mod error;
 mod far;
 mod guard;
@@ -63,9 +64,12 @@ pub use remote::{RemoteError, remote};
 /// The job could not be started. A job that started and failed is an [`Outcome`].
 ///
 /// # Cost
-/// Two processes beside those of the job; five descriptors per process.
+/// Two processes beside those of the job; four descriptors per process. A job that needs more open
+/// files than this process may have is refused before anything is started; `tidewater run` raises its
+/// soft limit to the hard one before.
 pub fn run(config: RunConfig) -> Result<Outcome, LaunchError> {
     config.check()?;
     config.placement()?;
+    descriptors::check(&config)?;
     job::Job::start(config)?.supervise()
 }

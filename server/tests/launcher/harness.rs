@@ -47,6 +47,8 @@ pub(crate) struct Job<'a> {
     pub(crate) coordinator: &'a str,
     pub(crate) stdin: Stdio,
     pub(crate) stdout: Option<Stdio>,
+    /// Options and value of the shell's `ulimit`, under which the launcher is started.
+    pub(crate) ulimit: Option<&'a str>,
 }
 
 impl<'a> Job<'a> {
@@ -60,6 +62,7 @@ impl<'a> Job<'a> {
             coordinator,
             stdin: Stdio::null(),
             stdout: None,
+            ulimit: None,
         }
     }
 
@@ -70,7 +73,12 @@ impl<'a> Job<'a> {
         let (stdout, stderr) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let own_stdout = || stdout.try_clone().unwrap().into();
         let folder = tempfile::tempdir().unwrap();
-        let launcher = Command::new(env!("CARGO_BIN_EXE_tidewater"))
+        let limit = self
+            .ulimit
+            .map_or_else(String::new, |limit| format!("ulimit {limit}; "));
+        let launcher = Command::new("/bin/sh")
+            .args(["-c", &format!("{limit}exec \"$0\" \"$@\"")])
+            .arg(env!("CARGO_BIN_EXE_tidewater"))
             .arg("run")
             .args([
                 "--server-command",

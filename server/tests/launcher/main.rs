@@ -4,6 +4,7 @@
 
 mod ends;
 mod harness;
+mod limits;
 mod output;
 
 use std::os::fd::OwnedFd;

@@ -1,0 +1,56 @@
+//! How many open files a job takes, known before its first process is started.
+
+use tidewater_transport::host;
+use tidewater_transport::launch::TransportChoice;
+
+use super::config::RunConfig;
+use super::error::LaunchError;
+
+/// Of a process that the launcher watches: its pidfd, its two outputs, its control socket.
+const OF_A_CHILD: u64 = 4;
+/// Beside them: signals, token, guard, and both ends of the pipes of the one that is being started.
+const OF_THE_LAUNCHER: u64 = 24;
+/// Of a server, beside its sessions: memories, sockets, logs, and two for each applier.
+const OF_A_SERVER: u64 = 32;
+
+/// Refuses a job for whose processes on this host the limit of open files is too low. The limits of
+/// other hosts are not known here.
+pub(super) fn check(config: &RunConfig) -> Result<(), LaunchError> {
+    let limit = host::open_files_max();
+    let needs = [
+        ("the launcher", launcher(config) + host::open_files()),
+        ("a server", server(config)),
+    ];
+    let most = needs.into_iter().max_by_key(|(_, needed)| *needed);
+    match most {
+        Some((process, needed)) if needed > limit => Err(LaunchError::OpenFiles {
+            process,
+            needed,
+            limit,
+            servers: config.servers,
+            workers: config.workers,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn launcher(config: &RunConfig) -> u64 {
+    let members = 1 + u64::from(config.servers) + u64::from(config.workers);
+    OF_THE_LAUNCHER + OF_A_CHILD * members
+}
+
+/// The least that a server of this host takes. Over shared memory a session is a control connection,
+/// two memories and a bell; over TCP a connection, and one for each applier; over verbs a connection.
+/// A server that chooses its appliers itself has one or more.
+fn server(config: &RunConfig) -> u64 {
+    if config.is_spread() {
+        return 0;
+    }
+    let appliers = u64::from(config.appliers.unwrap_or(1));
+    let session = match config.transport {
+        TransportChoice::Tcp => 1 + appliers,
+        TransportChoice::Verbs => 1,
+        _ => 4,
+    };
+    OF_A_SERVER + 2 * appliers + session * u64::from(config.workers)
+}
