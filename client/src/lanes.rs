@@ -435,11 +435,18 @@ impl Lanes {
                 let (op, missing) = ("recover a lane", format!("server {}", self.name(lane)));
                 return Err(self.blame(ClientError::Deadline { op, missing }));
             }
+            // A server that was killed recovers nothing; the coordinator is about to say so.
+            let mapping = self.all[lane].mapping.as_ref();
+            let ended = mapping.is_some_and(Mapping::has_ended);
+            if ended {
+                self.coordinator.check_within(COORDINATOR_LOOK)?;
+            }
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
             };
             // A few times as long: a busy server takes more than a moment for a recovery.
-            let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
+            let looks = if ended { 1 } else { 4 };
+            let slice = Deadline::after(COORDINATOR_LOOK * looks).min(deadline);
             let open = match s.link.recover(applier, slice) {
                 Ok(open) => open,
                 // Again, unless the job has ended: it may be the server that has died.

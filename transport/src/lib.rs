@@ -35,6 +35,8 @@ pub mod ids;
 pub mod launch;
 pub mod layout;
 pub mod limits;
+#[cfg(not(loom))]
+pub mod liveness;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod muster;

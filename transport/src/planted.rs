@@ -122,6 +122,10 @@ plants! {
     ReadMemoryUnsealed = "read-memory-unsealed";
     /// Memory that clients share can be sealed by one of them.
     SharedMemoryUnsealed = "shared-memory-unsealed";
+    /// Lanes over shared memory do not look at the liveness word of their applier.
+    LivenessIgnored = "liveness-ignored";
+    /// Appliers hold no robust futex, so that the kernel marks nothing when they are killed.
+    LivenessNotHeld = "liveness-not-held";
     /// Programs keep the soft limit of open files that they were started with.
     DescriptorsNotRaised = "descriptors-not-raised";
 }

@@ -14,6 +14,7 @@ mod by_hand;
 mod deaths;
 mod hosts;
 mod idle;
+mod killed;
 mod launched;
 mod locked;
 mod model;

@@ -9,6 +9,8 @@ use std::time::Duration;
 use core_affinity::CoreId;
 use tidewater_transport::fabric::SPIN;
 use tidewater_transport::ids::WorkerId;
+use tidewater_transport::layout::session::ALIVE_AFTER_DOZE;
+use tidewater_transport::liveness::Liveness;
 use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::topo::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
 use tidewater_transport::wake::OsSleeper;
@@ -80,7 +82,16 @@ fn start_one(
     let core = core.map(|&cpu| CoreId { id: cpu as usize });
     let thread = std::thread::Builder::new().name(format!("tw-applier-{a}"));
     let failure = failure.clone();
+    let public = Arc::clone(memory.public.region());
     let run = move || {
+        let alive = Liveness::hold(&public, doze_at(a) + ALIVE_AFTER_DOZE);
+        if let Err(error) = &alive {
+            tracing::warn!(
+                applier = a,
+                %error,
+                "clients over shared memory do not notice in a pull that this server was killed"
+            );
+        }
         if let Some(core) = core
             && !core_affinity::set_for_current(core)
         {
@@ -104,6 +115,7 @@ fn start_one(
             failure.set(format!("applier {a}: {why}"));
         }
         drop(applier);
+        drop(alive);
     };
     let thread = thread
         .spawn(run)

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! public:  +0 superblock line | +64 bytes in use | +4096 doze lines, one an applier
+//!          (+0 doze word, +8 liveness word)
 //!          +8192 directory, one line a block | then blocks
 //! private: +0 superblock line | +64 bytes in use | +8192 directory | then blocks
 //! counters: ticket lines, one an applier

@@ -3,6 +3,7 @@
 use super::Mailbox;
 use crate::exports::Mapped;
 use crate::layout::session::MAILBOX_CLOSED_AT;
+use crate::liveness::LivenessView;
 use crate::mem::Region;
 use crate::sync::Arc;
 
@@ -10,7 +11,8 @@ use crate::sync::Arc;
 /// few calls. It does not know of errors: who holds it stops looking when its lane fails.
 #[derive(Debug, Clone)]
 pub struct Mapping {
-    public: Arc<Region>,
+    /// The whole public memory, and where it says whether the applier lives.
+    public: LivenessView,
     /// The memory of the mailbox, and where it says whether the lane is closed.
     mailbox: Arc<Region>,
     closed_at: usize,
@@ -18,9 +20,9 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Of the whole public memory, the mailbox that says whether the lane is closed, and the check
-    /// bits of the server's keys.
-    pub(crate) fn new(public: Arc<Region>, mailbox: &Mailbox, check: u8) -> Self {
+    /// Of the public memory with the applier's liveness word, the mailbox that says whether the lane is
+    /// closed, and the check bits of the server's keys.
+    pub(crate) fn new(public: LivenessView, mailbox: &Mailbox, check: u8) -> Self {
         let (region, base) = mailbox.region();
         Self {
             public,
@@ -30,13 +32,19 @@ impl Mapping {
         }
     }
 
+    /// Whether the applier has ended: its process was killed, or has crashed. Cost: a load.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        self.public.has_ended()
+    }
+
     /// The memory, to be used until the call that looks ends, as a read that was begun on an open
-    /// lane; `None` when the server has closed the lane (F10). Cost: a load of a line that nobody
-    /// writes.
+    /// lane; `None` when the server has closed the lane or the applier has ended (F10). Cost: a load of
+    /// a line that no thread writes, and one of the line with the applier's doze word.
     #[inline]
     pub fn look(&self) -> Option<Mapped<'_>> {
-        let memory = self.public.words(0, self.public.len()).ok()?;
+        let memory = self.public.memory();
         let closed = self.mailbox.words(self.closed_at, 8).ok()?.load(0);
-        (closed == 0).then(|| Mapped::new(memory, self.check))
+        (closed == 0 && !self.has_ended()).then(|| Mapped::new(memory, self.check))
     }
 }

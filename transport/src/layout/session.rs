@@ -25,6 +25,9 @@ pub const INBOX_DOZE_AT: usize = 64;
 /// Ring data in the inbox.
 pub const INBOX_RING_AT: usize = 4096;
 
+/// Liveness word of an applier, in public memory behind its doze word, on one line with it.
+pub const ALIVE_AFTER_DOZE: usize = 8;
+
 /// Bytes of a lane's inbox.
 pub const fn inbox_bytes(ring_bytes: usize) -> usize {
     INBOX_RING_AT + ring_bytes

@@ -214,6 +214,15 @@ impl Region {
         Ok(Words::new(self.atomics(at, len)?))
     }
 
+    /// All of it, for reading, without the tail that is no whole word.
+    #[inline]
+    pub(crate) fn whole(&self) -> Words<'_> {
+        let first = self.map.as_ptr().cast::<AtomicU64>();
+        // SAFETY: the mapping begins on a page and holds as many whole words; the rest is as in
+        // `atomics`.
+        Words::new(unsafe { std::slice::from_raw_parts(first, self.map.len() / 8) })
+    }
+
     /// A window for writing.
     ///
     /// # Errors

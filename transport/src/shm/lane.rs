@@ -10,6 +10,7 @@ use crate::fabric::{
     SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
 use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
+use crate::liveness::LivenessView;
 use crate::mem::publish::publish;
 use crate::mem::{Region, WordsMut, versioned};
 use crate::sync::{Arc, Ordering, fence};
@@ -35,6 +36,7 @@ pub struct ShmLane {
     pub(super) inbox_bytes: usize,
     pub(super) mailbox: Mailbox,
     pub(super) applier_doze_at: usize,
+    pub(super) alive: LivenessView,
     pub(super) applier: Bell,
     pub(super) done: VecDeque<ReadBatch>,
     pub(super) broken: Option<String>,
@@ -73,20 +75,29 @@ impl ShmLane {
         (Arc::clone(&self.inbox), self.inbox_at + INBOX_DOZE_AT)
     }
 
-    /// Whether the lane may still be used (F10). Cost: a load of a line that nobody writes.
+    /// Whether the lane may still be used (F10). Cost: a load of a line that no thread writes, and one
+    /// of the line with the applier's doze word.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
-        if self.broken.is_none() && self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) == 0 {
+        let closed = self.is_closed();
+        if self.broken.is_none() && !closed && !self.alive.has_ended() {
             return Ok(());
         }
         Err(self.closed(op))
     }
 
+    #[inline]
+    fn is_closed(&self) -> bool {
+        self.mailbox.words(MAILBOX_CLOSED_AT, 8).load(0) != 0
+    }
+
     #[cold]
     fn closed(&mut self, op: &'static str) -> LaneError {
-        let why = self
-            .broken
-            .get_or_insert_with(|| "the server has closed the lane".to_owned());
+        let why = match self.is_closed() {
+            true => "the server has closed the lane",
+            false => "the server's applier has ended: its process was killed, or has crashed",
+        };
+        let why = self.broken.get_or_insert_with(|| why.to_owned());
         LaneError::Broken {
             transport: TransportKind::Shm,
             peer: self.peer.clone(),
@@ -365,6 +376,6 @@ impl Lane for ShmLane {
 
     fn mapping(&self) -> Option<Mapping> {
         let whole = self.broken.is_none();
-        whole.then(|| Mapping::new(Arc::clone(&self.public), &self.mailbox, self.key_check))
+        whole.then(|| Mapping::new(self.alive.clone(), &self.mailbox, self.key_check))
     }
 }

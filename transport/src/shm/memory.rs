@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::{ShmError, ShmLane, ShmPort};
 use crate::fabric::{Inbox, Mailbox};
 use crate::layout::ring::RingGeometry;
-use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes};
+use crate::layout::session::{ALIVE_AFTER_DOZE, INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes};
 use crate::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+use crate::liveness::LivenessView;
 use crate::mem::region::{read_only_fd, seal_for_readers, seal_for_writers};
 use crate::mem::{MemError, Region};
 use crate::sync::Arc;
@@ -64,7 +65,8 @@ impl ServerMemory {
 /// How a lane wakes its applier.
 #[derive(Debug, Clone)]
 pub struct ApplierEnd {
-    /// Offset of the applier's doze word in public memory, a multiple of 8.
+    /// Offset of the applier's doze word in public memory, a multiple of 8. Its liveness word follows,
+    /// at [`ALIVE_AFTER_DOZE`].
     pub doze_at: u64,
     /// Its doorbell.
     pub bell: Bell,
@@ -260,6 +262,8 @@ pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<Shm
             peer: peer.to_owned(),
             key_check: told.key_check,
             applier_doze_at: doze_of(&public, *doze_at)?,
+            alive: LivenessView::new(&public, doze_of(&public, *doze_at)? + ALIVE_AFTER_DOZE)
+                .map_err(memory("public"))?,
             public: Arc::clone(&public),
             counters: Arc::clone(&counters),
             inbox: Arc::clone(&inbox),
@@ -329,7 +333,8 @@ fn lanes_of(lanes: usize) -> Result<usize, ShmError> {
 fn doze_of(public: &Region, at: u64) -> Result<usize, ShmError> {
     let wrong = || number("doze_at", at, "an aligned word inside public memory");
     let at = usize::try_from(at).map_err(|_| wrong())?;
-    public.check(at, 8).map_err(|_| wrong())?;
+    let bytes = ALIVE_AFTER_DOZE + 8;
+    public.check(at, bytes).map_err(|_| wrong())?;
     Ok(at)
 }
 

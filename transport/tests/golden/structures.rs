@@ -20,12 +20,13 @@ use tidewater_transport::layout::row::{
     COUNTER_BITS, Loc, ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk,
 };
 use tidewater_transport::layout::session::{
-    INBOX_DOZE_AT, INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, MAILBOX_CLOCKS_AT,
-    MAILBOX_CLOSED_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT, REPLY_SLOT_BYTES,
-    REPLY_SLOTS,
+    ALIVE_AFTER_DOZE, INBOX_DOZE_AT, INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES,
+    MAILBOX_CLOCKS_AT, MAILBOX_CLOSED_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
+    REPLY_SLOT_BYTES, REPLY_SLOTS,
 };
 use tidewater_transport::layout::{LINE_BYTES, Line, line_bytes};
 use tidewater_transport::limits;
+use tidewater_transport::liveness::OWNER_DIED;
 use tidewater_transport::placement::partition_of_key;
 use tidewater_transport::table::{DType, PushOp};
 use tidewater_transport::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
@@ -488,6 +489,8 @@ fn places() -> Vec<(&'static str, u64)> {
         ("INBOX_TAIL_AT", INBOX_TAIL_AT),
         ("INBOX_DOZE_AT", INBOX_DOZE_AT),
         ("INBOX_RING_AT", INBOX_RING_AT),
+        ("ALIVE_AFTER_DOZE", ALIVE_AFTER_DOZE),
+        ("OWNER_DIED", OWNER_DIED as usize),
         ("MAILBOX_STATE_AT", MAILBOX_STATE_AT),
         ("MAILBOX_CLOCKS_AT", MAILBOX_CLOCKS_AT),
         ("MAILBOX_CLOSED_AT", MAILBOX_CLOSED_AT),

@@ -1,0 +1,250 @@
+//! Whether a server's applier lives, as the kernel says it: a robust futex in public memory.
+//!
+//! Over shared memory a client reads without the server, so that nothing it does fails when the server
+//! is killed. Each applier therefore holds a robust futex (`set_robust_list(2)`): a word that contains
+//! the thread's id while it runs, in which the kernel sets [`OWNER_DIED`] when the thread ends, also by
+//! SIGKILL. Clients load that word where they look whether their lane is closed. A stopped thread
+//! (SIGSTOP) holds its futex, so that it stays readable.
+//!
+//! The word is 0 before its applier runs, and where the kernel refuses robust lists: then a client
+//! learns of the end from its control connections only.
+
+use std::io;
+use std::marker::PhantomData;
+
+use crate::mem::{MemError, Region, Words};
+use crate::planted::{self, Plant};
+use crate::sync::Arc;
+
+/// The bit that the kernel sets in the futex of a thread that has ended, `FUTEX_OWNER_DIED`.
+pub const OWNER_DIED: u64 = 0x4000_0000;
+
+/// The words of a robust list in memory of its own: the head, `{first, offset, pending}`, then the one
+/// entry. Shared memory, because the kernel may already have taken the private memory of a process that
+/// it kills for want of memory when it walks the list.
+const LIST_BYTES: usize = 4096;
+/// Bytes of the head, which the kernel checks.
+const HEAD_BYTES: usize = 24;
+/// Word of the entry.
+const ENTRY: usize = 8;
+
+/// Why a thread's liveness cannot be told.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LivenessError {
+    /// The word is not inside the memory, or there is no memory for the list.
+    #[error(transparent)]
+    Memory(#[from] MemError),
+    /// The kernel or a sandbox refuses robust lists.
+    #[error("{call}: {source}")]
+    Os {
+        /// The call.
+        call: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The robust futex of the thread that made it. When it is dropped, also by a panic, its word says that
+/// the thread has ended, as it does when the thread is killed.
+///
+/// # Invariants
+/// `list` and `region` stay mapped while the kernel knows the list: it is taken back before they go.
+#[derive(Debug)]
+pub struct Liveness {
+    region: Arc<Region>,
+    at: usize,
+    /// Kept for the kernel, which reads it when the thread ends.
+    _list: Option<Region>,
+    /// The list of the C library, which is the thread's again afterwards.
+    former: (usize, usize),
+    /// The list is the thread's: another one cannot take it back.
+    _of_this_thread: PhantomData<*mut ()>,
+}
+
+impl Liveness {
+    /// Says in the word at `at` of `region` that this thread runs. While the value lives the thread
+    /// must not lock robust mutexes of the C library, whose list it has given up. Cost: a page and
+    /// three system calls, once.
+    ///
+    /// # Errors
+    /// [`LivenessError`]; the word is 0 then.
+    pub fn hold(region: &Arc<Region>, at: usize) -> Result<Self, LivenessError> {
+        let word = region.words_mut(at, 8)?;
+        let mut held = Self {
+            region: Arc::clone(region),
+            at,
+            _list: None,
+            former: (0, 0),
+            _of_this_thread: PhantomData,
+        };
+        if planted::on(Plant::LivenessNotHeld) {
+            return Ok(held);
+        }
+        let (list, _) = Region::memfd("tidewater-robust", LIST_BYTES)?;
+        let words = list.words_mut(0, LIST_BYTES)?;
+        let first = list.base().addr();
+        let entry = first + ENTRY * 8;
+        let futex = region.base().addr() + at;
+        words.store(0, entry as u64);
+        words.store(8, futex.wrapping_sub(entry) as u64);
+        words.store(16, 0);
+        words.store(ENTRY * 8, first as u64);
+        held.former = former()?;
+        // Before the list: the kernel marks only a word that contains the id of the thread that ends.
+        word.store(
+            0,
+            u64::from(rustix::thread::gettid().as_raw_nonzero().get() as u32),
+        );
+        if let Err(error) = set_list((first, HEAD_BYTES)) {
+            word.store(0, 0);
+            held.former = (0, 0);
+            return Err(error);
+        }
+        held._list = Some(list);
+        Ok(held)
+    }
+}
+
+impl Drop for Liveness {
+    fn drop(&mut self) {
+        if self._list.is_none() {
+            return;
+        }
+        if let Err(error) = set_list(self.former) {
+            // The kernel took this list by the same call. Its memory stays, so that it never reads
+            // what is no longer mapped.
+            tracing::error!(%error, "cannot give the thread its former robust list");
+            std::mem::forget(self._list.take());
+        }
+        if let Ok(word) = self.region.words_mut(self.at, 8) {
+            word.store(0, OWNER_DIED);
+        }
+    }
+}
+
+/// The calling thread's robust list: its address and the bytes of its head.
+fn former() -> Result<(usize, usize), LivenessError> {
+    let mut list = (0_usize, 0_usize);
+    // SAFETY: the kernel writes the two words that the pointers lead to, which live on this frame; 0
+    // names the calling thread.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_get_robust_list,
+            0 as libc::c_int,
+            &raw mut list.0,
+            &raw mut list.1,
+        )
+    };
+    told("get_robust_list", done).map(|()| list)
+}
+
+/// Makes `list` the calling thread's: one that [`former`] returned, or a whole one that stays mapped
+/// until another is set.
+fn set_list((head, bytes): (usize, usize)) -> Result<(), LivenessError> {
+    // SAFETY: the call keeps an address, which the kernel reads with its own checks when the thread
+    // ends or executes another program; it then writes at most the futex words of the list, and only
+    // those that contain the thread's id. The list is the C library's, or that of a `Liveness`, whose
+    // memory is mapped as long as it is set (invariant).
+    let done = unsafe { libc::syscall(libc::SYS_set_robust_list, head, bytes) };
+    told("set_robust_list", done)
+}
+
+fn told(call: &'static str, done: libc::c_long) -> Result<(), LivenessError> {
+    match done {
+        0 => Ok(()),
+        _ => Err(LivenessError::Os {
+            call,
+            source: io::Error::last_os_error(),
+        }),
+    }
+}
+
+/// A client's view of the public memory and of the liveness word of one applier in it.
+///
+/// # Invariants
+/// The word at `at` is inside `region`.
+#[derive(Debug, Clone)]
+pub(crate) struct LivenessView {
+    region: Arc<Region>,
+    at: usize,
+}
+
+impl LivenessView {
+    /// Of the word at `at`.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`] when it is not inside the region.
+    pub(crate) fn new(region: &Arc<Region>, at: usize) -> Result<Self, MemError> {
+        region.check(at, 8)?;
+        let region = Arc::clone(region);
+        Ok(Self { region, at })
+    }
+
+    /// The whole memory.
+    #[inline]
+    pub(crate) fn memory(&self) -> Words<'_> {
+        self.region.whole()
+    }
+
+    /// Whether the applier has ended. Cost: a load.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.memory().load(self.at) & OWNER_DIED != 0 && !planted::on(Plant::LivenessIgnored)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn public() -> Arc<Region> {
+        Arc::new(Region::memfd("public", 8192).unwrap().0)
+    }
+
+    #[test]
+    fn word_says_running_then_ended() {
+        let region = public();
+        let view = LivenessView::new(&region, 4104).unwrap();
+        assert!(!view.has_ended(), "not yet begun");
+        let there = Arc::clone(&region);
+        let thread = std::thread::spawn(move || {
+            let held = Liveness::hold(&there, 4104).unwrap();
+            let id = there.words(4104, 8).unwrap().load(0);
+            assert_eq!(id, rustix::thread::gettid().as_raw_nonzero().get() as u64);
+            let list = former().unwrap();
+            drop(held);
+            assert_ne!(former().unwrap(), list, "the C library's list is set again");
+        });
+        thread.join().unwrap();
+        assert!(view.has_ended());
+    }
+
+    #[test]
+    fn panic_and_leak_of_its_thread_mark_the_word() {
+        for leaks in [false, true] {
+            let region = public();
+            let there = Arc::clone(&region);
+            let thread = std::thread::spawn(move || {
+                let held = Liveness::hold(&there, 64).unwrap();
+                match leaks {
+                    // Nothing is dropped, as in a thread that is killed.
+                    true => std::mem::forget(held),
+                    false => std::panic::resume_unwind(Box::new(())),
+                }
+            });
+            assert_eq!(thread.join().is_ok(), leaks);
+            assert_eq!(region.words(64, 8).unwrap().load(0), OWNER_DIED, "{leaks}");
+        }
+    }
+
+    #[test]
+    fn word_outside_its_memory_is_refused() {
+        let region = public();
+        for at in [8192, 8188, 4, usize::MAX] {
+            assert!(Liveness::hold(&region, at).is_err(), "{at}");
+            assert!(LivenessView::new(&region, at).is_err(), "{at}");
+        }
+    }
+}
