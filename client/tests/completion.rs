@@ -26,7 +26,7 @@ use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
 };
 use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::lines::RejectReason;
 use tidewater_transport::table::{PushOp, Reduce};
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
@@ -61,8 +61,11 @@ fn pull(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Vec<f32> {
 fn refused_key(done: Result<(), ClientError>) -> u64 {
     match done {
         Err(ClientError::Rejected { table, reject, .. }) => {
-            assert_eq!((table.as_str(), reject.code), ("t", RejectCode::NotFinite));
-            reject.numbers[1]
+            assert_eq!(table, "t");
+            let RejectReason::NotFinite { key, .. } = reject.reason else {
+                panic!("{reject:?}");
+            };
+            key
         }
         other => panic!("a refusal is due: {other:?}"),
     }
