@@ -30,7 +30,8 @@ fn model(dir: &Path) -> Manifest {
     let manifest = read_manifest(dir).unwrap();
     for file in &manifest.files {
         let mut reader = PartReader::open(dir, file).unwrap();
-        while let Some(_) = reader.next(|_, _| true, &mut Vec::new()).unwrap() {}
+        let mut next = || reader.next(|_, _| true, &mut Vec::new()).unwrap();
+        while next().is_some() {}
     }
     manifest
 }
