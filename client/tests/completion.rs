@@ -26,7 +26,7 @@ use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
 };
 use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::lines::RejectReason;
+use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::table::{PushOp, Reduce};
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
@@ -62,10 +62,10 @@ fn refused_key(done: Result<(), ClientError>) -> u64 {
     match done {
         Err(ClientError::Rejected { table, reject, .. }) => {
             assert_eq!(table, "t");
-            let RejectReason::NotFinite { key, .. } = reject.reason else {
-                panic!("{reject:?}");
-            };
-            key
+            match reject.reason {
+                RejectReason::NotFinite { key, .. } => key,
+                other => panic!("another refusal: {other:?}"),
+            }
         }
         other => panic!("a refusal is due: {other:?}"),
     }
