@@ -200,7 +200,7 @@ mod tests {
     use super::*;
 
     fn public() -> Arc<Region> {
-        Arc::new(Region::memfd("public", 8192).unwrap().0)
+        Arc::new(Region::memfd("public", 8192).expect("memory for a test").0)
     }
 
     #[test]
