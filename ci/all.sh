@@ -7,6 +7,8 @@
 #   ci/all.sh --verbose       with what all of them print
 #   ci/all.sh --list          names and purposes
 #
+# Installs nothing, unless CI_INSTALL=1: then, as root on Debian, the packages of ci/packages.tsv that are missing.
+# A stage's temporary files are removed, and settings of the host that it changed are put back, however it ends.
 # Exit code 0: everything required ran and passed. What a stage prints is in target/ci-logs/STAGE.log;
 # of one that failed the telling lines are shown at the end, above the table.
 source "$(dirname "$0")/lib.sh"
@@ -23,6 +25,8 @@ declare -A CFG # "stage.fmt.script" -> ci/fmt.sh
 declare -A RESULT SECONDS_OF
 STAGES=()
 CHILD= # the stage that runs now, under timeout
+STAGE_TMP= # its temporary files
+HOST_BEFORE= # its settings of the host
 TEE=   # what copies its output to the log
 
 usage() { sed -n '2,/^source/s/^# \{0,1\}//p' "$0" | sed '/^Exit code/q'; }
@@ -34,6 +38,34 @@ load_budget() {
         [[ $section == stage.* && $key == script ]] && STAGES+=("${section#stage.}")
     done < <(budget)
     ((${#STAGES[@]} > 0)) || die "no stages in the budget file"
+    # A second try of a check hides races.
+    for section in "${STAGES[@]}"; do
+        ((${CFG[stage.$section.tries]:-1} == 1)) || [[ ${CFG[stage.$section.sets_up]:-} == true ]] ||
+            die "stage $section: tries is for stages that set up (sets_up = true)"
+    done
+}
+
+# host_settings: what stages may change of the host, one setting a line.
+host_settings() {
+    local file
+    for file in /proc/sys/vm/nr_hugepages /proc/sys/vm/nr_overcommit_hugepages; do
+        [[ ! -r $file ]] || say "$file $(<"$file")"
+    done
+    find /run/netns -mindepth 1 -maxdepth 1 -name 'tw-*' 2>/dev/null | sort || true
+}
+
+# put_back: the host is as before the stage; says what was not.
+put_back() {
+    local file value
+    [[ -n $STAGE_TMP ]] || return 0
+    rm -rf -- "$STAGE_TMP"
+    STAGE_TMP=
+    while read -r file value; do
+        if [[ $file == /run/netns/* ]]; then ip netns del "${file##*/}"; else
+            value=$(awk -v f="$file" '$1 == f { print $2 }' <<<"$HOST_BEFORE")
+            say "$value" >"$file"
+        fi && say "put back: $file $value"
+    done < <(comm -13 <(sort <<<"$HOST_BEFORE") <(host_settings | sort))
 }
 
 parse_arguments() {
@@ -91,6 +123,7 @@ interrupted() {
     trap '' INT TERM HUP
     [[ -z $CHILD ]] || kill -TERM "$CHILD" 2>/dev/null || true
     end_left_behind
+    put_back
     say
     warn "interrupted"
     exit $((128 + $1))
@@ -143,6 +176,7 @@ verdict() {
     done
     end_left_behind
     log_complete
+    put_back | tee -a "$LOGS/$1.log" >&2
     [[ -z $left ]] || say "left these processes behind:"$'\n'"$left" | tee -a "$LOGS/$1.log" >&2
     missing=$(groups_missing "$1")
     case $2 in
@@ -182,7 +216,9 @@ try_stage() {
         else
             exec {out}>"$LOGS/$stage.log"
         fi
-        CI_RUN_ID=$RUN_ID CI_REPORT=$PWD/$LOGS/$stage.report \
+        STAGE_TMP=$(mktemp -d "${TMPDIR:-/tmp}/tw-ci.XXXXXX")
+        HOST_BEFORE=$(host_settings)
+        CI_RUN_ID=$RUN_ID CI_REPORT=$PWD/$LOGS/$stage.report TMPDIR=$STAGE_TMP \
             timeout -k "$GRACE_S" "$2" "$script" </dev/null >&"$out" 2>&1 {out}>&- &
         CHILD=$!
         exec {out}>&-
@@ -192,8 +228,8 @@ try_stage() {
     verdict "$stage" "$code"
 }
 
-# run_stage STAGE: once, and what fails of a stage with tries = 2 once more: those are at the mercy of
-# the machine's other users and of the network. That it was so is told, and its first log is kept.
+# run_stage STAGE: once, and what fails of a stage with tries = 2 once more: that is for stages that set up,
+# which depend on the network. The table shows it, and the first log is kept.
 run_stage() {
     local stage=$1 blocker allowed began=$SECONDS try
     SECONDS_OF[$stage]=0
@@ -230,12 +266,14 @@ what_ran() {
             if (!($2 in pass)) order[++n] = $2
             pass[$2] += $3; fail[$2] += $4; ignored[$2] += $5; p += $3; f += $4; i += $5
         }
+        $1 == "flake" { flakes++ }
         $1 == "note" { note = $2 }
         END {
             if (n) {
                 line = (p + f) (p + f == 1 ? " test" : " tests")
                 if (f) line = line ", " f " FAILED"
                 if (i) line = line ", " i " ignored"
+                if (flakes) line = line ", " flakes " REPEATED"
                 if (n > 1) for (k = 1; k <= n; k++) {
                     name = order[k]; sub(/^tidewater-/, "", name)
                     line = line (k == 1 ? " (" : ", ") name " " (pass[order[k]] + fail[order[k]])
@@ -289,20 +327,17 @@ print_excerpts() {
     done
 }
 
-# failed_tests LOG: the names that libtest lists at the end of each program's run.
-failed_tests() {
-    awk '/^failures:$/ { list = 1; next } /^test result/ { list = 0 }
-        list && /^    [^ ]+$/ { print $1 }' < <(cat "$@" 2>/dev/null) | sort -u | paste -sd ' '
-}
-
 # print_failures: where to look, one line per stage that did not pass, and what failed at either try:
 # whoever sees only the end of the output sees the names.
 print_failures() {
-    local stage names
+    local stage names reports=("${STAGES[@]/#/$LOGS/}")
+    reports=("${reports[@]/%/.report}")
     for stage in "${STAGES[@]}"; do
-        names=$(failed_tests "$LOGS/$stage.first.log" "$LOGS/$stage.log")
+        names=$(failed_tests "$LOGS/$stage.first.log" "$LOGS/$stage.log" | paste -sd ' ')
         [[ -z $names ]] || say "$stage: tests that failed: $names"
     done
+    awk -F '\t' '$1 == "flake" { print "repeated, as ci/flakes.tsv allows: " $2 }' \
+        "${reports[@]}"
     for stage in $(failed_stages); do
         say "${RESULT[$stage]}: $stage; log: $LOGS/$stage.log; again: ci/all.sh --only $stage"
     done

@@ -6,6 +6,7 @@
 # maturin, numpy and mpi4py.
 source "$(dirname "$0")/lib.sh"
 source ci/lib/openmpi.sh
+source ci/lib/packages.sh
 scratch_dir
 PREFIX=$SCRATCH/prefix
 EXAMPLES=$REPO_ROOT/client/capi/examples
@@ -212,8 +213,8 @@ test_mpi() {
     local mpi=(-DHEAT_MPI -O2)
     launched simulates rust "$REPO_ROOT/target/ci/examples/heat"
     launched simulates c "$SCRATCH/heat_c"
-    if [[ -z ${LAUNCHERS[mpirun]:-} ]] || ! have mpicc.openmpi libopenmpi-dev; then
-        skip "programs with MPI: no libopenmpi-dev"
+    if [[ -z ${LAUNCHERS[mpirun]:-} ]] || ! { has_mpi_h || apt_install libopenmpi-dev; }; then
+        skip "programs with MPI: no mpi.h of Open MPI"
         return
     fi
     if attempt "heat.c compiles with MPI" mpicc.openmpi "${mpi[@]}" -std=c11 "${WARN[@]}" -o "$SCRATCH/mpi_c" \
@@ -260,7 +261,7 @@ test_torch() {
 # numpy alone.
 test_python() {
     local tools=target/tools/python fresh=$SCRATCH/python
-    command -v python3 >/dev/null || { skip "Python: no python3"; return; }
+    has_venv || apt_install python3 python3-venv || { skip "Python: no python3 with venv"; return; }
     if [[ ! -x $tools/bin/maturin ]]; then
         rm -rf "$tools"
         if ! python3 -m venv "$tools" >"$SCRATCH/log" 2>&1 || ! "$tools/bin/pip" install --quiet 'maturin>=1.7,<2' >>"$SCRATCH/log" 2>&1; then

@@ -6,7 +6,8 @@ build_tests
 read -r folder exe < <(awk -F '\t' '$1 == "tidewater-client" && $2 == "sim" { print $3, $4 }' "$TEST_BINARIES")
 [[ -n ${exe:-} ]] || nothing_to_run "no test target named sim"
 first=$(date +%s)
-log=$(mktemp)
+scratch_dir
+log=$SCRATCH/log.txt
 passed=0 failed=0
 cd "$folder"
 for ((seed = first; seed < first + 40; seed++)); do
@@ -18,7 +19,6 @@ for ((seed = first; seed < first + 40; seed++)); do
         grep -E '^(seed |repeat: )' "$log" || tail -n 5 "$log"
     fi
 done
-rm -f "$log"
 cd "$REPO_ROOT"
 note "seeds $first to $((first + 39)): $passed held, $failed did not"
 [[ $passed -gt 0 ]] || die "no seed ran through: the simulator itself is broken"

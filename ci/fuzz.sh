@@ -14,14 +14,16 @@ build_tests
 grep -q $'\tfuzz\t' "$TEST_BINARIES" || nothing_to_run "no test target named fuzz"
 
 scratch_dir
-TIDEWATER_FUZZ_EXPORT=$SCRATCH run_test_binaries include fuzz --nocapture
+CORPUS=$SCRATCH/corpus
+mkdir "$CORPUS"
+TIDEWATER_FUZZ_EXPORT=$CORPUS run_test_binaries include fuzz --nocapture
 
 if ! cargo +nightly --version >/dev/null 2>&1; then
     note "without cargo fuzz: no nightly toolchain"
 elif ! cargo +nightly fuzz --version >/dev/null 2>&1; then
     note "without cargo fuzz: not installed"
 else
-    cargo +nightly fuzz run decoders "$SCRATCH" -- \
+    cargo +nightly fuzz run decoders "$CORPUS" -- \
         -runs="$TIDEWATER_FUZZ_EXECS" -max_total_time="$seconds" -rss_limit_mb=1024 -timeout=10
     note "with cargo fuzz"
 fi

@@ -4,12 +4,12 @@
 source "$(dirname "$0")/lib.sh"
 pkg-config --exists hwloc libudev 2>/dev/null ||
     nothing_to_run "no libhwloc or libudev to link (Debian: pkg-config libhwloc-dev libudev-dev)"
-log=$(mktemp)
+scratch_dir
+log=$SCRATCH/log.txt
 failed=0
 cargo clippy --locked --profile ci -p tidewater-transport --features hwloc --all-targets -- -D warnings
 cargo test --locked --profile ci -p tidewater-transport --features hwloc --test topo 2>&1 |
     tee "$log" || failed=1
 read -r p f i < <(summarize "$log")
-rm -f "$log"
 report tidewater-transport "$p" "$f" "$i"
 exit "$failed"

@@ -6,10 +6,11 @@
 #   ci/instructions.sh             compares; fails on a part that takes more than its tolerance more
 #   ci/instructions.sh --update    writes the counts into the file instead
 source "$(dirname "$0")/lib.sh"
+source ci/lib/packages.sh
 BASELINE=${CI_INSTRUCTIONS:-ci/instructions.tsv} # part, instructions an operation, tolerance in %
 TOLERANCE=5                                      # of a part that is new in the file
 
-command -v valgrind >/dev/null || apt_install valgrind || die "valgrind counts the instructions: apt-get install valgrind"
+need_packages instructions
 build_tests
 read -r exe < <(awk -F '\t' '$1 == "tidewater-bench" && $2 == "bench:parts" { print $4 }' "$TEST_BINARIES")
 [[ -n ${exe:-} ]] || die "no benchmark named parts"

@@ -20,6 +20,7 @@ done
 
 NOTHING_TO_RUN=77
 FEATURES=planted,verbs-dlopen     # of the one build
+FLAKES=$REPO_ROOT/ci/flakes.tsv   # tests that may be repeated once
 TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
 
 # note TEXT: shown in the stage's line of the final table.
@@ -96,12 +97,36 @@ summarize() {
         END { print p + 0, f + 0, n + 0 }' "$1"
 }
 
+# failed_tests LOG...: the names that libtest lists at the end of each program's run.
+failed_tests() {
+    awk '/^failures:$/ { list = 1; next } /^test result/ { list = 0 }
+        list && /^    [^ ]+$/ { print $1 }' < <(cat "$@" 2>/dev/null) | sort -u
+}
+
+# repeat_flakes CRATE TARGET EXECUTABLE LOG: whether every test that failed is named in ci/flakes.tsv and passes once
+# it is repeated alone. Each repetition is reported; a test that the list does not name is never repeated.
+repeat_flakes() {
+    local crate=$1 target=$2 exe=$3 name names
+    names=$(failed_tests "$4")
+    [[ -n $names ]] || return 1
+    for name in $names; do
+        awk -F '\t' -v t="$crate $target $name" '$1 == t { found = 1 } END { exit !found }' "$FLAKES" || return 1
+    done
+    for name in $names; do
+        say "--- $crate $target $name is in ci/flakes.tsv; once more"
+        [[ -z ${CI_REPORT:-} ]] || printf 'flake\t%s %s %s\n' "$crate" "$target" "$name" >>"$CI_REPORT"
+        "$exe" --exact "$name" --include-ignored </dev/null 2>&1 | tee "$4.again" || return 1
+        grep -q '^running 1 test$' "$4.again" || return 1
+    done
+}
+
 # run_test_binaries include|exclude TARGET [ARGUMENT...]: runs those test binaries one after another,
 # the way cargo would, and reports their counts per crate. Fails if any binary fails.
 run_test_binaries() {
     local how=$1 named=$2 failed=0 crate target folder exe log p f i began status
     shift 2
-    log=$(mktemp)
+    [[ -n ${SCRATCH:-} ]] || scratch_dir
+    log=$SCRATCH/test.log
     while IFS=$'\t' read -r crate target folder exe; do
         began=$SECONDS
         say "--- $crate $target"
@@ -109,7 +134,9 @@ run_test_binaries() {
         (cd "$folder" && CARGO_MANIFEST_DIR=$folder "$exe" "$@" </dev/null) 2>&1 |
             tee "$log" || status=$?
         read -r p f i < <(summarize "$log")
-        if ((status != 0)); then
+        if ((status != 0)) && (cd "$folder" && CARGO_MANIFEST_DIR=$folder repeat_flakes "$crate" "$target" "$exe" "$log"); then
+            p=$((p + f)) f=0
+        elif ((status != 0)); then
             failed=1
             ((f > 0)) || f=1 # it died before it could tell
             say "--- $crate $target FAILED; to repeat: $(repeat_command "$crate" "$target")"
@@ -118,7 +145,6 @@ run_test_binaries() {
         say "--- $crate $target: $p passed, $f failed, $i ignored, $((SECONDS - began)) s"
     done < <(awk -F '\t' -v how="$how" -v t="$named" \
         '($2 == t) == (how == "include")' "$TEST_BINARIES")
-    rm -f "$log"
     return "$failed"
 }
 

@@ -7,7 +7,8 @@ if ! git_files 'transport/src/*.rs' | xargs -0 grep -Eqs 'fn loom_[a-z0-9_]+'; t
 fi
 export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target-loom
 export LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-3}
-log=$(mktemp)
+scratch_dir
+log=$SCRATCH/log.txt
 failed=0
 loom() { cargo test --locked --profile ci -p tidewater-transport --features planted --lib "$@" 2>&1; }
 loom loom_ | tee "$log" || failed=1

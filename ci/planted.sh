@@ -6,7 +6,8 @@ source ci/lib/planted.sh
 TEST_SECONDS=120 # a test that hangs has not caught the defect
 [[ -n $(planted_rows) ]] || nothing_to_run "no rows in docs/TESTING.md"
 build_tests
-log=$(mktemp)
+scratch_dir
+log=$SCRATCH/log.txt
 caught=0 missed=0
 
 # run_one EXECUTABLE TEST [VARIABLE]: the exit code of one test, its output in $log.
@@ -46,7 +47,6 @@ while IFS=$'\t' read -r plant crate target test <&3; do
         sed 's/^/    /' "$log" | tail -n 20
     fi
 done 3< <(planted_rows)
-rm -f "$log"
 report planted "$caught" "$missed" 0
 note "planted: $caught/$((caught + missed)) caught"
 ((missed == 0))

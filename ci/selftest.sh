@@ -14,6 +14,7 @@ OUT=$SCRATCH/out
 fresh_copy() {
     rm -rf "$COPY"
     cp -a "$ORIGINAL" "$COPY"
+    say "$FAKE" >"$COPY/fake.sh"
 }
 
 outcome() {
@@ -78,7 +79,7 @@ all_sh() {
 # stage NAME SCRIPT_BODY [LINE_OF_TOML...]: a stage for all_sh.
 stage() {
     local name=$1
-    { say '#!/usr/bin/env bash' && say 'source ci/lib.sh' && say "$2"; } >"$COPY/ci/t_$name.sh"
+    { say '#!/usr/bin/env bash' && say 'source ci/lib.sh' && say "$FLAKY" && say "$2"; } >"$COPY/ci/t_$name.sh"
     chmod +x "$COPY/ci/t_$name.sh"
     shift 2
     {
@@ -145,6 +146,32 @@ test_tidy() {
         <<<$'\n| plant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-server | lib | nobody_wrote_this |'
 }
 
+# flaky TEST...: text for a stage that runs one test binary in which these tests fail at the first run.
+FLAKY='flaky() {
+    printf "%s\n" "#!/usr/bin/env bash" "FAILS=\"$*\"" "source $PWD/fake.sh" >fake && chmod +x fake
+    printf "c\tt\t%s\t%s\n" "$PWD" "$PWD/fake" >binaries
+    printf "c t a::listed\tabc\twhy\n" >flakes
+    rm -f again
+    FLAKES=$PWD/flakes TEST_BINARIES=$PWD/binaries
+    run_test_binaries exclude none
+}'
+FAKE='if [[ ${1:-} == --exact ]]; then echo "running 1 test"; echo "test result: ok. 1 passed; 0 failed; 0 ignored;"; exit 0; fi
+echo "running 2 tests"; echo "failures:"; for t in $FAILS; do echo "    a::$t"; done
+set -- $FAILS; echo "test result: FAILED. $((2 - $#)) passed; $# failed; 0 ignored;"; exit 101'
+
+# changed_host: what a stage changes of the host is put back. It needs root, and a pool of hugepages or ip.
+changed_host() {
+    local netns=tw-selftest-$$
+    ip netns add "$netns" 2>/dev/null || return 0
+    ip netns del "$netns"
+    no_stages && stage host "ip netns add $netns"
+    all_sh 0 '^host +ok' "a stage that leaves a network namespace"
+    if [[ ! -e /run/netns/$netns ]]; then outcome ok "all.sh: puts it back"; else
+        outcome no "all.sh: puts it back"
+        ip netns del "$netns"
+    fi
+}
+
 test_all_sh() {
     no_stages && stage good 'report g 3 0 1' 'required = true' 'groups = "g"'
     stage optional 'nothing_to_run "not here"' 'required = false'
@@ -157,17 +184,32 @@ test_all_sh() {
     if grep -qx 500 "$OUT"; then outcome no "all.sh: keeps to the reason"; else
         outcome ok "all.sh: keeps to the reason"
     fi
-    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && say "failures:" && say "    a::b" && exit 1; fi' 'tries = 2'
+    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && say "failures:" && say "    a::b" && exit 1; fi' 'sets_up = true' 'tries = 2'
     all_sh 0 '^shaky: tests that failed: a::b$' "names what failed at a first try"
     no_stages && stage quiet 'seq 1 999; exit 1'
     all_sh 1 '^999$' "the last lines of a stage that failed without a word"
-    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && echo error: bad luck && exit 1; fi' 'tries = 2'
+    no_stages && stage shaky 'if [[ -e seen ]]; then report g 3 0 0; else touch seen && echo error: bad luck && exit 1; fi' 'sets_up = true' 'tries = 2'
     all_sh 0 '^shaky +ok, 2nd try ' "a stage that passed at its second try"
     if grep -q '^1:error: bad luck' "$OUT"; then outcome ok "all.sh: what its first try said"; else
         outcome no "all.sh: what its first try said"
     fi
-    no_stages && stage bad 'exit 1' 'tries = 2'
+    no_stages && stage bad 'exit 1' 'sets_up = true' 'tries = 2'
     all_sh 1 '^bad +FAILED ' "a stage that failed twice"
+    no_stages && stage check : 'tries = 2'
+    all_sh 1 '^error: stage check: tries is for stages that set up' "a second try of a check"
+    no_stages && stage tests 'flaky listed'
+    all_sh 0 '^repeated, as ci/flakes.tsv allows: c t a::listed$' "a listed flake is repeated, and shown"
+    all_sh 0 '^tests .* 2 tests, 1 REPEATED' "a listed flake is counted"
+    no_stages && stage tests 'flaky other'
+    all_sh 1 '^FAILED: tests' "a test that is not listed is not repeated"
+    no_stages && stage tests 'flaky listed other'
+    all_sh 1 '^FAILED: tests' "a listed flake beside another failure is not repeated"
+    no_stages && stage temporary 'mktemp -d >seen; exit 1'
+    all_sh 1 '^FAILED: temporary' "a stage that leaves a temporary file"
+    if [[ -s $COPY/seen && ! -e $(<"$COPY/seen") ]]; then outcome ok "all.sh: removes it"; else
+        outcome no "all.sh: removes it"
+    fi
+    changed_host
     no_stages && stage empty 'nothing_to_run "not here"' 'required = true'
     all_sh 1 'RAN NOTHING: empty' "a required stage that ran nothing"
     no_stages && stage hollow 'report g 0 0 5' 'groups = "g"'

@@ -6,9 +6,9 @@ build_tests
 failed=0
 run_test_binaries exclude fuzz || failed=1
 
-log=$(mktemp)
+scratch_dir
+log=$SCRATCH/log.txt
 cargo test --locked --profile ci --workspace --features "$FEATURES" --doc 2>&1 | tee "$log" || failed=1
 read -r p f i < <(summarize "$log")
-rm -f "$log"
 report doc "$p" "$f" "$i"
 exit "$failed"

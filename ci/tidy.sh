@@ -3,7 +3,9 @@
 source "$(dirname "$0")/lib.sh"
 LINES_MAX=600     # longer files say why in their first line ("long: ...")
 SAFETY_REACH=4    # lines above an `unsafe` in which its SAFETY argument starts
-findings=$(mktemp)
+scratch_dir
+findings=$SCRATCH/findings.txt
+: >"$findings"
 
 # Patterns are written with [] so that this file does not find itself.
 UNFINISHED='\b(TOD[O]|FIXM[E]|XX[X])\b|\b(dbg|todo|unimplemented)[!]'
@@ -93,8 +95,15 @@ planted_table() {
     done
 }
 
+# A flake has its commit and its cause.
+flakes() {
+    awk -F '\t' '!/^#/ && (NF != 3 || split($1, t, " ") != 3 || $2 !~ /^[0-9a-f]{7,40}$/ || $3 == "") {
+        print FILENAME ":" FNR ": not: crate target name, a tab, commit, a tab, cause" }' "$FLAKES"
+}
+
 source ci/lib/planted.sh
 {
+    flakes
     long_files
     found '[^\x00-\x7F]' 'not ASCII' '*.rs' '*.sh' '*.awk' '*.toml' '*.c' '*.h'
     found "$UNFINISHED" 'unfinished: finish it or file it' '*.rs' '*.sh' '*.awk' '*.toml' '*.md'
@@ -108,5 +117,4 @@ if [[ -s $findings ]]; then
     sort -u "$findings"
     die "$(sort -u "$findings" | wc -l) findings"
 fi
-rm -f "$findings"
 note "$(git_files '*' | tr '\0' '\n' | wc -l) files"

@@ -4,8 +4,8 @@
 source "$(dirname "$0")/lib.sh"
 export TIDEWATER_READS=10000000
 build_tests
-log=$(mktemp)
+scratch_dir
+log=$SCRATCH/log.txt
 run_test_binaries include conformance torn_rows --nocapture --test-threads 2 2>&1 | tee "$log"
 reads=$(grep -oE '(shm|tcp|sim): accepted [0-9]+, of them torn 0, rejected [1-9][0-9]*' "$log" | wc -l)
-rm -f "$log"
 [[ $reads -eq 3 ]] || die "not all of shm, tcp and sim said what they read"

@@ -12,17 +12,50 @@ die() {
     exit 1
 }
 
-# apt_install PACKAGE...: on Debian as root, installs; otherwise says what to type and fails.
+# may_install: whether installing was asked for (CI_INSTALL=1) and is possible here: Debian, as root.
+may_install() {
+    [[ ${CI_INSTALL:-} == 1 && $(id -u) -eq 0 ]] && command -v apt-get >/dev/null
+}
+
+# apt_update_once: apt's lists, where it has none.
+apt_update_once() {
+    [[ -n $(find /var/lib/apt/lists -name '*_Packages*' -print -quit 2>/dev/null) ]] || apt-get update -qq
+}
+
+# boot_links: what starts services at boot, by systemd or by init scripts.
+boot_links() {
+    find /etc/systemd/system /etc/rc?.d -type l 2>/dev/null | sort
+}
+
+# install_quietly PACKAGE...: installs. No service of theirs is started or enabled for the next boot.
+install_quietly() (
+    export DEBIAN_FRONTEND=noninteractive
+    policy=/usr/sbin/policy-rc.d
+    links=$(boot_links)
+    if [[ ! -e $policy ]]; then
+        trap 'rm -f "$policy"' EXIT
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod +x "$policy"
+    fi
+    code=0
+    apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 ||
+        { apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null; } || code=$?
+    comm -13 <(say "$links") <(boot_links) | while IFS= read -r link; do
+        rm -f "$link"
+        say "not enabled at boot: ${link##*/}"
+    done
+    exit "$code"
+)
+
+# apt_install PACKAGE...: installs them if CI_INSTALL=1 asks for it, on Debian as root; otherwise says what to type and
+# fails.
 apt_install() {
-    local remedy="apt-get update && apt-get install -y --no-install-recommends $*"
-    if [[ $(id -u) -ne 0 ]] || ! command -v apt-get >/dev/null; then
-        warn "missing: $*. As root, type: $remedy"
+    if ! may_install; then
+        warn "missing: $*. CI_INSTALL=1 installs them (Debian, as root), or type: apt-get install -y --no-install-recommends $*"
         return 1
     fi
-    say "installing $* (apt-get)"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get install -qq -y --no-install-recommends "$@" >/dev/null 2>&1 && return 0
-    apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+    say "installing $* (apt-get, for CI_INSTALL=1)"
+    install_quietly "$@"
 }
 
 # have PROGRAM PACKAGE...: whether the program is here, or its packages could be installed.

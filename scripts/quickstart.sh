@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a clone to a trained model: builds Tidewater, makes a data set, and trains on it with two
-# servers and four workers, each a process of its own. Needs rustup; on Debian it installs a C
-# compiler if there is none. Leaves nothing behind but target/.
+# servers and four workers, each a process of its own. Needs rustup and a C compiler, which it installs
+# only if CI_INSTALL=1 asks for it (Debian, as root). Leaves nothing behind but target/.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"

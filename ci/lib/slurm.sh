@@ -2,6 +2,38 @@
 # A Slurm of one node, for this user, on 127.0.0.1 only: munged, slurmctld, slurmd. No systemd, no
 # cgroups, no /etc. Source it; set S to a short absolute folder (unix sockets are in it).
 
+# slurm_here: whether Slurm is here, or could be unpacked from Debian's packages. They are not installed: that would
+# add users, a key in /etc and three services.
+slurm_here() {
+    local root=$REPO_ROOT/target/tools/slurm program file missing=""
+    for program in munged slurmctld slurmd srun; do
+        command -v "$program" >/dev/null || missing=$program
+    done
+    SLURM_ROOT=
+    [[ -n $missing ]] || return 0
+    command -v apt-get >/dev/null || return 1
+    if [[ ! -e $root/complete ]]; then
+        rm -rf "$root"
+        mkdir -p "$root/debs/partial" "$root/bin"
+        apt-get install -qq -y --no-install-recommends --download-only -o Debug::NoLocking=1 \
+            -o "Dir::Cache::archives=$root/debs" slurmctld slurmd slurm-client munge >"$root/log" 2>&1 || return 1
+        for file in "$root"/debs/*.deb; do dpkg -x "$file" "$root" || return 1; done
+        # Debian's names of them are managed by alternatives.
+        for file in "$root"/usr/{s,}bin/*; do
+            program=${file##*/}
+            ln -sf "$file" "$root/bin/${program%-wlm}"
+        done
+        rm -rf "$root/debs"
+        : >"$root/complete"
+    fi
+    SLURM_ROOT=$root
+    for file in "$root"/usr/lib/*-linux-gnu; do
+        SLURM_PLUGINS=$file/slurm-wlm
+        export LD_LIBRARY_PATH=$file:$file/slurm-wlm${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    done
+    export PATH=$root/bin:$PATH
+}
+
 # slurm_alive PID
 slurm_alive() {
     [[ -d /proc/$1 ]] && ! grep -q '^State:.Z' "/proc/$1/status" 2>/dev/null
@@ -54,6 +86,7 @@ SlurmctldLogFile=$S/log/slurmctld.log
 SlurmdLogFile=$S/log/slurmd.log
 SlurmdParameters=config_overrides
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+${SLURM_ROOT:+PluginDir=$SLURM_PLUGINS}
 NodeName=$host NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 State=UNKNOWN
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 END
@@ -82,7 +115,7 @@ slurm_up() {
     done
     slurmctld -D -i -c -f "$SLURM_CONF" </dev/null >"$S/log/ctld.out" 2>&1 &
     echo $! >"$S/pid.y-ctld"
-    slurmd -D -N "$host" -f "$SLURM_CONF" </dev/null >"$S/log/slurmd.out" 2>&1 &
+    slurmd -D -N "$host" ${SLURM_ROOT:+-d "$SLURM_ROOT/bin/slurmstepd"} -f "$SLURM_CONF" </dev/null >"$S/log/slurmd.out" 2>&1 &
     echo $! >"$S/pid.a-slurmd"
     end=$((SECONDS + 20))
     until [[ $(timeout 3 sinfo -h -N -o %T 2>/dev/null) == idle ]]; do

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes what a Soft-RoCE guest boots from: Debian's stock kernel, unpacked and not installed, and an
-# initramfs of busybox, the modules below and ci/softroce/init. Installs QEMU, rdma-core and
-# perftest where they are absent. At once when all is there.
+# initramfs of busybox, the modules below and ci/softroce/init. Needs the packages of stage softroce in
+# ci/packages.tsv. At once when all is there.
 #
 # TIDEWATER_SOFTROCE_DIR: where; otherwise target/softroce of the checkout.
 source "$(dirname "$0")/lib.sh"
+source ci/lib/packages.sh
 INIT=ci/softroce/init
 LOCK_WAIT_S=600
 
@@ -13,22 +14,6 @@ LOCK_WAIT_S=600
 MODULES=(virtio_pci virtio_net virtio_console 9p 9pnet_virtio overlay crc32_generic rdma_rxe
     ib_uverbs sch_netem dummy)
 APPLETS=(sh mount insmod mkdir cat echo ln sleep chroot)
-
-# A command of each package tells whether it is there.
-declare -A PACKAGE_OF=([qemu-system-x86_64]=qemu-system-x86 [busybox]=busybox-static [cpio]=cpio
-    [modprobe]=kmod [xz]=xz-utils [rdma]=iproute2 [ibv_devinfo]=ibverbs-utils
-    [ib_read_lat]=perftest)
-
-install_packages() {
-    local command missing=()
-    for command in "${!PACKAGE_OF[@]}"; do
-        command -v "$command" >/dev/null || missing+=("${PACKAGE_OF[$command]}")
-    done
-    [[ -d /etc/libibverbs.d ]] || missing+=(rdma-core ibverbs-providers)
-    [[ -e /usr/include/infiniband/verbs.h ]] || missing+=(libibverbs-dev)
-    [[ -e /usr/include/rdma/rdma_cma.h ]] || missing+=(librdmacm-dev)
-    ((${#missing[@]} == 0)) || apt_install "${missing[@]}" || die "the guest needs ${missing[*]}"
-}
 
 # kernel_package: the package that linux-image-amd64 stands for today.
 kernel_package() {
@@ -40,6 +25,7 @@ fetch_kernel() {
     local package
     package=$(kernel_package)
     if [[ -z $package ]]; then
+        may_install || die "apt knows no package linux-image-amd64: type apt-get update as root, or set CI_INSTALL=1"
         apt-get update -qq || die "apt-get update failed: the guest's kernel comes from Debian"
         package=$(kernel_package)
     fi
@@ -103,6 +89,6 @@ mkdir -p "$SOFTROCE_DIR"
 exec {lock}>"$SOFTROCE_DIR/lock"
 flock -w "$LOCK_WAIT_S" "$lock" || die "another image.sh works in $SOFTROCE_DIR"
 TMPDIR=$SOFTROCE_DIR scratch_dir # on its file system: who boots meanwhile gets the old file or the new
-install_packages
+need_packages softroce
 have_kernel || take_kernel
 [[ $SOFTROCE_DIR/initrd.img -nt $INIT && $SOFTROCE_DIR/initrd.img -nt $SOFTROCE_DIR/version ]] || make_initramfs

@@ -11,6 +11,7 @@
 #![allow(clippy::print_stdout, reason = "a test that skips says why")]
 
 use std::fs::{self, File};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
@@ -32,10 +33,11 @@ const CAPACITY: usize = 32 << 20;
 const PAGES: u64 = 2 * (CAPACITY as u64 >> 21);
 const SETTING: &str = "/proc/sys/vm/nr_hugepages";
 
-/// Pages set aside, given back when dropped. One test of one process at a time.
+/// Pages set aside. A guard process gives them back when its input ends: at the drop, and also when this process is
+/// killed. It holds the turn until then: one test of one process at a time.
 struct Pool {
     _turn: File,
-    before: u64,
+    guard: Child,
 }
 
 impl Pool {
@@ -43,11 +45,20 @@ impl Pool {
     fn with(pages: u64) -> Result<Self, String> {
         let turn = File::open(SETTING).map_err(|e| format!("{SETTING}: {e}"))?;
         flock(&turn, FlockOperation::LockExclusive).map_err(|e| format!("{SETTING}: {e}"))?;
+        let before = setting();
+        let give_back = format!("trap '' INT TERM HUP; cat; echo {before} > {SETTING}");
+        let guard = Command::new("sh")
+            .args(["-c", &give_back])
+            .stdin(Stdio::piped())
+            // The same open file: the lock lasts until the guard has ended, too.
+            .stdout(turn.try_clone().map_err(|e| format!("{SETTING}: {e}"))?)
+            .stderr(Stdio::null())
+            .spawn();
         let pool = Self {
             _turn: turn,
-            before: setting(),
+            guard: guard.map_err(|e| format!("sh: {e}"))?,
         };
-        let wanted = pool.before + pages;
+        let wanted = before + pages;
         fs::write(SETTING, wanted.to_string()).map_err(|e| format!("{SETTING}: {e}"))?;
         match available() {
             free if free >= pages => Ok(pool),
@@ -58,8 +69,9 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Where it could not be set there is nothing to give back.
-        let _ = fs::write(SETTING, self.before.to_string());
+        // Its input ends. Where the setting could not be written there is nothing to give back.
+        drop(self.guard.stdin.take());
+        assert!(self.guard.wait().is_ok() || std::thread::panicking());
     }
 }
 
