@@ -141,9 +141,10 @@ fn describe(reason: RejectReason) -> String {
         RejectReason::NoMemory { used, capacity } => {
             format!("{used} of {capacity} bytes in use; raise the server's --capacity")
         }
-        RejectReason::PendingFull { held, limit } => format!(
-            "{held} bytes are held back for the open iteration, the limit is {limit}: a worker is far \
-             behind, or iterations are too long"
+        RejectReason::PendingFull { needed, limit } => format!(
+            "workers that are ahead of their turn in the iteration need {needed} bytes, an applier \
+             holds {limit}: raise the server's --pending-bytes, for all such workers together (a push \
+             cannot wait for its turn where a job uses several clock domains)"
         ),
         RejectReason::ReplyTooLarge { bytes, slot } => {
             format!("a reply of {bytes} bytes does not fit a slot of {slot}")

@@ -1,7 +1,11 @@
 //! Iterations of tables that take effect at the clock: what is held, what is refused, and how a
 //! server ends that cannot carry out what it has acknowledged.
 
-#![allow(clippy::unwrap_used)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
 
 use std::time::Duration;
 
@@ -10,9 +14,11 @@ use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, ClientError, Parts, PullOptions, Sync, Table, TableBuilder};
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::{ApplierId, WorkerId};
+use tidewater_transport::ids::{ApplierId, DomainId, WorkerId};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::layout::lines::RejectCode;
+use tidewater_transport::layout::reject::RejectReason;
+use tidewater_transport::sync::{AtomicBool, AtomicU64, Ordering};
 use tidewater_transport::table::{PushOp, Reduce};
 use tidewater_transport::wake::OsSleeper;
 
@@ -26,13 +32,22 @@ fn long() -> Deadline {
 
 /// A client of a job that has as many workers as the cluster says.
 fn client(cluster: &Cluster, rank: u32, job: &str, sync: Sync) -> Client {
+    client_over(cluster, TransportChoice::Auto, (rank, job), sync)
+}
+
+fn client_over(
+    cluster: &Cluster,
+    transport: TransportChoice,
+    (rank, job): (u32, &str),
+    sync: Sync,
+) -> Client {
     let environment = cluster.environment();
     let mut config = JoinConfig::new(&environment.coordinator, environment.token.clone());
     (config.rank, config.namespace) = (Some(rank), job.into());
     let (mut link, _) = NetCoordinatorLink::join(&config, long()).unwrap();
     let members = link.wait_servers(environment.servers, long()).unwrap();
     let mut config = ConnectConfig::new(environment.token.clone(), link.cluster(), rank);
-    (config.transport, config.epoch) = (TransportChoice::Auto, members.epoch);
+    (config.transport, config.epoch) = (transport, members.epoch);
     config.namespace = job.into();
     let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
     let servers = members.servers.iter().map(|server| {
@@ -78,12 +93,14 @@ fn push_ones(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Result<()
     client.wait_applied(&ticket)
 }
 
-/// Pushes new rows until the memory is full: how many are held.
+/// Pushes new rows until the memory for rows is full, and ticks now and then so that what is held
+/// stays small: how many rows were pushed.
 fn fill(client: &mut Client, table: &Table<f32>, from: u64) -> u64 {
     const BATCH: u64 = 64;
     for first in (from..from + 100_000).step_by(BATCH as usize) {
         let keys: Vec<u64> = (first..first + BATCH).collect();
         match push_ones(client, table, &keys) {
+            Ok(()) if first % (32 * BATCH) == 0 => client.tick().unwrap(),
             Ok(()) => {}
             Err(ClientError::Rejected { reject, .. }) => {
                 assert_eq!(reject.code(), RejectCode::NoMemory, "{reject:?}");
@@ -183,6 +200,7 @@ fn lost_acknowledged_push_ends_the_server() {
     let table = rows(&mut one);
     push_ones(&mut one, &table, &[u64::MAX]).unwrap();
     fill(&mut one, &table, 0);
+    push_ones(&mut one, &table, &[u64::MAX]).unwrap();
     let id = table.id();
     let removed = cluster
         .server(0)
@@ -191,4 +209,242 @@ fn lost_acknowledged_push_ends_the_server() {
     assert_eq!(removed.unwrap(), Ok(true));
     let reason = ["server 0", "applier 0", "acknowledged pushes", "--capacity"];
     everybody_hears(&cluster, vec![one, other], &reason);
+}
+
+/// A job whose appliers hold so many bytes for ranks that are early.
+fn job(workers: u32, pending_bytes: usize) -> Cluster {
+    Cluster::start(&ClusterConfig {
+        workers,
+        pending_bytes,
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+/// A vector of so many elements that takes pushes at the clock.
+fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f32> {
+    let spec = TableBuilder::blocks::<f32>(name, elements, 1)
+        .domain(DomainId(domain))
+        .at_clock(Reduce::Sum);
+    client.create_table::<f32>(spec.spec()).unwrap()
+}
+
+/// A push before its rank's turn stays in its ring when there is no budget, and is taken in turn.
+#[test]
+fn early_push_waits_for_its_turn() {
+    let cluster = job(2, 0);
+    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    let range = vector(&mut first, "range", 1_000, 0);
+    let spec = TableBuilder::sparse::<f32>("keys", 1).at_clock(Reduce::Sum);
+    let keys = first.create_table::<f32>(spec.spec()).unwrap();
+    let theirs = early.open_table::<f32>("range").unwrap();
+    let their_keys = early.open_table::<f32>("keys").unwrap();
+    for clock in 1..=3 {
+        // 2^24 + 1 - 2^24 in f32: the order of the ranks shows.
+        let pushed = early.push_dense(&theirs, 0, &[-16_777_216.0; 1_000], PushOp::Sum);
+        let pushed = pushed.unwrap();
+        let rows = early.push_rows(&their_keys, &[5], &[1.0], PushOp::Sum);
+        let rows = rows.unwrap();
+        early.set_timeout(Duration::from_millis(200));
+        let waited = early.wait_applied(&pushed);
+        assert!(
+            matches!(waited, Err(ClientError::Deadline { .. })),
+            "{waited:?}"
+        );
+        let held = cluster.server(0).unwrap();
+        let held = held.with_engine(ApplierId(0), |engine| engine.held_bytes());
+        assert_eq!(held.unwrap(), 0, "clock {clock}");
+        early.set_timeout(Duration::from_secs(60));
+        for ones in [[16_777_216.0; 1_000], [1.0; 1_000]] {
+            let own = first.push_dense(&range, 0, &ones, PushOp::Sum).unwrap();
+            first.wait_applied(&own).unwrap();
+        }
+        let own = first.push_rows(&keys, &[5], &[2.0], PushOp::Sum).unwrap();
+        first.wait_applied(&own).unwrap();
+        first.tick().unwrap();
+        early.wait_applied(&pushed).unwrap();
+        early.wait_applied(&rows).unwrap();
+        early.tick().unwrap();
+        let mut out = vec![-1.0; 1_000];
+        first
+            .pull_dense(&range, 0, &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, vec![0.0; 1_000], "(2^24 + 1) - 2^24 at clock {clock}");
+        let mut out = [-1.0];
+        first
+            .pull_rows(&keys, &[5], &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [3.0 * clock as f32]);
+    }
+}
+
+/// With a second domain a frame that waited would hold back that domain's clock: it is refused, and
+/// the error says how many bytes it takes.
+#[test]
+fn two_domains_are_refused_what_is_needed() {
+    let cluster = job(2, 0);
+    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    vector(&mut first, "zero", 1_000, 0);
+    vector(&mut first, "one", 1_000, 1);
+    early.set_timeout(Duration::from_secs(5));
+    for (name, clock) in [("zero", 0), ("one", 0)] {
+        let table = early.open_table::<f32>(name).unwrap();
+        let pushed = early.push_dense(&table, 0, &[1.0; 1_000], PushOp::Sum);
+        match early.wait_applied(&pushed.unwrap()) {
+            Err(e @ ClientError::Rejected { reject, .. }) => {
+                let RejectReason::PendingFull { needed, limit } = reject.reason else {
+                    panic!("{name}: {reject:?}");
+                };
+                assert!(needed >= 4_000 && limit == 0, "{reject:?}");
+                assert!(e.to_string().contains("--pending-bytes"), "{e}");
+            }
+            other => panic!("{name} at clock {clock}: {other:?}"),
+        }
+    }
+}
+
+/// A program that lets no rank tick before all have pushed, without the budget for it: the push that
+/// cannot be taken ends at its deadline.
+#[test]
+fn push_that_others_wait_for_ends_at_its_deadline() {
+    // More than a ring.
+    const ELEMENTS: usize = 1 << 20;
+    let cluster = job(2, 0);
+    let all_pushed = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (cluster, all_pushed) = (&cluster, &all_pushed);
+            scope.spawn(move || {
+                let mut client = client(cluster, rank, "default", Sync::Bsp);
+                let table = vector(&mut client, "range", ELEMENTS as u64, 0);
+                client.set_timeout(Duration::from_secs(1));
+                let pushed = client.push_dense(&table, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
+                match (rank, pushed) {
+                    (0, pushed) => drop(pushed.unwrap()),
+                    (_, Err(ClientError::Deadline { .. })) => {}
+                    (_, other) => panic!("{other:?}"),
+                }
+                all_pushed.wait();
+                if rank == 0 {
+                    client.tick().unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// Bytes of this process in memory, and how many of them are shared.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() << 10
+}
+
+const RANKS: u32 = 8;
+const GRADIENT_VARIABLE: &str = "TIDEWATER_TEST_GRADIENT_MIB";
+
+/// One iteration in which every rank pushes one gradient: the bytes that it takes at most.
+fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u64 {
+    let cluster = job(RANKS, pending);
+    let ones = vec![1.0; elements];
+    let connect = |rank| {
+        let mut client = client_over(&cluster, TransportChoice::Tcp, (rank, "default"), Sync::Bsp);
+        client.set_timeout(Duration::from_secs(600));
+        client
+    };
+    let mut clients: Vec<Client> = (0..RANKS).map(connect).collect();
+    let tables: Vec<Table<f32>> = clients
+        .iter_mut()
+        .map(|client| vector(client, "range", elements as u64, 0))
+        .collect();
+    let before = resident();
+    let (done, peak) = (AtomicBool::new(false), AtomicU64::new(0));
+    let push = |client: &mut Client, table: &Table<f32>| {
+        let pushed = client.push_dense(table, 0, &ones, PushOp::Sum).unwrap();
+        client.wait_applied(&pushed).unwrap();
+        client.tick().unwrap();
+    };
+    std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                peak.fetch_max(resident().saturating_sub(before), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let mut ranks = clients.iter_mut().zip(&tables);
+        let (zero, own) = ranks.next().unwrap();
+        if zero_first {
+            push(zero, own);
+        }
+        let others: Vec<_> = ranks
+            .map(|(client, table)| scope.spawn(move || push(client, table)))
+            .collect();
+        if !zero_first {
+            // Until the others are held up: a frame more is over the budget.
+            let deadline = Deadline::after(Duration::from_secs(300));
+            let server = cluster.server(0).unwrap();
+            let held = || server.with_engine(ApplierId(0), |engine| engine.held_bytes());
+            while held().unwrap() + (300 << 10) < pending {
+                assert!(!deadline.passed(), "the budget is never used up");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            push(zero, own);
+        }
+        others.into_iter().for_each(|rank| rank.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+        sampler.join().unwrap();
+    });
+    for first in [0, elements / 2, elements - 1_000] {
+        let mut out = vec![0.0; 1_000];
+        let (client, table) = (&mut clients[3], &tables[3]);
+        let pulled = client.pull_dense(table, first as u64, &mut out, PullOptions::default());
+        pulled.unwrap();
+        assert_eq!(out, vec![RANKS as f32; 1_000], "from element {first}");
+    }
+    peak.into_inner()
+}
+
+/// Runs in a process of its own, see [`an_iteration_takes_two_gradients_and_the_budget`].
+#[test]
+#[ignore = "its memory is measured by an_iteration_takes_two_gradients_and_the_budget"]
+fn peak_of_an_iteration_in_this_process() {
+    let mib = std::env::var(GRADIENT_VARIABLE).map_or(24, |mib| mib.parse().unwrap());
+    let gradient: usize = mib << 20;
+    // As 512 MiB are to a gradient of 600 MiB.
+    let pending = gradient / 600 * 512;
+    let mut within = true;
+    for zero_first in [false, true] {
+        let peak = peak_of_an_iteration(gradient / 4, pending, zero_first);
+        // Of each rank: staging of its client, ring and buffers of its connection.
+        let rings = u64::from(RANKS) * (4 << 20);
+        let most = (2 * gradient + pending) as u64 + rings;
+        println!(
+            "{RANKS} gradients of {mib} MiB, rank 0 {}: peak {} KiB of at most {} KiB",
+            if zero_first { "first" } else { "last" },
+            peak >> 10,
+            most >> 10
+        );
+        within &= peak <= most;
+    }
+    assert!(
+        within,
+        "an iteration takes more than two gradients, the budget and rings"
+    );
+}
+
+#[test]
+fn an_iteration_takes_two_gradients_and_the_budget() {
+    let full = std::env::var("TIDEWATER_TEST_FULL").is_ok_and(|full| full == "1");
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "peak_of_an_iteration_in_this_process"])
+        .args(["--include-ignored", "--nocapture"])
+        .env(GRADIENT_VARIABLE, if full { "600" } else { "24" })
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+    assert_eq!(said.matches("MiB, rank 0").count(), 2, "{said}");
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::{ClusterId, ServerId};
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
+use tidewater_transport::limits::PENDING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::coordinator::{
@@ -41,6 +42,8 @@ pub struct ClusterConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
     pub count_pushes: bool,
+    /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
+    pub pending_bytes: usize,
     /// Whether appliers sleep when they have nothing to do.
     pub busy_poll: BusyPoll,
     /// What their pages are [default: ordinary ones]. Hugepages are all taken at the start.
@@ -70,6 +73,7 @@ impl Default for ClusterConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
+            pending_bytes: PENDING_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
             hugepages: Hugepages::Off,
             on_lost: LostWorker::FailJob,
@@ -227,6 +231,7 @@ impl Cluster {
         server.rdma_device.clone_from(&config.rdma_device);
         server.rdma_timeout = config.rdma_timeout;
         server.count_pushes = config.count_pushes;
+        server.pending_bytes = config.pending_bytes;
         server.busy_poll = config.busy_poll;
         server.hugepages = config.hugepages;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));

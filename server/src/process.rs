@@ -6,6 +6,7 @@ use std::os::fd::BorrowedFd;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
+use tidewater_transport::limits::PENDING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
@@ -39,6 +40,8 @@ pub struct ServerConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
     pub count_pushes: bool,
+    /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
+    pub pending_bytes: usize,
     /// Whether appliers sleep when they have nothing to do.
     pub busy_poll: BusyPoll,
     /// What their pages are. Hugepages are all taken at the start.
@@ -69,6 +72,7 @@ impl ServerConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
+            pending_bytes: PENDING_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
             hugepages: Hugepages::Default,
             nic: None,
@@ -127,6 +131,7 @@ impl Server {
         node.rdma_device.clone_from(&config.rdma_device);
         node.rdma_timeout = config.rdma_timeout;
         node.count_pushes = config.count_pushes;
+        node.pending_bytes = config.pending_bytes;
         node.busy_poll = config.busy_poll;
         node.hugepages = config.hugepages;
         node.nic.clone_from(&config.nic);

@@ -83,6 +83,9 @@ pub const APPLIERS_MAX: u16 = 64;
 pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 /// Sessions (client threads) of a server.
 pub const SESSIONS_MAX: usize = 4_096;
+/// Bytes of pushes that one applier holds for ranks that are early, for those who do not say: what a
+/// slow worker can make the others pile up.
+pub const PENDING_BYTES_DEFAULT: usize = 512 << 20;
 /// A ring's data bytes; a frame is at most a quarter of it.
 pub const RING_BYTES_DEFAULT: usize = 1 << 20;
 /// Smallest ring: four frames of the smallest useful size.

@@ -78,6 +78,12 @@ plants! {
     RowsReservedAtTick = "rows-reserved-at-tick";
     /// An applier that lost acknowledged pushes goes on.
     ApplierGoesOn = "applier-goes-on";
+    /// Pushes of early ranks are held without a limit.
+    UnboundedHeldPushes = "unbounded-held-pushes";
+    /// An early push that finds no room waits although its client uses another clock domain, too.
+    WaitAcrossDomains = "wait-across-domains";
+    /// An early push that finds no room is refused instead of waiting for its turn.
+    EarlyFrameRefused = "early-frame-refused";
     /// A server whose applier panicked goes on without it.
     PanicUnnoticed = "panic-unnoticed";
     /// A released table's memory is freed extent by extent while rows of the others are still valid.

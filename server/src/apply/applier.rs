@@ -311,6 +311,11 @@ impl Applier {
     /// Takes frames out of a ring until they are so many bytes or rows. An error ends the session's
     /// lane: its client must recover it, or is no client of ours.
     fn consume(&mut self, n: usize, most: (usize, usize)) -> Result<bool, String> {
+        if self.rings[n].waiting == Some(self.engine.changes()) {
+            // Its next frame waits for its rank's turn, and nothing has changed.
+            return Ok(false);
+        }
+        self.rings[n].waiting = None;
         let mut payload = std::mem::take(&mut self.payload);
         let (mut bytes, mut rows) = (0, 0);
         let mut result = Ok(());
@@ -319,7 +324,6 @@ impl Applier {
                 Ok(Next::Empty) => break,
                 Ok(Next::Skipped) => bytes += LINE_BYTES,
                 Ok(Next::Frame(header)) => {
-                    bytes += header.ring_bytes() as usize;
                     if header.kind != FrameKind::PushDense {
                         rows += header.count as usize;
                     }
@@ -329,9 +333,10 @@ impl Applier {
                         result = Err(e.to_string());
                         break;
                     }
-                    if self.has_failed() {
+                    if self.has_failed() || self.rings[n].waiting.is_some() {
                         break;
                     }
+                    bytes += header.ring_bytes() as usize;
                 }
                 Err(e) => {
                     result = Err(e.to_string());
@@ -357,6 +362,10 @@ impl Applier {
                     self.reply(n, header, None, count)?;
                 }
                 Done::Applied
+            }
+            Ok(Effect::Wait) => {
+                self.rings[n].waiting = Some(self.engine.changes());
+                return Ok(());
             }
             Ok(Effect::Applied | Effect::Clock) => Done::Applied,
             Err(refusal) => {

@@ -13,6 +13,7 @@ use tidewater_transport::limits::ROW_DIM_MAX;
 
 use super::Refusal;
 use super::pending::Pending;
+use super::sums::Sums;
 use super::table::{Store, Table};
 use super::tick_blocks::Buffers;
 use crate::clocks::{Clocks, Moved};
@@ -30,6 +31,9 @@ pub enum Effect {
         /// Things in the reply.
         count: u32,
     },
+    /// The frame was not taken: its rank is early and the budget for early ranks is used up. It is to
+    /// be offered again when [`Engine::changes`] has moved.
+    Wait,
     /// A clock: the domains whose minimum moved are in [`Engine::moved`].
     Clock,
 }
@@ -45,6 +49,8 @@ pub struct Engine {
     pub(super) places: Vec<RowPlace>,
     pub(super) scratch: Vec<u8>,
     pub(super) tick: Buffers,
+    /// Sums of open iterations, by table.
+    pub(super) sums: HashMap<u32, Sums>,
     /// Who is a member of every clock domain of a job from its start; nobody in a service, whose
     /// jobs say it themselves.
     workers: Vec<WorkerId>,
@@ -89,6 +95,7 @@ impl Engine {
             places: Vec::new(),
             scratch: Vec::new(),
             tick: Buffers::default(),
+            sums: HashMap::new(),
             workers: workers.into_iter().collect(),
             clocks: BTreeMap::new(),
             reply: Vec::new(),
@@ -106,6 +113,7 @@ impl Engine {
     /// Adds a table.
     pub fn add_table(&mut self, table: Table) {
         self.tables.insert(table.id.0, table);
+        self.pending.changed();
     }
 
     /// Takes a table out; from now on its frames are refused. What was held back for it is gone.
@@ -117,6 +125,9 @@ impl Engine {
         }
         self.released.push((table.namespace, id.0));
         self.pending.forget_table(id.0);
+        if let Some(Sums::Blocks(sums)) = self.sums.remove(&id.0) {
+            sums.release();
+        }
         Some(table)
     }
 
@@ -178,6 +189,21 @@ impl Engine {
             FrameKind::Clock => self.clock(sender, header),
             FrameKind::Pad => Ok(Effect::Applied),
         }
+    }
+
+    /// Sets the bytes of pushes that ranks may have held before it is their turn.
+    pub const fn set_pending_bytes(&mut self, bytes: usize) {
+        self.pending.set_limit(bytes);
+    }
+
+    /// Counts events after which a frame that had to wait may be taken.
+    pub const fn changes(&self) -> u64 {
+        self.pending.changes()
+    }
+
+    /// Bytes of pushes that are held.
+    pub const fn held_bytes(&self) -> usize {
+        self.pending.bytes()
     }
 
     /// Notes that acknowledged work could not be carried out: the applier stops, and nothing more is

@@ -14,6 +14,7 @@ pub mod pending;
 mod push;
 pub mod records;
 mod reduce;
+mod sums;
 pub mod table;
 mod tick;
 mod tick_blocks;

@@ -1,25 +1,29 @@
-//! Pushes held back until their iteration closes.
+//! Pushes held back until their rank's turn in the iteration that they belong to.
 //!
-//! An applier takes frames of tables with `AtClock` out of the ring into private memory; they
-//! count as applied, and take effect exactly once, at the tick.
+//! An applier takes frames of tables with `AtClock` out of the ring into private memory, a
+//! [`Stream`] for each rank and iteration; they count as applied, and take effect exactly once, at
+//! the tick. Ranks are folded into the iteration's sums in ascending order, each when it has
+//! ticked. The rank whose turn it is is *staged*: its frames are always admitted. Frames of all
+//! others are *early* and share a budget.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{Bound, Range};
 use std::sync::Arc;
 
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::frame::FrameHeader;
+use tidewater_transport::limits::PENDING_BYTES_DEFAULT;
+use tidewater_transport::planted::{self, Plant};
 
 use super::Refusal;
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::NamespaceId;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_transport::layout::reject::RejectReason;
 
-/// Bytes of a page: the payload of the largest frame fits.
-const PAGE_BYTES: usize = 4 << 20;
-/// Bytes held back by one applier: what a slow worker can make the others pile up.
-pub const PENDING_BYTES_MAX: usize = 512 << 20;
+/// Bytes of the first, second and every further page of a stream. A larger frame has a page of its
+/// own size.
+const PAGE_BYTES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
 /// What a frame counts beside its payload, so that frames without one are bounded too: its entry
 /// here, and as much again while it moves to a larger list.
 const HELD_BYTES: usize = 2 * size_of::<Held>();
@@ -27,35 +31,58 @@ const HELD_BYTES: usize = 2 * size_of::<Held>();
 /// A frame that was taken over.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
-    /// Who pushed it.
+    /// Rank of its worker.
     pub rank: WorkerId,
     /// Its header.
     pub header: FrameHeader,
-    page: usize,
     at: usize,
 }
 
-/// One applier's pages and what is in them.
+/// Names a stream: the pushes of one rank in one iteration of a job's domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct StreamKey {
+    /// The job.
+    pub namespace: NamespaceId,
+    /// The clock domain.
+    pub domain: DomainId,
+    /// The iteration.
+    pub iteration: u64,
+    /// The rank.
+    pub rank: WorkerId,
+}
+
+/// The frames of one rank and iteration, as pushed, and the pages that they are in.
+#[derive(Debug, Default)]
+pub struct Stream {
+    frames: Vec<Held>,
+    pages: Vec<Block>,
+    /// Bytes in use of the last page.
+    used: usize,
+    bytes: usize,
+    staged: bool,
+}
+
+/// One applier's held frames.
 #[derive(Debug)]
 pub struct Pending {
     memory: Arc<ServerMemory>,
     owner: BlockOwner,
-    pages: Vec<Page>,
-    open: Option<usize>,
-    spare: Vec<usize>,
-    held: BTreeMap<(NamespaceId, DomainId, u64), Vec<Held>>,
+    streams: BTreeMap<StreamKey, Stream>,
+    /// Pages in no stream, by size.
+    spare: HashMap<usize, Vec<Block>>,
+    /// Largest pages that staged streams can rely on, and how many they have.
+    reserved: usize,
+    staged_pages: usize,
+    /// Bytes of early streams, and their limit.
+    early: usize,
+    limit: usize,
+    /// Bytes of all streams.
     bytes: usize,
-}
-
-#[derive(Debug)]
-struct Page {
-    block: Block,
-    used: usize,
-    frames: usize,
+    changes: u64,
 }
 
 impl Pending {
-    /// Nothing held.
+    /// Nothing held, with the default budget.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
         let owner = BlockOwner {
             kind: BlockKind::Pending,
@@ -63,16 +90,23 @@ impl Pending {
             applier,
             part: 0,
         };
-        let held = BTreeMap::new();
         Self {
             memory,
             owner,
-            pages: Vec::new(),
-            open: None,
-            spare: Vec::new(),
-            held,
+            streams: BTreeMap::new(),
+            spare: HashMap::new(),
+            reserved: 0,
+            staged_pages: 0,
+            early: 0,
+            limit: PENDING_BYTES_DEFAULT,
             bytes: 0,
+            changes: 0,
         }
+    }
+
+    /// Sets the budget of early ranks.
+    pub const fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes;
     }
 
     /// Bytes held.
@@ -80,85 +114,179 @@ impl Pending {
         self.bytes
     }
 
-    /// Takes a frame over; it belongs to iteration `header.clock` of `domain`.
+    /// Counts events after which a frame that waits may be admitted.
+    pub const fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Notes such an event.
+    pub const fn changed(&mut self) {
+        self.changes += 1;
+    }
+
+    /// Whether the budget has room for a payload of an early rank.
     ///
     /// # Errors
-    /// [`RejectReason::PendingFull`], [`RejectReason::NoMemory`]; nothing was taken.
+    /// [`RejectReason::PendingFull`], with what the ranks that are early now need, this payload
+    /// included.
+    pub fn room(&self, payload_len: usize) -> Result<(), Refusal> {
+        let needed = self.early + cost(payload_len);
+        if needed > self.limit && !planted::on(Plant::UnboundedHeldPushes) {
+            return Err(RejectReason::PendingFull {
+                needed: needed as u64,
+                limit: self.limit as u64,
+            });
+        }
+        Ok(())
+    }
+
+    /// Reserves memory for so many bytes of staged streams, at least.
+    ///
+    /// # Errors
+    /// [`RejectReason::NoMemory`].
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let [.., size] = PAGE_BYTES;
+        let pages = bytes.div_ceil(size);
+        while self.reserved < pages {
+            let block = self.memory.private.alloc_untouched(size, self.owner);
+            let block = block.map_err(|_| self.no_memory())?;
+            self.spare.entry(size).or_default().push(block);
+            self.reserved += 1;
+        }
+        Ok(())
+    }
+
+    /// Takes a frame over.
+    ///
+    /// # Errors
+    /// [`RejectReason::NoMemory`]; nothing was taken.
     pub fn hold(
         &mut self,
-        domain: DomainId,
-        sender: FrameSender,
+        key: StreamKey,
+        staged: bool,
+        header: FrameHeader,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let mut stream = self.streams.remove(&key).unwrap_or_default();
+        if staged {
+            self.stage_stream(&mut stream);
+        }
+        let result = self.hold_in(&mut stream, key.rank, header, payload);
+        if !stream.frames.is_empty() {
+            self.streams.insert(key, stream);
+        }
+        result
+    }
+
+    fn hold_in(
+        &mut self,
+        stream: &mut Stream,
+        rank: WorkerId,
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
         let len = payload.len().next_multiple_of(64);
-        if self.bytes + len + HELD_BYTES > PENDING_BYTES_MAX {
-            return Err(RejectReason::PendingFull {
-                held: self.bytes as u64,
-                limit: PENDING_BYTES_MAX as u64,
-            });
+        let room = stream.pages.last().map_or(0, |p| p.len - stream.used);
+        let mut bytes = cost(payload.len());
+        if room < len || stream.pages.is_empty() {
+            let page = self.page_for(stream, len).map_err(|_| self.no_memory())?;
+            let [.., largest] = PAGE_BYTES;
+            self.staged_pages += usize::from(stream.staged && page.len == largest);
+            stream.pages.push(page);
+            stream.used = 0;
+            // What is left of the page before stays empty.
+            bytes += room;
         }
-        let page = self.page_for(len).map_err(|_| {
-            let (used, capacity) = self.memory.private.usage();
-            RejectReason::NoMemory {
-                used: used as u64,
-                capacity: capacity as u64,
-            }
-        })?;
-        let Some(p) = self.pages.get_mut(page) else {
-            unreachable!("page {page} of the held pushes does not exist");
+        let Some(page) = stream.pages.last() else {
+            unreachable!("a stream that holds a frame has a page");
         };
-        let at = p.block.at + p.used;
+        let at = page.at + stream.used;
         match self.memory.private.region().words_mut(at, payload.len()) {
             Ok(words) => words.copy_in(0, payload),
             Err(e) => unreachable!("a page of the held pushes is outside the memory: {e}"),
         }
-        p.used += len;
-        p.frames += 1;
-        self.bytes += len + HELD_BYTES;
-        let held = Held {
-            rank: sender.rank,
-            header,
-            page,
-            at,
-        };
-        self.held
-            .entry((sender.namespace, domain, header.clock))
-            .or_default()
-            .push(held);
+        stream.used += len;
+        stream.bytes += bytes;
+        self.bytes += bytes;
+        if !stream.staged {
+            self.early += bytes;
+        }
+        stream.frames.push(Held { rank, header, at });
         Ok(())
     }
 
-    fn page_for(&mut self, len: usize) -> Result<usize, StoreError> {
-        if let Some(open) = self.open {
-            let room = self.pages.get(open).map_or(0, |p| p.block.len - p.used);
-            if room >= len {
-                return Ok(open);
-            }
+    fn no_memory(&self) -> Refusal {
+        let (used, capacity) = self.memory.private.usage();
+        RejectReason::NoMemory {
+            used: used as u64,
+            capacity: capacity as u64,
         }
-        let page = match self.spare.pop() {
-            Some(page) => page,
-            None => {
-                let block = self.memory.private.alloc(PAGE_BYTES, self.owner)?;
-                self.pages.push(Page {
-                    block,
-                    used: 0,
-                    frames: 0,
-                });
-                self.pages.len() - 1
-            }
-        };
-        self.open = Some(page);
-        Ok(page)
     }
 
-    /// What is held for an iteration of a job's domain, in the order it is reduced: by rank, then as pushed. The
-    /// frames stay until [`Pending::free`].
-    pub fn take(&mut self, namespace: NamespaceId, domain: DomainId, iteration: u64) -> Vec<Held> {
-        let of = (namespace, domain, iteration);
-        let mut held = self.held.remove(&of).unwrap_or_default();
-        held.sort_by_key(|h| (h.rank, h.header.seq));
-        held
+    /// A page with room for `len` bytes. Early streams leave those that are reserved.
+    fn page_for(&mut self, stream: &Stream, len: usize) -> Result<Block, StoreError> {
+        let [.., largest] = PAGE_BYTES;
+        let of_stream = PAGE_BYTES.get(stream.pages.len()).copied();
+        let size = of_stream.unwrap_or(largest).max(len.next_power_of_two());
+        let kept = match size == largest && !stream.staged {
+            true => self.reserved.saturating_sub(self.staged_pages),
+            false => 0,
+        };
+        let spare = self.spare.entry(size).or_default();
+        if spare.len() > kept
+            && let Some(page) = spare.pop()
+        {
+            return Ok(page);
+        }
+        let fresh = self.memory.private.alloc_used(size, self.owner);
+        match (fresh, stream.staged) {
+            (Err(_), true) if size < largest => {
+                // The reserve is of the largest pages.
+                let spare = self.spare.entry(largest).or_default();
+                let page = spare.pop();
+                page.map_or_else(|| self.memory.private.alloc_used(size, self.owner), Ok)
+            }
+            (fresh, _) => fresh,
+        }
+    }
+
+    /// A rank's turn has come: its frames are in no budget any more.
+    pub fn stage(&mut self, key: StreamKey) {
+        if let Some(mut stream) = self.streams.remove(&key) {
+            self.stage_stream(&mut stream);
+            self.streams.insert(key, stream);
+        }
+    }
+
+    fn stage_stream(&mut self, stream: &mut Stream) {
+        if !stream.staged {
+            stream.staged = true;
+            self.early -= stream.bytes;
+            self.staged_pages += largest_pages(&stream.pages);
+        }
+    }
+
+    /// What is held of an iteration of a job's domain, of ranks below `end` (of all without one), in
+    /// the order it is reduced: by rank, then as pushed. The frames stay until [`Pending::free`].
+    pub fn take(
+        &mut self,
+        (namespace, domain): (NamespaceId, DomainId),
+        iteration: u64,
+        end: Option<WorkerId>,
+    ) -> Vec<Stream> {
+        let key = |rank| StreamKey {
+            namespace,
+            domain,
+            iteration,
+            rank,
+        };
+        let first = Bound::Included(key(WorkerId(0)));
+        let end = match end {
+            Some(end) => Bound::Excluded(key(end)),
+            None => Bound::Included(key(WorkerId(u32::MAX))),
+        };
+        let taken = self.streams.extract_if((first, end), |_, _| true);
+        taken.map(|(_, stream)| stream).collect()
     }
 
     /// Copies a held frame's payload out.
@@ -188,35 +316,65 @@ impl Pending {
         }
     }
 
-    /// Forgets frames that took effect.
-    pub fn free(&mut self, held: &[Held]) {
-        for h in held {
-            self.bytes -= (h.header.payload_len as usize).next_multiple_of(64) + HELD_BYTES;
-            if let Some(page) = self.pages.get_mut(h.page) {
-                page.frames -= 1;
-                if page.frames == 0 {
-                    page.used = 0;
-                    if self.open != Some(h.page) {
-                        self.spare.push(h.page);
-                    }
-                }
+    /// Forgets streams that took effect; their pages are used again.
+    pub fn free(&mut self, streams: Vec<Stream>) {
+        for stream in streams {
+            self.bytes -= stream.bytes;
+            match stream.staged {
+                true => self.staged_pages -= largest_pages(&stream.pages),
+                false => self.early -= stream.bytes,
+            }
+            for page in stream.pages {
+                self.spare.entry(page.len).or_default().push(page);
             }
         }
+        self.changes += 1;
+    }
+
+    /// Drops what a rank pushed in an iteration that it will not end.
+    pub fn forget_rank(&mut self, key: StreamKey) {
+        let gone = self.streams.remove(&key);
+        self.free(gone.into_iter().collect());
     }
 
     /// Drops what is held for a job that is over.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
-        let over = self.held.extract_if(.., |of, _| of.0 == namespace);
-        let gone: Vec<Held> = over.flat_map(|(_, held)| held).collect();
-        self.free(&gone);
+        let over = |key: &StreamKey, _: &mut Stream| key.namespace == namespace;
+        let gone = self.streams.extract_if(.., over).map(|(_, stream)| stream);
+        let gone = gone.collect();
+        self.free(gone);
     }
 
-    /// Drops what is held for a released table.
+    /// Drops what is held for a released table. Its pages stay with the frames of other tables.
     pub fn forget_table(&mut self, table: u32) {
-        let mut gone = Vec::new();
-        for held in self.held.values_mut() {
-            gone.extend(held.extract_if(.., |h| h.header.table == table));
+        for stream in self.streams.values_mut() {
+            let mut gone = 0;
+            stream.frames.retain(|h| {
+                let stays = h.header.table != table;
+                gone += usize::from(!stays) * cost(h.header.payload_len as usize);
+                stays
+            });
+            stream.bytes -= gone;
+            self.bytes -= gone;
+            self.early -= usize::from(!stream.staged) * gone;
         }
-        self.free(&gone);
+        self.changes += 1;
     }
+}
+
+impl Stream {
+    /// Its frames, as pushed.
+    pub fn frames(&self) -> &[Held] {
+        &self.frames
+    }
+}
+
+/// What a payload counts.
+const fn cost(payload_len: usize) -> usize {
+    payload_len.next_multiple_of(64) + HELD_BYTES
+}
+
+fn largest_pages(pages: &[Block]) -> usize {
+    let [.., largest] = PAGE_BYTES;
+    pages.iter().filter(|page| page.len == largest).count()
 }

@@ -8,6 +8,7 @@ use tidewater_transport::table::{PushOp, Shape};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
+use super::pending::StreamKey;
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 
@@ -123,13 +124,15 @@ impl Engine {
             return Err(refusal);
         }
         if table.at_clock() {
-            self.check_open(sender, header)?;
+            let Some(staged) = self.admit(sender, header)? else {
+                return Ok(Effect::Wait);
+            };
             // A tick cannot refuse: rows that are missing are made now, while this push still can
             // be refused.
             if !planted::on(Plant::RowsReservedAtTick) {
                 self.locate_rows(header.table, payload, parts, count, header.flags.locs)?;
             }
-            self.hold(sender, header, payload)?;
+            self.hold(sender, staged, header, payload)?;
             return Ok(Effect::Applied);
         }
         self.apply_rows(header.table, op, payload, parts, count, header.flags.locs)?;
@@ -241,8 +244,11 @@ impl Engine {
             return Err(not_finite(table, first, values));
         }
         if table.at_clock() {
-            self.check_open(sender, header)?;
-            self.hold(sender, header, payload)?;
+            let Some(staged) = self.admit(sender, header)? else {
+                return Ok(Effect::Wait);
+            };
+            self.reserve_sums(header.table, op)?;
+            self.hold(sender, staged, header, payload)?;
             return Ok(Effect::Applied);
         }
         let progress = self.progress(0);
@@ -261,27 +267,61 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Refuses a push at the clock that is not of its worker's open iteration.
-    fn check_open(&mut self, sender: FrameSender, header: &FrameHeader) -> Result<(), Refusal> {
-        let domain = self.known(sender.namespace, header.table)?.spec.domain;
-        let open = self.clocks(sender.namespace).clock(domain, sender.rank);
+    /// Whether a push at the clock can be held now, and then whether it is its rank's turn; `None`
+    /// if it has to wait for that in its ring.
+    ///
+    /// A frame waits only if no other domain is used: the CLOCK frame of the other domain would
+    /// wait behind it.
+    fn admit(
+        &mut self,
+        sender: FrameSender,
+        header: &FrameHeader,
+    ) -> Result<Option<bool>, Refusal> {
+        let FrameSender {
+            namespace, rank, ..
+        } = sender;
+        let domain = self.known(namespace, header.table)?.spec.domain;
+        let clocks = self.clocks(namespace);
+        let open = clocks.clock(domain, rank);
         if !sender.clocked || open != Some(header.clock) {
             return Err(RejectReason::BadClock {
                 clock: header.clock,
                 expected: open.unwrap_or(u64::MAX),
             });
         }
-        Ok(())
+        let ticked = clocks.ticked(rank) | 1 << domain.0;
+        if clocks.turn(domain) == Some(rank) {
+            return Ok(Some(true));
+        }
+        let Err(full) = self.pending.room(header.payload_len as usize) else {
+            return Ok(Some(false));
+        };
+        let of_job = self.tables.values().filter(|t| t.namespace == namespace);
+        let domains = of_job.fold(ticked, |seen, t| seen | 1 << t.spec.domain.0);
+        let several = domains.count_ones() > 1 && !planted::on(Plant::WaitAcrossDomains);
+        match several || planted::on(Plant::EarlyFrameRefused) {
+            true => Err(full),
+            false => Ok(None),
+        }
     }
 
     fn hold(
         &mut self,
         sender: FrameSender,
+        staged: bool,
         header: &FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
-        let domain = self.known(sender.namespace, header.table)?.spec.domain;
-        self.pending.hold(domain, sender, *header, payload)
+        let FrameSender {
+            namespace, rank, ..
+        } = sender;
+        let key = StreamKey {
+            namespace,
+            domain: self.known(namespace, header.table)?.spec.domain,
+            iteration: header.clock,
+            rank,
+        };
+        self.pending.hold(key, staged, *header, payload)
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) fn tick_order() -> [PushOp; 3] {
 }
 
 /// Counts the ranks that pushed gradients of one row or block. Ranks are added in ascending order.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Ranks {
     last: Option<WorkerId>,
     count: u32,

@@ -1,6 +1,7 @@
 //! Ticks: a worker's clock moves; when the minimum moves, the iterations it closes take effect.
 //!
-//! Pushes of a closed iteration are reduced in rank order, row by row, and each row takes one
+//! Pushes of an iteration are reduced in rank order, row by row, each rank when it has ticked and all
+//! ranks below it have; when the iteration is closed each row takes one
 //! optimizer step: the bits depend neither on timing nor on who owns which partition. Only then is
 //! the new minimum announced, so no reader at clock c sees an update of an iteration >= c.
 
@@ -11,62 +12,16 @@ use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayloa
 use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::{DType, PushOp, Reduce};
+use tidewater_transport::table::Reduce;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::kernels::accumulate;
-use super::pending::Held;
+use super::pending::{Held, Stream, StreamKey};
 use super::push::word;
-use super::reduce::{Ranks, tick_order};
+use super::sums::{Reduced, Sums};
 use super::table::{Store, Table};
 use crate::clocks::Moved;
 use crate::namespace::{FrameSender, NamespaceId};
-
-/// One thing's reduced pushes of one iteration: first the last assign, then the sums, then one
-/// gradient step.
-#[derive(Debug, Default)]
-struct Reduced {
-    assign: Option<Vec<u8>>,
-    sum: Option<Vec<u8>>,
-    gradient: Option<Vec<u8>>,
-    ranks: Ranks,
-}
-
-impl Reduced {
-    fn add(&mut self, dtype: DType, rank: WorkerId, op: PushOp, values: &[u8]) {
-        let slot = match op {
-            PushOp::Assign => {
-                self.assign = Some(values.to_vec());
-                return;
-            }
-            PushOp::Sum => &mut self.sum,
-            PushOp::Gradient => {
-                self.ranks.add(rank);
-                &mut self.gradient
-            }
-        };
-        match slot {
-            Some(acc) => accumulate(dtype, acc, values),
-            None => *slot = Some(values.to_vec()),
-        }
-    }
-
-    /// What is to be applied, in order.
-    fn steps(mut self, dtype: DType, reduce: Reduce) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
-        if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient) {
-            self.ranks.mean(dtype, g);
-        }
-        tick_order().into_iter().filter_map(move |op| {
-            let values = match op {
-                PushOp::Assign => self.assign.take(),
-                PushOp::Sum => self.sum.take(),
-                PushOp::Gradient => self.gradient.take(),
-            };
-            values.map(|values| (op, values))
-        })
-    }
-}
 
 impl Engine {
     pub(super) fn clock(
@@ -83,8 +38,9 @@ impl Engine {
         }
         let domain = DomainId(header.partition as u8);
         if told == CLOCK_FINISHED && !planted::on(Plant::FinishLeavesOneDomain) {
-            // Of every domain: also of those that this worker never ticked in.
-            self.remove_worker(sender.namespace, sender.rank);
+            // Of every domain: also of those that this worker never ticked in. What it pushed after
+            // its last tick counts.
+            self.leave(sender.namespace, sender.rank);
             return Ok(Effect::Clock);
         }
         match self
@@ -93,6 +49,7 @@ impl Engine {
         {
             Ok(moved) => {
                 self.advance(sender.namespace, moved);
+                self.next_turn(sender.namespace, domain);
                 Ok(Effect::Clock)
             }
             Err(e) => Err(RejectReason::BadClock {
@@ -102,10 +59,61 @@ impl Engine {
         }
     }
 
-    /// A worker of a job is gone: it is waited for no more.
+    /// A worker of a job is gone: no clock waits for it. The part of an iteration that it pushed
+    /// without ending the iteration is dropped.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
-        let moved = self.clocks(namespace).remove(rank);
+        let clocks = self.clocks(namespace);
+        let domains: Vec<DomainId> = clocks.domains().collect();
+        for domain in domains {
+            if let Some(iteration) = self.clocks(namespace).clock(domain, rank) {
+                self.pending.forget_rank(StreamKey {
+                    namespace,
+                    domain,
+                    iteration,
+                    rank,
+                });
+            }
+        }
+        self.leave(namespace, rank);
+    }
+
+    fn leave(&mut self, namespace: NamespaceId, rank: WorkerId) {
+        let clocks = self.clocks(namespace);
+        let moved = clocks.remove(rank);
+        let domains: Vec<DomainId> = clocks.domains().collect();
         self.advance(namespace, moved);
+        for domain in domains {
+            self.next_turn(namespace, domain);
+        }
+    }
+
+    /// A clock has moved: adds the ranks that have had their turn to the sums of the open iteration,
+    /// and stages the rank whose turn it is now.
+    pub(super) fn next_turn(&mut self, namespace: NamespaceId, domain: DomainId) {
+        let clocks = self.clocks(namespace);
+        let (turn, iteration) = (clocks.turn(domain), clocks.line(domain).min);
+        // With no rank left nothing closes the iteration.
+        let Some(rank) = turn else { return };
+        if !self.deferred.is_empty() {
+            return;
+        }
+        let done = self
+            .pending
+            .take((namespace, domain), iteration, Some(rank));
+        for (id, held) in by_table(&done) {
+            match self.tables.get(&id).map(|t| &t.store) {
+                Some(Store::Blocks(_)) => self.fold_blocks(id, &held),
+                Some(_) => self.fold_rows(id, &held),
+                None => {}
+            }
+        }
+        self.pending.free(done);
+        self.pending.stage(StreamKey {
+            namespace,
+            domain,
+            iteration,
+            rank,
+        });
     }
 
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
@@ -130,43 +138,49 @@ impl Engine {
     fn close(&mut self, namespace: NamespaceId, moved: Moved) {
         let domain = moved.domain;
         for iteration in moved.from..moved.to {
-            let held = self.pending.take(namespace, domain, iteration);
-            let mut tables: Vec<u32> = held.iter().map(|h| h.header.table).collect();
-            tables.extend(self.snapshot_tables(namespace, domain));
-            tables.sort_unstable();
-            tables.dedup();
-            for id in tables {
-                let of_table: Vec<Held> = held
-                    .iter()
-                    .filter(|h| h.header.table == id)
-                    .copied()
-                    .collect();
+            let held = self.pending.take((namespace, domain), iteration, None);
+            let mut tables = by_table(&held);
+            for id in self.tables_to_close(namespace, domain) {
+                tables.entry(id).or_default();
+            }
+            for (id, held) in tables {
                 match self.tables.get(&id).map(|t| &t.store) {
-                    Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &of_table),
-                    Some(_) => self.close_rows(id, &of_table),
+                    Some(Store::Blocks(_)) => self.close_blocks(id, iteration, &held),
+                    Some(_) => {
+                        self.fold_rows(id, &held);
+                        self.step_rows(id);
+                    }
                     None => {}
                 }
             }
-            self.pending.free(&held);
+            self.pending.free(held);
         }
     }
 
-    fn snapshot_tables(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
-        let flips = |t: &&Table| match &t.store {
-            Store::Blocks(b) => {
-                (t.namespace, t.spec.domain) == (namespace, domain) && b.is_snapshot()
-            }
-            _ => false,
+    /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with sums,
+    /// and snapshot tables.
+    fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
+        let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
+            (Store::Blocks(b), _) if b.is_snapshot() => true,
+            (_, Some(Sums::Blocks(sums))) => !sums.is_empty(),
+            (_, Some(Sums::Rows(sums))) => !sums.is_empty(),
+            (_, None) => false,
         };
-        self.tables.values().filter(flips).map(|t| t.id.0).collect()
+        let of_domain = |t: &&Table| (t.namespace, t.spec.domain) == (namespace, domain);
+        let tables = self.tables.values().filter(of_domain).filter(changes);
+        tables.map(|t| t.id.0).collect()
     }
 
-    fn close_rows(&mut self, id: u32, held: &[Held]) {
+    /// Adds what is `held` for a table of rows to its sums, in the order it is in.
+    fn fold_rows(&mut self, id: u32, held: &[Held]) {
         let Some(table) = self.tables.get(&id) else {
             return;
         };
         let (dtype, row_bytes) = (table.spec.dtype, table.spec.row_bytes());
-        let mut rows: BTreeMap<u64, Reduced> = BTreeMap::new();
+        let sums = self.sums.entry(id).or_insert(Sums::Rows(BTreeMap::new()));
+        let Sums::Rows(rows) = sums else {
+            unreachable!("table {id} has rows and sums of blocks");
+        };
         let mut payload = std::mem::take(&mut self.scratch);
         for h in held {
             self.pending.payload(h, &mut payload);
@@ -182,10 +196,13 @@ impl Engine {
             }
         }
         self.scratch = payload;
-        self.step_rows(id, rows);
     }
 
-    fn step_rows(&mut self, id: u32, rows: BTreeMap<u64, Reduced>) {
+    fn step_rows(&mut self, id: u32) {
+        let Some(Sums::Rows(sums)) = self.sums.get_mut(&id) else {
+            return;
+        };
+        let rows: BTreeMap<u64, Reduced> = std::mem::take(sums);
         self.lsn += 1;
         let keys: Vec<u64> = rows.keys().copied().collect();
         // Rows exist since their pushes were held. One that was removed meanwhile is made again;
@@ -220,6 +237,15 @@ impl Engine {
         }
         self.places = places;
     }
+}
+
+/// The frames of streams by table, in the order of the streams.
+fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
+    let mut tables: BTreeMap<u32, Vec<Held>> = BTreeMap::new();
+    for held in streams.iter().flat_map(Stream::frames) {
+        tables.entry(held.header.table).or_default().push(*held);
+    }
+    tables
 }
 
 pub(super) fn reduce_of(table: &Table) -> Reduce {

@@ -2,19 +2,23 @@
 //!
 //! Held frames are cut into *segments*, each inside one block, and these are sorted by block,
 //! operation and the order in which frames are reduced (by rank, then as pushed). One block after
-//! the other is then summed in a buffer that stays in the core's cache, and stored: each gradient
-//! is read once and each parameter read and written once, whatever the number of workers.
+//! the other is then summed in a buffer that stays in the core's cache. Ranks that have had their turn
+//! while the iteration is open are added to its [`BlockSums`]; the tick adds the last ranks and
+//! stores: each gradient is read once and each parameter read and written once.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use tidewater_transport::layout::dense::BlockLayout;
 use tidewater_transport::layout::frame::FrameKind;
 use tidewater_transport::table::{DType, PushOp, Reduce};
 
+use super::Refusal;
 use super::engine::Engine;
 use super::kernels::accumulate;
 use super::pending::{Held, Pending};
 use super::reduce::{Ranks, tick_order};
+use super::sums::{BlockKey, BlockSum, BlockSums, Sums};
 use super::table::{Store, Table};
 use super::tick::reduce_of;
 use crate::store::dense_blocks::{BlocksError, DenseBlocks};
@@ -45,7 +49,7 @@ impl Segment {
 }
 
 /// Place of an operation in [`tick_order`].
-fn order_of(op: PushOp) -> u8 {
+pub(super) fn order_of(op: PushOp) -> u8 {
     let place = tick_order().iter().position(|&at| at == op);
     place.unwrap_or_default() as u8
 }
@@ -61,6 +65,8 @@ pub(super) struct Buffers {
     part: Vec<u8>,
     /// Elements of the block that take a step: sorted, disjoint, not adjacent.
     runs: Vec<Range<usize>>,
+    /// Ranks whose pushes are in `values`.
+    ranks: Ranks,
 }
 
 /// The rules of one table at one tick.
@@ -70,6 +76,16 @@ struct Rules {
     reduce: Reduce,
     /// Its rule counts steps: one of a block is a step of all its elements.
     counts_steps: bool,
+}
+
+impl Rules {
+    fn of(table: &Table) -> Self {
+        Self {
+            dtype: table.spec.dtype,
+            reduce: reduce_of(table),
+            counts_steps: table.spec.optimizer.counts_steps(),
+        }
+    }
 }
 
 impl Buffers {
@@ -110,26 +126,29 @@ impl Buffers {
         self.segments.sort_unstable();
     }
 
-    /// Reduces the segments `of` one block and operation into `values`, and notes which elements
-    /// they touch. Values of elements that nobody pushed are 0.
+    /// Reduces the segments `of` one block and operation, after what is in `sums`, into `values`, and
+    /// notes which elements they touch. Values of elements that nobody pushed are 0. Returns the sum
+    /// that was taken out.
     fn reduce(
         &mut self,
-        pending: &Pending,
-        held: &[Held],
+        (pending, held): (&Pending, &[Held]),
+        (sums, key): (&mut BlockSums, BlockKey),
         of: Range<usize>,
         used: usize,
         rules: Rules,
-    ) {
+    ) -> Option<BlockSum> {
         let size = rules.dtype.size();
-        let Some(segments) = self.segments.get(of) else {
-            return;
-        };
         self.values.clear();
         self.values.resize(used * size, 0);
         self.runs.clear();
-        let op = segments.first().map(|s| s.order);
-        let mut ranks = Ranks::default();
-        for segment in segments {
+        self.ranks = Ranks::default();
+        let before = sums.take(key, &mut self.values);
+        if let Some(before) = &before {
+            self.runs.extend_from_slice(&before.runs);
+            self.ranks = before.ranks;
+        }
+        let op = tick_order().get(usize::from(key.1)).copied();
+        for segment in self.segments.get(of).unwrap_or_default() {
             let Some(h) = held.get(segment.held) else {
                 continue;
             };
@@ -140,32 +159,49 @@ impl Buffers {
                 .values
                 .get_mut(elements.start * size..elements.end * size);
             let into = into.unwrap_or_default();
-            match op
-                .map(usize::from)
-                .and_then(|order| tick_order().get(order).copied())
-            {
+            match op {
                 Some(PushOp::Assign) => into.copy_from_slice(&self.part),
                 _ => accumulate(rules.dtype, into, &self.part),
             }
-            ranks.add(h.rank);
+            self.ranks.add(h.rank);
             self.runs.push(elements);
         }
         merge(&mut self.runs);
-        if op == Some(order_of(PushOp::Gradient)) {
-            if rules.reduce == Reduce::Mean {
-                ranks.mean(rules.dtype, &mut self.values);
-            }
-            if rules.counts_steps {
-                self.runs.clear();
-                self.runs.push(0..used);
-            }
+        before
+    }
+
+    /// The segments from `from` on that are of one block and operation.
+    fn group(&self, from: usize, key: BlockKey) -> Range<usize> {
+        let same = |s: &&Segment| (s.block, s.order) == key;
+        let segments = self.segments.get(from..).unwrap_or_default();
+        from..from + segments.iter().take_while(same).count()
+    }
+
+    /// Adds what was cut to `sums`.
+    fn fold(
+        &mut self,
+        pushes: (&Pending, &[Held]),
+        sums: &mut BlockSums,
+        layout: BlockLayout,
+        rules: Rules,
+    ) {
+        let mut from = 0;
+        while let Some(&Segment { block, order, .. }) = self.segments.get(from) {
+            let key = (block, order);
+            let group = self.group(from, key);
+            from = group.end;
+            let used = layout.used(block) as usize;
+            let before = self.reduce(pushes, (sums, key), group, used, rules);
+            sums.put(key, before, &self.values, (&self.runs, self.ranks));
         }
     }
 
-    /// Reduces and stores one block after the other. Each run of elements is a row of `lsn`.
+    /// Reduces and stores one block after the other: what was cut, after what is in `sums`. Each run of
+    /// elements is a row of `lsn`.
     fn step(
         &mut self,
-        (pending, held): (&Pending, &[Held]),
+        pushes: (&Pending, &[Held]),
+        sums: &mut BlockSums,
         (blocks, redo): (&mut DenseBlocks, &Redo),
         lsn: u64,
         rules: Rules,
@@ -173,20 +209,28 @@ impl Buffers {
         let layout = blocks.layout();
         let size = rules.dtype.size();
         let (mut from, mut row) = (0, 0);
-        while let Some(&Segment { block, order, .. }) = self.segments.get(from) {
-            let same = |s: &&Segment| (s.block, s.order) == (block, order);
-            let count = self.segments[from..].iter().take_while(same).count();
-            self.reduce(
-                pending,
-                held,
-                from..from + count,
-                layout.used(block) as usize,
-                rules,
-            );
-            from += count;
-            let Some(&op) = tick_order().get(usize::from(order)) else {
-                continue;
+        loop {
+            let cut = self.segments.get(from).map(|s| (s.block, s.order));
+            let Some(key) = cut.into_iter().chain(sums.first()).min() else {
+                break;
             };
+            let (block, order) = key;
+            let group = self.group(from, key);
+            from = group.end;
+            let used = layout.used(block) as usize;
+            self.reduce(pushes, (sums, key), group, used, rules);
+            let Some(&op) = tick_order().get(usize::from(order)) else {
+                unreachable!("operation {order} of a tick");
+            };
+            if op == PushOp::Gradient {
+                if rules.reduce == Reduce::Mean {
+                    self.ranks.mean(rules.dtype, &mut self.values);
+                }
+                if rules.counts_steps {
+                    self.runs.clear();
+                    self.runs.push(0..used);
+                }
+            }
             let base = block * layout.block_elements();
             for run in &self.runs {
                 let values = self.values.get(run.start * size..run.end * size);
@@ -196,6 +240,7 @@ impl Buffers {
                 row += 1;
             }
         }
+        sums.clear();
         Ok(())
     }
 }
@@ -223,15 +268,54 @@ impl Engine {
         }
     }
 
+    /// Adds what is `held` for a table by ranges to its sums, in the order it is in.
+    pub(super) fn fold_blocks(&mut self, id: u32, held: &[Held]) {
+        let sums = self.sums.get_mut(&id);
+        let (Some(table), Some(Sums::Blocks(sums))) = (self.tables.get(&id), sums) else {
+            unreachable!("the sums of table {id} are made when its first push is held");
+        };
+        let Store::Blocks(blocks) = &table.store else {
+            unreachable!("table {id} is by ranges");
+        };
+        let layout = blocks.layout();
+        self.tick.cut(&self.pending, held, layout);
+        let pushes = (&self.pending, held);
+        self.tick.fold(pushes, sums, layout, Rules::of(table));
+    }
+
+    /// Makes sure that the sums of an operation on a table by ranges, and one rank's pushes of it,
+    /// have memory.
+    pub(super) fn reserve_sums(&mut self, id: u32, op: PushOp) -> Result<(), Refusal> {
+        let Some(Table {
+            store: Store::Blocks(blocks),
+            ..
+        }) = self.tables.get(&id)
+        else {
+            return Ok(());
+        };
+        let order = order_of(op);
+        if let Some(Sums::Blocks(sums)) = self.sums.get(&id)
+            && sums.has(order)
+        {
+            return Ok(());
+        }
+        let block_bytes = blocks.layout().block_bytes;
+        let count = blocks.partitions().map(|p| p.blocks as usize).sum();
+        let new = || BlockSums::new(Arc::clone(&self.memory), (id, 0), (count, block_bytes));
+        let sums = self.sums.entry(id).or_insert_with(|| Sums::Blocks(new()));
+        let Sums::Blocks(sums) = sums else {
+            unreachable!("table {id} is by ranges and has sums of rows");
+        };
+        sums.reserve(order)?;
+        let staged = sums.bytes();
+        self.pending.reserve(staged)
+    }
+
     fn step_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) -> Result<(), BlocksError> {
         let Some(table) = self.tables.get_mut(&id) else {
             return Ok(());
         };
-        let rules = Rules {
-            dtype: table.spec.dtype,
-            reduce: reduce_of(table),
-            counts_steps: table.spec.optimizer.counts_steps(),
-        };
+        let rules = Rules::of(table);
         let Table {
             store: Store::Blocks(blocks),
             ..
@@ -248,8 +332,14 @@ impl Engine {
         }
         self.tick.cut(&self.pending, held, blocks.layout());
         let pushes = (&self.pending, held);
-        self.tick
-            .step(pushes, (blocks, &self.redo), self.lsn, rules)?;
+        match self.sums.get_mut(&id) {
+            Some(Sums::Blocks(sums)) => {
+                let store = (&mut *blocks, &self.redo);
+                self.tick.step(pushes, sums, store, self.lsn, rules)?;
+            }
+            // Nothing was ever pushed to it.
+            _ => assert!(held.is_empty(), "pushes are held, and no sums are reserved"),
+        }
         if snapshot {
             blocks.flip(epoch, iteration + 1, self.lsn)?;
         }

@@ -26,6 +26,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::token::read_file;
 use tidewater_transport::launch::{JobEnv, RdmaDevice, RdmaTimeout};
+use tidewater_transport::limits::PENDING_BYTES_DEFAULT;
 use tidewater_transport::wire::handshake::JobToken;
 
 /// What a lost worker means.
@@ -100,6 +101,11 @@ pub(crate) struct ServerArgs {
     /// tell how much has arrived since they pulled.
     #[arg(long)]
     count_pushes: bool,
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
+    /// the iteration; beyond that their pushes wait. A program that synchronises its workers by other
+    /// means between push and tick needs it for all pushes of an iteration.
+    #[arg(long, value_name = "BYTES", default_value_t = PENDING_BYTES_DEFAULT)]
+    pending_bytes: usize,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
@@ -149,6 +155,11 @@ pub(crate) struct ServeArgs {
     /// tell how much has arrived since they pulled.
     #[arg(long)]
     count_pushes: bool,
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
+    /// the iteration; beyond that their pushes wait. A program that synchronises its workers by other
+    /// means between push and tick needs it for all pushes of an iteration.
+    #[arg(long, value_name = "BYTES", default_value_t = PENDING_BYTES_DEFAULT)]
+    pending_bytes: usize,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
@@ -271,6 +282,7 @@ fn run_serve(args: ServeArgs) -> Outcome {
         rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
         rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
         count_pushes: args.count_pushes,
+        pending_bytes: args.pending_bytes,
         busy_poll: args.busy.busy_poll,
         hugepages: args.hugepages.unwrap_or_default(),
         token: Some(token(args.token_file, env.as_ref())?),
@@ -304,6 +316,7 @@ impl ServerArgs {
         config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
         config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
         config.count_pushes = self.count_pushes;
+        config.pending_bytes = self.pending_bytes;
         config.busy_poll = self.busy.busy_poll;
         config.hugepages = self.hugepages.unwrap_or_default();
         config.nic.clone_from(&self.nic);

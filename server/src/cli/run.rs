@@ -65,6 +65,11 @@ pub(crate) struct RunArgs {
     /// tell how much has arrived since they pulled.
     #[arg(long, conflicts_with = "server_command")]
     count_pushes: bool,
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
+    /// the iteration; beyond that their pushes wait [default: 512 MiB]. A program that synchronises its
+    /// workers by other means between push and tick needs it for all pushes of an iteration.
+    #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
+    pending_bytes: Option<usize>,
     #[command(flatten)]
     busy: super::BusyPollArgs,
     /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
@@ -153,7 +158,10 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     let busy = (args.busy.busy_poll != BusyPoll::Off)
         .then(|| format!("--busy-poll={}", args.busy.busy_poll));
     let options = capacity.into_iter().chain(hugepages).chain(counted);
-    let options = options.chain(busy);
+    let pending = args
+        .pending_bytes
+        .map(|bytes| format!("--pending-bytes={bytes}"));
+    let options = options.chain(busy).chain(pending);
     config.server.args.extend(options.map(OsString::from));
     if let Some(line) = args.server_command {
         config.server = ProcessCommand::shell(line);

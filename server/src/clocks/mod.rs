@@ -16,6 +16,8 @@ struct Domain {
     clocks: BTreeMap<WorkerId, u64>,
     min: u64,
     epoch: u64,
+    /// The lowest worker that has not ended iteration `min`.
+    turn: Option<WorkerId>,
 }
 
 /// Every domain of one job on one applier.
@@ -26,6 +28,8 @@ pub struct Clocks {
     /// Whether the members are all there will be.
     complete: bool,
     gone: BTreeSet<WorkerId>,
+    /// Of each worker the domains that it has ticked in, a bit each.
+    ticked: BTreeMap<WorkerId, u64>,
 }
 
 /// A domain's minimum moved: iterations `from..to` are closed.
@@ -60,6 +64,7 @@ impl Clocks {
             complete: !members.is_empty(),
             members,
             gone: BTreeSet::new(),
+            ticked: BTreeMap::new(),
         }
     }
 
@@ -80,23 +85,35 @@ impl Clocks {
         for domain in self.domains.values_mut().filter(|domain| domain.min == 0) {
             domain.clocks.insert(worker, 0);
             domain.epoch += 1;
+            domain.find_turn();
         }
     }
 
     fn domain(&mut self, id: DomainId) -> &mut Domain {
         self.domains.entry(id).or_insert_with(|| {
             let live = self.members.iter().filter(|w| !self.gone.contains(w));
-            Domain {
+            let mut domain = Domain {
                 clocks: live.map(|&w| (w, 0)).collect(),
-                min: 0,
-                epoch: 0,
-            }
+                ..Domain::default()
+            };
+            domain.find_turn();
+            domain
         })
     }
 
     /// A worker's clock in a domain; `None` for one that is no member or has finished.
     pub fn clock(&mut self, id: DomainId, worker: WorkerId) -> Option<u64> {
         self.domain(id).clocks.get(&worker).copied()
+    }
+
+    /// The worker whose turn it is in the open iteration: the lowest of those that have not ended it.
+    pub fn turn(&mut self, id: DomainId) -> Option<WorkerId> {
+        self.domain(id).turn
+    }
+
+    /// The domains that a worker has ticked in, a bit each.
+    pub fn ticked(&self, worker: WorkerId) -> u64 {
+        self.ticked.get(&worker).copied().unwrap_or_default()
     }
 
     /// Whether `tick` would take this clock.
@@ -135,6 +152,7 @@ impl Clocks {
         told: u64,
     ) -> Result<Option<Moved>, BadClock> {
         self.check(id, worker, told)?;
+        *self.ticked.entry(worker).or_default() |= 1u64.unbounded_shl(id.0.into());
         let domain = self.domain(id);
         if told == CLOCK_FINISHED {
             domain.clocks.remove(&worker);
@@ -185,13 +203,22 @@ impl Clocks {
 impl Domain {
     /// Moves the minimum. With nobody left it stays where the last worker left it.
     fn advance(&mut self, domain: DomainId) -> Option<Moved> {
-        let to = self.clocks.values().copied().min()?;
-        let from = self.min;
+        let to = self.clocks.values().copied().min();
+        let (from, to) = (self.min, to.unwrap_or(self.min));
+        self.min = to.max(from);
+        let clock = self.turn.and_then(|turn| self.clocks.get(&turn));
+        if to > from || clock.is_none_or(|&clock| clock > self.min) {
+            self.find_turn();
+        }
         if to <= from {
             return None;
         }
-        self.min = to;
         Some(Moved { domain, from, to })
+    }
+
+    fn find_turn(&mut self) {
+        let open = self.clocks.iter().find(|&(_, &clock)| clock == self.min);
+        self.turn = open.map(|(&worker, _)| worker);
     }
 }
 
@@ -241,6 +268,27 @@ mod tests {
                 min = now;
             }
         }
+    }
+
+    #[test]
+    fn turn_is_the_lowest_that_has_not_ticked() {
+        let mut clocks = Clocks::new((0..3).map(WorkerId));
+        let tick = |clocks: &mut Clocks, rank, told| {
+            clocks.tick(D, WorkerId(rank), told).unwrap();
+            clocks.turn(D).map(|w| w.0)
+        };
+        assert_eq!(clocks.turn(D), Some(WorkerId(0)));
+        assert_eq!(tick(&mut clocks, 1, 1), Some(0));
+        assert_eq!(tick(&mut clocks, 0, 1), Some(2));
+        assert_eq!(tick(&mut clocks, 1, 2), Some(2));
+        assert_eq!(tick(&mut clocks, 2, 1), Some(0), "the next iteration");
+        clocks.remove(WorkerId(0));
+        assert_eq!(clocks.turn(D), Some(WorkerId(2)));
+        assert_eq!(clocks.ticked(WorkerId(1)), 1 << D.0);
+        clocks.remove(WorkerId(2));
+        assert_eq!(clocks.turn(D), Some(WorkerId(1)), "of iteration 2");
+        clocks.remove(WorkerId(1));
+        assert_eq!(clocks.turn(D), None);
     }
 
     #[test]

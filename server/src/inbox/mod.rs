@@ -100,6 +100,9 @@ pub struct Ring {
     pub sender: FrameSender,
     /// The applier's end of the lane; `None` while it is broken.
     pub port: Option<Box<dyn Port>>,
+    /// Set while the next frame waits for the turn of its rank: the engine's count of changes when the
+    /// frame was looked at.
+    pub waiting: Option<u64>,
     inbox: Inbox,
     consumed: u64,
     /// The tail of the next frame is there, and the frame is not: how long that may last.
@@ -162,6 +165,7 @@ impl Ring {
             session: owner.session,
             sender: owner.sender,
             port: None,
+            waiting: None,
             inbox,
             consumed: 0,
             late: None,

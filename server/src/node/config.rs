@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tidewater_transport::ids::{ClusterId, Incarnation, ServerId};
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
-use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, SESSION_LINGER};
+use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SESSION_LINGER};
 use tidewater_transport::wire::handshake::{JobToken, Namespaces};
 
 use crate::store::Hugepages;
@@ -96,6 +96,8 @@ pub struct NodeConfig {
     pub rdma_timeout: RdmaTimeout,
     /// Whether clients are told to count their pushes in a word of each applier.
     pub count_pushes: bool,
+    /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
+    pub pending_bytes: usize,
     /// Whether appliers sleep when they have nothing to do.
     pub busy_poll: BusyPoll,
     /// What their pages are. Hugepages are all taken at the start.
@@ -140,6 +142,7 @@ impl NodeConfig {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             count_pushes: false,
+            pending_bytes: PENDING_BYTES_DEFAULT,
             busy_poll: BusyPoll::Off,
             hugepages: Hugepages::Default,
             nic: None,

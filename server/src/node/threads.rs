@@ -78,6 +78,7 @@ fn start_one(
     let (handle, commands) = ApplierHandle::new(Some(bell.clone()));
     let workers = (0..config.workers).map(WorkerId);
     let mut applier = Applier::new(Arc::clone(memory), u32::from(a), workers, commands)?;
+    applier.engine().set_pending_bytes(config.pending_bytes);
     let core = placement.cpus.get(usize::from(a));
     let core = core.map(|&cpu| CoreId { id: cpu as usize });
     let thread = std::thread::Builder::new().name(format!("tw-applier-{a}"));

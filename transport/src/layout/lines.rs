@@ -181,7 +181,7 @@ pub enum RejectCode {
     WrongOperation = 8,
     /// The server has no memory left for new rows.
     NoMemory = 9,
-    /// More held back for the open iteration than the limit.
+    /// More held back for early ranks of an iteration than the limit.
     PendingFull = 10,
     /// A reply larger than a slot.
     ReplyTooLarge = 11,

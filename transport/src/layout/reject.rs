@@ -68,10 +68,10 @@ pub enum RejectReason {
         /// Bytes there are.
         capacity: u64,
     },
-    /// More held back for the open iteration than the limit.
+    /// More held back for early ranks of an iteration than the limit.
     PendingFull {
-        /// Bytes held.
-        held: u64,
+        /// Bytes that they need.
+        needed: u64,
         /// Limit in bytes.
         limit: u64,
     },
@@ -121,7 +121,7 @@ impl RejectReason {
             Self::WrongOwner { first, count } => [first, count],
             Self::WrongOperation { kind, op } => [kind, op],
             Self::NoMemory { used, capacity } => [used, capacity],
-            Self::PendingFull { held, limit } => [held, limit],
+            Self::PendingFull { needed, limit } => [needed, limit],
             Self::ReplyTooLarge { bytes, slot } => [bytes, slot],
             Self::BadClock { clock, expected } => [clock, expected],
         }
@@ -146,7 +146,10 @@ impl RejectReason {
                 used: a,
                 capacity: b,
             },
-            RejectCode::PendingFull => Self::PendingFull { held: a, limit: b },
+            RejectCode::PendingFull => Self::PendingFull {
+                needed: a,
+                limit: b,
+            },
             RejectCode::ReplyTooLarge => Self::ReplyTooLarge { bytes: a, slot: b },
             RejectCode::BadClock => Self::BadClock {
                 clock: a,

@@ -7,8 +7,9 @@ use tidewater_transport::layout::frame::{FrameFlags, FrameHeader};
 use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::table::{DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
 
+use super::super::pending::{Stream, StreamKey};
 use super::*;
-use crate::namespace::{FrameSender, NamespaceId};
+use crate::namespace::NamespaceId;
 use crate::store::ServerMemory;
 
 const DOMAIN: DomainId = DomainId(0);
@@ -114,8 +115,22 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
         user_tag: 0,
         chk: 0,
     };
-    let sender = FrameSender::clocked(WorkerId(push.rank));
-    pending.hold(DOMAIN, sender, header, &payload).unwrap();
+    let key = StreamKey {
+        namespace: NamespaceId::default(),
+        domain: DOMAIN,
+        iteration: 0,
+        rank: WorkerId(push.rank),
+    };
+    let staged = push.rank == 0;
+    pending.hold(key, staged, header, &payload).unwrap();
+}
+
+/// Takes out what ranks below `end` pushed, or all.
+fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
+    let job = (NamespaceId::default(), DOMAIN);
+    let streams = pending.take(job, 0, end.map(WorkerId));
+    let held = streams.iter().flat_map(Stream::frames).copied().collect();
+    (streams, held)
 }
 
 #[test]
@@ -131,18 +146,32 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
         counts_steps: false,
     };
     let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
+    let mut sums = BlockSums::new(
+        Arc::clone(&memory),
+        (1, 0),
+        (ELEMENTS.div_ceil(BLOCK), 4096),
+    );
+    (0..3).for_each(|order| sums.reserve(order).unwrap());
     let mut model = vec![0.0; ELEMENTS];
     for seed in 0..40 {
         let pushes = pushes(seed);
         for (seq, push) in (1..).zip(&pushes) {
             hold(&mut pending, seq, push);
         }
-        let held = pending.take(NamespaceId::default(), DOMAIN, 0);
-        assert_eq!(held.len(), pushes.len());
+        // Ranks below `turn` have ticked before the others.
+        let turn = (seed % 5) as u32;
+        let (early, folded) = take(&mut pending, Some(turn));
+        assert!(folded.iter().all(|h| h.rank.0 < turn));
+        buffers.cut(&pending, &folded, blocks.layout());
+        buffers.fold((&pending, &folded), &mut sums, blocks.layout(), rules);
+        pending.free(early);
+        let (streams, held) = take(&mut pending, None);
+        assert_eq!(folded.len() + held.len(), pushes.len());
         buffers.cut(&pending, &held, blocks.layout());
-        let stored = buffers.step((&pending, &held), (&mut blocks, &redo), seed + 1, rules);
+        let (pushed, store) = ((&pending, &held[..]), (&mut blocks, &redo));
+        let stored = buffers.step(pushed, &mut sums, store, seed + 1, rules);
         stored.unwrap();
-        pending.free(&held);
+        pending.free(streams);
         tick(&mut model, &pushes);
         // A range that is read is of one partition.
         for (n, want) in (0..).zip(&model) {

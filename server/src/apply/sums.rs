@@ -1,0 +1,237 @@
+//! Sums of an open iteration: what the ranks that have had their turn pushed, reduced.
+//!
+//! Ranks are added in ascending order, each at once, and a sum continues where the rank before it
+//! ended: the bits are those of one pass over all ranks.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use tidewater_transport::ids::WorkerId;
+use tidewater_transport::layout::reject::RejectReason;
+use tidewater_transport::table::{DType, PushOp, Reduce};
+
+use super::Refusal;
+use super::kernels::accumulate;
+use super::reduce::{Ranks, tick_order};
+use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+
+/// Sums of one table.
+#[derive(Debug)]
+pub(super) enum Sums {
+    /// Of rows, by key.
+    Rows(BTreeMap<u64, Reduced>),
+    /// Of blocks.
+    Blocks(BlockSums),
+}
+
+/// One row's reduced pushes of one iteration: first the last assign, then the sums, then one
+/// gradient step.
+#[derive(Debug, Default)]
+pub(super) struct Reduced {
+    assign: Option<Vec<u8>>,
+    sum: Option<Vec<u8>>,
+    gradient: Option<Vec<u8>>,
+    ranks: Ranks,
+}
+
+impl Reduced {
+    pub(super) fn add(&mut self, dtype: DType, rank: WorkerId, op: PushOp, values: &[u8]) {
+        let slot = match op {
+            PushOp::Assign => {
+                self.assign = Some(values.to_vec());
+                return;
+            }
+            PushOp::Sum => &mut self.sum,
+            PushOp::Gradient => {
+                self.ranks.add(rank);
+                &mut self.gradient
+            }
+        };
+        match slot {
+            Some(acc) => accumulate(dtype, acc, values),
+            None => *slot = Some(values.to_vec()),
+        }
+    }
+
+    /// What is to be applied, in order.
+    pub(super) fn steps(
+        mut self,
+        dtype: DType,
+        reduce: Reduce,
+    ) -> impl Iterator<Item = (PushOp, Vec<u8>)> {
+        if let (Reduce::Mean, Some(g)) = (reduce, &mut self.gradient) {
+            self.ranks.mean(dtype, g);
+        }
+        tick_order().into_iter().filter_map(move |op| {
+            let values = match op {
+                PushOp::Assign => self.assign.take(),
+                PushOp::Sum => self.sum.take(),
+                PushOp::Gradient => self.gradient.take(),
+            };
+            values.map(|values| (op, values))
+        })
+    }
+}
+
+/// The sum of one operation on one block.
+#[derive(Debug)]
+pub(super) struct BlockSum {
+    slot: usize,
+    /// Elements that were pushed: sorted, disjoint, not adjacent.
+    pub(super) runs: Vec<Range<usize>>,
+    /// Ranks that pushed any of them.
+    pub(super) ranks: Ranks,
+}
+
+/// Block and operation (its place in a tick).
+pub(super) type BlockKey = (u64, u8);
+
+/// Sums of one table by ranges, in private memory.
+#[derive(Debug)]
+pub(super) struct BlockSums {
+    memory: Arc<ServerMemory>,
+    owner: BlockOwner,
+    block_bytes: usize,
+    /// Blocks of the table on this applier.
+    blocks: usize,
+    /// Memory for the sums of one operation on all blocks, each; operations that it was made for.
+    parts: Vec<Block>,
+    orders: u8,
+    /// Slots in use.
+    used: usize,
+    sums: BTreeMap<BlockKey, BlockSum>,
+}
+
+impl BlockSums {
+    /// Without memory, for a table of so many blocks.
+    pub(super) const fn new(
+        memory: Arc<ServerMemory>,
+        (table, applier): (u32, u32),
+        (blocks, block_bytes): (usize, usize),
+    ) -> Self {
+        let owner = BlockOwner {
+            kind: BlockKind::Pending,
+            table,
+            applier,
+            part: 0,
+        };
+        Self {
+            memory,
+            owner,
+            block_bytes,
+            blocks,
+            parts: Vec::new(),
+            orders: 0,
+            used: 0,
+            sums: BTreeMap::new(),
+        }
+    }
+
+    /// Reserves memory for the sums of one operation on every block.
+    ///
+    /// # Errors
+    /// [`RejectReason::NoMemory`].
+    pub(super) fn reserve(&mut self, order: u8) -> Result<(), Refusal> {
+        if self.has(order) {
+            return Ok(());
+        }
+        let private = &self.memory.private;
+        let part = private
+            .alloc_untouched(self.bytes(), self.owner)
+            .map_err(|_| {
+                let (used, capacity) = private.usage();
+                RejectReason::NoMemory {
+                    used: used as u64,
+                    capacity: capacity as u64,
+                }
+            })?;
+        self.parts.push(part);
+        self.orders |= 1 << order;
+        Ok(())
+    }
+
+    /// Whether the sums of an operation have memory.
+    pub(super) const fn has(&self, order: u8) -> bool {
+        self.orders & 1 << order != 0
+    }
+
+    /// Bytes of one operation's sums.
+    pub(super) const fn bytes(&self) -> usize {
+        self.blocks * self.block_bytes
+    }
+
+    /// Whether no rank has been added.
+    pub(super) fn is_empty(&self) -> bool {
+        self.sums.is_empty()
+    }
+
+    /// The first sum, in the order of a tick.
+    pub(super) fn first(&self) -> Option<BlockKey> {
+        self.sums.first_key_value().map(|(key, _)| *key)
+    }
+
+    /// Takes a sum out: its values are copied to `values`.
+    pub(super) fn take(&mut self, key: BlockKey, values: &mut [u8]) -> Option<BlockSum> {
+        let sum = self.sums.remove(&key)?;
+        match self
+            .memory
+            .private
+            .region()
+            .words(self.at(sum.slot), values.len())
+        {
+            Ok(words) => words.copy_out(0, values),
+            Err(e) => unreachable!("a sum is outside the memory: {e}"),
+        }
+        Some(sum)
+    }
+
+    /// Puts a sum in: a new one, or one that was taken out (`before`).
+    pub(super) fn put(
+        &mut self,
+        key: BlockKey,
+        before: Option<BlockSum>,
+        values: &[u8],
+        (runs, ranks): (&[Range<usize>], Ranks),
+    ) {
+        let slot = before.map_or(self.used, |before| before.slot);
+        self.used = self.used.max(slot + 1);
+        match self
+            .memory
+            .private
+            .region()
+            .words_mut(self.at(slot), values.len())
+        {
+            Ok(words) => words.copy_in(0, values),
+            Err(e) => unreachable!("a sum is outside the memory: {e}"),
+        }
+        let runs = runs.to_vec();
+        self.sums.insert(key, BlockSum { slot, runs, ranks });
+    }
+
+    /// The iteration is over: every slot is free.
+    pub(super) fn clear(&mut self) {
+        self.sums.clear();
+        self.used = 0;
+    }
+
+    fn at(&self, slot: usize) -> usize {
+        let (part, inside) = (slot / self.blocks.max(1), slot % self.blocks.max(1));
+        let part = self.parts.get(part);
+        let Some(part) = part else {
+            unreachable!(
+                "slot {slot} of {} reserved sums",
+                self.parts.len() * self.blocks
+            );
+        };
+        part.at + inside * self.block_bytes
+    }
+
+    /// Gives the memory back.
+    pub(super) fn release(self) {
+        for part in self.parts {
+            let freed = self.memory.private.free(part);
+            assert!(freed.is_ok(), "sums are of this memory: {freed:?}");
+        }
+    }
+}
