@@ -1,3 +1,5 @@
+//! long: one account of both memories, and the units of it.
+//!
 //! The server's memories and who was given which part of them.
 //!
 //! ```text

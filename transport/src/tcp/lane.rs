@@ -1,3 +1,5 @@
+//! long: one state machine, from connecting to recovery.
+//!
 //! The client's end.
 
 use std::collections::VecDeque;
