@@ -254,6 +254,12 @@ fn early_push_waits_for_its_turn() {
         let held = cluster.server(0).unwrap();
         let held = held.with_engine(ApplierId(0), |engine| engine.held_bytes());
         assert_eq!(held.unwrap(), 0, "clock {clock}");
+        // Nor does the tick go ahead of it: its deadline names the rank that is awaited.
+        early.set_clock_timeout(Duration::from_millis(200));
+        let ticked = early.tick().unwrap_err().to_string();
+        let awaited = format!("worker 0, at clock {}", clock - 1);
+        assert!(ticked.contains(&awaited), "{ticked}");
+        early.set_clock_timeout(Duration::from_secs(60));
         early.set_timeout(Duration::from_secs(60));
         for ones in [[16_777_216.0; 1_000], [1.0; 1_000]] {
             let own = first.push_dense(&range, 0, &ones, PushOp::Sum).unwrap();
