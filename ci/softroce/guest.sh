@@ -36,8 +36,9 @@ make_devices() {
         add_device rxe0 eth0 "${SOFTROCE_ADDRESS%/*}"
     else
         add_device rxe0 lo 127.0.0.1
-        ip link add dummy0 mtu "$CARD_MTU" type dummy
-        ip link set dummy0 arp on up # who looks for a neighbour there waits for an answer
+        # The module makes dummy0 when it is loaded, unless the host's /lib/modprobe.d (systemd) says otherwise.
+        [[ -e /sys/class/net/dummy0 ]] || ip link add dummy0 type dummy
+        ip link set dummy0 mtu "$CARD_MTU" arp on up # who looks for a neighbour there waits for an answer
         ip address add 10.9.0.1/24 dev dummy0
         add_device rxe1 dummy0 10.9.0.1
     fi
