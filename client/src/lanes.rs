@@ -287,7 +287,7 @@ impl Lanes {
 
     /// Notes that a lane failed; final errors make it broken.
     pub(crate) fn failed(&mut self, lane: usize, e: LaneError) -> Interrupt {
-        if matches!(e, LaneError::Usage { .. }) {
+        if !e.is_fatal() {
             return Interrupt::Failed(e.into());
         }
         self.all[lane].broken = Some(e);

@@ -63,6 +63,7 @@ mod lanes;
 #[cfg(feature = "embedded")]
 pub mod launched;
 pub mod link;
+mod num;
 pub mod pull;
 pub mod push;
 mod replies;

@@ -1,5 +1,7 @@
 //! The client of one thread: tables, pulls, pushes, ticks.
 
+#![deny(clippy::cast_possible_truncation)]
+
 mod arrivals;
 mod pull;
 mod push;
@@ -22,6 +24,7 @@ use crate::lanes::{Interrupt, Lanes};
 use crate::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use crate::pull::{BlockScratch, LaterPulls, RowScratch};
 use crate::push::combine::Combiner;
+use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
@@ -48,7 +51,7 @@ pub struct Parts {
 /// It does not say that the worker is done; [`Client::finish`] does, so that nobody waits for it.
 pub struct Client {
     lanes: Lanes,
-    tables: Vec<TableState>,
+    tables: Tables,
     clock: WorkerClock,
     scratch: RowScratch,
     blocks: BlockScratch,
@@ -65,6 +68,8 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client")
             .field("rank", &self.rank)
+            .field("number", &self.tables.client.0)
+            .field("tables", &self.tables.len())
             .finish_non_exhaustive()
     }
 }
@@ -80,7 +85,7 @@ impl Client {
         let by_lane = vec![Vec::new(); lanes.len()];
         Ok(Self {
             lanes,
-            tables: Vec::new(),
+            tables: Tables::new()?,
             clock: WorkerClock::new(parts.sync),
             scratch: RowScratch::default(),
             blocks: BlockScratch::default(),
@@ -159,9 +164,10 @@ impl Client {
         self.adopt(info, deadline)
     }
 
-    /// The definition of a table of this client.
+    /// The definition of a table of this client; `None` for a handle of another one.
     pub fn spec<T: Element>(&self, table: &Table<T>) -> Option<&TableSpec> {
-        self.tables.get(table.index).map(|state| &state.spec)
+        let found = self.tables.find("spec", table.named()).ok();
+        found.map(|state| &state.spec)
     }
 
     fn adopt<T: Element>(
@@ -176,9 +182,9 @@ impl Client {
                 what: format!("it holds {:?}, not {:?}", info.spec.dtype, T::DTYPE),
             });
         }
-        let (id, dim) = (info.id, info.spec.dim());
-        if let Some(index) = self.tables.iter().position(|t| t.id == id) {
-            let known = &self.tables[index].spec;
+        let id = info.id;
+        if let Some(known) = self.tables.by_id(id) {
+            let known = &known.spec;
             if *known != info.spec {
                 return Err(ClientError::Protocol {
                     server: "coordinator".into(),
@@ -188,9 +194,17 @@ impl Client {
                     ),
                 });
             }
-            return Ok(Table::new(id, index, dim));
+        } else {
+            self.describe(info, deadline)?;
         }
-        let mut state = TableState::new(info, &self.lanes)?;
+        let handle = self.tables.handle(id);
+        Ok(handle.unwrap_or_else(|| unreachable!("table {id} was found or added")))
+    }
+
+    /// Asks every server for its part of a table, and adds the table.
+    fn describe(&mut self, info: TableInfo, deadline: Deadline) -> Result<(), ClientError> {
+        let id = info.id;
+        let mut state = TableState::new(self.tables.next_handle()?, info, &self.lanes)?;
         let mut first_lane = 0;
         for server in 0..self.lanes.servers() {
             let lanes = first_lane..first_lane + self.lanes.appliers(server);
@@ -206,17 +220,26 @@ impl Client {
                     })?;
             }
         }
-        self.tables.push(state);
-        Ok(Table::new(id, self.tables.len() - 1, dim))
+        if let Some(gone) = self.tables.add(state) {
+            self.later.cancel_all(gone);
+        }
+        Ok(())
     }
 
-    /// Releases a table for everybody. Pulls and pushes of it fail from now on.
+    /// Releases a table for everybody. Pulls and pushes of it fail from now on: here its handles are of
+    /// no more use, its pulls under way are cancelled, and what the client knew of it is freed.
     ///
     /// # Errors
-    /// The coordinator's refusal or a deadline.
+    /// [`ClientError::Argument`] for a handle of another client; the coordinator's refusal or a
+    /// deadline.
     pub fn release_table<T: Element>(&mut self, table: Table<T>) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        self.lanes.coordinator.release_table(table.id, deadline)
+        let named = table.named();
+        self.tables.find("release_table", named)?;
+        self.lanes.coordinator.release_table(named.id, deadline)?;
+        self.later.cancel_all(named.handle);
+        self.tables.remove(named);
+        Ok(())
     }
 
     /// Memory for pulls: `len` zeroes that the network card may write. Over verbs, what is pulled into
@@ -229,11 +252,6 @@ impl Client {
     /// 64 buffers.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<RegisteredBuffer<T>, ClientError> {
         self.buffers.make(&mut self.lanes, len)
-    }
-
-    fn wrong(&self, op: &'static str, index: usize, what: String) -> ClientError {
-        let table = self.tables.get(index).map_or("?", |t| t.name()).to_owned();
-        ClientError::Argument { op, table, what }
     }
 
     /// Ends an iteration in the default clock domain. Under BSP and SSP it first waits until every

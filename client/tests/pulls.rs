@@ -203,3 +203,70 @@ fn pull_survives_deadline_of_its_rest() {
         assert!(matches!(gone, ClientError::Argument { .. }), "{gone}");
     }
 }
+
+/// A pull whose deadline passes is a timeout; the answer that comes later goes nowhere, and the lane
+/// that brings it is the same.
+#[test]
+fn late_pull_is_timeout_and_lane_lives() {
+    let cluster = Cluster::start(Tcp, 2, 1, 1);
+    let keys: Vec<u64> = (1..=500).collect();
+    let (mut client, table) = warm(&cluster, &keys);
+    let held = hold(&cluster, 1);
+    let mut late = vec![0.5; 1_000];
+    let options = PullOptions {
+        timeout: Duration::from_millis(50),
+        ..PullOptions::default()
+    };
+    let e = client
+        .pull_rows(&table, &keys, &mut late, options)
+        .unwrap_err();
+    assert!(matches!(e, ClientError::Deadline { .. }), "{e:?}");
+    late.fill(0.75);
+    drop(held);
+    for _ in 0..3 {
+        let mut out = vec![0.5; 1_000];
+        client
+            .pull_rows(&table, &keys, &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, rows(&keys));
+    }
+    assert!(late.iter().all(|v| *v == 0.75), "a late answer landed");
+    assert_eq!(client.counters().recoveries, 0, "lanes that were replaced");
+}
+
+/// More than 4 GiB of one partition, in every mode.
+#[test]
+#[ignore = "needs 14 GiB of memory and a minute"]
+fn ranges_of_more_than_4_gib_are_whole() {
+    use tidewater_client::{Embedded, PullMode};
+    use tidewater_server::embedded::ClusterConfig;
+    use tidewater_transport::table::{Init, Reduce};
+    let elements = (1u64 << 30) + (1 << 14);
+    let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024)
+        .block_bytes(256 << 10)
+        .init(Init::Constant(3.0), 1)
+        .partitions(1);
+    for (mode, spec) in [
+        (PullMode::Hogwild, spec.clone()),
+        (PullMode::Consistent, spec.clone()),
+        (PullMode::Snapshot, spec.at_clock(Reduce::Sum).snapshot()),
+    ] {
+        let config = ClusterConfig {
+            capacity: 9 << 30,
+            ..ClusterConfig::default()
+        };
+        let cluster = Embedded::with(&config).unwrap();
+        let mut client = cluster.client(0, Sync::Asp).unwrap();
+        client.set_timeout(Duration::from_secs(600));
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        let mut out = vec![0f32; elements as usize];
+        let options = PullOptions {
+            mode,
+            timeout: Duration::from_secs(600),
+            ..PullOptions::default()
+        };
+        client.pull_dense(&table, 0, &mut out, options).unwrap();
+        let right = out.iter().filter(|v| **v == 3.0).count();
+        assert_eq!(right, out.len(), "{mode:?}");
+    }
+}

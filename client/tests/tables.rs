@@ -166,11 +166,13 @@ fn a_refused_push_fails_alone_and_says_why() {
             .pull_rows(&table, &[1, 2], &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, [1.0, 1.0, 0.0, 0.0], "nothing of the refused frame");
+        let mut other = cluster.client(0, Sync::Asp);
+        let still = other.open_table::<f32>("t").unwrap();
         client.release_table(table).unwrap();
-        let gone = client
-            .push_rows(&table, &[1], &[1.0; 2], PushOp::Sum)
+        let gone = other
+            .push_rows(&still, &[1], &[1.0; 2], PushOp::Sum)
             .unwrap();
-        assert_eq!(code(client.wait_applied(&gone)), RejectCode::TableReleased);
+        assert_eq!(code(other.wait_applied(&gone)), RejectCode::TableReleased);
         let t = client.push_rows(&plain, &[1], &[1.0], PushOp::Sum).unwrap();
         client.wait_applied(&t).unwrap();
     });
@@ -298,7 +300,7 @@ fn pulls_are_started_now_and_finished_in_any_order() {
                     .unwrap()
             })
             .collect();
-        client.cancel_pull(tickets[3]);
+        client.cancel_pull(tickets[3]).unwrap();
         for n in [7, 0, 5, 1, 2, 4, 6] {
             let mut out = vec![0f32; 200];
             while !client.try_pull(tickets[n]).unwrap() {}

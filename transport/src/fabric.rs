@@ -132,6 +132,25 @@ pub struct Landing<'a> {
 }
 
 impl ReadOp {
+    /// A read of `len` bytes into the beginning of the body, without a fence.
+    ///
+    /// # Errors
+    /// [`LaneError::Usage`] for 4 GiB or more: a caller splits its reads before.
+    pub fn of_body(from: RemoteAddr, len: usize) -> Result<Self, LaneError> {
+        let len = u32::try_from(len).map_err(|_| LaneError::Usage {
+            op: "read",
+            what: "a length of 4 GiB or more",
+        })?;
+        Ok(Self {
+            from,
+            len,
+            head_len: 0,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        })
+    }
+
     /// Whether it fits its landing.
     pub const fn fits(&self, head: usize, body: usize) -> bool {
         let head_len = self.head_len as usize;
@@ -201,6 +220,16 @@ pub enum LaneError {
         /// What was waited for.
         op: &'static str,
     },
+    /// A read was late (F12), and its carrier could let go of the answer: the lane goes on.
+    #[error("{op} on the {transport} lane to {peer} did not finish before its deadline")]
+    Late {
+        /// Carried by.
+        transport: TransportKind,
+        /// The other end.
+        peer: String,
+        /// What was waited for.
+        op: &'static str,
+    },
     /// The call itself is wrong: a landing too short, a signal too long.
     #[error("{op} was called with {what}: a fault of the caller, nothing was sent")]
     Usage {
@@ -214,11 +243,12 @@ pub enum LaneError {
 impl LaneError {
     /// Whether the lane can be used no more.
     pub const fn is_fatal(&self) -> bool {
-        !matches!(self, Self::Usage { .. })
+        !matches!(self, Self::Usage { .. } | Self::Late { .. })
     }
 }
 
-/// A client thread's end. Not shared between threads; any error but `Usage` is final for the lane.
+/// A client thread's end. Not shared between threads; any error but `Usage` and `Late` is final for the
+/// lane.
 ///
 /// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the
 /// lane inside it.
@@ -233,7 +263,7 @@ pub trait Lane: Send {
     /// posted earlier make progress meanwhile. Cost: shm a copy; tcp one round trip for all.
     ///
     /// # Errors
-    /// [`LaneError`]; what `ops` name of the landing is then unspecified, the rest untouched.
+    /// [`LaneError`], at the deadline [`LaneError::Late`] or [`LaneError::Deadline`]; what `ops` name of the landing is then unspecified, the rest untouched.
     fn read(
         &mut self,
         ops: &[ReadOp],

@@ -162,6 +162,9 @@ pub const ROW_BYTES_MAX: usize = RING_BYTES_DEFAULT / 4 - FRAME_ROW_OVERHEAD_BYT
 pub const LANE_READV_ENTRIES_MAX: usize = 512;
 /// Bytes that one read request on a TCP lane asks for: other lanes wait while they are sent.
 pub const LANE_READV_BYTES_MAX: usize = 1 << 20;
+/// A TCP lane on which a read is late is given up if nothing has come for this long: several times what
+/// an applier takes for anything but a save.
+pub const LANE_QUIET_MAX: Duration = Duration::from_secs(5);
 /// Bytes of one write on a TCP lane: the largest inbox.
 pub const LANE_WRITE_BYTES_MAX: usize = RING_BYTES_MAX + 4096;
 /// Bytes a TCP lane receives at once: a window of small replies in one system call.

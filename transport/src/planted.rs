@@ -134,6 +134,16 @@ plants! {
     LivenessNotHeld = "liveness-not-held";
     /// Programs keep the soft limit of open files that they were started with.
     DescriptorsNotRaised = "descriptors-not-raised";
+    /// A handle or ticket of another client is taken for one of this client's.
+    ForeignHandle = "foreign-handle";
+    /// A client keeps what it knows of a table that it has released.
+    ReleaseKeepsTable = "release-keeps-table";
+    /// A range of one partition is one read, whose length is cut to 32 bits.
+    LongReadWraps = "long-read-wraps";
+    /// A read that misses its deadline breaks its lane on tcp.
+    LateReadBreaksLane = "late-read-breaks-lane";
+    /// A read that misses its deadline is reported as an error of its lane.
+    LateReadIsLost = "late-read-is-lost";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

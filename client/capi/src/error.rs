@@ -5,6 +5,7 @@ use std::ffi::c_char;
 use std::fmt::Display;
 
 use tidewater_client::ClientError;
+use tidewater_transport::fabric::LaneError;
 use tidewater_transport::table::DType;
 use tidewater_transport::wire::refusal::RefusalCode;
 
@@ -55,7 +56,9 @@ impl From<ClientError> for Failure {
             ClientError::Rejected { .. } | ClientError::RejectForgotten { .. } => {
                 tw_status::TW_ERR_REJECTED
             }
-            ClientError::Deadline { .. } | ClientError::Interrupted { .. } => {
+            ClientError::Deadline { .. }
+            | ClientError::Interrupted { .. }
+            | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
                 tw_status::TW_ERR_DEADLINE
             }
             ClientError::Refused(refusal) => match refusal.code {
@@ -122,6 +125,32 @@ impl LastError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn late_lanes_are_deadlines() {
+        use tidewater_transport::fabric::TransportKind::Tcp;
+        let (peer, op) = (String::from("server 3"), "read");
+        let late = LaneError::Late {
+            transport: Tcp,
+            peer: peer.clone(),
+            op,
+        };
+        let deadline = LaneError::Deadline {
+            transport: Tcp,
+            peer: peer.clone(),
+            op,
+        };
+        let broken = LaneError::Broken {
+            transport: Tcp,
+            peer,
+            op,
+            why: "cut".into(),
+        };
+        let status = |e| Failure::from(ClientError::Lane(e)).status;
+        assert_eq!(status(late), tw_status::TW_ERR_DEADLINE);
+        assert_eq!(status(deadline), tw_status::TW_ERR_DEADLINE);
+        assert_eq!(status(broken), tw_status::TW_ERR_LOST);
+    }
 
     fn set(text: &str) -> String {
         let mut last = LastError([b'x'; TEXT_BYTES]);

@@ -6,6 +6,7 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyConnectionError, PyKeyboardInterrupt, PyRuntimeError, PyTimeoutError, PyValueError};
 use pyo3::prelude::*;
 use tidewater_client::ClientError;
+use tidewater_transport::fabric::LaneError;
 use tidewater_transport::wire::refusal::RefusalCode;
 
 create_exception!(
@@ -45,7 +46,10 @@ pub(crate) fn raised(error: ClientError) -> PyErr {
             raised.unwrap_or_else(|| PyKeyboardInterrupt::new_err(text))
         }
         ClientError::Argument { .. } => PyValueError::new_err(text),
-        ClientError::Deadline { .. } => PyTimeoutError::new_err(text),
+        ClientError::Deadline { .. }
+        | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
+            PyTimeoutError::new_err(text)
+        }
         ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::Lane(_) => {
             PyConnectionError::new_err(text)
         }

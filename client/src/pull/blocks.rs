@@ -8,12 +8,14 @@ use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_transport::layout::lines::SnapshotLine;
 use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
+use tidewater_transport::planted::{Plant, on};
 
 use super::rounds::word_op;
 use super::rows::read_ops;
 use super::{PullMode, PullOptions, rounds};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
+use crate::num::{count, size};
 use crate::table::state::{DensePart, TableState};
 
 /// Blocks of one window: version words, payload, version words again. Larger windows are more
@@ -22,6 +24,9 @@ const WINDOW_BLOCKS: u64 = 16;
 /// Pause between two tries of a snapshot: a partition is flipped in some microseconds, but its
 /// applier may have to wait for a core first.
 const SNAPSHOT_NAP: Duration = Duration::from_micros(50);
+/// Bytes of a piece, which is one read where it is not cut into windows: far from the 4 GiB that a read
+/// cannot have.
+const PIECE_BYTES: u64 = 1 << 30;
 /// After this many tries the server is asked whether there is such a table at all.
 const SNAPSHOT_ASKS: u32 = 16;
 
@@ -80,7 +85,7 @@ pub(crate) fn pull(
     done
 }
 
-/// Cuts the range at partitions.
+/// Cuts the range at partitions, and at blocks so that a piece has at most [`PIECE_BYTES`].
 fn cut(
     table: &TableState,
     first: u64,
@@ -95,14 +100,14 @@ fn cut(
     let Some((layout, ranges)) = table.blocks() else {
         return Ok(());
     };
-    let count = (bytes / layout.element_bytes) as u64;
+    let elements = (bytes / layout.element_bytes) as u64;
     let end = first
-        .checked_add(count)
+        .checked_add(elements)
         .filter(|&end| end <= layout.elements);
     let Some(end) = end else {
         let have = layout.elements;
         return Err(argument(format!(
-            "elements {first}+{count} of a table of {have}"
+            "elements {first}+{elements} of a table of {have}"
         )));
     };
     let mut at = first;
@@ -113,15 +118,38 @@ fn cut(
         let part = table.dense.get(partition as usize).copied().flatten();
         let part = part.ok_or_else(|| argument(format!("partition {partition} is unknown")))?;
         let base = ranges.start(partition);
+        let longest = (block + PIECE_BYTES / layout.block_bytes as u64) * layout.block_elements();
+        let stop = if on(Plant::LongReadWraps) {
+            end.min(stop)
+        } else {
+            end.min(stop).min(longest)
+        };
         pieces.push(Piece {
             part,
             base,
             first: at,
-            end: end.min(stop),
+            end: stop,
         });
-        at = end.min(stop);
+        at = stop;
     }
     Ok(())
+}
+
+/// The read of `len` bytes, and how many bytes before them are read too: reads begin at whole words, an
+/// element of four bytes need not.
+fn payload_read(at: RemoteAddr, len: usize) -> Result<(ReadOp, usize), ClientError> {
+    let skew = at.addr % 8;
+    let from = RemoteAddr {
+        addr: at.addr - skew,
+        ..at
+    };
+    let len = len + size(skew);
+    let len = if on(Plant::LongReadWraps) {
+        len & u32::MAX as usize
+    } else {
+        len
+    };
+    Ok((ReadOp::of_body(from, len)?, size(skew)))
 }
 
 pub(super) struct BlockPull<'a> {
@@ -150,8 +178,8 @@ impl BlockPull<'_> {
             return rounds::pull(self, pieces, first, out);
         }
         for piece in pieces {
-            let at = (piece.first - first) as usize * self.layout.element_bytes;
-            let bytes = (piece.end - piece.first) as usize * self.layout.element_bytes;
+            let at = size(piece.first - first) * self.layout.element_bytes;
+            let bytes = size(piece.end - piece.first) * self.layout.element_bytes;
             let out = out.get_mut(at..at + bytes).unwrap_or_default();
             match mode {
                 PullMode::Hogwild => self.unchecked(piece, out)?,
@@ -168,13 +196,13 @@ impl BlockPull<'_> {
 
     /// Bytes of a piece.
     pub(super) fn bytes(&self, piece: &Piece) -> usize {
-        (piece.end - piece.first) as usize * self.layout.element_bytes
+        size(piece.end - piece.first) * self.layout.element_bytes
     }
 
     /// Blocks that a piece touches.
     pub(super) fn blocks_of(&self, piece: &Piece) -> usize {
         let per_block = self.layout.block_elements();
-        ((piece.end - 1) / per_block + 1 - piece.first / per_block) as usize
+        size((piece.end - 1) / per_block + 1 - piece.first / per_block)
     }
 
     /// Where the version words of a piece's blocks are.
@@ -237,8 +265,8 @@ impl BlockPull<'_> {
     ) -> Result<(), ClientError> {
         let bytes = self.layout.element_bytes;
         let place = |part: &Piece| {
-            let at = (part.first - piece.first) as usize * bytes;
-            at..at + (part.end - part.first) as usize * bytes
+            let at = size(part.first - piece.first) * bytes;
+            at..at + size(part.end - part.first) * bytes
         };
         for _ in 0..=PULL_RETRIES_MAX {
             again.clear();
@@ -270,7 +298,7 @@ impl BlockPull<'_> {
     ) -> Result<(), ClientError> {
         let words = self.words_of(piece)?;
         let bytes = 8 * self.blocks_of(piece);
-        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
+        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len())?;
         let ops = [
             word_op(words, bytes, 0),
             ReadOp {
@@ -315,7 +343,7 @@ impl BlockPull<'_> {
 
     /// The payload as it is; one version word behind it tells whether the table is still there.
     fn unchecked(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
-        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len());
+        let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len())?;
         let word = ReadOp {
             fence: true,
             ..word_op(self.words_of(piece)?, 8, 0)
@@ -337,28 +365,22 @@ impl BlockPull<'_> {
             .gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
     }
 
-    /// The read of a piece's payload, and how many bytes before it are read too: reads begin at
-    /// whole words, an element of four bytes need not.
+    /// Where a piece's payload begins.
+    pub(super) fn payload_at(&self, piece: &Piece, base: RemoteAddr) -> RemoteAddr {
+        RemoteAddr {
+            key: base.key,
+            addr: base.addr + self.offset(piece, piece.first),
+        }
+    }
+
+    /// The read of a piece's payload, and how many bytes before it are read too.
     pub(super) fn payload_op(
         &self,
         piece: &Piece,
         base: RemoteAddr,
         len: usize,
-    ) -> (ReadOp, usize) {
-        let at = base.addr + self.offset(piece, piece.first);
-        let skew = (at % 8) as usize;
-        let op = ReadOp {
-            from: RemoteAddr {
-                key: base.key,
-                addr: at - skew as u64,
-            },
-            len: (len + skew) as u32,
-            head_len: 0,
-            head_at: 0,
-            body_at: 0,
-            fence: false,
-        };
-        (op, skew)
+    ) -> Result<(ReadOp, usize), ClientError> {
+        payload_read(self.payload_at(piece, base), len)
     }
 
     fn read(
@@ -394,8 +416,8 @@ impl BlockPull<'_> {
             let newest = epochs.iter().flatten().max().copied();
             for (piece, epoch) in pieces.iter().zip(&mut epochs) {
                 if epoch.is_none() || *epoch != newest {
-                    let at = (piece.first - first) as usize * self.layout.element_bytes;
-                    let len = (piece.end - piece.first) as usize * self.layout.element_bytes;
+                    let at = size(piece.first - first) * self.layout.element_bytes;
+                    let len = size(piece.end - piece.first) * self.layout.element_bytes;
                     let out = out.get_mut(at..at + len).unwrap_or_default();
                     *epoch = match self.try_snapshot(piece, out) {
                         // Not this read took so long, but all of them.
@@ -457,8 +479,8 @@ impl BlockPull<'_> {
         };
         let desc = |head_at: usize, fence: bool| ReadOp {
             from: line,
-            len: LINE_BYTES as u32,
-            head_len: LINE_BYTES as u32,
+            len: count(LINE_BYTES),
+            head_len: count(LINE_BYTES),
             head_at,
             body_at: 0,
             fence,
@@ -472,7 +494,7 @@ impl BlockPull<'_> {
         } else {
             back
         };
-        let (payload, skew) = self.payload_op(piece, buffer, out.len());
+        let (payload, skew) = self.payload_op(piece, buffer, out.len())?;
         // Fenced: the payload must not be read before the first descriptor.
         let ops = [
             ReadOp {
@@ -497,6 +519,38 @@ impl BlockPull<'_> {
         ClientError::Protocol {
             server: "a server".into(),
             what: format!("table \"{}\": {what}", self.table.name()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TableBuilder;
+
+    /// Reads cover the range, one behind the other, whatever its length: no bit of one is lost. (The
+    /// memory of such a table is not needed for that.)
+    #[test]
+    fn ranges_past_4_gib_are_read_whole() {
+        let elements = 3u64 << 30;
+        for (first, count) in [(0, elements), (5, (1 << 30) + (1 << 14)), (elements - 9, 9)] {
+            let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024);
+            let spec = spec.block_bytes(256 << 10).partitions(1);
+            let table = TableState::of_blocks(spec.spec());
+            let mut pieces = Vec::new();
+            cut(&table, first, size(count) * 4, &mut pieces).unwrap();
+            let mut at = first;
+            for piece in &pieces {
+                assert_eq!(piece.first, at);
+                let mut from = piece.part.payload;
+                from.addr += at * 4;
+                let bytes = size(piece.end - piece.first) * 4;
+                let (op, skew) = payload_read(from, bytes).unwrap();
+                assert_eq!(op.len as usize, bytes + skew, "bytes of a read");
+                assert_eq!(op.from.addr + skew as u64, from.addr);
+                at = piece.end;
+            }
+            assert_eq!(at, first + count, "where the reads end");
         }
     }
 }

@@ -11,6 +11,7 @@ use tidewater_transport::mem::rows::{copy_row, copy_row_unproven};
 
 use super::PullMode;
 use crate::lanes::Lanes;
+use crate::num::count;
 use crate::table::state::TableState;
 
 /// Rows that are asked for ahead of the one that is copied: as many as the core can wait for at a
@@ -132,23 +133,23 @@ fn pull_many(
             .filter_map(|(_, place)| place.as_ref())
             .for_each(|place| place.row.prefetch());
         ask_for_hints(table, keys, first + AHEAD);
-        for ((n, (key, place)), out) in (first..).zip(rows()).zip(outs.chunks_exact_mut(row_bytes))
-        {
+        let numbered = (count(first)..).zip(rows());
+        for ((n, (key, place)), out) in numbered.zip(outs.chunks_exact_mut(row_bytes)) {
             let Some(place) = place else {
-                todo.push(n as u32);
+                todo.push(n);
                 continue;
             };
-            let row = (n as u32, *key);
+            let row = (n, *key);
             try_row(&places, place, row, out, proved, (todo, &mut tried));
             if let Some(last) = last.get_mut(place.lane) {
-                *last = n as u32;
+                *last = n;
             }
         }
         first += AHEAD;
     }
     if !proved && !witnesses_hold(&mut places, keys, out, row_bytes, last) {
         todo.clear();
-        todo.extend(0..keys.len() as u32);
+        todo.extend(0..count(keys.len()));
         tried = Tried::default();
     }
     tried

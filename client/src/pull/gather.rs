@@ -9,6 +9,7 @@ use tidewater_transport::limits::FRAME_ROWS_MAX;
 
 use crate::error::{ClientError, rejected};
 use crate::lanes::{Interrupt, Lanes};
+use crate::num::{self, count};
 use crate::table::state::TableState;
 
 /// Payload bytes of a reply.
@@ -18,7 +19,7 @@ pub(crate) const REPLY_BYTES_MAX: usize = REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
 pub(crate) fn request(
     table: &TableState,
     kind: FrameKind,
-    count: usize,
+    rows: usize,
     create: bool,
 ) -> FrameHeader {
     FrameHeader {
@@ -30,7 +31,7 @@ pub(crate) fn request(
         seq: 0,
         session: 0,
         payload_len: 0,
-        count: count as u32,
+        count: count(rows),
         table: table.id.0,
         partition: PARTITION_ANY,
         clock: 0,
@@ -195,7 +196,7 @@ impl Lanes {
                 .map_or(1, |(layout, _)| layout.block_elements());
             let blocks = (REPLY_BYTES_MAX / size) as u64 / per_block;
             let stop = (at / per_block + blocks.max(1)) * per_block;
-            let bytes = ((stop - at) as usize * size).min(rest.len());
+            let bytes = (num::size(stop - at) * size).min(rest.len());
             let (chunk, later) = rest.split_at_mut(bytes);
             rest = later;
             let count = chunk.len() / size;

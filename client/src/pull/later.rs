@@ -15,7 +15,9 @@ use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, PullMode, PullOptions, pull_rows};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
+use crate::num::count;
 use crate::pull::rows::{HINTS_AHEAD, RowScratch};
+use crate::table::opened::{HandleId, Named};
 use crate::table::state::TableState;
 
 /// Pulls under way at once: each holds the memory of its rows.
@@ -25,8 +27,9 @@ pub(crate) const PULLS_MAX: usize = 256;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a pull that is never finished keeps its memory"]
 pub struct PullTicket {
-    pub(crate) table: usize,
-    pub(crate) number: u64,
+    /// Client, table and type of its elements.
+    pub(crate) named: Named,
+    number: u64,
 }
 
 /// Rows of one lane.
@@ -46,6 +49,8 @@ struct Part {
 #[derive(Debug, Default)]
 pub(crate) struct LaterPull {
     number: u64,
+    /// The table's.
+    handle: Option<HandleId>,
     keys: Vec<u64>,
     options: PullOptions,
     parts: Vec<Part>,
@@ -78,7 +83,7 @@ impl LaterPulls {
     pub(crate) fn start(
         &mut self,
         lanes: &mut Lanes,
-        (index, table): (usize, &TableState),
+        (named, table): (Named, &TableState),
         keys: &[u64],
         options: PullOptions,
         deadline: Deadline,
@@ -92,7 +97,7 @@ impl LaterPulls {
         }
         self.next += 1;
         let mut pull = self.spare.pop().unwrap_or_default();
-        pull.number = self.next;
+        (pull.number, pull.handle) = (self.next, Some(named.handle));
         pull.options = options;
         pull.keys.clear();
         pull.keys.extend_from_slice(keys);
@@ -102,7 +107,7 @@ impl LaterPulls {
         }
         self.all.push(pull);
         Ok(PullTicket {
-            table: index,
+            named,
             number: self.next,
         })
     }
@@ -114,6 +119,14 @@ impl LaterPulls {
     /// Drops a pull. Its reads land where nobody looks.
     pub(crate) fn cancel(&mut self, ticket: PullTicket) {
         if let Some(n) = self.position(ticket) {
+            let pull = self.all.swap_remove(n);
+            self.keep(pull);
+        }
+    }
+
+    /// Drops every pull of a table.
+    pub(crate) fn cancel_all(&mut self, handle: HandleId) {
+        while let Some(n) = self.all.iter().position(|p| p.handle == Some(handle)) {
             let pull = self.all.swap_remove(n);
             self.keep(pull);
         }
@@ -159,7 +172,7 @@ impl LaterPulls {
     }
 
     /// Waits for a pull and writes its rows to `out`; what did not prove itself is pulled again. After a
-    /// deadline, or a wrong argument, it is under way as before, and `out` is the caller's again.
+    /// deadline, an interrupt, or a wrong argument, it is under way as before, and `out` is the caller's again.
     pub(crate) fn finish(
         &mut self,
         lanes: &mut Lanes,
@@ -185,7 +198,9 @@ impl LaterPulls {
         };
         let goes_on = matches!(
             done,
-            Err(ClientError::Deadline { .. } | ClientError::Argument { .. })
+            Err(ClientError::Deadline { .. }
+                | ClientError::Interrupted { .. }
+                | ClientError::Argument { .. })
         );
         if goes_on && !on(Plant::FinishForgetsPull) {
             self.all[n].take_back(row_bytes, out);
@@ -247,8 +262,8 @@ impl Part {
         let row_bytes = table.row.payload_bytes;
         let read = |(at, row): (usize, &RowRead)| ReadOp {
             from: row.from,
-            len: table.row.read_bytes() as u32,
-            head_len: ROW_HEADER_BYTES as u32,
+            len: count(table.row.read_bytes()),
+            head_len: count(ROW_HEADER_BYTES),
             head_at: at * ROW_HEADER_BYTES,
             body_at: place(at, row.row as usize) * row_bytes,
             fence: false,
@@ -296,15 +311,15 @@ impl LaterPull {
 
     /// Sorts rows into lanes; those whose place has to be asked for are left for the end.
     fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
-        for (row, &key) in self.keys.iter().enumerate() {
-            if let Some(&later) = self.keys.get(row + HINTS_AHEAD) {
+        for (row, &key) in (0u32..).zip(&self.keys) {
+            if let Some(&later) = self.keys.get(row as usize + HINTS_AHEAD) {
                 table.prefetch(later);
             }
             let known = table
                 .place(key)
                 .filter(|_| self.options.mode != PullMode::Gather);
             let Some((source, loc)) = known else {
-                self.rest.push(row as u32);
+                self.rest.push(row);
                 continue;
             };
             let part = match self.parts.iter_mut().position(|p| p.lane == source.lane) {
@@ -324,7 +339,7 @@ impl LaterPull {
                 salt: source.salt,
                 from: source.from,
                 loc,
-                row: row as u32,
+                row,
                 taken: None,
             });
         }

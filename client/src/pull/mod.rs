@@ -1,5 +1,7 @@
 //! Pulls: one-sided reads that prove themselves, and what to do when they do not.
 
+#![deny(clippy::cast_possible_truncation)]
+
 mod blocks;
 mod direct;
 mod gather;

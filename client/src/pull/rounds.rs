@@ -16,6 +16,7 @@ use tidewater_transport::fabric::{ReadOp, RemoteAddr, TransportKind};
 use super::blocks::{BlockPull, Piece};
 use super::rows::read_ops;
 use crate::error::ClientError;
+use crate::num::{count, size};
 
 /// Payload bytes of a round: their time on the wire is many round trips, and a writer that is not
 /// very hot leaves most of their blocks alone meanwhile.
@@ -56,7 +57,7 @@ impl BlockPull<'_> {
         let lane = self.lanes.get(piece.part.lane).lane();
         lane.transport() == TransportKind::Verbs
             && piece.part.versions.is_some()
-            && self.payload_op(piece, piece.part.payload, 0).1 == 0
+            && self.payload_at(piece, piece.part.payload).addr % 8 == 0
     }
 
     /// How many of these windows, at least one, are one lane's and fit a round.
@@ -83,8 +84,8 @@ impl BlockPull<'_> {
         let mut payload = Vec::new();
         for window in windows {
             let bytes = self.bytes(window);
-            let (op, _) = self.payload_op(window, window.part.payload, bytes);
-            let body_at = (window.first - first) as usize * self.layout.element_bytes;
+            let (op, _) = self.payload_op(window, window.part.payload, bytes)?;
+            let body_at = size(window.first - first) * self.layout.element_bytes;
             join(&mut payload, ReadOp { body_at, ..op });
         }
         let (lanes, deadline) = (&mut *self.lanes, self.deadline);
@@ -124,7 +125,7 @@ impl BlockPull<'_> {
 
     /// The place of a piece in the memory of its range.
     fn landing<'o>(&self, piece: &Piece, first: u64, out: &'o mut [u8]) -> &'o mut [u8] {
-        let at = (piece.first - first) as usize * self.layout.element_bytes;
+        let at = size(piece.first - first) * self.layout.element_bytes;
         out.get_mut(at..at + self.bytes(piece)).unwrap_or_default()
     }
 }
@@ -156,8 +157,8 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
 pub(super) const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> ReadOp {
     ReadOp {
         from,
-        len: bytes as u32,
-        head_len: bytes as u32,
+        len: count(bytes),
+        head_len: count(bytes),
         head_at,
         body_at: 0,
         fence: false,

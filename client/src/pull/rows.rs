@@ -4,11 +4,13 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
 use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
+use tidewater_transport::planted::{Plant, on};
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, Missing, PullMode, PullOptions, direct};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
+use crate::num::count;
 use crate::table::state::{RowSource, TableState};
 
 /// Memory of a pull, kept between calls so that none allocates once warm.
@@ -39,8 +41,8 @@ impl LaneReads {
         let at = row as usize;
         self.ops.push(ReadOp {
             from: source.from,
-            len: (ROW_HEADER_BYTES + row_bytes) as u32,
-            head_len: ROW_HEADER_BYTES as u32,
+            len: count(ROW_HEADER_BYTES + row_bytes),
+            head_len: count(ROW_HEADER_BYTES),
             head_at: at * ROW_HEADER_BYTES,
             body_at: at * row_bytes,
             fence: false,
@@ -91,7 +93,7 @@ pub(crate) fn pull(
     lanes.counters.bytes_pulled += out.len() as u64;
     scratch.todo.clear();
     if !lanes.any_mapped() || options.mode == PullMode::Gather {
-        scratch.todo.extend(0..keys.len() as u32);
+        scratch.todo.extend(0..count(keys.len()));
     } else {
         let left = (&mut scratch.todo, &mut scratch.last);
         let tried = direct::pull(lanes, table, options.mode, keys, out, left);
@@ -500,8 +502,13 @@ fn mending(
         }
         match read(lanes.get(lane).lane()) {
             Ok(()) => return Ok(()),
-            Err(e @ LaneError::Deadline { .. }) => {
-                lanes.failed(lane, e);
+            Err(e @ (LaneError::Deadline { .. } | LaneError::Late { .. })) => {
+                if e.is_fatal() {
+                    lanes.failed(lane, e.clone());
+                }
+                if on(Plant::LateReadIsLost) {
+                    return Err(e.into());
+                }
                 return Err(lanes.late_read(lane));
             }
             // A refused read would be refused again: the table was released, or we are wrong.

@@ -26,15 +26,13 @@ impl Combiner {
     ) {
         self.order.clear();
         self.order
-            .extend(keys.iter().enumerate().map(|(i, &k)| (k, i as u32)));
+            .extend(keys.iter().zip(0..).map(|(&key, row)| (key, row)));
         self.order.sort_unstable();
         self.keys.clear();
         self.values.clear();
         for &(key, i) in &self.order {
             let at = i as usize * row_bytes;
-            let Some(row) = values.get(at..at + row_bytes) else {
-                continue;
-            };
+            let row = &values[at..at + row_bytes];
             if self.keys.last() != Some(&key) {
                 self.keys.push(key);
                 self.values.extend_from_slice(row);

@@ -1,5 +1,7 @@
 //! Pushes: frames written into inbox rings, tickets that say when they are applied.
 
+#![deny(clippy::cast_possible_truncation)]
+
 pub mod combine;
 pub mod rejects;
 pub mod ring;

@@ -15,6 +15,8 @@ use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
 
+use crate::num::{count, size};
+
 /// A ring as its client keeps it.
 #[derive(Debug)]
 pub(crate) struct PushRing {
@@ -46,7 +48,7 @@ impl PushRing {
         Self {
             session,
             ring,
-            staging: vec![0; ring.bytes() as usize],
+            staging: vec![0; size(ring.bytes())],
             check_frames,
             tail: 0,
             written: 0,
@@ -60,7 +62,7 @@ impl PushRing {
 
     /// Most payload bytes of a frame.
     pub(crate) const fn payload_bytes_max(&self) -> usize {
-        self.ring.frame_bytes_max() as usize - FRAME_HEADER_BYTES
+        size(self.ring.frame_bytes_max()) - FRAME_HEADER_BYTES
     }
 
     /// Where this client counts its pushes, if clients do.
@@ -119,10 +121,10 @@ impl PushRing {
         }
         header.session = self.session.0;
         header.seq = self.next_seq;
-        header.payload_len = payload_len as u32;
+        header.payload_len = count(payload_len);
         header.chk = 0;
-        let at = self.ring.offset(place.at) as usize;
-        let frame = self.staging.get_mut(at..at + len as usize)?;
+        let at = size(self.ring.offset(place.at));
+        let frame = self.staging.get_mut(at..at + size(len))?;
         let (head, body) = frame.split_at_mut(FRAME_HEADER_BYTES);
         let (payload, rest) = body.split_at_mut_checked(payload_len)?;
         rest.fill(0);
@@ -154,7 +156,7 @@ impl PushRing {
         if self.check_frames {
             header.chk = header.hasher().finish(&[]);
         }
-        let at = self.ring.offset(self.tail) as usize;
+        let at = size(self.ring.offset(self.tail));
         if let Some(head) = self.staging.get_mut(at..at + FRAME_HEADER_BYTES) {
             head.copy_from_slice(&line_bytes(&header.to_line()));
         }
@@ -181,7 +183,7 @@ impl PushRing {
             let len = (self.tail - self.written).min(self.ring.to_wrap(self.written));
             let bytes = self
                 .staging
-                .get(at as usize..(at + len) as usize)
+                .get(size(at)..size(at + len))
                 .unwrap_or_default();
             let to = RemoteAddr {
                 key: INBOX_KEY,

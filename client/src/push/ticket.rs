@@ -1,5 +1,10 @@
 //! What a push returns.
 
+use tidewater_transport::ids::TableId;
+
+use crate::num::count;
+use crate::table::opened::ClientNumber;
+
 /// Frames of one push on one lane: `first..=last`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct LaneSeqs {
@@ -16,6 +21,9 @@ const INLINE: usize = 4;
 #[derive(Debug, Clone, Default)]
 #[must_use = "without waiting for it, that a push was refused is known at the next flush or tick"]
 pub struct Ticket {
+    /// Number of the client that pushed, 0 for a ticket of nothing; in the upper half that of another
+    /// one whose ticket was merged into it.
+    owner: u64,
     table: u32,
     inline: [LaneSeqs; INLINE],
     len: usize,
@@ -30,6 +38,29 @@ impl Ticket {
         }
     }
 
+    /// Of a push to a table by a client.
+    pub(crate) fn of(client: ClientNumber, table: TableId) -> Self {
+        Self {
+            owner: client.0.into(),
+            ..Self::new(table.0)
+        }
+    }
+
+    /// Whether a client may wait for it: all of it is its own, or there is nothing.
+    #[inline]
+    pub(crate) fn is_of(&self, client: ClientNumber) -> bool {
+        self.owner == u64::from(client.0) || self.owner == 0
+    }
+
+    /// The clients that pushed, for an error.
+    pub(crate) fn owners(&self) -> String {
+        let (first, other) = (self.owner & u64::from(u32::MAX), self.owner >> 32);
+        match other {
+            0 => format!("client {first}"),
+            _ => format!("clients {first} and {other}, merged"),
+        }
+    }
+
     /// Number of the table.
     pub const fn table(&self) -> u32 {
         self.table
@@ -38,7 +69,7 @@ impl Ticket {
     /// Adds a frame: to the run that it follows on its lane, if there is one.
     pub(crate) fn add(&mut self, lane: usize, seq: u64) {
         self.add_run(LaneSeqs {
-            lane: lane as u32,
+            lane: count(lane),
             first: seq,
             last: seq,
         });
@@ -65,8 +96,17 @@ impl Ticket {
     }
 
     /// Takes another ticket's frames in: waiting for this one then waits for both, and for nothing
-    /// else that was pushed in between.
+    /// else that was pushed in between. Tickets of two clients are no client's when they are merged: to
+    /// wait for them is an error.
     pub fn merge(&mut self, other: &Self) {
+        if self.owner == 0 {
+            (self.owner, self.table) = (other.owner, other.table);
+        } else if other.owner != 0 && other.owner != self.owner {
+            let theirs = [other.owner & u64::from(u32::MAX), other.owner >> 32];
+            let mine = self.owner & u64::from(u32::MAX);
+            let foreign = theirs.into_iter().find(|&n| n != 0 && n != mine);
+            self.owner = mine | foreign.unwrap_or(0) << 32;
+        }
         for part in other.parts() {
             self.add_run(part);
         }

@@ -6,6 +6,7 @@ use tidewater_transport::layout::session::TICKET_BYTES;
 
 use super::Client;
 use crate::error::ClientError;
+use crate::num::count;
 use crate::pull::read_ops;
 
 impl Client {
@@ -35,8 +36,8 @@ impl Client {
             };
             let op = ReadOp {
                 from: line_of(counter),
-                len: TICKET_BYTES as u32,
-                head_len: TICKET_BYTES as u32,
+                len: count(TICKET_BYTES),
+                head_len: count(TICKET_BYTES),
                 head_at: 0,
                 body_at: 0,
                 fence: false,

@@ -1,6 +1,7 @@
 //! Pulls, as calls of the client.
 
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::planted::{Plant, on};
 use zerocopy::IntoBytes;
 
 use super::Client;
@@ -22,26 +23,16 @@ impl Client {
         out: &mut [T],
         options: PullOptions,
     ) -> Result<(), ClientError> {
-        let due = keys.len() * table.dim;
-        if out.len() != due {
-            let what = format!(
-                "{} elements for {} rows of {}",
-                out.len(),
-                keys.len(),
-                table.dim
-            );
-            return Err(self.wrong("pull_rows", table.index, what));
+        let op = "pull_rows";
+        let state = self.tables.find_mut(op, table.named())?;
+        if keys.len().checked_mul(table.dim) != Some(out.len()) || !is_countable(keys) {
+            return Err(state.wrong(op, sizes(out.len(), keys, table.dim)));
         }
         if options.mode == PullMode::Snapshot {
-            let what = "snapshots are of ranges; use pull_dense".into();
-            return Err(self.wrong("pull_rows", table.index, what));
+            return Err(state.wrong(op, "snapshots are of ranges; use pull_dense".into()));
         }
-        let Some(state) = self.tables.get_mut(table.index) else {
-            return Ok(());
-        };
         if state.is_blocks() {
-            let what = "the table is by ranges; use pull_dense".into();
-            return Err(self.wrong("pull_rows", table.index, what));
+            return Err(state.wrong(op, "the table is by ranges; use pull_dense".into()));
         }
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         pull::pull_rows(
@@ -67,17 +58,19 @@ impl Client {
         options: PullOptions,
     ) -> Result<PullTicket, ClientError> {
         let deadline = Deadline::after(options.timeout);
-        let Some(state) = self.tables.get(table.index) else {
-            return Err(self.wrong("start_pull", table.index, "no such table".into()));
-        };
+        let op = "start_pull";
+        let state = self.tables.find(op, table.named())?;
         if state.is_blocks() || options.mode == PullMode::Snapshot {
             let what = "only rows can be pulled later; use pull_dense".into();
-            return Err(self.wrong("start_pull", table.index, what));
+            return Err(state.wrong(op, what));
+        }
+        if !is_countable(keys) {
+            return Err(state.wrong(op, sizes(0, keys, table.dim)));
         }
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         self.later.start(
             &mut self.lanes,
-            (table.index, state),
+            (table.named(), state),
             keys,
             options,
             deadline,
@@ -87,8 +80,10 @@ impl Client {
     /// Whether [`Client::finish_pull`] would return without waiting for reads under way.
     ///
     /// # Errors
-    /// When a server is lost.
+    /// [`ClientError::Argument`] for a ticket of another client, or of a table that was released; when a
+    /// server is lost.
     pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
+        self.tables.find("try_pull", ticket.named)?;
         self.progress()?;
         Ok(self.later.is_ready(&mut self.lanes, ticket))
     }
@@ -96,18 +91,22 @@ impl Client {
     /// Waits for a pull and writes its rows to `out`, in the order of its keys.
     ///
     /// # Errors
-    /// As [`Client::pull_rows`]. After a deadline, and after [`ClientError::Argument`], the pull is still
-    /// under way: the call may be repeated, with this buffer or another one. After any other error it
-    /// is over.
+    /// As [`Client::pull_rows`]; [`ClientError::Argument`] also for a ticket of another client and for
+    /// elements of another type than the table's. After a deadline, an interrupt, and
+    /// [`ClientError::Argument`], the pull is still under way: the call may be repeated, with this buffer
+    /// or another one. After any other error it is over.
     pub fn finish_pull<T: Element>(
         &mut self,
         ticket: PullTicket,
         out: &mut [T],
     ) -> Result<(), ClientError> {
         let deadline = self.deadline();
-        let Some(state) = self.tables.get_mut(ticket.table) else {
-            return Ok(());
-        };
+        let state = self.tables.find_mut("finish_pull", ticket.named)?;
+        if T::DTYPE != ticket.named.dtype && !on(Plant::ForeignHandle) {
+            let (have, given) = (ticket.named.dtype, T::DTYPE);
+            let what = format!("the pull is of {have:?}, the buffer of {given:?}");
+            return Err(state.wrong("finish_pull", what));
+        }
         let bytes = out.as_mut_bytes();
         self.later.finish(
             &mut self.lanes,
@@ -119,9 +118,14 @@ impl Client {
         )
     }
 
-    /// Gives a pull up.
-    pub fn cancel_pull(&mut self, ticket: PullTicket) {
+    /// Gives a pull up; one that was finished or cancelled stays so.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a ticket of another client, or of a table that was released.
+    pub fn cancel_pull(&mut self, ticket: PullTicket) -> Result<(), ClientError> {
+        self.tables.find("cancel_pull", ticket.named)?;
         self.later.cancel(ticket);
+        Ok(())
     }
 
     /// Pulls elements `first ..` of a table by ranges (row-major) into `out`.
@@ -135,9 +139,7 @@ impl Client {
         out: &mut [T],
         options: PullOptions,
     ) -> Result<(), ClientError> {
-        let Some(state) = self.tables.get_mut(table.index) else {
-            return Ok(());
-        };
+        let state = self.tables.find_mut("pull_dense", table.named())?;
         self.clock.gate(&mut self.lanes, state.spec.domain)?;
         let deadline = Deadline::after(options.timeout);
         pull::pull_blocks(
@@ -150,4 +152,19 @@ impl Client {
             deadline,
         )
     }
+}
+
+/// Whether rows have numbers of 32 bits, as the protocol has them.
+pub(super) const fn is_countable(keys: &[u64]) -> bool {
+    keys.len() < u32::MAX as usize
+}
+
+/// What is wrong with `elements` for rows.
+#[cold]
+pub(super) fn sizes(elements: usize, keys: &[u64], dim: usize) -> String {
+    if is_countable(keys) {
+        return format!("{elements} elements for {} rows of {dim}", keys.len());
+    }
+    let most = u32::MAX - 1;
+    format!("{} rows in one call; the most is {most}", keys.len())
 }

@@ -1,19 +1,24 @@
 //! Pushes, as calls of the client.
 
 use tidewater_transport::clock::Deadline;
+use tidewater_transport::ids::TableId;
 use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::limits::FRAME_ROWS_MAX;
+use tidewater_transport::planted::{Plant, on};
 use tidewater_transport::table::PushOp;
 use zerocopy::IntoBytes;
 
 use super::Client;
+use super::pull::{is_countable, sizes};
 use crate::error::ClientError;
 use crate::lanes::Interrupt;
+use crate::num::{count, size};
 use crate::pull;
 use crate::push::Ticket;
 use crate::push::combine::Combiner;
 use crate::push::rejects::Refused;
+use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
@@ -34,16 +39,13 @@ impl Client {
         values: &[T],
         op: PushOp,
     ) -> Result<Ticket, ClientError> {
-        if values.len() != keys.len() * table.dim {
-            let n = values.len();
-            let what = format!("{n} elements for {} rows of {}", keys.len(), table.dim);
-            return Err(self.wrong("push_rows", table.index, what));
+        let op_name = "push_rows";
+        let state = self.tables.find(op_name, table.named())?;
+        if keys.len().checked_mul(table.dim) != Some(values.len()) || !is_countable(keys) {
+            return Err(state.wrong(op_name, sizes(values.len(), keys, table.dim)));
         }
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
-        let Some(state) = self.tables.get(table.index) else {
-            return Ok(Ticket::default());
-        };
         let row_bytes = state.row.payload_bytes;
         self.combiner
             .combine(state.spec.dtype, op, keys, values.as_bytes(), row_bytes);
@@ -55,26 +57,23 @@ impl Client {
                 .lane_of(key)
                 .and_then(|lane| self.by_lane.get_mut(lane))
             {
-                Some(rows) => rows.push(row as u32),
+                Some(rows) => rows.push(count(row)),
                 None => {
-                    let what = format!("row {key} is past the end");
-                    return Err(self.wrong("push_rows", table.index, what));
+                    return Err(state.wrong(op_name, format!("row {key} is past the end")));
                 }
             }
         }
-        self.send_rows(table.index, op, deadline)
+        self.send_rows(table.named(), op, deadline)
     }
 
     fn send_rows(
         &mut self,
-        index: usize,
+        table: Named,
         op: PushOp,
         deadline: Deadline,
     ) -> Result<Ticket, ClientError> {
-        let Some(state) = self.tables.get(index) else {
-            return Ok(Ticket::default());
-        };
-        let mut ticket = Ticket::new(state.id.0);
+        let state = self.tables.find("push_rows", table)?;
+        let mut ticket = Ticket::of(self.tables.client, state.id);
         let row_bytes = state.row.payload_bytes;
         let clock = self.clock.stamp(state.spec.domain);
         let combiner = &self.combiner;
@@ -113,41 +112,39 @@ impl Client {
         values: &[T],
         op: PushOp,
     ) -> Result<Ticket, ClientError> {
+        let op_name = "push_dense";
+        let state = self.tables.find(op_name, table.named())?;
         let deadline = self.deadline();
         self.lanes.counters.pushes += 1;
-        let Some(state) = self.tables.get(table.index) else {
-            return Ok(Ticket::default());
-        };
         let Some((layout, ranges)) = state.blocks() else {
             let what = "the table has rows; push them with push_rows".into();
-            return Err(self.wrong("push_dense", table.index, what));
+            return Err(state.wrong(op_name, what));
         };
         let end = first
             .checked_add(values.len() as u64)
             .filter(|&e| e <= layout.elements);
         let Some(end) = end else {
             let what = format!("elements {first}+{} of {}", values.len(), layout.elements);
-            return Err(self.wrong("push_dense", table.index, what));
+            return Err(state.wrong(op_name, what));
         };
-        let mut ticket = Ticket::new(state.id.0);
+        let mut ticket = Ticket::of(self.tables.client, state.id);
         let clock = self.clock.stamp(state.spec.domain);
         let per_block = layout.block_elements();
         let mut at = first;
         while at < end {
             let partition = ranges.part_of(at / per_block);
             let stop = (ranges.start(partition + 1) * per_block).min(end);
-            let Some(lane) = state.lane_of_partition(partition) else {
-                break;
-            };
+            let lane = state
+                .lane_of_partition(partition)
+                .ok_or_else(|| state.wrong(op_name, format!("partition {partition} is unknown")))?;
             while at < stop {
                 // Frames hold whole blocks where they can: each is written once under its version.
                 let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
                 let blocks = (room / layout.block_bytes).max(1) as u64;
                 let to = ((at / per_block + blocks) * per_block).min(stop);
                 let to = to.min(at + (room / layout.element_bytes) as u64);
-                let part = values.get((at - first) as usize..(to - first) as usize);
-                let bytes = part.unwrap_or_default().as_bytes();
-                let n = (to - at) as usize;
+                let bytes = values[size(at - first)..size(to - first)].as_bytes();
+                let n = size(to - at);
                 let mut header = push_header(state, FrameKind::PushDense, op, clock, n, false);
                 header.partition = partition;
                 let start = at;
@@ -176,7 +173,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Rejected`] when a server refused a frame of it, and
     /// [`ClientError::RejectForgotten`] when that was too long ago to tell why, each time that it is
-    /// asked for; a deadline.
+    /// asked for; [`ClientError::Argument`] for a ticket of another client; a deadline.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
@@ -191,6 +188,7 @@ impl Client {
         ticket: &Ticket,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
+        self.own("wait_applied", ticket)?;
         let done = self.lanes.wait("wait for a push", deadline, |lanes| {
             Ok::<_, Interrupt>(lanes.try_applied(ticket))
         })?;
@@ -202,11 +200,34 @@ impl Client {
     /// # Errors
     /// As [`Client::wait_applied`], but for the deadline.
     pub fn try_applied(&mut self, ticket: &Ticket) -> Result<bool, ClientError> {
+        self.own("try_applied", ticket)?;
         self.progress()?;
         match self.lanes.try_applied(ticket) {
             None => Ok(false),
             Some(Ok(())) => Ok(true),
             Some(Err(refused)) => Err(self.refused(ticket, refused)),
+        }
+    }
+
+    /// Refuses a ticket of another client.
+    #[inline]
+    fn own(&self, op: &'static str, ticket: &Ticket) -> Result<(), ClientError> {
+        if ticket.is_of(self.tables.client) || on(Plant::ForeignHandle) {
+            return Ok(());
+        }
+        let table = self.table_name(ticket.table());
+        let what = format!(
+            "the ticket is of {}; this is client {}. Wait with the client that pushed",
+            ticket.owners(),
+            self.tables.client.0
+        );
+        Err(ClientError::Argument { op, table, what })
+    }
+
+    fn table_name(&self, number: u32) -> String {
+        match self.tables.by_id(TableId(number)) {
+            Some(table) => table.name().to_owned(),
+            None => format!("number {number}"),
         }
     }
 
@@ -220,8 +241,7 @@ impl Client {
             Refused::With(reject) => Some(reject.table),
             Refused::Forgotten { .. } => table,
         };
-        let state = table.and_then(|id| self.tables.iter().find(|t| t.id.0 == id));
-        let table = state.map_or("?", |t| t.name()).to_owned();
+        let table = table.map_or_else(|| "?".to_owned(), |number| self.table_name(number));
         let server = self.lanes.name(lane).to_owned();
         match why {
             Refused::With(reject) => ClientError::Rejected {

@@ -3,6 +3,7 @@
 pub mod any;
 pub mod element;
 pub(crate) mod hints;
+pub(crate) mod opened;
 pub(crate) mod state;
 
 use std::marker::PhantomData;
@@ -14,23 +15,39 @@ use tidewater_transport::table::{
 
 pub use any::AnyTable;
 pub use element::Element;
+use opened::{HandleId, Named};
 
-/// A table that was created or opened by a client; valid with that client only.
+/// A table that was created or opened by a client. Calls of another client refuse it
+/// ([`ClientError::Argument`](crate::ClientError::Argument)), as do those of its own once the table was
+/// released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table<T> {
-    pub(crate) id: TableId,
-    pub(crate) index: usize,
+    handle: HandleId,
+    id: TableId,
+    index: usize,
     pub(crate) dim: usize,
     element: PhantomData<T>,
 }
 
 impl<T: Element> Table<T> {
-    pub(crate) const fn new(id: TableId, index: usize, dim: usize) -> Self {
+    pub(crate) const fn new(handle: HandleId, id: TableId, index: usize, dim: usize) -> Self {
         Self {
+            handle,
             id,
             index,
             dim,
             element: PhantomData,
+        }
+    }
+
+    /// What it names, without the element type.
+    #[inline]
+    pub(crate) const fn named(&self) -> Named {
+        Named {
+            handle: self.handle,
+            index: self.index,
+            id: self.id,
+            dtype: T::DTYPE,
         }
     }
 

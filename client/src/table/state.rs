@@ -13,6 +13,7 @@ use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 use tidewater_transport::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
 use super::hints::Hints;
+use super::opened::HandleId;
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 
@@ -52,6 +53,7 @@ pub(crate) struct RowSource {
 /// A table.
 #[derive(Debug)]
 pub(crate) struct TableState {
+    pub(crate) handle: HandleId,
     pub(crate) id: TableId,
     pub(crate) spec: TableSpec,
     pub(crate) row: RowLayout,
@@ -103,7 +105,11 @@ fn dense_ranges(spec: &TableSpec) -> Option<Ranges> {
 }
 
 impl TableState {
-    pub(crate) fn new(info: TableInfo, lanes: &Lanes) -> Result<Self, ClientError> {
+    pub(crate) fn new(
+        handle: HandleId,
+        info: TableInfo,
+        lanes: &Lanes,
+    ) -> Result<Self, ClientError> {
         let spec = info.spec;
         // Sizes from here on multiply without overflow and divide by more than zero.
         spec.validate().map_err(|e| ClientError::Protocol {
@@ -136,6 +142,7 @@ impl TableState {
         let mut sparse = Vec::new();
         sparse.resize_with(lanes.len(), SparseLane::default);
         Ok(Self {
+            handle,
             id: info.id,
             row: RowLayout::new(spec.row_bytes()),
             hints: Hints::new(),
@@ -210,6 +217,38 @@ impl TableState {
             && p.payload_back.is_none_or(|back| holds(back, bytes))
             && p.versions.is_none_or(|versions| holds(versions, count * 8))
             && p.snapshot.is_none_or(|line| holds(line, snapshot))
+    }
+
+    /// A table by ranges whose partitions are all at lane 0, for tests of what is read.
+    #[cfg(test)]
+    pub(crate) fn of_blocks(spec: &TableSpec) -> Self {
+        let handle = super::opened::Tables::new().unwrap().next_handle().unwrap();
+        let ranges = dense_ranges(spec).unwrap();
+        let memory = RemoteAddr {
+            key: tidewater_transport::ids::RegionKey(1),
+            addr: 0,
+        };
+        let part = |p: u32| DensePart {
+            lane: 0,
+            first: ranges.start(p),
+            count: ranges.len(p),
+            salt: 5,
+            payload: memory,
+            back: None,
+            versions: Some(memory),
+            snapshot: None,
+        };
+        Self {
+            handle,
+            id: TableId(1),
+            row: RowLayout::new(spec.row_bytes()),
+            hints: Hints::new(),
+            dense: (0..spec.partitions).map(|p| Some(part(p))).collect(),
+            sparse: Vec::new(),
+            lane_of_partition: vec![0; spec.partitions as usize],
+            index: RangeIndex::new(ranges),
+            spec: spec.clone(),
+        }
     }
 
     pub(crate) const fn is_sparse(&self) -> bool {
@@ -384,6 +423,13 @@ impl TableState {
     pub(crate) fn name(&self) -> &str {
         &self.spec.name
     }
+
+    /// The error of a call whose arguments do not fit the table.
+    #[cold]
+    pub(crate) fn wrong(&self, op: &'static str, what: String) -> ClientError {
+        let table = self.name().to_owned();
+        ClientError::Argument { op, table, what }
+    }
 }
 
 #[cfg(test)]
@@ -403,7 +449,9 @@ mod tests {
             address: 4096,
             len: entries * LINE_BYTES as u64,
         };
+        let mut tables = crate::table::opened::Tables::new().unwrap();
         TableState {
+            handle: tables.next_handle().unwrap(),
             id: TableId(1),
             row: RowLayout::new(spec.row_bytes()),
             hints: Hints::new(),

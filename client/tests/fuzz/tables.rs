@@ -210,7 +210,7 @@ pub(crate) fn use_table(client: &mut Client, table: &Table<f32>, random: &mut Ra
             if let Ok(pull) = client.start_pull_rows(table, &keys, options) {
                 match client.finish_pull(pull, &mut rows) {
                     Ok(()) => good += 1,
-                    Err(_) => client.cancel_pull(pull),
+                    Err(_) => client.cancel_pull(pull).unwrap(),
                 }
             }
         }

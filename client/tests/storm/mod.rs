@@ -175,7 +175,7 @@ impl<'r> Storm<'r> {
     fn cancel(&mut self) {
         let at = (self.below)(self.open.len() as u64) as usize;
         let pull = self.open.swap_remove(at);
-        self.client.cancel_pull(pull.ticket);
+        self.client.cancel_pull(pull.ticket).unwrap();
         self.seen.cancelled += 1;
     }
 

@@ -43,6 +43,12 @@ pub struct TcpLane {
     /// The socket did not take all of it: room there should wake the thread. Output that was not
     /// offered yet waits for a flush or a poll, not for room.
     stuck: bool,
+    /// When the call that waits began to, within its spin.
+    pub(super) begun: Deadline,
+    /// Something was received since.
+    pub(super) heard: bool,
+    /// When the lane is given up, if nothing is received before: set by a late read.
+    pub(super) quiet_until: Option<Deadline>,
     /// Until when posted reads may wait for others, if some do.
     pub(super) held: Option<Deadline>,
     pub(super) inbound: Inbound,
@@ -85,6 +91,8 @@ pub(super) enum Whose {
     Counter,
     /// An atomic that nobody waits for.
     Nobody,
+    /// A read whose call met its deadline: the answer is dropped.
+    Late,
 }
 
 /// A batch and how far it is.
@@ -129,6 +137,9 @@ impl TcpLane {
             op: "open",
             out: Fifo::default(),
             stuck: false,
+            begun: Deadline::after(Duration::ZERO),
+            heard: false,
+            quiet_until: None,
             held: None,
             inbound: Inbound {
                 input: Input::new(),
@@ -199,7 +210,7 @@ impl TcpLane {
     }
 
     #[cold]
-    fn late(&self) -> LaneError {
+    pub(super) fn late(&self) -> LaneError {
         LaneError::Deadline {
             transport: TransportKind::Tcp,
             peer: self.peer.clone(),
@@ -280,10 +291,15 @@ impl TcpLane {
             peer: &self.peer,
             op: self.op,
         };
-        match &self.socket {
-            Some(socket) => self.inbound.receive(socket, &self.mailbox, caller, link),
-            None => Ok(false),
+        let Some(socket) = &self.socket else {
+            return Ok(false);
+        };
+        let any = self.inbound.receive(socket, &self.mailbox, caller, link)?;
+        if any {
+            self.heard = true;
+            self.quiet_until = None;
         }
+        Ok(any)
     }
 
     /// Asks, sends and receives once; true if anything moved.
@@ -307,6 +323,7 @@ impl TcpLane {
         done: impl Fn(&Self, &Option<Target<'_>>) -> bool,
     ) -> Result<(), LaneError> {
         let mut spin = Deadline::after(self.spin);
+        (self.begun, self.heard) = (spin, false);
         loop {
             // What is awaited may come while this thread looks: no sleep tells of it.
             self.socket.iter().for_each(Socket::expect);
@@ -432,6 +449,10 @@ impl TcpLane {
         });
         let result = self.wait(&mut caller, deadline, |_, caller| {
             caller.as_ref().is_none_or(|t| t.plan.is_done(t.ops))
+        });
+        let result = result.map_err(|e| match e {
+            LaneError::Deadline { .. } => self.leave(),
+            e => e,
         });
         self.end(result)
     }

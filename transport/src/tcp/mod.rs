@@ -37,6 +37,7 @@ mod access;
 mod buffer;
 mod count;
 mod lane;
+mod late;
 mod lend;
 pub mod op;
 mod output;

@@ -240,6 +240,14 @@ impl Inbound {
                 Incoming::Answer { left } => {
                     let now = self.input.len().min(*left);
                     let whose = self.awaited.front().map(|a| a.whose);
+                    if whose == Some(Whose::Late) {
+                        if now == 0 {
+                            return Ok(());
+                        }
+                        *left -= now;
+                        self.input.consume(now);
+                        continue;
+                    }
                     let Some(mut target) = target_of(whose, self.lent, caller, &mut self.batches)
                     else {
                         return Err(link.broken("an answer that nobody waits for"));
@@ -275,7 +283,7 @@ impl Inbound {
     fn begin(&mut self, reply: Reply, mailbox: &Mailbox, link: Link<'_>) -> Result<(), LaneError> {
         match (reply, self.awaited.front()) {
             (Reply::Read { bytes, cookie }, Some(a))
-                if matches!(a.whose, Whose::Caller | Whose::Batch)
+                if matches!(a.whose, Whose::Caller | Whose::Batch | Whose::Late)
                     && (a.bytes, a.cookie) == (bytes, cookie) =>
             {
                 let left = bytes as usize;
@@ -328,7 +336,7 @@ impl Inbound {
                     self.done.push_back(first.batch);
                 }
             }
-            Some(Whose::Counter | Whose::Nobody) | None => {}
+            Some(Whose::Counter | Whose::Nobody | Whose::Late) | None => {}
         }
     }
 }
@@ -344,6 +352,6 @@ fn target_of<'a>(
         Whose::Caller => caller.as_mut().map(Target::again),
         Whose::Batch if lent => caller.as_mut().map(Target::again),
         Whose::Batch => batches.front_mut().map(Posted::target),
-        Whose::Counter | Whose::Nobody => None,
+        Whose::Counter | Whose::Nobody | Whose::Late => None,
     }
 }

@@ -173,8 +173,7 @@ pub unsafe extern "C" fn tw_pull_cancel(session: *mut tw_session, pull: *mut tw_
         let pull = unsafe { raw::out(pull, "the place of the pull") }?;
         session.with(|open| {
             let cancelled = open.pulls.remove(*pull)?;
-            open.client.cancel_pull(cancelled.ticket);
-            Ok(())
+            Ok(open.client.cancel_pull(cancelled.ticket)?)
         })?;
         *pull = 0;
         Ok(())

@@ -1,0 +1,27 @@
+//! Conversions of counts, lengths and offsets that cannot lose bits.
+
+const _: () = assert!(
+    usize::BITS == 64,
+    "sizes of tables are computed in 64 bits: 32-bit targets are not supported"
+);
+
+/// A count or an offset, as one in memory.
+#[inline]
+#[allow(
+    clippy::cast_possible_truncation,
+    reason = "usize has 64 bits: asserted above"
+)]
+pub(crate) const fn size(n: u64) -> usize {
+    n as usize
+}
+
+/// A count that was bounded before, by a check of the arguments or a limit of the protocol.
+///
+/// # Panics
+/// When it was not.
+#[inline]
+#[allow(clippy::cast_possible_truncation, reason = "asserted")]
+pub(crate) const fn count(n: usize) -> u32 {
+    assert!(n <= u32::MAX as usize, "a count past 2^32");
+    n as u32
+}

@@ -1,0 +1,195 @@
+//! The tables that a client has opened, and the handles that name them.
+
+use tidewater_transport::ids::TableId;
+use tidewater_transport::planted::{Plant, on};
+use tidewater_transport::sync::{AtomicU64, Ordering};
+use tidewater_transport::table::DType;
+
+use super::state::TableState;
+use super::{Element, Table};
+use crate::error::ClientError;
+
+/// Clients of this process so far.
+static CLIENTS: AtomicU64 = AtomicU64::new(0);
+
+/// Number of a client in its process, at least 1. No two clients of a process have the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ClientNumber(pub(crate) u32);
+
+impl ClientNumber {
+    fn next() -> Result<Self, ClientError> {
+        // SYNC: none. Only that each gets another number matters.
+        let made = CLIENTS.fetch_add(1, Ordering::Relaxed) + 1;
+        u32::try_from(made).map(Self).map_err(|_| {
+            ClientError::Environment(format!(
+                "this process has made {made} clients, and can number {}; start another process",
+                u32::MAX
+            ))
+        })
+    }
+}
+
+/// What a handle names: a client, and one time that it opened a table. One compare tells a handle from
+/// every other of its process, and so its table's number and element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HandleId(u64);
+
+impl HandleId {
+    const fn new(client: ClientNumber, serial: u32) -> Self {
+        Self((client.0 as u64) << 32 | serial as u64)
+    }
+
+    /// The client that made it.
+    const fn client(self) -> u64 {
+        self.0 >> 32
+    }
+}
+
+/// A handle without its element type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) handle: HandleId,
+    pub(crate) index: usize,
+    pub(crate) id: TableId,
+    pub(crate) dtype: DType,
+}
+
+/// The tables of one client. The place of one that was released is given to the next.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    pub(crate) client: ClientNumber,
+    serial: u32,
+    slots: Vec<Option<TableState>>,
+}
+
+impl Tables {
+    /// None yet, of a new client.
+    pub(crate) fn new() -> Result<Self, ClientError> {
+        Ok(Self {
+            client: ClientNumber::next()?,
+            serial: 0,
+            slots: Vec::new(),
+        })
+    }
+
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.open().count()
+    }
+
+    fn open(&self) -> impl Iterator<Item = &TableState> {
+        self.slots.iter().flatten()
+    }
+
+    /// The table of a number in the cluster.
+    pub(crate) fn by_id(&self, id: TableId) -> Option<&TableState> {
+        self.open().find(|table| table.id == id)
+    }
+
+    /// A number for the next table.
+    pub(crate) fn next_handle(&mut self) -> Result<HandleId, ClientError> {
+        let serial = self.serial.checked_add(1);
+        self.serial = serial.ok_or_else(|| {
+            let made = self.serial;
+            ClientError::Environment(format!(
+                "this client has opened {made} tables; make another"
+            ))
+        })?;
+        Ok(HandleId::new(self.client, self.serial))
+    }
+
+    /// Keeps a table, in the place of one that is gone. Another one of its name was released by another
+    /// client, or there would be no second: it is dropped, and its handle returned.
+    pub(crate) fn add(&mut self, table: TableState) -> Option<HandleId> {
+        let same = |slot: &&mut Option<TableState>| {
+            slot.as_ref().is_some_and(|old| old.name() == table.name())
+        };
+        let dropped = self.slots.iter_mut().find(same).and_then(Option::take);
+        match self.slots.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some(table),
+            None => self.slots.push(Some(table)),
+        }
+        dropped.map(|old| old.handle)
+    }
+
+    /// A handle of a table that is open.
+    pub(crate) fn handle<T: Element>(&self, id: TableId) -> Option<Table<T>> {
+        let is = |slot: &Option<TableState>| slot.as_ref().is_some_and(|table| table.id == id);
+        let index = self.slots.iter().position(is)?;
+        let table = self.slots[index].as_ref()?;
+        Some(Table::new(table.handle, id, index, table.spec.dim()))
+    }
+
+    /// Forgets a table: its handles name nothing any more.
+    pub(crate) fn remove(&mut self, named: Named) {
+        if on(Plant::ReleaseKeepsTable) {
+            return;
+        }
+        if let Some(slot) = self.slots.get_mut(named.index)
+            && slot
+                .as_ref()
+                .is_some_and(|table| table.handle == named.handle)
+        {
+            *slot = None;
+        }
+    }
+
+    /// The table of a handle.
+    ///
+    /// # Errors
+    /// [`ClientError::Argument`] for a handle of another client, or of a table that was released.
+    #[inline]
+    pub(crate) fn find(&self, op: &'static str, named: Named) -> Result<&TableState, ClientError> {
+        match self.slots.get(named.index) {
+            Some(Some(table)) if is_meant(table, named.handle) => Ok(table),
+            _ => Err(self.unknown(op, named)),
+        }
+    }
+
+    /// The same, to be changed.
+    #[inline]
+    pub(crate) fn find_mut(
+        &mut self,
+        op: &'static str,
+        named: Named,
+    ) -> Result<&mut TableState, ClientError> {
+        match self.slots.get(named.index) {
+            Some(Some(table)) if is_meant(table, named.handle) => {}
+            _ => return Err(self.unknown(op, named)),
+        }
+        match &mut self.slots[named.index] {
+            Some(table) => Ok(table),
+            None => unreachable!("place {} was looked at a line ago", named.index),
+        }
+    }
+
+    /// Names the table that the handle is of, and what this client has in its place.
+    #[cold]
+    fn unknown(&self, op: &'static str, named: Named) -> ClientError {
+        let Named { id, dtype, .. } = named;
+        let (made, mine) = (named.handle.client(), u64::from(self.client.0));
+        let known = self.by_id(id);
+        let table = match known {
+            Some(table) => table.name().to_owned(),
+            None => format!("number {id}"),
+        };
+        let what = if made == mine {
+            format!("the handle is of table {id} ({dtype:?}), which this client has released")
+        } else {
+            let here = match self.slots.get(named.index) {
+                Some(Some(t)) => format!("\"{}\", table {} ({:?})", t.name(), t.id, t.spec.dtype),
+                _ => "no table".into(),
+            };
+            format!(
+                "the handle is of table {id} ({dtype:?}) of client {made}; this is client {mine}, \
+                 which has {here} in that place. Open the table with the client that uses it"
+            )
+        };
+        ClientError::Argument { op, table, what }
+    }
+}
+
+#[inline]
+fn is_meant(table: &TableState, handle: HandleId) -> bool {
+    table.handle == handle || on(Plant::ForeignHandle)
+}

@@ -1,0 +1,36 @@
+//! Reads that miss their deadline.
+
+use std::time::Duration;
+
+use super::lane::{TcpLane, Whose};
+use crate::clock::Deadline;
+use crate::fabric::{LaneError, TransportKind};
+use crate::limits::LANE_QUIET_MAX;
+use crate::planted::{Plant, on};
+
+impl TcpLane {
+    /// Ends a read at its deadline. Its answers are dropped when they come, and the lane goes on, unless
+    /// nothing has come for [`LANE_QUIET_MAX`]: another connection may do better than this one.
+    #[cold]
+    pub(super) fn leave(&mut self) -> LaneError {
+        let since = if self.heard {
+            Deadline::after(Duration::ZERO)
+        } else {
+            self.begun
+        };
+        let give_up = Deadline::at(since.instant() + LANE_QUIET_MAX);
+        let until = *self.quiet_until.get_or_insert(give_up);
+        if until.passed() || on(Plant::LateReadBreaksLane) {
+            return self.late();
+        }
+        let awaited = self.inbound.awaited.iter_mut();
+        for request in awaited.filter(|request| request.whose == Whose::Caller) {
+            request.whose = Whose::Late;
+        }
+        LaneError::Late {
+            transport: TransportKind::Tcp,
+            peer: self.peer.clone(),
+            op: self.op,
+        }
+    }
+}
