@@ -63,7 +63,6 @@ mod lanes;
 #[cfg(feature = "embedded")]
 pub mod launched;
 pub mod link;
-mod num;
 pub mod pull;
 pub mod push;
 mod replies;

@@ -40,6 +40,7 @@ pub mod liveness;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod muster;
+pub mod num;
 pub mod placement;
 pub mod planted;
 #[cfg(not(loom))]

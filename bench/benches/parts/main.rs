@@ -9,10 +9,6 @@
 
 mod client;
 mod layout;
-// What the client's parts take from their crate.
-#[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
-#[path = "../../../client/src/num.rs"]
-mod num;
 mod server;
 
 use criterion::{Criterion, Throughput};

@@ -8,6 +8,7 @@ use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_transport::layout::lines::SnapshotLine;
 use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
+use tidewater_transport::num::{count, size};
 use tidewater_transport::planted::{Plant, on};
 
 use super::rounds::word_op;
@@ -15,7 +16,6 @@ use super::rows::read_ops;
 use super::{PullMode, PullOptions, rounds};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
-use crate::num::{count, size};
 use crate::table::state::{DensePart, TableState};
 
 /// Blocks of one window: version words, payload, version words again. Larger windows are more

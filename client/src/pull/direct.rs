@@ -8,10 +8,10 @@ use tidewater_transport::layout::row::{Loc, RowVersion};
 use tidewater_transport::mem::Words;
 use tidewater_transport::mem::publish::read_fence;
 use tidewater_transport::mem::rows::{copy_row, copy_row_unproven};
+use tidewater_transport::num::count;
 
 use super::PullMode;
 use crate::lanes::Lanes;
-use crate::num::count;
 use crate::table::state::TableState;
 
 /// Rows that are asked for ahead of the one that is copied: as many as the core can wait for at a

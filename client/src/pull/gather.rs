@@ -6,10 +6,10 @@ use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_transport::layout::row::Loc;
 use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
 use tidewater_transport::limits::FRAME_ROWS_MAX;
+use tidewater_transport::num::{self, count};
 
 use crate::error::{ClientError, rejected};
 use crate::lanes::{Interrupt, Lanes};
-use crate::num::{self, count};
 use crate::table::state::TableState;
 
 /// Payload bytes of a reply.

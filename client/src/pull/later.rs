@@ -9,13 +9,13 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ReadBatch, ReadOp};
 use tidewater_transport::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_transport::limits::COORDINATOR_LOOK;
+use tidewater_transport::num::count;
 use tidewater_transport::planted::{Plant, on};
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, PullMode, PullOptions, pull_rows};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::num::count;
 use crate::pull::rows::{HINTS_AHEAD, RowScratch};
 use crate::table::opened::{HandleId, Named};
 use crate::table::state::TableState;

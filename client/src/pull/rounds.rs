@@ -12,11 +12,11 @@
 //! a single partition.
 
 use tidewater_transport::fabric::{ReadOp, RemoteAddr, TransportKind};
+use tidewater_transport::num::{count, size};
 
 use super::blocks::{BlockPull, Piece};
 use super::rows::read_ops;
 use crate::error::ClientError;
-use crate::num::{count, size};
 
 /// Payload bytes of a round: their time on the wire is many round trips, and a writer that is not
 /// very hot leaves most of their blocks alone meanwhile.

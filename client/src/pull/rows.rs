@@ -4,13 +4,13 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
 use tidewater_transport::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 use tidewater_transport::limits::PULL_RETRIES_MAX;
+use tidewater_transport::num::count;
 use tidewater_transport::planted::{Plant, on};
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, Missing, PullMode, PullOptions, direct};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
-use crate::num::count;
 use crate::table::state::{RowSource, TableState};
 
 /// Memory of a pull, kept between calls so that none allocates once warm.

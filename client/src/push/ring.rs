@@ -14,8 +14,7 @@ use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
-
-use crate::num::{count, size};
+use tidewater_transport::num::{count, size};
 
 /// A ring as its client keeps it.
 #[derive(Debug)]

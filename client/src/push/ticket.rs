@@ -1,8 +1,8 @@
 //! What a push returns.
 
 use tidewater_transport::ids::TableId;
+use tidewater_transport::num::count;
 
-use crate::num::count;
 use crate::table::opened::ClientNumber;
 
 /// Frames of one push on one lane: `first..=last`.

@@ -3,10 +3,10 @@
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::session::TICKET_BYTES;
+use tidewater_transport::num::count;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::num::count;
 use crate::pull::read_ops;
 
 impl Client {

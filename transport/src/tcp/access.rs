@@ -4,6 +4,7 @@ use super::op::{ENTRY_BYTES, Entry, Refused, RequestKind};
 use crate::fabric::{AccessDenied, ExportView, INBOX_KEY, Inbox, ReadChecks, Rights};
 use crate::ids::RegionKey;
 use crate::mem::{Words, WordsMut};
+use crate::num::size;
 
 /// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
 pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
@@ -17,7 +18,7 @@ const READS_TOGETHER: usize = 16;
 #[inline]
 fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>, AccessDenied> {
     let export = checks.check(entry.key, entry.addr, entry.len.into())?;
-    let words = export.region.words(entry.addr as usize, entry.len as usize);
+    let words = export.region.words(size(entry.addr), entry.len as usize);
     words.map_err(|_| AccessDenied::Outside)
 }
 
@@ -89,7 +90,7 @@ pub(super) fn check_write(
     } else if !addr.is_multiple_of(8) {
         AccessDenied::Misaligned
     } else {
-        return Ok(addr as usize);
+        return Ok(size(addr));
     };
     Err(Refused {
         kind: RequestKind::Write,
@@ -110,7 +111,7 @@ pub(super) fn count(
 ) -> Result<u64, Refused> {
     let checked = exports.check(key, addr, 8, Rights::Atomic);
     let word = checked.and_then(|export| {
-        let word = export.region.words_mut(addr as usize, 8);
+        let word = export.region.words_mut(size(addr), 8);
         word.map_err(|_| AccessDenied::NoRight)
     });
     word.map(on).map_err(|why| Refused {

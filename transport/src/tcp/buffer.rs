@@ -136,6 +136,7 @@ impl Fifo {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use std::collections::VecDeque;
 

@@ -18,6 +18,7 @@ use crate::fabric::{
 };
 use crate::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
 use crate::mem::io::SendList;
+use crate::num::count;
 use crate::wake::Watch;
 
 /// Writes up to this are copied behind each other and sent together; a longer copy would cost
@@ -377,7 +378,7 @@ impl TcpLane {
         let header = Request::Write {
             key: to.key,
             addr: to.addr,
-            len: bytes.len() as u32,
+            len: count(bytes.len()),
         }
         .to_bytes();
         if bytes.len() > COPIED_WRITE_BYTES {

@@ -24,6 +24,8 @@
 //!
 //! The stream has to be connected and past the handshake, with nothing of the lane read from it.
 
+#![deny(clippy::cast_possible_truncation)]
+
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use crate::fabric::{Inbox, LaneError, Mailbox};
@@ -39,6 +41,7 @@ mod count;
 mod lane;
 mod late;
 mod lend;
+#[allow(clippy::cast_possible_truncation, reason = "takes words apart")]
 pub mod op;
 mod output;
 mod plan;

@@ -6,6 +6,7 @@ use super::receive::DIRECT_BYTES;
 use crate::fabric::{LaneError, ReadOp, Taker};
 use crate::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use crate::mem::io::{Place, RecvList};
+use crate::num::count;
 
 /// A longer read is not worth waiting for: it lands as it comes.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
@@ -85,7 +86,7 @@ impl Plan {
         let (mut entries, mut bytes) = (0, 0);
         while let (Some(op), Some(place)) = (ops.get(self.asked.op), list.get_mut(entries)) {
             let at = self.asked.at;
-            let room = LANE_READV_BYTES_MAX as u32 - bytes;
+            let room = count(LANE_READV_BYTES_MAX) - bytes;
             let whole = op.len - at <= room;
             // A part ends at a whole word, so that the next one is aligned.
             let len = if whole { op.len - at } else { room & !7 };
@@ -112,7 +113,7 @@ impl Plan {
             };
         }
         let header = Request::ReadV {
-            entries: entries as u32,
+            entries: count(entries),
             bytes,
             cookie,
         };
@@ -205,7 +206,7 @@ impl Target<'_> {
                 &mut *self.body
             };
             into[piece.at..piece.at + now.len()].copy_from_slice(now);
-            self.plan.landed.at += now.len() as u32;
+            self.plan.landed.at += count(now.len());
             bytes = rest;
         }
     }
@@ -216,7 +217,7 @@ impl Target<'_> {
         let mut cursor = self.plan.landed;
         let next = std::iter::from_fn(|| {
             let piece = cursor.piece(self.ops)?;
-            cursor.at += piece.len as u32;
+            cursor.at += count(piece.len);
             Some(piece.len)
         });
         next.take(3).max().unwrap_or(0)
@@ -242,7 +243,7 @@ impl Target<'_> {
             if !list.piece(place, piece.at, len) {
                 break;
             }
-            cursor.at += len as u32;
+            cursor.at += count(len);
         }
         let named = list.len();
         if named == max {
@@ -257,7 +258,7 @@ impl Target<'_> {
             && let Some(piece) = self.plan.landed.piece(self.ops)
         {
             let step = piece.len.min(n);
-            self.plan.landed.at += step as u32;
+            self.plan.landed.at += count(step);
             n -= step;
         }
     }
@@ -286,6 +287,7 @@ pub(super) fn fits(
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use proptest::prelude::*;
 

@@ -14,6 +14,7 @@ use crate::fabric::{AccessDenied, ExportView, Inbox, LaneError, Port, SIGNAL_BYT
 use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use crate::mem::io::{Place, RecvList};
 use crate::mem::publish::read_fence;
+use crate::num::size;
 use crate::sync::Arc;
 use crate::wake::Watch;
 
@@ -354,7 +355,7 @@ impl TcpPort {
             let len = u64::from(entry.len);
             sum += len;
             let checked = checks.check(entry.key, entry.addr, len).and_then(|export| {
-                let there = export.region.check(entry.addr as usize, entry.len as usize);
+                let there = export.region.check(size(entry.addr), entry.len as usize);
                 there.map_err(|_| AccessDenied::Outside)
             });
             if let Err(why) = checked {
@@ -420,7 +421,7 @@ impl TcpPort {
                 let len = entry.len.into();
                 let export = checks.check(entry.key, entry.addr, len).map_err(refused)?;
                 let (region, len) = (Arc::clone(&export.region), entry.len as usize);
-                self.out.span(region, entry.addr as usize, len);
+                self.out.span(region, size(entry.addr), len);
                 done += 1;
                 budget.spend(0, len);
             }

@@ -24,6 +24,7 @@ fn patch(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
 }
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests {
     use proptest::prelude::*;
 

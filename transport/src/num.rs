@@ -11,7 +11,7 @@ const _: () = assert!(
     clippy::cast_possible_truncation,
     reason = "usize has 64 bits: asserted above"
 )]
-pub(crate) const fn size(n: u64) -> usize {
+pub const fn size(n: u64) -> usize {
     n as usize
 }
 
@@ -21,7 +21,7 @@ pub(crate) const fn size(n: u64) -> usize {
 /// When it was not.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "asserted")]
-pub(crate) const fn count(n: usize) -> u32 {
+pub const fn count(n: usize) -> u32 {
     assert!(n <= u32::MAX as usize, "a count past 2^32");
     n as u32
 }
