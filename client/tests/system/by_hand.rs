@@ -16,7 +16,7 @@ use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wire::handshake::JobToken;
 
 use crate::proc::Process;
-use crate::rig::{command, new_mark, tidewater, turn};
+use crate::rig::{command, limited, new_mark, tidewater, turn};
 
 /// The job's token in the file.
 pub(crate) const TOKEN: u8 = 0x5a;
@@ -36,6 +36,15 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// A coordinator of `servers` servers and one worker, and no server yet.
     pub(crate) fn coordinator(servers: u32) -> Self {
+        Self::coordinator_by(servers, |mark| command(&tidewater(), mark))
+    }
+
+    /// The same with a limit of open files.
+    pub(crate) fn limited(servers: u32, files: usize) -> Self {
+        Self::coordinator_by(servers, |mark| limited(&tidewater(), mark, files))
+    }
+
+    fn coordinator_by(servers: u32, program: impl FnOnce(&str) -> Command) -> Self {
         let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let token = write_token(&folder, "token", TOKEN);
@@ -44,7 +53,7 @@ impl Cluster {
         let directory = folder.path().join("d/".repeat(depth));
         fs::create_dir_all(&directory).unwrap();
         let (mark, _) = new_mark();
-        let mut coordinator = command(&tidewater(), &mark)
+        let mut coordinator = program(&mark)
             .current_dir(&directory)
             .args(["coordinator", "--workers", "1", "--servers"])
             .arg(servers.to_string())

@@ -41,6 +41,12 @@ impl Process {
         self.stat()?.first()?.chars().next()
     }
 
+    /// Files that it has open.
+    pub(crate) fn open_files(&self) -> usize {
+        let files = fs::read_dir(format!("/proc/{}/fd", self.pid));
+        files.unwrap().count()
+    }
+
     /// Processor time used so far, in milliseconds: all threads, user and system.
     pub(crate) fn cpu_ms(&self) -> u64 {
         let fields = self.stat().unwrap();

@@ -51,6 +51,14 @@ pub(crate) fn command(program: &Path, mark: &str) -> Command {
     command
 }
 
+/// The same with a limit of open files, which it cannot raise.
+pub(crate) fn limited(program: &Path, mark: &str, files: usize) -> Command {
+    let mut shell = command(Path::new("/bin/sh"), mark);
+    let line = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
+    shell.args(["-c", &line]).arg(program);
+    shell
+}
+
 /// A mark that no other test has, and the variable that holds it.
 pub(crate) fn new_mark() -> (String, String) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
