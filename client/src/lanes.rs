@@ -18,7 +18,8 @@ use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
 use tidewater_transport::limits::{
-    COORDINATOR_LOOK, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX, RING_BYTES_MIN,
+    COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX,
+    RING_BYTES_MIN,
 };
 use tidewater_transport::placement::Owner;
 use tidewater_transport::planted::{self, Plant};
@@ -55,6 +56,8 @@ pub(crate) struct LaneState {
     rejects: Rejects,
     /// The push call of each frame in flight, by sequence number modulo its length.
     calls: Box<[PushCall]>,
+    /// A reject record that the status counts has not arrived: how long that may last.
+    reject_late: Option<Deadline>,
     /// Every domain's clock as it was last read whole.
     clocks: [ClockLine; DOMAINS_MAX],
 }
@@ -121,6 +124,7 @@ impl LaneState {
             rejects_seen: open.state.rejected,
             rejects: Rejects::default(),
             calls: vec![NO_PUSH; FRAMES_IN_FLIGHT_MAX as usize].into(),
+            reject_late: None,
             clocks: [ClockLine::default(); DOMAINS_MAX],
         })
     }
@@ -145,31 +149,63 @@ impl LaneState {
         let Some(state) = StateLine::from_line(&line, self.session.0) else {
             return Ok(());
         };
-        let before = self.ring.state().applied_seq;
-        if self.ring.learn(state) && state.rejected != self.rejects_seen {
-            self.collect_rejects(before, state, counters);
+        if state.rejected == self.rejects_seen
+            || (self.ring.is_news(&state) && self.collect_rejects(state, counters)?)
+        {
+            self.ring.learn(state);
         }
         Ok(())
     }
 
-    fn collect_rejects(&mut self, before: u64, state: StateLine, counters: &mut Counters) {
-        let mut found = 0;
-        for seq in before + 1..=state.applied_seq {
+    /// Takes in the reject records that `state` counts; false while some of them have not arrived,
+    /// because records of a mailbox become visible in any order (F15). The status is not believed
+    /// before they have: which of its frames were refused is not known.
+    ///
+    /// # Errors
+    /// [`LaneError::Broken`] when a record does not arrive within [`FRAME_LATE_MAX`]: a recovery of
+    /// the lane posts all records again.
+    #[cold]
+    fn collect_rejects(
+        &mut self,
+        state: StateLine,
+        counters: &mut Counters,
+    ) -> Result<bool, LaneError> {
+        let (first, last) = (self.ring.state().applied_seq + 1, state.applied_seq);
+        let due = state.rejected.wrapping_sub(self.rejects_seen);
+        let record = |seq| {
             let line = self.lane.mailbox().line(mailbox_reject_at(seq));
-            let reject = Reject::from_line(&line, self.session.0);
-            if let Some(reject) = reject.filter(|reject| reject.seq == seq) {
-                found += 1;
-                counters.rejects += 1;
-                let call = self.calls[call_slot(seq)];
-                counters.rejects_unclaimed += u64::from(self.rejects.add(reject, call));
+            Reject::from_line(&line, self.session.0).filter(|reject| reject.seq == seq)
+        };
+        let found: Vec<Reject> = (first..=last).filter_map(record).collect();
+        let arrived = found.len() as u64;
+        if arrived < due && due <= last + 1 - first && !planted::on(Plant::RejectNotAwaited) {
+            let late = || Deadline::after(FRAME_LATE_MAX);
+            if !self.reject_late.get_or_insert_with(late).passed() {
+                return Ok(false);
             }
+            return Err(LaneError::Broken {
+                transport: self.lane.transport(),
+                peer: self.lane.peer().to_owned(),
+                op: "reading reject records",
+                why: format!(
+                    "its status counts {due} refused frames among {first} to {last}, {arrived} of \
+                     their records have arrived within {FRAME_LATE_MAX:?}"
+                ),
+            });
         }
-        if state.rejected.wrapping_sub(self.rejects_seen) != found {
-            // Its cells do not say what its state line does. No frame passes for applied for that.
-            self.rejects
-                .lose(before + 1, state.applied_seq, counters.pushes);
+        self.reject_late = None;
+        for reject in found {
+            counters.rejects += 1;
+            let call = self.calls[call_slot(reject.seq)];
+            counters.rejects_unclaimed += u64::from(self.rejects.add(reject, call));
+        }
+        if arrived != due {
+            // More records than the status counts, or a count that cannot be: the server is in error.
+            // No frame passes for applied.
+            self.rejects.lose(first, last, counters.pushes);
         }
         self.rejects_seen = state.rejected;
+        Ok(true)
     }
 
     /// The clock of a domain as this lane's applier tells it. A line that is being written, or
@@ -467,6 +503,7 @@ impl Lanes {
             l.broken = None;
             l.replies.lane_came_back();
             l.finished.clear();
+            l.reject_late = None;
             // What is applied is learned from the mailbox, where the rejects come before it.
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),

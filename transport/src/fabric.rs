@@ -13,7 +13,7 @@
 //! | F01 | A read returns exactly the bytes asked for, into the places named, and touches no other byte. |
 //! | F02 | Reads are not ordered among themselves, and the bytes of one may be seen torn: nothing may lean on either. |
 //! | F03 | A read flagged `fence` starts after all earlier reads of its lane have completed. |
-//! | F04 | Writes of a lane become visible to the owner in order: who sees a later one sees all earlier ones whole (after an acquire load of a word of the later one). |
+//! | F04 | Writes of a lane become visible to the owner in any order until a signal posted after them has been received; then all of them are there whole. Of two that overlap the later one stands. |
 //! | F05 | An atomic is performed after the writes posted before it on its lane. |
 //! | F06 | `write_signal` wakes an owner that sleeps or is about to; a plain write need not. |
 //! | F07 | The source of `write`, `write_signal` and of the port's posts is copied or sent before the call returns. |
@@ -24,10 +24,16 @@
 //! | F12 | Every wait ends by its deadline, with an error that names operation and peer. |
 //! | F13 | A borrowed landing buffer is not touched after the call has returned, in error or not. |
 //! | F14 | An owned batch comes back from `take_read`, or stays with the lane until that is dropped; forgetting it frees nothing that is still written. |
-//! | F15 | The port's posts into the mailbox land in order; `signal` wakes a client that sleeps or is about to. |
+//! | F15 | The port's posts into the mailbox become visible in any order until a signal posted after them has been received; then all of them are there whole. Of two that overlap the later one stands. `signal` wakes a client that sleeps or is about to. |
 //! | F16 | A lane that breaks leaves every other lane of both its ends working. |
 //! | F17 | An end that waits sleeps: no cycles after the spin, no lost wake-up. |
 //! | F18 | Reads, writes and polls on an open lane allocate nothing once warm. |
+//!
+//! F04 and F15 promise no order between two writes: devices under adaptive routing place them as they
+//! arrive. An end that polls memory sees a later write first, so every record that is polled carries a
+//! check of its own, and an end that finds a record which counts another one (a tail its frames, a
+//! status its reject records) takes the other one as not arrived yet until it checks. Shared memory and
+//! TCP keep the order of the calls, which nothing may rely on.
 
 use std::time::Duration;
 

@@ -144,6 +144,16 @@ plants! {
     LateReadBreaksLane = "late-read-breaks-lane";
     /// A read that misses its deadline is reported as an error of its lane.
     LateReadIsLost = "late-read-is-lost";
+    /// A client believes a status before the reject records that it counts have arrived.
+    RejectNotAwaited = "reject-not-awaited";
+    /// The linger timer of an earlier cut ends a session that came back and was cut again.
+    LingerOfEarlierCut = "linger-of-earlier-cut";
+    /// Sockets keep Nagle's algorithm: `TCP_NODELAY` stays off.
+    NagleLeftOn = "nagle-left-on";
+    /// A launcher passes the token descriptor of the job around it on to its own processes.
+    TokenFdInherited = "token-fd-inherited";
+    /// The guard ends after one look that finds no process of the job.
+    GuardLooksOnce = "guard-looks-once";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

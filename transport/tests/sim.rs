@@ -55,6 +55,7 @@ fn pair(world: &World) -> Pair {
         mailbox,
         client_bell: client.bell(),
         owner_bell: owner.bell(),
+        in_order: false,
     });
     Pair {
         link: lane.link(),
@@ -306,7 +307,7 @@ fn queues_keep_order_and_services_end_with_the_tasks() {
 fn writes_of_a_broken_lane_land_in_order_and_end_with_the_port() {
     let mut landed_after_break = 0;
     sweep(tidewater_transport::here!(), 0..100, |seed| {
-        let world = World::new(seed, Faults::hostile());
+        let world = World::new(seed, Faults::hostile().writes_in_order());
         let p = pair(&world);
         let mut rng = Rng::new(seed);
         let (mut lane, mut port, inbox) = (p.lane, p.port, p.inbox);
@@ -342,7 +343,7 @@ fn writes_of_a_broken_lane_land_in_order_and_end_with_the_port() {
                     .is_some_and(|l| l.iter().any(|w| *w != 0));
                 assert!(
                     !next_began || line.iter().all(|w| *w == n),
-                    "F04: {n} {line:?}"
+                    "write {n} is not whole and a later one has begun: {line:?}"
                 );
             }
             w.pause(SECOND);
@@ -354,6 +355,131 @@ fn writes_of_a_broken_lane_land_in_order_and_end_with_the_port() {
         outcome
     });
     assert!(landed_after_break > 0);
+}
+
+const LINES: usize = 4;
+const ROUNDS: u64 = 20;
+
+/// What one end of a link sends in a round: the first line twice, the others once, then the signal.
+fn send_round(n: u64, mut write: impl FnMut(usize, &[u8])) {
+    let line = |value: u64| -> Vec<u8> { (0..8).flat_map(|_| value.to_le_bytes()).collect() };
+    write(0, &line(n + 1_000_000));
+    for at in 0..LINES {
+        write(at, &line(n));
+    }
+}
+
+/// Lines of `words` that hold `n` and nothing else.
+fn whole_lines(words: &[u64], n: u64) -> Vec<bool> {
+    let lines = words.chunks_exact(8);
+    lines
+        .map(|line| line.iter().all(|word| *word == n))
+        .collect()
+}
+
+/// Rounds of one direction: `send` posts round n with its signal, `look` reads the lines at the other
+/// end, which sleeps in `sleeper`. Returns how often a look saw a later line before an earlier one.
+fn rounds(
+    world: &World,
+    mut sleeper: SimSleeper,
+    mut send: impl FnMut(u64) + Send + 'static,
+    look: impl Fn() -> Vec<u64> + Clone + Send + 'static,
+) -> Arc<AtomicU64> {
+    let (go, passed) = (SimQueue::new(world), Arc::new(AtomicU64::new(0)));
+    let (turn, seen) = (go.clone(), Arc::clone(&passed));
+    let current = Arc::new(AtomicU64::new(0));
+    let (now, watched, w) = (Arc::clone(&current), look.clone(), world.clone());
+    world.spawn("sender", move || {
+        while let Some(n) = turn.recv(Deadline::after(60 * SECOND)) {
+            if n > ROUNDS {
+                break;
+            }
+            send(n);
+        }
+    });
+    world.spawn("receiver", move || {
+        for n in 1..=ROUNDS {
+            now.store(n, Ordering::Relaxed);
+            sleeper.announce();
+            go.send(n);
+            let began = clock::now();
+            sleeper.sleep(Deadline::after(30 * SECOND));
+            sleeper.retract();
+            let slept = clock::now().duration_since(began);
+            assert!(slept < 30 * SECOND, "no signal came in round {n}");
+            let lines = whole_lines(&look(), n);
+            assert_eq!(lines, [true; LINES], "round {n}: the signal has come");
+        }
+        now.store(u64::MAX, Ordering::Relaxed);
+        // Its lane lives until here.
+        go.send(u64::MAX);
+    });
+    world.spawn("observer", move || {
+        loop {
+            w.step();
+            let n = current.load(Ordering::Relaxed);
+            if n == u64::MAX {
+                break;
+            }
+            let lines = whole_lines(&watched(), n);
+            let gap = lines.windows(2).any(|pair| !pair[0] && pair[1]);
+            seen.fetch_add(u64::from(gap), Ordering::Relaxed);
+        }
+    });
+    passed
+}
+
+/// F04 and F15: WRITEs pass each other in both directions, two writes of one place do not, and when
+/// the signal behind them has come all of them are there.
+#[test]
+fn writes_pass_each_other_but_not_their_signal() {
+    for (way, reorder_writes) in [("server", true), ("client", true), ("client", false)] {
+        let mut passed = 0;
+        sweep(tidewater_transport::here!(), 0..20, |seed| {
+            let faults = Faults {
+                reorder_writes,
+                spurious_wake: 0.0,
+                ..Faults::rough()
+            };
+            let world = World::new(seed, faults);
+            let p = pair(&world);
+            let (mut lane, mut port, inbox) = (p.lane, p.port, p.inbox);
+            let mailbox = lane.mailbox().clone();
+            let count = if way == "server" {
+                let look = move || -> Vec<u64> {
+                    let window = inbox.window();
+                    let word = |i| window.as_read().load(INBOX_RING_AT + i * 8);
+                    (0..LINES * 8).map(word).collect()
+                };
+                let send = move |n| {
+                    let _ = &port;
+                    send_round(n, |line, bytes| {
+                        let to = at(INBOX_KEY, (INBOX_RING_AT + line * 64) as u64);
+                        lane.write(to, bytes).unwrap();
+                    });
+                    let to = at(INBOX_KEY, (INBOX_RING_AT + LINES * 64) as u64);
+                    lane.write_signal(to, &n.to_le_bytes()).unwrap();
+                };
+                rounds(&world, p.owner, send, look)
+            } else {
+                let look = move || -> Vec<u64> {
+                    (0..LINES)
+                        .flat_map(|line| mailbox.line(line * 64))
+                        .collect()
+                };
+                let send = move |n| {
+                    let _ = &lane;
+                    send_round(n, |line, bytes| port.post(line * 64, bytes).unwrap());
+                    port.signal().unwrap();
+                };
+                rounds(&world, p.client, send, look)
+            };
+            let outcome = world.run();
+            passed += count.load(Ordering::Relaxed);
+            outcome
+        });
+        assert_eq!(passed > 0, reorder_writes, "to the {way}: {passed}");
+    }
 }
 
 /// A silent break: the call ends by its deadline, and its landing is nobody's promise.

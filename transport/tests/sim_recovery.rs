@@ -80,6 +80,8 @@ impl Applier {
             mailbox: self.mailbox.clone(),
             client_bell: self.client.clone(),
             owner_bell: self.sleeper.bell(),
+            // Frames of this ring carry no check.
+            in_order: true,
         });
         self.port = Some(Box::new(port));
         self.attached.send((lane, self.applied));

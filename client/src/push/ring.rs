@@ -74,9 +74,9 @@ impl PushRing {
         &self.state
     }
 
-    /// Takes in what the server says now; false if that is not news, or cannot be. A state that
-    /// goes back, is beyond what was sent or inside a line is nonsense: the deadline will tell.
-    pub(crate) fn learn(&mut self, state: StateLine) -> bool {
+    /// Whether what the server says now is news, and possible. A state that goes back, is beyond what
+    /// was sent or inside a line is nonsense: the deadline will tell.
+    pub(crate) fn is_news(&self, state: &StateLine) -> bool {
         let old = &self.state;
         let on = state.applied_seq >= old.applied_seq
             && state.head_bytes >= old.head_bytes
@@ -85,11 +85,16 @@ impl PushRing {
             && state.head_bytes.is_multiple_of(LINE_BYTES as u64)
             && state.applied_seq < self.next_seq
             && state.durable_seq < self.next_seq;
-        if state == *old || !on || !sent {
-            return false;
+        state != old && on && sent
+    }
+
+    /// Takes in what the server says now; false if that is not news, or cannot be.
+    pub(crate) fn learn(&mut self, state: StateLine) -> bool {
+        let news = self.is_news(&state);
+        if news {
+            self.state = state;
         }
-        self.state = state;
-        true
+        news
     }
 
     /// Whether a frame with this payload fits now.

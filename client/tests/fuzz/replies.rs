@@ -244,29 +244,49 @@ fn no_row_of_noise_is_believed() {
     });
 }
 
-/// A server that counts a refused frame and never says which: none of them counts as applied.
+/// A status that counts a refused frame whose record has not arrived is not believed: the push is
+/// neither applied nor refused, and the wait ends by its deadline.
 #[test]
 fn a_refusal_without_its_cell_leaves_the_outcome_unknown() {
     let mut random = Random::of(1, "rejects", 0);
     let mut script = script(&mut random);
-    script.poll = |_, mailbox, _| {
-        let line = StateLine {
-            applied_seq: 1,
-            durable_seq: 1,
-            head_bytes: 0,
-            rejected: 1,
-        };
-        put(mailbox, MAILBOX_STATE_AT, &line.to_line(SESSION.0));
-    };
-    let mut client = client(&Arc::new(Mutex::new(script)), Sync::Asp).unwrap();
-    client.set_timeout(Duration::from_secs(10));
+    script.poll = |_, mailbox, _| put(mailbox, MAILBOX_STATE_AT, &one_refused().to_line(SESSION.0));
+    let shared = Arc::new(Mutex::new(script));
+    let mut client = client(&shared, Sync::Asp).unwrap();
+    client.set_timeout(Duration::from_millis(100));
     let table = client.open_table::<f32>("t").unwrap();
     let row = vec![1.0; table.dim()];
     let pushed = client.push_rows(&table, &[1], &row, PushOp::Sum).unwrap();
     for _ in 0..2 {
         match client.wait_applied(&pushed) {
-            Err(ClientError::RejectForgotten { certain: false, .. }) => {}
+            Err(ClientError::Deadline { .. }) => {}
             other => panic!("{other:?}"),
         }
+    }
+    // The record comes after the status that counts it.
+    shared.lock().unwrap().poll = |_, mailbox, _| {
+        let reject = Reject {
+            seq: 1,
+            table: 1,
+            reason: RejectReason::NotFinite { row: 0, key: 1 },
+        };
+        put(mailbox, mailbox_reject_at(1), &reject.to_line(SESSION.0));
+    };
+    client.set_timeout(Duration::from_secs(30));
+    for _ in 0..2 {
+        match client.wait_applied(&pushed) {
+            Err(ClientError::Rejected { .. }) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// The status of a ring whose only frame was refused.
+fn one_refused() -> StateLine {
+    StateLine {
+        applied_seq: 1,
+        durable_seq: 1,
+        head_bytes: 0,
+        rejected: 1,
     }
 }

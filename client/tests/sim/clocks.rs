@@ -1,7 +1,9 @@
 //! Clocks: what a read at clock `c` must see, what it must not, and how far workers drift.
 //!
-//! In iteration `i` worker `r` adds 1 to row `r` of two tables and to every element of the table
-//! with snapshots, so a row says how many of its worker's iterations a reader sees.
+//! In iteration `i` worker `r` adds 1 to row `r` of three tables, so a row says how many of its
+//! worker's iterations a reader sees, and to some elements of the table with snapshots: blocks that
+//! an iteration leaves alone have to be carried forward. Two of the tables are of a clock domain of
+//! their own, which is ticked apart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +12,7 @@ use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder}
 use tidewater_server::apply::command::Command;
 use tidewater_server::namespace::NamespaceId;
 use tidewater_transport::here;
-use tidewater_transport::ids::WorkerId;
+use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::sim::{Outcome, Rng, sweep};
 use tidewater_transport::sync::{AtomicU64, Ordering};
 use tidewater_transport::table::{PushOp, Reduce};
@@ -19,8 +21,15 @@ use crate::simrig::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 3;
 const ITERATIONS: u64 = 14;
-/// Two blocks of 4 KiB over two appliers.
-const ELEMENTS: usize = 1024;
+/// Four blocks of 4 KiB over two appliers.
+const ELEMENTS: usize = 2048;
+/// The elements in parts of half a block, of which an iteration pushes [`PUSHED`] side by side.
+const PARTS: usize = 8;
+const PART: usize = ELEMENTS / PARTS;
+const PUSHED: usize = 3;
+/// Clock domains, the second one of the tables `DOMAIN_ROWS` and `ranges`.
+const DOMAINS: [DomainId; 2] = [DomainId(0), DomainId(5)];
+const DOMAIN_ROWS: &str = "at clock, of a domain";
 /// Largest slack swept.
 const SLACKS: u64 = 4;
 const NEVER: u64 = u64::MAX;
@@ -31,6 +40,19 @@ struct Board {
     begun: [AtomicU64; WORKERS as usize],
     /// Ticks after which a worker finished or was removed.
     ended: [AtomicU64; WORKERS as usize],
+    /// Ticks that a worker is going to do.
+    planned: [AtomicU64; WORKERS as usize],
+}
+
+/// First part that iteration `i` pushes.
+fn first_part(i: u64) -> usize {
+    i as usize % (PARTS - PUSHED + 1)
+}
+
+/// How often the first `n` iterations push to a part.
+fn pushes_to(part: usize, n: u64) -> u64 {
+    let hits = |&i: &u64| (first_part(i)..first_part(i) + PUSHED).contains(&part);
+    (0..n).filter(hits).count() as u64
 }
 
 impl Board {
@@ -38,6 +60,7 @@ impl Board {
         Self {
             begun: Default::default(),
             ended: [const { AtomicU64::new(NEVER) }; WORKERS as usize],
+            planned: [const { AtomicU64::new(NEVER) }; WORKERS as usize],
         }
     }
 
@@ -66,8 +89,11 @@ struct Worker {
     slack: u64,
     at_once: Table<i64>,
     at_clock: Table<i64>,
+    of_domain: Table<i64>,
     ranges: Table<i64>,
     board: Arc<Board>,
+    /// Ticks of each domain.
+    ticks: [u64; DOMAINS.len()],
     global: u64,
     lead: u64,
 }
@@ -80,17 +106,18 @@ impl Worker {
             slack,
             at_once: open(&mut client, "at once"),
             at_clock: open(&mut client, "at clock"),
+            of_domain: open(&mut client, DOMAIN_ROWS),
             ranges: open(&mut client, "ranges"),
             client,
             board: Arc::clone(board),
+            ticks: [0; DOMAINS.len()],
             global: 0,
             lead: 0,
         }
     }
 
-    /// Iterations of worker `of` that a read now must show.
-    fn due(&self, of: usize) -> u64 {
-        let c = self.client.clock();
+    /// Iterations of worker `of` that a read at clock `c` must show.
+    fn due(&self, c: u64, of: usize) -> u64 {
         c.saturating_sub(self.slack).min(self.board.ended(of))
     }
 
@@ -99,15 +126,20 @@ impl Worker {
             timeout: LONG,
             ..PullOptions::default()
         };
-        let c = self.client.clock();
+        let [c, of_domain] = self.ticks;
+        assert_eq!(self.client.clock(), c);
         let keys: Vec<u64> = (0..u64::from(WORKERS)).collect();
         let mut out = [0i64; WORKERS as usize];
-        for (table, most) in [(&self.at_once, NEVER), (&self.at_clock, c)] {
+        for (table, c, most) in [
+            (&self.at_once, c, NEVER),
+            (&self.at_clock, c, c),
+            (&self.of_domain, of_domain, of_domain),
+        ] {
             self.client
                 .pull_rows(table, &keys, &mut out, options)
                 .unwrap();
             for (of, &seen) in out.iter().enumerate() {
-                let (seen, due) = (seen as u64, self.due(of));
+                let (seen, due) = (seen as u64, self.due(c, of));
                 assert!(
                     (due..=most).contains(&seen),
                     "worker {} at clock {c} sees {seen} iterations of worker {of}, \
@@ -129,14 +161,24 @@ impl Worker {
         self.client
             .pull_dense(&self.ranges, 0, &mut out, options)
             .unwrap();
-        let c = self.client.clock();
-        let mixed = out.iter().position(|v| *v != out[0]);
-        assert_eq!(mixed, None, "one epoch: {} and others", out[0]);
-        let due: u64 = (0..WORKERS as usize).map(|of| self.due(of)).sum();
-        let seen = out[0] as u64;
+        let c = self.ticks[1];
+        let mixed = |part: &[i64]| part.iter().any(|v| *v != part[0]);
+        let parts = out.chunks_exact(PART);
+        assert!(!parts.clone().any(mixed), "a part of two epochs");
+        let seen: Vec<u64> = parts.map(|part| part[0] as u64).collect();
+        // The pushes of the iterations below the epoch, all of them and no others.
+        let at = |epoch: u64| -> Vec<u64> {
+            let of = |r: &AtomicU64| r.load(Ordering::Relaxed).min(epoch);
+            let iterations: Vec<u64> = self.board.planned.iter().map(of).collect();
+            let sum = |part| iterations.iter().map(|&n| pushes_to(part, n)).sum();
+            (0..PARTS).map(sum).collect()
+        };
+        let mut epochs = c.saturating_sub(self.slack)..=c;
         assert!(
-            (due..=c * u64::from(WORKERS)).contains(&seen),
-            "a snapshot at clock {c} shows {seen} pushes, {due} are due"
+            epochs.any(|epoch| at(epoch) == seen),
+            "a snapshot at clock {c}, slack {}, shows {seen:?}, which is no epoch; the newest is {:?}",
+            self.slack,
+            at(c)
         );
     }
 
@@ -153,18 +195,24 @@ impl Worker {
     fn push(&mut self) {
         let client = &mut self.client;
         let key = [self.rank as u64];
-        for table in [&self.at_once, &self.at_clock] {
+        for table in [&self.at_once, &self.at_clock, &self.of_domain] {
             let _ = client.push_rows(table, &key, &[1], PushOp::Sum).unwrap();
         }
-        let ones = vec![1i64; ELEMENTS];
+        let (ones, first) = ([1i64; PUSHED * PART], first_part(self.ticks[1]) * PART);
         let _ = client
-            .push_dense(&self.ranges, 0, &ones, PushOp::Sum)
+            .push_dense(&self.ranges, first as u64, &ones, PushOp::Sum)
             .unwrap();
     }
 
-    fn tick(&mut self) {
+    fn tick(&mut self, domain: usize) {
+        if domain != 0 {
+            self.client.tick_domain(DOMAINS[domain]).unwrap();
+            self.ticks[domain] += 1;
+            return;
+        }
         self.board.begun[self.rank].fetch_add(1, Ordering::Relaxed);
         self.client.tick().unwrap();
+        self.ticks[0] += 1;
         let lead = self.client.clock().saturating_sub(self.board.slowest());
         assert!(
             lead <= self.slack + 1,
@@ -185,7 +233,15 @@ impl Worker {
             self.check_global();
         }
         self.push();
-        self.tick();
+        // Reads between the ticks are of two iterations. All workers tick the domains of an iteration
+        // in one order: with two orders two of them would wait for each other's second tick.
+        let first = self.ticks[0] as usize % 2;
+        self.tick(first);
+        if rng.below(4) == 0 {
+            self.check_rows();
+            self.check_snapshot();
+        }
+        self.tick(1 - first);
     }
 }
 
@@ -193,6 +249,7 @@ impl Worker {
 fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64 {
     let slow = w.rank == 0;
     let last = end.map_or(ITERATIONS, |(_, at)| at);
+    w.board.planned[w.rank].store(last, Ordering::Relaxed);
     for _ in 0..last {
         if slow {
             rig.world.pause(Duration::from_micros(rng.below(1500)));
@@ -221,7 +278,9 @@ fn world(seed: u64, leads: &Arc<[AtomicU64; SLACKS as usize]>) -> Outcome {
     let of = |name| TableBuilder::rows::<i64>(name, u64::from(WORKERS), 1).partitions(2);
     let at_once = of("at once");
     let at_clock = of("at clock").at_clock(Reduce::Sum);
-    let ranges = TableBuilder::blocks::<i64>("ranges", 2, 512)
+    let of_domain = of(DOMAIN_ROWS).at_clock(Reduce::Sum).domain(DOMAINS[1]);
+    let ranges = TableBuilder::blocks::<i64>("ranges", 4, 512)
+        .domain(DOMAINS[1])
         .block_bytes(4096)
         .snapshot()
         .at_clock(Reduce::Sum)
@@ -232,7 +291,12 @@ fn world(seed: u64, leads: &Arc<[AtomicU64; SLACKS as usize]>) -> Outcome {
         workers: WORKERS,
         ring_bytes: 32 << 10,
     };
-    let tables = [at_once.spec(), at_clock.spec(), ranges.spec()];
+    let tables = [
+        at_once.spec(),
+        at_clock.spec(),
+        of_domain.spec(),
+        ranges.spec(),
+    ];
     let rig = Rig::new(seed, faults(seed), shape, &tables);
     // Not a function of seed % 4, which chooses the faults.
     let slack = seed / 4 % SLACKS;

@@ -233,6 +233,7 @@ impl Rig {
             boxes: Vec::new(),
             keeps_mailbox: self.seed.is_multiple_of(2),
             check_frames: true,
+            in_order: false,
         }
     }
 
@@ -277,6 +278,8 @@ struct Link {
     keeps_mailbox: bool,
     /// Whether frames prove themselves, as those of the client do in the simulator.
     check_frames: bool,
+    /// WRITEs of its lanes are placed one after the other.
+    in_order: bool,
 }
 
 fn mailbox() -> Mailbox {
@@ -331,6 +334,7 @@ impl Link {
             mailbox,
             client_bell: self.near.clone(),
             owner_bell: seat.bell.clone(),
+            in_order: self.in_order,
         });
         seat.ask(|tx| Command::AttachPort(self.session, Box::new(port), tx))
             .then_some(lane)

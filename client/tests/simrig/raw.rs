@@ -43,7 +43,8 @@ impl RawPusher {
         let mut link = rig.link(server, rank, 99, sleeper.bell());
         // Where frames prove themselves, one that was applied before passes for a leftover of an
         // earlier lap that is yet to be overwritten. Where they do not, it is a duplicate.
-        link.check_frames = false;
+        // Frames without a check need a carrier that keeps WRITEs in order.
+        (link.check_frames, link.in_order) = (false, true);
         let OpenLane { lane, .. } = link.open_lane(0);
         let ring = RingGeometry::new(rig.shape.ring_bytes).unwrap();
         Self {

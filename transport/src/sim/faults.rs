@@ -16,6 +16,11 @@ pub struct Faults {
     pub tear: bool,
     /// Lines of a read and words of a write move in any order.
     pub reorder: bool,
+    /// WRITEs of one direction are placed in any order, also past signals (F04, F15): what adaptive
+    /// routing, a device that retransmits, and relaxed ordering of PCIe do. Writes that overlap keep
+    /// their order, a signal arrives after all writes before it, and links made with
+    /// [`LinkSpec::in_order`](super::LinkSpec::in_order) are left alone.
+    pub reorder_writes: bool,
     /// Longest delay of a packet, in microseconds; most take a small part of it.
     pub delay_max_us: u64,
     /// Posts may stay at the sender until a flush or signal.
@@ -37,6 +42,7 @@ impl Faults {
             silence_max: Duration::from_secs(10),
             tear: false,
             reorder: false,
+            reorder_writes: false,
             delay_max_us: 4,
             hold: false,
             stall_per_step: 0.0,
@@ -50,6 +56,7 @@ impl Faults {
         Self {
             tear: true,
             reorder: true,
+            reorder_writes: true,
             delay_max_us: 50,
             hold: true,
             stall_per_step: 0.002,
@@ -68,6 +75,15 @@ impl Faults {
             stall_per_step: 0.005,
             stall_max: Duration::from_millis(20),
             ..Self::rough()
+        }
+    }
+
+    /// The same with WRITEs placed one after the other, as shared memory and TCP do.
+    #[must_use]
+    pub const fn writes_in_order(self) -> Self {
+        Self {
+            reorder_writes: false,
+            ..self
         }
     }
 

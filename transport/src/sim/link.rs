@@ -1,6 +1,7 @@
 //! One link: what is in flight between a lane and its port, and how it breaks.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::core::{Core, SleeperId, TaskId};
 use super::read::{Batch, Read};
@@ -15,7 +16,7 @@ pub struct LinkId(pub(super) usize);
 /// Something that happens at a time.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// A part of the oldest post lands.
+    /// A part of a post lands: of the oldest, or of a WRITE that passes it.
     Land(LinkId, Way),
     /// A part of a read is sampled.
     Sample(LinkId, u64),
@@ -36,7 +37,7 @@ pub(super) enum Way {
     ToClient,
 }
 
-/// What one end sent and in what order it has to land (F04, F05, F15).
+/// What one end sent, in the order in which it was posted (F04, F05, F15).
 #[derive(Debug, Default)]
 pub(super) struct Stream {
     /// Posted, not handed over yet.
@@ -67,6 +68,50 @@ pub(super) struct Post {
     pub(super) words_left: Option<Vec<u32>>,
 }
 
+impl Post {
+    /// The bytes that a WRITE places; `None` for what places none.
+    fn range(&self) -> Option<Range<u64>> {
+        match &self.action {
+            Action::Write { bytes, .. } if !bytes.is_empty() => {
+                // Whole words: the bytes after the end of the last one are unspecified.
+                let len = bytes.len().next_multiple_of(8) as u64;
+                Some(self.to.addr..self.to.addr.saturating_add(len))
+            }
+            _ => None,
+        }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        match (self.range(), other.range()) {
+            (Some(a), Some(b)) => self.to.key == other.to.key && a.start < b.end && b.start < a.end,
+            _ => false,
+        }
+    }
+}
+
+/// WRITEs this far behind the oldest post may pass it.
+const PASSING: usize = 6;
+
+impl Stream {
+    /// Places of the posts of which a part may land next: the oldest, and WRITEs behind it that
+    /// overlap none before them.
+    pub(super) fn may_land(&self, in_order: bool) -> Vec<usize> {
+        let passes = |&n: &usize| {
+            let post = &self.flying[n];
+            post.range().is_some() && !self.flying.range(..n).any(|p| p.overlaps(post))
+        };
+        let behind = match in_order {
+            true => 0,
+            false => self.flying.len().min(PASSING),
+        };
+        let first = (!self.flying.is_empty()).then_some(0);
+        first
+            .into_iter()
+            .chain((1..behind).filter(passes))
+            .collect()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) client: String,
@@ -76,6 +121,7 @@ pub(super) struct Link {
     pub(super) mailbox: Mailbox,
     pub(super) client_sleeper: SleeperId,
     pub(super) owner_sleeper: SleeperId,
+    pub(super) in_order: bool,
     pub(super) to_server: Stream,
     pub(super) to_client: Stream,
     pub(super) reads: VecDeque<Read>,
@@ -105,6 +151,7 @@ impl Link {
             mailbox: spec.mailbox,
             client_sleeper: spec.client_bell.id(),
             owner_sleeper: spec.owner_bell.id(),
+            in_order: spec.in_order,
             to_server: Stream::default(),
             to_client: Stream::default(),
             reads: VecDeque::new(),

@@ -13,7 +13,7 @@
 //! | clause | beyond the promise |
 //! |---|---|
 //! | F02 | lines are sampled at different times in any order; some twice, with bytes of both times |
-//! | F04, F15 | words of one write land in any order and torn; the next write starts when it is whole |
+//! | F04, F15 | words of one write land in any order and torn; writes that do not overlap land in any order, also past signals |
 //! | F06 | a plain write never wakes; a ring is heard only between `announce` and `retract` |
 //! | F10, F11 | after a break up to a dozen more pieces land, until the port is destroyed |
 //! | F12 | some breaks are silent for up to ten seconds |

@@ -1,4 +1,5 @@
-//! The simulated NIC's writing half: posts land in order, each in pieces.
+//! The simulated NIC's writing half: posts land in pieces, WRITEs in any order where the contract
+//! lets them.
 
 use super::core::Core;
 use super::link::{Action, Event, LinkId, Post, Way};
@@ -7,10 +8,11 @@ use crate::fabric::{AccessDenied, INBOX_KEY, LaneError, Rights};
 use crate::mem::WordsMut;
 
 impl Core {
-    /// Lands a part of the oldest post of a stream.
+    /// Lands a part of a post of a stream: of the oldest, or of a WRITE that passes it.
     pub(super) fn land(&mut self, id: LinkId, way: Way) {
+        let reorders = self.faults.reorder_writes;
         let link = self.link(id);
-        let destroyed = link.destroyed;
+        let (destroyed, link_in_order) = (link.destroyed, link.in_order);
         let stream = link.stream(way);
         stream.scheduled = false;
         if let Some(left) = &mut stream.zombies {
@@ -19,7 +21,15 @@ impl Core {
                 stream.flying.clear();
             }
         }
-        let Some(mut post) = stream.flying.pop_front() else {
+        let in_order = link_in_order || !reorders;
+        let may = stream.may_land(in_order);
+        let nth = match may.len() {
+            0 => return,
+            1 => 0,
+            count => self.rng.below(count as u64) as usize,
+        };
+        let place = may[nth];
+        let Some(mut post) = self.link(id).stream(way).flying.remove(place) else {
             return;
         };
         debug_assert!(!destroyed, "F11: a destroyed link has nothing in flight");
@@ -28,12 +38,33 @@ impl Core {
         }
         self.note(5, post.to.addr);
         let whole = self.move_words(id, way, &mut post);
-        if whole {
+        if whole && place > 0 {
+            self.passed(id, way, place, &post);
+        } else if whole {
             self.finish_post(id, way, &post);
         } else {
-            self.link(id).stream(way).flying.push_front(post);
+            self.link(id).stream(way).flying.insert(place, post);
         }
         self.schedule_landing(id, way);
+    }
+
+    /// A WRITE is whole before what was posted before it: its owner may see it, and hears of it, if
+    /// it is a signal, in the order in which it was posted.
+    fn passed(&mut self, id: LinkId, way: Way, place: usize, post: &Post) {
+        let link = self.link(id);
+        link.moved |= way == Way::ToServer;
+        if let Action::Write { signal: true, .. } = post.action {
+            let bytes = Vec::new();
+            let signal = Post {
+                to: post.to,
+                action: Action::Write {
+                    bytes,
+                    signal: true,
+                },
+                words_left: Some(Vec::new()),
+            };
+            link.stream(way).flying.insert(place, signal);
+        }
     }
 
     /// Checks rights and bounds before the first byte moves (F09).

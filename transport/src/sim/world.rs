@@ -88,6 +88,8 @@ pub struct LinkSpec<'a> {
     pub client_bell: SimBell,
     /// Rung by the lane's `write_signal` and by a break.
     pub owner_bell: SimBell,
+    /// WRITEs are placed one after the other, whatever [`Faults::reorder_writes`] says.
+    pub in_order: bool,
 }
 
 impl World {

@@ -4,7 +4,8 @@
 //! memory that is given out first in first out. A queue's room and that memory come back by
 //! completions only; the last request of each chain makes one, and a chain has at most
 //! [`VERBS_CHAIN_REQUESTS`], so there is always one to come when either is used up (see `flight`,
-//! `space`). Requests of one pair take effect in order, which is F04, F05 and F15.
+//! `space`). Requests of one pair start in order, and the completion of a signal follows the data of
+//! all before it, which is F04, F05 and F15.
 //!
 //! Nothing here waits: what finds no room says so, and its caller waits or keeps it.
 

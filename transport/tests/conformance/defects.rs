@@ -67,6 +67,10 @@ impl Rig for Defective<'_> {
         self.rig.rounds()
     }
 
+    fn in_order(&self) -> bool {
+        self.rig.in_order()
+    }
+
     fn run(&self, server: ServerTask, clients: Vec<ClientTask>) {
         let defect = self.defect;
         let broke = Arc::new(AtomicBool::new(false));

@@ -38,6 +38,11 @@ pub(crate) trait Rig {
     /// How often tests repeat their rounds: threads are fast, worlds are many.
     fn rounds(&self) -> u64;
 
+    /// Whether WRITEs are placed in the order of their posts, which is more than F04 and F15 promise.
+    fn in_order(&self) -> bool {
+        true
+    }
+
     /// Connects one lane per client to one server and runs all of them concurrently to their ends.
     /// Panics when one of them does.
     fn run(&self, server: ServerTask, clients: Vec<ClientTask>);

@@ -49,6 +49,10 @@ impl Rig for SimRig {
         30
     }
 
+    fn in_order(&self) -> bool {
+        !self.faults.reorder_writes
+    }
+
     fn run(&self, server: ServerTask, clients: Vec<ClientTask>) {
         let world = World::new(self.seed, self.faults);
         let memory = Memory::new();
@@ -71,6 +75,7 @@ impl Rig for SimRig {
                 mailbox: Mailbox::new(mail, 0, MAILBOX_BYTES).unwrap(),
                 client_bell: sleeper.bell(),
                 owner_bell: owner.bell(),
+                in_order: false,
             });
             lanes.push(Served {
                 port: Box::new(port),
