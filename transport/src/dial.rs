@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::clock::Deadline;
 use crate::conn::{ConnError, ControlConn};
 use crate::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
+use crate::planted::{self, Plant};
 use crate::wire::handshake::JobToken;
 use crate::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
 
@@ -131,6 +132,17 @@ fn tuned(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
+/// Turns Nagle's algorithm off: small messages are awaited by the other end.
+///
+/// # Errors
+/// The system's.
+pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
+    match planted::on(Plant::NagleLeftOn) {
+        false => stream.set_nodelay(true),
+        true => Ok(()),
+    }
+}
+
 /// No delay for small messages, and an error within [`CONTROL_SILENCE_MAX`] when the other host
 /// vanishes. A peer that only computes stays: the kernel answers for it.
 ///
@@ -138,7 +150,7 @@ fn tuned(stream: TcpStream) -> io::Result<TcpStream> {
 /// The system's.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
-    stream.set_nodelay(true)?;
+    send_at_once(stream)?;
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, CONTROL_SILENCE_MAX / 2)?;
     sockopt::set_tcp_keepintvl(stream, CONTROL_SILENCE_MAX / 5)?;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::TimedStream;
+use tidewater_transport::dial::send_at_once;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
 use tidewater_transport::wake::Bell;
 
@@ -39,7 +40,7 @@ impl Stream {
             match TcpStream::connect_timeout(&address, left) {
                 Ok(stream) => {
                     // Requests are small and awaited.
-                    stream.set_nodelay(true)?;
+                    send_at_once(&stream)?;
                     return Ok(stream);
                 }
                 Err(e) => last = e,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
+use tidewater_transport::planted::{self, Plant};
 
 /// The variable whose value marks the processes of a job, as `environ` holds it.
 const MARK: &str = "TIDEWATER_JOB=";
@@ -49,24 +50,8 @@ struct Sweep {
 
 impl Sweep {
     fn run(&self) -> io::Result<()> {
-        let deadline = Deadline::after(KILL_TIMEOUT);
-        let mut clean = 0;
-        // A process that forks during a look can hide its child from this look, not from two.
-        while clean < 2 {
-            if self.kill_members()? == 0 {
-                clean += 1;
-                continue;
-            }
-            clean = 0;
-            if deadline.passed() {
-                return Err(io::Error::new(
-                    io::ErrorKind::TimedOut,
-                    "a process does not die",
-                ));
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-        Ok(())
+        let pause = Duration::from_millis(2);
+        until_clean(|| self.kill_members(), pause)
     }
 
     /// Sends SIGKILL to every member that is found; returns how many there were.
@@ -120,6 +105,32 @@ impl Sweep {
     }
 }
 
+/// Looks until two looks in a row find no process; `look` kills what it finds and counts it.
+fn until_clean(mut look: impl FnMut() -> io::Result<usize>, pause: Duration) -> io::Result<()> {
+    let deadline = Deadline::after(KILL_TIMEOUT);
+    // A process that forks during a look can hide its child from this look, not from two.
+    let enough = match planted::on(Plant::GuardLooksOnce) {
+        false => 2,
+        true => 1,
+    };
+    let mut clean = 0;
+    while clean < enough {
+        if look()? == 0 {
+            clean += 1;
+            continue;
+        }
+        clean = 0;
+        if deadline.passed() {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "a process does not die",
+            ));
+        }
+        std::thread::sleep(pause);
+    }
+    Ok(())
+}
+
 /// State, process group and session of a process, from `/proc/PID/stat`.
 fn read_stat(pid: i32) -> Option<(char, i32, i32)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
@@ -134,4 +145,38 @@ fn read_stat(pid: i32) -> Option<(char, i32, i32)> {
         fields.next()?.parse().ok()?,
         fields.next()?.parse().ok()?,
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What looks find, in order; returns how many looks there were.
+    fn looks(found: &[usize]) -> usize {
+        let mut left = found.iter();
+        let mut looks = 0;
+        let look = || {
+            looks += 1;
+            Ok(*left.next().expect("no look after two clean ones"))
+        };
+        until_clean(look, Duration::ZERO).unwrap();
+        looks
+    }
+
+    /// A child that a fork hid from the first look is found by the second, and killed.
+    #[test]
+    fn guard_ends_after_two_clean_looks() {
+        assert_eq!(looks(&[0, 0]), 2);
+        assert_eq!(looks(&[0, 1, 0, 0]), 4);
+        assert_eq!(looks(&[3, 1, 0, 2, 0, 0]), 6);
+    }
+
+    #[test]
+    fn guard_reports_a_look_that_fails() {
+        let failed = until_clean(
+            || Err(io::ErrorKind::PermissionDenied.into()),
+            Duration::ZERO,
+        );
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+    }
 }

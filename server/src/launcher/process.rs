@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::Role;
 use tidewater_transport::limits::KILL_TIMEOUT;
+use tidewater_transport::planted::{self, Plant};
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Member};
@@ -298,9 +299,11 @@ impl Spawner {
             .env("TIDEWATER_TRANSPORT", &told.transport)
             .env("TIDEWATER_TOKEN_FILE", &self.token)
             // What this launcher was itself told, perhaps as a worker of another job, ends here.
-            .env_remove("TIDEWATER_TOKEN_FD")
             .env_remove("TIDEWATER_COORDINATOR")
             .env_remove("TIDEWATER_READY_FD");
+        if !planted::on(Plant::TokenFdInherited) {
+            command.env_remove("TIDEWATER_TOKEN_FD");
+        }
         if let Some(device) = &told.rdma_device {
             command.env("TIDEWATER_RDMA_DEVICE", device);
         }

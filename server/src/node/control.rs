@@ -16,7 +16,7 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::dial;
+use tidewater_transport::dial::{self, send_at_once};
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_transport::shm::pass::same_user;
@@ -481,7 +481,7 @@ impl Listeners {
         let ready = |(stream, from): (TcpStream, std::net::SocketAddr)| {
             stream.set_nonblocking(true)?;
             // Answers are small and awaited.
-            stream.set_nodelay(true)?;
+            send_at_once(&stream)?;
             Ok((Socket::Tcp(stream), from.to_string()))
         };
         accepted(listener.accept(), ready)

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use crossbeam_channel::bounded;
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::SESSIONS_MAX;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::shm::{self, SessionMemory};
 use tidewater_transport::wake::Bell;
 use tidewater_transport::wire::control::{Attach, Attached, Transport};
@@ -47,10 +48,40 @@ struct Session {
     nonces: Vec<Option<u64>>,
     /// For each lane the nonce with which it is being connected now (verbs).
     connecting: Vec<Option<u64>>,
-    /// Its control connection; `None` while that is cut.
+    presence: Presence,
+}
+
+/// Whether a session has its control connection, and which of its cuts is the last.
+#[derive(Debug, Default)]
+struct Presence {
+    /// The connection; `None` while it is cut.
     owner: Option<ConnId>,
     /// Counts cuts, so that the end of an earlier linger does not end a later one.
     cuts: u64,
+}
+
+impl Presence {
+    /// The session is resumed over `owner`; the connection that this replaces, if that is another.
+    fn resume(&mut self, owner: ConnId) -> Option<ConnId> {
+        let before = self.owner.replace(owner);
+        before.filter(|&before| before != owner)
+    }
+
+    /// The connection `owner` is gone; the number of this cut, if it was the session's.
+    fn cut(&mut self, owner: ConnId) -> Option<u64> {
+        if self.owner != Some(owner) {
+            return None;
+        }
+        self.owner = None;
+        self.cuts += 1;
+        Some(self.cuts)
+    }
+
+    /// Whether the session ends now that the linger of cut number `cut` is over: it has not been
+    /// resumed since, even if it was cut again.
+    fn has_ended(&self, cut: u64) -> bool {
+        self.owner.is_none() && (self.cuts == cut || planted::on(Plant::LingerOfEarlierCut))
+    }
 }
 
 impl Session {
@@ -122,8 +153,10 @@ impl Sessions {
             carrier,
             nonces: vec![None; lanes],
             connecting: vec![None; lanes],
-            owner: Some(owner),
-            cuts: 0,
+            presence: Presence {
+                owner: Some(owner),
+                cuts: 0,
+            },
         };
         let memory = self.add_rings(id, &mut session)?;
         if memory.is_none() {
@@ -182,7 +215,7 @@ impl Sessions {
         };
         let twin = self.all.iter().find(|(_, s)| same(s));
         if let Some((&id, twin)) = twin {
-            if twin.owner.is_some() {
+            if twin.presence.owner.is_some() {
                 let numbers = [u64::from(hello.rank), u64::from(thread), 0, 0];
                 return Err(Refusal::new(RefusalCode::RankTaken, numbers));
             }
@@ -237,26 +270,17 @@ impl Sessions {
                 "a session is resumed over the kind of socket it was made on",
             ));
         }
-        Ok(session
-            .owner
-            .replace(owner)
-            .filter(|&before| before != owner))
+        Ok(session.presence.resume(owner))
     }
 
     /// The control connection is gone; the number of this cut, for [`Self::expire`].
     pub(super) fn cut(&mut self, owner: ConnId, id: SessionId) -> Option<u64> {
-        let session = self.all.get_mut(&id)?;
-        if session.owner != Some(owner) {
-            return None;
-        }
-        session.owner = None;
-        session.cuts += 1;
-        Some(session.cuts)
+        self.all.get_mut(&id)?.presence.cut(owner)
     }
 
     /// The linger of a cut is over.
     pub(super) fn expire(&mut self, id: SessionId, cut: u64) {
-        let over = |s: &Session| s.owner.is_none() && s.cuts == cut;
+        let over = |s: &Session| s.presence.has_ended(cut);
         if self.all.get(&id).is_some_and(over) {
             tracing::info!(session = %id, "session ends: its connection did not come back");
             self.end(id);
@@ -298,4 +322,33 @@ pub(super) fn bad(why: &str) -> Refusal {
 
 fn unknown(id: SessionId) -> Refusal {
     Refusal::new(RefusalCode::UnknownSession, [id.0, 0, 0, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A session that is cut, resumed and cut again has the whole linger of its last cut.
+    #[test]
+    fn linger_of_an_earlier_cut_ends_nothing() {
+        let mut presence = Presence::default();
+        assert_eq!(presence.resume(7), None);
+        let first = presence.cut(7).unwrap();
+        assert!(presence.has_ended(first));
+        assert_eq!(presence.resume(8), None);
+        assert!(!presence.has_ended(first), "it is connected");
+        assert_eq!(
+            presence.cut(7),
+            None,
+            "the connection before is not its own"
+        );
+        let second = presence.cut(8).unwrap();
+        assert!(!presence.has_ended(first), "its second linger runs");
+        assert!(presence.has_ended(second));
+        // A connection that takes the place of one that is not known to be gone.
+        assert_eq!(presence.resume(9), None);
+        assert_eq!(presence.resume(10), Some(9));
+        assert_eq!(presence.cut(9), None);
+        assert!(!presence.has_ended(second));
+    }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Job<'a> {
     pub(crate) stdout: Option<Stdio>,
     /// Options and value of the shell's `ulimit`, under which the launcher is started.
     pub(crate) ulimit: Option<&'a str>,
+    /// Variables that the launcher inherits.
+    pub(crate) env: &'a [(&'a str, &'a str)],
 }
 
 impl<'a> Job<'a> {
@@ -63,6 +65,7 @@ impl<'a> Job<'a> {
             stdin: Stdio::null(),
             stdout: None,
             ulimit: None,
+            env: &[],
         }
     }
 
@@ -88,6 +91,7 @@ impl<'a> Job<'a> {
             ])
             .args(self.options)
             .args(["--", "/bin/sh", "-c", self.worker])
+            .envs(self.env.iter().copied())
             .env("TEST_MARK", mark.strip_prefix("TEST_MARK=").unwrap())
             .env("TEST_FOLDER", folder.path())
             .stdin(self.stdin)

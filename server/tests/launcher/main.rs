@@ -54,6 +54,37 @@ fn every_child_is_told_its_place() {
     assert_eq!(lines, expected);
 }
 
+/// A launcher that is a worker of another job passes nothing of that job on. Its servers and its
+/// coordinator have a descriptor of their own to say that they are ready.
+#[test]
+fn nested_run_hides_the_outer_job() {
+    let tell = "echo $TIDEWATER_ROLE ${TIDEWATER_TOKEN_FD-unset} ${TIDEWATER_READY_FD-unset} \
+                ${TIDEWATER_COORDINATOR-unset}";
+    let worker = format!("{AWAIT} await server; {tell}");
+    let job = Job {
+        coordinator: &format!("{tell}; {COORDINATOR}"),
+        server: &format!("{tell}; : > $TEST_FOLDER/server; {SERVER}"),
+        env: &[
+            ("TIDEWATER_TOKEN_FD", "77"),
+            ("TIDEWATER_READY_FD", "78"),
+            ("TIDEWATER_COORDINATOR", "127.0.0.1:9"),
+        ],
+        ..Job::of(&["-s", "1"], &worker)
+    };
+    let ended = job.end();
+    assert_eq!(ended.code, 0, "{}", ended.stderr);
+    let mut lines: Vec<&str> = ended.stdout.lines().chain(ended.stderr.lines()).collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "[coordinator] coordinator unset 0 unset",
+            "[server 0] server unset 0 127.0.0.1:7",
+            "worker unset unset 127.0.0.1:7",
+        ]
+    );
+}
+
 #[test]
 fn the_library_runs_a_job_too() {
     let (out, err) = (

@@ -7,6 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::clock::Deadline;
+use crate::dial::send_at_once;
 use crate::fabric::{LaneError, TransportKind};
 use crate::mem::io::{RecvList, SendList};
 use crate::wake::{Told, Watch};
@@ -51,7 +52,7 @@ const LOOKS_SKIPPED_MAX: u8 = 3;
 impl Socket {
     pub(super) fn new(stream: TcpStream, watch: Watch) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
+        send_at_once(&stream)?;
         unpaced(&stream);
         let told = watch.add_told(&stream)?;
         Ok(Self {
