@@ -445,7 +445,8 @@ fn a_flush_sends_what_a_failed_push_left() {
         pushed.is_err()
     });
     assert!(full, "a ring takes 3 MiB");
-    let across = client.push_dense(&table, half - 100, &[1.0; 100 + 4096], PushOp::Sum);
+    let more = vec![1.0; 100 + 4096];
+    let across = client.push_dense(&table, half - 100, &more, PushOp::Sum);
     assert!(
         matches!(across, Err(ClientError::Deadline { .. })),
         "{across:?}"
