@@ -57,7 +57,10 @@ impl BlockPull<'_> {
         let lane = self.lanes.get(piece.part.lane).lane();
         lane.transport() == TransportKind::Verbs
             && piece.part.versions.is_some()
-            && self.payload_at(piece, piece.part.payload).addr % 8 == 0
+            && self
+                .payload_at(piece, piece.part.payload)
+                .addr
+                .is_multiple_of(8)
     }
 
     /// How many of these windows, at least one, are one lane's and fit a round.
