@@ -185,6 +185,7 @@ impl WorkerClock {
         &mut self,
         lanes: &mut Lanes,
         domain: DomainId,
+        rank: WorkerId,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         lanes.tend()?;
@@ -193,6 +194,9 @@ impl WorkerClock {
         }
         self.refused(lanes)?;
         let next = self.at(domain) + 1;
+        if next == 1 && self.is_bounded() {
+            check_member(lanes, domain, rank, deadline)?;
+        }
         let again = planted::on(Plant::TickSentAgain);
         if !self.is_halfway(domain) || again {
             self.sent = build_clock(lanes, domain, next, deadline)?;
@@ -288,6 +292,35 @@ fn wait_min(
         }
         other => other,
     }
+}
+
+/// Fails when servers do not count this worker in a domain: its ticks would be refused there, and it
+/// would wait for nothing.
+pub(crate) fn check_member(
+    lanes: &mut Lanes,
+    domain: DomainId,
+    rank: WorkerId,
+    deadline: Deadline,
+) -> Result<(), ClientError> {
+    if planted::on(Plant::LatecomerLetIn) {
+        return Ok(());
+    }
+    for server in 0..lanes.servers() {
+        let Some(link) = lanes.link(server) else {
+            continue;
+        };
+        let members = link.clocks(domain, deadline)?;
+        if !members.iter().any(|&(member, _)| member == rank) {
+            let name = link.name();
+            return Err(ClientError::Environment(format!(
+                "worker {rank} is no member of clock domain {domain} at server {name}: it came after \
+                 the first tick of a job whose number of workers was not said, or it has left its \
+                 job; say the number when each session is opened (workers=N, or TIDEWATER_WORKERS=N \
+                 in the environment), or open this session under asp"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// The workers that hold a clock back, as the servers tell.

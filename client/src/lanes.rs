@@ -6,9 +6,11 @@
 //! goes on: frames are re-sent from staging, reads are repeated, requests that wait for a reply
 //! are asked again.
 
+mod silence;
+
 use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
+use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::{
     Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
 };
@@ -18,8 +20,8 @@ use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
 use tidewater_transport::limits::{
-    COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, RING_BYTES_MAX,
-    RING_BYTES_MIN,
+    COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, LANE_SILENCE_MAX,
+    RING_BYTES_MAX, RING_BYTES_MIN,
 };
 use tidewater_transport::placement::Owner;
 use tidewater_transport::planted::{self, Plant};
@@ -34,6 +36,7 @@ use crate::push::Ticket;
 use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
+use silence::Silence;
 
 /// Control connections are looked at this often while calls are made: a small part of the time for
 /// which a server keeps a session whose connection was cut.
@@ -54,6 +57,8 @@ pub(crate) struct LaneState {
     broken: Option<LaneError>,
     rejects_seen: u64,
     rejects: Rejects,
+    /// How long its server has not answered.
+    silence: Silence,
     /// The push call of each frame in flight, by sequence number modulo its length.
     calls: Box<[PushCall]>,
     /// A reject record that the status counts has not arrived: how long that may last.
@@ -123,6 +128,7 @@ impl LaneState {
             broken: None,
             rejects_seen: open.state.rejected,
             rejects: Rejects::default(),
+            silence: Silence::default(),
             calls: vec![NO_PUSH; FRAMES_IN_FLIGHT_MAX as usize].into(),
             reject_late: None,
             clocks: [ClockLine::default(); DOMAINS_MAX],
@@ -407,7 +413,29 @@ impl Lanes {
                 return Err(self.blame(e));
             }
         }
+        self.give_up_silent();
         Ok(())
+    }
+
+    /// Marks lanes over TCP as broken whose frames go unanswered for too long.
+    fn give_up_silent(&mut self) {
+        if planted::on(Plant::SilentLaneKept) {
+            return;
+        }
+        let now = clock::now();
+        let tcp = |l: &&mut LaneState| l.lane.transport() == TransportKind::Tcp;
+        for l in self.all.iter_mut().filter(tcp) {
+            let applied = l.ring.state().applied_seq;
+            if l.silence.look(now, l.ring.is_drained(), applied) && l.broken.is_none() {
+                tracing::warn!(peer = l.lane.peer(), "lane is silent, connecting again");
+                l.broken = Some(LaneError::Broken {
+                    transport: TransportKind::Tcp,
+                    peer: l.lane.peer().to_owned(),
+                    op: "wait for an answer",
+                    why: format!("no frame was answered for {LANE_SILENCE_MAX:?} or longer"),
+                });
+            }
+        }
     }
 
     /// Sleeps for a moment, or until something comes.

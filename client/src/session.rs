@@ -17,7 +17,7 @@ use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::TableInfo;
 
 use crate::buffer::{Buffers, RegisteredBuffer};
-use crate::clock::{Sync, WorkerClock};
+use crate::clock::{Sync, WorkerClock, check_member};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
@@ -97,6 +97,33 @@ impl Client {
             workers: parts.workers,
             timeout: DATA_DEADLINE,
         })
+    }
+
+    /// Fails for a worker that waits for others and that servers do not count in the default domain.
+    pub(crate) fn check_member(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        match self.clock.is_bounded() {
+            true => check_member(&mut self.lanes, DomainId(0), self.rank, deadline),
+            false => Ok(()),
+        }
+    }
+
+    /// Tells the coordinator that this worker is done, and no server.
+    pub(crate) fn leave(&mut self, deadline: Deadline) -> Result<(), ClientError> {
+        self.lanes.coordinator.finished(deadline)
+    }
+
+    /// Whether this is the lowest rank that has not left the job: what one worker does for all is its.
+    pub(crate) fn leads(&mut self) -> Result<bool, ClientError> {
+        if self.rank.0 == 0 {
+            return Ok(true);
+        }
+        let deadline = self.deadline();
+        let Some(link) = self.lanes.link(0) else {
+            return Ok(false);
+        };
+        let live = link.clocks(DomainId(0), deadline)?;
+        let lowest = live.iter().map(|&(rank, _)| rank).min();
+        Ok(lowest == Some(self.rank) && !planted::on(Plant::RankZeroLeads))
     }
 
     /// This worker's rank.
@@ -291,7 +318,8 @@ impl Client {
             }
             self.check_refusals()?;
         }
-        self.clock.tick(&mut self.lanes, domain, deadline)
+        self.clock
+            .tick(&mut self.lanes, domain, self.rank, deadline)
     }
 
     /// Takes in what has arrived and sends on what a socket did not take at once; mends lanes that

@@ -459,3 +459,61 @@ fn a_flush_sends_what_a_failed_push_left() {
         .unwrap();
     assert_eq!(out, [1.0; 100]);
 }
+
+/// A connection swallows everything from some moment on, without an end: the path of one flow fails. The
+/// next connection works.
+#[test]
+fn a_lane_that_swallows_is_replaced() {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpStream};
+
+    let cluster = Cluster::start(Tcp, 1, 1, 1);
+    let dead = Arc::new(AtomicBool::new(false));
+    let is_first = Arc::new(AtomicBool::new(true));
+    let flag = Arc::clone(&dead);
+    let through = move |server: TcpStream| {
+        let swallows = is_first.swap(false, Ordering::SeqCst);
+        let (here, there) = common::connection();
+        let pump = |mut from: TcpStream, mut to: TcpStream| {
+            let dead = Arc::clone(&flag);
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 16];
+                while let Ok(n @ 1..) = from.read(&mut buffer) {
+                    if swallows && dead.load(Ordering::SeqCst) {
+                        continue;
+                    }
+                    if to.write_all(&buffer[..n]).is_err() {
+                        break;
+                    }
+                }
+                // Either end may have closed it before.
+                drop(to.shutdown(Shutdown::Both));
+            });
+        };
+        pump(there.try_clone().unwrap(), server.try_clone().unwrap());
+        pump(server, there);
+        here
+    };
+    let wiring = common::Wiring {
+        through: Arc::new(through),
+        ..common::Wiring::default()
+    };
+    let mut client = cluster.client_over(0, Sync::Bsp, &wiring);
+    let spec = TableBuilder::rows::<f32>("t", 1, 1);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let before = push(&mut client, &table, 0, 1.0);
+    client.wait_applied(&before).unwrap();
+    client.tick().unwrap();
+    dead.store(true, Ordering::SeqCst);
+    client.set_timeout(Duration::from_secs(1));
+    client.set_clock_timeout(Duration::from_secs(1));
+    let lost = push(&mut client, &table, 0, 1.0);
+    // Calls with short deadlines find it as one with a long deadline does.
+    let soon = Deadline::after(Duration::from_secs(60));
+    while client.wait_applied(&lost).is_err() && !soon.passed() {}
+    client.wait_applied(&lost).unwrap();
+    assert_eq!(client.counters().recoveries, 1);
+    client.tick().unwrap();
+    assert_eq!(client.clock(), 2);
+    assert_eq!(pull(&mut client, &table, &[0]), [2.0]);
+}

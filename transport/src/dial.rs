@@ -149,13 +149,22 @@ pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
 /// # Errors
 /// The system's.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
-    use rustix::net::sockopt;
     send_at_once(stream)?;
+    give_up_after(stream, CONTROL_SILENCE_MAX)
+}
+
+/// An error within about `silence` when the other host does not acknowledge any more, or has had no room
+/// for what is sent for so long.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    use rustix::net::sockopt;
     sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, CONTROL_SILENCE_MAX / 2)?;
-    sockopt::set_tcp_keepintvl(stream, CONTROL_SILENCE_MAX / 5)?;
+    sockopt::set_tcp_keepidle(stream, silence / 2)?;
+    sockopt::set_tcp_keepintvl(stream, silence / 5)?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    sockopt::set_tcp_user_timeout(stream, CONTROL_SILENCE_MAX.as_millis() as u32)?;
+    sockopt::set_tcp_user_timeout(stream, silence.as_millis() as u32)?;
     Ok(())
 }
 

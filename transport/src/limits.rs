@@ -258,6 +258,14 @@ pub const BARRIERS_MAX: usize = 1_024;
 pub const FILE_ORDERS_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 /// Silence after which the kernel gives up a control connection: a host that vanished.
 pub const CONTROL_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time without an acknowledgement, or without room at the other end, after which the kernel gives up the
+/// connection of a lane.
+pub const LANE_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
+/// Silence of a lane over TCP with unanswered frames, after which its client makes it anew. Doubled as often as
+/// that does not help, up to [`LANE_SILENCE_DOUBLINGS`] times: a server may have a reason not to answer.
+pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// How often [`LANE_SILENCE_MAX`] is doubled.
+pub const LANE_SILENCE_DOUBLINGS: u32 = 5;
 /// Time the servers have to end after they are told to.
 pub const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 /// Bytes of a saved model's manifest: 1,024 tables of 1 KiB, 1,024 files of 1 KiB, and room.

@@ -154,6 +154,14 @@ plants! {
     TokenFdInherited = "token-fd-inherited";
     /// The guard ends after one look that finds no process of the job.
     GuardLooksOnce = "guard-looks-once";
+    /// A worker that servers do not count in a clock domain ticks there.
+    LatecomerLetIn = "latecomer-let-in";
+    /// A TCP lane on which nothing comes back is kept.
+    SilentLaneKept = "silent-lane-kept";
+    /// Only rank 0 agrees on the step at which a run ends, also when it was lost.
+    RankZeroLeads = "rank-zero-leads";
+    /// A barrier waits for workers that were lost or have finished.
+    BarrierCountsTheLost = "barrier-counts-the-lost";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

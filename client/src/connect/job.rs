@@ -122,7 +122,9 @@ impl Job {
     ///
     /// # Errors
     /// A wrong token, rank or version as the coordinator says it; another number of workers than it
-    /// says; who is missing when the time is over; a transport that cannot be had.
+    /// says; who is missing when the time is over; a transport that cannot be had. Under BSP and SSP
+    /// [`ClientError::Environment`] for a worker that came after the first tick of a job whose number of
+    /// workers was not said.
     pub fn connect(&self) -> Result<Client, ClientError> {
         let deadline = Deadline::after(self.patience);
         let (mut coordinator, joined) = NetCoordinatorLink::join(&self.join, deadline)?;
@@ -146,13 +148,18 @@ impl Job {
             let (link, lanes) = NetServerLink::open(member, &config, &mut sleeper, deadline)?;
             servers.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
-        Client::from_parts(Parts {
+        let mut client = Client::from_parts(Parts {
             coordinator: Box::new(coordinator),
             servers,
             sleeper: Box::new(sleeper),
             rank: WorkerId(joined.rank),
             workers: config.workers,
             sync: self.sync,
-        })
+        })?;
+        match client.check_member(deadline) {
+            Ok(()) => Ok(client),
+            // It leaves by itself: the others have not lost it.
+            Err(refused) => client.leave(deadline).and(Err(refused)),
+        }
     }
 }

@@ -97,7 +97,7 @@ impl Walltime {
             self.ended = sign.settle(client, || self.signals.came())?;
             // A model that is saved now has none of this in it.
             client.barrier(NAME, CLOCK_DEADLINE)?;
-            if client.rank().0 == 0 {
+            if client.leads()? {
                 sign.release(client)?;
             }
             client.barrier(NAME, CLOCK_DEADLINE)?;

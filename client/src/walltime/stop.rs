@@ -2,7 +2,7 @@
 //!
 //! A signal reaches one worker or all of them, at different steps, and none may stop while another
 //! waits for its clock. So a worker that is to stop writes the signal's number into a shared cell.
-//! Rank 0, when it finds one, writes the clock at which all stop: the present one, plus the
+//! The lowest rank that has not left, when it finds one, writes the clock at which all stop: the present one, plus the
 //! staleness, plus one, rounded up to a step at which workers look. An iteration at clock `k` sees
 //! every push of iterations before `k - s` (the promise of SSP; BSP is `s = 0`), so each worker has
 //! seen the second cell when it reaches that clock, and nobody stops before it. Without a bound on
@@ -18,7 +18,7 @@ use crate::pull::PullOptions;
 use crate::session::Client;
 use crate::table::{Table, TableBuilder};
 
-/// Cells: the signal's number, written by any worker; the clock, written by rank 0.
+/// Cells: the signal's number, written by any worker; the clock, written by the lowest rank.
 const SIGNAL: u64 = 0;
 const CLOCK: u64 = 1;
 
@@ -66,7 +66,7 @@ impl StopSign {
         let Some(staleness) = self.staleness else {
             return Ok(signal.is_some());
         };
-        if stop_at == 0 && signal.is_some() && client.rank().0 == 0 {
+        if stop_at == 0 && signal.is_some() && client.leads()? && self.read(client)?.1 == 0 {
             let at = (clock + staleness + 1).next_multiple_of(self.every);
             self.write(client, CLOCK, i64::try_from(at).unwrap_or(i64::MAX))?;
         }

@@ -303,6 +303,37 @@ fn a_worker_that_is_gone_is_gone_from_its_job_only() {
     }
 }
 
+/// Nobody said how many workers the job has. One that comes after the first tick is no member of the
+/// domain: under BSP its tick is refused, with what to do, and under ASP it only pushes and pulls.
+#[test]
+fn a_latecomer_is_refused_with_the_remedy() {
+    for transport in *BOTH {
+        let rig = service();
+        let open = |rank| {
+            let config = of_job("a", rank, 0, transport);
+            rig.client_with(&rig.member(), &config, Sync::Bsp).unwrap()
+        };
+        let mut first = open(0);
+        first.tick().unwrap();
+        wait(|| clocks(&rig, "a").0 == 1, "the tick does not arrive");
+        let mut late = open(1);
+        for _ in 0..2 {
+            let refused = late.tick();
+            let Err(ClientError::Environment(text)) = refused else {
+                panic!("{transport:?}: {refused:?}");
+            };
+            assert!(
+                text.contains("worker 1 is no member of clock domain 0"),
+                "{text}"
+            );
+            assert!(text.contains("TIDEWATER_WORKERS=N"), "{text}");
+        }
+        assert_eq!(late.clock(), 0);
+        first.tick().unwrap();
+        assert_eq!(first.clock(), 2);
+    }
+}
+
 #[test]
 fn the_first_session_says_how_many_workers_a_job_has_and_the_end_forgets_it() {
     let rig = service();

@@ -28,6 +28,26 @@ pub(super) struct Expired {
     pub(super) present: Vec<WorkerId>,
 }
 
+/// What a barrier comes to, given the workers that are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    /// Everyone that it waits for is there.
+    Opens,
+    /// Some have yet to come.
+    Waits,
+    /// More workers have left than it can do without.
+    Fails,
+}
+
+/// A barrier that opened or failed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Settled {
+    pub(super) name: String,
+    pub(super) count: u32,
+    pub(super) opened: bool,
+    pub(super) waiting: Vec<Waiter>,
+}
+
 #[derive(Debug)]
 struct Barrier {
     count: u32,
@@ -39,16 +59,15 @@ struct Barrier {
 pub(super) struct Barriers(BTreeMap<String, Barrier>);
 
 impl Barriers {
-    /// A worker arrives. Those who may go on, itself among them, or nobody yet.
-    pub(super) fn arrive(
-        &mut self,
-        name: &str,
-        count: u32,
-        waiter: Waiter,
-    ) -> Result<Vec<Waiter>, Refusal> {
+    /// A worker arrives. [`Self::settle`] says who may go on.
+    pub(super) fn arrive(&mut self, name: &str, count: u32, waiter: Waiter) -> Result<(), Refusal> {
         if count == 0 {
             let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
-            return Err(refusal.with_text("a barrier of nobody"));
+            let text = format!(
+                "barrier \"{name}\" of 0 workers: the job's number of workers is not known; say it \
+                 when the session is opened (workers=N, TIDEWATER_WORKERS=N)"
+            );
+            return Err(refusal.with_text(text));
         }
         if !self.0.contains_key(name) && self.0.len() == BARRIERS_MAX {
             let most = BARRIERS_MAX as u64;
@@ -74,14 +93,27 @@ impl Barriers {
             .waiting
             .retain(|other| other.worker != waiter.worker);
         barrier.waiting.push(waiter);
-        if barrier.waiting.len() < count as usize {
-            return Ok(Vec::new());
-        }
-        Ok(self
-            .0
-            .remove(name)
-            .map(|barrier| barrier.waiting)
-            .unwrap_or_default())
+        Ok(())
+    }
+
+    /// Removes the barriers that open or fail, as `outcome` says of a count and the workers there. To be
+    /// called whenever a worker arrives, joins or leaves.
+    pub(super) fn settle(&mut self, outcome: impl Fn(u32, &[WorkerId]) -> Outcome) -> Vec<Settled> {
+        let mut settled = Vec::new();
+        self.0.retain(|name, barrier| {
+            let present: Vec<WorkerId> = barrier.waiting.iter().map(|w| w.worker).collect();
+            let outcome = outcome(barrier.count, &present);
+            if outcome != Outcome::Waits {
+                settled.push(Settled {
+                    name: name.clone(),
+                    count: barrier.count,
+                    opened: outcome == Outcome::Opens,
+                    waiting: std::mem::take(&mut barrier.waiting),
+                });
+            }
+            outcome == Outcome::Waits
+        });
+        settled
     }
 
     /// A worker is gone.

@@ -89,6 +89,7 @@ impl Coordinator {
         if job.is_over() && self.config.lifetime == Lifetime::OneJob {
             self.stop(self.now, "all workers have finished");
         }
+        self.settle_barriers(namespace);
     }
 
     pub(super) fn worker_gone(&mut self, id: PeerId, peer: &Peer) {

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_transport::ids::{DomainId, ServerId, TableId, WorkerId};
 use tidewater_transport::limits::WORKERS_MAX;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wire::control::{Join, WorkerMember, WorkerState};
 use tidewater_transport::wire::hello::RANK_ANY;
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
-use super::barriers::Barriers;
+use super::barriers::{Barriers, Outcome};
 use super::state::{Asker, PeerId};
 
 /// Ranks that a message names; more are counted.
@@ -160,6 +161,47 @@ impl Job {
         let has_nothing = self.expected == 0 && self.tables.is_empty();
         let is_done = self.failed.is_some() || self.is_over() || has_nothing;
         is_done && self.peers().next().is_none()
+    }
+
+    /// What a barrier of `count` workers comes to. A barrier of all workers is one of those that have
+    /// not left: finished and lost workers are not waited for. One of fewer workers needs that many, and
+    /// fails when fewer are left.
+    pub(super) fn barrier(&self, count: u32, present: &[WorkerId]) -> Outcome {
+        let count_lost = planted::on(Plant::BarrierCountsTheLost);
+        let may_come = |w: &Worker| matches!(w.state, WorkerState::Expected | WorkerState::Live);
+        let mut left = self.workers.iter().filter(|(_, w)| may_come(w));
+        if self.expected == 0 || count != self.expected || count_lost {
+            let is_known = self.expected > 0 && !count_lost;
+            return match present.len() >= count as usize {
+                true => Outcome::Opens,
+                false if is_known && left.count() < count as usize => Outcome::Fails,
+                false => Outcome::Waits,
+            };
+        }
+        match left.all(|(rank, _)| present.contains(rank)) {
+            true => Outcome::Opens,
+            false => Outcome::Waits,
+        }
+    }
+
+    /// Workers that have left, for a message, and the first ranks of them.
+    pub(super) fn departed(&self) -> (String, [u64; 4]) {
+        let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
+        let present = self.workers.iter().filter(|(_, w)| !ended(w));
+        let present: Vec<WorkerId> = present.map(|(&rank, _)| rank).collect();
+        match present.len() == self.workers.len() {
+            true => (String::new(), [0; 4]),
+            false => self.missing(&present),
+        }
+    }
+
+    /// Workers that are awaited and not in `present`, for a message, and the first ranks of them.
+    pub(super) fn awaited(&self, present: &[WorkerId]) -> (String, [u64; 4]) {
+        let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
+        let gone = self.workers.iter().filter(|(_, w)| ended(w));
+        let mut there = present.to_vec();
+        there.extend(gone.map(|(&rank, _)| rank));
+        self.missing(&there)
     }
 
     /// Workers that are not in `present`, for a message, and the first ranks of them.

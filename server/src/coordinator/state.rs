@@ -396,23 +396,58 @@ impl Coordinator {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return Err(bad("no such job"));
         };
-        for released in job.barriers.arrive(name, count, waiter)? {
-            self.answer(released.asker, CoordinatorAnswer::Done);
+        let state = job.workers.get(&worker).map(|w| w.state);
+        if state != Some(WorkerState::Live) {
+            let text = format!("barrier \"{name}\": worker {worker} has left its job");
+            return Err(bad(&text));
         }
+        job.barriers.arrive(name, count, waiter)?;
+        self.settle_barriers(namespace);
         Ok(())
+    }
+
+    /// Answers the barriers of a job that open or fail now: a worker arrived or left.
+    pub(super) fn settle_barriers(&mut self, namespace: &str) {
+        let Some(job) = self.jobs.get_mut(namespace) else {
+            return;
+        };
+        let mut barriers = std::mem::take(&mut job.barriers);
+        let settled = barriers.settle(|count, present| job.barrier(count, present));
+        job.barriers = barriers;
+        let (departed, numbers) = job.departed();
+        for barrier in settled {
+            let answer = if barrier.opened {
+                CoordinatorAnswer::Done
+            } else {
+                let text = format!(
+                    "barrier \"{}\" waits for {} workers, and fewer are left of its job; these have \
+                     left: {departed}",
+                    barrier.name, barrier.count
+                );
+                let refusal = Refusal::new(RefusalCode::BadRequest, numbers).with_text(text);
+                CoordinatorAnswer::Refused(refusal)
+            };
+            for waiter in barrier.waiting {
+                self.answer(waiter.asker, answer.clone());
+            }
+        }
     }
 
     fn expire_barriers(&mut self) {
         let mut answers = Vec::new();
         for job in self.jobs.values_mut() {
             for expired in job.barriers.expire(self.now) {
-                let (missing, numbers) = job.missing(&expired.present);
-                let text = format!(
+                let (missing, numbers) = job.awaited(&expired.present);
+                let (departed, _) = job.departed();
+                let mut text = format!(
                     "barrier \"{}\": {} of {} came; missing: {missing}",
                     expired.name,
                     expired.present.len(),
                     expired.count
                 );
+                if !departed.is_empty() {
+                    text += &format!("; not waited for: {departed}");
+                }
                 let refusal = Refusal::new(RefusalCode::Timeout, numbers).with_text(text);
                 answers.push((expired.waiter.asker, refusal));
             }

@@ -1,4 +1,4 @@
-//! The state machine without sockets: who is answered what, and what servers are ordered.
+//! The state machine without sockets: what is answered, and what servers are ordered. (long: one rig.)
 
 mod models;
 mod muster;
@@ -358,18 +358,61 @@ fn a_barrier_that_times_out_names_who_is_missing() {
     let refusal = rig.refusal(w0, 2);
     assert_eq!(
         (refusal.code, refusal.numbers),
-        (RefusalCode::Timeout, [2, 3, 0, 0])
+        (RefusalCode::Timeout, [3, 0, 0, 0])
     );
     let text = refusal.text;
     assert!(text.contains("2 of 4 came"), "{text}");
-    assert!(
-        text.contains("rank 2 (finished), rank 3 (not yet joined)"),
-        "{text}"
-    );
+    let missing = "missing: rank 3 (not yet joined); not waited for: rank 2 (finished)";
+    assert!(text.contains(missing), "{text}");
     assert_eq!(rig.answer(w1, 2), None, "the other one waits on");
     // Who gave up and comes again counts once.
     rig.ask(w0, 5, barrier(50));
     assert_eq!((rig.answer(w0, 5), rig.answer(w1, 2)), (None, None));
+}
+
+/// A barrier of all workers is one of those that have not left, and opens when the last that is missing
+/// leaves; one of more workers than are left fails at once.
+#[test]
+fn barriers_count_live_workers() {
+    let mut rig = Rig::new(1, 4, LostWorker::GoOn, false);
+    let (w0, w1) = (rig.worker(0), rig.worker(1));
+    let (w2, w3) = (rig.worker(2), rig.worker(3));
+    let barrier = |name: &str, count| Ask::Barrier {
+        name: name.into(),
+        count,
+        timeout_ms: 1 << 40,
+    };
+    rig.ask(w0, 2, barrier("all", 4));
+    rig.ask(w1, 2, barrier("all", 4));
+    rig.ask(w2, 2, barrier("three", 3));
+    rig.close(w3);
+    assert_eq!((rig.answer(w0, 2), rig.answer(w2, 2)), (None, None));
+    // It finishes with its barrier open: that one cannot open any more, the others' does.
+    rig.ask(w2, 3, Ask::Finished);
+    assert_eq!(rig.answer(w0, 2), Some(Answer::Done));
+    assert_eq!(rig.answer(w1, 2), Some(Answer::Done));
+    let text = rig.refusal(w2, 2).text;
+    assert!(text.contains("\"three\" waits for 3 workers"), "{text}");
+    assert!(text.contains("rank 2 (finished), rank 3 (lost)"), "{text}");
+    rig.ask(w0, 3, barrier("three", 3));
+    let refusal = rig.refusal(w0, 3);
+    assert_eq!(
+        (refusal.code, refusal.numbers),
+        (RefusalCode::BadRequest, [2, 3, 0, 0])
+    );
+    for id in [4, 5] {
+        rig.ask(w1, id, barrier("all", 4));
+        assert_eq!(rig.answer(w1, id), None);
+        rig.ask(w0, id, barrier("all", 4));
+        assert_eq!(rig.answer(w0, id), Some(Answer::Done));
+        assert_eq!(rig.answer(w1, id), Some(Answer::Done));
+    }
+    rig.ask(w2, 6, barrier("all", 4));
+    assert!(
+        rig.refusal(w2, 6)
+            .text
+            .contains("worker 2 has left its job")
+    );
 }
 
 #[test]

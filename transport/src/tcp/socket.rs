@@ -9,6 +9,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use crate::clock::Deadline;
 use crate::dial::send_at_once;
 use crate::fabric::{LaneError, TransportKind};
+use crate::limits::LANE_UNACKNOWLEDGED_MAX;
 use crate::mem::io::{RecvList, SendList};
 use crate::wake::{Told, Watch};
 
@@ -53,6 +54,9 @@ impl Socket {
     pub(super) fn new(stream: TcpStream, watch: Watch) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         send_at_once(&stream)?;
+        // A path that fails is an error within a time, also of a lane that only waits. An applier that
+        // saves or loads may leave its sockets full for longer than a control thread.
+        crate::dial::give_up_after(&stream, LANE_UNACKNOWLEDGED_MAX)?;
         unpaced(&stream);
         let told = watch.add_told(&stream)?;
         Ok(Self {

@@ -1,0 +1,70 @@
+//! Silence of a lane: frames that go unanswered for too long.
+
+use std::time::Instant;
+
+use tidewater_transport::limits::{LANE_SILENCE_DOUBLINGS, LANE_SILENCE_MAX};
+
+/// Detects a lane with unanswered frames whose server says nothing: a path that swallows what it is
+/// given without an error.
+#[derive(Debug, Default)]
+pub(super) struct Silence {
+    /// Since when nothing has moved, and what was applied then.
+    since: Option<(Instant, u64)>,
+    /// Times that the lane was given up in a row.
+    given_up: u32,
+}
+
+impl Silence {
+    /// A look at the ring's state: whether the lane is to be given up. `applied` is what its server has
+    /// applied of the frames, of which some are unanswered.
+    pub(super) fn look(&mut self, now: Instant, drained: bool, applied: u64) -> bool {
+        match self.since {
+            Some((since, before)) if !drained && applied == before => {
+                let longest = LANE_SILENCE_MAX * (1 << self.given_up.min(LANE_SILENCE_DOUBLINGS));
+                let over = now.duration_since(since) >= longest;
+                if over {
+                    self.since = Some((now, before));
+                    self.given_up += 1;
+                }
+                over
+            }
+            before => {
+                if before.is_some_and(|(_, before)| applied != before) {
+                    self.given_up = 0;
+                }
+                self.since = (!drained).then_some((now, applied));
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tidewater_transport::clock;
+
+    use super::*;
+
+    #[test]
+    fn a_silent_lane_is_given_up_less_and_less_often() {
+        let begin = clock::now();
+        let mut silence = Silence::default();
+        let given_up = |silence: &mut Silence, applied| {
+            let seconds = (0..400).filter(|&s| {
+                let now = begin + Duration::from_secs(s);
+                silence.look(now, false, applied)
+            });
+            seconds.collect::<Vec<u64>>()
+        };
+        assert_eq!(given_up(&mut silence, 5), [10, 30, 70, 150, 310]);
+        // An answer, and a lane without unanswered frames, begin from the start.
+        assert!(!silence.look(begin, false, 6));
+        assert_eq!(given_up(&mut silence, 6), [10, 30, 70, 150, 310]);
+        for s in 0..100 {
+            assert!(!silence.look(begin + Duration::from_secs(s), true, 6));
+        }
+        assert!(!silence.look(begin + Duration::from_secs(100), false, 6));
+    }
+}
