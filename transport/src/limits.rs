@@ -147,9 +147,9 @@ pub const PATH_BYTES_MAX: usize = 4_095;
 pub const TEXT_BYTES_MAX: usize = 1_024;
 /// Bytes of the text of a refused handshake: it must fit before the peer is proven.
 pub const HANDSHAKE_TEXT_BYTES_MAX: usize = 256;
-/// Bytes of a dense block: a page at least; at most what one frame of 256 KiB carries.
+/// Bytes of a dense block: a page at least.
 pub const BLOCK_BYTES_MIN: u32 = 4 << 10;
-/// See [`BLOCK_BYTES_MIN`].
+/// At most what a frame of 256 KiB carries but for its header: such a block comes in two frames.
 pub const BLOCK_BYTES_MAX: u32 = 256 << 10;
 /// Payload bytes of a dense table: 64 TiB stay inside a process's 47 bits of address.
 pub const DENSE_BYTES_MAX: u64 = 1 << 46;
@@ -273,8 +273,8 @@ pub const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 /// Payload bytes after which a chunk of a saved model is closed.
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Payload bytes of a chunk when it is read: one record more than [`CHUNK_BYTES`], which is a block
-/// of 256 KiB with twice its bytes of optimizer state.
-pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 4 * BLOCK_BYTES_MAX as usize;
+/// of 256 KiB with twice its bytes of optimizer state, and as many of step counts.
+pub const CHUNK_BYTES_MAX: usize = CHUNK_BYTES + 6 * BLOCK_BYTES_MAX as usize;
 /// A verbs packet that is not acknowledged is sent again after 4.096 us x 2^this: 67 ms, far above
 /// a round trip under load.
 pub const VERBS_TIMEOUT: u8 = 14;

@@ -162,6 +162,10 @@ plants! {
     RankZeroLeads = "rank-zero-leads";
     /// A barrier waits for workers that were lost or have finished.
     BarrierCountsTheLost = "barrier-counts-the-lost";
+    /// All elements of a block share Adam's step count, so that a block in two frames takes two steps.
+    StepCountPerBlock = "step-count-per-block";
+    /// At a tick all elements of a block take a step, also those that no gradient touched.
+    TickStepsWholeBlocks = "tick-steps-whole-blocks";
 }
 
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a

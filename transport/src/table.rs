@@ -100,7 +100,8 @@ pub enum Optimizer {
         /// Added to the root.
         eps: f64,
     },
-    /// Adam with a step count **per row**. State: m, v, and the row's step count t.
+    /// Adam with a step count **per row**, in tables by ranges per element. State: m, v, and the step
+    /// count t.
     Adam {
         /// Learning rate.
         lr: f64,

@@ -11,6 +11,7 @@ use super::engine::{Effect, Engine};
 use super::pending::StreamKey;
 use super::table::{Store, Table};
 use crate::namespace::FrameSender;
+use crate::store::dense_blocks::BlocksError;
 
 /// Little-endian word at `at` of a payload that was measured before.
 pub(super) fn word(payload: &[u8], at: usize) -> u64 {
@@ -243,10 +244,15 @@ impl Engine {
         if table.spec.finite_check && !table.kernel().all_finite(values) {
             return Err(not_finite(table, first, values));
         }
-        if table.at_clock() {
-            let Some(staged) = self.admit(sender, header)? else {
-                return Ok(Effect::Wait);
-            };
+        let staged = match table.at_clock() {
+            true => match self.admit(sender, header)? {
+                Some(staged) => Some(staged),
+                None => return Ok(Effect::Wait),
+            },
+            false => None,
+        };
+        self.split_steps(header, op, first)?;
+        if let Some(staged) = staged {
             self.reserve_sums(header.table, op)?;
             self.hold(sender, staged, header, payload)?;
             return Ok(Effect::Applied);
@@ -302,6 +308,26 @@ impl Engine {
         match several || planted::on(Plant::EarlyFrameRefused) {
             true => Err(full),
             false => Ok(None),
+        }
+    }
+
+    /// Makes room for the step counts of a range, so that applying it later needs no memory.
+    fn split_steps(&mut self, header: &FrameHeader, op: PushOp, first: u64) -> Result<(), Refusal> {
+        let table = self.tables.get_mut(&header.table);
+        let Some(Store::Blocks(blocks)) = table.map(|table| &mut table.store) else {
+            return Ok(());
+        };
+        if op != PushOp::Gradient || header.count == 0 {
+            return Ok(());
+        }
+        match blocks.split_steps(first, header.count.into()) {
+            Ok(()) => Ok(()),
+            Err(BlocksError::Store(e)) => Err(self.no_memory(&e)),
+            // The range was checked to be this applier's.
+            Err(_) => Err(RejectReason::WrongOwner {
+                first,
+                count: header.count.into(),
+            }),
         }
     }
 

@@ -10,6 +10,7 @@ use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
 use super::engine::Engine;
 use super::table::{Store, Table};
 use crate::namespace::NamespaceId;
+use crate::store::dense_blocks::HAS_RUNS;
 use crate::store::redo::Progress;
 
 /// Why a record could not be read or stored, in words.
@@ -22,14 +23,17 @@ pub struct RecordShape {
     pub partition: PartitionId,
     /// Bytes of its values.
     pub values: usize,
-    /// Bytes of its optimizer state.
+    /// Bytes of its optimizer state: the least, if it has step counts of its own for its elements.
     pub state: usize,
+    /// Elements with step counts of their own; 0 where the record has one count, or none.
+    pub steps: usize,
 }
 
 impl RecordShape {
     /// Of the record with this key; `None` if the table has no such record.
     pub fn of(spec: &TableSpec, key: u64) -> Option<Self> {
         let parts = spec.partitions.max(1);
+        let mut steps = 0;
         let (partition, elements) = match spec.shape {
             Shape::Sparse { dim } => (partition_of_key(key, parts), dim as usize),
             Shape::Dense {
@@ -49,7 +53,11 @@ impl RecordShape {
             } => {
                 let (layout, ranges) = blocks_of(spec)?;
                 let part = (key < ranges.count).then(|| ranges.part_of(key))?;
-                (PartitionId(part), layout.used(key) as usize)
+                let used = layout.used(key) as usize;
+                if spec.optimizer.counts_steps() {
+                    steps = used;
+                }
+                (PartitionId(part), used)
             }
         };
         let values = elements * spec.dtype.size();
@@ -57,7 +65,24 @@ impl RecordShape {
             partition,
             values,
             state: spec.optimizer.state_bytes(elements, spec.dtype),
+            steps,
         })
+    }
+
+    /// Bytes of the state that `bytes` begin with; `None` if it is not all there, or none of this
+    /// record.
+    pub fn state_of(&self, bytes: &[u8]) -> Option<usize> {
+        let least = bytes.get(..self.state)?;
+        let runs = match least
+            .last_chunk::<8>()
+            .map(|last| u64::from_le_bytes(*last))
+        {
+            Some(count) if self.steps > 0 && count & HAS_RUNS != 0 => count & !HAS_RUNS,
+            _ => return Some(self.state),
+        };
+        let runs = usize::try_from(runs).ok().filter(|&n| n <= self.steps)?;
+        let state = self.state + runs * 8;
+        (state <= bytes.len()).then_some(state)
     }
 }
 
@@ -139,8 +164,9 @@ impl Engine {
         let redo = &self.redo;
         let table = self.tables.get_mut(&id.0).ok_or("the table is not there")?;
         for (row, (key, values, state)) in records.enumerate() {
-            let fits = RecordShape::of(&table.spec, key)
-                .is_some_and(|shape| (shape.values, shape.state) == (values.len(), state.len()));
+            let fits = RecordShape::of(&table.spec, key).is_some_and(|shape| {
+                shape.values == values.len() && shape.state_of(state) == Some(state.len())
+            });
             if !fits {
                 return Err(format!("record {key} has other lengths than the table's"));
             }
@@ -249,7 +275,7 @@ fn copy(
     table: &mut Table,
     key: u64,
     values: &mut [u8],
-    state: &mut [u8],
+    state: &mut Vec<u8>,
 ) -> Result<(), RecordError> {
     let place = table.place(key);
     let (rows, place) = match (&mut table.store, place) {

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use tidewater_transport::layout::dense::BlockLayout;
 use tidewater_transport::layout::frame::FrameKind;
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
@@ -74,8 +75,6 @@ pub(super) struct Buffers {
 struct Rules {
     dtype: DType,
     reduce: Reduce,
-    /// Its rule counts steps: one of a block is a step of all its elements.
-    counts_steps: bool,
 }
 
 impl Rules {
@@ -83,7 +82,6 @@ impl Rules {
         Self {
             dtype: table.spec.dtype,
             reduce: reduce_of(table),
-            counts_steps: table.spec.optimizer.counts_steps(),
         }
     }
 }
@@ -226,7 +224,7 @@ impl Buffers {
                 if rules.reduce == Reduce::Mean {
                     self.ranks.mean(rules.dtype, &mut self.values);
                 }
-                if rules.counts_steps {
+                if planted::on(Plant::TickStepsWholeBlocks) {
                     self.runs.clear();
                     self.runs.push(0..used);
                 }

@@ -4,8 +4,11 @@ use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::hash::{H64, line_chk};
 use tidewater_transport::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
-/// Version of the part files and of the manifest.
-pub(super) const FORMAT_VERSION: u64 = 1;
+/// Version of the part files and of the manifest that are written.
+pub(super) const FORMAT_VERSION: u64 = 2;
+/// Versions that are read. In version 1 all elements of a block have one step count, which version 2
+/// writes in the same way.
+pub(super) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VERSION;
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
 pub(super) const CHUNK: u64 = 1;
 const END: u64 = 2;

@@ -13,7 +13,7 @@ use tidewater_transport::limits::{
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wire::control::DomainClock;
 
-use super::chunk::FORMAT_VERSION;
+use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
 use super::disk::Disk;
 use super::error::CheckpointError;
 
@@ -121,7 +121,7 @@ impl Manifest {
         }
         let version: AnyVersion = serde_json::from_slice(text)
             .map_err(|error| refuse(format!("no manifest of a saved model: {error}")))?;
-        if version.tidewater_model != FORMAT_VERSION {
+        if !FORMAT_VERSIONS.contains(&version.tidewater_model) {
             let (found, expected) = (version.tidewater_model, FORMAT_VERSION);
             return Err(CheckpointError::Version {
                 path: path.to_owned(),
@@ -133,7 +133,7 @@ impl Manifest {
             serde_json::from_slice(text).map_err(|error| refuse(format!("damaged: {error}")))?;
         let manifest = envelope.model;
         let check = manifest
-            .check()
+            .check(version.tidewater_model)
             .map_err(|error| refuse(error.to_string()))?;
         if check != envelope.check {
             return Err(refuse("its check does not fit: it was changed".into()));
@@ -179,9 +179,9 @@ impl Manifest {
     }
 
     /// Hash of the model's one canonical text.
-    fn check(&self) -> io::Result<String> {
+    fn check(&self, version: u64) -> io::Result<String> {
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
-        let hash = H64::new([CHECK, FORMAT_VERSION, text.len() as u64, 0]).finish_bytes(&text);
+        let hash = H64::new([CHECK, version, text.len() as u64, 0]).finish_bytes(&text);
         Ok(format!("{hash:016x}"))
     }
 
@@ -189,7 +189,7 @@ impl Manifest {
     pub(super) fn to_text(&self) -> io::Result<String> {
         let envelope = Envelope {
             tidewater_model: FORMAT_VERSION,
-            check: self.check()?,
+            check: self.check(FORMAT_VERSION)?,
             model: self,
         };
         serde_json::to_string_pretty(&envelope).map_err(io::Error::other)

@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::limits::CHUNK_BYTES;
 
-use super::chunk::{Bytes, Chunk, End, FORMAT_VERSION, Head, Line, fold, payload_check};
+use super::chunk::{
+    Bytes, Chunk, End, FORMAT_VERSION, FORMAT_VERSIONS, Head, Line, fold, payload_check,
+};
 use super::disk::Disk;
 use super::error::CheckpointError;
 use super::manifest::{SavedFile, part_length, part_name};
@@ -264,7 +266,7 @@ impl<S: Source> PartReader<S> {
         let Some(head) = Head::decode(&line) else {
             return Err(reader.damaged(0, "the first line does not prove itself"));
         };
-        if head.version != FORMAT_VERSION {
+        if !FORMAT_VERSIONS.contains(&head.version) {
             let (found, expected) = (head.version, FORMAT_VERSION);
             return Err(CheckpointError::Version {
                 path: reader.path,

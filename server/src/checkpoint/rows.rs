@@ -219,7 +219,7 @@ pub(super) fn records<'a>(
         let key = u64::from_le_bytes(*key);
         let shape = RecordShape::of(spec, key).filter(|shape| shape.partition == partition)?;
         let (values, rest) = rest.split_at_checked(shape.values)?;
-        let (state, rest) = rest.split_at_checked(shape.state)?;
+        let (state, rest) = rest.split_at_checked(shape.state_of(rest)?)?;
         all.push((key, values, state));
         bytes = rest;
     }

@@ -129,6 +129,14 @@ fn specs() -> Vec<TableSpec> {
     ]
 }
 
+/// Step counts of a block of so many elements: one, or those of two runs.
+fn step_counts(block: u64, elements: u64) -> Vec<u64> {
+    match block % 2 {
+        0 => vec![block + 1],
+        _ => vec![1 << 63 | 2, 3 << 16 | 4, 5 << 16 | (elements - 1)],
+    }
+}
+
 impl Cluster {
     fn new(appliers: &[u16]) -> Self {
         let tables = specs().into_iter().zip(1..).map(|(spec, id)| TableInfo {
@@ -185,9 +193,14 @@ impl Cluster {
                 let shape = RecordShape::of(&table.spec, key).unwrap();
                 let word = mix64(seed ^ key) as u8;
                 let values = vec![word; shape.values];
-                let state: Vec<u8> = (0..shape.state)
+                let mut state: Vec<u8> = (0..shape.state)
                     .map(|i| word.wrapping_add(i as u8))
                     .collect();
+                if shape.steps > 0 {
+                    state.truncate(shape.state - 8);
+                    let steps = step_counts(key, shape.steps as u64);
+                    state.extend(steps.iter().flat_map(|word| word.to_le_bytes()));
+                }
                 let owner = self.owner(table, key);
                 let mut engines = self.servers[owner.server.0 as usize].0.borrow_mut();
                 let record = (key, &values[..], &state[..]);
@@ -501,11 +514,11 @@ fn no_damaged_byte_of_a_manifest_changes_the_model() {
     }
     let other = String::from_utf8(good)
         .unwrap()
-        .replace("\"tidewater_model\": 1", "\"tidewater_model\": 2");
+        .replace("\"tidewater_model\": 2", "\"tidewater_model\": 3");
     fs::write(&path, other).unwrap();
     let error = read_manifest(dir.path()).unwrap_err();
     assert!(
-        matches!(error, CheckpointError::Version { found: 2, .. }),
+        matches!(error, CheckpointError::Version { found: 3, .. }),
         "{error}"
     );
     fs::remove_file(&path).unwrap();

@@ -4,7 +4,7 @@
 //! ```text
 //! public   payload: blocks x block_bytes, twice on a snapshot table (buffer 0, then buffer 1)
 //!          meta:    snapshot line, on a snapshot table | TaggedU32 version word of each block
-//! private  state:   of each block its slots, block_bytes each, then the step count (Adam)
+//! private  state:   of each block its slots, block_bytes each, then the step word (Adam, see `steps`)
 //! ```
 //! A partition is a range of blocks and has these three; those of one applier lie side by side, in
 //! one block of memory each. First values are those of a row whose key
@@ -13,13 +13,13 @@
 //! starts at 2.
 //!
 //! A push is a range of elements. Its rule runs on exactly these elements of payload and state,
-//! block by block. **Adam counts steps per block**: a gradient for part of a block is a step of the
-//! count that all of the block's elements share, so tables with Adam are best pushed in whole
-//! blocks.
+//! block by block. Adam counts the steps of each element: the gradients, or at ticks the ticks, that
+//! touched it, however a push was cut into frames and wherever blocks begin.
 
 mod error;
 mod part;
 mod snapshot;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod window;
@@ -39,6 +39,8 @@ use crate::apply::kernels::RowKernel;
 pub use error::BlocksError;
 use error::length;
 use part::{Given, Ground, Part, Sizes};
+pub(crate) use steps::HAS_RUNS;
+use steps::{StepRun, StepTables};
 use window::{Cut, Window};
 
 /// Smallest and largest block, in bytes: `DenseLayout::Blocks` says so.
@@ -77,6 +79,9 @@ pub struct DenseBlocks {
     salt: u64,
     kernel: RowKernel,
     window: Window,
+    tables: StepTables,
+    /// Runs of the block at hand.
+    runs: Vec<StepRun>,
     line: SnapshotLine,
 }
 
@@ -134,6 +139,8 @@ impl DenseBlocks {
             salt,
             kernel,
             window: Window::default(),
+            tables: StepTables::new(owner),
+            runs: Vec::new(),
             line: SnapshotLine::default(),
         })
     }
@@ -195,6 +202,9 @@ impl DenseBlocks {
         }
         let part = self.owned(first_element, (values.len() / size) as u64)?;
         self.demand_epoch("a push")?;
+        if op == PushOp::Gradient {
+            self.split_steps(first_element, (values.len() / size) as u64)?;
+        }
         let (mut first, mut rest, mut at) = (first_element, values, progress);
         while !rest.is_empty() {
             let cut = Cut::new(self.sizes.layout, first, rest.len() / size);
@@ -289,14 +299,20 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Bytes of a block's elements in use, and of their optimizer state.
+    /// Bytes of a block's elements in use, and of their optimizer state: without step counts, which
+    /// follow.
     ///
     /// # Errors
     /// [`BlocksError::NotOwned`] past the table's end.
     pub fn block_lengths(&self, block: u64) -> Result<(usize, usize), BlocksError> {
         let used = self.elements_of(block)?.1 as usize;
-        let state = self.spec.optimizer.state_bytes(used, self.spec.dtype);
-        Ok((used * self.sizes.layout.element_bytes, state))
+        let payload = used * self.sizes.layout.element_bytes;
+        let slots = self.sizes.slots * payload;
+        let state = match self.sizes.counts {
+            true => slots.next_multiple_of(8),
+            false => slots,
+        };
+        Ok((payload, state))
     }
 
     /// The partitions it owns, for the table's descriptor.
@@ -315,7 +331,8 @@ impl DenseBlocks {
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
-        self.ground.release(&self.memory)
+        self.ground.release(&self.memory)?;
+        self.tables.release(&self.memory)
     }
 }
 

@@ -20,7 +20,7 @@ use super::redo::{Progress, Redo};
 
 const REDO_BLOCK: u64 = u64::from_le_bytes(*b"redo-blk");
 const DATA_AT: usize = 2 * LINE_BYTES;
-/// Two slots and a step count.
+/// Two slots, and step counts of the range's runs.
 const PIECES: usize = 3;
 
 /// Some bytes of a block's optimizer state: offset in private memory and length, both multiples

@@ -143,7 +143,6 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
     let rules = Rules {
         dtype: DType::F32,
         reduce: Reduce::Mean,
-        counts_steps: false,
     };
     let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
     let mut sums = BlockSums::new(
@@ -188,4 +187,89 @@ fn ranges_that_overlap_or_touch_are_one() {
     let mut runs = vec![7..9, 0..2, 2..3, 5..6, 8..12, 6..6];
     merge(&mut runs);
     assert_eq!(runs, [0..3, 5..6, 7..12]);
+}
+
+/// A table of `optimizer` from zero.
+fn table_of(memory: &Arc<ServerMemory>, optimizer: Optimizer) -> DenseBlocks {
+    let spec = Arc::new(TableSpec {
+        optimizer,
+        ..spec()
+    });
+    let all = (0..spec.partitions).map(PartitionId);
+    DenseBlocks::new(memory, (TableId(1), 0), &spec, all).unwrap()
+}
+
+/// Gradients of one rank, at ticks and at once: equal bits, of state too. What no gradient of a
+/// tick touched stays where it is, whatever its moments are.
+#[test]
+fn ticks_move_what_they_touch_as_pushes_do() {
+    let rules = [
+        Optimizer::Adam {
+            lr: 0.001,
+            beta1: 0.9,
+            beta2: 0.999,
+            eps: 1e-8,
+        },
+        Optimizer::Momentum {
+            lr: 0.1,
+            mu: 0.9,
+            nesterov: false,
+        },
+    ];
+    for optimizer in rules {
+        let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap());
+        let redo = Redo::new(Arc::clone(&memory), 0, 8192, 16 << 10).unwrap();
+        let mut ticked = table_of(&memory, optimizer);
+        let mut pushed = table_of(&memory, optimizer);
+        let rules = Rules {
+            dtype: DType::F32,
+            reduce: Reduce::Sum,
+        };
+        let (mut pending, mut buffers) = (Pending::new(Arc::clone(&memory), 0), Buffers::default());
+        let blocks = ELEMENTS.div_ceil(BLOCK);
+        let mut sums = BlockSums::new(Arc::clone(&memory), (1, 0), (blocks, 4096));
+        // All of a partition, a part of its blocks, a part of one block: in three frames each.
+        let ranges = [0..2 * BLOCK, 100..BLOCK + 1, 300..307, BLOCK..BLOCK + 9];
+        for (lsn, range) in (1..).zip(ranges.iter().cycle().take(12)) {
+            let value = 1.0 / lsn as f32;
+            let third = range.len().div_ceil(3);
+            let starts = range.clone().step_by(third);
+            for (seq, first) in (1..).zip(starts) {
+                let push = Push {
+                    rank: 0,
+                    op: PushOp::Gradient,
+                    first,
+                    count: third.min(range.end - first),
+                    value,
+                };
+                hold(&mut pending, seq, &push);
+            }
+            let (streams, held) = take(&mut pending, None);
+            buffers.cut(&pending, &held, ticked.layout());
+            let (pushes, store) = ((&pending, &held[..]), (&mut ticked, &redo));
+            let stored = buffers.step(pushes, &mut sums, store, lsn, rules);
+            stored.unwrap();
+            pending.free(streams);
+            let values = value.to_le_bytes().repeat(range.len());
+            let progress = Progress { lsn, row: 0 };
+            pushed
+                .apply_range(
+                    &redo,
+                    progress,
+                    range.start as u64,
+                    PushOp::Gradient,
+                    &values,
+                )
+                .unwrap();
+            for block in 0..2 {
+                let [mut a, mut b] = [vec![0; 4 * BLOCK], vec![0; 4 * BLOCK]];
+                ticked.read_range(block * BLOCK as u64, &mut a).unwrap();
+                pushed.read_range(block * BLOCK as u64, &mut b).unwrap();
+                assert!(a == b, "{optimizer:?}: values of block {block}, tick {lsn}");
+                ticked.read_state_block(block, &mut a).unwrap();
+                pushed.read_state_block(block, &mut b).unwrap();
+                assert!(a == b, "{optimizer:?}: state of block {block}, tick {lsn}");
+            }
+        }
+    }
 }

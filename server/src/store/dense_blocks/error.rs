@@ -43,6 +43,15 @@ pub enum BlocksError {
         /// The only one it may.
         expected: u64,
     },
+    /// Step counts of a saved block that cannot be.
+    #[error(
+        "the step counts of block {block} are not those of its elements; the saved model is damaged: \
+         load another"
+    )]
+    Steps {
+        /// The block.
+        block: u64,
+    },
     /// Memory or redo.
     #[error(transparent)]
     Store(#[from] StoreError),

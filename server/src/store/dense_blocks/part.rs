@@ -24,7 +24,7 @@ pub(super) struct Sizes {
     pub(super) snapshot: bool,
     /// Elements of state for each element.
     pub(super) slots: usize,
-    /// Whether a step count follows the slots.
+    /// Whether a step word follows the slots.
     pub(super) counts: bool,
 }
 
@@ -206,7 +206,7 @@ impl Part {
             let at = self.payload_at(sizes, block, buffer);
             public.words_mut(at, payload.len())?.copy_in(0, payload);
         }
-        // A step count begins at 0, as the memory does.
+        // The step word begins at 0, as the memory does: all elements have taken no step.
         let pieces = self.pieces(sizes, block, 0, payload.len());
         let slots = state.chunks_exact(payload.len()).take(sizes.slots);
         for (piece, slot) in pieces.iter().zip(slots) {
@@ -231,7 +231,14 @@ impl Part {
         self.meta + line + (block - self.first) as usize * 8
     }
 
-    /// Where the state of bytes `from..to` of a block's payload is, and its step count. Whole words.
+    /// Offset of a block's step word.
+    pub(super) const fn step_word_at(&self, sizes: Sizes, block: u64) -> usize {
+        let at = self.state + (block - self.first) as usize * sizes.state_stride();
+        at + sizes.slots * sizes.layout.block_bytes
+    }
+
+    /// Where the state of bytes `from..to` of a block's payload is, without its step counts. Whole
+    /// words.
     pub(super) fn pieces(
         &self,
         sizes: Sizes,
@@ -244,10 +251,6 @@ impl Part {
             i if i < sizes.slots => StatePiece {
                 at: at + i * sizes.layout.block_bytes + from,
                 len: to - from,
-            },
-            i if i == sizes.slots && sizes.counts => StatePiece {
-                at: at + sizes.slots * sizes.layout.block_bytes,
-                len: 8,
             },
             _ => StatePiece::default(),
         })

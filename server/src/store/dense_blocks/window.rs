@@ -8,9 +8,11 @@ use std::ops::Range;
 
 use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_transport::layout::lines::SnapshotLine;
-use tidewater_transport::table::PushOp;
+use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::table::{PushOp, TableSpec};
 
 use super::part::{Part, Sizes};
+use super::steps::{StepRun, Steps};
 use super::{BlocksError, DenseBlocks, length};
 use crate::apply::kernels::RowKernel;
 use crate::store::StoreError;
@@ -45,8 +47,10 @@ impl Cut {
 pub(super) struct Window {
     pub(super) payload: Vec<u8>,
     state: Vec<u8>,
-    /// State of exactly the range, where `state` holds neighbours too.
+    /// State of exactly a range, where `state` holds neighbours too; with Adam its step count last.
     compact: Vec<u8>,
+    /// Step counts of the runs at hand, as they are stored.
+    steps: Vec<u64>,
 }
 
 impl Window {
@@ -82,7 +86,7 @@ impl Window {
     }
 
     /// Fills `compact` from `state`, or `state` from `compact`: `range` of each slot of `wide`
-    /// bytes, and the count behind them.
+    /// bytes.
     fn copy_compact(&mut self, sizes: Sizes, wide: usize, range: &Range<usize>, out: bool) {
         let copy = |a: &mut [u8], b: &mut [u8]| match out {
             true => b.copy_from_slice(a),
@@ -92,12 +96,50 @@ impl Window {
             let a = &mut self.state[slot * wide..][range.clone()];
             copy(a, &mut self.compact[slot * range.len()..][..range.len()]);
         }
-        if sizes.counts {
-            let count = self.compact.len() - 8;
-            let a = &mut self.state[sizes.slots * wide..];
-            copy(a, &mut self.compact[count..]);
-        }
     }
+
+    /// One step of `kernel` on `values` at `part` of the payload, which is `slot` of each slot; the
+    /// elements' step count is `count`. Returns their count afterwards.
+    fn step(
+        &mut self,
+        kernel: &RowKernel,
+        op: PushOp,
+        (sizes, wide): (Sizes, usize),
+        (part, slot): (Range<usize>, Range<usize>),
+        (values, count): (&[u8], u64),
+    ) -> u64 {
+        if slot == (0..wide) || sizes.slots == 0 {
+            let payload = &mut self.payload[part];
+            // All of the state at hand, as it is.
+            let slots = self.state.len();
+            if sizes.counts {
+                self.state.extend_from_slice(&count.to_le_bytes());
+            }
+            kernel.apply(op, payload, &mut self.state, values);
+            let count = last_word(&self.state);
+            self.state.truncate(slots);
+            return count;
+        }
+        self.compact.clear();
+        self.compact.resize(kernel.state_bytes(), 0);
+        self.copy_compact(sizes, wide, &slot, true);
+        if sizes.counts
+            && let Some(last) = self.compact.last_chunk_mut::<8>()
+        {
+            *last = count.to_le_bytes();
+        }
+        let payload = &mut self.payload[part];
+        kernel.apply(op, payload, &mut self.compact, values);
+        self.copy_compact(sizes, wide, &slot, false);
+        last_word(&self.compact)
+    }
+}
+
+/// The step count behind the slots; 0 where there is none, and not used then.
+fn last_word(state: &[u8]) -> u64 {
+    state
+        .last_chunk()
+        .map_or(0, |last| u64::from_le_bytes(*last))
 }
 
 impl DenseBlocks {
@@ -111,7 +153,6 @@ impl DenseBlocks {
         op: PushOp,
         values: &[u8],
     ) -> Result<(), BlocksError> {
-        let kernel = self.kernel_for(cut.count)?;
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(part).and_then(Option::as_mut) else {
             return Ok(());
@@ -126,20 +167,47 @@ impl DenseBlocks {
             wide.clone()
         };
         let [source, target] = part.buffers(sizes, cut.block, self.line);
-        let pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
+        let mut pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
         let w = &mut self.window;
         w.load(&self.memory, source + window.start, window.len(), &pieces)?;
-        let inner = range.start - window.start;
-        if wide == range || sizes.slots == 0 {
-            let payload = &mut w.payload[inner..][..range.len()];
-            kernel.apply(op, payload, &mut w.state, values);
+        // Of bytes of the block, in the payload at hand, in the slots, and in the values.
+        let places = |bytes: Range<usize>| {
+            let from = |start: usize| bytes.start - start..bytes.end - start;
+            ((from(window.start), from(wide.start)), from(range.start))
+        };
+        let (rule, lines) = ((&*self.spec, self.kernel), (sizes, wide.len()));
+        if sizes.counts && op == PushOp::Gradient {
+            let steps = Steps::of(&self.memory, (&*part, sizes, cut.block))?;
+            let first = steps.find(&self.memory, cut.from)?;
+            let (mut at, mut n) = (cut.from, first);
+            w.steps.clear();
+            while at < cut.from + cut.count {
+                let mut run = steps.run(&self.memory, n)?;
+                if planted::on(Plant::StepCountPerBlock) {
+                    run.count = steps.most(&self.memory)?;
+                }
+                let bytes = at * size..(run.last + 1) * size;
+                assert!(
+                    bytes.end <= range.end,
+                    "a run of block {} ends at {}, the gradient at {}",
+                    cut.block,
+                    run.last,
+                    range.end / size
+                );
+                let kernel = kernel_for(rule, bytes.len() / size)?;
+                let (place, from) = places(bytes);
+                let count = w.step(&kernel, op, lines, place, (&values[from], run.count));
+                w.steps.push(steps.stored(StepRun { count, ..run }));
+                (at, n) = (run.last + 1, n + 1);
+            }
+            pieces[sizes.slots] = steps.piece(first, w.steps.len());
+            for word in &w.steps {
+                w.state.extend_from_slice(&word.to_le_bytes());
+            }
         } else {
-            w.compact.resize(kernel.state_bytes(), 0);
-            let slot = range.start - wide.start..range.end - wide.start;
-            w.copy_compact(sizes, wide.len(), &slot, true);
-            let payload = &mut w.payload[inner..][..range.len()];
-            kernel.apply(op, payload, &mut w.compact, values);
-            w.copy_compact(sizes, wide.len(), &slot, false);
+            let kernel = kernel_for(rule, cut.count)?;
+            let (place, _) = places(range.clone());
+            w.step(&kernel, op, lines, place, (values, 0));
         }
         let version_at = part.version_at(sizes, cut.block);
         let place = BlockPlace {
@@ -153,28 +221,13 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Kernels demand exact lengths; that of whole blocks is at hand, others cost comparisons.
-    fn kernel_for(&self, elements: usize) -> Result<RowKernel, BlocksError> {
-        if elements as u64 == self.sizes.layout.block_elements() {
-            return Ok(self.kernel);
-        }
-        Ok(RowKernel::new(
-            &self.spec.optimizer,
-            self.spec.dtype,
-            elements,
-        )?)
-    }
-
-    /// Copies the optimizer state of a block's elements in use: slots, then the step count, as
-    /// [`Self::block_lengths`] says.
+    /// Copies the optimizer state of a block's elements in use: slots, as [`Self::block_lengths`] says,
+    /// then the step counts.
     ///
     /// # Errors
     /// [`BlocksError`].
-    pub fn read_state_block(&mut self, block: u64, out: &mut [u8]) -> Result<(), BlocksError> {
-        let (payload, want) = self.block_lengths(block)?;
-        if out.len() != want {
-            return Err(length("room for the state of a block", out.len(), want));
-        }
+    pub fn read_state_block(&mut self, block: u64, out: &mut Vec<u8>) -> Result<(), BlocksError> {
+        let (payload, slots) = self.block_lengths(block)?;
         let (first, count) = self.elements_of(block)?;
         let p = self.owned(first, count)?;
         let Some(part) = self.parts.get(p).and_then(Option::as_ref) else {
@@ -184,10 +237,14 @@ impl DenseBlocks {
         let pieces = part.pieces(self.sizes, block, 0, wide);
         self.window.load_state(&self.memory, &pieces)?;
         self.window.compact.clear();
-        self.window.compact.resize(want, 0);
+        self.window.compact.resize(slots, 0);
         self.window
             .copy_compact(self.sizes, wide, &(0..payload), true);
-        out.copy_from_slice(&self.window.compact);
+        out.clear();
+        out.extend_from_slice(&self.window.compact);
+        if self.sizes.counts {
+            self.save_steps(p, block, out)?;
+        }
         Ok(())
     }
 
@@ -204,16 +261,22 @@ impl DenseBlocks {
         payload: &[u8],
         state: &[u8],
     ) -> Result<(), BlocksError> {
-        let (want, want_state) = self.block_lengths(block)?;
+        let (want, slots) = self.block_lengths(block)?;
         if payload.len() != want {
             return Err(length("payload of a block", payload.len(), want));
         }
-        if state.len() != want_state {
-            return Err(length("state of a block", state.len(), want_state));
-        }
+        let least = slots + if self.sizes.counts { 8 } else { 0 };
+        let fits = state.len() == least || (self.sizes.counts && state.len() > least);
+        let (state, steps) = match state.split_at_checked(slots) {
+            Some(parts) if fits => parts,
+            _ => return Err(length("state of a block", state.len(), least)),
+        };
         self.demand_epoch("a restore")?;
         let (first, count) = self.elements_of(block)?;
         let p = self.owned(first, count)?;
+        if self.sizes.counts {
+            self.load_steps(p, block, steps)?;
+        }
         let sizes = self.sizes;
         let Some(part) = self.parts.get_mut(p).and_then(Option::as_mut) else {
             return Ok(());
@@ -258,6 +321,17 @@ impl Part {
         let source = if again { building } else { front };
         [source, building].map(|epoch| self.payload_at(sizes, block, epoch))
     }
+}
+
+/// Kernels demand exact lengths; that of whole blocks is at hand, others cost comparisons.
+fn kernel_for(
+    (spec, whole): (&TableSpec, RowKernel),
+    elements: usize,
+) -> Result<RowKernel, BlocksError> {
+    if elements * spec.dtype.size() == whole.row_bytes() {
+        return Ok(whole);
+    }
+    Ok(RowKernel::new(&spec.optimizer, spec.dtype, elements)?)
 }
 
 /// The version word while the block is being written, and after.

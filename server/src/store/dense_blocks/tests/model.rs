@@ -35,14 +35,14 @@ const RULES: [Optimizer; 7] = [
     },
 ];
 
-/// Elements with their state, and a step count for each block.
+/// Elements with their state, each with a step count of its own.
 struct Model {
     kernel: RowKernel,
     size: usize,
     slots: usize,
     block: usize,
     elements: Vec<(Vec<u8>, Vec<Vec<u8>>)>,
-    counts: Vec<Vec<u8>>,
+    counts: Vec<u64>,
 }
 
 impl Model {
@@ -56,7 +56,7 @@ impl Model {
             slots,
             block,
             elements: Vec::new(),
-            counts: vec![vec![0; 8]; elements.div_ceil(block)],
+            counts: vec![0; elements],
         };
         for (key, first) in (0..).zip((0..elements).step_by(block)) {
             let n = block.min(elements - first);
@@ -76,7 +76,6 @@ impl Model {
     }
 
     fn push(&mut self, first: usize, op: PushOp, values: &[u8]) {
-        let before = self.counts.clone();
         let pushed = values.chunks_exact(self.size);
         for (i, x) in (first..).zip(pushed) {
             let (payload, slots) = &mut self.elements[i];
@@ -84,15 +83,14 @@ impl Model {
             let count = self.kernel.state_bytes() != state.len();
             if count {
                 state.resize(self.kernel.state_bytes() - 8, 0);
-                state.extend_from_slice(&before[i / self.block]);
+                state.extend_from_slice(&self.counts[i].to_le_bytes());
             }
             self.kernel.apply(op, payload, &mut state, x);
             for (slot, new) in slots.iter_mut().zip(state.chunks(self.size)) {
                 slot.copy_from_slice(new);
             }
             if count {
-                let at = state.len() - 8;
-                self.counts[i / self.block].copy_from_slice(&state[at..]);
+                self.counts[i] = u64::from_le_bytes(*state.last_chunk().unwrap());
             }
         }
     }
@@ -102,7 +100,8 @@ impl Model {
         range.iter().flat_map(|e| e.0.clone()).collect()
     }
 
-    fn state(&self, block: usize, len: usize) -> Vec<u8> {
+    /// As a saved model has it: runs of equal count, one count where there is one run.
+    fn state(&self, block: usize) -> Vec<u8> {
         let first = block * self.block;
         let last = self.elements.len().min(first + self.block);
         let slot = |s: usize| {
@@ -111,10 +110,21 @@ impl Model {
                 .flat_map(move |e| e.1[s].clone())
         };
         let mut state: Vec<u8> = (0..self.slots).flat_map(slot).collect();
-        if len >= state.len() + 8 {
-            state.resize(len - 8, 0);
-            state.extend_from_slice(&self.counts[block]);
+        if self.kernel.state_bytes() == self.slots * self.size {
+            return state;
         }
+        let counts = &self.counts[first..last];
+        let mut runs = Vec::new();
+        for (i, count) in counts.iter().enumerate() {
+            if counts.get(i + 1) != Some(count) {
+                runs.push(count << 16 | i as u64);
+            }
+        }
+        let words = match runs.len() {
+            1 => vec![counts[0]],
+            n => [vec![1 << 63 | n as u64], runs].concat(),
+        };
+        state.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         state
     }
 }
@@ -139,16 +149,12 @@ fn check(
     shard: &mut DenseBlocks,
     model: &Model,
 ) -> Result<(), TestCaseError> {
-    for block in 0..model.counts.len() {
+    for block in 0..model.elements.len().div_ceil(model.block) {
         let first = block * model.block;
-        let (len, state_len) = shard.block_lengths(block as u64).unwrap();
-        let (mut payload, mut state) = (vec![0; len], vec![0xee; state_len]);
+        let len = shard.block_lengths(block as u64).unwrap().0;
+        let (mut payload, mut state) = (vec![0; len], vec![0xee; 3]);
         shard.read_state_block(block as u64, &mut state).unwrap();
-        prop_assert!(
-            state == model.state(block, state_len),
-            "state of block {}",
-            block
-        );
+        prop_assert!(state == model.state(block), "state of block {}", block);
         let seq = pull(memory, shard, block as u64, &mut payload);
         prop_assert!(seq.is_some_and(|seq| seq >= 2 && seq % 2 == 0), "{:?}", seq);
         let expected = model.payload(first, len / model.size);

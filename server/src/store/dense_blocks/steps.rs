@@ -1,0 +1,368 @@
+//! Step counts of a block's elements, as runs of elements with an equal count.
+//!
+//! Behind the slots of a block's state stands one word. With its top bit clear it is the count of
+//! all elements of the block, which is all there is while a block is pushed whole. Otherwise it
+//! names a table in private memory:
+//!
+//! ```text
+//! step word   1 << 63 | class << 58 | offset of the table in words
+//! table       u64 n | n runs: count << 16 | last element of the run    room: 2^class words
+//! ```
+//! Neighbours in a table may have equal counts: a boundary, once made, stays, so that a gradient
+//! for which [`DenseBlocks::split_steps`] found room needs no memory later, at its tick. A new
+//! boundary makes a new table, which the step word then names: the word is old or new, never torn.
+
+use tidewater_transport::sync::{Ordering, fence};
+
+use super::part::{Part, Sizes};
+use super::{BlocksError, DenseBlocks};
+use crate::store::StoreError;
+use crate::store::memory::{Block, BlockOwner, ServerMemory};
+use crate::store::redo_block::StatePiece;
+
+/// Set in a step word that names a table, and in the count of a saved block that has runs.
+pub(crate) const HAS_RUNS: u64 = 1 << 63;
+/// Largest count; it stays there.
+const COUNT_MAX: u64 = (1 << 48) - 1;
+const CLASS_AT: u32 = 58;
+/// Smallest table: 15 runs.
+const CLASS_MIN: u32 = 4;
+/// Tables of up to 65,536 runs and their number.
+const CLASSES: usize = 18;
+const CHUNK_BYTES: usize = 64 << 10;
+
+/// Elements up to `last` with the same count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct StepRun {
+    pub(super) last: usize,
+    pub(super) count: u64,
+}
+
+impl StepRun {
+    pub(super) fn word(self) -> u64 {
+        debug_assert!(self.last < 1 << 16, "element {} of a block", self.last);
+        self.count.min(COUNT_MAX) << 16 | self.last as u64
+    }
+
+    pub(super) const fn of_word(word: u64) -> Self {
+        Self {
+            last: (word & 0xffff) as usize,
+            count: word >> 16,
+        }
+    }
+}
+
+/// Private memory of the step tables of one shard: powers of two of words, reused by size.
+#[derive(Debug)]
+pub(super) struct StepTables {
+    owner: BlockOwner,
+    chunks: Vec<Block>,
+    /// What is left of the newest chunk.
+    at: usize,
+    left: usize,
+    free: [Vec<usize>; CLASSES],
+}
+
+impl StepTables {
+    pub(super) fn new(owner: BlockOwner) -> Self {
+        Self {
+            owner,
+            chunks: Vec::new(),
+            at: 0,
+            left: 0,
+            free: Default::default(),
+        }
+    }
+
+    fn take(&mut self, memory: &ServerMemory, class: u32) -> Result<usize, StoreError> {
+        if let Some(at) = self.free[class as usize].pop() {
+            return Ok(at);
+        }
+        let bytes = 8 << class;
+        if self.left < bytes {
+            let chunk = CHUNK_BYTES << self.chunks.len().min(6);
+            let chunk = memory.private.alloc(chunk.max(bytes), self.owner)?;
+            (self.at, self.left) = (chunk.at, chunk.len);
+            self.chunks.push(chunk);
+        }
+        let at = self.at;
+        self.at += bytes;
+        self.left -= bytes;
+        Ok(at)
+    }
+
+    pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
+        let mut chunks = self.chunks.into_iter();
+        chunks.try_for_each(|chunk| memory.private.free(chunk))
+    }
+}
+
+/// The steps of one block, as they stand in private memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Steps {
+    /// Offset of the step word.
+    word_at: usize,
+    word: u64,
+    /// Offset of the first run's word and number of runs; without a table the step word and 1.
+    runs_at: usize,
+    runs: usize,
+    /// Elements of the block in use.
+    used: usize,
+}
+
+impl Steps {
+    pub(super) fn of(
+        memory: &ServerMemory,
+        (part, sizes, block): (&Part, Sizes, u64),
+    ) -> Result<Self, StoreError> {
+        let private = memory.private.region();
+        let word_at = part.step_word_at(sizes, block);
+        let word = private.words(word_at, 8)?.load(0);
+        let used = sizes.layout.used(block) as usize;
+        let (runs_at, runs) = match word & HAS_RUNS {
+            0 => (word_at, 1),
+            _ => {
+                let at = table_of(word).1;
+                (at + 8, private.words(at, 8)?.load(0) as usize)
+            }
+        };
+        assert!(
+            (1..=used).contains(&runs),
+            "{runs} runs in block {block} of {used} elements"
+        );
+        Ok(Self {
+            word_at,
+            word,
+            runs_at,
+            runs,
+            used,
+        })
+    }
+
+    pub(super) fn run(&self, memory: &ServerMemory, n: usize) -> Result<StepRun, StoreError> {
+        let at = self.runs_at + n * 8;
+        let word = memory.private.region().words(at, 8)?.load(0);
+        Ok(match self.word & HAS_RUNS {
+            0 => StepRun {
+                last: self.used - 1,
+                count: word,
+            },
+            _ => StepRun::of_word(word),
+        })
+    }
+
+    /// The largest count of the block.
+    pub(super) fn most(&self, memory: &ServerMemory) -> Result<u64, StoreError> {
+        (0..self.runs).try_fold(0, |most, n| Ok(self.run(memory, n)?.count.max(most)))
+    }
+
+    /// Number of the run that an element is in, or the number of runs past the last element.
+    pub(super) fn find(&self, memory: &ServerMemory, element: usize) -> Result<usize, StoreError> {
+        let (mut low, mut high) = (0, self.runs);
+        while low < high {
+            let middle = low.midpoint(high);
+            match self.run(memory, middle)?.last < element {
+                true => low = middle + 1,
+                false => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    /// Whether a run begins at an element. The end of the block is a boundary.
+    fn begins_at(&self, memory: &ServerMemory, element: usize) -> Result<bool, StoreError> {
+        Ok(match element {
+            0 => true,
+            _ if element >= self.used => true,
+            _ => {
+                let before = self.find(memory, element - 1)?;
+                self.run(memory, before)?.last + 1 == element
+            }
+        })
+    }
+
+    /// The word of a run as it is stored here.
+    pub(super) fn stored(&self, run: StepRun) -> u64 {
+        match self.word & HAS_RUNS {
+            0 => run.count.min(COUNT_MAX),
+            _ => run.word(),
+        }
+    }
+
+    /// Where `count` runs from `first` on are stored.
+    pub(super) const fn piece(&self, first: usize, count: usize) -> StatePiece {
+        StatePiece {
+            at: self.runs_at + first * 8,
+            len: count * 8,
+        }
+    }
+
+    /// Appends all runs to `out`.
+    fn copy(&self, memory: &ServerMemory, out: &mut Vec<StepRun>) -> Result<(), StoreError> {
+        (0..self.runs).try_for_each(|n| {
+            out.push(self.run(memory, n)?);
+            Ok(())
+        })
+    }
+}
+
+/// Class and offset in bytes of the table that a step word names.
+const fn table_of(word: u64) -> (u32, usize) {
+    let class = (word & !HAS_RUNS) >> CLASS_AT;
+    (class as u32, (word & ((1 << CLASS_AT) - 1)) as usize * 8)
+}
+
+/// Replaces the runs of a block. On an error nothing was changed.
+fn replace(
+    memory: &ServerMemory,
+    tables: &mut StepTables,
+    steps: Steps,
+    runs: &[StepRun],
+) -> Result<(), StoreError> {
+    let private = memory.private.region();
+    let word = match runs {
+        [run] => run.count.min(COUNT_MAX),
+        _ => {
+            let words = runs.len() + 1;
+            let class = words.next_power_of_two().trailing_zeros().max(CLASS_MIN);
+            let at = tables.take(memory, class)?;
+            let table = private.words_mut(at, words * 8)?;
+            table.store(0, runs.len() as u64);
+            for (n, run) in runs.iter().enumerate() {
+                table.store((n + 1) * 8, run.word());
+            }
+            // SYNC: redo. A table is written before the word that names it.
+            fence(Ordering::Release);
+            HAS_RUNS | u64::from(class) << CLASS_AT | (at / 8) as u64
+        }
+    };
+    private.words_mut(steps.word_at, 8)?.store(0, word);
+    if steps.word & HAS_RUNS != 0 {
+        let (class, at) = table_of(steps.word);
+        tables.free[class as usize].push(at);
+    }
+    Ok(())
+}
+
+/// The runs of a saved block's state from its step count on; `None` if they are not those of a block
+/// of `used` elements.
+fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
+    let mut word = || {
+        let (word, rest) = bytes.split_first_chunk::<8>()?;
+        bytes = rest;
+        Some(u64::from_le_bytes(*word))
+    };
+    let first = word()?;
+    if first & HAS_RUNS == 0 {
+        let (last, count) = (used - 1, first);
+        return (count <= COUNT_MAX && bytes.is_empty()).then(|| vec![StepRun { last, count }]);
+    }
+    let n = (first & !HAS_RUNS) as usize;
+    let mut runs: Vec<StepRun> = Vec::new();
+    while let Some(run) = word().map(StepRun::of_word) {
+        let before = runs.last();
+        if before.is_some_and(|before| before.last >= run.last || before.count == run.count) {
+            return None;
+        }
+        runs.push(run);
+    }
+    let whole = runs.last().is_some_and(|run| run.last + 1 == used);
+    (n >= 2 && runs.len() == n && whole && bytes.is_empty()).then_some(runs)
+}
+
+/// Appends runs as a saved block has them: neighbours with an equal count are one.
+fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
+    runs.dedup_by(|next, before| {
+        let same = next.count == before.count;
+        if same {
+            before.last = next.last;
+        }
+        same
+    });
+    let mut put = |word: u64| out.extend(word.to_le_bytes());
+    match &runs[..] {
+        [run] => put(run.count),
+        _ => {
+            put(HAS_RUNS | runs.len() as u64);
+            runs.iter().for_each(|run| put(run.word()));
+        }
+    }
+}
+
+impl DenseBlocks {
+    /// Makes runs of step counts end where a gradient for a range begins and ends. No count changes.
+    /// Until the gradient is applied, now or at a tick, it needs no more memory. Does nothing for a
+    /// table whose rule counts no steps. Cost: a search; for a boundary that is not there yet, a copy
+    /// of the block's runs.
+    ///
+    /// # Errors
+    /// [`BlocksError::Store`] when memory is used up, [`BlocksError::NotOwned`].
+    pub fn split_steps(&mut self, first: u64, count: u64) -> Result<(), BlocksError> {
+        if !self.sizes.counts {
+            return Ok(());
+        }
+        let part = self.owned(first, count)?;
+        let Some(part) = self.parts.get(part).and_then(Option::as_ref) else {
+            unreachable!("partition {part} is owned and has no memory");
+        };
+        let size = self.sizes.layout.block_elements();
+        for element in [first, first + count] {
+            // An end that is the end of a block is a boundary, also that of the table.
+            let (block, cut) = (element / size, (element % size) as usize);
+            if cut == 0 {
+                continue;
+            }
+            let steps = Steps::of(&self.memory, (part, self.sizes, block))?;
+            if steps.begins_at(&self.memory, cut)? {
+                continue;
+            }
+            let runs = &mut self.runs;
+            runs.clear();
+            steps.copy(&self.memory, runs)?;
+            let n = steps.find(&self.memory, cut)?;
+            let count = runs[n].count;
+            runs.insert(
+                n,
+                StepRun {
+                    last: cut - 1,
+                    count,
+                },
+            );
+            replace(&self.memory, &mut self.tables, steps, runs)?;
+        }
+        Ok(())
+    }
+
+    /// Appends a block's step counts as a saved model has them.
+    pub(super) fn save_steps(
+        &mut self,
+        part: usize,
+        block: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), BlocksError> {
+        let Some(part) = self.parts.get(part).and_then(Option::as_ref) else {
+            unreachable!("partition {part} is owned and has no memory");
+        };
+        self.runs.clear();
+        let steps = Steps::of(&self.memory, (part, self.sizes, block))?;
+        steps.copy(&self.memory, &mut self.runs)?;
+        encode(&mut self.runs, out);
+        Ok(())
+    }
+
+    /// Replaces a block's step counts by those of a saved model.
+    pub(super) fn load_steps(
+        &mut self,
+        part: usize,
+        block: u64,
+        saved: &[u8],
+    ) -> Result<(), BlocksError> {
+        let used = self.sizes.layout.used(block) as usize;
+        let runs = decode(saved, used).ok_or(BlocksError::Steps { block })?;
+        let Some(part) = self.parts.get(part).and_then(Option::as_ref) else {
+            unreachable!("partition {part} is owned and has no memory");
+        };
+        let steps = Steps::of(&self.memory, (part, self.sizes, block))?;
+        Ok(replace(&self.memory, &mut self.tables, steps, &runs)?)
+    }
+}
