@@ -165,10 +165,10 @@ test_cpp() {
     simulates cpp "${RUN[@]}" "$SCRATCH/heat_cpp"
     attempt "lifetimes.cpp compiles" g++ -std=c++17 "${WARN[@]}" -g -o "$SCRATCH/lifetimes" \
         client/capi/tests/c/lifetimes.cpp "${CFLAGS[@]}" "${LIBS[@]}" || return 0
-    local check=()
-    ! command -v valgrind >/dev/null || check=(valgrind --quiet --error-exitcode=9)
+    local under=()
+    ! command -v valgrind >/dev/null || under=(valgrind --quiet --error-exitcode=9)
     service_start
-    attempt "tickets and tables outlive their C++ session" "${check[@]}" "$SCRATCH/lifetimes" "$COORDINATOR" "$SCRATCH/token"
+    attempt "tickets and tables outlive their C++ session" "${under[@]}" "$SCRATCH/lifetimes" "$COORDINATOR" "$SCRATCH/token"
     service_stop
 }
 

@@ -3,7 +3,7 @@
 //! A call may wait for minutes: for the slowest worker at a tick, for all workers at a barrier, for a save. A
 //! program that runs signal handlers itself, as Python does, installs a hook with [`install`]. A call that waits
 //! runs it about twice a second; if the hook asks for it, the call ends with
-//! [`ClientError::Interrupted`](crate::ClientError::Interrupted), as at a deadline: the client stays usable, and
+//! [`ClientError::Interrupted`], as at a deadline: the client stays usable, and
 //! what was under way goes on. Without a hook a wait costs nothing more.
 
 use std::sync::OnceLock;

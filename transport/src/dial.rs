@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::clock::Deadline;
 use crate::conn::{ConnError, ControlConn};
 use crate::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
-use crate::planted::{self, Plant};
+use crate::socket_options::{give_up_after, send_at_once};
 use crate::wire::handshake::JobToken;
 use crate::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
 
@@ -132,17 +132,6 @@ fn tuned(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Turns Nagle's algorithm off: small messages are awaited by the other end.
-///
-/// # Errors
-/// The system's.
-pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
-    match planted::on(Plant::NagleLeftOn) {
-        false => stream.set_nodelay(true),
-        true => Ok(()),
-    }
-}
-
 /// No delay for small messages, and an error within [`CONTROL_SILENCE_MAX`] when the other host
 /// vanishes. A peer that only computes stays: the kernel answers for it.
 ///
@@ -151,21 +140,6 @@ pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     send_at_once(stream)?;
     give_up_after(stream, CONTROL_SILENCE_MAX)
-}
-
-/// An error within about `silence` when the other host does not acknowledge any more, or has had no room
-/// for what is sent for so long.
-///
-/// # Errors
-/// The system's.
-pub(crate) fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
-    use rustix::net::sockopt;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, silence / 2)?;
-    sockopt::set_tcp_keepintvl(stream, silence / 5)?;
-    sockopt::set_tcp_keepcnt(stream, 3)?;
-    sockopt::set_tcp_user_timeout(stream, silence.as_millis() as u32)?;
-    Ok(())
 }
 
 #[cfg(test)]

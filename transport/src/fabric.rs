@@ -1,3 +1,5 @@
+//! long: the contract of a lane is read as one.
+//!
 //! THE CONTRACT: what a lane promises, whatever carries it. Code above cannot tell which one it is.
 //!
 //! A *lane* connects one client thread with one applier. The client's end is a [`Lane`]: it reads

@@ -47,6 +47,8 @@ pub mod planted;
 pub mod shm;
 #[cfg(not(loom))]
 pub mod sim;
+#[cfg(not(loom))]
+pub mod socket_options;
 pub mod sync;
 pub mod table;
 #[cfg(not(loom))]

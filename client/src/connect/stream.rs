@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::TimedStream;
-use tidewater_transport::dial::send_at_once;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
+use tidewater_transport::socket_options::send_at_once;
 use tidewater_transport::wake::Bell;
 
 /// Either kind.

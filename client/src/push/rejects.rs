@@ -5,7 +5,7 @@
 //! as unknown.
 //!
 //! A refusal is *claimed* when a ticket of its frame has been asked for, or when a completion call
-//! (flush, tick, barrier, finish) has returned it. [`Rejects::unclaimed`] finds the others.
+//! (flush, tick, barrier, finish) has returned it. `Rejects::unclaimed` finds the others.
 
 use std::collections::VecDeque;
 

@@ -103,11 +103,19 @@ fn a_released_table_is_refused_by_name_and_the_others_live() {
             .push_rows(&gone, &[5], &[1.0, 2.0], PushOp::Sum)
             .unwrap();
         client.wait_applied(&ticket).unwrap();
+        // A client that has not released the table itself learns it from the server.
+        let mut other = rig.client(transport, 2 + rank);
+        let still = other.create_table::<f32>(spec("gone").spec()).unwrap();
         client.release_table(gone).unwrap();
-        let ticket = client
-            .push_rows(&gone, &[5], &[1.0, 2.0], PushOp::Sum)
+        let own = client.push_rows(&gone, &[5], &[1.0, 2.0], PushOp::Sum);
+        assert!(
+            matches!(own, Err(ClientError::Argument { .. })),
+            "{transport:?}: {own:?}"
+        );
+        let ticket = other
+            .push_rows(&still, &[5], &[1.0, 2.0], PushOp::Sum)
             .unwrap();
-        match client.wait_applied(&ticket) {
+        match other.wait_applied(&ticket) {
             Err(ClientError::Rejected { reject, .. }) => {
                 assert_eq!(reject.code(), RejectCode::TableReleased);
             }

@@ -19,6 +19,10 @@ use tidewater_transport::layout::reject::RejectReason;
 
 /// The three kinds of store.
 #[derive(Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "one for each table: a box would cost each push a load"
+)]
 pub enum Store {
     /// Keys.
     Sparse(SparseShard),

@@ -7,10 +7,10 @@ use std::net::{Shutdown, TcpStream};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::clock::Deadline;
-use crate::dial::send_at_once;
 use crate::fabric::{LaneError, TransportKind};
 use crate::limits::LANE_UNACKNOWLEDGED_MAX;
 use crate::mem::io::{RecvList, SendList};
+use crate::socket_options::{give_up_after, send_at_once};
 use crate::wake::{Told, Watch};
 
 /// What should wake the thread.
@@ -56,7 +56,7 @@ impl Socket {
         send_at_once(&stream)?;
         // A path that fails is an error within a time, also of a lane that only waits. An applier that
         // saves or loads may leave its sockets full for longer than a control thread.
-        crate::dial::give_up_after(&stream, LANE_UNACKNOWLEDGED_MAX)?;
+        give_up_after(&stream, LANE_UNACKNOWLEDGED_MAX)?;
         unpaced(&stream);
         let told = watch.add_told(&stream)?;
         Ok(Self {

@@ -1,0 +1,35 @@
+//! Options of TCP sockets, set alike on control connections and lanes.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::net::sockopt;
+
+use crate::planted::{self, Plant};
+
+/// Turns Nagle's algorithm off: small messages are awaited by the other end.
+///
+/// # Errors
+/// The system's.
+pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
+    match planted::on(Plant::NagleLeftOn) {
+        false => stream.set_nodelay(true),
+        true => Ok(()),
+    }
+}
+
+/// An error within about `silence` when the other host does not acknowledge any more, or has had no room
+/// for what is sent for so long.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, silence / 2)?;
+    sockopt::set_tcp_keepintvl(stream, silence / 5)?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    let timeout_ms = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, timeout_ms)?;
+    Ok(())
+}
