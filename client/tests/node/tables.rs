@@ -97,7 +97,8 @@ fn a_released_table_is_refused_by_name_and_the_others_live() {
     for (rank, transport) in (0..).zip(*BOTH) {
         let mut client = rig.client(transport, rank);
         let spec = |name: &str| TableBuilder::sparse::<f32>(name, 2);
-        let gone = client.create_table::<f32>(spec("gone").spec()).unwrap();
+        let name = format!("gone {rank}");
+        let gone = client.create_table::<f32>(spec(&name).spec()).unwrap();
         let lives = client.create_table::<f32>(spec("lives").spec()).unwrap();
         let ticket = client
             .push_rows(&gone, &[5], &[1.0, 2.0], PushOp::Sum)
@@ -105,7 +106,7 @@ fn a_released_table_is_refused_by_name_and_the_others_live() {
         client.wait_applied(&ticket).unwrap();
         // A client that has not released the table itself learns it from the server.
         let mut other = rig.client(transport, 2 + rank);
-        let still = other.create_table::<f32>(spec("gone").spec()).unwrap();
+        let still = other.open_table::<f32>(&name).unwrap();
         client.release_table(gone).unwrap();
         let own = client.push_rows(&gone, &[5], &[1.0, 2.0], PushOp::Sum);
         assert!(
