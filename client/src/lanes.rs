@@ -481,7 +481,7 @@ impl Lanes {
     /// one of those may be the first that this client misses. Then the reason is on its way, over another
     /// connection than the server's end.
     #[cold]
-    fn blame(&mut self, seen: ClientError) -> ClientError {
+    pub(crate) fn blame(&mut self, seen: ClientError) -> ClientError {
         let reason = match &seen {
             ClientError::ServerLost { .. } => self.coordinator.check_within(COORDINATOR_LOOK),
             ClientError::Refused(refusal) if refusal.code == RefusalCode::ShuttingDown => {

@@ -121,7 +121,10 @@ impl Client {
         let Some(link) = self.lanes.link(0) else {
             return Ok(false);
         };
-        let live = link.clocks(DomainId(0), deadline)?;
+        let live = match link.clocks(DomainId(0), deadline) {
+            Ok(live) => live,
+            Err(e) => return Err(self.lanes.blame(e)),
+        };
         let lowest = live.iter().map(|&(rank, _)| rank).min();
         Ok(lowest == Some(self.rank) && !planted::on(Plant::RankZeroLeads))
     }
