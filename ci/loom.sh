@@ -20,7 +20,7 @@ source ci/lib/planted.sh
 caught=0 missed=0
 while IFS=$'\t' read -r plant crate target test; do
     [[ $target == loom ]] || continue
-    if TIDEWATER_PLANT=$plant loom --exact "$test" </dev/null >"$log"; then
+    if TIDEWATER_PLANT=$plant loom -- --exact "$test" </dev/null >"$log"; then
         outcome="NOT NOTICED"
     elif grep -q '^test result: FAILED. 0 passed; 1 failed' "$log"; then
         outcome=caught

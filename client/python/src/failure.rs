@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 
 use pyo3::create_exception;
-use pyo3::exceptions::{PyConnectionError, PyKeyboardInterrupt, PyRuntimeError, PyTimeoutError, PyValueError};
+use pyo3::exceptions::{
+    PyConnectionError, PyKeyboardInterrupt, PyRuntimeError, PyTimeoutError, PyValueError,
+};
 use pyo3::prelude::*;
 use tidewater_client::ClientError;
 use tidewater_transport::fabric::LaneError;

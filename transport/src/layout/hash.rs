@@ -96,12 +96,13 @@ impl H64 {
     #[inline(always)]
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
+        if planted::on(Plant::HashLastLineOnly) {
+            return self.finish_last_line(bytes);
+        }
         let (blocks, tail) = bytes.as_chunks::<64>();
-        let seeded = self;
         for block in blocks {
             self.block(&line_from_bytes(block));
         }
-        self.forget_earlier_lines(seeded, blocks);
         if tail.is_empty() {
             return self.finish(&[]);
         }
@@ -111,14 +112,16 @@ impl H64 {
     /// As [`Self::finish_bytes`], copying the bytes to `to`, which is as long: one pass over both.
     #[inline(always)]
     pub fn finish_copying(mut self, bytes: &[u8], to: &mut [u8]) -> u64 {
+        if planted::on(Plant::HashLastLineOnly) {
+            to.copy_from_slice(bytes);
+            return self.finish_last_line(bytes);
+        }
         let (blocks, tail) = bytes.as_chunks::<64>();
         let (to_blocks, to_tail) = to.as_chunks_mut::<64>();
-        let seeded = self;
         for (block, to) in blocks.iter().zip(to_blocks) {
             self.block(&line_from_bytes(block));
             *to = *block;
         }
-        self.forget_earlier_lines(seeded, blocks);
         if tail.is_empty() {
             return self.finish(&[]);
         }
@@ -126,15 +129,18 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// The mutant `hash-last-line-only`: the state of all lines but the last is dropped.
-    #[inline(always)]
-    pub(crate) fn forget_earlier_lines(&mut self, seeded: Self, blocks: &[[u8; 64]]) {
-        if planted::on(Plant::HashLastLineOnly)
-            && let Some(last) = blocks.last()
-        {
-            *self = seeded;
+    /// The mutant `hash-last-line-only`: the lines before the last complete one are left out.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn finish_last_line(mut self, bytes: &[u8]) -> u64 {
+        let (blocks, tail) = bytes.as_chunks::<64>();
+        if let Some(last) = blocks.last() {
             self.block(&line_from_bytes(last));
         }
+        if tail.is_empty() {
+            return self.finish(&[]);
+        }
+        self.finish_tail(tail)
     }
 
     /// [`Self::finish_bytes`] of less than a block. A function of its own: most rows have no such tail.

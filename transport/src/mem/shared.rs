@@ -11,6 +11,7 @@
 use super::{line, many};
 use crate::layout::hash::H64;
 use crate::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
+use crate::planted::{self, Plant};
 use crate::sync::{AtomicU64, Ordering};
 
 /// A window of shared words that may be read.
@@ -132,17 +133,19 @@ impl<'a> Words<'a> {
     /// Copies bytes out and hashes what was copied, line by line: the copy, never the words again.
     #[inline]
     pub fn copy_out_hashing(&self, at: usize, out: &mut [u8], mut hash: H64) -> u64 {
+        if planted::on(Plant::HashLastLineOnly) {
+            self.copy_out(at, out);
+            return hash.finish_last_line(out);
+        }
         let words = &self.0[at / 8..at / 8 + out.len().div_ceil(8)];
         let (lines, rest) = words.as_chunks();
         let (wide, tail) = out.as_chunks_mut();
-        let seeded = hash;
         let mut n = 0;
         while let (Some(line), Some(copy)) = (lines.get(n), wide.get_mut(n)) {
             line::copy_out(line, copy);
             hash.block(&line_from_bytes(copy));
             n += 1;
         }
-        hash.forget_earlier_lines(seeded, wide);
         if tail.is_empty() {
             return hash.finish(&[]);
         }
