@@ -9,6 +9,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use crate::clock::Deadline;
 use crate::limits::{COORDINATOR_LOOK, NOTICES_MAX};
 use crate::wire::WireError;
 use crate::wire::control::{self, Answer, Message, Notice, Request};
@@ -234,7 +235,8 @@ impl<S: TimedStream> ControlConn<S> {
         operation: &'static str,
     ) -> Result<A, ConnError> {
         loop {
-            let slice = || left().min(COORDINATOR_LOOK);
+            let end = Deadline::after(COORDINATOR_LOOK);
+            let slice = || left().min(end.left());
             match self.take_one::<A>(id, slice, operation) {
                 Ok(Some(answer)) => return Ok(answer),
                 Ok(None) => {}

@@ -323,7 +323,7 @@ def test_wrong_keys_places_and_tables_are_named():
         raises(TypeError, "dtype is None", lambda: s.table("u", "rows", dtype=None, rows=1, cols=1))
         raises(ValueError, "control characters", lambda: s.save("a\0b"))
         t.release()
-        raises(tidewater.Error, "released", lambda: t.pull([1]))
+        raises(ValueError, "released", lambda: t.pull([1]))
 
 
 def test_closed_and_unreachable_sessions_say_so():
