@@ -312,7 +312,7 @@ impl Extents {
     }
 
     /// Gives all memory back, all rows void before the first block is free: a late reader finds none
-    /// that proves itself, see [`release_rows`].
+    /// that proves itself, see `release_rows`.
     ///
     /// # Errors
     /// Never for blocks of this memory.
