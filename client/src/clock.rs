@@ -94,17 +94,13 @@ impl WorkerClock {
 
     /// Ticks completed in a domain.
     pub(crate) fn at(&self, domain: DomainId) -> u64 {
-        self.clocks
-            .get(domain.0 as usize)
-            .copied()
-            .unwrap_or_default()
+        self.clocks[domain.0 as usize]
     }
 
     /// The clock of a push of this domain. A tick that could not send all of its frames has its place
     /// in every ring: what is pushed behind it belongs to the next iteration.
     pub(crate) fn stamp(&self, domain: DomainId) -> u64 {
-        let built = self.built.get(domain.0 as usize);
-        built.copied().unwrap_or_default()
+        self.built[domain.0 as usize]
     }
 
     /// Whether a tick was built in the rings and not sent to all of them.
@@ -134,8 +130,7 @@ impl WorkerClock {
     #[inline]
     fn awaited(&self, domain: DomainId) -> Option<u64> {
         let need = self.at(domain).saturating_sub(self.sync.staleness()?);
-        let seen = self.seen.get(domain.0 as usize)?;
-        (*seen < need).then_some(need)
+        (self.seen[domain.0 as usize] < need).then_some(need)
     }
 
     /// Waits until the slowest worker has ended `need` iterations.
@@ -147,9 +142,7 @@ impl WorkerClock {
         deadline: Deadline,
     ) -> Result<(), ClientError> {
         let min = wait_min(lanes, domain, need, deadline)?;
-        if let Some(seen) = self.seen.get_mut(domain.0 as usize) {
-            *seen = min;
-        }
+        self.seen[domain.0 as usize] = min;
         Ok(())
     }
 
@@ -200,14 +193,10 @@ impl WorkerClock {
         let again = planted::on(Plant::TickSentAgain);
         if !self.is_halfway(domain) || again {
             self.sent = build_clock(lanes, domain, next, deadline)?;
-            if let Some(built) = self.built.get_mut(domain.0 as usize) {
-                *built = next;
-            }
+            self.built[domain.0 as usize] = next;
         }
         lanes.send_all(deadline)?;
-        if let Some(clock) = self.clocks.get_mut(domain.0 as usize) {
-            *clock = next;
-        }
+        self.clocks[domain.0 as usize] = next;
         lanes.counters.ticks += 1;
         Ok(())
     }

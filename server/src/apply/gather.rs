@@ -8,7 +8,7 @@ use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
-use super::push::{word, wrong_operation};
+use super::push::{check_len, word, wrong_operation};
 use super::table::{Store, Table};
 use crate::namespace::NamespaceId;
 use crate::store::sparse::FIND_AHEAD;
@@ -57,11 +57,12 @@ impl Engine {
     ) -> Result<(), Refusal> {
         let table = self.known(namespace, header.table)?;
         let Store::Blocks(blocks) = &table.store else {
-            return Ok(());
+            unreachable!("table {} is by ranges", header.table);
         };
+        check_len(payload, 8)?;
         let first = word(payload, 0);
         let count = header.count.into();
-        if payload.len() != 8 || !blocks.owns_range(first, count) {
+        if !blocks.owns_range(first, count) {
             return Err(RejectReason::WrongOwner { first, count });
         }
         let mut reply = std::mem::take(&mut self.reply);
@@ -70,7 +71,7 @@ impl Engine {
                 store: Store::Blocks(blocks),
                 ..
             }) => blocks.read_range(first, &mut reply),
-            _ => Ok(()),
+            _ => unreachable!("table {} is by ranges", header.table),
         };
         self.reply = reply;
         // The range was checked to be this applier's: reading it cannot fail.
@@ -108,7 +109,7 @@ impl Engine {
             })?;
         }
         let Some(table) = self.tables.get_mut(&header.table) else {
-            return Ok(());
+            unreachable!("table {} has been found", header.table);
         };
         for (row, out) in self.reply.chunks_exact_mut(row_bytes.max(1)).enumerate() {
             let key = word(payload, row * 8);
@@ -116,7 +117,10 @@ impl Engine {
             if let Some(rows) = table.rows() {
                 match place {
                     // Places come from the store itself: they are inside its memory.
-                    Some(place) => drop(rows.read(place, out)),
+                    Some(place) => {
+                        let read = rows.read(place, out);
+                        assert!(read.is_ok(), "the row of key {key} at {place:?}: {read:?}");
+                    }
                     None => rows.initial(key, out),
                 }
             }

@@ -167,6 +167,7 @@ impl Pending {
         header: FrameHeader,
         payload: &[u8],
     ) -> Result<(), Refusal> {
+        // A rank's first frame of an iteration begins its stream.
         let mut stream = self.streams.remove(&key).unwrap_or_default();
         if staged {
             self.stage_stream(&mut stream);

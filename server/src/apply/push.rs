@@ -13,12 +13,13 @@ use super::table::{Store, Table};
 use crate::namespace::FrameSender;
 use crate::store::dense_blocks::BlocksError;
 
-/// Little-endian word at `at` of a payload that was measured before.
+/// Little-endian word at `at` of a payload.
+///
+/// # Panics
+/// If the payload ends before it: callers check its length first.
 pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     let mut raw = [0; 8];
-    if let Some(bytes) = payload.get(at..at + 8) {
-        raw.copy_from_slice(bytes);
-    }
+    raw.copy_from_slice(&payload[at..at + 8]);
     u64::from_le_bytes(raw)
 }
 
@@ -50,12 +51,18 @@ fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
 fn not_finite(table: &Table, first: u64, values: &[u8]) -> Refusal {
     let mut elements = values.chunks_exact(table.spec.dtype.size());
     let row = elements.position(|element| !table.kernel().all_finite(element));
-    let row = row.unwrap_or_default() as u64;
+    let Some(row) = row else {
+        unreachable!(
+            "all of {} bytes from element {first} on are finite",
+            values.len()
+        );
+    };
+    let row = row as u64;
     let key = first + row;
     RejectReason::NotFinite { row, key }
 }
 
-fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> {
+pub(super) fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> {
     if payload.len() == expected {
         return Ok(());
     }
@@ -74,15 +81,15 @@ fn check_rows(
 ) -> Result<(), (usize, Refusal)> {
     let row_bytes = table.spec.row_bytes();
     let (keys, _) = payload.as_chunks::<8>();
-    let values = payload.get(parts.values_at..).unwrap_or_default();
+    // The caller has checked the payload's length.
+    let values = &payload[parts.values_at..];
     // All values at once; only a frame that is refused is asked for the row.
     let all_finite = !table.spec.finite_check || table.kernel().all_finite(values);
     for (row, key) in keys.iter().take(count).enumerate() {
         let key = u64::from_le_bytes(*key);
         table.check_key(key).map_err(|refusal| (row, refusal))?;
         if !all_finite {
-            let values = values.get(row * row_bytes..).unwrap_or_default();
-            let values = values.get(..row_bytes).unwrap_or_default();
+            let values = &values[row * row_bytes..(row + 1) * row_bytes];
             if !table.kernel().all_finite(values) {
                 let reason = RejectReason::NotFinite {
                     row: row as u64,
@@ -152,14 +159,15 @@ impl Engine {
     ) -> Result<(), Refusal> {
         self.locate_rows(table, payload, parts, count, hints)?;
         let progress = self.progress(0);
-        if let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) {
-            let values = payload.get(parts.values_at..).unwrap_or_default();
-            // Places come from the store itself: they are inside its memory.
-            if let Err(e) = rows.apply_all(&self.redo, progress, &self.places, op, values) {
-                self.fail(format_args!(
-                    "rows of table {table} could not be stored: {e}"
-                ));
-            }
+        let Some(rows) = self.tables.get_mut(&table).and_then(Table::rows) else {
+            unreachable!("rows of table {table} have been found");
+        };
+        let values = &payload[parts.values_at..];
+        // Places come from the store itself: they are inside its memory.
+        if let Err(e) = rows.apply_all(&self.redo, progress, &self.places, op, values) {
+            self.fail(format_args!(
+                "rows of table {table} could not be stored: {e}"
+            ));
         }
         Ok(())
     }
@@ -174,10 +182,18 @@ impl Engine {
         hints: bool,
     ) -> Result<(), Refusal> {
         let (keys, _) = payload.as_chunks::<8>();
-        let told = payload.get(parts.locs_at..).filter(|_| hints);
-        let (locs, _) = told.unwrap_or_default().as_chunks::<8>();
-        let word = |of: &[[u8; 8]], row: usize| of.get(row).map_or(0, |w| u64::from_le_bytes(*w));
-        self.find_rows(table, count, |row| (word(keys, row), Loc(word(locs, row))))
+        let told = match hints {
+            true => &payload[parts.locs_at..],
+            false => &[],
+        };
+        let (locs, _) = told.as_chunks::<8>();
+        let hint = |row: usize| match hints {
+            true => Loc(u64::from_le_bytes(locs[row])),
+            false => Loc(0),
+        };
+        self.find_rows(table, count, |row| {
+            (u64::from_le_bytes(keys[row]), hint(row))
+        })
     }
 
     /// Fills `self.places` with the rows of a frame: of each its key, and the client's hint if there
@@ -203,7 +219,9 @@ impl Engine {
                 self.places.push(rows.place(key).ok_or(refusal)?);
                 Ok(())
             }),
-            Some(Store::Blocks(_)) | None => Ok(()),
+            Some(Store::Blocks(_)) | None => {
+                unreachable!("table {table}, which was found before, has no rows")
+            }
         }
     }
 
@@ -240,7 +258,7 @@ impl Engine {
             let count = count.into();
             return Err(RejectReason::WrongOwner { first, count });
         }
-        let values = payload.get(8..).unwrap_or_default();
+        let values = &payload[8..];
         if table.spec.finite_check && !table.kernel().all_finite(values) {
             return Err(not_finite(table, first, values));
         }
@@ -258,12 +276,14 @@ impl Engine {
             return Ok(Effect::Applied);
         }
         let progress = self.progress(0);
-        if let Some(Table {
+        let Some(Table {
             store: Store::Blocks(blocks),
             ..
         }) = self.tables.get_mut(&header.table)
-            && let Err(e) = blocks.apply_range(&self.redo, progress, first, op, values)
-        {
+        else {
+            unreachable!("table {} is by ranges", header.table);
+        };
+        if let Err(e) = blocks.apply_range(&self.redo, progress, first, op, values) {
             // The range was checked to be this applier's; blocks before the bad one are stored.
             let table = header.table;
             self.fail(format_args!(
@@ -315,7 +335,7 @@ impl Engine {
     fn split_steps(&mut self, header: &FrameHeader, op: PushOp, first: u64) -> Result<(), Refusal> {
         let table = self.tables.get_mut(&header.table);
         let Some(Store::Blocks(blocks)) = table.map(|table| &mut table.store) else {
-            return Ok(());
+            unreachable!("table {} is by ranges", header.table);
         };
         if op != PushOp::Gradient || header.count == 0 {
             return Ok(());
@@ -443,5 +463,31 @@ mod tests {
             .map(|raw| f32::from_le_bytes(raw.try_into().unwrap()))
             .collect();
         assert_eq!(values, [0.0, 1.0, 1.0, 1.0]);
+    }
+
+    /// A request that ends before its first element's number is refused like any other bad length.
+    #[test]
+    fn short_range_request_is_refused() {
+        let mut engine = engine();
+        for bytes in [0, 7, 9] {
+            let header = FrameHeader {
+                kind: FrameKind::Gather,
+                flags: FrameFlags::default(),
+                seq: 1,
+                session: 0,
+                payload_len: bytes as u32,
+                count: 1,
+                table: 1,
+                partition: 0,
+                clock: 0,
+                user_tag: 0,
+                chk: 0,
+            };
+            let sender = FrameSender::clocked(WorkerId(0));
+            let refused = engine.frame(sender, &header, &[0; 9][..bytes]);
+            let bytes = bytes as u64;
+            let reason = RejectReason::WrongLength { bytes, expected: 8 };
+            assert_eq!(refused, Err(reason));
+        }
     }
 }

@@ -185,11 +185,11 @@ impl Engine {
         for h in held {
             self.pending.payload(h, &mut payload);
             let Some(op) = h.header.flags.op else {
-                continue;
+                unreachable!("a push without an operation is held: {:?}", h.header);
             };
             let count = h.header.count as usize;
             let parts = RowsPayload::new(count, row_bytes, h.header.flags.locs);
-            let values = payload.get(parts.values_at..).unwrap_or_default();
+            let values = &payload[parts.values_at..];
             for (row, values) in values.chunks_exact(row_bytes.max(1)).enumerate() {
                 let key = word(&payload, row * 8);
                 rows.entry(key).or_default().add(dtype, h.rank, op, values);

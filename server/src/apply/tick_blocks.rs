@@ -51,8 +51,10 @@ impl Segment {
 
 /// Place of an operation in [`tick_order`].
 pub(super) fn order_of(op: PushOp) -> u8 {
-    let place = tick_order().iter().position(|&at| at == op);
-    place.unwrap_or_default() as u8
+    match tick_order().iter().position(|&at| at == op) {
+        Some(place) => place as u8,
+        None => unreachable!("operation {op:?} has no place in a tick"),
+    }
 }
 
 /// Buffers of a tick, kept from one to the next so that a steady step allocates nothing. They
@@ -92,7 +94,7 @@ impl Buffers {
         self.segments.clear();
         for (place, h) in held.iter().enumerate() {
             let (FrameKind::PushDense, Some(op)) = (h.header.kind, h.header.flags.op) else {
-                continue;
+                unreachable!("a table by ranges holds {:?}", h.header);
             };
             pending.payload_part(h, 0..FIRST_BYTES, &mut self.part);
             let mut element = super::push::word(&self.part, 0);
@@ -105,9 +107,10 @@ impl Buffers {
                 let count = (layout.used(block) as usize)
                     .saturating_sub(first)
                     .min(left);
-                if count == 0 {
-                    break;
-                }
+                assert!(
+                    count > 0,
+                    "{left} elements from {element} on of a held push are past the end of the table"
+                );
                 self.segments.push(Segment {
                     block,
                     order: order_of(op),
@@ -145,20 +148,15 @@ impl Buffers {
             self.runs.extend_from_slice(&before.runs);
             self.ranks = before.ranks;
         }
-        let op = tick_order().get(usize::from(key.1)).copied();
-        for segment in self.segments.get(of).unwrap_or_default() {
-            let Some(h) = held.get(segment.held) else {
-                continue;
-            };
+        let op = tick_order()[usize::from(key.1)];
+        for segment in &self.segments[of] {
+            let h = &held[segment.held];
             let elements = segment.elements();
             let bytes = segment.at..segment.at + segment.count * size;
             pending.payload_part(h, bytes, &mut self.part);
-            let into = self
-                .values
-                .get_mut(elements.start * size..elements.end * size);
-            let into = into.unwrap_or_default();
+            let into = &mut self.values[elements.start * size..elements.end * size];
             match op {
-                Some(PushOp::Assign) => into.copy_from_slice(&self.part),
+                PushOp::Assign => into.copy_from_slice(&self.part),
                 _ => accumulate(rules.dtype, into, &self.part),
             }
             self.ranks.add(h.rank);
@@ -171,7 +169,8 @@ impl Buffers {
     /// The segments from `from` on that are of one block and operation.
     fn group(&self, from: usize, key: BlockKey) -> Range<usize> {
         let same = |s: &&Segment| (s.block, s.order) == key;
-        let segments = self.segments.get(from..).unwrap_or_default();
+        // At the end, where only sums are left, none.
+        let segments = &self.segments[from..];
         from..from + segments.iter().take_while(same).count()
     }
 
@@ -217,9 +216,7 @@ impl Buffers {
             from = group.end;
             let used = layout.used(block) as usize;
             self.reduce(pushes, (sums, key), group, used, rules);
-            let Some(&op) = tick_order().get(usize::from(order)) else {
-                unreachable!("operation {order} of a tick");
-            };
+            let op = tick_order()[usize::from(order)];
             if op == PushOp::Gradient {
                 if rules.reduce == Reduce::Mean {
                     self.ranks.mean(rules.dtype, &mut self.values);
@@ -231,10 +228,10 @@ impl Buffers {
             }
             let base = block * layout.block_elements();
             for run in &self.runs {
-                let values = self.values.get(run.start * size..run.end * size);
+                let values = &self.values[run.start * size..run.end * size];
                 let first = base + run.start as u64;
                 let progress = Progress { lsn, row };
-                blocks.apply_range(redo, progress, first, op, values.unwrap_or_default())?;
+                blocks.apply_range(redo, progress, first, op, values)?;
                 row += 1;
             }
         }
@@ -311,7 +308,7 @@ impl Engine {
 
     fn step_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) -> Result<(), BlocksError> {
         let Some(table) = self.tables.get_mut(&id) else {
-            return Ok(());
+            unreachable!("the tick is of table {id}, which is not there");
         };
         let rules = Rules::of(table);
         let Table {
@@ -319,7 +316,7 @@ impl Engine {
             ..
         } = table
         else {
-            return Ok(());
+            unreachable!("table {id} is by ranges");
         };
         self.lsn += 1;
         let snapshot = blocks.is_snapshot();
