@@ -6,7 +6,7 @@ source "$(dirname "$0")/lib.sh"
 # shellcheck source=ci/softroce/checks.sh
 source "$REPO_ROOT/ci/softroce/checks.sh"
 ADDRESS_A=10.9.0.1
-QP_TIMEOUT=10 # 4.096 us * 2^10: how long a lost packet is waited for
+QP_TIMEOUT=14 # 4.096 us * 2^14, 67 ms: how long a lost packet is waited for
 # A message of 1 MiB takes 50 ms on this wire, longer beside other work. A requester that sends it again before
 # its answer can be there ends with "invalid request" (status 9): rxe takes the repeated middle for a new message.
 QP_TIMEOUT_BULK=17

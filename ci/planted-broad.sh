@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Switches on each planted defect of docs/TESTING.md and says which broad tests see it, one row a
+# defect. It fails on nothing: a broad test need not see everything. No stage of CI; about two hours.
+#
+#   ci/planted-broad.sh [PLANT...]    those, or all; the table is target/planted-broad.tsv as well
+source "$(dirname "$0")/lib.sh"
+source ci/lib/planted.sh
+TEST_SECONDS=120 # for one test program
+OUT=$REPO_ROOT/target/planted-broad.tsv
+# Column, crate, target, environment. A prefix of the seeds is a column of its own: it is what a quick run does.
+BROAD=(
+    "sim-15 tidewater-client test:sim TIDEWATER_SEEDS=15"
+    "sim-200 tidewater-client test:sim TIDEWATER_SEEDS=200"
+    "ledger tidewater-client test:ledger"
+    "torn tidewater-client test:torn"
+    "stress tidewater-client test:stress"
+    "conformance tidewater-transport test:conformance"
+)
+build_tests
+scratch_dir
+
+# outcome CRATE TARGET ASSIGNMENT...: "-" where every test passes, else what happened and the seconds.
+outcome() {
+    local crate=$1 target=$2 folder exe code=0 began=$SECONDS
+    shift 2
+    read -r folder exe < <(awk -F '\t' -v c="$crate" -v t="$target" \
+        '$1 == c && $2 == t { print $3, $4 }' "$TEST_BINARIES") || true
+    [[ -n ${exe:-} ]] || die "no test binary '$target' in $crate"
+    cd "$folder"
+    env "$@" timeout -k 5 "$TEST_SECONDS" "$exe" </dev/null >"$SCRATCH/log" 2>&1 || code=$?
+    case $code in
+    0) say - ;;
+    124 | 137) say "hangs" ;;
+    *) say "seen:$((SECONDS - began))" ;;
+    esac
+}
+
+plants=("$@")
+((${#plants[@]} > 0)) || mapfile -t plants < <(planted_rows | awk -F '\t' '$3 != "loom" { print $1 }')
+{
+    printf 'defect'
+    for row in "${BROAD[@]}"; do printf '\t%s' "${row%% *}"; done
+    printf '\n'
+    for plant in none "${plants[@]}"; do
+        printf '%s' "$plant"
+        for row in "${BROAD[@]}"; do
+            read -r -a words <<<"$row"
+            assignment=("${words[@]:3}")
+            [[ $plant == none ]] || assignment+=("TIDEWATER_PLANT=$plant")
+            cell=$(outcome "${words[1]}" "${words[2]}" "${assignment[@]}")
+            [[ $plant != none || $cell == - ]] || die "${words[0]} fails without a defect"
+            printf '\t%s' "$cell"
+        done
+        printf '\n'
+    done
+} | tee "$OUT"
