@@ -33,8 +33,8 @@ row() {
 say "1. Toolchain and build (the first build takes some minutes)"
 need_cc
 need_rust
-cargo build --locked --profile ci -p tidewater-server -p tidewater-client --bins
-BIN=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/ci
+cargo build --locked --release -p tidewater-server -p tidewater-client --bins
+BIN=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release
 export PATH=$BIN:$PATH
 
 say "2. A data set: $TRAIN_ROWS rows to train on, $TEST_ROWS to test"
