@@ -1,6 +1,7 @@
 //! Round trips over other numbers of servers, damage, and crashes at every step of a save.
 
 mod disk;
+mod version_one;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -139,7 +140,11 @@ fn step_counts(block: u64, elements: u64) -> Vec<u64> {
 
 impl Cluster {
     fn new(appliers: &[u16]) -> Self {
-        let tables = specs().into_iter().zip(1..).map(|(spec, id)| TableInfo {
+        Self::of(specs(), appliers)
+    }
+
+    fn of(specs: Vec<TableSpec>, appliers: &[u16]) -> Self {
+        let tables = specs.into_iter().zip(1..).map(|(spec, id)| TableInfo {
             // Numbers differ from cluster to cluster.
             id: TableId(id * 10 + appliers.len() as u32),
             placement: Placement::round_robin(spec.partitions, appliers),
