@@ -412,9 +412,9 @@ fn request_after_loss_names_lost_worker() {
     assert!(error.contains("shutting down: worker 2"), "{error}");
 }
 
-/// A coordinator by hand: lets one worker join, then answers each request with a notice and a refusal.
-fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &Refusal) {
-    let policy = ServerPolicy {
+/// What a coordinator by hand lets in: processes of these roles.
+fn policy(token: JobToken, roles: &[Role]) -> ServerPolicy {
+    ServerPolicy {
         token,
         features: Features::default(),
         ids: Ids {
@@ -425,10 +425,15 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
         role: Role::Coordinator,
         number: 0,
         namespaces: Namespaces::Any,
-        control_roles: Roles::of(&[Role::Worker]),
+        control_roles: Roles::of(roles),
         lane_roles: Roles::default(),
         tells_ids: true,
-    };
+    }
+}
+
+/// A coordinator by hand: lets one worker join, then answers each request with a notice and a refusal.
+fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &Refusal) {
+    let policy = policy(token, &[Role::Worker]);
     let (mut stream, _) = listener.accept().unwrap();
     let mut peer = ControlPeer::accepted([3; 32]);
     let mut bytes = [0; 4096];
@@ -469,6 +474,40 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
         stream.write_all(&out).unwrap();
         peer.sent(out.len());
     }
+}
+
+/// A refusal in the handshake is a refusal to the caller, as one of the request to join is.
+#[test]
+fn refusal_in_handshake_is_typed() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let token = JobToken::new([9; 32]);
+    let config = JoinConfig::new(listener.local_addr().unwrap().to_string(), token.clone());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let policy = policy(token, &[Role::Server]);
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut peer = ControlPeer::accepted([3; 32]);
+            let mut bytes = [0; 4096];
+            let refused = loop {
+                let count = stream.read(&mut bytes).unwrap();
+                assert!(count > 0, "the worker left before it was refused");
+                assert_eq!(peer.feed(&bytes[..count]), count);
+                let stepped = peer.next(&policy, |_| Ok(())).map(drop);
+                let out = peer.outgoing().to_vec();
+                stream.write_all(&out).unwrap();
+                peer.sent(out.len());
+                if let Err(e) = stepped {
+                    break e;
+                }
+            };
+            assert!(refused.to_string().contains("refused"), "{refused}");
+        });
+        let error = NetCoordinatorLink::join(&config, long()).unwrap_err();
+        let ClientError::Refused(refusal) = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(refusal.code, RefusalCode::RoleNotAllowed, "{error}");
+    });
 }
 
 /// The failure that a notice has brought stands in the error of a request that is refused because the cluster

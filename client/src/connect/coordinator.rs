@@ -16,7 +16,7 @@ use tidewater_transport::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _, Notice,
     TableInfo, WorkerState,
 };
-use tidewater_transport::wire::handshake::JobToken;
+use tidewater_transport::wire::handshake::{HandshakeError, JobToken};
 use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
@@ -75,7 +75,7 @@ impl NetCoordinatorLink {
     ///
     /// # Errors
     /// [`ClientError::Control`] when it cannot be reached or the handshake fails;
-    /// [`ClientError::Refused`] with its reason.
+    /// [`ClientError::Refused`] with the coordinator's reason, also for one given in the handshake.
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
         let address = config.coordinator.clone();
         let claims = Claims {
@@ -88,7 +88,9 @@ impl NetCoordinatorLink {
             dial::control(&address, &config.token, &claims, deadline).map_err(
                 |error| match error {
                     DialError::Handshake {
-                        source: ConnError::Refused(refusal),
+                        source:
+                            ConnError::Refused(refusal)
+                            | ConnError::Handshake(HandshakeError::RefusedByPeer(refusal)),
                         ..
                     } => refusal.into(),
                     other => control(&address, &other),

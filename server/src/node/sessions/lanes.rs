@@ -147,7 +147,7 @@ impl Sessions {
     ) -> Result<WithMemory<Recovered>, Refusal> {
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
         let crew = self.crew(applier)?;
-        let ended = |_| Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
+        let ended = |_| self.shared.gone().refusal();
         let state = crew
             .handle
             .ask(|tx| Command::Recover(id, tx))
@@ -289,7 +289,7 @@ impl Sessions {
             }
         })?;
         let command = Command::AttachPort(id, port, bounded(1).0);
-        let ended = |_| Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
+        let ended = |_| self.shared.gone().refusal();
         let crew = self.crew(asked.applier)?;
         crew.handle.send(command).map_err(ended)?;
         Ok(connected)
