@@ -159,16 +159,40 @@ impl WorkerClock {
             return Ok(());
         }
         match lanes.settle("tick", deadline) {
-            // A server may hold early frames back until slower workers have ticked.
-            Err(ClientError::Deadline { op, missing }) => {
-                let need = self.at(domain) + 1;
-                let mut names = behind(lanes, domain, need, Some(rank));
-                names.insert(0, missing);
-                let missing = names.join("; ");
-                Err(ClientError::Deadline { op, missing })
-            }
-            other => other,
+            Err(e) => Err(self.name_turn(lanes, domain, rank, e)),
+            Ok(()) => Ok(()),
         }
+    }
+
+    /// Adds to a deadline's error the workers whose turn in the open iteration comes before this
+    /// one's: a server may leave its pushes in their ring until those have ticked. Other errors stay
+    /// as they are. Cost: a question to every server, which is given 2 seconds in all.
+    #[cold]
+    pub(crate) fn name_turn(
+        &self,
+        lanes: &mut Lanes,
+        domain: DomainId,
+        rank: WorkerId,
+        error: ClientError,
+    ) -> ClientError {
+        let ClientError::Deadline { op, missing } = error else {
+            return error;
+        };
+        let open = self.stamp(domain);
+        let before = |worker, clock| clock < open || (clock == open && worker < rank);
+        let Behind { workers, silent } = behind(lanes, domain, before);
+        let mut names = vec![missing];
+        if !workers.is_empty() && !planted::on(Plant::TurnUnnamed) {
+            names.push(format!(
+                "what worker {rank} pushes in iteration {open} of clock domain {domain} comes after \
+                 what these push: {}; let them tick first, or raise the servers' --pending-bytes, up \
+                 to which pushes of later ranks are held",
+                workers.join(", ")
+            ));
+        }
+        names.extend(silent);
+        let missing = names.join("; ");
+        ClientError::Deadline { op, missing }
     }
 
     /// Ends an iteration: the wait that keeps the drift bounded (it comes first, so that a deadline
@@ -318,15 +342,22 @@ pub(crate) fn check_member(
 
 /// The workers that hold a clock back, as the servers tell.
 fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
-    let mut names = behind(lanes, domain, need, None);
+    let Behind { workers, silent } = behind(lanes, domain, |_, clock| clock < need);
+    let mut names = [workers, silent].concat();
     if names.is_empty() {
         names.push("no live worker is behind; the servers have not told yet".into());
     }
     names.join("; ")
 }
 
-/// The workers below clock `need` but for `except`, and the servers that do not answer.
-fn behind(lanes: &mut Lanes, domain: DomainId, need: u64, except: Option<WorkerId>) -> Vec<String> {
+/// Workers with their clocks, and servers that do not answer.
+struct Behind {
+    workers: Vec<String>,
+    silent: Vec<String>,
+}
+
+/// The workers that are `late` by rank and clock, at any server.
+fn behind(lanes: &mut Lanes, domain: DomainId, late: impl Fn(WorkerId, u64) -> bool) -> Behind {
     let soon = Deadline::after(Duration::from_secs(2));
     let mut behind: BTreeMap<WorkerId, u64> = BTreeMap::new();
     let mut silent = Vec::new();
@@ -336,8 +367,7 @@ fn behind(lanes: &mut Lanes, domain: DomainId, need: u64, except: Option<WorkerI
         };
         match link.clocks(domain, soon) {
             Ok(clocks) => {
-                let late = |of: &(WorkerId, u64)| of.1 < need && Some(of.0) != except;
-                for (worker, clock) in clocks.into_iter().filter(late) {
+                for (worker, clock) in clocks.into_iter().filter(|&(w, at)| late(w, at)) {
                     let least = behind.entry(worker).or_insert(clock);
                     *least = clock.min(*least);
                 }
@@ -345,8 +375,9 @@ fn behind(lanes: &mut Lanes, domain: DomainId, need: u64, except: Option<WorkerI
             Err(e) => silent.push(format!("server {}: {e}", link.name())),
         }
     }
-    let names = behind
+    let workers = behind
         .iter()
-        .map(|(w, clock)| format!("worker {w}, at clock {clock}"));
-    names.chain(silent).collect()
+        .map(|(w, clock)| format!("worker {w}, at clock {clock}"))
+        .collect();
+    Behind { workers, silent }
 }

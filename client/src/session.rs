@@ -396,7 +396,8 @@ impl Client {
     ///
     /// # Errors
     /// The refusal of the earliest push that no ticket has claimed: each call returns that of one push,
-    /// until there is none. A deadline that names who has not applied.
+    /// until there is none. A deadline that names who has not applied, and the ranks whose turn in an
+    /// iteration comes before this one's.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.complete("flush", deadline)
@@ -404,7 +405,8 @@ impl Client {
 
     /// Waits until every push is acknowledged; fails with the first refusal that is not claimed.
     fn complete(&mut self, op: &'static str, deadline: Deadline) -> Result<(), ClientError> {
-        self.lanes.settle(op, deadline)?;
+        let settled = self.lanes.settle(op, deadline);
+        settled.map_err(|e| self.name_turns(None, e))?;
         self.check_refusals()?;
         self.clock.refused(&mut self.lanes)
     }

@@ -284,6 +284,33 @@ fn early_push_waits_for_its_turn() {
     }
 }
 
+/// Flush, wait and push that meet their deadline since it is another rank's turn say so.
+#[test]
+fn deadlines_of_held_pushes_name_awaited_rank() {
+    // More than a ring.
+    const ELEMENTS: usize = 1 << 20;
+    let cluster = job(3, 0);
+    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    // Rank 2 comes after rank 1: it is not awaited.
+    let _last = client(&cluster, 2, "default", Sync::Bsp);
+    vector(&mut first, "range", ELEMENTS as u64, 0);
+    let theirs = early.open_table::<f32>("range").unwrap();
+    let names_turn = |op: &str, error: ClientError| {
+        assert!(matches!(error, ClientError::Deadline { .. }), "{error:?}");
+        let text = error.to_string();
+        for part in ["worker 0, at clock 0", "iteration 0", "--pending-bytes"] {
+            assert!(text.contains(part), "{op}: \"{part}\" is not in: {text}");
+        }
+        assert!(!text.contains("worker 2"), "{op}: {text}");
+    };
+    early.set_timeout(Duration::from_millis(200));
+    let one = early.push_dense(&theirs, 0, &[1.0], PushOp::Sum).unwrap();
+    names_turn("wait", early.wait_applied(&one).unwrap_err());
+    names_turn("flush", early.flush().unwrap_err());
+    let all = early.push_dense(&theirs, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
+    names_turn("push", all.unwrap_err());
+}
+
 /// With a second domain a frame that waited would hold back that domain's clock: it is refused, and
 /// the error says how many bytes it takes.
 #[test]

@@ -13,7 +13,7 @@ use tidewater_client::{Client, ClientError, Embedded, PullOptions, Sync, TableBu
 use tidewater_server::coordinator::LostWorker;
 use tidewater_server::embedded::ClusterConfig;
 use tidewater_transport::clock::{self, Deadline};
-use tidewater_transport::table::PushOp;
+use tidewater_transport::table::{PushOp, Reduce};
 
 /// Longer than any of this takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
@@ -67,6 +67,61 @@ fn barriers_open_for_those_that_are_left() {
         });
         for done in done {
             done.unwrap();
+        }
+    }
+}
+
+/// What a lost worker pushed counts up to the last iteration that it ended, whether its turn in the next
+/// one had come or not.
+#[test]
+fn pushes_of_a_lost_iteration_are_dropped() {
+    const ELEMENTS: u64 = 3_000;
+    for lost in 0..WORKERS as usize {
+        let cluster = cluster(LostWorker::GoOn);
+        let mut all = clients(&cluster, Sync::Bsp);
+        let range = TableBuilder::blocks::<f32>("range", ELEMENTS, 1).at_clock(Reduce::Sum);
+        let rows = TableBuilder::sparse::<f32>("rows", 1).at_clock(Reduce::Sum);
+        all[0].create_table::<f32>(range.spec()).unwrap();
+        all[0].create_table::<f32>(rows.spec()).unwrap();
+        let push = |client: &mut Client, value: f32| {
+            let range = client.open_table::<f32>("range").unwrap();
+            let rows = client.open_table::<f32>("rows").unwrap();
+            let values = vec![value; ELEMENTS as usize];
+            let pushed = client.push_dense(&range, 0, &values, PushOp::Sum).unwrap();
+            client.wait_applied(&pushed).unwrap();
+            let pushed = client.push_rows(&rows, &[5], &[value], PushOp::Sum);
+            client.wait_applied(&pushed.unwrap()).unwrap();
+        };
+        // The first iteration is ended by all; the second is begun by the one that is lost.
+        for client in &mut all {
+            client.set_clock_timeout(LONG);
+            push(client, 1.0);
+            client.tick().unwrap();
+        }
+        let mut leaver = all.remove(lost);
+        push(&mut leaver, 1_000.0);
+        drop(leaver);
+        for clock in 1..=2_u16 {
+            for client in &mut all {
+                push(client, 1.0);
+                client.tick().unwrap();
+            }
+            let expected = f32::from(WORKERS as u16 + clock * (WORKERS as u16 - 1));
+            for client in &mut all {
+                let range = client.open_table::<f32>("range").unwrap();
+                let rows = client.open_table::<f32>("rows").unwrap();
+                let mut out = vec![-1.0; ELEMENTS as usize];
+                let how = PullOptions::default();
+                client.pull_dense(&range, 0, &mut out, how).unwrap();
+                assert_eq!(
+                    out,
+                    vec![expected; ELEMENTS as usize],
+                    "rank {lost} is lost"
+                );
+                let mut out = [-1.0];
+                client.pull_rows(&rows, &[5], &mut out, how).unwrap();
+                assert_eq!(out, [expected], "rank {lost} is lost");
+            }
         }
     }
 }

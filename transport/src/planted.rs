@@ -84,6 +84,10 @@ plants! {
     WaitAcrossDomains = "wait-across-domains";
     /// An early push that finds no room is refused instead of waiting for its turn.
     EarlyFrameRefused = "early-frame-refused";
+    /// The deadline of a push does not name the ranks whose turn comes first.
+    TurnUnnamed = "turn-unnamed";
+    /// What a lost worker pushed of an iteration that it did not end takes effect.
+    LostIterationKept = "lost-iteration-kept";
     /// A server whose applier panicked goes on without it.
     PanicUnnoticed = "panic-unnoticed";
     /// A released table's memory is freed extent by extent while rows of the others are still valid.

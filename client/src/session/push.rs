@@ -31,7 +31,8 @@ impl Client {
     /// last wins. Returns when the frames are on their way; the ticket says when they are applied.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for lengths that do not fit; a deadline when a ring stays full.
+    /// [`ClientError::Argument`] for lengths that do not fit; a deadline when a ring stays full, which
+    /// names the ranks whose turn in the iteration comes before this one's.
     pub fn push_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -63,7 +64,8 @@ impl Client {
                 }
             }
         }
-        self.send_rows(table.named(), op, deadline)
+        let sent = self.send_rows(table.named(), op, deadline);
+        sent.map_err(|e| self.name_turns(Some(table.id()), e))
     }
 
     fn send_rows(
@@ -104,8 +106,19 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] when the range is not in the table; a deadline when a ring stays
-    /// full.
+    /// full, which names the ranks whose turn in the iteration comes before this one's.
     pub fn push_dense<T: Element>(
+        &mut self,
+        table: &Table<T>,
+        first: u64,
+        values: &[T],
+        op: PushOp,
+    ) -> Result<Ticket, ClientError> {
+        let sent = self.send_range(table, first, values, op);
+        sent.map_err(|e| self.name_turns(Some(table.id()), e))
+    }
+
+    fn send_range<T: Element>(
         &mut self,
         table: &Table<T>,
         first: u64,
@@ -173,7 +186,8 @@ impl Client {
     /// # Errors
     /// [`ClientError::Rejected`] when a server refused a frame of it, and
     /// [`ClientError::RejectForgotten`] when that was too long ago to tell why, each time that it is
-    /// asked for; [`ClientError::Argument`] for a ticket of another client; a deadline.
+    /// asked for; [`ClientError::Argument`] for a ticket of another client; a deadline, which names the
+    /// ranks whose turn in the iteration comes before this one's.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
@@ -191,7 +205,8 @@ impl Client {
         self.own("wait_applied", ticket)?;
         let done = self.lanes.wait("wait for a push", deadline, |lanes| {
             Ok::<_, Interrupt>(lanes.try_applied(ticket))
-        })?;
+        });
+        let done = done.map_err(|e| self.name_turns(Some(TableId(ticket.table())), e))?;
         done.map_err(|refused| self.refused(ticket, refused))
     }
 
@@ -207,6 +222,19 @@ impl Client {
             Some(Ok(())) => Ok(true),
             Some(Err(refused)) => Err(self.refused(ticket, refused)),
         }
+    }
+
+    /// Adds to a deadline's error the ranks that pushes of a table, or of any table, wait for.
+    #[cold]
+    pub(super) fn name_turns(&mut self, table: Option<TableId>, e: ClientError) -> ClientError {
+        if !matches!(e, ClientError::Deadline { .. }) {
+            return e;
+        }
+        let domains = self.tables.domains_at_clock(table).into_iter();
+        let rank = self.rank;
+        domains.fold(e, |e, domain| {
+            self.clock.name_turn(&mut self.lanes, domain, rank, e)
+        })
     }
 
     /// Refuses a ticket of another client.

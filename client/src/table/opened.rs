@@ -1,9 +1,11 @@
 //! The tables that a client has opened, and the handles that name them.
 
-use tidewater_transport::ids::TableId;
+use std::collections::BTreeSet;
+
+use tidewater_transport::ids::{DomainId, TableId};
 use tidewater_transport::planted::{Plant, on};
 use tidewater_transport::sync::{AtomicU64, Ordering};
-use tidewater_transport::table::DType;
+use tidewater_transport::table::{DType, Effect};
 
 use super::state::TableState;
 use super::{Element, Table};
@@ -84,6 +86,14 @@ impl Tables {
     /// The table of a number in the cluster.
     pub(crate) fn by_id(&self, id: TableId) -> Option<&TableState> {
         self.open().find(|table| table.id == id)
+    }
+
+    /// The clock domains of tables that take effect at the clock: of one table, or of all.
+    pub(crate) fn domains_at_clock(&self, of: Option<TableId>) -> BTreeSet<DomainId> {
+        let at_clock = |t: &&TableState| matches!(t.spec.effect, Effect::AtClock(_));
+        let meant = |t: &&TableState| of.is_none_or(|id| t.id == id);
+        let tables = self.open().filter(at_clock).filter(meant);
+        tables.map(|t| t.spec.domain).collect()
     }
 
     /// A number for the next table.

@@ -65,7 +65,9 @@ impl Engine {
         let clocks = self.clocks(namespace);
         let domains: Vec<DomainId> = clocks.domains().collect();
         for domain in domains {
-            if let Some(iteration) = self.clocks(namespace).clock(domain, rank) {
+            if let Some(iteration) = self.clocks(namespace).clock(domain, rank)
+                && !planted::on(Plant::LostIterationKept)
+            {
                 self.pending.forget_rank(StreamKey {
                     namespace,
                     domain,
