@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tidewater_client::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater_client::link::CoordinatorLink as _;
 use tidewater_client::table::TableBuilder;
@@ -474,6 +475,127 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
         stream.write_all(&out).unwrap();
         peer.sent(out.len());
     }
+}
+
+/// The other end of [`server_without_descriptors_waits_and_serves_again`]: a cluster whose process uses up
+/// its descriptors at a line on its input, and frees them at the next.
+#[test]
+#[ignore = "started by server_without_descriptors_waits_and_serves_again"]
+fn cluster_of_few_descriptors_in_this_process() {
+    let cluster = Cluster::start(&ClusterConfig {
+        capacity: 64 << 20,
+        workers: 2,
+        token: Some(JobToken::new([9; 32])),
+        ..Default::default()
+    })
+    .unwrap();
+    let next_line = || {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "the test has gone");
+    };
+    eprintln!("=at {}", cluster.environment().coordinator);
+    next_line();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(512);
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut full = Vec::new();
+    let error = loop {
+        match null.try_clone() {
+            Ok(one) => full.push(one),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.raw_os_error(), Some(24), "{error}");
+    eprintln!("=full");
+    next_line();
+    drop(full);
+    eprintln!("=free");
+    next_line();
+}
+
+/// A server that has no descriptors left serves those that it has, lets others wait, and takes them on when
+/// there are descriptors again.
+#[test]
+fn server_without_descriptors_waits_and_serves_again() {
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "cluster_of_few_descriptors_in_this_process"])
+        .args(["--ignored", "--nocapture"])
+        .stdin(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let mut lines = std::io::BufReader::new(child.stderr.take().unwrap()).lines();
+    let mut said = |what: &str| {
+        let mut before = Vec::new();
+        for line in lines.by_ref().map(Result::unwrap) {
+            if let Some(rest) = line.strip_prefix('=').and_then(|l| l.strip_prefix(what)) {
+                return rest.trim().to_owned();
+            }
+            before.push(line);
+        }
+        panic!("the cluster ends without \"{what}\": {before:#?}");
+    };
+    let address = said("at");
+    let connect = |rank: u32, deadline: Deadline| -> Result<(Client, String), ClientError> {
+        let mut config = JoinConfig::new(&address, JobToken::new([9; 32]));
+        config.rank = Some(rank);
+        let (mut link, _) = NetCoordinatorLink::join(&config, deadline)?;
+        let members = link.wait_servers(1, deadline)?;
+        let mut config = ConnectConfig::new(JobToken::new([9; 32]), link.cluster(), rank);
+        config.epoch = members.epoch;
+        let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let (server, lanes) =
+            NetServerLink::open(&members.servers[0], &config, &mut sleeper, deadline)?;
+        let client = Client::from_parts(Parts {
+            coordinator: Box::new(link),
+            servers: vec![(Box::new(server), lanes)],
+            sleeper: Box::new(sleeper),
+            rank: WorkerId(rank),
+            workers: 2,
+            sync: Sync::Asp,
+        })?;
+        Ok((client, members.servers[0].endpoints.tcp.clone()))
+    };
+    let (mut first, server) = connect(0, long()).unwrap();
+    let spec = TableBuilder::sparse::<f32>("t", 1);
+    let table = first.create_table::<f32>(spec.spec()).unwrap();
+    let mut count = 0.0;
+    let mut add = |client: &mut Client| {
+        let table = client.open_table::<f32>("t").unwrap();
+        let pushed = client.push_rows(&table, &[3], &[1.0], PushOp::Sum).unwrap();
+        client.wait_applied(&pushed).unwrap();
+        count += 1.0;
+        let mut out = [-1.0];
+        let how = PullOptions::default();
+        client.pull_rows(&table, &[3], &mut out, how).unwrap();
+        assert_eq!(out, [count]);
+    };
+    add(&mut first);
+    input.write_all(b"use them up\n").unwrap();
+    said("full");
+    add(&mut first);
+    // The server, too, has a connection that it cannot take.
+    let _waits = TcpStream::connect(server).unwrap();
+    let soon = Deadline::after(Duration::from_millis(300));
+    let error = connect(1, soon).unwrap_err();
+    assert!(error.to_string().contains(&address), "{error}");
+    add(&mut first);
+    // One that waits, and is taken on as soon as there are descriptors.
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| connect(1, Deadline::after(Duration::from_secs(40))));
+        input.write_all(b"free them\n").unwrap();
+        said("free");
+        let (mut second, _) = waits.join().unwrap().unwrap();
+        add(&mut second);
+        add(&mut first);
+    });
+    assert!(first.spec(&table).is_some());
+    drop(first);
+    input.write_all(b"end\n").unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 /// A refusal in the handshake is a refusal to the caller, as one of the request to join is.

@@ -31,3 +31,4 @@ pub mod node;
 pub mod pages;
 pub mod process;
 pub mod store;
+mod warn_limit;

@@ -1,22 +1,48 @@
 //! Which host this is.
 
 use std::fs;
+use std::io;
+use std::sync::OnceLock;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::planted::{self, Plant};
 
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
 /// The kernel's boot id: equal at two processes means one kernel, where shared memory works. (They
 /// may still be in different network namespaces and not reach each other's abstract sockets.)
-/// Empty where `/proc` is not mounted: equal to nobody's.
-pub fn host_id() -> String {
-    let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    id.trim().to_owned()
+/// Read once in a process.
+///
+/// # Errors
+/// It cannot be read; the text names file and remedy.
+pub fn host_id() -> io::Result<String> {
+    static READ: OnceLock<String> = OnceLock::new();
+    if let Some(id) = READ.get() {
+        return Ok(id.clone());
+    }
+    let id = match fs::read_to_string(BOOT_ID) {
+        Ok(id) => id.trim().to_owned(),
+        Err(_) if planted::on(Plant::HostUnnamed) => return Ok(String::new()),
+        Err(source) => {
+            let remedy = match source.raw_os_error().map(Errno::from_raw_os_error) {
+                Some(Errno::MFILE | Errno::NFILE) => {
+                    let limit = open_files_max();
+                    format!("raise the limit of open files (ulimit -n), which is {limit}")
+                }
+                _ => "mount /proc, readable by this process".to_owned(),
+            };
+            let text = format!("cannot read {BOOT_ID}, which names this host: {source}; {remedy}");
+            return Err(io::Error::new(source.kind(), text));
+        }
+    };
+    Ok(READ.get_or_init(|| id).clone())
 }
 
 /// Whether `told`, a peer's [`host_id`], is this host's.
 pub fn is_here(told: &str) -> bool {
-    !told.is_empty() && told == host_id()
+    !told.is_empty() && host_id().is_ok_and(|here| here == told)
 }
 
 /// Name of this host, for people; `localhost` if it has none.
@@ -67,9 +93,43 @@ mod tests {
 
     #[test]
     fn a_host_knows_itself_and_nobody_without_a_name() {
-        assert!(is_here(&host_id()));
+        assert!(is_here(&host_id().unwrap()));
         assert!(!is_here(""));
         assert!(!is_here("0e1c29ab-0000-0000-0000-000000000000"));
         assert!(!host_name().is_empty());
+    }
+
+    /// Runs in a process of its own, see [`full_descriptors_are_the_reason_and_ulimit_the_remedy`].
+    #[test]
+    #[ignore = "lowers a limit of its process: full_descriptors_are_the_reason_and_ulimit_the_remedy"]
+    fn host_id_in_this_process() {
+        let before = getrlimit(Resource::Nofile);
+        let mut none = before;
+        none.current = Some(0);
+        setrlimit(Resource::Nofile, none).unwrap();
+        let told = host_id();
+        setrlimit(Resource::Nofile, before).unwrap();
+        let error = told.unwrap_err().to_string();
+        for part in [BOOT_ID, "os error 24", "ulimit -n", "which is 0"] {
+            assert!(error.contains(part), "\"{part}\" is not in: {error}");
+        }
+        assert!(!host_id().unwrap().is_empty(), "a failure is not kept");
+    }
+
+    #[test]
+    fn full_descriptors_are_the_reason_and_ulimit_the_remedy() {
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "host::tests::host_id_in_this_process",
+                "--ignored",
+            ])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&child.stdout);
+        assert!(
+            child.status.success() && said.contains("1 passed"),
+            "{child:?}"
+        );
     }
 }

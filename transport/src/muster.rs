@@ -5,6 +5,7 @@
 //! leads to it depends on where this process is. The address that this end has on the connection
 //! that worked is the one by which others reach this process.
 
+use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
@@ -73,6 +74,16 @@ pub enum MusterError {
         card: String,
         /// How.
         source: ConnError,
+    },
+    /// It does not know which host it is on.
+    #[error("rank {rank} of {size}: {source}")]
+    Host {
+        /// This process.
+        rank: u32,
+        /// How many there are.
+        size: u32,
+        /// What is missing.
+        source: io::Error,
     },
     /// The card is of another launch.
     #[error(
@@ -186,12 +197,13 @@ pub fn attend_by(
     })?;
     let left = deadline.left();
     let wait = left.saturating_sub(HEAD_START.min(left / 2));
+    let host_id = host::host_id().map_err(|source| MusterError::Host { rank, size, source })?;
     let request = CoordinatorRequest::Muster(Muster {
         rank,
         size,
         part,
         host: host::host_name(),
-        host_id: host::host_id(),
+        host_id,
         pid: std::process::id(),
         local_size: place.local_size.unwrap_or(0),
         timeout_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),

@@ -84,6 +84,12 @@ plants! {
     WaitAcrossDomains = "wait-across-domains";
     /// An early push that finds no room is refused instead of waiting for its turn.
     EarlyFrameRefused = "early-frame-refused";
+    /// A boot id that cannot be read passes for an empty one.
+    HostUnnamed = "host-unnamed";
+    /// Coordinator and servers accept nobody any more after descriptors ran out.
+    AcceptPausedForEver = "accept-paused-for-ever";
+    /// Every connection that cannot be accepted is warned of.
+    AcceptWarnedEachTime = "accept-warned-each-time";
     /// The deadline of a push does not name the ranks whose turn comes first.
     TurnUnnamed = "turn-unnamed";
     /// What a lost worker pushed of an iteration that it did not end takes effect.

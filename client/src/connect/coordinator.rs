@@ -74,9 +74,11 @@ impl NetCoordinatorLink {
     /// Joins the job; waits until `deadline` for a coordinator that is starting.
     ///
     /// # Errors
+    /// [`ClientError::Environment`] when descriptors have run out or `/proc` is not mounted;
     /// [`ClientError::Control`] when it cannot be reached or the handshake fails;
     /// [`ClientError::Refused`] with the coordinator's reason, also for one given in the handshake.
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
+        let host_id = host::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
         let address = config.coordinator.clone();
         let claims = Claims {
             ids: Ids::default(),
@@ -104,7 +106,7 @@ impl NetCoordinatorLink {
         };
         let join = Join {
             host: host::host_name(),
-            host_id: host::host_id(),
+            host_id,
             pid: std::process::id(),
             incarnation: Incarnation(0),
             endpoints: Endpoints {

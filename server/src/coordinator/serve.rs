@@ -12,6 +12,7 @@ use tidewater_transport::dial;
 use tidewater_transport::host;
 use tidewater_transport::ids::{ClusterId, Incarnation};
 use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wire::control::{self, Message};
 use tidewater_transport::wire::frame::kind;
 use tidewater_transport::wire::handshake::{JobToken, Namespaces, ServerPolicy};
@@ -20,6 +21,7 @@ use tidewater_transport::wire::peer::{ControlPeer, PeerEvent};
 
 use super::files::Files;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};
+use crate::warn_limit::{WARN_EVERY, WarnLimit};
 
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
@@ -202,6 +204,7 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
         files: Files::default(),
         start: clock::now(),
         paused: None,
+        not_accepted: WarnLimit::new(WARN_EVERY),
         scratch: vec![0; READ_BYTES],
     };
     server.run()
@@ -229,6 +232,7 @@ struct Server {
     start: Instant,
     /// Until when nothing is accepted.
     paused: Option<Deadline>,
+    not_accepted: WarnLimit,
     scratch: Vec<u8>,
 }
 
@@ -313,7 +317,8 @@ impl Server {
             .filter(|conn| conn.handshake.is_some())
             .count();
         let room = unproven < UNPROVEN_CONNECTIONS_MAX;
-        if room && self.paused.is_some_and(|until| until.passed()) {
+        let is_over = self.paused.is_some_and(|until| until.passed());
+        if room && is_over && !planted::on(Plant::AcceptPausedForEver) {
             self.paused = None;
             self.listen(true);
         } else if !room && self.paused.is_none() {
@@ -347,7 +352,13 @@ impl Server {
             Err(error) => {
                 use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
                 if !matches!(error.kind(), WouldBlock | Interrupted | ConnectionAborted) {
-                    tracing::warn!(%error, "cannot accept a connection for now");
+                    if let Some(times) = self.not_accepted.event() {
+                        tracing::warn!(
+                            %error, times,
+                            "cannot accept a connection for now; raise the limit of open files \
+                             (ulimit -n)"
+                        );
+                    }
                     self.pause();
                 }
                 return;

@@ -19,6 +19,7 @@ use tidewater_transport::clock::Deadline;
 use tidewater_transport::dial;
 use tidewater_transport::ids::SessionId;
 use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::shm::pass::same_user;
 use tidewater_transport::socket_options::send_at_once;
 use tidewater_transport::wake::Bell;
@@ -34,6 +35,7 @@ use super::listen::Listeners;
 use super::sessions::Sessions;
 use super::{NodeError, error::system};
 use crate::namespace::NamespaceId;
+use crate::warn_limit::{WARN_EVERY, WarnLimit};
 
 /// Bytes taken from one connection before others have their turn.
 const TURN_BYTES: usize = 16 << 10;
@@ -75,6 +77,7 @@ pub(super) struct Control {
     listeners: Listeners,
     /// Set while nobody is accepted.
     paused: Option<Deadline>,
+    not_accepted: WarnLimit,
     conns: HashMap<ConnId, Conn>,
     next: ConnId,
     /// Connections without a proof, oldest first; those that have one by now are passed over.
@@ -108,6 +111,7 @@ impl Control {
             orders,
             listeners,
             paused: None,
+            not_accepted: WarnLimit::new(WARN_EVERY),
             conns: HashMap::new(),
             next: FIRST_CONN,
             unproven: VecDeque::new(),
@@ -202,7 +206,8 @@ impl Control {
         while let Some((_, id, cut)) = self.lingering.pop_front_if(|(d, ..)| d.passed()) {
             self.sessions.expire(id, cut);
         }
-        if self.paused.is_some_and(|d| d.passed()) {
+        let is_over = self.paused.is_some_and(|d| d.passed());
+        if is_over && !planted::on(Plant::AcceptPausedForEver) {
             self.paused = None;
             if self.listen().is_err() {
                 self.pause();
@@ -240,7 +245,12 @@ impl Control {
                 Ok(Some((socket, from))) => self.admit(socket, from),
                 Ok(None) => return,
                 Err(e) => {
-                    tracing::warn!(error = %e, "cannot accept; raise the limit of open files");
+                    if let Some(times) = self.not_accepted.event() {
+                        tracing::warn!(
+                            error = %e, times,
+                            "cannot accept; raise the limit of open files (ulimit -n)"
+                        );
+                    }
                     let oldest = self.unproven.pop_front();
                     if !oldest.is_some_and(|(_, id)| self.close_unproven(id, "descriptors ran out"))
                     {

@@ -37,6 +37,7 @@ pub(super) struct Shared {
     /// Why the server cannot continue, if an applier has ended.
     pub(super) failure: Failure,
     pub(super) endpoints: Endpoints,
+    pub(super) host_id: String,
     pub(super) catalogue: Mutex<Catalogue>,
 }
 
@@ -138,7 +139,7 @@ impl NodeHandle {
             id: self.shared.config.server,
             incarnation: self.incarnation(),
             host: host::host_name(),
-            host_id: host::host_id(),
+            host_id: self.shared.host_id.clone(),
             endpoints: self.shared.endpoints.clone(),
             appliers: self.appliers(),
         }

@@ -43,6 +43,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::unbounded;
+use tidewater_transport::host::host_id;
 use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
 use tidewater_transport::planted::{self, Plant};
@@ -80,6 +81,7 @@ impl Node {
     /// [`NodeError`]; nothing is left behind.
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
         check(&config)?;
+        let host_id = host_id().map_err(system("name this host"))?;
         let (listeners, endpoints) = Listeners::open(&config)?;
         let topology = Topology::read();
         let placement = threads::place(&config, &topology)?;
@@ -112,6 +114,7 @@ impl Node {
             appliers: crews,
             failure,
             endpoints,
+            host_id,
             catalogue: Default::default(),
             config,
         });

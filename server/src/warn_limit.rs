@@ -1,0 +1,56 @@
+//! Warnings of what may happen many times a second.
+
+use std::time::Duration;
+
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::planted::{self, Plant};
+
+/// Least time between two equal warnings.
+pub(crate) const WARN_EVERY: Duration = Duration::from_secs(1);
+
+/// Lets one of many equal warnings through in a while, and counts the others.
+#[derive(Debug)]
+pub(crate) struct WarnLimit {
+    every: Duration,
+    quiet: Option<Deadline>,
+    count: u64,
+}
+
+impl WarnLimit {
+    pub(crate) const fn new(every: Duration) -> Self {
+        Self {
+            every,
+            quiet: None,
+            count: 0,
+        }
+    }
+
+    /// Counts an event. If it is to be logged: events since the last one that was, with this one.
+    pub(crate) fn event(&mut self) -> Option<u64> {
+        self.count += 1;
+        let is_quiet = self.quiet.is_some_and(|until| !until.passed());
+        if is_quiet && !planted::on(Plant::AcceptWarnedEachTime) {
+            return None;
+        }
+        self.quiet = Some(Deadline::after(self.every));
+        Some(std::mem::take(&mut self.count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_warnings_are_counted() {
+        let mut limit = WarnLimit::new(Duration::from_secs(3_600));
+        assert_eq!(limit.event(), Some(1));
+        for _ in 0..100 {
+            assert_eq!(limit.event(), None);
+        }
+        // The time is over.
+        limit.quiet = Some(Deadline::after(Duration::ZERO));
+        assert_eq!(limit.event(), Some(101));
+        assert_eq!(limit.event(), None);
+    }
+}
