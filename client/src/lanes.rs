@@ -7,8 +7,9 @@
 //! are asked again.
 
 mod silence;
+mod status;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::{
@@ -21,7 +22,7 @@ use tidewater_transport::layout::ring::RingGeometry;
 use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
 use tidewater_transport::limits::{
     COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, LANE_SILENCE_MAX,
-    RING_BYTES_MAX, RING_BYTES_MIN,
+    RING_BYTES_MAX, RING_BYTES_MIN, STATUS_LOOK,
 };
 use tidewater_transport::placement::Owner;
 use tidewater_transport::planted::{self, Plant};
@@ -37,6 +38,7 @@ use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
 use silence::Silence;
+use status::{STATUS_TAG, StatusCopy};
 
 /// Control connections are looked at this often while calls are made: a small part of the time for
 /// which a server keeps a session whose connection was cut.
@@ -59,6 +61,8 @@ pub(crate) struct LaneState {
     rejects: Rejects,
     /// How long its server has not answered.
     silence: Silence,
+    /// The public copy of its status.
+    status: StatusCopy,
     /// The push call of each frame in flight, by sequence number modulo its length.
     calls: Box<[PushCall]>,
     /// A reject record that the status counts has not arrived: how long that may last.
@@ -129,6 +133,7 @@ impl LaneState {
             rejects_seen: open.state.rejected,
             rejects: Rejects::default(),
             silence: Silence::default(),
+            status: StatusCopy::new(open.status),
             calls: vec![NO_PUSH; FRAMES_IN_FLIGHT_MAX as usize].into(),
             reject_late: None,
             clocks: [ClockLine::default(); DOMAINS_MAX],
@@ -149,12 +154,25 @@ impl LaneState {
     fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
         self.lane.poll()?;
         while let Some(batch) = self.lane.take_read() {
+            if batch.tag == STATUS_TAG {
+                if let Some(state) = self.status.arrived(batch, self.session.0) {
+                    self.believe(state, counters)?;
+                }
+                continue;
+            }
             self.finished.push(batch);
         }
         let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
-        let Some(state) = StateLine::from_line(&line, self.session.0) else {
-            return Ok(());
-        };
+        match StateLine::from_line(&line, self.session.0) {
+            Some(state) => self.believe(state, counters),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes in a status, of the mailbox or of its public copy: if it is possible and no step back, and the
+    /// reject records that it counts have arrived.
+    #[inline]
+    fn believe(&mut self, state: StateLine, counters: &mut Counters) -> Result<(), LaneError> {
         if state.rejected == self.rejects_seen
             || (self.ring.is_news(&state) && self.collect_rejects(state, counters)?)
         {
@@ -367,10 +385,16 @@ impl Lanes {
         mut each: impl FnMut(&mut Self),
         mut look: impl FnMut(&mut Self) -> Result<Option<T>, Interrupt>,
     ) -> Result<T, ClientError> {
+        let mut now = clock::now();
+        let mut coordinator_at = now + COORDINATOR_LOOK;
         loop {
+            let until = match self.watch_statuses(now) {
+                true => coordinator_at.min(now + STATUS_LOOK),
+                false => coordinator_at,
+            };
+            let slice = Deadline::at(until).min(deadline);
             // The sleeper is lent to the loop: looking borrows everything else.
             let mut sleeper = std::mem::replace(&mut self.sleeper, Box::new(NoSleep));
-            let slice = Deadline::after(COORDINATOR_LOOK).min(deadline);
             let found = wait_until(&mut *sleeper, slice, || {
                 self.poll()?;
                 look(self)
@@ -378,21 +402,58 @@ impl Lanes {
             self.sleeper = sleeper;
             match found {
                 Ok(Some(found)) => return Ok(found),
-                // Whoever is waited for may have died. After the deadline there is a last look.
-                Ok(None) if slice < deadline => {
-                    interrupt::check(op)?;
-                    self.coordinator.check()?;
-                    self.tend_now(deadline)?;
-                    each(self);
-                }
-                Ok(None) => {
-                    let missing = self.missing();
-                    return Err(self.blame(ClientError::Deadline { op, missing }));
-                }
+                Ok(None) => self.read_stalled_statuses()?,
                 Err(Interrupt::Failed(e)) => return Err(e),
-                Err(Interrupt::Broken(lane)) => self.mend(lane, deadline)?,
+                Err(Interrupt::Broken(lane)) => {
+                    self.mend(lane, deadline)?;
+                    now = clock::now();
+                    continue;
+                }
+            }
+            // After the deadline there was a last look.
+            if slice >= deadline {
+                let missing = self.missing();
+                return Err(self.blame(ClientError::Deadline { op, missing }));
+            }
+            now = clock::now();
+            if now >= coordinator_at {
+                // Whoever is waited for may have died.
+                interrupt::check(op)?;
+                self.coordinator.check()?;
+                self.tend_now(deadline)?;
+                each(self);
+                now = clock::now();
+                coordinator_at = now + COORDINATOR_LOOK;
             }
         }
+    }
+
+    /// Notes what each lane has been told. Returns whether some lane has unanswered frames and a public copy of
+    /// its status.
+    fn watch_statuses(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        for l in &mut self.all {
+            any |= l.status.watch(now, l.ring.is_unanswered(), l.ring.state());
+        }
+        any
+    }
+
+    /// Reads the public copy of each status that has not moved for [`STATUS_LOOK`]. A lane that fails is broken
+    /// for the next poll.
+    #[cold]
+    fn read_stalled_statuses(&mut self) -> Result<(), ClientError> {
+        let now = clock::now();
+        for n in 0..self.all.len() {
+            let l = &mut self.all[n];
+            if l.broken.is_some() {
+                continue;
+            }
+            let read = l.status.read_if_stalled(now, l.ring.state(), &mut *l.lane);
+            if let Err(Interrupt::Failed(e)) = read.map_err(|e| self.failed(n, e)) {
+                return Err(e);
+            }
+        }
+        Ok(())
     }
 
     /// Looks after the sessions if it is time: calls that do not wait keep them too. On one host
@@ -528,6 +589,7 @@ impl Lanes {
             let l = &mut self.all[lane];
             l.mapping = open.lane.mapping();
             l.lane = open.lane;
+            l.status = StatusCopy::new(open.status);
             l.broken = None;
             l.replies.lane_came_back();
             l.finished.clear();

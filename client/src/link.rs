@@ -19,6 +19,9 @@ pub struct OpenLane {
     pub lane: Box<dyn Lane>,
     /// How far its ring is at the server.
     pub state: StateLine,
+    /// The public copy of its state line, read when the mailbox shows no progress; `None` where the server
+    /// has none.
+    pub status: Option<RemoteAddr>,
 }
 
 /// The control connection to one server, and the session on it.

@@ -19,12 +19,14 @@ use tidewater_server::apply::command::Command;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::NamespaceId;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
+use tidewater_transport::fabric::TransportKind::{Shm, Tcp, Verbs};
 use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
 };
 use tidewater_transport::ids::{DomainId, WorkerId};
 use tidewater_transport::layout::reject::RejectReason;
+use tidewater_transport::layout::session::MAILBOX_BYTES;
+use tidewater_transport::mem::Region;
 use tidewater_transport::table::{PushOp, Reduce};
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
@@ -240,6 +242,8 @@ fn an_asynchronous_tick_waits_for_nothing() {
 struct Cut {
     lane: Box<dyn Lane>,
     cut: Arc<AtomicBool>,
+    /// What the client sees in place of the mailbox.
+    old_mailbox: Option<Mailbox>,
 }
 
 impl Cut {
@@ -356,7 +360,9 @@ impl Lane for Cut {
     }
 
     fn mailbox(&self) -> &Mailbox {
-        self.lane.mailbox()
+        self.old_mailbox
+            .as_ref()
+            .unwrap_or_else(|| self.lane.mailbox())
     }
 
     fn mapping(&self) -> Option<Mapping> {
@@ -382,6 +388,7 @@ fn a_tick_goes_on_where_it_was() {
                 _ => Box::new(Cut {
                     lane,
                     cut: Arc::clone(&flag),
+                    old_mailbox: None,
                 }),
             }
         });
@@ -509,4 +516,49 @@ fn a_lane_that_swallows_is_replaced() {
     client.tick().unwrap();
     assert_eq!(client.clock(), 2);
     assert_eq!(pull(&mut client, &table, &[0]), [2.0]);
+}
+
+/// A lane whose mailbox stays as it was at the begin: no status reaches it.
+fn with_old_mailbox(lane: Box<dyn Lane>) -> Box<dyn Lane> {
+    let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
+    Box::new(Cut {
+        lane,
+        cut: Arc::default(),
+        old_mailbox: Some(Mailbox::new(region, 0, MAILBOX_BYTES).unwrap()),
+    })
+}
+
+/// Completion calls end within their deadline by the public copy of the status, without a recovery.
+fn completes_without_mailbox(transport: TransportKind) {
+    let cluster = Cluster::start(transport, 2, 1, 2);
+    let mut client = cluster.client_with(0, Sync::Asp, with_old_mailbox);
+    client.set_timeout(Duration::from_secs(20));
+    let spec = TableBuilder::sparse::<f32>("t", 1).partitions(2);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let keys: Vec<u64> = (0..32).collect();
+    for round in 0..6 {
+        let pushed = client.push_rows(&table, &keys, &[1.0; 32], PushOp::Sum);
+        match round % 3 {
+            0 => client.wait_applied(&pushed.unwrap()).unwrap(),
+            1 => client.flush().unwrap(),
+            _ => client.tick().unwrap(),
+        }
+    }
+    assert_eq!(client.counters().recoveries, 0, "{transport}");
+    let mut other = cluster.client(1, Sync::Asp);
+    let table = other.open_table::<f32>("t").unwrap();
+    assert_eq!(pull(&mut other, &table, &keys), [6.0; 32], "{transport}");
+}
+
+#[test]
+fn old_mailbox_status_delays_no_completion() {
+    for transport in [Shm, Tcp] {
+        completes_without_mailbox(transport);
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn old_mailbox_status_delays_no_completion_on_verbs() {
+    completes_without_mailbox(Verbs);
 }

@@ -17,5 +17,7 @@ mod ledger;
 mod pulls;
 #[path = "sim/slots.rs"]
 mod slots;
+#[path = "sim/status.rs"]
+mod status;
 #[path = "sim/torn.rs"]
 mod torn;

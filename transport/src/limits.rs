@@ -264,6 +264,9 @@ pub const LANE_UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(30);
 /// Silence of a lane over TCP with unanswered frames, after which its client makes it anew. Doubled as often as
 /// that does not help, up to [`LANE_SILENCE_DOUBLINGS`] times: a server may have a reason not to answer.
 pub const LANE_SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Time without progress after which a waiting client reads the public copy of a lane's state line, and
+/// the shortest time between two such reads: far more than a status takes on any carrier.
+pub const STATUS_LOOK: Duration = Duration::from_millis(50);
 /// How often [`LANE_SILENCE_MAX`] is doubled.
 pub const LANE_SILENCE_DOUBLINGS: u32 = 5;
 /// Time the servers have to end after they are told to.

@@ -156,6 +156,8 @@ plants! {
     LateReadIsLost = "late-read-is-lost";
     /// A client believes a status before the reject records that it counts have arrived.
     RejectNotAwaited = "reject-not-awaited";
+    /// A client that sees no progress does not read the public copy of its status.
+    StatusCopyNotRead = "status-copy-not-read";
     /// The linger timer of an earlier cut ends a session that came back and was cut again.
     LingerOfEarlierCut = "linger-of-earlier-cut";
     /// Sockets keep Nagle's algorithm: `TCP_NODELAY` stays off.

@@ -91,7 +91,7 @@ fn take(bytes: usize) -> Body {
         sender: FrameSender::clocked(WorkerId(0)),
         check_frames: false,
     };
-    let mut ring = Ring::new(owner, inbox, &memory, 0).expect("a line");
+    let mut ring = Ring::new(owner, inbox, &memory).expect("a line");
     let header = FrameHeader {
         session: SESSION,
         payload_len: bytes as u32,

@@ -232,6 +232,11 @@ impl PushRing {
         self.state.applied_seq + 1 >= self.next_seq
     }
 
+    /// Whether the applier was told of frames that no state has answered.
+    pub(crate) const fn is_unanswered(&self) -> bool {
+        self.state.head_bytes < self.signalled
+    }
+
     /// How far it is, for messages.
     pub(crate) fn describe(&self) -> String {
         format!("{} of {} frames", self.state.applied_seq, self.next_seq - 1)

@@ -49,7 +49,7 @@ use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::tcp::{TcpLane, TcpPort};
 use tidewater_transport::wake::{Arms, Bell, OsSleeper, Watch};
-use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
+use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
 
 pub const RING_BYTES: usize = 256 << 10;
 
@@ -161,6 +161,7 @@ impl Cluster {
             shm: None,
             verbs: (self.transport == TransportKind::Verbs).then(|| verbs::Asking::new(sleeper)),
             inboxes: Vec::new(),
+            statuses: Vec::new(),
             wiring: wiring.clone(),
         }
     }
@@ -270,7 +271,17 @@ struct Link {
     shm: Option<SessionMemory>,
     verbs: Option<verbs::Asking>,
     inboxes: Vec<Inbox>,
+    /// Of each lane the public copy of its status.
+    statuses: Vec<RemoteAddr>,
     wiring: Wiring,
+}
+
+/// The place of a piece of registered memory.
+pub const fn address(remote: &Remote) -> RemoteAddr {
+    RemoteAddr {
+        key: remote.key,
+        addr: remote.address,
+    }
 }
 
 /// A connection, both ends. One listener serves the whole process: a port each for thousands of
@@ -354,8 +365,10 @@ impl Link {
         let mut lanes = Vec::new();
         for (a, (lane, port, inbox)) in made.into_iter().enumerate() {
             self.inboxes.push(inbox.clone());
+            let ring = Ring::new(owner, inbox, &self.server().memory).unwrap();
+            let status = address(&ring.status());
+            self.statuses.push(status);
             let server = self.server();
-            let ring = Ring::new(owner, inbox, &server.memory, a as u32).unwrap();
             let handle = &server.appliers[a].handle;
             handle
                 .ask(|tx| Command::AddRing(Box::new(ring), tx))
@@ -368,6 +381,7 @@ impl Link {
             lanes.push(OpenLane {
                 lane: (self.wiring.wrap)(lane),
                 state: StateLine::default(),
+                status: Some(status),
             });
         }
         lanes
@@ -457,6 +471,7 @@ impl ServerLink for Link {
         Ok(OpenLane {
             lane: (self.wiring.wrap)(lane),
             state,
+            status: Some(self.statuses[a]),
         })
     }
 }

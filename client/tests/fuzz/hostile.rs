@@ -10,7 +10,7 @@ use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
     TransportKind, signal_then_count,
 };
-use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
+use tidewater_transport::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::mem::Region;
@@ -58,6 +58,10 @@ fn open(script: &Shared) -> OpenLane {
     OpenLane {
         lane: Box::new(lane),
         state,
+        status: Some(RemoteAddr {
+            key: RegionKey(7),
+            addr: 4160,
+        }),
     }
 }
 

@@ -328,3 +328,38 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
         lane.poll().unwrap();
     });
 }
+
+/// The place that a grant names holds the state line of its session: on a new lane and on a recovered one.
+#[test]
+fn granted_status_is_the_sessions_state_line() {
+    use tidewater_client::link::{OpenLane, ServerLink};
+    use tidewater_transport::fabric::{Landing, ReadOp};
+    use tidewater_transport::layout::lines::StateLine;
+    use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
+    let rig = Rig::start();
+    for (rank, transport) in (0..).zip(BOTH.iter().copied()) {
+        let config = ConnectConfig {
+            transport,
+            ..ConnectConfig::new(token(), CLUSTER, rank)
+        };
+        let (mut link, mut lanes) = rig.link(&config).unwrap();
+        let salt = link.session().0;
+        let holds_state = |open: &mut OpenLane| {
+            let mut line = [0; LINE_BYTES];
+            let into = Landing {
+                head: &mut [],
+                body: &mut line,
+            };
+            let op = ReadOp::of_body(open.status.unwrap(), LINE_BYTES).unwrap();
+            open.lane.read(&[op], into, crate::rig::soon()).unwrap();
+            let state = StateLine::from_line(&line_from_bytes(&line), salt);
+            assert_eq!(state, Some(StateLine::default()), "{transport:?}");
+        };
+        lanes.iter_mut().for_each(holds_state);
+        let places: Vec<u64> = lanes.iter().map(|l| l.status.unwrap().addr).collect();
+        assert_ne!(places[0], places[1]);
+        let mut open = link.recover(ApplierId(1), crate::rig::soon()).unwrap();
+        assert_eq!(open.status.map(|at| at.addr), Some(places[1]));
+        holds_state(&mut open);
+    }
+}

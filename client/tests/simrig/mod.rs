@@ -8,7 +8,9 @@
 
 pub mod ledger;
 pub mod raw;
+pub mod stale;
 
+use stale::{LostStatuses, StalePort};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{Inbox, Mailbox, TransportKind};
+use tidewater_transport::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
 use tidewater_transport::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -37,7 +39,7 @@ use tidewater_transport::placement::{Owner, Placement, partition_of_key};
 use tidewater_transport::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
 use tidewater_transport::table::TableSpec;
 use tidewater_transport::wait::wait_until;
-use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
+use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
 
 /// A deadline that no run without a defect comes near, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);
@@ -231,6 +233,8 @@ impl Rig {
             rank: WorkerId(rank),
             near,
             boxes: Vec::new(),
+            statuses: Vec::new(),
+            lost: Arc::default(),
             keeps_mailbox: self.seed.is_multiple_of(2),
             check_frames: true,
             in_order: false,
@@ -240,10 +244,22 @@ impl Rig {
     /// A client of worker `rank`; to be called from a task. `life` tells its sessions from those
     /// of the worker's earlier and later clients.
     pub fn client(&self, rank: u32, life: u32, sync: Sync) -> Client {
+        self.client_losing(rank, life, sync, &Arc::default())
+    }
+
+    /// The same over a device that leaves old statuses standing as `lost` says.
+    pub fn client_losing(
+        &self,
+        rank: u32,
+        life: u32,
+        sync: Sync,
+        lost: &Arc<LostStatuses>,
+    ) -> Client {
         let sleeper = self.world.sleeper();
         let mut parts = Vec::new();
         for server in 0..self.servers.len() {
             let mut link = self.link(server, rank, life, sleeper.bell());
+            link.lost = Arc::clone(lost);
             let lanes = link.open();
             parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
@@ -274,6 +290,10 @@ struct Link {
     rank: WorkerId,
     near: SimBell,
     boxes: Vec<(Inbox, Mailbox)>,
+    /// Of each lane the public copy of its status.
+    statuses: Vec<RemoteAddr>,
+    /// Status posts that its ports lose.
+    lost: Arc<LostStatuses>,
     /// A lane comes back with its mailbox, as on shared memory, or with a new one, as on TCP.
     keeps_mailbox: bool,
     /// Whether frames prove themselves, as those of the client do in the simulator.
@@ -308,12 +328,15 @@ impl Link {
             check_frames: self.check_frames,
         };
         let memory = &self.rig.servers[self.server].memory;
-        let ring = Ring::new(owner, inbox, memory, a as u32).unwrap();
+        let ring = Ring::new(owner, inbox, memory).unwrap();
+        let Remote { key, address, .. } = ring.status();
+        self.statuses.push(RemoteAddr { key, addr: address });
         self.seat(a).ask(|tx| Command::AddRing(Box::new(ring), tx));
         match self.attach(a) {
             Some(lane) => OpenLane {
                 lane: Box::new(lane),
                 state: StateLine::default(),
+                status: Some(self.statuses[a]),
             },
             None => self.recover_lane(a),
         }
@@ -336,6 +359,10 @@ impl Link {
             owner_bell: seat.bell.clone(),
             in_order: self.in_order,
         });
+        let port = StalePort {
+            port,
+            lost: Arc::clone(&self.lost),
+        };
         seat.ask(|tx| Command::AttachPort(self.session, Box::new(port), tx))
             .then_some(lane)
     }
@@ -350,6 +377,7 @@ impl Link {
                 return OpenLane {
                     lane: Box::new(lane),
                     state: asked,
+                    status: Some(self.statuses[a]),
                 };
             }
         }

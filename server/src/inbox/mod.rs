@@ -17,10 +17,12 @@ use tidewater_transport::layout::{LINE_BYTES, line_bytes};
 use tidewater_transport::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
 use tidewater_transport::mem::publish::publish;
 use tidewater_transport::planted::{self, Plant};
+use tidewater_transport::wire::control::Remote;
 
 use crate::namespace::FrameSender;
 use crate::store::StoreError;
-use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
+use crate::store::memory::ServerMemory;
+use crate::store::status::StatusLine;
 
 /// Why a session is ended: its ring is out of step, or it is not the session's client who writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -111,7 +113,7 @@ pub struct Ring {
     told: StateLine,
     rejects: VecDeque<Reject>,
     check_frames: bool,
-    block: Block,
+    status: StatusLine,
 }
 
 impl std::fmt::Debug for Ring {
@@ -140,27 +142,10 @@ impl Ring {
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
-    pub fn new(
-        owner: RingOwner,
-        inbox: Inbox,
-        memory: &ServerMemory,
-        applier: u32,
-    ) -> Result<Self, StoreError> {
-        let block = BlockOwner {
-            kind: BlockKind::Ring,
-            table: 0,
-            applier,
-            part: owner.sender.rank.0,
-        };
-        let block = memory.public.alloc(LINE_BYTES, block)?;
-        inbox.reset_tail(0);
+    pub fn new(owner: RingOwner, inbox: Inbox, memory: &ServerMemory) -> Result<Self, StoreError> {
         let state = StateLine::default();
-        let line = state.to_line(owner.session.0);
-        memory
-            .public
-            .region()
-            .words_mut(block.at, LINE_BYTES)?
-            .store_line(0, &line);
+        let status = memory.status_line(&state.to_line(owner.session.0))?;
+        inbox.reset_tail(0);
         Ok(Self {
             session: owner.session,
             sender: owner.sender,
@@ -173,7 +158,7 @@ impl Ring {
             told: state,
             rejects: VecDeque::new(),
             check_frames: owner.check_frames,
-            block,
+            status,
         })
     }
 
@@ -187,6 +172,11 @@ impl Ring {
     /// What the client is or will be told.
     pub const fn state(&self) -> StateLine {
         self.state
+    }
+
+    /// Where the client reads the public copy of the state line.
+    pub const fn status(&self) -> Remote {
+        self.status.remote()
     }
 
     /// The memory the client writes.
@@ -364,7 +354,7 @@ impl Ring {
         }
         self.told = self.state;
         let line = self.state.to_line(self.session.0);
-        if let Ok(words) = memory.public.region().words_mut(self.block.at, LINE_BYTES) {
+        if let Ok(words) = memory.public.region().words_mut(self.status.at, LINE_BYTES) {
             publish(words, 0, &line_bytes(&line));
         }
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))?;
@@ -419,7 +409,7 @@ impl Ring {
     /// Never for a ring of this memory.
     pub fn release(mut self, memory: &ServerMemory) -> Result<(), StoreError> {
         self.destroy_port();
-        memory.public.free(self.block)
+        memory.free_status_line(self.status)
     }
 }
 

@@ -73,7 +73,7 @@ fn ring(check_frames: bool) -> (ServerMemory, Inbox, Ring) {
         sender: FrameSender::clocked(WorkerId(0)),
         check_frames,
     };
-    let ring = Ring::new(owner, inbox.clone(), &memory, 0).unwrap();
+    let ring = Ring::new(owner, inbox.clone(), &memory).unwrap();
     (memory, inbox, ring)
 }
 

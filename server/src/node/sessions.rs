@@ -13,7 +13,7 @@ use tidewater_transport::limits::SESSIONS_MAX;
 use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::shm::{self, SessionMemory};
 use tidewater_transport::wake::Bell;
-use tidewater_transport::wire::control::{Attach, Attached, Transport};
+use tidewater_transport::wire::control::{Attach, Attached, Remote, Transport};
 use tidewater_transport::wire::hello::{Hello, RANK_ANY};
 use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
@@ -48,6 +48,8 @@ struct Session {
     nonces: Vec<Option<u64>>,
     /// For each lane the nonce with which it is being connected now (verbs).
     connecting: Vec<Option<u64>>,
+    /// For each lane the public copy of its state line.
+    status: Vec<Remote>,
     presence: Presence,
 }
 
@@ -153,6 +155,7 @@ impl Sessions {
             carrier,
             nonces: vec![None; lanes],
             connecting: vec![None; lanes],
+            status: Vec::with_capacity(lanes),
             presence: Presence {
                 owner: Some(owner),
                 cuts: 0,

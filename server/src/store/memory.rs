@@ -27,6 +27,7 @@ use tidewater_transport::sync::{Ordering, fence};
 use super::StoreError;
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
 use super::prepare::{Pace, STEP_BYTES};
+use super::status::StatusLine;
 
 /// First doze line in public memory.
 pub const DOZE_AT: usize = 4096;
@@ -67,7 +68,7 @@ pub enum BlockKind {
     Redo = 5,
     /// Frames held back for an open iteration (private).
     Pending = 6,
-    /// State line of a ring (public).
+    /// State lines of rings (public).
     Ring = 7,
 }
 
@@ -405,6 +406,8 @@ pub struct ServerMemory {
     pub exports: Arc<Exports>,
     /// Keys of public blocks by offset: a block has one for ever.
     keys: Mutex<HashMap<usize, RegionKey>>,
+    /// Public state lines that no ring has.
+    pub(super) free_status: Mutex<Vec<StatusLine>>,
     /// This start of the server.
     pub incarnation: Incarnation,
 }
@@ -454,6 +457,7 @@ impl ServerMemory {
             counters_key,
             exports,
             keys: Mutex::default(),
+            free_status: Mutex::default(),
             incarnation,
         };
         Ok((memory, without))

@@ -18,6 +18,7 @@ pub mod redo_block;
 mod release;
 pub mod rows;
 pub mod sparse;
+pub mod status;
 
 pub use error::StoreError;
 pub use hugepages::{Backing, Hugepages};

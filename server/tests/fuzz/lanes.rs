@@ -163,7 +163,7 @@ impl Fuzz {
             sender: FrameSender::clocked(rank),
             check_frames: false,
         };
-        let ring = Ring::new(owner, inbox, &self.memory, 0).unwrap();
+        let ring = Ring::new(owner, inbox, &self.memory).unwrap();
         self.ask(|tx| Command::AddRing(Box::new(ring), tx));
     }
 

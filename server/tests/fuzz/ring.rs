@@ -147,7 +147,7 @@ impl Fuzz {
                 sender: FrameSender::clocked(WorkerId(0)),
                 check_frames: random.under(4) == 0,
             };
-            Ring::new(owner, self.inbox.clone(), &self.memory, 0).unwrap()
+            Ring::new(owner, self.inbox.clone(), &self.memory).unwrap()
         });
         let state = ring.state();
         let from = (SESSION, state.applied_seq + 1, state.head_bytes);

@@ -295,7 +295,12 @@ impl NetServerLink {
             _ => return Err(self.nonsense("a lane of another transport")),
         };
         let state = state_of(&recovered);
-        Ok(OpenLane { lane, state })
+        let status = Some(status_of(&recovered.lane));
+        Ok(OpenLane {
+            lane,
+            state,
+            status,
+        })
     }
 
     /// Ends the session at once, instead of some time after its connection. What is whole in its
@@ -405,6 +410,12 @@ impl ServerLink for NetServerLink {
                 })
         })
     }
+}
+
+/// Where the public copy of a granted lane's state line is.
+const fn status_of(grant: &LaneGrant) -> RemoteAddr {
+    let Remote { key, address, .. } = grant.status;
+    RemoteAddr { key, addr: address }
 }
 
 const fn state_of(recovered: &Recovered) -> StateLine {

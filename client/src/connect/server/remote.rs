@@ -3,6 +3,7 @@
 
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
+use tidewater_transport::layout::LINE_BYTES;
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::mem::Region;
@@ -15,7 +16,7 @@ use tidewater_transport::wire::hello::Purpose;
 use tidewater_transport::wire::refusal::RefusalCode;
 
 use super::verbs::VerbsSide;
-use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream};
+use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream, status_of};
 use crate::error::ClientError;
 use crate::link::{OpenLane, ServerLink as _};
 
@@ -117,6 +118,7 @@ impl NetServerLink {
                 Ok(lane) => OpenLane {
                     lane,
                     state: StateLine::default(),
+                    status: Some(status_of(grant)),
                 },
                 Err(Failure::Again(_)) => self.recover(grant.applier, deadline)?,
                 Err(failure) => return Err(failure),
@@ -170,7 +172,10 @@ impl NetServerLink {
         let connect = offer.connect(grant.applier, grant.nonce);
         match self.ask(&ServerRequest::ConnectVerbs(connect), deadline) {
             Ok(ServerAnswer::VerbsConnected(told)) if told.applier == grant.applier => {
-                side.open(offer, &told, &self.name).map_err(Failure::Unfit)
+                let lane = side.open(offer, &told, &self.name);
+                let mut lane = lane.map_err(Failure::Unfit)?;
+                read_status(&mut *lane, grant, deadline).map_err(Failure::Unfit)?;
+                Ok(lane)
             }
             Ok(_) => Err(self.nonsense("another answer than to ConnectVerbs")),
             Err(Failure::Final(ClientError::Refused(no)))
@@ -187,6 +192,19 @@ impl NetServerLink {
 /// each server are needed to keep its port busy; with several appliers the lanes are that many.
 const fn pulling_pairs(appliers: u16) -> usize {
     4_usize.div_ceil(if appliers == 0 { 1 } else { appliers as usize })
+}
+
+/// Reads the public copy of a lane's state line once. The lane then has the device's key of that memory,
+/// so that no later read of the copy waits for a look into the server's directory of keys.
+fn read_status(lane: &mut dyn Lane, grant: &LaneGrant, deadline: Deadline) -> Result<(), String> {
+    let mut line = [0; LINE_BYTES];
+    let op = ReadOp::of_body(status_of(grant), LINE_BYTES).map_err(|e| e.to_string())?;
+    let into = Landing {
+        head: &mut [],
+        body: &mut line,
+    };
+    lane.read(&[op], into, deadline)
+        .map_err(|e| format!("queue pairs were made, but the state line cannot be read: {e}"))
 }
 
 /// Shows that the path carries what it must, while there is another one to take: a network may let

@@ -6,10 +6,10 @@ use tidewater_transport::host;
 use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::shm::{self, ShmAttach, ShmLane};
 use tidewater_transport::sync::Arc;
-use tidewater_transport::wire::control::{ServerMember, Transport};
+use tidewater_transport::wire::control::{LaneGrant, ServerMember, Transport};
 use tidewater_transport::wire::hello::Purpose;
 
-use super::{Attempt, Control, Failure, NetServerLink};
+use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;
 
 impl NetServerLink {
@@ -37,13 +37,15 @@ impl NetServerLink {
         }
         self.conn = Some(conn);
         self.attached(&attached);
-        let open = |(a, lane): (usize, ShmLane)| {
-            self.set_doze(a, &lane);
-            let lane = Box::new(lane) as Box<dyn Lane>;
-            let state = StateLine::default();
-            OpenLane { lane, state }
+        let open = |(grant, lane): (&LaneGrant, ShmLane)| {
+            self.set_doze(usize::from(grant.applier.0), &lane);
+            OpenLane {
+                lane: Box::new(lane) as Box<dyn Lane>,
+                state: StateLine::default(),
+                status: Some(status_of(grant)),
+            }
         };
-        Ok(lanes.into_iter().enumerate().map(open).collect())
+        Ok(attached.lanes.iter().zip(lanes).map(open).collect())
     }
 
     /// Lane `a` in its new memory, after it was recovered.

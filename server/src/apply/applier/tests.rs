@@ -194,7 +194,7 @@ impl Rig {
                 sender: FrameSender::clocked(WorkerId(rank)),
                 check_frames: false,
             };
-            let ring = Ring::new(owner, inbox.clone(), &memory, 0).unwrap();
+            let ring = Ring::new(owner, inbox.clone(), &memory).unwrap();
             let ring = Command::AddRing(Box::new(ring), bounded(1).0);
             commands.send(ring).unwrap();
             Hand {

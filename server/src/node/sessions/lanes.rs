@@ -100,8 +100,9 @@ impl Sessions {
         if let Carrier::Verbs(verbs) = &mut session.carrier {
             verbs.keep(&inbox);
         }
-        let ring = Ring::new(owner, inbox, &self.shared.memory, a as u32);
+        let ring = Ring::new(owner, inbox, &self.shared.memory);
         let mut ring = ring.map_err(|e| NodeError::from(e).refusal())?;
+        session.status.push(ring.status());
         if let Some(port) = port {
             ring.attach(Box::new(port)).map_err(io)?;
         }
@@ -127,6 +128,7 @@ impl Sessions {
             applier: ApplierId(applier),
             nonce: nonce.flatten().unwrap_or(0),
             ticket: ticket(&self.shared, applier, counts),
+            status: session.status[usize::from(applier)],
         }
     }
 

@@ -5,6 +5,7 @@ use crate::ids::{
     ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, TableId,
     WorkerId,
 };
+use crate::layout::LINE_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::placement::{Owner, Placement};
 use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec};
@@ -180,6 +181,17 @@ impl Gen {
             applier: self.applier(),
             nonce: self.any(),
             ticket: self.remote(),
+            status: self.line(),
+        }
+    }
+
+    /// A line of registered memory.
+    fn line(&mut self) -> Remote {
+        let remote = self.remote();
+        Remote {
+            address: remote.address & !(LINE_BYTES as u64 - 1),
+            len: LINE_BYTES as u64,
+            ..remote
         }
     }
 

@@ -6,6 +6,7 @@ use super::members::{WorkerClock, applier_id, domain_id, worker_id};
 use super::verbs::{VerbsConnect, VerbsConnected};
 use super::{Answer, Message, Request};
 use crate::ids::{ApplierId, DomainId, PartitionId, RegionKey, SessionId, TableId};
+use crate::layout::LINE_BYTES;
 use crate::limits::{
     APPLIERS_MAX, BLOCK_BYTES_MAX, PARTITIONS_MAX, RING_BYTES_MAX, RING_BYTES_MIN, WORKERS_MAX,
 };
@@ -63,6 +64,9 @@ pub struct LaneGrant {
     /// The word of the applier's advisory ticket line that this session's atomics may touch. Its
     /// length is that of a word if clients are to count their pushes there, and 0 if not.
     pub ticket: Remote,
+    /// The public copy of the lane's state line: one cache line that the session may read, written
+    /// before each state line that is posted into the mailbox.
+    pub status: Remote,
 }
 
 /// The numbers of a session over shared memory, or of one of its lanes that was recovered. They
@@ -314,7 +318,16 @@ impl ShmAttach {
 impl LaneGrant {
     fn validate(&self) -> Result<(), WireError> {
         applier_id(self.applier)?;
-        self.ticket.validate()
+        self.ticket.validate()?;
+        self.status.validate()?;
+        let line = LINE_BYTES as u64;
+        if self.status.len != line || !self.status.address.is_multiple_of(line) {
+            return Err(WireError::Malformed {
+                what: "public state line",
+                why: "is not one whole line",
+            });
+        }
+        Ok(())
     }
 }
 

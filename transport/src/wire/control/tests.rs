@@ -2,7 +2,9 @@ use proptest::prelude::*;
 
 use super::samples::Gen;
 use super::*;
-use crate::ids::{ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, WorkerId};
+use crate::ids::{
+    ApplierId, DomainId, Incarnation, PartitionId, RegionKey, ServerId, SessionId, WorkerId,
+};
 use crate::limits::{
     CONTROL_BYTES_MAX, LAUNCHED_MAX, NAMESPACE_BYTES_MAX, PARTITIONS_MAX, PATH_BYTES_MAX,
     SERVERS_MAX, TEXT_BYTES_MAX, VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN,
@@ -205,21 +207,54 @@ fn number_limits_hold_at_both_ends() {
     refuses(&ServerRequest::Clocks {
         domain: DomainId(64),
     });
-    let mut lane = g.lane();
-    lane.ticket = Remote {
+    let remote = |address, len| Remote {
         key: RegionKey(1),
-        address: u64::MAX,
-        len: 1,
+        address,
+        len,
     };
-    let recovered = Recovered {
+    let mut lane = g.lane();
+    lane.ticket = remote(u64::MAX, 1);
+    refuses_lane(lane);
+}
+
+#[test]
+fn public_state_line_is_one_whole_line() {
+    let mut g = Gen(2);
+    // Beyond the end of all addresses, off the grid, and of other lengths.
+    let wrong = [
+        (u64::MAX - 63, 64),
+        (8, 64),
+        (4160, 0),
+        (4160, 8),
+        (4160, 128),
+        (4160, u64::MAX),
+    ];
+    for (address, len) in wrong {
+        let mut lane = g.lane();
+        lane.status = Remote {
+            key: RegionKey(1),
+            address,
+            len,
+        };
+        refuses_lane(lane);
+    }
+}
+
+/// The lane is refused in both answers that grant one.
+fn refuses_lane(lane: LaneGrant) {
+    refuses(&ServerAnswer::Attached(Attached {
+        session: SessionId(1),
+        lanes: vec![lane],
+        shm: None,
+    }));
+    refuses(&ServerAnswer::Recovered(Recovered {
         lane,
         shm: None,
         applied_seq: 0,
         durable_seq: 0,
         head_bytes: 0,
         rejected: 0,
-    };
-    refuses(&ServerAnswer::Recovered(recovered));
+    }));
 }
 
 #[test]

@@ -1,0 +1,101 @@
+//! The public copy of a lane's state line, for a client whose mailbox shows no progress.
+//!
+//! A device may leave the older of two overlapping writes standing. The mailbox then holds an old state
+//! until the server posts another one, which may be never. The server keeps a second copy of each state
+//! in public memory, written before the one that it posts. A client that waits, and has seen no progress
+//! for [`STATUS_LOOK`], reads that copy.
+
+use std::time::Instant;
+
+use tidewater_transport::fabric::{Lane, LaneError, ReadBatch, ReadOp, RemoteAddr};
+use tidewater_transport::layout::lines::StateLine;
+use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
+use tidewater_transport::limits::STATUS_LOOK;
+use tidewater_transport::planted::{self, Plant};
+
+/// Tag of the batch that reads the copy. Pulls are numbered from 1 and do not reach it.
+pub(super) const STATUS_TAG: u64 = u64::MAX;
+
+/// Reads the public copy of one lane's state line: at most one read in flight, at most one in each
+/// [`STATUS_LOOK`].
+#[derive(Debug, Default)]
+pub(super) struct StatusCopy {
+    /// Whether the server has a copy.
+    exists: bool,
+    /// The read, while it is not in flight.
+    batch: Option<ReadBatch>,
+    /// Since when the state has not changed, and that state; `None` while no frame is unanswered.
+    since: Option<(Instant, StateLine)>,
+}
+
+impl StatusCopy {
+    /// For a lane that was just opened. Allocates the memory of all its reads.
+    pub(super) fn new(from: Option<RemoteAddr>) -> Self {
+        let batch = from.map(|from| ReadBatch {
+            ops: vec![ReadOp {
+                from,
+                len: LINE_BYTES as u32,
+                head_len: LINE_BYTES as u32,
+                head_at: 0,
+                body_at: 0,
+                fence: false,
+            }],
+            head: vec![0; LINE_BYTES],
+            body: Vec::new(),
+            tag: STATUS_TAG,
+        });
+        Self {
+            exists: batch.is_some(),
+            batch,
+            since: None,
+        }
+    }
+
+    /// Notes the state that the client has, at the begin of a wait. Returns whether the wait has to look
+    /// at the clock within [`STATUS_LOOK`].
+    pub(super) fn watch(&mut self, now: Instant, unanswered: bool, state: &StateLine) -> bool {
+        if !unanswered || !self.exists {
+            self.since = None;
+            return false;
+        }
+        match &self.since {
+            Some((_, before)) if before == state => {}
+            _ => self.since = Some((now, *state)),
+        }
+        true
+    }
+
+    /// Posts the read if the state that the client has is the one of [`STATUS_LOOK`] ago.
+    ///
+    /// # Errors
+    /// [`LaneError`] of the lane.
+    pub(super) fn read_if_stalled(
+        &mut self,
+        now: Instant,
+        state: &StateLine,
+        lane: &mut dyn Lane,
+    ) -> Result<(), LaneError> {
+        let Some((since, before)) = &mut self.since else {
+            return Ok(());
+        };
+        if before != state || now.duration_since(*since) < STATUS_LOOK {
+            return Ok(());
+        }
+        *since = now;
+        if planted::on(Plant::StatusCopyNotRead) {
+            return Ok(());
+        }
+        match self.batch.take() {
+            Some(batch) => lane.post_read(batch),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes a read back. The state that it found; `None` for a line that does not check.
+    #[cold]
+    pub(super) fn arrived(&mut self, batch: ReadBatch, salt: u64) -> Option<StateLine> {
+        let line = batch.head.first_chunk().map(line_from_bytes);
+        self.batch = Some(batch);
+        line.and_then(|line| StateLine::from_line(&line, salt))
+    }
+}

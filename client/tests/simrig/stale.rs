@@ -1,0 +1,76 @@
+//! A device that leaves the older of two overlapping writes standing: a state line that is posted into
+//! the mailbox does not replace the one before it.
+
+use std::time::Duration;
+
+use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
+use tidewater_transport::layout::session::MAILBOX_STATE_AT;
+use tidewater_transport::sim::SimPort;
+use tidewater_transport::sync::{AtomicU64, Ordering};
+
+/// Which state lines of a client's lanes arrive, and how many did not. By default all of them do.
+#[derive(Debug, Default)]
+pub struct LostStatuses {
+    /// Of so many state lines one arrives, the first of them; 0: all.
+    one_in: u64,
+    /// State lines posted.
+    posted: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl LostStatuses {
+    /// Of `one_in` state lines in a row the first arrives.
+    pub fn but_one_in(one_in: u64) -> Self {
+        Self {
+            one_in,
+            ..Self::default()
+        }
+    }
+
+    /// State lines that did not arrive.
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn loses_next(&self) -> bool {
+        let nth = self.posted.fetch_add(1, Ordering::Relaxed);
+        let loses = self.one_in > 0 && !nth.is_multiple_of(self.one_in);
+        self.lost.fetch_add(u64::from(loses), Ordering::Relaxed);
+        loses
+    }
+}
+
+/// A port over such a device.
+pub struct StalePort {
+    pub port: SimPort,
+    pub lost: std::sync::Arc<LostStatuses>,
+}
+
+impl Port for StalePort {
+    fn peer(&self) -> &str {
+        self.port.peer()
+    }
+
+    fn poll(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+        self.port.poll(exports, inbox)
+    }
+
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
+        if at == MAILBOX_STATE_AT && self.lost.loses_next() {
+            return Ok(());
+        }
+        self.port.post(at, bytes)
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        self.port.signal()
+    }
+
+    fn look_within(&self) -> Option<Duration> {
+        self.port.look_within()
+    }
+
+    fn destroy(&mut self) {
+        self.port.destroy();
+    }
+}

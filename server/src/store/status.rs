@@ -1,0 +1,133 @@
+//! Public state lines of rings: the copies that clients read when their mailbox shows no progress.
+//!
+//! Lines are handed out of slabs. A slab is one exported block, so that thousands of sessions take few
+//! region keys and few registrations of a device.
+
+use std::sync::MutexGuard;
+
+use tidewater_transport::ids::RegionKey;
+use tidewater_transport::layout::{LINE_BYTES, Line};
+use tidewater_transport::wire::control::Remote;
+
+use super::StoreError;
+use super::memory::{BlockKind, BlockOwner, ServerMemory};
+
+/// Lines of a slab.
+const SLAB_LINES: usize = 512;
+
+/// One public line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatusLine {
+    /// Offset in public memory.
+    pub at: usize,
+    key: RegionKey,
+}
+
+impl StatusLine {
+    /// Where clients read it.
+    pub const fn remote(&self) -> Remote {
+        Remote {
+            key: self.key,
+            address: self.at as u64,
+            len: LINE_BYTES as u64,
+        }
+    }
+}
+
+impl ServerMemory {
+    /// A public line with the content `line`, for one ring.
+    ///
+    /// # Errors
+    /// [`StoreError`] when memory or keys are used up.
+    pub fn status_line(&self, line: &Line) -> Result<StatusLine, StoreError> {
+        let mut free = self.free_status_lines();
+        let status = match free.pop() {
+            Some(status) => status,
+            None => self.status_slab(&mut free)?,
+        };
+        drop(free);
+        self.store_status(status, line)?;
+        Ok(status)
+    }
+
+    /// Gives a line back, with a content that no client takes for a state.
+    ///
+    /// # Errors
+    /// Never for a line of this memory.
+    pub fn free_status_line(&self, status: StatusLine) -> Result<(), StoreError> {
+        self.store_status(status, &Line::default())?;
+        self.free_status_lines().push(status);
+        Ok(())
+    }
+
+    /// Makes a slab; its first line, the others are `free`.
+    fn status_slab(&self, free: &mut Vec<StatusLine>) -> Result<StatusLine, StoreError> {
+        let owner = BlockOwner {
+            kind: BlockKind::Ring,
+            table: 0,
+            applier: 0,
+            part: 0,
+        };
+        let (block, key) = self.public_block(SLAB_LINES * LINE_BYTES, owner)?;
+        let line = |n| StatusLine {
+            at: block.at + n * LINE_BYTES,
+            key,
+        };
+        free.extend((1..SLAB_LINES).rev().map(line));
+        Ok(line(0))
+    }
+
+    fn store_status(&self, status: StatusLine, line: &Line) -> Result<(), StoreError> {
+        let words = self.public.region().words_mut(status.at, LINE_BYTES)?;
+        words.store_line(0, line);
+        Ok(())
+    }
+
+    fn free_status_lines(&self) -> MutexGuard<'_, Vec<StatusLine>> {
+        match self.free_status.lock() {
+            Ok(guard) => guard,
+            Err(poisoned) => poisoned.into_inner(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use tidewater_transport::fabric::Rights;
+    use tidewater_transport::ids::Incarnation;
+
+    use super::*;
+
+    #[test]
+    fn state_lines_are_apart_exported_and_used_again() {
+        let memory = ServerMemory::new(16 << 20, Incarnation(7)).unwrap();
+        let exports = memory.exports.view();
+        let line = [5; 8];
+        let made: Vec<_> = (0..2 * SLAB_LINES)
+            .map(|_| memory.status_line(&line).unwrap())
+            .collect();
+        let places: BTreeSet<usize> = made.iter().map(|status| status.at).collect();
+        assert_eq!(places.len(), made.len());
+        let keys: BTreeSet<u32> = made.iter().map(|status| status.key.0).collect();
+        assert_eq!(keys.len(), 2, "a key for each slab");
+        let mut exports = exports;
+        for status in &made {
+            let Remote { key, address, len } = status.remote();
+            assert!(address.is_multiple_of(LINE_BYTES as u64));
+            assert!(exports.check(key, address, len, Rights::Read).is_ok());
+            assert!(exports.check(key, address, len, Rights::Write).is_err());
+        }
+        let used = memory.public.usage();
+        for &status in &made {
+            memory.free_status_line(status).unwrap();
+            let words = memory.public.region().words(status.at, LINE_BYTES).unwrap();
+            assert_eq!(words.line(0), Line::default());
+        }
+        for _ in &made {
+            memory.status_line(&line).unwrap();
+        }
+        assert_eq!(memory.public.usage(), used);
+    }
+}
