@@ -5,16 +5,16 @@
 #   ci/planted-broad.sh [PLANT...]    those, or all; the table is target/planted-broad.tsv as well
 source "$(dirname "$0")/lib.sh"
 source ci/lib/planted.sh
-TEST_SECONDS=120 # for one test program
+TEST_SECONDS=300 # for one test program
 OUT=$REPO_ROOT/target/planted-broad.tsv
 # Column, crate, target, environment. A prefix of the seeds is a column of its own: it is what a quick run does.
 BROAD=(
-    "sim-15 tidewater-client test:sim TIDEWATER_SEEDS=15"
-    "sim-200 tidewater-client test:sim TIDEWATER_SEEDS=200"
-    "ledger tidewater-client test:ledger"
-    "torn tidewater-client test:torn"
-    "stress tidewater-client test:stress"
-    "conformance tidewater-transport test:conformance"
+    "sim-15 tidewater-client sim TIDEWATER_SEEDS=15"
+    "sim-200 tidewater-client sim TIDEWATER_SEEDS=200"
+    "ledger tidewater-client ledger"
+    "torn tidewater-client torn"
+    "stress tidewater-client stress"
+    "conformance tidewater-transport conformance"
 )
 build_tests
 scratch_dir
@@ -47,6 +47,8 @@ plants=("$@")
             read -r -a words <<<"$row"
             assignment=("${words[@]:3}")
             [[ $plant == none ]] || assignment+=("TIDEWATER_PLANT=$plant")
+            # The seeds of sim-15 are the first of sim-200.
+            if [[ ${words[0]} == sim-200 && $cell == seen* ]]; then printf '\t%s' "$cell" && continue; fi
             cell=$(outcome "${words[1]}" "${words[2]}" "${assignment[@]}")
             [[ $plant != none || $cell == - ]] || die "${words[0]} fails without a defect"
             printf '\t%s' "$cell"
