@@ -1,3 +1,5 @@
+//! long: the cluster of sockets is built once for all of its tests.
+//!
 //! A whole cluster: coordinator, servers and clients over real sockets, in one process.
 
 #![allow(clippy::unwrap_used)]
@@ -515,6 +517,28 @@ fn cluster_of_few_descriptors_in_this_process() {
     next_line();
 }
 
+/// Joins the cluster at `address` as `rank` of two; returns the client and the server's address.
+fn join_as(address: &str, rank: u32, deadline: Deadline) -> Result<(Client, String), ClientError> {
+    let mut config = JoinConfig::new(address, JobToken::new([9; 32]));
+    config.rank = Some(rank);
+    let (mut link, _) = NetCoordinatorLink::join(&config, deadline)?;
+    let members = link.wait_servers(1, deadline)?;
+    let mut config = ConnectConfig::new(JobToken::new([9; 32]), link.cluster(), rank);
+    config.epoch = members.epoch;
+    let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+    let (server, lanes) =
+        NetServerLink::open(&members.servers[0], &config, &mut sleeper, deadline)?;
+    let client = Client::from_parts(Parts {
+        coordinator: Box::new(link),
+        servers: vec![(Box::new(server), lanes)],
+        sleeper: Box::new(sleeper),
+        rank: WorkerId(rank),
+        workers: 2,
+        sync: Sync::Asp,
+    })?;
+    Ok((client, members.servers[0].endpoints.tcp.clone()))
+}
+
 /// A server that has no descriptors left serves those that it has, lets others wait, and takes them on when
 /// there are descriptors again.
 #[test]
@@ -539,27 +563,7 @@ fn server_without_descriptors_waits_and_serves_again() {
         panic!("the cluster ends without \"{what}\": {before:#?}");
     };
     let address = said("at");
-    let connect = |rank: u32, deadline: Deadline| -> Result<(Client, String), ClientError> {
-        let mut config = JoinConfig::new(&address, JobToken::new([9; 32]));
-        config.rank = Some(rank);
-        let (mut link, _) = NetCoordinatorLink::join(&config, deadline)?;
-        let members = link.wait_servers(1, deadline)?;
-        let mut config = ConnectConfig::new(JobToken::new([9; 32]), link.cluster(), rank);
-        config.epoch = members.epoch;
-        let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-        let (server, lanes) =
-            NetServerLink::open(&members.servers[0], &config, &mut sleeper, deadline)?;
-        let client = Client::from_parts(Parts {
-            coordinator: Box::new(link),
-            servers: vec![(Box::new(server), lanes)],
-            sleeper: Box::new(sleeper),
-            rank: WorkerId(rank),
-            workers: 2,
-            sync: Sync::Asp,
-        })?;
-        Ok((client, members.servers[0].endpoints.tcp.clone()))
-    };
-    let (mut first, server) = connect(0, long()).unwrap();
+    let (mut first, server) = join_as(&address, 0, long()).unwrap();
     let spec = TableBuilder::sparse::<f32>("t", 1);
     let table = first.create_table::<f32>(spec.spec()).unwrap();
     let mut count = 0.0;
@@ -580,12 +584,12 @@ fn server_without_descriptors_waits_and_serves_again() {
     // The server, too, has a connection that it cannot take.
     let _waits = TcpStream::connect(server).unwrap();
     let soon = Deadline::after(Duration::from_millis(300));
-    let error = connect(1, soon).unwrap_err();
+    let error = join_as(&address, 1, soon).unwrap_err();
     assert!(error.to_string().contains(&address), "{error}");
     add(&mut first);
     // One that waits, and is taken on as soon as there are descriptors.
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| connect(1, Deadline::after(Duration::from_secs(40))));
+        let waits = scope.spawn(|| join_as(&address, 1, Deadline::after(Duration::from_secs(40))));
         input.write_all(b"free them\n").unwrap();
         said("free");
         let (mut second, _) = waits.join().unwrap().unwrap();
