@@ -410,7 +410,7 @@ fn sessions_that_cannot_be_opened_say_why() {
         rank: 5,
         ..options
     });
-    fails(bad, TW_ERR_LOST, "rank 5 of a job with 1 workers");
+    fails(bad, TW_ERR_REFUSED, "rank 5 of a job with 1 workers");
     let nobody = tw_session_options {
         coordinator: c"127.0.0.1:1".as_ptr(),
         patience_s: 0.2,
