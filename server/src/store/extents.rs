@@ -230,7 +230,16 @@ impl Extents {
             Some(Delivery::Late) => {
                 let plan = self.next_plan();
                 let slots = (plan.slots / LATE_PART).max(self.plan.slots);
-                Plan { slots, ..plan }.make(&self.memory, None)?
+                match (Plan { slots, ..plan }).make(&self.memory, None) {
+                    // What is on its way holds the memory: to refuse a push now would be wrong in a moment.
+                    Err(StoreError::NoMemory { .. }) => {
+                        match self.coming.take().and_then(Order::wait) {
+                            Some(extent) => extent,
+                            None => plan.make(&self.memory, None)?,
+                        }
+                    }
+                    made => made?,
+                }
             }
             // The helper failed or there is none: whatever is wrong is found again here.
             Some(Delivery::Failed) | None => {

@@ -151,6 +151,11 @@ impl<T: Made> Order<T> {
         !self.0.is_empty()
     }
 
+    /// Blocks until what was ordered is there; `None` if it never comes. As long as the helper needs.
+    pub(super) fn wait(self) -> Option<T> {
+        self.0.recv().ok()?.made.take()
+    }
+
     /// What was ordered, if it is there.
     pub(super) fn take(&mut self) -> Delivery<T> {
         match self.0.try_recv() {
