@@ -319,16 +319,11 @@ pub(crate) fn check_member(
         return Ok(());
     }
     for server in 0..lanes.servers() {
-        let Some(link) = lanes.link(server) else {
+        let Some(members) = lanes.members(server, domain, deadline)? else {
             continue;
         };
-        let name = link.name().to_owned();
-        let members = match link.clocks(domain, deadline) {
-            Ok(members) => members,
-            // The coordinator may have the reason of a server's end.
-            Err(e) => return Err(lanes.blame(e)),
-        };
         if !members.iter().any(|&(member, _)| member == rank) {
+            let name = lanes.link(server).map_or("", |link| link.name());
             return Err(ClientError::Environment(format!(
                 "worker {rank} is no member of clock domain {domain} at server {name}: it came after \
                  the first tick of a job whose number of workers was not said, or it has left its \

@@ -15,7 +15,7 @@ use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::{
     Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
 };
-use tidewater_transport::ids::{ApplierId, DomainId, SessionId};
+use tidewater_transport::ids::{ApplierId, DomainId, SessionId, WorkerId};
 use tidewater_transport::layout::frame::FrameHeader;
 use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
 use tidewater_transport::layout::ring::RingGeometry;
@@ -551,6 +551,32 @@ impl Lanes {
             _ => self.coordinator.check(),
         };
         reason.err().unwrap_or(seen)
+    }
+
+    /// Workers that a server counts in a domain, with their clocks; `None` without such a server.
+    pub(crate) fn members(
+        &mut self,
+        server: usize,
+        domain: DomainId,
+        deadline: Deadline,
+    ) -> Result<Option<Vec<(WorkerId, u64)>>, ClientError> {
+        let Some(s) = self.servers.get_mut(server) else {
+            return Ok(None);
+        };
+        loop {
+            let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
+            match s.link.clocks(domain, slice) {
+                Ok(members) => return Ok(Some(members)),
+                // Again, unless the job has ended: it may be the server that has died.
+                Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
+                    if !deadline.passed() =>
+                {
+                    self.coordinator.check()?;
+                }
+                // The coordinator may have the reason of a server's end.
+                Err(e) => return Err(self.blame(e)),
+            }
+        }
     }
 
     /// Re-establishes a broken lane and re-sends what the server has not consumed.
