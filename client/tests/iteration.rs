@@ -96,11 +96,15 @@ fn push_ones(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Result<()
 /// Pushes new rows until the memory for rows is full, and ticks now and then so that what is held
 /// stays small: how many rows were pushed.
 fn fill(client: &mut Client, table: &Table<f32>, from: u64) -> u64 {
-    const BATCH: u64 = 64;
-    for first in (from..from + 100_000).step_by(BATCH as usize) {
-        let keys: Vec<u64> = (first..first + BATCH).collect();
+    fill_by(client, table, from, 64)
+}
+
+/// As [`fill`], so many rows a push: a refused push of several leaves the room of fewer.
+fn fill_by(client: &mut Client, table: &Table<f32>, from: u64, batch: u64) -> u64 {
+    for first in (from..from + 100_000).step_by(batch as usize) {
+        let keys: Vec<u64> = (first..first + batch).collect();
         match push_ones(client, table, &keys) {
-            Ok(()) if first % (32 * BATCH) == 0 => client.tick().unwrap(),
+            Ok(()) if first % (32 * batch) == 0 => client.tick().unwrap(),
             Ok(()) => {}
             Err(ClientError::Rejected { reject, .. }) => {
                 assert_eq!(reject.code(), RejectCode::NoMemory, "{reject:?}");
@@ -203,7 +207,7 @@ fn lost_acknowledged_push_ends_the_server() {
     let other = client(&cluster, 0, "other", Sync::Bsp);
     let table = rows(&mut one);
     push_ones(&mut one, &table, &[u64::MAX]).unwrap();
-    fill(&mut one, &table, 0);
+    let held = fill(&mut one, &table, 0);
     push_ones(&mut one, &table, &[u64::MAX]).unwrap();
     let id = table.id();
     let removed = cluster
@@ -211,6 +215,8 @@ fn lost_acknowledged_push_ends_the_server() {
         .unwrap()
         .with_engine(ApplierId(0), move |engine| engine.remove_row(id, u64::MAX));
     assert_eq!(removed.unwrap(), Ok(true));
+    // Other rows take what room is left, so that the tick finds none for the removed row.
+    fill_by(&mut one, &table, held + 1_000_001, 1);
     let reason = ["server 0", "applier 0", "acknowledged pushes", "--capacity"];
     everybody_hears(&cluster, vec![one, other], &reason);
 }

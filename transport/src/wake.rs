@@ -494,9 +494,16 @@ mod tests {
         let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
         let limit = Deadline::after(Duration::from_secs(20));
         let mut shortest = Duration::MAX;
-        while shortest >= Duration::from_millis(1) {
-            shortest = shortest.min(sleep(&mut sleeper, Duration::from_micros(50)));
-            assert!(!limit.passed(), "the shortest sleep took {shortest:?}");
+        // One alone may have been cut short by an interruption.
+        let mut short = 0;
+        while short < 5 {
+            let slept = sleep(&mut sleeper, Duration::from_micros(50));
+            short += u32::from(slept < Duration::from_millis(1));
+            shortest = shortest.min(slept);
+            assert!(
+                !limit.passed(),
+                "{short} short sleeps, the shortest {shortest:?}"
+            );
         }
         assert!(shortest >= Duration::from_micros(50), "{shortest:?}");
     }
