@@ -384,6 +384,15 @@ run tidewater run --servers 2 --workers 4 -- "${LR[@]}" --json out.json
 MODEL=$(fingerprint)
 [[ $rc == 0 && -n $MODEL ]] || die "tidewater run itself fails: $(<log)"
 say "the model of tidewater run: $MODEL"
+if [[ ${1:-} == --kills ]]; then
+    have mpirun.openmpi openmpi-bin || die "no mpirun.openmpi"
+    for ((kill = 0; kill < ${2:?--kills needs a number}; kill++)); do
+        killed "Open MPI, asp, $kill" 5 "${OMPI[@]}" --enable-recovery -n 2 "${SERVER[@]}" : \
+            -n 4 "${LR[@]}" --sync asp --epochs 1000000
+    done
+    say "$passed passed, $failed failed"
+    exit "$((failed > 0))"
+fi
 try_hostfile
 with mpirun.openmpi try_open_mpi openmpi-bin
 with mpiexec.hydra try_hydra mpich
