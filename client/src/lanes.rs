@@ -428,8 +428,8 @@ impl Lanes {
         }
     }
 
-    /// Notes what each lane has been told. Returns whether some lane has unanswered frames and a public copy of
-    /// its status.
+    /// Notes the state of each lane. Returns whether some lane has unanswered frames and a public copy of its
+    /// status.
     fn watch_statuses(&mut self, now: Instant) -> bool {
         let mut any = false;
         for l in &mut self.all {
@@ -567,9 +567,9 @@ impl Lanes {
             let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
             match s.link.clocks(domain, slice) {
                 Ok(members) => return Ok(Some(members)),
-                // Again, unless the job has ended: it may be the server that has died.
+                // A slice has ended. The next one follows, unless the job has ended: a dead server answers none.
                 Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
-                    if !deadline.passed() =>
+                    if slice.left() <= COORDINATOR_LOOK && !deadline.passed() =>
                 {
                     self.coordinator.check()?;
                 }
