@@ -164,9 +164,8 @@ impl WorkerClock {
         }
     }
 
-    /// Adds to a deadline's error the workers whose turn in the open iteration comes before this
-    /// one's: a server may leave its pushes in their ring until those have ticked. Other errors stay
-    /// as they are. Cost: a question to every server, which is given 2 seconds in all.
+    /// Adds the workers with an earlier turn in the open iteration to a deadline's error. A server may
+    /// leave this worker's pushes in their ring until those have ticked. Other errors stay as they are. Cost: a question to every server, which is given 2 seconds in all.
     #[cold]
     pub(crate) fn name_turn(
         &self,

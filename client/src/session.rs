@@ -396,8 +396,8 @@ impl Client {
     ///
     /// # Errors
     /// The refusal of the earliest push that no ticket has claimed: each call returns that of one push,
-    /// until there is none. A deadline that names who has not applied, and the ranks whose turn in an
-    /// iteration comes before this one's.
+    /// until there is none. A deadline names the servers that have not applied, and the ranks with an
+    /// earlier turn in the iteration.
     pub fn flush(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.complete("flush", deadline)

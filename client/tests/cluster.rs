@@ -479,7 +479,7 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
     }
 }
 
-/// The other end of [`server_without_descriptors_waits_and_serves_again`]: a cluster whose process uses up
+/// The other end of [`server_without_descriptors_waits_and_serves_again`]: a cluster in a process that uses up
 /// its descriptors at a line on its input, and frees them at the next.
 #[test]
 #[ignore = "started by server_without_descriptors_waits_and_serves_again"]

@@ -1,4 +1,4 @@
-//! The public copy of a lane's state line, for a client whose mailbox shows no progress.
+//! The public copy of a lane's state line. The client reads it when the mailbox shows no progress.
 //!
 //! A device may leave the older of two overlapping writes standing. The mailbox then holds an old state
 //! until the server posts another one, which may be never. The server keeps a second copy of each state

@@ -232,7 +232,7 @@ impl PushRing {
         self.state.applied_seq + 1 >= self.next_seq
     }
 
-    /// Whether the applier was told of frames that no state has answered.
+    /// Whether posted frames are unanswered: no state counts them yet.
     pub(crate) const fn is_unanswered(&self) -> bool {
         self.state.head_bytes < self.signalled
     }

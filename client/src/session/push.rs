@@ -32,7 +32,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] for lengths that do not fit; a deadline when a ring stays full, which
-    /// names the ranks whose turn in the iteration comes before this one's.
+    /// names the ranks with an earlier turn in the iteration.
     pub fn push_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -106,7 +106,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError::Argument`] when the range is not in the table; a deadline when a ring stays
-    /// full, which names the ranks whose turn in the iteration comes before this one's.
+    /// full, which names the ranks with an earlier turn in the iteration.
     pub fn push_dense<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -187,7 +187,7 @@ impl Client {
     /// [`ClientError::Rejected`] when a server refused a frame of it, and
     /// [`ClientError::RejectForgotten`] when that was too long ago to tell why, each time that it is
     /// asked for; [`ClientError::Argument`] for a ticket of another client; a deadline, which names the
-    /// ranks whose turn in the iteration comes before this one's.
+    /// ranks with an earlier turn in the iteration.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
