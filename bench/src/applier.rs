@@ -4,19 +4,19 @@
 use std::sync::Arc;
 
 use tidewater_client::TableBuilder;
+use tidewater_protocol::ids::{Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_protocol::layout::frame::{
+    FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
+};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::table::{DType, Optimizer, PushOp};
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::apply::kernels::RowKernel;
 use tidewater_server::apply::table::{Store, Table};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::ids::{Incarnation, PartitionId, TableId, WorkerId};
-use tidewater_transport::layout::frame::{
-    FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
-};
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::table::{DType, Optimizer, PushOp};
 
 use crate::error::BenchError;
 use crate::measure::Work;

@@ -1,8 +1,8 @@
 //! What workers that tick together do: ticks alone, barriers, and whole dense steps.
 
 use tidewater_client::{Client, PullOptions, Table, TableBuilder};
-use tidewater_transport::limits::DATA_DEADLINE;
-use tidewater_transport::table::{Optimizer, PushOp, Reduce};
+use tidewater_protocol::limits::DATA_DEADLINE;
+use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
 use crate::error::BenchError;
 use crate::measure::Work;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidewater_transport::limits::RING_BYTES_DEFAULT;
+use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 
 use crate::args::{Common, Wire};
 

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use tidewater_client::{
     Client, PullOptions, PullTicket, RegisteredBuffer, Table, TableBuilder, Ticket,
 };
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::table::{Optimizer, PushOp, TableSpec};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::table::{Optimizer, PushOp, TableSpec};
 
 use crate::error::BenchError;
 use crate::values::{PUSHES_MAX, Values};

@@ -4,7 +4,7 @@
 //! adds exactly: a single lost, doubled, torn or misplaced push or row is a wrong value. Nothing is
 //! stored, so that a table of millions of rows can be checked.
 
-use tidewater_transport::layout::hash::mix64;
+use tidewater_protocol::layout::hash::mix64;
 
 /// Pushes to a row after which the integers would pass 2^24, which f32 holds exactly.
 pub const PUSHES_MAX: u32 = 4_000_000;

@@ -19,7 +19,7 @@ use std::time::Duration;
 use tidewater_client::{
     Client, ClientError, Entered, Job, Launch, PullOptions, Sync, Table, TableBuilder,
 };
-use tidewater_transport::table::{Optimizer, PushOp, Reduce};
+use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
 const N: usize = 64; // cells of an edge of the plate
 const WIDE: usize = N + 2; // with a rim that stays cold

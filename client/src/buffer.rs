@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use tidewater_transport::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
+use tidewater_protocol::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
 use tidewater_transport::mem::Buffer;
 use zerocopy::FromBytes;
 

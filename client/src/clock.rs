@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
+use tidewater_protocol::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
-use tidewater_transport::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
-use tidewater_transport::planted::{self, Plant};
 
 use crate::error::ClientError;
 use crate::lanes::Lanes;

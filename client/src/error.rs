@@ -1,9 +1,9 @@
 //! What a client call can fail with.
 
+use tidewater_protocol::layout::lines::Reject;
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_transport::fabric::LaneError;
-use tidewater_transport::layout::lines::Reject;
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::wire::refusal::Refusal;
 
 /// Why a call failed. Unless it says otherwise nothing was changed.
 #[derive(Debug, thiserror::Error)]

@@ -8,7 +8,7 @@
 
 use std::sync::OnceLock;
 
-use tidewater_transport::planted::{self, Plant};
+use tidewater_protocol::planted::{self, Plant};
 
 use crate::error::ClientError;
 

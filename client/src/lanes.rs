@@ -11,23 +11,23 @@ mod status;
 
 use std::time::{Duration, Instant};
 
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerId};
+use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
+use tidewater_protocol::limits::{
+    COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, LANE_SILENCE_MAX,
+    RING_BYTES_MAX, RING_BYTES_MIN, STATUS_LOOK,
+};
+use tidewater_protocol::placement::Owner;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::{
     Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
 };
-use tidewater_transport::ids::{ApplierId, DomainId, SessionId, WorkerId};
-use tidewater_transport::layout::frame::FrameHeader;
-use tidewater_transport::layout::lines::{ClockLine, Reject, StateLine};
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_clock_at, mailbox_reject_at};
-use tidewater_transport::limits::{
-    COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, LANE_SILENCE_MAX,
-    RING_BYTES_MAX, RING_BYTES_MIN, STATUS_LOOK,
-};
-use tidewater_transport::placement::Owner;
-use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wait::wait_until;
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::counters::Counters;
 use crate::error::ClientError;

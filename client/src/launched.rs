@@ -18,6 +18,8 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tidewater_protocol::limits::GATHER_TIMEOUT;
+use tidewater_protocol::wire::control::Part;
 use tidewater_server::launched::{
     Hosted, LaunchedError, Seated, host as host_coordinator, is_server, take_seat,
     take_seat_by_card,
@@ -29,8 +31,6 @@ use tidewater_transport::launch::{
     Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
     detect, servers_in_ranks_from_env,
 };
-use tidewater_transport::limits::GATHER_TIMEOUT;
-use tidewater_transport::wire::control::Part;
 
 use crate::connect::Job;
 use crate::error::ClientError;

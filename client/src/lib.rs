@@ -6,7 +6,7 @@
 //!
 //! ```no_run
 //! use tidewater_client::{Client, ClientError, Job, PullOptions, Sync, TableBuilder};
-//! use tidewater_transport::table::PushOp;
+//! use tidewater_protocol::table::PushOp;
 //!
 //! fn count(keys: &[u64]) -> Result<(), ClientError> {
 //!     let job = Job::from_env()?.ok_or_else(|| {

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Lane, RemoteAddr, TransportKind};
-use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
-use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::mem::Buffer;
-use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::{DomainClock, TableDescriptor, TableInfo};
 
 use crate::error::ClientError;
 

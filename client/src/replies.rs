@@ -5,10 +5,10 @@
 //! its reply has come, when the server has applied its request (a reply is posted before that is
 //! told), or when the lane has been replaced.
 
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_protocol::layout::session::{REPLY_SLOT_BYTES, REPLY_SLOTS, mailbox_reply_at};
 use tidewater_transport::fabric::Mailbox;
-use tidewater_transport::ids::SessionId;
-use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_transport::layout::session::{REPLY_SLOT_BYTES, REPLY_SLOTS, mailbox_reply_at};
 
 /// One slot: the tag it is out for, and the frame that asks.
 #[derive(Debug, Clone, Copy, Default)]
@@ -106,8 +106,8 @@ impl Replies {
         let (header, chk) = ReplyHeader::from_line(&mailbox.line(at))?;
         let len = header.payload_len as usize;
         let fits = len <= REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
-        let planted = tidewater_transport::planted::on(
-            tidewater_transport::planted::Plant::ReplySlotOutsideHash,
+        let planted = tidewater_protocol::planted::on(
+            tidewater_protocol::planted::Plant::ReplySlotOutsideHash,
         );
         // With the check over tag and slot these comparisons only save work; it decides.
         if !fits || (!planted && (header.user_tag != tag || header.slot as usize != slot)) {

@@ -16,6 +16,15 @@ use tidewater_client::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, N
 use tidewater_client::link::CoordinatorLink as _;
 use tidewater_client::table::TableBuilder;
 use tidewater_client::{Client, ClientError, Parts, PullOptions, Sync};
+use tidewater_protocol::ids::{ClusterId, Incarnation, WorkerId};
+use tidewater_protocol::table::{Init, Optimizer, PushOp};
+use tidewater_protocol::wire::control::{
+    self, CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Notice,
+};
+use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
+use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
+use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
@@ -23,17 +32,8 @@ use tidewater_server::embedded::{Cluster, ClusterConfig};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims};
-use tidewater_transport::ids::{ClusterId, Incarnation, WorkerId};
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::table::{Init, Optimizer, PushOp};
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::{
-    self, CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Notice,
-};
-use tidewater_transport::wire::handshake::{JobToken, Namespaces, ServerPolicy};
-use tidewater_transport::wire::hello::{Features, Ids, Role, Roles};
-use tidewater_transport::wire::peer::{ControlPeer, PeerEvent};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 /// Time enough for a busy machine; no test measures it.
 fn long() -> Deadline {

@@ -15,6 +15,10 @@ use tidewater_transport::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder, Ticket};
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_server::apply::command::Command;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::NamespaceId;
@@ -23,11 +27,7 @@ use tidewater_transport::fabric::TransportKind::{Shm, Tcp, Verbs};
 use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
 };
-use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::mem::Region;
-use tidewater_transport::table::{PushOp, Reduce};
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
 fn stall(cluster: &Cluster, server: usize, time: Duration) {

@@ -9,9 +9,9 @@ use tidewater_transport::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, Sync, TableBuilder, interrupt};
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
-use tidewater_transport::table::PushOp;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 

@@ -12,14 +12,14 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, ClientError, Parts, PullOptions, Sync, Table, TableBuilder};
+use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::{ApplierId, DomainId, WorkerId};
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::layout::lines::RejectCode;
-use tidewater_transport::layout::reject::RejectReason;
 use tidewater_transport::sync::{AtomicBool, AtomicU64, Ordering};
-use tidewater_transport::table::{PushOp, Reduce};
 use tidewater_transport::wake::OsSleeper;
 
 /// Elements of a row of the tables that fill a memory.

@@ -16,10 +16,10 @@ use common::Cluster;
 use common::faults::{Faults, Rng, full, seed, transports};
 use storm::{DIM, Seen, Storm};
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_protocol::table::PushOp;
 use tidewater_server::apply::command::Command;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_transport::sync::{AtomicBool, Ordering};
-use tidewater_transport::table::PushOp;
 
 const LONG: Duration = Duration::from_secs(60);
 const KEYS: u64 = 200;
@@ -239,8 +239,8 @@ fn late_pull_is_timeout_and_lane_lives() {
 #[ignore = "needs 14 GiB of memory and a minute"]
 fn ranges_of_more_than_4_gib_are_whole() {
     use tidewater_client::{Embedded, PullMode};
+    use tidewater_protocol::table::{Init, Reduce};
     use tidewater_server::embedded::ClusterConfig;
-    use tidewater_transport::table::{Init, Reduce};
     let elements = (1u64 << 30) + (1 << 14);
     let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024)
         .block_bytes(256 << 10)

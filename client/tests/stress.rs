@@ -17,11 +17,11 @@ use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, TableBuilder};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_transport::clock::{self, Deadline};
+use tidewater_transport::delays;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
-use tidewater_transport::layout::lines::RejectCode;
-use tidewater_transport::planted;
-use tidewater_transport::table::{PushOp, Reduce};
 
 /// These tests measure: one at a time.
 fn alone() -> MutexGuard<'static, ()> {
@@ -98,7 +98,7 @@ fn no_wake_up_is_lost_in_widened_windows() {
     const LIMIT: Duration = Duration::from_millis(400);
     let _alone = alone();
     let mut rng = Rng(seed());
-    planted::set_window(WINDOW);
+    delays::set_window(WINDOW);
     let mut rounds = Vec::new();
     for _ in 0..3 {
         rounds.push(slowest_of_pushes(Shm, 50, 2 * WINDOW, &mut rng));
@@ -106,7 +106,7 @@ fn no_wake_up_is_lost_in_widened_windows() {
             break;
         }
     }
-    planted::set_window(Duration::ZERO);
+    delays::set_window(Duration::ZERO);
     println!("50 pushes with windows of {WINDOW:?}, the slowest of each round: {rounds:?}");
     assert!(rounds.last() < Some(&LIMIT), "{rounds:?}");
 }
@@ -310,7 +310,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 2, 1);
         let mut owner = cluster.client(0, Sync::Asp);
-        let init = tidewater_transport::table::Init::Constant(5.0);
+        let init = tidewater_protocol::table::Init::Constant(5.0);
         let n = LEN as u64;
         let specs = [
             TableBuilder::sparse::<i64>("sparse", 1).init(init, 0),
@@ -359,7 +359,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
             for (n, spec) in specs.iter().enumerate() {
                 let mut spec = spec.spec().clone();
                 spec.name = format!("next-{n}");
-                spec.init = tidewater_transport::table::Init::Constant(9.0);
+                spec.init = tidewater_protocol::table::Init::Constant(9.0);
                 owner.create_table::<i64>(&spec).unwrap();
             }
             while told.load(Ordering::Acquire) < READERS

@@ -6,9 +6,9 @@ mod common;
 use common::Cluster;
 use common::faults::transports;
 use tidewater_client::{ClientError, Missing, PullMode, PullOptions, Sync, TableBuilder};
-use tidewater_transport::layout::lines::RejectCode;
-use tidewater_transport::limits::REJECTS_KEPT_MAX;
-use tidewater_transport::table::{Init, Optimizer, PushOp};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::limits::REJECTS_KEPT_MAX;
+use tidewater_protocol::table::{Init, Optimizer, PushOp};
 
 const MODES: [PullMode; 3] = [PullMode::Consistent, PullMode::Hogwild, PullMode::Gather];
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::Cluster;
 use common::faults::transports;
 use tidewater_client::{Client, Element, PullOptions, Sync, Table, TableBuilder};
-use tidewater_transport::ids::DomainId;
-use tidewater_transport::table::{Optimizer, PushOp, Reduce};
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
 /// Rate 1, so that a step subtracts the reduced gradient without a rounding of its own.
 const SGD: Optimizer = Optimizer::Sgd { lr: 1.0 };

@@ -11,14 +11,14 @@ mod common;
 
 use std::sync::Barrier;
 use std::time::Duration;
-use tidewater_transport::planted;
+use tidewater_transport::delays;
 use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Counters, PullOptions, Sync, TableBuilder};
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
-use tidewater_transport::table::PushOp;
 
 const WRITERS: u32 = 1;
 const READERS: u32 = 2;
@@ -144,7 +144,7 @@ impl Drop for OnDrop<'_> {
 /// The rows of each width, sparse and dense: each width must have met writes in progress. A write pauses in its
 /// middle, so that half of the reads of a hot row meet it.
 fn widths(transport: TransportKind, millions: [u64; 3]) -> Seen {
-    planted::set_write_pause(Duration::from_micros(5));
+    delays::set_write_pause(Duration::from_micros(5));
     let mut all = Seen::default();
     for (dim, reads) in [16, 64, 1_024].into_iter().zip(millions) {
         let reads = if full() { reads * 20 } else { reads };

@@ -3,7 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use tidewater_server::checkpoint;
-use tidewater_transport::{layout, tcp, wire};
+use tidewater_protocol::{layout, wire};
+use tidewater_transport::tcp;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else {

@@ -17,21 +17,21 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::dial::{self, Claims, DialError};
-use tidewater_transport::ids::{ServerId, TableId, WorkerId};
-use tidewater_transport::limits::DATA_DEADLINE;
-use tidewater_transport::wire::WireError;
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
+use tidewater_protocol::limits::DATA_DEADLINE;
+use tidewater_protocol::wire::WireError;
+use tidewater_protocol::wire::control::{
     self, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members, Message, Notice, Order,
     OrderAnswer, SavedPart, ServerMember, TableInfo, WorkerState,
 };
-use tidewater_transport::wire::frame::kind;
-use tidewater_transport::wire::handshake::JobToken;
-use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, Role};
-use tidewater_transport::wire::peer::ControlPeer;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::frame::kind;
+use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, Role};
+use tidewater_protocol::wire::peer::ControlPeer;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::conn::{ConnError, ControlConn};
+use tidewater_transport::dial::{self, Claims, DialError};
 
 use crate::checkpoint::{self, Appliers, OsDisk};
 

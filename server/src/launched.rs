@@ -13,15 +13,15 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::wire::control::{Mustered, Part};
+use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::host;
-use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::meeting::{self, MeetError, Pending};
 use tidewater_transport::launch::{Card, Place, Rendezvous, TokenError, token};
 use tidewater_transport::muster::{self, MusterError, Seat};
 use tidewater_transport::topo::Topology;
-use tidewater_transport::wire::control::{Mustered, Part};
-use tidewater_transport::wire::handshake::JobToken;
 
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,

@@ -3,7 +3,7 @@
 //! A job is known to people and on the wire by the name of its namespace. Where frames are applied
 //! a number stands for it: comparing it is all that keeping jobs apart costs there.
 
-use tidewater_transport::ids::WorkerId;
+use tidewater_protocol::ids::WorkerId;
 
 /// A namespace on one server process, from its first table or session to the end of its job: never
 /// given twice, so that whatever is left of a job is not taken for the next one of its name.

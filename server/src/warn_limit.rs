@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::planted::{self, Plant};
 
 /// Least time between two equal warnings.
 pub(crate) const WARN_EVERY: Duration = Duration::from_secs(1);

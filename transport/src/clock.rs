@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use crate::planted::{self, Plant};
+use tidewater_protocol::planted::{self, Plant};
 
 /// Longest time to a deadline, 100 years: `Instant` holds it, and so does every timeout of the
 /// kernel that is computed from it.

@@ -10,14 +10,14 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::clock::Deadline;
-use crate::limits::{COORDINATOR_LOOK, NOTICES_MAX};
-use crate::wire::WireError;
-use crate::wire::control::{self, Answer, Message, Notice, Request};
-use crate::wire::frame::{Decoder, kind};
-use crate::wire::handshake::{ClientHandshake, HandshakeError, JobToken};
-use crate::wire::hello::{Hello, Welcome};
-use crate::wire::peer::ControlPeer;
-use crate::wire::refusal::Refusal;
+use tidewater_protocol::limits::{COORDINATOR_LOOK, NOTICES_MAX};
+use tidewater_protocol::wire::WireError;
+use tidewater_protocol::wire::control::{self, Answer, Message, Notice, Request};
+use tidewater_protocol::wire::frame::{Decoder, kind};
+use tidewater_protocol::wire::handshake::{ClientHandshake, HandshakeError, JobToken};
+use tidewater_protocol::wire::hello::{Hello, Welcome};
+use tidewater_protocol::wire::peer::ControlPeer;
+use tidewater_protocol::wire::refusal::Refusal;
 
 /// Bytes asked of one read.
 const READ_BYTES: usize = 16 << 10;

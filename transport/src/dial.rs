@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::clock::Deadline;
 use crate::conn::{ConnError, ControlConn};
-use crate::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
 use crate::socket_options::{give_up_after, send_at_once};
-use crate::wire::handshake::JobToken;
-use crate::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
+use tidewater_protocol::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
+use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
 
 /// First and longest pause between two attempts.
 const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
@@ -23,7 +23,7 @@ pub struct Claims {
     pub namespace: String,
     /// Its role.
     pub role: Role,
-    /// Its rank, or [`crate::wire::hello::RANK_ANY`].
+    /// Its rank, or [`tidewater_protocol::wire::hello::RANK_ANY`].
     pub rank: u32,
 }
 

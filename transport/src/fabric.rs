@@ -40,13 +40,13 @@
 use std::time::Duration;
 
 use crate::clock::Deadline;
-use crate::ids::RegionKey;
-use crate::layout::ring::RingGeometry;
-use crate::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
-use crate::layout::{LINE_BYTES, Line, lines::CheckedU64};
-use crate::limits::DATA_DEADLINE;
 use crate::mem::{MemError, Region, Words, WordsMut, publish};
 use crate::sync::{Arc, Ordering, fence};
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
+use tidewater_protocol::layout::{LINE_BYTES, Line, lines::CheckedU64};
+use tidewater_protocol::limits::DATA_DEADLINE;
 
 mod mapping;
 mod offers;

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::planted::{self, Plant};
+use tidewater_protocol::planted::{self, Plant};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 

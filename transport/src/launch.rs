@@ -41,8 +41,8 @@ pub use device::{RdmaDevice, RdmaTimeout};
 pub use pmi1::PmiError;
 pub use token::TokenError;
 
-use crate::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
-use crate::wire::handshake::JobToken;
+use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+use tidewater_protocol::wire::handshake::JobToken;
 
 /// An environment variable that Tidewater reads.
 #[derive(Debug, Clone, Copy)]

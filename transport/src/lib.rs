@@ -22,6 +22,7 @@
 pub mod clock;
 #[cfg(not(loom))]
 pub mod conn;
+pub mod delays;
 #[cfg(not(loom))]
 pub mod dial;
 pub mod doze;
@@ -31,18 +32,13 @@ mod exports;
 pub mod fabric;
 #[cfg(not(loom))]
 pub mod host;
-pub mod ids;
 pub mod launch;
-pub mod layout;
-pub mod limits;
 #[cfg(not(loom))]
 pub mod liveness;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod muster;
 pub mod num;
-pub mod placement;
-pub mod planted;
 #[cfg(not(loom))]
 pub mod shm;
 #[cfg(not(loom))]
@@ -50,7 +46,6 @@ pub mod sim;
 #[cfg(not(loom))]
 pub mod socket_options;
 pub mod sync;
-pub mod table;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(not(loom))]
@@ -61,4 +56,3 @@ pub mod verbs;
 pub mod wait;
 #[cfg(not(loom))]
 pub mod wake;
-pub mod wire;

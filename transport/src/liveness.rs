@@ -13,8 +13,8 @@ use std::io;
 use std::marker::PhantomData;
 
 use crate::mem::{MemError, Region, Words};
-use crate::planted::{self, Plant};
 use crate::sync::Arc;
+use tidewater_protocol::planted::{self, Plant};
 
 /// The bit that the kernel sets in the futex of a thread that has ended, `FUTEX_OWNER_DIED`.
 pub const OWNER_DIED: u64 = 0x4000_0000;

@@ -16,10 +16,12 @@ use crate::host;
 use crate::launch::card::Card;
 use crate::launch::meeting::{self, MeetError};
 use crate::launch::{Place, Rendezvous, directory};
-use crate::wire::control::{CoordinatorAnswer, CoordinatorRequest, Muster, Mustered, Part};
-use crate::wire::handshake::JobToken;
-use crate::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
-use crate::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::control::{
+    CoordinatorAnswer, CoordinatorRequest, Muster, Mustered, Part,
+};
+use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 /// One address is tried for so long before the next has its turn.
 const TRY: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use crate::planted::{self, Plant};
+use tidewater_protocol::planted::{self, Plant};
 
 /// Turns Nagle's algorithm off: small messages are awaited by the other end.
 ///

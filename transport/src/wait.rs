@@ -14,9 +14,10 @@
 use std::time::Duration;
 
 use crate::clock::{self, Deadline};
+use crate::delays;
 use crate::fabric::{Offers, Sleeper};
-use crate::planted::{self, Plant};
 use crate::sync::spin_hint;
+use tidewater_protocol::planted::{self, Plant};
 
 /// Calls `look` until it returns a value or an error; `None` when the deadline passed first.
 ///
@@ -41,7 +42,7 @@ pub fn wait_until<T, E>(
             // The spin went on until the deadline.
             return look();
         }
-        planted::widen_window();
+        delays::widen_window();
         sleeper.announce();
         let second = if planted::on(Plant::SleepWithoutSecondLook) {
             Ok(None)

@@ -16,9 +16,9 @@ use crate::clock::{self, Deadline};
 use crate::doze::{announce, retract};
 use crate::fabric::{Offers, Sleeper};
 use crate::mem::{Region, WordsMut};
-use crate::planted::{self, Plant};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use patience::Patience;
+use tidewater_protocol::planted::{self, Plant};
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]

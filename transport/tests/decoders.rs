@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use tidewater_transport::{layout, tcp, wire};
+use tidewater_protocol::{layout, wire};
+use tidewater_transport::tcp;
 
 #[path = "support/search.rs"]
 mod search;

@@ -15,8 +15,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use tidewater_transport::wire::decoders::Decode;
-use tidewater_transport::{layout, tcp, wire};
+use tidewater_protocol::wire::decoders::Decode;
+use tidewater_protocol::{layout, wire};
+use tidewater_transport::tcp;
 
 #[path = "support/fuzzing.rs"]
 mod fuzzing;

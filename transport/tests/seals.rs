@@ -10,8 +10,8 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Signal, WaitOptions};
+use tidewater_protocol::limits::RING_BYTES_MIN;
 use tidewater_transport::fabric::{Exports, Lane};
-use tidewater_transport::limits::RING_BYTES_MIN;
 use tidewater_transport::mem::Region;
 use tidewater_transport::mem::region::{read_only_fd, seal_for_readers};
 use tidewater_transport::shm::{ApplierEnd, ServerMemory, SessionMemory};

@@ -12,19 +12,19 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
+use tidewater_protocol::limits::{DESCRIPTORS_MAX, RING_BYTES_MIN};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Exports, INBOX_KEY, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, SPIN,
 };
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::{CheckedU64, StateLine};
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
-use tidewater_transport::limits::{DESCRIPTORS_MAX, RING_BYTES_MIN};
 use tidewater_transport::mem::Region;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
 use tidewater_transport::shm::{
-    ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmError, attach,
+    ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmError, attach, descriptors,
 };
 use tidewater_transport::sync::Arc;
 use tidewater_transport::wait::wait_until;
@@ -159,7 +159,7 @@ fn two_processes_read_write_count_and_wake_each_other() {
     tell(&ours, b"bell", &[sleeper.bell().as_fd()]);
     let mut held = Descriptors::default();
     let told: ShmAttach = postcard::from_bytes(&hear(&ours, &mut held).unwrap()).unwrap();
-    let fds = held.take(told.descriptors()).unwrap();
+    let fds = held.take(descriptors(&told)).unwrap();
     for fd in &fds {
         let flags = rustix::io::fcntl_getfd(fd).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));

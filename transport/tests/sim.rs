@@ -5,10 +5,10 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::*;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{
     Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
@@ -27,7 +27,7 @@ struct Pair {
     view: ExportView,
     client: SimSleeper,
     owner: SimSleeper,
-    key: tidewater_transport::ids::RegionKey,
+    key: tidewater_protocol::ids::RegionKey,
 }
 
 fn pair(world: &World) -> Pair {
@@ -70,7 +70,7 @@ fn pair(world: &World) -> Pair {
     }
 }
 
-const fn at(key: tidewater_transport::ids::RegionKey, addr: u64) -> RemoteAddr {
+const fn at(key: tidewater_protocol::ids::RegionKey, addr: u64) -> RemoteAddr {
     RemoteAddr { key, addr }
 }
 

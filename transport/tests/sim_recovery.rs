@@ -5,15 +5,15 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::layout::Line;
+use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::lines::CheckedU64;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::*;
 use tidewater_transport::here;
-use tidewater_transport::layout::Line;
-use tidewater_transport::layout::hash::line_chk;
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::CheckedU64;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{
     Faults, LinkSpec, SimBell, SimLane, SimQueue, SimSleeper, World, sweep,

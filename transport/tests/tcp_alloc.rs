@@ -6,13 +6,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, INBOX_KEY, Inbox, Lane, Port, ReadBatch, ReadOp, RemoteAddr,
     Rights,
 };
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::session::{INBOX_RING_AT, mailbox_reply_at};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{AtomicUsize, Ordering};
 use tidewater_transport::tcp::{TcpLane, TcpPort, pair};

@@ -5,14 +5,14 @@
 
 use std::hint::black_box;
 
-use tidewater_transport::ids::SessionId;
-use tidewater_transport::layout::frame::FRAME_HEADER_BYTES;
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::limits::RING_BYTES_DEFAULT;
-use tidewater_transport::table::{DType, PushOp};
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::layout::frame::FRAME_HEADER_BYTES;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::limits::RING_BYTES_DEFAULT;
+use tidewater_protocol::table::{DType, PushOp};
 
 use super::layout::header;
 use super::{Body, Micro};

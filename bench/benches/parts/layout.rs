@@ -2,11 +2,11 @@
 
 use std::hint::black_box;
 
-use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
-use tidewater_transport::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
-use tidewater_transport::layout::{line_bytes, line_from_bytes};
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
+use tidewater_protocol::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
+use tidewater_protocol::layout::{line_bytes, line_from_bytes};
+use tidewater_protocol::table::{DType, PushOp};
 use tidewater_transport::mem::Region;
-use tidewater_transport::table::{DType, PushOp};
 
 use super::{Body, Micro};
 

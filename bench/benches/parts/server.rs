@@ -3,18 +3,18 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
+use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind};
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
+use tidewater_protocol::table::DType;
 use tidewater_server::apply::kernels::RowKernel;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
-use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind};
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
-use tidewater_transport::table::DType;
 
 use super::layout::header;
 use super::{Body, Micro};

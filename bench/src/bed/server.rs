@@ -7,11 +7,11 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use serde::{Deserialize, Serialize};
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::limits::COORDINATOR_START_TIMEOUT;
+use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_server::process::{Server, ServerConfig};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::ServerId;
-use tidewater_transport::limits::COORDINATOR_START_TIMEOUT;
-use tidewater_transport::wire::handshake::JobToken;
 
 use super::child::{Orders, answer};
 use crate::alloc;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tidewater_client::connect::JoinConfig;
 use tidewater_client::{Client, Job, PullOptions, Sync};
-use tidewater_transport::wire::handshake::JobToken;
+use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Bed;
 use super::child::{Orders, Process, answer};

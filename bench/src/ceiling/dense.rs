@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::table::{DType, Optimizer};
 use tidewater_server::apply::kernels::RowKernel;
 use tidewater_transport::clock;
-use tidewater_transport::table::{DType, Optimizer};
 
 use crate::error::BenchError;
 

@@ -3,9 +3,9 @@
 use std::sync::Barrier;
 use std::time::Duration;
 
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_hasher};
 use tidewater_transport::clock;
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_hasher};
 use tidewater_transport::mem::Region;
 
 use crate::error::BenchError;

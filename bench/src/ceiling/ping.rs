@@ -3,8 +3,8 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::limits::DATA_DEADLINE;
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{Arc, spin_hint};
 

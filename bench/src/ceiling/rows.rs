@@ -4,7 +4,7 @@
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 
-use tidewater_transport::layout::row::{
+use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
 };
 use tidewater_transport::mem::Region;

@@ -4,7 +4,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-use tidewater_transport::limits::DATA_DEADLINE;
+use tidewater_protocol::limits::DATA_DEADLINE;
 
 use super::rows::{self, Shape};
 use crate::bed::child::{Orders, Process, answer};

@@ -8,7 +8,7 @@ use std::mem::{align_of, size_of};
 use std::slice;
 
 use tidewater_client::Element;
-use tidewater_transport::table::DType;
+use tidewater_protocol::table::DType;
 
 use crate::abi::types::{
     tw_counters, tw_pull_options, tw_session_info, tw_session_options, tw_table_info,

@@ -88,7 +88,7 @@ impl tw_session {
             walltime: None,
             timeout: choices
                 .timeout
-                .unwrap_or(tidewater_transport::limits::DATA_DEADLINE),
+                .unwrap_or(tidewater_protocol::limits::DATA_DEADLINE),
         }));
         let process = ForkGuard::new()
             .map_err(|e| Failure::new(tw_status::TW_ERR_ENVIRONMENT, e.to_string()))?;

@@ -3,7 +3,7 @@
 use tidewater_client::{
     AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Table, Ticket,
 };
-use tidewater_transport::table::{DType, PushOp};
+use tidewater_protocol::table::{DType, PushOp};
 
 use crate::error::Failure;
 

@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 use tidewater_client::Element;
-use tidewater_transport::table::DType;
+use tidewater_protocol::table::DType;
 
 use crate::arrays::{Shape, numpy_name};
 

@@ -9,7 +9,7 @@ use pyo3::exceptions::{
 use pyo3::prelude::*;
 use tidewater_client::ClientError;
 use tidewater_transport::fabric::LaneError;
-use tidewater_transport::wire::refusal::RefusalCode;
+use tidewater_protocol::wire::refusal::RefusalCode;
 
 create_exception!(
     tidewater,

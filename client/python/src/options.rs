@@ -6,10 +6,10 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater_client::{Missing, PullMode, PullOptions, Sync};
-use tidewater_transport::ids::DomainId;
+use tidewater_protocol::ids::DomainId;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::limits::DOMAINS_MAX;
-use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp, Reduce};
+use tidewater_protocol::limits::DOMAINS_MAX;
+use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp, Reduce};
 
 use crate::arrays::numpy_name;
 

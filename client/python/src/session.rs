@@ -6,10 +6,10 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use tidewater_client::{AnyTable, Client, ClientError, connect};
-use tidewater_transport::ids::DomainId;
-use tidewater_transport::limits::DATA_DEADLINE;
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_transport::mem::ForkGuard;
-use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use crate::failure::{Error, ForkedError, raised};
 use crate::options;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater_client::{self as client, AnyTable};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use crate::arrays::{self, Keys, Read, Written};
 use crate::options;

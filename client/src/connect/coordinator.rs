@@ -4,21 +4,21 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
+use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
+use tidewater_protocol::limits::TEXT_BYTES_MAX;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{
+    CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _, Notice,
+    TableInfo, WorkerState,
+};
+use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
+use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims, DialError};
 use tidewater_transport::host;
-use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
-use tidewater_transport::limits::TEXT_BYTES_MAX;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _, Notice,
-    TableInfo, WorkerState,
-};
-use tidewater_transport::wire::handshake::{HandshakeError, JobToken};
-use tidewater_transport::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use crate::error::ClientError;
 use crate::interrupt;

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use tidewater_protocol::ids::WorkerId;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::WorkerId;
 use tidewater_transport::launch::{
     EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice,
 };

@@ -2,7 +2,7 @@
 
 use std::num::NonZeroUsize;
 
-use tidewater_transport::limits;
+use tidewater_protocol::limits;
 
 use super::error::{DataError, LineProblem};
 use super::rng::SplitMix64;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use tidewater_transport::limits;
+use tidewater_protocol::limits;
 
 /// Why a training file was not read.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tidewater_transport::limits;
+use tidewater_protocol::limits;
 
 use super::error::{LineFault, LineProblem};
 

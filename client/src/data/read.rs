@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::Path;
 
-use tidewater_transport::limits;
+use tidewater_protocol::limits;
 
 use super::dataset::Dataset;
 use super::error::{DataError, LineFault, LineProblem};

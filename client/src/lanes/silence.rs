@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use tidewater_transport::limits::{LANE_SILENCE_DOUBLINGS, LANE_SILENCE_MAX};
+use tidewater_protocol::limits::{LANE_SILENCE_DOUBLINGS, LANE_SILENCE_MAX};
 
 /// Detects a lane with unanswered frames whose server says nothing: a path that swallows what it is
 /// given without an error.

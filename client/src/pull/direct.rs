@@ -3,8 +3,8 @@
 //! here (unknown places, stale hints, rows that are being written, lanes without mapped memory) is
 //! left to the reads, which know what to do about it.
 
+use tidewater_protocol::layout::row::{Loc, RowVersion};
 use tidewater_transport::fabric::Mapped;
-use tidewater_transport::layout::row::{Loc, RowVersion};
 use tidewater_transport::mem::Words;
 use tidewater_transport::mem::publish::read_fence;
 use tidewater_transport::mem::rows::{copy_row, copy_row_unproven};

@@ -1,11 +1,11 @@
 //! Requests that an applier answers: locations of keys, rows and ranges copied together.
 
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
+use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
+use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
-use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
-use tidewater_transport::limits::FRAME_ROWS_MAX;
 use tidewater_transport::num::{self, count};
 
 use crate::error::{ClientError, rejected};

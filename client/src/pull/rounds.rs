@@ -170,7 +170,7 @@ pub(super) const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> R
 
 #[cfg(test)]
 mod tests {
-    use tidewater_transport::ids::RegionKey;
+    use tidewater_protocol::ids::RegionKey;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! Duplicate keys of one push: sums and gradients are added, of assigns the last wins.
 
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::{DType, PushOp};
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::{DType, PushOp};
 
 /// Scratch memory, kept between calls so that none allocates once warm.
 #[derive(Debug, Default)]

@@ -9,8 +9,8 @@
 
 use std::collections::VecDeque;
 
-use tidewater_transport::layout::lines::Reject;
-use tidewater_transport::limits::{REJECT_RUNS_MAX, REJECTS_KEPT_MAX};
+use tidewater_protocol::layout::lines::Reject;
+use tidewater_protocol::limits::{REJECT_RUNS_MAX, REJECTS_KEPT_MAX};
 
 /// Why frames of a ticket do not count as applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +196,7 @@ impl Run {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidewater_transport::layout::reject::RejectReason;
+    use tidewater_protocol::layout::reject::RejectReason;
 
     use super::*;
 

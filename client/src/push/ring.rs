@@ -4,16 +4,16 @@
 //! Staging is kept until the server has applied a frame, so that a broken lane can be re-written:
 //! same offsets, same sequence numbers.
 
-use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
-use tidewater_transport::ids::SessionId;
-use tidewater_transport::layout::frame::{
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY,
 };
-use tidewater_transport::layout::lines::{CheckedU64, StateLine};
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
-use tidewater_transport::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::limits::FRAMES_IN_FLIGHT_MAX;
+use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
+use tidewater_protocol::limits::FRAMES_IN_FLIGHT_MAX;
+use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
 use tidewater_transport::num::{count, size};
 
 /// A ring as its client keeps it.

@@ -1,6 +1,6 @@
 //! What a push returns.
 
-use tidewater_transport::ids::TableId;
+use tidewater_protocol::ids::TableId;
 use tidewater_transport::num::count;
 
 use crate::table::opened::ClientNumber;

@@ -1,8 +1,8 @@
 //! How much has arrived at the servers, of everybody: what says how stale a pull is.
 
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::session::TICKET_BYTES;
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::session::TICKET_BYTES;
 use tidewater_transport::num::count;
 
 use super::Client;

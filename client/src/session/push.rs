@@ -1,13 +1,13 @@
 //! Pushes, as calls of the client.
 
+use tidewater_protocol::ids::TableId;
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::limits::FRAME_ROWS_MAX;
+use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::TableId;
-use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::limits::FRAME_ROWS_MAX;
 use tidewater_transport::num::{count, size};
-use tidewater_transport::planted::{Plant, on};
-use tidewater_transport::table::PushOp;
 use zerocopy::IntoBytes;
 
 use super::Client;

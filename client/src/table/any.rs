@@ -1,7 +1,7 @@
 //! A table whose element type is known at run time: what bindings and tools hold.
 
-use tidewater_transport::ids::TableId;
-use tidewater_transport::table::{DType, TableSpec};
+use tidewater_protocol::ids::TableId;
+use tidewater_protocol::table::{DType, TableSpec};
 
 use super::{Element, Table};
 use crate::error::ClientError;

@@ -1,6 +1,6 @@
 //! Numbers a table can hold.
 
-use tidewater_transport::table::DType;
+use tidewater_protocol::table::DType;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// An element type: slices of it are seen as bytes without a copy.

@@ -1,8 +1,8 @@
 //! The hint cache: where rows were last seen. Rows never move, so a hint stays right until its row
 //! is removed, and a wrong one is noticed by the row's hash: nothing here has to be correct.
 
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::row::Loc;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::row::Loc;
 use tidewater_transport::mem::prefetch;
 
 /// Entries looked at for one key.

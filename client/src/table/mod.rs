@@ -8,8 +8,8 @@ pub(crate) mod state;
 
 use std::marker::PhantomData;
 
-use tidewater_transport::ids::{DomainId, TableId};
-use tidewater_transport::table::{
+use tidewater_protocol::ids::{DomainId, TableId};
+use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
 };
 

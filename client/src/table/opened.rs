@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use tidewater_transport::ids::{DomainId, TableId};
-use tidewater_transport::planted::{Plant, on};
+use tidewater_protocol::ids::{DomainId, TableId};
+use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::table::{DType, Effect};
 use tidewater_transport::sync::{AtomicU64, Ordering};
-use tidewater_transport::table::{DType, Effect};
 
 use super::state::TableState;
 use super::{Element, Table};

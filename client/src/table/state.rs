@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
+use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::dense::{BlockLayout, RangeIndex, Ranges};
+use tidewater_protocol::layout::extent::ExtentEntry;
+use tidewater_protocol::layout::row::{Loc, RowLayout};
+use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
-use tidewater_transport::ids::{PartitionId, TableId};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::dense::{BlockLayout, RangeIndex, Ranges};
-use tidewater_transport::layout::extent::ExtentEntry;
-use tidewater_transport::layout::row::{Loc, RowLayout};
-use tidewater_transport::placement::partition_of_key;
-use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
-use tidewater_transport::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
 
 use super::hints::Hints;
 use super::opened::HandleId;
@@ -225,7 +225,7 @@ impl TableState {
         let handle = super::opened::Tables::new().unwrap().next_handle().unwrap();
         let ranges = dense_ranges(spec).unwrap();
         let memory = RemoteAddr {
-            key: tidewater_transport::ids::RegionKey(1),
+            key: tidewater_protocol::ids::RegionKey(1),
             addr: 0,
         };
         let part = |p: u32| DensePart {
@@ -397,7 +397,7 @@ impl TableState {
         let (lines, _) = lines.as_chunks::<LINE_BYTES>();
         for (n, line) in lines.iter().enumerate() {
             let n = usize::from(first) + n;
-            let line = tidewater_transport::layout::line_from_bytes(line);
+            let line = tidewater_protocol::layout::line_from_bytes(line);
             let entry = u16::try_from(n)
                 .ok()
                 .and_then(|number| ExtentEntry::from_line(&line, sparse.salt, number));
@@ -434,8 +434,8 @@ impl TableState {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_transport::ids::RegionKey;
-    use tidewater_transport::layout::line_bytes;
+    use tidewater_protocol::ids::RegionKey;
+    use tidewater_protocol::layout::line_bytes;
 
     use super::*;
     use crate::TableBuilder;

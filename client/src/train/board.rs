@@ -8,9 +8,9 @@
 
 use std::time::Duration;
 
-use tidewater_transport::ids::DomainId;
-use tidewater_transport::limits::CLOCK_DEADLINE;
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::table::PushOp;
 
 use crate::error::ClientError;
 use crate::pull::PullOptions;

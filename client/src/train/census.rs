@@ -4,8 +4,8 @@
 //! counts the key, so that each is counted once, wherever it occurs. That costs a row of 8 bytes a
 //! weight for a moment; rank 0 releases the table afterwards.
 
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::table::PushOp;
 
 use super::board::{ASIDE, Board, Row, WIDTH, join};
 use crate::data::Dataset;

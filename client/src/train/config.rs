@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use tidewater_transport::table::{Optimizer, TableSpec};
+use tidewater_protocol::table::{Optimizer, TableSpec};
 
 use super::defaults;
 use super::model::LogisticConfig;

@@ -13,7 +13,7 @@
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
-use tidewater_transport::table::{Optimizer, Reduce};
+use tidewater_protocol::table::{Optimizer, Reduce};
 
 use super::model::{BIAS_KEY, LogisticConfig, Scale};
 

@@ -4,7 +4,7 @@
 //! the others would take their rows for something else, and wait for a turn that never comes. So the
 //! first thing that workers tell each other is what they were told.
 
-use tidewater_transport::layout::hash::mix64;
+use tidewater_protocol::layout::hash::mix64;
 
 use super::board::{Board, Row, WIDTH};
 use super::config::Config;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use tidewater_transport::layout::lines::RejectCode;
-use tidewater_transport::table::{Effect, TableSpec};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::table::{Effect, TableSpec};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::metrics::MetricsError;
 use super::model::ModelError;

@@ -4,8 +4,8 @@
 //! table, at the place that its rows have in the file. Rank 0 reads the table, 16 bytes a row, and
 //! measures: exactly, and to the same bits with any number of workers.
 
-use tidewater_transport::ids::WorkerId;
-use tidewater_transport::table::{Optimizer, PushOp};
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::table::{Optimizer, PushOp};
 
 use super::board::{ASIDE, Board, Row, WIDTH, join};
 use super::error::TrainError;

@@ -9,7 +9,7 @@
 use std::io::{self, Write};
 use std::ops::Range;
 
-use tidewater_transport::limits;
+use tidewater_protocol::limits;
 
 use crate::data::rng::SplitMix64;
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::table::PushOp;
 
 use super::board::{ASIDE, meet};
 use crate::error::ClientError;

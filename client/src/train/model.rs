@@ -12,7 +12,7 @@ use std::num::NonZeroU32;
 use crate::data::Batch;
 
 /// Key of the bias unless the configuration says otherwise: above every key that a training file
-/// can hold ([`DATA_KEY_LIMIT`](tidewater_transport::limits::DATA_KEY_LIMIT)).
+/// can hold ([`DATA_KEY_LIMIT`](tidewater_protocol::limits::DATA_KEY_LIMIT)).
 pub const BIAS_KEY: u64 = u64::MAX - 1;
 
 /// How the gradients of a batch's rows are combined.

@@ -3,7 +3,7 @@
 //!
 //! The position is a row of a table of its own, saved with the weights.
 
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::table::PushOp;
 
 use super::board::ASIDE;
 use super::error::TrainError;

@@ -3,7 +3,7 @@
 //! It takes mini-batches, models and optimizers as the distributed trainer does, without servers,
 //! clocks or threads. Workers are imitated: at each step every worker's batch is computed at the
 //! same weights, gradients are reduced in rank order, and each touched row takes one optimizer
-//! step (what BSP with [`Effect::AtClock`](tidewater_transport::table::Effect) promises).
+//! step (what BSP with [`Effect::AtClock`](tidewater_protocol::table::Effect) promises).
 //!
 //! Optimizer state is `f32` and each formula is the one documented at [`Optimizer`], operations in
 //! the server's order: the bits are those of the server's kernels, except for Adam, whose powers
@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use tidewater_transport::table::{Optimizer, Reduce};
+use tidewater_protocol::table::{Optimizer, Reduce};
 
 use super::metrics::{Evaluation, MetricsError};
 use super::model::{BatchLoss, LogisticConfig, LogisticStep, ModelError};

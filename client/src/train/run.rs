@@ -22,10 +22,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_transport::clock;
-use tidewater_transport::limits::CLOCK_DEADLINE;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use super::board::{Board, Row, WIDTH, meet};
 use super::census::{self, Census};

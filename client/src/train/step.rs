@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::clock;
-use tidewater_transport::table::PushOp;
 
 use super::error::TrainError;
 use super::latency::{Kind, Latencies};

@@ -26,7 +26,7 @@
 mod signals;
 pub(crate) mod stop;
 
-use tidewater_transport::limits::CLOCK_DEADLINE;
+use tidewater_protocol::limits::CLOCK_DEADLINE;
 
 use crate::error::ClientError;
 use crate::session::Client;

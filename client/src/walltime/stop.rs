@@ -10,8 +10,8 @@
 //! of their own, so that workers which meet between steps (at the end of an epoch) have to tell each
 //! other there who stops.
 
-use tidewater_transport::limits::CLOCK_DEADLINE;
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::table::PushOp;
 
 use crate::error::ClientError;
 use crate::pull::PullOptions;

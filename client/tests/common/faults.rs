@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidewater_transport::sync::{AtomicU64, Ordering};
 
+use tidewater_protocol::layout::hash::mix64;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker,
     TransportKind,
 };
-use tidewater_transport::layout::hash::mix64;
 
 /// A small generator: the tests need no better one, and each of them its own seed.
 #[derive(Debug, Clone)]

@@ -26,6 +26,16 @@ use std::time::Duration;
 use barrier::Barrier;
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_protocol::ids::{
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+};
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_protocol::placement::{Owner, Placement};
+use tidewater_protocol::planted;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::apply::table::Table;
@@ -36,20 +46,10 @@ use tidewater_server::store::memory::DOZE_AT;
 use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
-use tidewater_transport::ids::{
-    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
-};
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_transport::mem::{Buffer, Region};
-use tidewater_transport::placement::{Owner, Placement};
-use tidewater_transport::planted;
 use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
-use tidewater_transport::table::TableSpec;
 use tidewater_transport::tcp::{TcpLane, TcpPort};
 use tidewater_transport::wake::{Arms, Bell, OsSleeper, Watch};
-use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
 
 pub const RING_BYTES: usize = 256 << 10;
 
@@ -153,7 +153,7 @@ impl Cluster {
         Link {
             servers: Arc::clone(&self.servers),
             server: s,
-            session: SessionId(tidewater_transport::layout::hash::mix64(n)),
+            session: SessionId(tidewater_protocol::layout::hash::mix64(n)),
             rank: WorkerId(rank),
             transport: self.transport,
             near: sleeper.watch().clone(),

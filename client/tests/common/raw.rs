@@ -1,16 +1,16 @@
 //! A session without a client: frames written by hand, for what no client of ours would send.
 
 use tidewater_client::link::{OpenLane, ServerLink};
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{INBOX_KEY, Lane, RemoteAddr};
-use tidewater_transport::ids::SessionId;
-use tidewater_transport::layout::frame::{
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::{CheckedU64, StateLine};
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
-use tidewater_transport::table::{DType, PushOp};
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
+use tidewater_protocol::table::{DType, PushOp};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{INBOX_KEY, Lane, RemoteAddr};
 use tidewater_transport::wait::wait_until;
 use tidewater_transport::wake::OsSleeper;
 

@@ -3,16 +3,16 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::planted;
+use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{Inbox, Lane, Port};
-use tidewater_transport::ids::ApplierId;
 use tidewater_transport::mem::Buffer;
-use tidewater_transport::planted;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort,
 };
 use tidewater_transport::wake::{Arms, OsSleeper, Watch};
-use tidewater_transport::wire::control::VerbsTails;
 
 /// Queue pairs of a lane that pull.
 const PULLS: usize = 2;

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::shm::pass::{self, Descriptors};
-use tidewater_transport::table::PushOp;
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::rig::{CLUSTER, Proxy, Rig, config, soon, token};
 

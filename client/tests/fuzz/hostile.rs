@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_protocol::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{TableDescriptor, TableInfo};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
     TransportKind, signal_then_count,
 };
-use tidewater_transport::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::mem::Region;
-use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::{TableDescriptor, TableInfo};
 
 use crate::fuzzing::Random;
 

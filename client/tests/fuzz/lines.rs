@@ -1,7 +1,7 @@
 //! Any bytes as a line of a training file.
 
 use tidewater_client::data::{Format, LabelMap, LineParser};
-use tidewater_transport::limits::DATA_KEY_LIMIT;
+use tidewater_protocol::limits::DATA_KEY_LIMIT;
 
 use crate::fuzzing::mutate;
 

@@ -5,19 +5,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater_client::{ClientError, PullMode, PullOptions, Sync};
-use tidewater_transport::fabric::Mailbox;
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::extent::ExtentEntry;
-use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
-use tidewater_transport::layout::lines::{ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_transport::layout::session::{
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::extent::ExtentEntry;
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::lines::{ClockLine, Reject, RejectCode, SnapshotLine, StateLine};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_protocol::layout::session::{
     INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, REPLY_SLOTS, mailbox_clock_at,
     mailbox_reject_at, mailbox_reply_at,
 };
-use tidewater_transport::layout::{Line, line_bytes, line_from_bytes};
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::layout::{Line, line_bytes, line_from_bytes};
+use tidewater_protocol::table::PushOp;
+use tidewater_transport::fabric::Mailbox;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::hostile::{SESSION, Shared, client};

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, Table};
-use tidewater_transport::ids::{ApplierId, DomainId, PartitionId, RegionKey, ServerId, TableId};
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::placement::{Owner, Placement};
-use tidewater_transport::table::{
+use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, RegionKey, ServerId, TableId};
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::placement::{Owner, Placement};
+use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
-use tidewater_transport::wire::control::{
+use tidewater_protocol::wire::control::{
     ApplierPart, PartitionDescriptor, Remote, TableDescriptor, TableInfo,
 };
 

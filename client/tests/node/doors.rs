@@ -7,14 +7,14 @@ use std::time::Duration;
 use tidewater_client::ClientError;
 use tidewater_client::TableBuilder;
 use tidewater_client::connect::ConnectConfig;
+use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
+use tidewater_protocol::wire::control::{ServerRequest, encode};
+use tidewater_protocol::wire::frame::{self, HEADER_BYTES, kind};
+use tidewater_protocol::wire::handshake::{ClientHandshake, JobToken, Namespaces};
+use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::node::{Node, NodeError};
-use tidewater_transport::ids::{ClusterId, Incarnation, TableId};
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::wire::control::{ServerRequest, encode};
-use tidewater_transport::wire::frame::{self, HEADER_BYTES, kind};
-use tidewater_transport::wire::handshake::{ClientHandshake, JobToken, Namespaces};
-use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, Role};
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, info, token};
 
@@ -107,7 +107,7 @@ fn another_version_is_told_both() {
     frame::append(&mut out, kind::HELLO, &body).unwrap();
     stream.write_all(&out).unwrap();
     let told = drain(&mut stream);
-    let refused = tidewater_transport::wire::hello::Refused::decode(&told[HEADER_BYTES..]).unwrap();
+    let refused = tidewater_protocol::wire::hello::Refused::decode(&told[HEADER_BYTES..]).unwrap();
     assert_eq!(refused.refusal.code, RefusalCode::Version);
     assert_eq!(refused.refusal.numbers[..2], [1, 99]);
 }
@@ -172,7 +172,7 @@ fn silent_peers_are_closed_and_hold_nobody_up() {
 fn strangers_beyond_the_limit_push_out_the_oldest() {
     let rig = Rig::start();
     let at = rig.member().endpoints.tcp;
-    let limit = tidewater_transport::limits::UNPROVEN_CONNECTIONS_MAX;
+    let limit = tidewater_protocol::limits::UNPROVEN_CONNECTIONS_MAX;
     let mut crowd: Vec<TcpStream> = (0..limit + 20)
         .map(|_| TcpStream::connect(&at).unwrap())
         .collect();

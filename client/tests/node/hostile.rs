@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{PullOptions, TableBuilder};
-use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::ids::{ApplierId, RegionKey, SessionId};
-use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::layout::session::MAILBOX_BYTES;
-use tidewater_transport::table::PushOp;
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ApplierId, RegionKey, SessionId};
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::control::{
     Attach, Attached, PairAddr, Remote, ServerAnswer, ServerRequest, Transport, VerbsConnect,
     VerbsEnd, VerbsLink, encode,
 };
-use tidewater_transport::wire::handshake::HandshakeError;
-use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, Role};
-use tidewater_transport::wire::refusal::RefusalCode;
+use tidewater_protocol::wire::handshake::HandshakeError;
+use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
+use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_transport::conn::{ConnError, ControlConn};
+use tidewater_transport::launch::TransportChoice;
 
 use crate::rig::{BOTH, CLUSTER, Rig, token};
 
@@ -33,7 +33,7 @@ pub(crate) fn connect(
     let stream = TcpStream::connect(&rig.member().endpoints.tcp).unwrap();
     let mut random = [0; 32];
     random[..8]
-        .copy_from_slice(&tidewater_transport::layout::hash::mix64(rank.into()).to_le_bytes());
+        .copy_from_slice(&tidewater_protocol::layout::hash::mix64(rank.into()).to_le_bytes());
     let hello = Hello {
         features: Features::default(),
         ids: Ids {
@@ -189,7 +189,7 @@ fn nonsense_after_the_proof_ends_the_speaker_only() {
             let (mut conn, attached) = attach(&rig, 2);
             let mut noise = Vec::new();
             for _ in 0..300 {
-                seed = tidewater_transport::layout::hash::mix64(seed);
+                seed = tidewater_protocol::layout::hash::mix64(seed);
                 noise.extend_from_slice(&seed.to_le_bytes());
             }
             if n % 2 == 0 {
@@ -285,7 +285,7 @@ fn who_asks_and_does_not_read_is_cut_off() {
     unharmed(&rig, || {
         let mut conn = connect(&rig, 2, Purpose::Control).unwrap();
         let mut requests = Vec::new();
-        let table = tidewater_transport::ids::TableId(70);
+        let table = tidewater_protocol::ids::TableId(70);
         for id in 1..2000 {
             encode(id, &ServerRequest::Describe { table }, &mut requests).unwrap();
         }
@@ -309,8 +309,8 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
     };
     unharmed(&rig, || {
         use tidewater_client::link::ServerLink;
+        use tidewater_protocol::layout::lines::CheckedU64;
         use tidewater_transport::fabric::{INBOX_KEY, RemoteAddr};
-        use tidewater_transport::layout::lines::CheckedU64;
         let (mut link, mut lanes) = rig.link(&config).unwrap();
         let [value, chk] = CheckedU64::new(4096, link.session().0).0;
         let cell = [value.to_le_bytes(), chk.to_le_bytes()].concat();
@@ -333,9 +333,9 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
 #[test]
 fn granted_status_is_the_sessions_state_line() {
     use tidewater_client::link::{OpenLane, ServerLink};
+    use tidewater_protocol::layout::lines::StateLine;
+    use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
     use tidewater_transport::fabric::{Landing, ReadOp};
-    use tidewater_transport::layout::lines::StateLine;
-    use tidewater_transport::layout::{LINE_BYTES, line_from_bytes};
     let rig = Rig::start();
     for (rank, transport) in (0..).zip(BOTH.iter().copied()) {
         let config = ConnectConfig {

@@ -5,21 +5,21 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::{OpenLane, ServerLink as _};
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_protocol::ids::{ApplierId, DomainId, TableId, WorkerId};
+use tidewater_protocol::layout::frame::{
+    FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
+};
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::lines::{CheckedU64, Reject, RejectCode, StateLine};
+use tidewater_protocol::layout::session::{
+    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT, mailbox_reject_at,
+};
+use tidewater_protocol::table::{DType, PushOp, Reduce};
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::node::NodeConfig;
 use tidewater_transport::fabric::{INBOX_KEY, RemoteAddr};
-use tidewater_transport::ids::{ApplierId, DomainId, TableId, WorkerId};
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::layout::frame::{
-    FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
-};
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::{CheckedU64, Reject, RejectCode, StateLine};
-use tidewater_transport::layout::session::{
-    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT, mailbox_reject_at,
-};
-use tidewater_transport::table::{DType, PushOp, Reduce};
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};
 

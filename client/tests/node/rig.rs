@@ -9,16 +9,16 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
+use tidewater_protocol::placement::Owner;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{ServerMember, TableInfo};
+use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_server::node::{Node, NodeConfig, NodeHandle};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::SPIN;
-use tidewater_transport::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::placement::Owner;
-use tidewater_transport::table::TableSpec;
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::{ServerMember, TableInfo};
-use tidewater_transport::wire::handshake::JobToken;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
 
@@ -175,7 +175,7 @@ pub(crate) fn info(handle: &NodeHandle, id: u32, spec: &TableSpec) -> TableInfo 
     TableInfo {
         id: TableId(id),
         spec: spec.clone(),
-        placement: tidewater_transport::placement::Placement(
+        placement: tidewater_protocol::placement::Placement(
             (0..spec.partitions).map(owner).collect(),
         ),
     }

@@ -3,12 +3,12 @@
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
 use tidewater_client::{ClientError, PullOptions, TableBuilder};
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::node::NodeError;
-use tidewater_transport::ids::DomainId;
-use tidewater_transport::ids::{ApplierId, TableId, WorkerId};
-use tidewater_transport::layout::lines::RejectCode;
-use tidewater_transport::table::PushOp;
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::rig::{BOTH, CLUSTER, Rig, info, soon, token};
 

@@ -7,21 +7,21 @@ use std::time::Duration;
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, PullOptions, TableBuilder};
+use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::planted;
+use tidewater_protocol::table::PushOp;
+use tidewater_protocol::wire::control::{
+    Attach, Attached, ServerAnswer, ServerRequest, Transport, VerbsConnect,
+};
+use tidewater_protocol::wire::hello::Purpose;
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::node::BusyPoll;
 use tidewater_transport::clock;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
-use tidewater_transport::ids::ApplierId;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::planted;
-use tidewater_transport::table::PushOp;
 use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::{
-    Attach, Attached, ServerAnswer, ServerRequest, Transport, VerbsConnect,
-};
-use tidewater_transport::wire::hello::Purpose;
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use crate::hostile::{connect, left, unharmed};
 use crate::rig::{CLUSTER, Rig, config, soon, token};

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
 use tidewater_client::{TableBuilder, Ticket};
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::here;
 use tidewater_transport::sim::{Outcome, Rng, sweep};
 use tidewater_transport::sync::{AtomicU64, Ordering};
-use tidewater_transport::table::PushOp;
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::raw::RawPusher;
@@ -240,7 +240,7 @@ fn world(seed: u64, seen: &Arc<Seen>) -> Outcome {
     }
     let (books, raw_done) = (Arc::clone(&ledger), Arc::clone(&done));
     rig.spawn("raw", move |rig, mut rng| {
-        let table = tidewater_transport::ids::TableId(1);
+        let table = tidewater_protocol::ids::TableId(1);
         let key = rng.below(KEYS);
         let mut raw = RawPusher::new(rig, RAW_RANK, table, key, DIM, rng.fork());
         for _ in 0..PUSHES / 6 {

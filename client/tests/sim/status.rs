@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Sync, Table, TableBuilder};
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::here;
 use tidewater_transport::sim::{Faults, Outcome, Rng, sweep};
 use tidewater_transport::sync::{AtomicU64, Ordering};
-use tidewater_transport::table::PushOp;
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::stale::LostStatuses;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_client::{PullOptions, Sync, TableBuilder};
+use tidewater_protocol::table::PushOp;
 use tidewater_transport::here;
 use tidewater_transport::sim::{Outcome, sweep};
 use tidewater_transport::sync::{AtomicU64, Ordering};
-use tidewater_transport::table::PushOp;
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

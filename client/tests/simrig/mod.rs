@@ -17,6 +17,16 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Element, Parts, Sync, Table as ClientTable};
+use tidewater_protocol::ids::{
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_protocol::placement::{Owner, Placement, partition_of_key};
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::apply::engine::Engine;
@@ -27,19 +37,9 @@ use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
-use tidewater_transport::ids::{
-    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
-};
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_transport::mem::Region;
-use tidewater_transport::placement::{Owner, Placement, partition_of_key};
 use tidewater_transport::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
-use tidewater_transport::table::TableSpec;
 use tidewater_transport::wait::wait_until;
-use tidewater_transport::wire::control::{Remote, TableDescriptor, TableInfo};
 
 /// A deadline that no run without a defect comes near, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);

@@ -2,18 +2,18 @@
 //! has applied come again, at other places of the ring. (Tidewater's own client never does that
 //! while its server lives; one that has lost its place does.)
 
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
-use tidewater_transport::ids::TableId;
-use tidewater_transport::layout::frame::{
+use tidewater_protocol::ids::TableId;
+use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::{CheckedU64, StateLine};
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
+use tidewater_protocol::table::{DType, PushOp};
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
 use tidewater_transport::sim::{Rng, SimSleeper};
-use tidewater_transport::table::{DType, PushOp};
 
 use super::{LONG, Link, OpenLane, Rig};
 

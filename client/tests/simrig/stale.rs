@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::layout::session::MAILBOX_STATE_AT;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
-use tidewater_transport::layout::session::MAILBOX_STATE_AT;
 use tidewater_transport::sim::SimPort;
 use tidewater_transport::sync::{AtomicU64, Ordering};
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidewater_client::{
     Client, ClientError, Missing, PullMode, PullOptions, PullTicket, Table, Ticket,
 };
-use tidewater_transport::table::PushOp;
+use tidewater_protocol::table::PushOp;
 
 /// Columns: more than a line.
 pub const DIM: usize = 9;

@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tidewater_client::table::TableBuilder;
 use tidewater_client::{Client, Embedded, PullOptions, Sync};
+use tidewater_protocol::table::PushOp;
 use tidewater_server::checkpoint::read_manifest;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::table::PushOp;
 
 use crate::by_hand::Cluster;
 use crate::model::rows;

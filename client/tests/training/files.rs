@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use tidewater_client::data::{
     DataError, Dataset, Format, LabelMap, LineProblem, ReadOptions, detect_format, read, read_part,
 };
-use tidewater_transport::limits;
+use tidewater_protocol::limits;
 
 fn file(text: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();

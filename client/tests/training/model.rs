@@ -7,7 +7,7 @@ use tidewater_client::train::defaults;
 use tidewater_client::train::generate::{Synthetic, SyntheticSpec};
 use tidewater_client::train::metrics::{Scored, auc_exact};
 use tidewater_client::train::reference::Reference;
-use tidewater_transport::table::{Optimizer, Reduce};
+use tidewater_protocol::table::{Optimizer, Reduce};
 
 use super::public_file;
 

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
+use tidewater_protocol::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
+use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
+use tidewater_protocol::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ExportView, Sleeper};
-use tidewater_transport::ids::{DomainId, SessionId, WorkerId};
-use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
-use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_transport::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
-use tidewater_transport::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
-use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::wait::wait_until;
 
 use super::Refusal;
@@ -244,7 +244,7 @@ impl Applier {
     fn recover(
         &mut self,
         session: SessionId,
-    ) -> Option<tidewater_transport::layout::lines::StateLine> {
+    ) -> Option<tidewater_protocol::layout::lines::StateLine> {
         let n = self.ring(session)?;
         // Destroyed first: after this nothing lands, so what is whole now is all there will be.
         self.rings[n].destroy_port();

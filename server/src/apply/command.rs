@@ -1,9 +1,9 @@
 //! What other threads ask of an applier. Never per row: control only.
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
+use tidewater_protocol::layout::lines::StateLine;
 use tidewater_transport::fabric::{Inbox, Port};
-use tidewater_transport::ids::{SessionId, TableId, WorkerId};
-use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::wake::Bell;
 
 use super::engine::Engine;

@@ -1,8 +1,8 @@
 //! What clients are told of a table's share: where its memory is and what it is salted with.
 
-use tidewater_transport::ids::ApplierId;
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::wire::control::{ApplierPart, PartitionDescriptor, Remote};
+use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::wire::control::{ApplierPart, PartitionDescriptor, Remote};
 
 use super::table::{Store, Table};
 use crate::store::dense_blocks::DenseBlocks;

@@ -6,10 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use tidewater_transport::ids::{DomainId, TableId, WorkerId};
-use tidewater_transport::layout::frame::{FrameHeader, FrameKind};
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::limits::ROW_DIM_MAX;
+use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
+use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::limits::ROW_DIM_MAX;
 
 use super::Refusal;
 use super::pending::Pending;

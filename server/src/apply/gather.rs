@@ -1,10 +1,10 @@
 //! Requests that are answered: rows or ranges gathered into one reply, locations of keys.
 
-use tidewater_transport::layout::frame::FrameHeader;
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::reply::REPLY_HEADER_BYTES;
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::layout::session::REPLY_SLOT_BYTES;
+use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};

@@ -19,7 +19,7 @@ pub mod table;
 mod tick;
 mod tick_blocks;
 
-use tidewater_transport::layout::reject::RejectReason;
+use tidewater_protocol::layout::reject::RejectReason;
 
 /// Why a frame is refused.
 pub type Refusal = RejectReason;

@@ -10,16 +10,16 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, Range};
 use std::sync::Arc;
 
-use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::frame::FrameHeader;
-use tidewater_transport::limits::PENDING_BYTES_DEFAULT;
-use tidewater_transport::planted::{self, Plant};
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
+use tidewater_protocol::planted::{self, Plant};
 
 use super::Refusal;
 use crate::namespace::NamespaceId;
 use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
-use tidewater_transport::layout::reject::RejectReason;
+use tidewater_protocol::layout::reject::RejectReason;
 
 /// Bytes of the first, second and every further page of a stream. A larger frame has a page of its
 /// own size.

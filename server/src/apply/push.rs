@@ -1,10 +1,10 @@
 //! Pushes: validation of the whole frame, then its rows one after the other.
 
-use tidewater_transport::layout::frame::{FrameHeader, RowsPayload};
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::{PushOp, Shape};
+use tidewater_protocol::layout::frame::{FrameHeader, RowsPayload};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::{PushOp, Shape};
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
@@ -375,9 +375,9 @@ impl Engine {
 mod tests {
     use std::sync::Arc;
 
-    use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
-    use tidewater_transport::layout::frame::{FrameFlags, FrameKind};
-    use tidewater_transport::table::{DType, DenseLayout, Init, Optimizer, TableSpec};
+    use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
+    use tidewater_protocol::layout::frame::{FrameFlags, FrameKind};
+    use tidewater_protocol::table::{DType, DenseLayout, Init, Optimizer, TableSpec};
 
     use super::*;
     use crate::store::ServerMemory;
@@ -403,7 +403,7 @@ mod tests {
             optimizer: Optimizer::None,
             init: Init::Zeros,
             seed: 1,
-            effect: tidewater_transport::table::Effect::Immediate,
+            effect: tidewater_protocol::table::Effect::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 2,

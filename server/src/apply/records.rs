@@ -2,10 +2,10 @@
 //!
 //! A record is a sparse key, a row index or a block number, with values and optimizer state.
 
-use tidewater_transport::ids::{DomainId, PartitionId, TableId};
-use tidewater_transport::layout::dense::{BlockLayout, Ranges};
-use tidewater_transport::placement::partition_of_key;
-use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::ids::{DomainId, PartitionId, TableId};
+use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
+use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::engine::Engine;
 use super::table::{Store, Table};

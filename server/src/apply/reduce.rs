@@ -1,8 +1,8 @@
 //! What ticks of rows and of ranges share: the order of operations, and the divisor of a mean.
 
-use tidewater_transport::ids::WorkerId;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::{DType, PushOp};
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::{DType, PushOp};
 
 use super::kernels::divide;
 

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidewater_transport::ids::WorkerId;
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::table::{DType, PushOp, Reduce};
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
 use super::kernels::accumulate;

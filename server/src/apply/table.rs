@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{PartitionId, TableId};
-use tidewater_transport::table::{DenseLayout, Effect, Shape, TableSpec};
+use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::table::{DenseLayout, Effect, Shape, TableSpec};
 
 use super::Refusal;
 use super::kernels::RowKernel;
@@ -15,7 +15,7 @@ use crate::store::prepare::Preparer;
 use crate::store::redo::RowPlace;
 use crate::store::rows::RowWriter;
 use crate::store::sparse::{ShardError, SparseShard};
-use tidewater_transport::layout::reject::RejectReason;
+use tidewater_protocol::layout::reject::RejectReason;
 
 /// The three kinds of store.
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Table {
 
     /// Whether pushes wait for the tick.
     pub fn at_clock(&self) -> bool {
-        use tidewater_transport::planted::{Plant, on};
+        use tidewater_protocol::planted::{Plant, on};
         matches!(self.spec.effect, Effect::AtClock(_)) && !on(Plant::AtClockOff)
     }
 

@@ -7,12 +7,12 @@
 
 use std::collections::BTreeMap;
 
-use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::row::Loc;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::Reduce;
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::Reduce;
 
 use super::Refusal;
 use super::engine::{Effect, Engine};
@@ -252,7 +252,7 @@ fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
 
 pub(super) fn reduce_of(table: &Table) -> Reduce {
     match table.spec.effect {
-        tidewater_transport::table::Effect::AtClock(reduce) => reduce,
-        tidewater_transport::table::Effect::Immediate => Reduce::Sum,
+        tidewater_protocol::table::Effect::AtClock(reduce) => reduce,
+        tidewater_protocol::table::Effect::Immediate => Reduce::Sum,
     }
 }

@@ -9,10 +9,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use tidewater_transport::layout::dense::BlockLayout;
-use tidewater_transport::layout::frame::FrameKind;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::{DType, PushOp, Reduce};
+use tidewater_protocol::layout::dense::BlockLayout;
+use tidewater_protocol::layout::frame::FrameKind;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
 use super::engine::Engine;

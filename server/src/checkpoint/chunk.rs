@@ -1,8 +1,8 @@
 //! The lines of a part file: 64 bytes each, the last word proves the others. Pure and total.
 
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::hash::{H64, line_chk};
-use tidewater_transport::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::hash::{H64, line_chk};
+use tidewater_protocol::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
 /// Version of the part files and of the manifest that are written.
 pub(super) const FORMAT_VERSION: u64 = 2;

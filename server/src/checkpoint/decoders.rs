@@ -6,10 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
-use tidewater_transport::ids::{DomainId, PartitionId};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::decoders::Decode;
-use tidewater_transport::table::{DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::ids::{DomainId, PartitionId};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::decoders::Decode;
+use tidewater_protocol::table::{DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
 
 use super::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
 use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use tidewater_transport::planted::{self, Plant};
+use tidewater_protocol::planted::{self, Plant};
 
 /// What a save does to a directory. Nothing else touches it.
 pub trait Disk: Send {

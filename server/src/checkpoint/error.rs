@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 /// A save or load that failed. A failed save leaves the previous one as it was.
 #[derive(Debug, thiserror::Error)]

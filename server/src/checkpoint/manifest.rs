@@ -6,12 +6,12 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use tidewater_transport::layout::hash::H64;
-use tidewater_transport::limits::{
+use tidewater_protocol::layout::hash::H64;
+use tidewater_protocol::limits::{
     DOMAINS_MAX, MANIFEST_BYTES_MAX, NAMESPACE_BYTES_MAX, SERVERS_MAX, TABLES_MAX,
 };
-use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::DomainClock;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::DomainClock;
 
 use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
 use super::disk::Disk;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::limits::CHUNK_BYTES;
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::limits::CHUNK_BYTES;
 
 use super::chunk::{
     Bytes, Chunk, End, FORMAT_VERSION, FORMAT_VERSIONS, Head, Line, fold, payload_check,

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
-use tidewater_transport::ids::{ApplierId, PartitionId, ServerId, TableId};
-use tidewater_transport::placement::Owner;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::{DomainClock, TableInfo};
+use tidewater_protocol::ids::{ApplierId, PartitionId, ServerId, TableId};
+use tidewater_protocol::placement::Owner;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{DomainClock, TableInfo};
 
 use super::disk::Disk;
 use super::error::CheckpointError;

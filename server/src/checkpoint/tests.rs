@@ -10,13 +10,13 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use tidewater_transport::ids::{ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId};
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::placement::{Owner, Placement};
-use tidewater_transport::table::{
+use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, ServerId, TableId, WorkerId};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::placement::{Owner, Placement};
+use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
 };
-use tidewater_transport::wire::control::TableInfo;
+use tidewater_protocol::wire::control::TableInfo;
 
 use super::*;
 use crate::apply::engine::Engine;

@@ -13,6 +13,9 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
+use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
 };
@@ -23,11 +26,8 @@ use tidewater_server::node::CAPACITY_DEFAULT;
 use tidewater_server::process::{Server, ServerConfig, ServerError};
 use tidewater_server::store::Hugepages;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::ServerId;
 use tidewater_transport::launch::token::read_file;
 use tidewater_transport::launch::{JobEnv, RdmaDevice, RdmaTimeout};
-use tidewater_transport::limits::PENDING_BYTES_DEFAULT;
-use tidewater_transport::wire::handshake::JobToken;
 
 /// What a lost worker means.
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidewater_transport::ids::{DomainId, WorkerId};
-use tidewater_transport::layout::frame::CLOCK_FINISHED;
-use tidewater_transport::layout::lines::ClockLine;
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::layout::frame::CLOCK_FINISHED;
+use tidewater_protocol::layout::lines::ClockLine;
 
 /// One domain on one applier.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

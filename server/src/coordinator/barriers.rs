@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tidewater_transport::ids::WorkerId;
-use tidewater_transport::limits::BARRIERS_MAX;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::limits::BARRIERS_MAX;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::Asker;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use tidewater_transport::ids::{ServerId, WorkerId};
-use tidewater_transport::limits::SHUTDOWN_GRACE;
-use tidewater_transport::wire::control::{CoordinatorAnswer, Notice, Order, Part, WorkerState};
-use tidewater_transport::wire::hello::Role;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::ids::{ServerId, WorkerId};
+use tidewater_protocol::limits::SHUTDOWN_GRACE;
+use tidewater_protocol::wire::control::{CoordinatorAnswer, Notice, Order, Part, WorkerState};
+use tidewater_protocol::wire::hello::Role;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::EndingJob;
 use super::state::{

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::refusal::Refusal;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::refusal::Refusal;
 
 use super::state::{FileDone, FileTask};
 use crate::checkpoint::{self, CheckpointError, OsDisk};

@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tidewater_transport::ids::{DomainId, ServerId, TableId, WorkerId};
-use tidewater_transport::limits::WORKERS_MAX;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::control::{Join, WorkerMember, WorkerState};
-use tidewater_transport::wire::hello::RANK_ANY;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::ids::{DomainId, ServerId, TableId, WorkerId};
+use tidewater_protocol::limits::WORKERS_MAX;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::control::{Join, WorkerMember, WorkerState};
+use tidewater_protocol::wire::hello::RANK_ANY;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::barriers::{Barriers, Outcome};
 use super::state::{Asker, PeerId};

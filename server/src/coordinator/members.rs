@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 
-use tidewater_transport::ids::{ServerId, WorkerId};
-use tidewater_transport::limits::JOBS_MAX;
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ServerId, WorkerId};
+use tidewater_protocol::limits::JOBS_MAX;
+use tidewater_protocol::wire::control::{
     CoordinatorAnswer, Join, Joined, Members, Order, Part, ServerMember, WorkerState,
 };
-use tidewater_transport::wire::hello::{Hello, RANK_ANY, Role};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::hello::{Hello, RANK_ANY, Role};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::jobs::{Job, Worker};
 use super::state::{Asker, Coordinator, Peer, PeerId, Purpose, Server, bad};

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use tidewater_transport::ids::{DomainId, ServerId, TableId};
-use tidewater_transport::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{DomainId, ServerId, TableId};
+use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::control::{
     CoordinatorAnswer, DomainClock, Order, OrderAnswer, SavedPart,
 };
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad};
 use super::tables::{Stage, refusal_of};

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use tidewater_transport::limits::{SERVERS_MAX, SHUTDOWN_GRACE, TEXT_BYTES_MAX, WORKERS_MAX};
-use tidewater_transport::wire::control::{CoordinatorAnswer, Muster, Mustered, Part};
-use tidewater_transport::wire::hello::Role;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::limits::{SERVERS_MAX, SHUTDOWN_GRACE, TEXT_BYTES_MAX, WORKERS_MAX};
+use tidewater_protocol::wire::control::{CoordinatorAnswer, Muster, Mustered, Part};
+use tidewater_protocol::wire::hello::Role;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, PeerId, Phase, bad};
 

@@ -7,17 +7,17 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
+use tidewater_protocol::ids::{ClusterId, Incarnation};
+use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::control::{self, Message};
+use tidewater_protocol::wire::frame::kind;
+use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
+use tidewater_protocol::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
+use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::dial;
 use tidewater_transport::host;
-use tidewater_transport::ids::{ClusterId, Incarnation};
-use tidewater_transport::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::control::{self, Message};
-use tidewater_transport::wire::frame::kind;
-use tidewater_transport::wire::handshake::{JobToken, Namespaces, ServerPolicy};
-use tidewater_transport::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
-use tidewater_transport::wire::peer::{ControlPeer, PeerEvent};
 
 use super::files::Files;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};

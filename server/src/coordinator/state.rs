@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use tidewater_transport::ids::{ServerId, TableId, WorkerId};
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, Notice, Order, OrderAnswer, ServerMember, WorkerState,
 };
-use tidewater_transport::wire::hello::{RANK_ANY, Role};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::hello::{RANK_ANY, Role};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::barriers::Waiter;
 use super::jobs::{EndingJob, Job};

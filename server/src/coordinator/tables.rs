@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use tidewater_transport::ids::{ServerId, TableId};
-use tidewater_transport::limits::TABLES_MAX;
-use tidewater_transport::placement::Placement;
-use tidewater_transport::table::TableSpec;
-use tidewater_transport::wire::control::{CoordinatorAnswer, Order, OrderAnswer, TableInfo};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::ids::{ServerId, TableId};
+use tidewater_protocol::limits::TABLES_MAX;
+use tidewater_protocol::placement::Placement;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{CoordinatorAnswer, Order, OrderAnswer, TableInfo};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, Purpose};
 

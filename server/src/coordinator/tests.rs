@@ -6,15 +6,15 @@ mod service;
 
 use std::time::Duration;
 
-use tidewater_transport::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
-use tidewater_transport::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_transport::table::{DType, Effect, Init, Optimizer, Shape, TableSpec};
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
+use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
+use tidewater_protocol::table::{DType, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::wire::control::{
     CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock, Endpoints, Join, Members,
     Notice, Order, OrderAnswer, SavedPart, WorkerState,
 };
-use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::*;
 use crate::checkpoint::Manifest;

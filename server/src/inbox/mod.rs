@@ -6,18 +6,18 @@
 
 use std::collections::VecDeque;
 
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
+use tidewater_protocol::layout::lines::{Reject, StateLine};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
+use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
+use tidewater_protocol::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::control::Remote;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
-use tidewater_transport::ids::SessionId;
-use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
-use tidewater_transport::layout::lines::{Reject, StateLine};
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
-use tidewater_transport::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
 use tidewater_transport::mem::publish::publish;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::wire::control::Remote;
 
 use crate::namespace::FrameSender;
 use crate::store::StoreError;

@@ -4,11 +4,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tidewater_protocol::ids::{Incarnation, WorkerId};
+use tidewater_protocol::layout::frame::{FrameFlags, PARTITION_ANY};
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::ids::{Incarnation, WorkerId};
-use tidewater_transport::layout::frame::{FrameFlags, PARTITION_ANY};
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{AtomicU32, Ordering};
 

@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
+use tidewater_protocol::limits::REMOTE_ORDER_BYTES_MAX;
 use tidewater_transport::host;
 use tidewater_transport::launch::VARIABLES;
-use tidewater_transport::limits::REMOTE_ORDER_BYTES_MAX;
 
 use super::config::{EXPORTED, Placement, ProcessCommand, RunConfig};
 use super::error::{LaunchError, Member};

@@ -10,9 +10,9 @@ use std::io::{self, BufRead, BufReader, Read as _};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tidewater_protocol::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
-use tidewater_transport::planted::{self, Plant};
 
 /// The variable whose value marks the processes of a job, as `environ` holds it.
 const MARK: &str = "TIDEWATER_JOB=";

@@ -8,8 +8,8 @@ use std::io::{self, Read as _};
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
+use tidewater_protocol::limits::{HOST_BYTES_MAX, HOSTFILE_BYTES_MAX, LOCAL_PROCESSES_MAX};
 use tidewater_transport::host;
-use tidewater_transport::limits::{HOST_BYTES_MAX, HOSTFILE_BYTES_MAX, LOCAL_PROCESSES_MAX};
 
 /// A host, and how many processes it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]

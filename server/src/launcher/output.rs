@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
-use tidewater_transport::limits::{
+use tidewater_protocol::limits::{
     OUTPUT_LINE_BYTES_MAX, OUTPUT_QUEUE_BYTES_MAX, QUOTED_LINE_BYTES_MAX, REMOTE_LINE_BYTES_MAX,
 };
 

@@ -1,8 +1,8 @@
 //! The stages of a job, from start to nothing left, each with its deadline.
 
 use rustix::process::Signal;
+use tidewater_protocol::limits::{KILL_TIMEOUT, OUTPUT_STALL_MAX};
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::limits::{KILL_TIMEOUT, OUTPUT_STALL_MAX};
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Failure, Member};

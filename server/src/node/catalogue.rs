@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use tidewater_transport::ids::TableId;
-use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout};
-use tidewater_transport::limits::JOBS_MAX;
-use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
-use tidewater_transport::wire::control::{ApplierPart, TableDescriptor};
+use tidewater_protocol::ids::TableId;
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout};
+use tidewater_protocol::limits::JOBS_MAX;
+use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::wire::control::{ApplierPart, TableDescriptor};
 
 use super::NodeError;
 use crate::namespace::NamespaceId;

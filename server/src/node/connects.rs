@@ -8,12 +8,12 @@
 use std::collections::VecDeque;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use tidewater_protocol::ids::{ApplierId, SessionId};
+use tidewater_protocol::limits::VERBS_CONNECTS_MAX;
+use tidewater_protocol::wire::control::VerbsConnected;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::fabric::Port;
-use tidewater_transport::ids::{ApplierId, SessionId};
-use tidewater_transport::limits::VERBS_CONNECTS_MAX;
 use tidewater_transport::wake::Bell;
-use tidewater_transport::wire::control::VerbsConnected;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::conn::ConnId;
 

@@ -15,18 +15,18 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::control::ServerAnswer;
+use tidewater_protocol::wire::handshake::ServerPolicy;
+use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::dial;
-use tidewater_transport::ids::SessionId;
-use tidewater_transport::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
-use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::shm::pass::same_user;
 use tidewater_transport::socket_options::send_at_once;
 use tidewater_transport::wake::Bell;
-use tidewater_transport::wire::control::ServerAnswer;
-use tidewater_transport::wire::handshake::ServerPolicy;
-use tidewater_transport::wire::hello::{Hello, Purpose, RANDOM_BYTES};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::conn::{Conn, ConnId, Said, Socket};
 use super::connects::Connects;
@@ -465,7 +465,7 @@ impl Control {
     }
 
     /// Gives a lane's connection to its applier.
-    fn hand_over(&mut self, lane: (SessionId, tidewater_transport::ids::ApplierId), conn: Conn) {
+    fn hand_over(&mut self, lane: (SessionId, tidewater_protocol::ids::ApplierId), conn: Conn) {
         let _ = epoll::delete(&self.epoll, &conn.socket);
         let from = conn.from.clone();
         if let (Socket::Tcp(stream), true) = conn.into_lane()
@@ -481,7 +481,7 @@ impl Control {
 enum Turn {
     Go,
     /// The connection is a lane.
-    Lane((SessionId, tidewater_transport::ids::ApplierId)),
+    Lane((SessionId, tidewater_protocol::ids::ApplierId)),
 }
 
 impl Listeners {

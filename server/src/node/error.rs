@@ -2,11 +2,11 @@
 
 use std::io;
 
-use tidewater_transport::ids::{ServerId, TableId};
+use tidewater_protocol::ids::{ServerId, TableId};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::spec::SpecError;
 use tidewater_transport::shm::ShmError;
 use tidewater_transport::topo::NoSuchNic;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::wire::spec::SpecError;
 
 use crate::apply::command::ApplierGone;
 use crate::store::StoreError;

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
-use tidewater_transport::limits::TEXT_BYTES_MAX;
+use tidewater_protocol::limits::TEXT_BYTES_MAX;
 use tidewater_transport::wake::Bell;
 
 /// Bytes of a reason: the coordinator's notice puts the server's name in front of it.

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ScopedJoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
+use tidewater_protocol::limits::TABLES_MAX;
+use tidewater_protocol::placement::Owner;
+use tidewater_protocol::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
 use tidewater_transport::host;
-use tidewater_transport::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::session::TICKET_WORD_BYTES;
-use tidewater_transport::limits::TABLES_MAX;
-use tidewater_transport::placement::Owner;
 use tidewater_transport::wake::{Arms, Bell, Watch};
-use tidewater_transport::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
 use super::control::Order;

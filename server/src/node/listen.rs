@@ -4,9 +4,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 
+use tidewater_protocol::wire::control::Endpoints;
 use tidewater_transport::host::host_name;
 use tidewater_transport::shm::pass::{self, PassError};
-use tidewater_transport::wire::control::Endpoints;
 
 use super::{NodeConfig, NodeError};
 

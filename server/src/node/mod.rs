@@ -43,14 +43,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::unbounded;
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::handshake::ServerPolicy;
+use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_transport::host::host_id;
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
-use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::topo::Topology;
 use tidewater_transport::wake::Bell;
-use tidewater_transport::wire::handshake::ServerPolicy;
-use tidewater_transport::wire::hello::{Features, Ids, Role, Roles};
 
 pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};
 pub use error::NodeError;

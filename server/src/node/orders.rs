@@ -2,9 +2,9 @@
 
 use std::os::fd::BorrowedFd;
 
-use tidewater_transport::ids::{ApplierId, TableId, WorkerId};
-use tidewater_transport::wire::control::TableInfo;
-use tidewater_transport::wire::refusal::Refusal;
+use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
+use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::refusal::Refusal;
 
 use super::NodeHandle;
 use crate::agent::Orders;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use tidewater_transport::ids::{DomainId, TableId, WorkerId};
+use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
+use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
+use tidewater_protocol::wire::hello::Role;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::shm::SessionMemory;
-use tidewater_transport::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
-use tidewater_transport::wire::hello::Role;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::catalogue::Seen;
 use super::conn::{Conn, ConnId, Socket};
@@ -116,7 +116,7 @@ impl Control {
         &mut self,
         id: ConnId,
         conn: &mut Conn,
-        session: tidewater_transport::ids::SessionId,
+        session: tidewater_protocol::ids::SessionId,
     ) -> Result<(), Refusal> {
         if conn.session.is_some_and(|own| own != session) {
             return Err(bad("the connection has a session"));

@@ -7,11 +7,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use core_affinity::CoreId;
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::layout::session::ALIVE_AFTER_DOZE;
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::fabric::SPIN;
-use tidewater_transport::ids::WorkerId;
-use tidewater_transport::layout::session::ALIVE_AFTER_DOZE;
 use tidewater_transport::liveness::Liveness;
-use tidewater_transport::planted::{self, Plant};
 use tidewater_transport::topo::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
 use tidewater_transport::wake::OsSleeper;
 
@@ -201,8 +201,8 @@ fn spin(room: Room) -> Duration {
 mod tests {
     use std::net::SocketAddr;
 
-    use tidewater_transport::ids::ClusterId;
-    use tidewater_transport::wire::handshake::JobToken;
+    use tidewater_protocol::ids::ClusterId;
+    use tidewater_protocol::wire::handshake::JobToken;
 
     use super::super::BusyPoll;
     use super::*;

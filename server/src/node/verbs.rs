@@ -16,12 +16,12 @@ use std::sync::{Arc, Once};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+use tidewater_protocol::wire::control::{Transport, VerbsConnect, VerbsTails};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::fabric::Inbox;
 use tidewater_transport::verbs::{
     Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
 };
-use tidewater_transport::wire::control::{Transport, VerbsConnect, VerbsTails};
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::BusyPoll;
 use super::connects::Make;

@@ -3,7 +3,7 @@
 //! Saving, moving and copying a partition read it through a cursor. A row that is removed drops
 //! out, a row created meanwhile comes at the end or in a reused slot; no row comes twice.
 
-use tidewater_transport::layout::row::Loc;
+use tidewater_protocol::layout::row::Loc;
 
 use super::redo::RowPlace;
 use super::sparse::SparseShard;

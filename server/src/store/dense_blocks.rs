@@ -26,10 +26,10 @@ mod window;
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{PartitionId, RegionKey, TableId};
-use tidewater_transport::layout::dense::{BlockLayout, Ranges};
-use tidewater_transport::layout::lines::SnapshotLine;
-use tidewater_transport::table::{DenseLayout, Effect, PushOp, Shape, TableSpec};
+use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
+use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
+use tidewater_protocol::layout::lines::SnapshotLine;
+use tidewater_protocol::table::{DenseLayout, Effect, PushOp, Shape, TableSpec};
 
 use super::StoreError;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};

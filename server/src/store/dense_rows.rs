@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{PartitionId, RegionKey, TableId};
-use tidewater_transport::layout::dense::Ranges;
-use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
-use tidewater_transport::table::{DenseLayout, Shape, TableSpec};
+use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
+use tidewater_protocol::layout::dense::Ranges;
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use super::StoreError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
@@ -259,8 +259,8 @@ impl DenseRows {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidewater_transport::ids::{DomainId, Incarnation};
-    use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp};
+    use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp};
 
     use super::*;
     use crate::apply::kernels::RowKernel;

@@ -6,10 +6,10 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{RegionKey, TableId};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::extent::ExtentEntry;
-use tidewater_transport::layout::row::{Loc, RowLayout};
+use tidewater_protocol::ids::{RegionKey, TableId};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::extent::ExtentEntry;
+use tidewater_protocol::layout::row::{Loc, RowLayout};
 use tidewater_transport::mem::{MemError, WordsMut};
 
 use super::StoreError;
@@ -343,8 +343,8 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
+    use tidewater_protocol::ids::Incarnation;
     use tidewater_transport::fabric::{Export, Registrar, RegistrarError};
-    use tidewater_transport::ids::Incarnation;
     use tidewater_transport::sync::{AtomicBool, Ordering};
 
     use super::*;

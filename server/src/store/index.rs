@@ -10,8 +10,8 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::row::Loc;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::row::Loc;
 use tidewater_transport::mem::{Region, WordsMut};
 
 use super::StoreError;

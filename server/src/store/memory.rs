@@ -16,11 +16,11 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::limits::APPLIERS_MAX;
 use tidewater_transport::fabric::{Export, Exports, Rights};
-use tidewater_transport::ids::{Incarnation, PartitionId, RegionKey, TableId};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::hash::line_chk;
-use tidewater_transport::limits::APPLIERS_MAX;
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{Ordering, fence};
 
@@ -524,7 +524,7 @@ impl ServerMemory {
             Err(poisoned) => poisoned.into_inner(),
         };
         *next += 1;
-        tidewater_transport::layout::hash::mix64(self.incarnation.0 ^ next.rotate_left(40))
+        tidewater_protocol::layout::hash::mix64(self.incarnation.0 ^ next.rotate_left(40))
     }
 }
 

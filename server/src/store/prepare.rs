@@ -177,7 +177,7 @@ impl<T: Made> std::fmt::Debug for Order<T> {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_transport::ids::Incarnation;
+    use tidewater_protocol::ids::Incarnation;
 
     use super::*;
 

@@ -9,9 +9,9 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::hash::line_chk;
-use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowVersion};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::hash::line_chk;
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion};
 use tidewater_transport::mem::WordsMut;
 use tidewater_transport::mem::versioned::{RowHead, store_row};
 use tidewater_transport::sync::{Ordering, fence};
@@ -300,7 +300,7 @@ impl RedoLine<'_> {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_transport::ids::Incarnation;
+    use tidewater_protocol::ids::Incarnation;
 
     use super::*;
 

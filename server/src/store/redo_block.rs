@@ -10,8 +10,8 @@
 //! ```
 //! Line 0 proves that everything below it was written before it; it is void while that changes.
 
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::hash::line_chk;
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::hash::line_chk;
 use tidewater_transport::mem::versioned::{BlockVersions, store_block};
 use tidewater_transport::sync::{Ordering, fence};
 
@@ -168,8 +168,8 @@ impl Redo {
 mod tests {
     use std::sync::Arc;
 
-    use tidewater_transport::ids::Incarnation;
-    use tidewater_transport::layout::dense::TaggedU32;
+    use tidewater_protocol::ids::Incarnation;
+    use tidewater_protocol::layout::dense::TaggedU32;
     use tidewater_transport::mem::Region;
 
     use super::*;

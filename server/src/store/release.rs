@@ -1,6 +1,6 @@
 //! Release of row memory: every row of a share is void before any of its memory has a new owner.
 
-use tidewater_transport::planted::{self, Plant};
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::sync::{Ordering, fence};
 
 use super::StoreError;
@@ -76,12 +76,12 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use tidewater_transport::clock::Deadline;
-    use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId};
-    use tidewater_transport::layout::row::RowVersion;
-    use tidewater_transport::table::{
+    use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
+    use tidewater_protocol::layout::row::RowVersion;
+    use tidewater_protocol::table::{
         DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec,
     };
+    use tidewater_transport::clock::Deadline;
 
     use super::*;
     use crate::store::dense_rows::DenseRows;

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
-use tidewater_transport::table::{PushOp, TableSpec};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk};
+use tidewater_protocol::table::{PushOp, TableSpec};
 
 use super::StoreError;
 use super::memory::ServerMemory;

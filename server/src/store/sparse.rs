@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{PartitionId, TableId};
-use tidewater_transport::layout::row::{Loc, RowVersion};
-use tidewater_transport::placement::partition_of_key;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::TableSpec;
+use tidewater_protocol::ids::{PartitionId, TableId};
+use tidewater_protocol::layout::row::{Loc, RowVersion};
+use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::TableSpec;
 
 use super::StoreError;
 use super::extents::Extents;
@@ -374,8 +374,8 @@ mod tests {
     use std::collections::HashMap;
 
     use proptest::prelude::*;
-    use tidewater_transport::ids::{DomainId, Incarnation};
-    use tidewater_transport::table::{DType, Effect, Init, Optimizer, PushOp, Shape};
+    use tidewater_protocol::ids::{DomainId, Incarnation};
+    use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp, Shape};
 
     use super::super::memory::Arena;
     use super::*;

@@ -5,9 +5,9 @@
 
 use std::sync::MutexGuard;
 
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::{LINE_BYTES, Line};
-use tidewater_transport::wire::control::Remote;
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::{LINE_BYTES, Line};
+use tidewater_protocol::wire::control::Remote;
 
 use super::StoreError;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
@@ -95,8 +95,8 @@ impl ServerMemory {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tidewater_protocol::ids::Incarnation;
     use tidewater_transport::fabric::Rights;
-    use tidewater_transport::ids::Incarnation;
 
     use super::*;
 

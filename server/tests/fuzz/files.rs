@@ -7,6 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
+use tidewater_protocol::layout::decoders::DECODERS as LAYOUT;
+use tidewater_protocol::layout::frame::RowsPayload;
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
+use tidewater_protocol::placement::{Owner, Placement};
+use tidewater_protocol::table::{DType, Optimizer, PushOp, Shape, TableSpec};
+use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::decoders::DECODERS as WIRE;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::apply::table::Table;
 use tidewater_server::checkpoint::decoders::{DECODERS, specs};
@@ -17,15 +25,7 @@ use tidewater_server::checkpoint::{
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
-use tidewater_transport::layout::decoders::DECODERS as LAYOUT;
-use tidewater_transport::layout::frame::RowsPayload;
-use tidewater_transport::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
-use tidewater_transport::placement::{Owner, Placement};
-use tidewater_transport::table::{DType, Optimizer, PushOp, Shape, TableSpec};
 use tidewater_transport::tcp::op::DECODERS as TCP;
-use tidewater_transport::wire::control::TableInfo;
-use tidewater_transport::wire::decoders::DECODERS as WIRE;
 
 use crate::fuzzing::{Random, mutate};
 use crate::rig::CAPACITY;

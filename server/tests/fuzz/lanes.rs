@@ -4,20 +4,20 @@
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Sender, bounded};
+use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
+use tidewater_protocol::layout::frame::FrameHeader;
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{
+    INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
+};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
-use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
-use tidewater_transport::layout::frame::FrameHeader;
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{
-    INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
-};
 use tidewater_transport::mem::Region;
 
 use crate::fuzzing::Random;
@@ -90,7 +90,7 @@ impl Port for HostilePort {
         shared.posts_left -= 1;
         if at == MAILBOX_STATE_AT {
             let raw: &[u8; 64] = bytes.try_into().unwrap();
-            let line = tidewater_transport::layout::line_from_bytes(raw);
+            let line = tidewater_protocol::layout::line_from_bytes(raw);
             shared.state = StateLine::from_line(&line, self.session.0).unwrap();
         }
         Ok(())
@@ -243,7 +243,7 @@ impl Fuzz {
         let at = self.honest.lock().unwrap().state.head_bytes;
         let place = ring.place(at, at, header.ring_bytes()).unwrap();
         if place.pad > 0 {
-            let kind = tidewater_transport::layout::frame::FrameKind::Pad;
+            let kind = tidewater_protocol::layout::frame::FrameKind::Pad;
             let pad = FrameHeader {
                 kind,
                 payload_len: 0,

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind};
+use tidewater_protocol::layout::line_bytes;
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::ids::{Incarnation, SessionId, WorkerId};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind};
-use tidewater_transport::layout::line_bytes;
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::mem::Region;
 
 use crate::fuzzing::{EDGES, Random};

@@ -9,8 +9,8 @@ mod oracle;
 mod plain;
 mod sequences;
 
+use tidewater_protocol::table::PushOp;
 use tidewater_server::apply::kernels::RowKernel;
-use tidewater_transport::table::PushOp;
 
 /// A row with its state, in buffers that begin at an odd address.
 pub(crate) struct Line {

@@ -1,7 +1,7 @@
 //! The rules once more, element by element, from their formulas: the code that kernels must agree
 //! with to the bit. It shares nothing with them.
 
-use tidewater_transport::table::{Optimizer, PushOp};
+use tidewater_protocol::table::{Optimizer, PushOp};
 
 /// `b^t` by its definition: `b^(2k) = (b^k)^2`, `b^(2k+1) = (b^k)^2 b`.
 fn power(b: f64, t: u64) -> f64 {

@@ -2,12 +2,50 @@ use std::cell::Cell;
 use std::thread;
 
 use super::*;
-use crate::ids::TableId;
-use crate::wire::control::{CoordinatorAnswer, CoordinatorRequest};
-use crate::wire::handshake::ServerPolicy;
-use crate::wire::handshake::tests::{control_hello, policy};
-use crate::wire::peer::PeerEvent;
-use crate::wire::refusal::RefusalCode;
+use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
+use tidewater_protocol::wire::control::{CoordinatorAnswer, CoordinatorRequest};
+use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
+use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role, Roles};
+use tidewater_protocol::wire::peer::PeerEvent;
+use tidewater_protocol::wire::refusal::RefusalCode;
+
+const IDS: Ids = Ids {
+    cluster: ClusterId(0xc1),
+    epoch: 5,
+    incarnation: Incarnation(0x1c),
+};
+
+fn policy() -> ServerPolicy {
+    ServerPolicy {
+        token: JobToken::new([0x42; 32]),
+        features: Features {
+            offered: 0b11,
+            required: 0b01,
+        },
+        ids: IDS,
+        role: Role::Server,
+        number: 1,
+        namespaces: Namespaces::Only(vec!["job".into()]),
+        control_roles: Roles::of(&[Role::Worker, Role::Coordinator]),
+        lane_roles: Roles::of(&[Role::Worker]),
+        tells_ids: false,
+    }
+}
+
+fn control_hello() -> Hello {
+    Hello {
+        features: Features {
+            offered: 0b01,
+            required: 0,
+        },
+        ids: IDS,
+        namespace: "job".into(),
+        role: Role::Worker,
+        rank: 2,
+        purpose: Purpose::Control,
+        random: [0xaa; 32],
+    }
+}
 
 /// Serves one connection with a `ControlPeer`, `answer` by `answer`, until the client closes.
 fn serve(
@@ -170,7 +208,7 @@ fn an_answer_to_nothing_breaks_the_connection() {
 
 #[test]
 fn a_refused_handshake_and_a_closed_peer_are_told_apart() {
-    use crate::wire::handshake::JobToken;
+    use tidewater_protocol::wire::handshake::JobToken;
     with_server(echo, |stream| {
         let wrong = JobToken::new([0; 32]);
         let error = ControlConn::open(stream, &wrong, control_hello(), long).unwrap_err();

@@ -6,8 +6,10 @@
 use std::fmt;
 
 use super::is_address;
-use crate::limits::{CARD_ADDRESSES_MAX, CARD_BYTES_MAX, HOST_BYTES_MAX, LAUNCHED_MAX};
-use crate::wire::handshake::JobToken;
+use tidewater_protocol::limits::{
+    CARD_ADDRESSES_MAX, CARD_BYTES_MAX, HOST_BYTES_MAX, LAUNCHED_MAX,
+};
+use tidewater_protocol::wire::handshake::JobToken;
 
 const BEGIN: &str = "tidewater-card-1";
 

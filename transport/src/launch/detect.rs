@@ -20,7 +20,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use super::sources;
-use crate::limits::{LAUNCH_TEXT_BYTES_MAX, LAUNCHED_MAX};
+use tidewater_protocol::limits::{LAUNCH_TEXT_BYTES_MAX, LAUNCHED_MAX};
 
 /// Who says what this process is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

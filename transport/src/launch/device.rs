@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::{EnvError, Vars};
-use crate::limits::{RDMA_NAME_BYTES_MAX, VERBS_TIMEOUT, VERBS_TIMEOUTS};
+use tidewater_protocol::limits::{RDMA_NAME_BYTES_MAX, VERBS_TIMEOUT, VERBS_TIMEOUTS};
 
 /// The name of an RDMA device, with a port of it or without: `mlx5_0` or `mlx5_0:1`. It is one that
 /// a device could have, and no path: the kernel tells of a device in a folder of that name.

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use super::card::{Card, CardError};
-use crate::limits::CARD_BYTES_MAX;
+use tidewater_protocol::limits::CARD_BYTES_MAX;
 
 /// The card's name.
 const NAME: &str = "card";
@@ -168,7 +168,7 @@ fn system<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::handshake::JobToken;
+    use tidewater_protocol::wire::handshake::JobToken;
 
     use std::os::unix::fs::PermissionsExt as _;
 

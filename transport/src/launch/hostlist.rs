@@ -1,6 +1,6 @@
 //! Lists of hosts as Slurm writes them: `n[01-03,07],gpu1`, and counts like `2(x2),1`.
 
-use crate::limits::{HOST_BYTES_MAX, LAUNCHED_MAX};
+use tidewater_protocol::limits::{HOST_BYTES_MAX, LAUNCHED_MAX};
 
 /// Why a list is none.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -15,7 +15,7 @@ use super::directory::{self, DirectoryError, Posted};
 use super::pmi1::{Pmi, PmiError};
 use super::{Place, Rendezvous, TokenError, inherited, token};
 use crate::clock::Deadline;
-use crate::wire::handshake::JobToken;
+use tidewater_protocol::wire::handshake::JobToken;
 
 /// The card's key at the launcher.
 const KEY: &str = "tidewater-card";

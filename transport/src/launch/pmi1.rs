@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::clock::Deadline;
-use crate::limits::PMI_LINE_BYTES_MAX;
+use tidewater_protocol::limits::PMI_LINE_BYTES_MAX;
 
 /// Why the launcher's exchange failed.
 #[derive(Debug, thiserror::Error)]

@@ -4,7 +4,7 @@ use super::detect::{
     Decision, DetectError, Place, Rendezvous, Source, Surroundings, Verdict, invalid,
 };
 use super::hostlist;
-use crate::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
+use tidewater_protocol::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
 
 /// What a source says.
 #[derive(Debug)]

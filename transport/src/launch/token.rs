@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::limits::TOKEN_FILE_BYTES_MAX;
-use crate::wire::handshake::JobToken;
+use tidewater_protocol::limits::TOKEN_FILE_BYTES_MAX;
+use tidewater_protocol::wire::handshake::JobToken;
 
 /// Why the job token could not be had.
 #[derive(Debug, thiserror::Error)]

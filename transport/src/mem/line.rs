@@ -7,8 +7,8 @@
 //! may change while it copies them. No protocol stands on more than that each byte is one that stood
 //! there; what is torn does not prove itself.
 
-use crate::layout::LINE_BYTES;
 use crate::sync::AtomicU64;
+use tidewater_protocol::layout::LINE_BYTES;
 
 /// Words of a line.
 const WORDS: usize = LINE_BYTES / 8;

@@ -9,8 +9,8 @@
 //! So the fences around a copy do not care which it is: loads, an Acquire fence; a Release fence,
 //! stores. An `asm!` without `nomem` is a fence for the compiler.
 
-use crate::layout::LINE_BYTES;
 use crate::sync::AtomicU64;
+use tidewater_protocol::layout::LINE_BYTES;
 
 /// Words of a line.
 const WORDS: usize = LINE_BYTES / 8;

@@ -10,11 +10,11 @@ use super::versioned::{
     self, BlockVersions, RowHead, begin_buffer, publish_snapshot, store_block, store_row,
 };
 use super::{Words, WordsMut};
-use crate::layout::dense::TaggedU32;
-use crate::layout::lines::{CheckedU64, SnapshotLine};
-use crate::layout::row::{RowVersion, row_chk};
-use crate::layout::word_at;
 use crate::sync::{Arc, AtomicU64};
+use tidewater_protocol::layout::dense::TaggedU32;
+use tidewater_protocol::layout::lines::{CheckedU64, SnapshotLine};
+use tidewater_protocol::layout::row::{RowVersion, row_chk};
+use tidewater_protocol::layout::word_at;
 
 const SALT: u64 = 0x5eed;
 

@@ -12,7 +12,7 @@ use std::os::raw::{c_int, c_ulong};
 use rustix::fs::{FallocateFlags, MemfdFlags};
 
 use super::region::{MemError, Region, os};
-use crate::limits::NODES_MAX;
+use tidewater_protocol::limits::NODES_MAX;
 
 /// Size of the pages of a memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

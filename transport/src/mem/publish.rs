@@ -3,8 +3,8 @@
 //! sides and by every inbox.
 
 use super::shared::{Words, WordsMut};
-use crate::planted::{self, Plant};
 use crate::sync::{Ordering, fence};
+use tidewater_protocol::planted::{self, Plant};
 
 /// Stores bytes after everything that was stored before: who sees one of them (and fences) sees
 /// all of that (F04, F15). Cost: a `memcpy`; the fence is free on x86.

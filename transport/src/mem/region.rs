@@ -10,9 +10,9 @@ use rustix::mm::MlockFlags;
 
 use super::pages::{Pages, huge_page_bytes, take_all};
 use super::shared::{Words, WordsMut, prefetch_at};
-use crate::layout::LINE_BYTES;
-use crate::planted::{self, Plant};
 use crate::sync::AtomicU64;
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::planted::{self, Plant};
 
 /// What went wrong with memory.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,9 @@
 //! Rows of mapped memory, copied and proved in one pass.
 
 use super::Words;
-use crate::layout::row::{ROW_HEADER_BYTES, RowCopy, RowVersion, is_proven, row_hasher};
+use tidewater_protocol::layout::row::{
+    ROW_HEADER_BYTES, RowCopy, RowVersion, is_proven, row_hasher,
+};
 
 /// Copies the payload of the row that begins with `row` into `out`, hashing what it copies: the
 /// row of `key` in the table of `salt`. Its words may change meanwhile: what was copied is accepted
@@ -34,8 +36,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::layout::row::{row_chk, row_head, verify_row};
     use crate::mem::Region;
+    use tidewater_protocol::layout::row::{row_chk, row_head, verify_row};
 
     proptest! {
         /// The one pass accepts what copy and hash one after the other accept, and copies the same.

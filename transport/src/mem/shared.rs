@@ -9,10 +9,10 @@
 //! and panics as slice indexing does.
 
 use super::{line, many};
-use crate::layout::hash::H64;
-use crate::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
-use crate::planted::{self, Plant};
 use crate::sync::{AtomicU64, Ordering};
+use tidewater_protocol::layout::hash::H64;
+use tidewater_protocol::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
+use tidewater_protocol::planted::{self, Plant};
 
 /// A window of shared words that may be read.
 #[derive(Debug, Clone, Copy)]
@@ -281,7 +281,7 @@ mod tests {
 
     fn words(n: usize) -> Vec<AtomicU64> {
         (0..n as u64)
-            .map(|i| AtomicU64::new(crate::layout::hash::mix64(i)))
+            .map(|i| AtomicU64::new(tidewater_protocol::layout::hash::mix64(i)))
             .collect()
     }
 

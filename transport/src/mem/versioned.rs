@@ -7,10 +7,11 @@
 
 use super::publish::read_fence;
 use super::{Words, WordsMut};
-use crate::layout::Line;
-use crate::layout::row::ROW_HEADER_BYTES;
-use crate::planted::{self, Plant};
+use crate::delays;
 use crate::sync::{Ordering, fence};
+use tidewater_protocol::layout::Line;
+use tidewater_protocol::layout::row::ROW_HEADER_BYTES;
+use tidewater_protocol::planted::{self, Plant};
 
 /// A Release fence, unless `mutant` is switched on.
 #[inline(always)]
@@ -26,10 +27,10 @@ fn release_fence(mutant: Plant) {
 pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     row.store(0, head.version);
     row.store(8, head.checksum);
-    if planted::pauses_writes() {
+    if delays::pauses_writes() {
         let (first, rest) = payload.split_at(payload.len() / 16 * 8);
         row.copy_in(ROW_HEADER_BYTES, first);
-        planted::pause_write();
+        delays::pause_write();
         row.copy_in(ROW_HEADER_BYTES + first.len(), rest);
     } else {
         row.copy_in(ROW_HEADER_BYTES, payload);

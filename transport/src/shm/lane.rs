@@ -9,12 +9,12 @@ use crate::fabric::{
     Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr,
     SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
-use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use crate::liveness::LivenessView;
 use crate::mem::publish::publish;
 use crate::mem::{Region, WordsMut, versioned};
 use crate::sync::{Arc, Ordering, fence};
 use crate::wake::Bell;
+use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 
 /// Which of the server's memories holds counters.
 const COUNTERS: u8 = 1;

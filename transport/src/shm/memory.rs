@@ -5,15 +5,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{ShmError, ShmLane, ShmPort};
 use crate::fabric::{Inbox, Mailbox};
-use crate::layout::ring::RingGeometry;
-use crate::layout::session::{ALIVE_AFTER_DOZE, INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes};
-use crate::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 use crate::liveness::LivenessView;
 use crate::mem::region::{read_only_fd, seal_for_readers, seal_for_writers};
 use crate::mem::{MemError, Region};
 use crate::sync::Arc;
 use crate::wake::Bell;
-pub use crate::wire::control::ShmAttach;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{
+    ALIVE_AFTER_DOZE, INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes,
+};
+use tidewater_protocol::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
+pub use tidewater_protocol::wire::control::ShmAttach;
 
 /// Descriptors before the bells: public, counters, inbox, mailbox.
 const MEMORIES: usize = 4;
@@ -204,11 +206,9 @@ impl SessionMemory {
     }
 }
 
-impl ShmAttach {
-    /// How many descriptors belong to it.
-    pub const fn descriptors(&self) -> usize {
-        MEMORIES + self.doze_at.len()
-    }
+/// How many descriptors belong to an attachment.
+pub const fn descriptors(told: &ShmAttach) -> usize {
+    MEMORIES + told.doze_at.len()
 }
 
 /// Attaches to a server: maps its memories and returns one lane for each applier, in order. Nothing
@@ -230,9 +230,9 @@ pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<Shm
             "that of this version",
         ));
     }
-    if fds.len() != told.descriptors() {
+    if fds.len() != descriptors(told) {
         return Err(ShmError::Descriptors {
-            expected: told.descriptors(),
+            expected: descriptors(told),
             got: fds.len(),
             lanes,
         });

@@ -26,7 +26,9 @@ pub mod pass;
 pub mod port;
 
 pub use lane::ShmLane;
-pub use memory::{ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmPair, attach, pair};
+pub use memory::{
+    ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmPair, attach, descriptors, pair,
+};
 pub use port::ShmPort;
 
 use crate::mem::MemError;

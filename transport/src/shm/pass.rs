@@ -18,7 +18,7 @@ use rustix::net::{
 };
 
 use crate::clock::Deadline;
-use crate::limits::DESCRIPTORS_MAX;
+use tidewater_protocol::limits::DESCRIPTORS_MAX;
 
 /// What went wrong between two processes of one host.
 #[derive(Debug, thiserror::Error)]

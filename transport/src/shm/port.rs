@@ -2,9 +2,9 @@
 
 use crate::doze::must_ring;
 use crate::fabric::{ExportView, Inbox, LaneError, Mailbox, Port, TransportKind};
-use crate::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use crate::mem::publish::publish;
 use crate::wake::Bell;
+use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 
 /// An applier's end, made by [`super::SessionMemory::port`].
 #[derive(Debug)]

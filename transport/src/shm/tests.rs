@@ -9,18 +9,18 @@ use crate::fabric::{
     Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, Port, ReadBatch, ReadOp,
     RemoteAddr, SPIN,
 };
-use crate::ids::RegionKey;
-use crate::layout::hash::mix64;
-use crate::layout::lines::{CheckedU64, StateLine};
-use crate::layout::session::{
-    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
-};
-use crate::layout::{line_bytes, word_at};
-use crate::limits::RING_BYTES_MIN;
 use crate::mem::Region;
 use crate::sync::Arc;
 use crate::wait::wait_until;
 use crate::wake::OsSleeper;
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
+use tidewater_protocol::layout::session::{
+    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
+};
+use tidewater_protocol::layout::{line_bytes, word_at};
+use tidewater_protocol::limits::RING_BYTES_MIN;
 
 const CHECK: u8 = 0x5a;
 const SALT: u64 = 0x7157;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::faults::Faults;
 use super::link::{Event, Link};
 use super::rng::Rng;
-use crate::layout::hash::mix64;
+use tidewater_protocol::layout::hash::mix64;
 
 /// A step of a task takes at most this long, in virtual nanoseconds.
 const STEP_NS_MAX: u64 = 200;

@@ -9,7 +9,7 @@ use crate::fabric::{
     ExportView, Inbox, Landing, Lane, LaneError, Mailbox, Mapping, Port, ReadBatch, ReadOp,
     RemoteAddr, SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
-use crate::ids::RegionKey;
+use tidewater_protocol::ids::RegionKey;
 
 /// The client's end.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use super::link::{Event, Link, LinkId};
 use super::rng::Rng;
 use crate::exports::Export;
 use crate::fabric::{Landing, LaneError, ReadBatch, ReadOp, Rights, Taker};
-use crate::layout::LINE_BYTES;
+use tidewater_protocol::layout::LINE_BYTES;
 
 /// A read in flight.
 #[derive(Debug)]

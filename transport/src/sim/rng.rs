@@ -1,6 +1,6 @@
 //! The simulator's only source of chance: a counter through a mixer.
 
-use crate::layout::hash::mix64;
+use tidewater_protocol::layout::hash::mix64;
 
 /// A seeded generator; equal seeds give equal numbers on every machine.
 #[derive(Debug, Clone)]

@@ -1,6 +1,6 @@
 //! Bounded buffers of a socket, reused for ever.
 
-use crate::limits::LANE_IN_BYTES;
+use tidewater_protocol::limits::LANE_IN_BYTES;
 
 /// What is received behind a long run that goes straight to its place, or to find the next one: a
 /// few headers. More would be copied once more than the run itself.

@@ -16,10 +16,10 @@ use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
     SPIN, Taker, TransportKind,
 };
-use crate::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
 use crate::mem::io::SendList;
 use crate::num::count;
 use crate::wake::Watch;
+use tidewater_protocol::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
 
 /// Writes up to this are copied behind each other and sent together; a longer copy would cost
 /// more than the system call that it saves.

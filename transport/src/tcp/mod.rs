@@ -29,11 +29,11 @@
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use crate::fabric::{Inbox, LaneError, Mailbox};
-use crate::layout::ring::RingGeometry;
-use crate::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use crate::mem::Region;
 use crate::sync::Arc;
 use crate::wake::Watch;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 
 mod access;
 mod buffer;

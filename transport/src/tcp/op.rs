@@ -22,14 +22,14 @@
 //! only if it is, to the bit, what encoding its meaning gives; so reserved bits are zero.
 
 use crate::fabric::AccessDenied;
-use crate::ids::RegionKey;
-use crate::layout::hash::mix64;
-use crate::layout::session::inbox_bytes;
-use crate::layout::word_at;
-use crate::limits::{
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::layout::word_at;
+use tidewater_protocol::limits::{
     LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX, LANE_WRITE_BYTES_MAX, RING_BYTES_MAX,
 };
-use crate::wire::decoders::Decode;
+use tidewater_protocol::wire::decoders::Decode;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;

@@ -7,11 +7,11 @@ use std::io;
 use super::buffer::Fifo;
 use super::op::{HEADER_BYTES, Reply};
 use super::socket::{Moved, Socket};
-use crate::layout::session::MAILBOX_BYTES;
-use crate::limits::{LANE_OUT_BYTES, LANE_OUT_SPANS, LANE_POSTS_BYTES_MAX};
 use crate::mem::Region;
 use crate::mem::io::SendList;
 use crate::sync::Arc;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::limits::{LANE_OUT_BYTES, LANE_OUT_SPANS, LANE_POSTS_BYTES_MAX};
 
 /// Output in order. Bounded: see [`Output::is_full`] and [`Output::post`].
 ///

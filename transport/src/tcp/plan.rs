@@ -4,9 +4,9 @@ use super::buffer::Fifo;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Request};
 use super::receive::DIRECT_BYTES;
 use crate::fabric::{LaneError, ReadOp, Taker};
-use crate::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use crate::mem::io::{Place, RecvList};
 use crate::num::count;
+use tidewater_protocol::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 
 /// A longer read is not worth waiting for: it lands as it comes.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
@@ -293,7 +293,7 @@ mod tests {
 
     use super::*;
     use crate::fabric::RemoteAddr;
-    use crate::ids::RegionKey;
+    use tidewater_protocol::ids::RegionKey;
 
     proptest! {
         #[test]
@@ -316,7 +316,7 @@ mod tests {
                 body_at += body as usize;
                 addr += u64::from(head_len + body).next_multiple_of(8);
             }
-            let memory: Vec<u8> = (0..addr).map(|i| crate::layout::hash::mix64(i) as u8).collect();
+            let memory: Vec<u8> = (0..addr).map(|i| tidewater_protocol::layout::hash::mix64(i) as u8).collect();
             let mut plan = Plan::default();
             let mut stream = Vec::new();
             while !plan.is_asked(&ops) {

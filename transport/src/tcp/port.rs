@@ -11,12 +11,12 @@ use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::clock::Deadline;
 use crate::fabric::{AccessDenied, ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
-use crate::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use crate::mem::io::{Place, RecvList};
 use crate::mem::publish::read_fence;
 use crate::num::size;
 use crate::sync::Arc;
 use crate::wake::Watch;
+use tidewater_protocol::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 
 /// Copied bytes of one answer that are sent before the rest of it is copied, where the client has a
 /// core of its own and can land them meanwhile.

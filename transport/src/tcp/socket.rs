@@ -8,10 +8,10 @@ use rustix::net::{RecvFlags, SendFlags};
 
 use crate::clock::Deadline;
 use crate::fabric::{LaneError, TransportKind};
-use crate::limits::LANE_UNACKNOWLEDGED_MAX;
 use crate::mem::io::{RecvList, SendList};
 use crate::socket_options::{give_up_after, send_at_once};
 use crate::wake::{Told, Watch};
+use tidewater_protocol::limits::LANE_UNACKNOWLEDGED_MAX;
 
 /// What should wake the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

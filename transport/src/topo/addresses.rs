@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::sysfs::{Root, inet6_address, route_address};
-use crate::limits::SYSFS_ENTRIES_MAX;
+use tidewater_protocol::limits::SYSFS_ENTRIES_MAX;
 
 /// Addresses of this machine, each with its device.
 pub(super) fn addresses(root: &Root) -> Vec<(IpAddr, String)> {

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::sysfs::{Root, parse_list};
-use crate::limits::{CPUS_MAX, NODES_MAX};
+use tidewater_protocol::limits::{CPUS_MAX, NODES_MAX};
 
 const CPUS: &str = "sys/devices/system/cpu";
 const NODES: &str = "sys/devices/system/node";

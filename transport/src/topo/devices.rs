@@ -7,7 +7,9 @@ use serde::Serialize;
 
 use super::addresses::addresses;
 use super::sysfs::Root;
-use crate::limits::{NET_DEVICES_MAX, RDMA_DEVICES_MAX, RDMA_GIDS_MAX, RDMA_PORTS_MAX};
+use tidewater_protocol::limits::{
+    NET_DEVICES_MAX, RDMA_DEVICES_MAX, RDMA_GIDS_MAX, RDMA_PORTS_MAX,
+};
 
 /// Folders above a device that are asked for its NUMA node: a virtio card lies on a PCI function,
 /// which lies on a bridge.

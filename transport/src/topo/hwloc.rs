@@ -112,6 +112,6 @@ fn cpu(unit: &TopologyObject, nodes: &[NumaNode]) -> Option<Cpu> {
 /// The numbers in a set, ascending. Sets of objects are finite.
 fn members(set: impl Deref<Target = CpuSet>) -> Vec<u32> {
     let numbers = set.iter_set().map(usize::from);
-    let numbers = numbers.take(crate::limits::CPUS_MAX);
+    let numbers = numbers.take(tidewater_protocol::limits::CPUS_MAX);
     numbers.filter_map(|n| u32::try_from(n).ok()).collect()
 }

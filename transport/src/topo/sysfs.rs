@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use rustix::fs::{Mode, OFlags};
 
-use crate::limits::{CPUS_MAX, SYSFS_ENTRIES_MAX, SYSFS_FILE_BYTES_MAX};
+use tidewater_protocol::limits::{CPUS_MAX, SYSFS_ENTRIES_MAX, SYSFS_FILE_BYTES_MAX};
 
 /// Where `sys` and `proc` lie: the machine, or a picture of one.
 #[derive(Debug, Clone)]

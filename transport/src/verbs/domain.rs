@@ -15,13 +15,13 @@ use super::pair::Patience;
 use super::scatter::Buffers;
 use super::send::memory;
 use crate::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
-use crate::ids::RegionKey;
-use crate::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
-use crate::limits::VERBS_REGIONS_MAX;
 use crate::mem::publish::publish;
 use crate::mem::{Buffer, Region};
 use crate::sync::Arc;
-use crate::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
+use tidewater_protocol::limits::VERBS_REGIONS_MAX;
+use tidewater_protocol::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
 
 const _: () = assert!(VERBS_DIRECTORY_CELL_BYTES == KEY_CELL_BYTES as u64);
 

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use super::adapter::Adapter;
 use super::error::{Status, VerbsError};
 use crate::fabric::{LaneError, RemoteAddr, TransportKind};
-use crate::ids::RegionKey;
+use tidewater_protocol::ids::RegionKey;
 
 /// A request of this end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

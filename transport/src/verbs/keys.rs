@@ -6,8 +6,8 @@
 
 use super::memory::Target;
 use crate::fabric::{Exports, INBOX_KEY, RemoteAddr};
-use crate::ids::RegionKey;
-use crate::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 
 /// What a lane knows of its server's keys.
 #[derive(Debug)]

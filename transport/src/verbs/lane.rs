@@ -15,9 +15,9 @@ use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
     Taker, TransportKind,
 };
-use crate::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
 use crate::sync::Arc;
 use crate::wait::wait_until;
+use tidewater_protocol::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
 
 /// With this much waiting, a write posts without being asked to flush.
 const EAGER_BYTES: usize = VERBS_WRITE_BYTES;
@@ -173,7 +173,7 @@ impl Live {
         let cell = Request {
             op: "read of the key directory",
             at,
-            len: crate::layout::directory::KEY_CELL_BYTES as u64,
+            len: tidewater_protocol::layout::directory::KEY_CELL_BYTES as u64,
         };
         let mut asked = false;
         let bytes = self.wait(deadline, false, |engine| {

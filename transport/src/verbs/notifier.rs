@@ -24,9 +24,9 @@ use super::error::VerbsError;
 use super::queue::{Completion, CompletionChannel, CompletionQueue};
 use crate::clock::{self, Deadline};
 use crate::fabric::Sleeper;
-use crate::limits::{VERBS_PROBE_EVERY, VERBS_SPIN_MAX};
 use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::wake::{Arm, Arms, Watch};
+use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SPIN_MAX};
 
 /// The completion channel of one thread, and the queues that wake through it.
 ///

@@ -10,7 +10,7 @@
 //! its later pieces would otherwise have to stay on the pair of the first. So does every fenced read
 //! on a device that cannot be trusted with a fence (`DeviceLimits::fences`).
 
-use crate::limits::{VERBS_CHAIN_BYTES, VERBS_CHAIN_REQUESTS};
+use tidewater_protocol::limits::{VERBS_CHAIN_BYTES, VERBS_CHAIN_REQUESTS};
 
 /// What the next piece of a read should do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,14 +19,14 @@ use super::queue::Completion;
 use super::send::{Copies, RECEIVE, Sender};
 use crate::clock::{self, Deadline};
 use crate::fabric::{ExportView, Inbox, LaneError, Port, RemoteAddr};
-use crate::ids::RegionKey;
-use crate::layout::session::inbox_bytes;
-use crate::limits::{
+use crate::sync::{Arc, spin_hint};
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::limits::{
     LANE_POSTS_BYTES_MAX, VERBS_BIND_TIMEOUT, VERBS_PAIRS_MAX, VERBS_PROBE_EVERY, VERBS_RECEIVES,
     VERBS_SEND_BYTES, VERBS_WRITE_BYTES,
 };
-use crate::sync::{Arc, spin_hint};
-use crate::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
+use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
 
 /// Completions that are taken out at once.
 const BATCH: usize = 32;

@@ -16,9 +16,9 @@ use std::sync::{Mutex, PoisonError, Weak};
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge};
 use crate::fabric::ReadOp;
-use crate::limits::{VERBS_READ_BYTES, VERBS_SCATTER_BYTES};
 use crate::mem::Buffer;
 use crate::sync::{Arc, AtomicU64, Ordering};
+use tidewater_protocol::limits::{VERBS_READ_BYTES, VERBS_SCATTER_BYTES};
 
 /// The buffers registered with a protection domain.
 #[derive(Debug, Default)]

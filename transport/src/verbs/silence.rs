@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use super::fault::{Fault, Request};
 use super::flight::Flight;
-use crate::limits::{VERBS_PROBE_EVERY, VERBS_SILENT_LOOKS};
+use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SILENT_LOOKS};
 
 /// For how long nothing has ended on a pair.
 #[derive(Debug, Default)]

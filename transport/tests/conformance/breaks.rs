@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::session::INBOX_RING_AT;
 use tidewater_transport::fabric::*;
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::session::INBOX_RING_AT;
 use tidewater_transport::sync::{Arc, AtomicU64, Ordering};
 
 use crate::alloc::allocations;

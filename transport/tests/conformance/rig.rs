@@ -3,12 +3,12 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::lines::CheckedU64;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{INBOX_TAIL_AT, MAILBOX_REPLIES_AT};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::*;
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::lines::CheckedU64;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{INBOX_TAIL_AT, MAILBOX_REPLIES_AT};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{Arc, AtomicUsize, Ordering};
 

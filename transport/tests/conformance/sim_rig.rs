@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_transport::fabric::{Inbox, Mailbox, TransportKind};
-use tidewater_transport::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{Faults, Here, LinkSpec, World};
 use tidewater_transport::sync::Arc;

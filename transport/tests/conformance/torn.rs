@@ -3,10 +3,10 @@
 
 use std::sync::{Mutex, OnceLock};
 
-use tidewater_transport::fabric::*;
-use tidewater_transport::layout::row::{
+use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
 };
+use tidewater_transport::fabric::*;
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::{Arc, AtomicBool, Ordering};
 

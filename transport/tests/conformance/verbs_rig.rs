@@ -21,8 +21,8 @@ pub(crate) use wired::rig;
 mod wired {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use tidewater_protocol::planted;
     use tidewater_transport::fabric::TransportKind;
-    use tidewater_transport::planted;
     use tidewater_transport::sync::Arc;
     use tidewater_transport::verbs::{
         self, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,

@@ -1,41 +1,41 @@
 //! One of each structure, built with the code that runs, and the numbers of the protocol.
 
-use tidewater_transport::fabric::{AccessDenied, Exports, INBOX_KEY};
-use tidewater_transport::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
-use tidewater_transport::layout::dense::TaggedU32;
-use tidewater_transport::layout::directory::{KEY_CELL_BYTES, KeyCell};
-use tidewater_transport::layout::extent::ExtentEntry;
-use tidewater_transport::layout::frame::{
+use tidewater_protocol::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
+use tidewater_protocol::layout::dense::TaggedU32;
+use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell};
+use tidewater_protocol::layout::extent::ExtentEntry;
+use tidewater_protocol::layout::frame::{
     CLOCK_FINISHED, FRAME_HEADER_BYTES, FRAME_MAGIC, FrameFlags, FrameHeader, FrameKind,
     PARTITION_ANY, RowsPayload,
 };
-use tidewater_transport::layout::hash::{H64, line_chk, mix32, mix64};
-use tidewater_transport::layout::lines::{
+use tidewater_protocol::layout::hash::{H64, line_chk, mix32, mix64};
+use tidewater_protocol::layout::lines::{
     CheckedU64, ClockLine, Reject, RejectCode, SnapshotLine, StateLine,
 };
-use tidewater_transport::layout::reject::RejectReason;
-use tidewater_transport::layout::reply::{REPLY_HEADER_BYTES, REPLY_MAGIC, ReplyHeader};
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::row::{
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, REPLY_MAGIC, ReplyHeader};
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::row::{
     COUNTER_BITS, Loc, ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk,
 };
-use tidewater_transport::layout::session::{
+use tidewater_protocol::layout::session::{
     ALIVE_AFTER_DOZE, INBOX_DOZE_AT, INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES,
     MAILBOX_CLOCKS_AT, MAILBOX_CLOSED_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
     REPLY_SLOT_BYTES, REPLY_SLOTS,
 };
-use tidewater_transport::layout::{LINE_BYTES, Line, line_bytes};
-use tidewater_transport::limits;
-use tidewater_transport::liveness::OWNER_DIED;
-use tidewater_transport::placement::partition_of_key;
-use tidewater_transport::table::{DType, PushOp};
-use tidewater_transport::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
-use tidewater_transport::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
-use tidewater_transport::wire::hello::{
+use tidewater_protocol::layout::{LINE_BYTES, Line, line_bytes};
+use tidewater_protocol::limits;
+use tidewater_protocol::placement::partition_of_key;
+use tidewater_protocol::table::{DType, PushOp};
+use tidewater_protocol::wire::hello::{
     Challenge, Features, Hello, Ids, Purpose, Refused, Role, Welcome,
 };
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::wire::{PROTOCOL_VERSION, frame};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_protocol::wire::{PROTOCOL_VERSION, frame};
+use tidewater_transport::fabric::{AccessDenied, Exports, INBOX_KEY};
+use tidewater_transport::liveness::OWNER_DIED;
+use tidewater_transport::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
+use tidewater_transport::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 
 /// Types of `layout` and `tcp::op` whose bytes are in [`all`].
 pub(crate) const TYPES: &[&str] = &[

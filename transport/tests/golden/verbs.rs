@@ -1,8 +1,8 @@
 //! What the ends of a verbs lane tell each other, built with the code that runs.
 
-use tidewater_transport::ids::{ApplierId, RegionKey};
-use tidewater_transport::layout::session::MAILBOX_BYTES;
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ApplierId, RegionKey};
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::wire::control::{
     PairAddr, Remote, ServerAnswer, ServerRequest, VERBS_DIRECTORY_CELL_BYTES, VerbsConnect,
     VerbsConnected, VerbsEnd, VerbsLink, VerbsTails, encode,
 };

@@ -5,14 +5,14 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{
+    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, inbox_bytes,
+};
 use tidewater_transport::clock::{self, Deadline};
 use tidewater_transport::fabric::{
     INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, ReadBatch, RemoteAddr,
-};
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{
-    INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, inbox_bytes,
 };
 use tidewater_transport::mem::Region;
 use tidewater_transport::tcp::{TcpLane, TcpPort};

@@ -4,12 +4,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::hash::mix64;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, Inbox, LaneError, Port, ReadOp, RemoteAddr, Rights, Sleeper,
 };
-use tidewater_transport::ids::RegionKey;
-use tidewater_transport::layout::hash::mix64;
 use tidewater_transport::mem::Region;
 use tidewater_transport::tcp::{TcpLane, TcpPort, pair};
 use tidewater_transport::wake::OsSleeper;

@@ -5,21 +5,21 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tidewater_protocol::ids::{ApplierId, RegionKey};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::wire::control::{VerbsConnected, VerbsTails};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
 };
-use tidewater_transport::ids::{ApplierId, RegionKey};
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::inbox_bytes;
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
 };
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::{VerbsConnected, VerbsTails};
 
 pub(crate) const RING: usize = 64 << 10;
 pub(crate) const SALT: u64 = 7;

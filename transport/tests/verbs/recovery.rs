@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use tidewater_protocol::layout::session::INBOX_RING_AT;
+use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_RECEIVES};
 use tidewater_transport::clock;
 use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, Port, RemoteAddr};
-use tidewater_transport::layout::session::INBOX_RING_AT;
-use tidewater_transport::limits::{VERBS_PROBE_EVERY, VERBS_RECEIVES};
 
 use crate::harness::{Ends, Host, late, row};
 

@@ -1,7 +1,7 @@
 //! What the device refuses, with the status it gives.
 
+use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
-use tidewater_transport::layout::session::{INBOX_RING_AT, inbox_bytes};
 
 use crate::harness::{Ends, Host, RING, late, row};
 
@@ -129,7 +129,7 @@ fn ranges_that_come_later_are_registered_before_their_keys() {
     }
     // Below the range, in the same memory.
     let from = RemoteAddr {
-        key: tidewater_transport::ids::RegionKey(host.data_key.0 + 2),
+        key: tidewater_protocol::ids::RegionKey(host.data_key.0 + 2),
         addr: 0,
     };
     let error = ends.read(&[row(from, 64, 0)]).unwrap_err();

@@ -1,13 +1,13 @@
 //! Tails that the applier polls: written, not signalled.
 
+use tidewater_protocol::layout::lines::CheckedU64;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_protocol::limits::VERBS_RECEIVES;
+use tidewater_protocol::planted;
+use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_transport::fabric::{INBOX_KEY, Lane, Port, RemoteAddr};
-use tidewater_transport::layout::lines::CheckedU64;
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
-use tidewater_transport::limits::VERBS_RECEIVES;
-use tidewater_transport::planted;
 use tidewater_transport::verbs::Notifier;
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::VerbsTails;
 
 use crate::harness::{Ends, Host, SALT, late};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tidewater_protocol::planted;
 use tidewater_transport::mem::Region;
-use tidewater_transport::planted;
 use tidewater_transport::verbs::{
     Access, Completion, Flags, MemoryRegion, MemoryWindow, Operation,
 };

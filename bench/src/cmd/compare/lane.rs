@@ -6,14 +6,14 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::lines::CheckedU64;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
     RemoteAddr, Rights,
 };
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::lines::CheckedU64;
-use tidewater_transport::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 
 use tidewater_client::AnyTable;
-use tidewater_transport::table::Shape;
+use tidewater_protocol::table::Shape;
 
 use super::session::tw_session;
 use super::types::{tw_status, tw_table, tw_table_info, tw_table_options};

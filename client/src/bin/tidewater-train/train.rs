@@ -7,7 +7,7 @@ use tidewater_client::Client;
 use tidewater_client::data::{LabelMap, ReadOptions};
 use tidewater_client::launched::ServerSeat;
 use tidewater_client::train::{Config, Outcome, TrainError, exit, run as train};
-use tidewater_transport::table::Optimizer;
+use tidewater_protocol::table::Optimizer;
 
 use crate::args::TrainArgs;
 use crate::cluster::{Call, connect};

@@ -22,22 +22,22 @@ mod verbs;
 
 use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::fabric::{RemoteAddr, TransportKind};
-use tidewater_transport::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::session::TICKET_WORD_BYTES;
-use tidewater_transport::mem::{Buffer, Region};
-use tidewater_transport::sync::Arc;
-use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
-use tidewater_transport::wire::control::{
+use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
+use tidewater_protocol::wire::control::{
     Attach, Attached, LaneGrant, Recovered, Remote, ServerAnswer, ServerMember, ServerRequest,
     TableDescriptor, Transport,
 };
-use tidewater_transport::wire::handshake::HandshakeError;
-use tidewater_transport::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
-use tidewater_transport::wire::refusal::RefusalCode;
+use tidewater_protocol::wire::handshake::HandshakeError;
+use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
+use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_transport::clock::Deadline;
+use tidewater_transport::conn::{ConnError, ControlConn};
+use tidewater_transport::fabric::{RemoteAddr, TransportKind};
+use tidewater_transport::mem::{Buffer, Region};
+use tidewater_transport::sync::Arc;
+use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
 
 use self::verbs::VerbsSide;
 use super::ConnectConfig;

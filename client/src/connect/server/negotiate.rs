@@ -4,12 +4,12 @@
 //! memory, verbs and TCP, and says in one line why not the ones before. Shared memory comes before
 //! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
+use tidewater_protocol::ids::SessionId;
+use tidewater_protocol::wire::control::ServerMember;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::TransportKind;
-use tidewater_transport::ids::SessionId;
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wake::OsSleeper;
-use tidewater_transport::wire::control::ServerMember;
 
 use super::{Failure, NetServerLink};
 use crate::connect::ConnectConfig;

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
 use tidewater_transport::fabric::Lane;
-use tidewater_transport::ids::ApplierId;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::mem::Buffer;
 use tidewater_transport::wake::{Arms, Watch};
-use tidewater_transport::wire::control::{VerbsConnect, VerbsConnected};
 
 /// There is none.
 #[derive(Debug)]

@@ -1,19 +1,19 @@
 //! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one,
 //! each over a connection of its own or with queue pairs.
 
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::wire::control::{
+    Attached, LaneGrant, Remote, ServerAnswer, ServerRequest, Transport,
+};
+use tidewater_protocol::wire::hello::Purpose;
+use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::session::MAILBOX_BYTES;
 use tidewater_transport::mem::Region;
 use tidewater_transport::sync::Arc;
 use tidewater_transport::tcp::TcpLane;
-use tidewater_transport::wire::control::{
-    Attached, LaneGrant, Remote, ServerAnswer, ServerRequest, Transport,
-};
-use tidewater_transport::wire::hello::Purpose;
-use tidewater_transport::wire::refusal::RefusalCode;
 
 use super::verbs::VerbsSide;
 use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream, status_of};

@@ -1,13 +1,13 @@
 //! Sessions over shared memory: what a server and a client of one host map, and how each rings.
 
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::wire::control::{LaneGrant, ServerMember, Transport};
+use tidewater_protocol::wire::hello::Purpose;
 use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Lane, TransportKind};
 use tidewater_transport::host;
-use tidewater_transport::layout::lines::StateLine;
 use tidewater_transport::shm::{self, ShmAttach, ShmLane};
 use tidewater_transport::sync::Arc;
-use tidewater_transport::wire::control::{LaneGrant, ServerMember, Transport};
-use tidewater_transport::wire::hello::Purpose;
 
 use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;
@@ -65,7 +65,7 @@ impl NetServerLink {
     /// Maps memory whose descriptors came with the last answer.
     fn map(&self, conn: &mut Control, told: &ShmAttach) -> Attempt<Vec<ShmLane>> {
         let again = |e: &dyn std::fmt::Display| Failure::Again(e.to_string());
-        let fds = conn.stream_mut().take(told.descriptors());
+        let fds = conn.stream_mut().take(shm::descriptors(told));
         let fds = fds.map_err(|e| again(&e))?;
         shm::attach(told, fds, &self.name).map_err(|e| again(&e))
     }

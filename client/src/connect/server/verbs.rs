@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 
+use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_transport::fabric::Lane;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::mem::Buffer;
@@ -11,7 +12,6 @@ use tidewater_transport::verbs::{
     Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError,
 };
 use tidewater_transport::wake::{Arms, Watch};
-use tidewater_transport::wire::control::VerbsConnected;
 
 /// What the lanes of one link stand on.
 #[derive(Debug)]

@@ -3,19 +3,19 @@
 use std::sync::{Mutex, MutexGuard};
 
 use crossbeam_channel::{Sender, bounded, unbounded};
-use tidewater_transport::fabric::{Inbox, LaneError, Port};
-use tidewater_transport::ids::{Incarnation, PartitionId, TableId};
-use tidewater_transport::layout::frame::{
+use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
+use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameKind, PARTITION_ANY, RowsPayload,
 };
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::{
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{
     INBOX_RING_AT, MAILBOX_CLOCKS_AT, MAILBOX_REJECTS_AT, MAILBOX_REPLIES_AT, MAILBOX_STATE_AT,
     REPLY_SLOT_BYTES, inbox_bytes,
 };
+use tidewater_protocol::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
+use tidewater_transport::fabric::{Inbox, LaneError, Port};
 use tidewater_transport::mem::Region;
-use tidewater_transport::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
 
 use super::*;
 use crate::apply::table::Table;
@@ -176,7 +176,7 @@ impl Rig {
             optimizer: Optimizer::None,
             init: Init::Zeros,
             seed: 0,
-            effect: tidewater_transport::table::Effect::Immediate,
+            effect: tidewater_protocol::table::Effect::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 1,

@@ -1,6 +1,6 @@
 //! What hyper-parameters a table may have.
 
-use tidewater_transport::table::{DType, Optimizer};
+use tidewater_protocol::table::{DType, Optimizer};
 
 use super::element::Element;
 use super::error::KernelError;

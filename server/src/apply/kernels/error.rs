@@ -1,6 +1,6 @@
 //! Why a kernel or an initialiser cannot be made.
 
-use tidewater_transport::table::DType;
+use tidewater_protocol::table::DType;
 
 /// A table asks for arithmetic that makes no sense. Found once, when the table is created.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
@@ -50,7 +50,7 @@ pub enum KernelError {
     Dim {
         /// Elements asked for.
         dim: usize,
-        /// [`tidewater_transport::limits::ROW_DIM_MAX`].
+        /// [`tidewater_protocol::limits::ROW_DIM_MAX`].
         max: u32,
     },
 }

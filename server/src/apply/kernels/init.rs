@@ -9,7 +9,7 @@
 //! Values are drawn in f64 and rounded once to the element type. Only `+ - * /`, `sqrt` and
 //! `floor` are used, which IEEE 754 fixes to the last bit; logarithm, sine and cosine are our own.
 
-use tidewater_transport::table::{DType, Init};
+use tidewater_protocol::table::{DType, Init};
 
 use super::element::Element;
 use super::error::KernelError;

@@ -29,8 +29,8 @@ mod math;
 mod philox;
 mod rules;
 
-use tidewater_transport::limits::ROW_DIM_MAX;
-use tidewater_transport::table::{DType, Init, Optimizer, PushOp};
+use tidewater_protocol::limits::ROW_DIM_MAX;
+use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
 
 use element::{Element, Float, each};
 pub use error::KernelError;

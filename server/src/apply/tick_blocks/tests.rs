@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
-use tidewater_transport::layout::frame::{FrameFlags, FrameHeader};
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::table::{DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::table::{DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
 
 use super::super::pending::{Stream, StreamKey};
 use super::*;

@@ -1,6 +1,6 @@
 //! A model of format version 1, written here byte by byte as `docs/FORMAT.md` has it.
 
-use tidewater_transport::layout::hash::{H64, line_chk};
+use tidewater_protocol::layout::hash::{H64, line_chk};
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! File tasks on the real disk layer: what happens when a step of a commit fails, and who is kept out.
 
 use rustix::io::Errno;
-use tidewater_transport::wire::refusal::RefusalCode;
+use tidewater_protocol::wire::refusal::RefusalCode;
 
 use super::*;
 use crate::checkpoint::faults::{Call, Kind, Verdict, under};

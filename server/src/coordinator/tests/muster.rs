@@ -1,6 +1,6 @@
 //! The processes of a launch gather.
 
-use tidewater_transport::wire::control::{Muster, Mustered, Part};
+use tidewater_protocol::wire::control::{Muster, Mustered, Part};
 
 use super::*;
 

@@ -7,19 +7,19 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
+use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId};
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::wire::control::{
+    LaneGrant, Recovered, ShmAttach, VerbsConnect, VerbsConnected,
+};
+use tidewater_protocol::wire::hello::Hello;
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::ids::{ApplierId, SessionId, WorkerId};
-use tidewater_transport::layout::lines::StateLine;
-use tidewater_transport::layout::ring::RingGeometry;
-use tidewater_transport::layout::session::inbox_bytes;
 use tidewater_transport::mem::Region;
 use tidewater_transport::shm::{ApplierEnd, SessionMemory};
 use tidewater_transport::tcp::TcpPort;
-use tidewater_transport::wire::control::{
-    LaneGrant, Recovered, ShmAttach, VerbsConnect, VerbsConnected,
-};
-use tidewater_transport::wire::hello::Hello;
-use tidewater_transport::wire::refusal::{Refusal, RefusalCode};
 
 use super::{Carrier, Session, Sessions, WithMemory, bad, io, random, unknown};
 use crate::apply::command::Command;

@@ -1,11 +1,11 @@
 //! The memory of a blocks table on one applier, and where in it the things of a partition are.
 
-use tidewater_transport::ids::{PartitionId, RegionKey};
-use tidewater_transport::layout::LINE_BYTES;
-use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
-use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_protocol::ids::{PartitionId, RegionKey};
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
+use tidewater_protocol::layout::lines::SnapshotLine;
+use tidewater_protocol::table::TableSpec;
 use tidewater_transport::mem::versioned::{publish_snapshot, void};
-use tidewater_transport::table::TableSpec;
 
 use super::BlocksDescriptor;
 use crate::apply::kernels::RowKernel;

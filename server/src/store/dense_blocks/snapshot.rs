@@ -5,9 +5,9 @@
 //! line again, and accepts if both lines prove themselves and the second says
 //! `building <= front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
 
-use tidewater_transport::layout::lines::SnapshotLine;
+use tidewater_protocol::layout::lines::SnapshotLine;
+use tidewater_protocol::planted::{self, Plant};
 use tidewater_transport::mem::versioned::begin_buffer;
-use tidewater_transport::planted::{self, Plant};
 
 use super::part::{Part, Sizes};
 use super::{BlocksError, DenseBlocks};

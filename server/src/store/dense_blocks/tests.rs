@@ -6,9 +6,9 @@ mod steps;
 
 use std::sync::Arc;
 
-use tidewater_transport::ids::{DomainId, Incarnation, PartitionId, TableId};
-use tidewater_transport::layout::dense::TaggedU32;
-use tidewater_transport::table::{
+use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
+use tidewater_protocol::layout::dense::TaggedU32;
+use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 

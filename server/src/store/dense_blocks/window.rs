@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use tidewater_transport::layout::dense::{BlockLayout, TaggedU32};
-use tidewater_transport::layout::lines::SnapshotLine;
-use tidewater_transport::planted::{self, Plant};
-use tidewater_transport::table::{PushOp, TableSpec};
+use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
+use tidewater_protocol::layout::lines::SnapshotLine;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::table::{PushOp, TableSpec};
 
 use super::part::{Part, Sizes};
 use super::steps::{StepRun, Steps};

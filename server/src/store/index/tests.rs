@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use tidewater_transport::ids::Incarnation;
+use tidewater_protocol::ids::Incarnation;
 
 use super::super::memory::BlockKind;
 use super::*;

@@ -1,9 +1,9 @@
 //! Rows against the kernel alone, whatever their size.
 
-use tidewater_transport::ids::{DomainId, Incarnation};
-use tidewater_transport::layout::hash::mix64;
-use tidewater_transport::layout::row::verify_row;
-use tidewater_transport::table::{DType, Effect, Init, Optimizer, Shape};
+use tidewater_protocol::ids::{DomainId, Incarnation};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::row::verify_row;
+use tidewater_protocol::table::{DType, Effect, Init, Optimizer, Shape};
 
 use super::*;
 use crate::store::memory::{BlockKind, BlockOwner};

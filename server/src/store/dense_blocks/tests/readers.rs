@@ -3,8 +3,8 @@
 use std::time::Duration;
 use tidewater_transport::sync::{AtomicBool, Ordering as Std};
 
+use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_transport::clock::Deadline;
-use tidewater_transport::layout::lines::SnapshotLine;
 use tidewater_transport::sync::{Ordering, fence};
 
 use super::super::BlocksDescriptor;
@@ -110,7 +110,7 @@ const BLOCKS: u64 = 16;
 
 /// Which epochs store a block: about a third of them, in no order.
 fn stores(epoch: u64, block: u64) -> bool {
-    tidewater_transport::layout::hash::mix64(epoch * BLOCKS + block).is_multiple_of(3)
+    tidewater_protocol::layout::hash::mix64(epoch * BLOCKS + block).is_multiple_of(3)
 }
 
 /// The value of a block at an epoch: the last one that stored it.

@@ -13,7 +13,6 @@
 //! | [`spec`] | `TableSpec::validate` |
 //! | [`control`] | requests, answers, orders, notices |
 //! | [`peer`] | [`peer::ControlPeer`]: a connection's buffers for an event loop |
-//! | [`crate::conn`] | [`crate::conn::ControlConn`]: a blocking connection for a caller with a deadline |
 //! | [`decoders`] | the list of all decoders, which the fuzzers read |
 
 pub mod control;

@@ -147,7 +147,7 @@ pub fn copy_verifying(
 /// Whether the check word `told` of a row's header equals the one that `chk` computes, and the version is valid:
 /// the one place that decides it, for copies made before they are hashed and while.
 #[inline(always)]
-pub(crate) fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
+pub fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
         return false;
     }

@@ -57,7 +57,7 @@ pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
 
 /// Little-endian word at `at`; bytes past the end read as zero.
 #[inline]
-pub(crate) fn word_at(bytes: &[u8], at: usize) -> u64 {
+pub fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
     let tail = bytes.get(at..).unwrap_or_default();
     let n = tail.len().min(8);

@@ -132,7 +132,7 @@ impl H64 {
     /// The mutant `hash-last-line-only`: the lines before the last complete one are left out.
     #[cold]
     #[inline(never)]
-    pub(crate) fn finish_last_line(mut self, bytes: &[u8]) -> u64 {
+    pub fn finish_last_line(mut self, bytes: &[u8]) -> u64 {
         let (blocks, tail) = bytes.as_chunks::<64>();
         if let Some(last) = blocks.last() {
             self.block(&line_from_bytes(last));

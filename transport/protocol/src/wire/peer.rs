@@ -50,8 +50,8 @@ impl ControlPeer {
         }
     }
 
-    /// A connection whose handshake is over, as [`crate::conn::ControlConn::into_peer`] makes it.
-    pub(crate) const fn proven(decoder: Decoder) -> Self {
+    /// A connection whose handshake is over, as a blocking connection hands it on.
+    pub const fn proven(decoder: Decoder) -> Self {
         Self {
             decoder,
             handshake: None,
