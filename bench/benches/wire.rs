@@ -7,7 +7,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use tidewater_protocol::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
-use tidewater_transport::mem::Region;
+use tidewater_runtime::mem::Region;
 
 /// Payload bytes of rows, from 8 f32 to 1,024.
 const SIZES: [usize; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];

@@ -10,7 +10,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use tidewater_transport::sync::{AtomicU64, Ordering};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 /// The system's allocator, counted.
 #[derive(Debug)]

@@ -330,13 +330,13 @@ fn units_agree_with_the_wall_and_the_wire() {
         let text = std::fs::read_to_string(counter).unwrap();
         text.trim().parse::<f64>().unwrap()
     };
-    let (wall, wire) = (tidewater_transport::clock::now(), sent());
+    let (wall, wire) = (tidewater_runtime::clock::now(), sent());
     good_rows(&format!(
         "latency --op pull --table rows --sizes 64K --group 16 --duration 1s --warmup 0 --no-ceiling \
          --transport tcp --json {}",
         file.display()
     ));
-    let wall = (tidewater_transport::clock::now() - wall).as_secs_f64();
+    let wall = (tidewater_runtime::clock::now() - wall).as_secs_f64();
     let wire = sent() - wire;
     let row = &json(&file)["rows"][0];
     let number = |key: &str| row[key].as_f64().unwrap();

@@ -13,7 +13,7 @@ use std::path::Path;
 use tidewater_client::connect::JoinConfig;
 use tidewater_client::{Client, ClientError, Job, PullOptions, TableBuilder};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock::now;
+use tidewater_runtime::clock::now;
 use tidewater_transport::launch::{TransportChoice, token};
 
 const BYTES: usize = 1 << 20;

@@ -11,7 +11,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Job, PullOptions, Table, TableBuilder};
-use tidewater_transport::clock::now;
+use tidewater_runtime::clock::now;
 
 /// After this many the first line is printed: all lanes are open by then.
 const WARM: u32 = 100;

@@ -6,7 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use tidewater_protocol::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
-use tidewater_transport::mem::Buffer;
+use tidewater_runtime::mem::Buffer;
 use zerocopy::FromBytes;
 
 use crate::error::ClientError;

@@ -7,7 +7,7 @@ use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
 use tidewater_protocol::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use crate::error::ClientError;
 use crate::lanes::Lanes;

@@ -23,11 +23,11 @@ use tidewater_protocol::limits::{
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::wait::wait_until;
 use tidewater_transport::fabric::{
     Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
 };
-use tidewater_transport::wait::wait_until;
 
 use crate::counters::Counters;
 use crate::error::ClientError;

@@ -20,13 +20,13 @@ use std::time::Duration;
 
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
+use tidewater_runtime::clock::Deadline;
 use tidewater_server::launched::{
     Hosted, LaunchedError, Seated, host as host_coordinator, is_server, take_seat,
     take_seat_by_card,
 };
 use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::process::Server;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::{
     Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
     detect, servers_in_ranks_from_env,

@@ -7,9 +7,9 @@ use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId}
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Buffer;
 use tidewater_transport::fabric::{Lane, RemoteAddr, TransportKind};
-use tidewater_transport::mem::Buffer;
 
 use crate::error::ClientError;
 

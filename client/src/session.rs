@@ -13,7 +13,7 @@ use tidewater_protocol::limits::{DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::TableInfo;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{Sleeper, TransportKind};
 
 use crate::buffer::{Buffers, RegisteredBuffer};

@@ -11,16 +11,16 @@ mod common;
 
 use std::sync::Barrier;
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicBool, AtomicU64, Ordering};
+use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
 use tidewater_server::apply::command::Command;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const WORKERS: u32 = 4;

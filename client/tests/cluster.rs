@@ -25,11 +25,11 @@ use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_runtime::clock::Deadline;
 use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 use tidewater_server::embedded::{Cluster, ClusterConfig};
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims};
 use tidewater_transport::launch::TransportChoice;
@@ -273,9 +273,9 @@ fn a_worker_that_waits_for_a_clock_is_told_who_will_never_tick() {
                 std::thread::sleep(Duration::from_millis(300));
                 drop(lost);
             });
-            let started = tidewater_transport::clock::now();
+            let started = tidewater_runtime::clock::now();
             let ended = waiting.tick();
-            let took = tidewater_transport::clock::now() - started;
+            let took = tidewater_runtime::clock::now() - started;
             let Err(ClientError::Refused(refusal)) = ended else {
                 panic!("{transport:?}: {ended:?}")
             };

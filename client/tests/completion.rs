@@ -11,7 +11,7 @@ mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicBool, Ordering};
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder, Ticket};
@@ -19,15 +19,15 @@ use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
 use tidewater_server::apply::command::Command;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::TransportKind::{Shm, Tcp, Verbs};
 use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
 };
-use tidewater_transport::mem::Region;
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
 fn stall(cluster: &Cluster, server: usize, time: Duration) {

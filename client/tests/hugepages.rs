@@ -18,14 +18,14 @@ use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
 use tidewater_client::{Embedded, PullOptions, Sync, TableBuilder};
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::region::read_only_fd;
+use tidewater_runtime::mem::{MemError, Pages, Region};
 use tidewater_server::embedded::ClusterConfig;
 use tidewater_server::store::hugepages::{NoHugepages, choose};
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
 use tidewater_server::store::{Backing, Hugepages, ServerMemory, StoreError};
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::mem::region::read_only_fd;
-use tidewater_transport::mem::{MemError, Pages, Region};
 use tidewater_transport::topo::{HugePool, Topology};
 
 const CAPACITY: usize = 32 << 20;

@@ -5,12 +5,12 @@
 mod common;
 
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicBool, Ordering};
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, Sync, TableBuilder, interrupt};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
 
 static STOP: AtomicBool = AtomicBool::new(false);

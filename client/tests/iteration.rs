@@ -16,10 +16,10 @@ use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 use tidewater_server::embedded::{Cluster, ClusterConfig};
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::sync::{AtomicBool, AtomicU64, Ordering};
 use tidewater_transport::wake::OsSleeper;
 
 /// Elements of a row of the tables that fill a memory.

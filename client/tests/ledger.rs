@@ -20,8 +20,8 @@ use tidewater_client::{
 };
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU32, Ordering};
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
-use tidewater_transport::sync::{AtomicU32, Ordering};
 
 const WORKERS: u32 = 8;
 const SERVERS: u32 = 2;

@@ -17,9 +17,9 @@ use common::faults::{Faults, Rng, full, seed, transports};
 use storm::{DIM, Seen, Storm};
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 use tidewater_server::apply::command::Command;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
-use tidewater_transport::sync::{AtomicBool, Ordering};
 
 const LONG: Duration = Duration::from_secs(60);
 const KEYS: u64 = 200;

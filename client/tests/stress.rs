@@ -12,15 +12,15 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
+use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, TableBuilder};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::{PushOp, Reduce};
-use tidewater_transport::clock::{self, Deadline};
-use tidewater_transport::delays;
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::delays;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 /// These tests measure: one at a time.

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tidewater_client::walltime::Walltime;
 use tidewater_client::{Client, ClientError, Embedded, PullOptions, Sync, TableBuilder};
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_server::coordinator::LostWorker;
 use tidewater_server::embedded::ClusterConfig;
-use tidewater_transport::clock::{self, Deadline};
 
 /// Longer than any of this takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);

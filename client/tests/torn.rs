@@ -11,8 +11,8 @@ mod common;
 
 use std::sync::Barrier;
 use std::time::Duration;
-use tidewater_transport::delays;
-use tidewater_transport::sync::{AtomicBool, AtomicU32, Ordering};
+use tidewater_runtime::delays;
+use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};

@@ -29,7 +29,7 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, Role};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims, DialError};
 

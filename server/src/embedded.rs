@@ -10,7 +10,7 @@ use std::time::Duration;
 use tidewater_protocol::ids::{ClusterId, ServerId};
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
 
 use crate::coordinator::{

@@ -16,7 +16,7 @@ use std::thread::{self, JoinHandle};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::wire::control::{Mustered, Part};
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::host;
 use tidewater_transport::launch::meeting::{self, MeetError, Pending};
 use tidewater_transport::launch::{Card, Place, Rendezvous, TokenError, token};

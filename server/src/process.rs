@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 /// Least time between two equal warnings.
 pub(crate) const WARN_EVERY: Duration = Duration::from_secs(1);

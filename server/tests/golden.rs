@@ -14,13 +14,13 @@ use std::sync::Arc;
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::row::Loc;
+use tidewater_runtime::mem::Region;
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::index::Index;
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
 use tidewater_server::store::prepare::Preparer;
 use tidewater_server::store::redo::{Progress, Redo, RowPlace};
 use tidewater_server::store::redo_block::{BlockPlace, StatePiece};
-use tidewater_transport::mem::Region;
 
 const DIRECTORY_AT: usize = 8192;
 

@@ -9,7 +9,6 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::clock::Deadline;
 use tidewater_protocol::limits::{COORDINATOR_LOOK, NOTICES_MAX};
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{self, Answer, Message, Notice, Request};
@@ -18,6 +17,7 @@ use tidewater_protocol::wire::handshake::{ClientHandshake, HandshakeError, JobTo
 use tidewater_protocol::wire::hello::{Hello, Welcome};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::Refusal;
+use tidewater_runtime::clock::Deadline;
 
 /// Bytes asked of one read.
 const READ_BYTES: usize = 16 << 10;

@@ -5,9 +5,9 @@ use std::error::Error;
 use std::sync::{Mutex, MutexGuard, RwLock, Weak};
 
 use crate::fabric::Rights;
-use crate::mem::{Region, Words};
-use crate::sync::{Arc, AtomicU64, Ordering};
 use tidewater_protocol::ids::RegionKey;
+use tidewater_runtime::mem::{Region, Words};
+use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
 /// Key by which every lane names its own inbox; each port knows only the inbox of its session.
 pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);

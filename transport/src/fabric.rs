@@ -39,32 +39,28 @@
 
 use std::time::Duration;
 
-use crate::clock::Deadline;
-use crate::mem::{MemError, Region, Words, WordsMut, publish};
-use crate::sync::{Arc, Ordering, fence};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
 use tidewater_protocol::layout::{LINE_BYTES, Line, lines::CheckedU64};
 use tidewater_protocol::limits::DATA_DEADLINE;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::{MemError, Region, Words, WordsMut, publish};
+use tidewater_runtime::sync::{Arc, Ordering, fence};
 
 mod mapping;
-mod offers;
 mod taker;
 
 pub use mapping::Mapping;
-pub use offers::Offers;
 pub use taker::Taker;
+pub use tidewater_runtime::offers::Offers;
+pub use tidewater_runtime::wait::{SPIN, Sleeper};
 
 /// Every clause, for the conformance suite.
 pub const CLAUSES: &[&str] = &[
     "F01", "F02", "F03", "F04", "F05", "F06", "F07", "F08", "F09", "F10", "F11", "F12", "F13",
     "F14", "F15", "F16", "F17", "F18",
 ];
-
-/// Pollers look this long before they sleep: longer than a round trip over shared memory, shorter
-/// than a time slice that somebody else could use.
-pub const SPIN: Duration = Duration::from_micros(20);
 
 /// Most bytes of a `write_signal`: what verbs send inline with the doorbell.
 pub const SIGNAL_BYTES_MAX: usize = LINE_BYTES;
@@ -442,36 +438,6 @@ pub trait Port: Send {
 
     /// Ends the lane: when this returns, nothing of it lands any more (F11).
     fn destroy(&mut self);
-}
-
-/// Where a thread that has nothing to do waits. The order is: `announce`, look once more, `sleep`
-/// (or not), `retract`; see `wake`.
-pub trait Sleeper: Send {
-    /// Tells all producers that from now on they must wake this thread.
-    fn announce(&mut self);
-
-    /// Sleeps until woken or until the deadline.
-    fn sleep(&mut self, deadline: Deadline);
-
-    /// Tells them that it looks by itself again.
-    fn retract(&mut self);
-
-    /// Whether a wait should spin before it sleeps, and for how long.
-    fn spin(&self) -> Duration {
-        SPIN
-    }
-
-    /// Whether the thread sleeps at all. One that does not is told nothing and rung by nobody: it
-    /// looks until it finds something, and takes a core for that.
-    fn sleeps(&self) -> bool {
-        true
-    }
-
-    /// What the thread has learned of offering its core while it spins; one that keeps nothing
-    /// learns it anew in each wait.
-    fn offers(&mut self) -> Option<&mut Offers> {
-        None
-    }
 }
 
 /// Client memory that the port of one lane writes; laid out as `layout::session` says.

@@ -19,13 +19,9 @@
 //! Warm lanes allocate nothing. [`limits`] bounds everything that a peer could make grow.
 
 #[cfg(not(loom))]
-pub mod clock;
-#[cfg(not(loom))]
 pub mod conn;
-pub mod delays;
 #[cfg(not(loom))]
 pub mod dial;
-pub mod doze;
 #[cfg(not(loom))]
 mod exports;
 #[cfg(not(loom))]
@@ -33,9 +29,6 @@ pub mod fabric;
 #[cfg(not(loom))]
 pub mod host;
 pub mod launch;
-#[cfg(not(loom))]
-pub mod liveness;
-pub mod mem;
 #[cfg(not(loom))]
 pub mod muster;
 pub mod num;
@@ -45,14 +38,11 @@ pub mod shm;
 pub mod sim;
 #[cfg(not(loom))]
 pub mod socket_options;
-pub mod sync;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(not(loom))]
 pub mod topo;
 #[cfg(all(any(feature = "verbs", feature = "verbs-dlopen"), not(loom)))]
 pub mod verbs;
-#[cfg(not(loom))]
-pub mod wait;
 #[cfg(not(loom))]
 pub mod wake;

@@ -9,7 +9,6 @@ use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
-use crate::clock::Deadline;
 use crate::conn::{ConnError, ControlConn};
 use crate::dial::{self, Claims, DialError};
 use crate::host;
@@ -22,6 +21,7 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_runtime::clock::Deadline;
 
 /// One address is tried for so long before the next has its turn.
 const TRY: Duration = Duration::from_secs(1);

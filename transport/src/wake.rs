@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
-use crate::clock::{self, Deadline};
-use crate::doze::{announce, retract};
 use crate::fabric::{Offers, Sleeper};
-use crate::mem::{Region, WordsMut};
-use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use patience::Patience;
 use tidewater_protocol::planted::{self, Plant};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::doze::{announce, retract};
+use tidewater_runtime::mem::{Region, WordsMut};
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]

@@ -11,11 +11,11 @@ use std::os::unix::fs::FileExt;
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Signal, WaitOptions};
 use tidewater_protocol::limits::RING_BYTES_MIN;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers};
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{Exports, Lane};
-use tidewater_transport::mem::Region;
-use tidewater_transport::mem::region::{read_only_fd, seal_for_readers};
 use tidewater_transport::shm::{ApplierEnd, ServerMemory, SessionMemory};
-use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::Bell;
 
 const PUBLIC_BYTES: usize = 64 << 10;

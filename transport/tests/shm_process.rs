@@ -17,17 +17,17 @@ use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
 use tidewater_protocol::limits::{DESCRIPTORS_MAX, RING_BYTES_MIN};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
+use tidewater_runtime::wait::wait_until;
 use tidewater_transport::fabric::{
     Exports, INBOX_KEY, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, SPIN,
 };
-use tidewater_transport::mem::Region;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
 use tidewater_transport::shm::{
     ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmError, attach, descriptors,
 };
-use tidewater_transport::sync::Arc;
-use tidewater_transport::wait::wait_until;
 use tidewater_transport::wake::{Bell, OsSleeper};
 
 const CHECK: u8 = 7;

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use tidewater_transport::fabric::*;
-use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{
     Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
 };
-use tidewater_transport::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 const SECOND: Duration = Duration::from_secs(1);
 const RING: usize = 16 << 10;

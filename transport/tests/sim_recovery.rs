@@ -11,14 +11,14 @@ use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_bytes};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 use tidewater_transport::fabric::*;
 use tidewater_transport::here;
-use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{
     Faults, LinkSpec, SimBell, SimLane, SimQueue, SimSleeper, World, sweep,
 };
-use tidewater_transport::sync::{Arc, AtomicU64, Ordering};
 
 const SALT: u64 = 77;
 const SLOTS: u64 = 8;

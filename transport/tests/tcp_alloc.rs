@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{AtomicUsize, Ordering};
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, INBOX_KEY, Inbox, Lane, Port, ReadBatch, ReadOp, RemoteAddr,
     Rights,
 };
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::{AtomicUsize, Ordering};
 use tidewater_transport::tcp::{TcpLane, TcpPort, pair};
 use tidewater_transport::wake::OsSleeper;
 

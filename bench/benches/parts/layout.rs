@@ -6,7 +6,7 @@ use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PART
 use tidewater_protocol::layout::row::{RowVersion, row_chk, row_hasher, row_head, verify_row};
 use tidewater_protocol::layout::{line_bytes, line_from_bytes};
 use tidewater_protocol::table::{DType, PushOp};
-use tidewater_transport::mem::Region;
+use tidewater_runtime::mem::Region;
 
 use super::{Body, Micro};
 

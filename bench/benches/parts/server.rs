@@ -9,12 +9,12 @@ use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_protocol::table::DType;
+use tidewater_runtime::mem::Region;
 use tidewater_server::apply::kernels::RowKernel;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::mem::Region;
 
 use super::layout::header;
 use super::{Body, Micro};

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::COORDINATOR_START_TIMEOUT;
 use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_runtime::clock::Deadline;
 use tidewater_server::process::{Server, ServerConfig};
-use tidewater_transport::clock::Deadline;
 
 use super::child::{Orders, answer};
 use crate::alloc;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tidewater_protocol::table::{DType, Optimizer};
+use tidewater_runtime::clock;
 use tidewater_server::apply::kernels::RowKernel;
-use tidewater_transport::clock;
 
 use crate::error::BenchError;
 

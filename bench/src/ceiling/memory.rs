@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLayout, RowVersion, row_hasher};
-use tidewater_transport::clock;
-use tidewater_transport::mem::Region;
+use tidewater_runtime::clock;
+use tidewater_runtime::mem::Region;
 
 use crate::error::BenchError;
 use crate::measure::Work;
@@ -90,7 +90,7 @@ impl Gather {
     pub fn new(payload: usize, rows: u64, call_rows: usize, seed: u64) -> Result<Self, BenchError> {
         let layout = RowLayout::new(payload);
         let bytes = rows as usize * layout.stride;
-        let failed = |e: tidewater_transport::mem::MemError| BenchError::System {
+        let failed = |e: tidewater_runtime::mem::MemError| BenchError::System {
             what: "take memory for a ceiling".into(),
             source: std::io::Error::other(e),
         };

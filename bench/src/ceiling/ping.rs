@@ -4,9 +4,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
 use tidewater_protocol::limits::DATA_DEADLINE;
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::{Arc, spin_hint};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{Arc, spin_hint};
 
 use crate::error::BenchError;
 use crate::measure::Work;

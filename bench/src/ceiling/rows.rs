@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
 };
-use tidewater_transport::mem::Region;
+use tidewater_runtime::mem::Region;
 
 use super::memory::{byte_of, random_batches};
 use super::socket::{Job, MESSAGE_MAX, Wire, wire};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use tidewater_client::{PullOptions, Sync};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use super::{pin_client, plan};
 use crate::args::{Common, Wire, parse_duration};

@@ -130,7 +130,7 @@ impl Samples {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_transport::clock;
+    use tidewater_runtime::clock;
 
     use super::*;
 

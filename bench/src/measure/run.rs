@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use tidewater_transport::clock::{self, Deadline};
-use tidewater_transport::sync::spin_hint;
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::spin_hint;
 
 use super::usage::{Meter, Usage, of_this_thread};
 use super::{Figures, Pace, Plan, Samples, Work};

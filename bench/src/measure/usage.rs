@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn time_is_in_nanoseconds_and_memory_in_bytes() {
-        let wall = tidewater_transport::clock::now();
+        let wall = tidewater_runtime::clock::now();
         let before = Usage::of_this_process();
         let thread = of_this_thread();
         let mut block = vec![1_u8; 64 << 20];

@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidewater_transport::sync::Arc;
+use tidewater_runtime::sync::Arc;
 
 use crate::abi::types::tw_status;
 use crate::error::Failure;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidewater_client::walltime::Walltime;
 use tidewater_client::{AnyTable, Client, Ticket};
-use tidewater_transport::mem::ForkGuard;
-use tidewater_transport::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use tidewater_runtime::mem::ForkGuard;
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 use crate::abi::types::{tw_status, tw_thread_level};
 use crate::convert::{self, SessionChoices};

@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyTuple};
 use tidewater_client::{AnyTable, Client, ClientError, connect};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DATA_DEADLINE;
-use tidewater_transport::mem::ForkGuard;
+use tidewater_runtime::mem::ForkGuard;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use crate::failure::{Error, ForkedError, raised};

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater_client::{self as client, AnyTable};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 
 use crate::arrays::{self, Keys, Read, Written};

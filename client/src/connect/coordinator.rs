@@ -15,7 +15,7 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims, DialError};
 use tidewater_transport::host;

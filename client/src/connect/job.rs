@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use tidewater_protocol::ids::WorkerId;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::launch::{
     EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice,
 };
 use tidewater_transport::muster::Seat;
-use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::OsSleeper;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};

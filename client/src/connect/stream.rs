@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::conn::TimedStream;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
 use tidewater_transport::socket_options::send_at_once;

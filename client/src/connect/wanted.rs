@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::launch::{
     Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, TransportChoice, detect,
     token,

@@ -43,7 +43,7 @@ impl Silence {
 mod tests {
     use std::time::Duration;
 
-    use tidewater_transport::clock;
+    use tidewater_runtime::clock;
 
     use super::*;
 

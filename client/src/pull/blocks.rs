@@ -7,7 +7,7 @@ use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{ReadOp, RemoteAddr};
 use tidewater_transport::num::{count, size};
 

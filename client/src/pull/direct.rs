@@ -4,10 +4,10 @@
 //! left to the reads, which know what to do about it.
 
 use tidewater_protocol::layout::row::{Loc, RowVersion};
+use tidewater_runtime::mem::Words;
+use tidewater_runtime::mem::publish::read_fence;
+use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
 use tidewater_transport::fabric::Mapped;
-use tidewater_transport::mem::Words;
-use tidewater_transport::mem::publish::read_fence;
-use tidewater_transport::mem::rows::{copy_row, copy_row_unproven};
 use tidewater_transport::num::count;
 
 use super::PullMode;

@@ -5,7 +5,7 @@ use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_protocol::layout::row::Loc;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::num::{self, count};
 
 use crate::error::{ClientError, rejected};

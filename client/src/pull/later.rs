@@ -8,7 +8,7 @@
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_protocol::limits::COORDINATOR_LOOK;
 use tidewater_protocol::planted::{Plant, on};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{ReadBatch, ReadOp};
 use tidewater_transport::num::count;
 

@@ -13,7 +13,7 @@ mod rows;
 use std::time::Duration;
 
 use tidewater_protocol::limits::DATA_DEADLINE;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;

@@ -3,7 +3,7 @@
 use tidewater_protocol::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
 use tidewater_transport::num::count;
 
@@ -154,7 +154,7 @@ fn pull_todo(
 /// Lets the writer finish: longer with each try, up to about a microsecond.
 fn pause(attempt: u32) {
     for _ in 0..(16u32 << attempt.min(6)) {
-        tidewater_transport::sync::spin_hint();
+        tidewater_runtime::sync::spin_hint();
     }
 }
 

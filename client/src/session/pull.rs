@@ -1,7 +1,7 @@
 //! Pulls, as calls of the client.
 
 use tidewater_protocol::planted::{Plant, on};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
 use super::Client;

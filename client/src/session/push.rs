@@ -6,7 +6,7 @@ use tidewater_protocol::layout::row::Loc;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::num::{count, size};
 use zerocopy::IntoBytes;
 

@@ -3,7 +3,7 @@
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::Loc;
-use tidewater_transport::mem::prefetch;
+use tidewater_runtime::mem::prefetch;
 
 /// Entries looked at for one key.
 const PROBES: usize = 16;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_protocol::table::{DType, Effect};
-use tidewater_transport::sync::{AtomicU64, Ordering};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use super::state::TableState;
 use super::{Element, Table};

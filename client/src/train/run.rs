@@ -25,7 +25,7 @@ use std::time::Duration;
 use tidewater_protocol::limits::CLOCK_DEADLINE;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 use super::board::{Board, Row, WIDTH, meet};
 use super::census::{self, Census};

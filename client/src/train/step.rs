@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 use super::error::TrainError;
 use super::latency::{Kind, Latencies};

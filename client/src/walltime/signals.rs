@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use signal_hook::consts::{SIGTERM, SIGUSR1};
 use signal_hook::flag::{register_conditional_default, register_usize};
-use tidewater_transport::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::ClientError;
 

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicU64, Ordering};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{
     INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker,
     TransportKind,

@@ -36,6 +36,8 @@ use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::planted;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::apply::table::Table;
@@ -44,9 +46,7 @@ use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::memory::DOZE_AT;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
-use tidewater_transport::mem::{Buffer, Region};
 use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_transport::tcp::{TcpLane, TcpPort};
 use tidewater_transport::wake::{Arms, Bell, OsSleeper, Watch};
@@ -106,7 +106,7 @@ pub struct Cluster {
     barrier: Arc<Barrier>,
     preparer: Preparer,
     workers: u32,
-    sessions: tidewater_transport::sync::AtomicU64,
+    sessions: tidewater_runtime::sync::AtomicU64,
 }
 
 impl Cluster {
@@ -121,7 +121,7 @@ impl Cluster {
             barrier: Arc::default(),
             preparer: Preparer::start().unwrap(),
             workers,
-            sessions: tidewater_transport::sync::AtomicU64::new(1),
+            sessions: tidewater_runtime::sync::AtomicU64::new(1),
         }
     }
 
@@ -149,7 +149,7 @@ impl Cluster {
     fn link(&self, s: usize, rank: u32, sleeper: &OsSleeper, wiring: &Wiring) -> Link {
         let n = self
             .sessions
-            .fetch_add(1, tidewater_transport::sync::Ordering::Relaxed);
+            .fetch_add(1, tidewater_runtime::sync::Ordering::Relaxed);
         Link {
             servers: Arc::clone(&self.servers),
             server: s,

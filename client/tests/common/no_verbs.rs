@@ -1,8 +1,8 @@
 //! Stands for `verbs` in a build without it: tests that need a device say what to build.
 
+use tidewater_runtime::mem::Buffer;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{Inbox, Lane, Port};
-use tidewater_transport::mem::Buffer;
 use tidewater_transport::wake::{Arms, OsSleeper, Watch};
 
 /// There is none.

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
-use tidewater_transport::sync::{AtomicU64, AtomicUsize, Ordering};
+use tidewater_runtime::sync::{AtomicU64, AtomicUsize, Ordering};
 
 /// Which way the bytes that are counted go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,9 +9,9 @@ use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
 use tidewater_protocol::table::{DType, PushOp};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::wait::wait_until;
 use tidewater_transport::fabric::{INBOX_KEY, Lane, RemoteAddr};
-use tidewater_transport::wait::wait_until;
 use tidewater_transport::wake::OsSleeper;
 
 use super::{Cluster, Wiring};

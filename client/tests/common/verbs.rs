@@ -6,9 +6,9 @@ use std::sync::Arc;
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
 use tidewater_protocol::wire::control::VerbsTails;
+use tidewater_runtime::mem::Buffer;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{Inbox, Lane, Port};
-use tidewater_transport::mem::Buffer;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort,
 };

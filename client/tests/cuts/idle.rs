@@ -9,7 +9,7 @@ use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::shm::pass::{self, Descriptors};
 

@@ -10,12 +10,12 @@ use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{TableDescriptor, TableInfo};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
 use tidewater_transport::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
     TransportKind, signal_then_count,
 };
-use tidewater_transport::mem::Region;
 
 use crate::fuzzing::Random;
 

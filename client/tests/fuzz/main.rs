@@ -24,7 +24,7 @@ fn execs() -> u64 {
 /// Runs `one` that often; a panic is passed on with what repeats it.
 fn run(target: &str, execs: u64, mut one: impl FnMut(&mut Random)) {
     let seed = number("TIDEWATER_SEED", 1);
-    let began = tidewater_transport::clock::now();
+    let began = tidewater_runtime::clock::now();
     for exec in 0..execs {
         let mut random = Random::of(seed, target, exec);
         let run = || one(&mut random);

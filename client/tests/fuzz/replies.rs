@@ -202,7 +202,7 @@ fn any_mailbox_and_any_memory_end_in_time() {
         let mut client = client(&script, sync).unwrap();
         let table = client.open_table::<f32>("t").unwrap();
         for _ in 0..4 {
-            let began = tidewater_transport::clock::now();
+            let began = tidewater_runtime::clock::now();
             good += u64::from(use_table(&mut client, &table, random));
             slowest = slowest.max(began.elapsed());
         }

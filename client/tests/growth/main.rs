@@ -13,7 +13,7 @@ mod still;
 mod stranger;
 
 use std::time::{Duration, Instant};
-use tidewater_transport::sync::{AtomicU64, Ordering};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
@@ -21,7 +21,7 @@ use still::{Bystanders, Queue, Stops, fresh_pages};
 use stranger::Stranger;
 use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
 
 /// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push

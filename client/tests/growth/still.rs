@@ -5,8 +5,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tidewater_transport::clock;
-use tidewater_transport::sync::{AtomicBool, Ordering};
+use tidewater_runtime::clock;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 /// Time that threads of this process waited for a core: nobody's fault but the machine's.
 pub(crate) struct Queue(Vec<std::fs::File>);

@@ -3,7 +3,7 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 /// Bytes and milliseconds.
 const WHAT: &str = "TIDEWATER_TEST_STRANGER";

@@ -15,8 +15,8 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_runtime::clock;
 use tidewater_server::node::BusyPoll;
-use tidewater_transport::clock;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
 use tidewater_transport::launch::TransportChoice;

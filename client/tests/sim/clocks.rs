@@ -11,11 +11,11 @@ use std::time::Duration;
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_server::apply::command::Command;
 use tidewater_server::namespace::NamespaceId;
 use tidewater_transport::here;
 use tidewater_transport::sim::{Outcome, Rng, sweep};
-use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

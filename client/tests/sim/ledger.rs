@@ -6,9 +6,9 @@ use std::time::Duration;
 use tidewater_client::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
 use tidewater_client::{TableBuilder, Ticket};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_transport::here;
 use tidewater_transport::sim::{Outcome, Rng, sweep};
-use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::raw::RawPusher;

@@ -13,11 +13,11 @@ use tidewater_client::{TableBuilder, Ticket};
 use tidewater_protocol::ids::{TableId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::FrameSender;
 use tidewater_transport::here;
 use tidewater_transport::sim::{Outcome, Rng, sweep};
-use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

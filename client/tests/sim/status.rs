@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Sync, Table, TableBuilder};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_transport::here;
 use tidewater_transport::sim::{Faults, Outcome, Rng, sweep};
-use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::stale::LostStatuses;

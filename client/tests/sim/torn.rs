@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use tidewater_client::{PullOptions, Sync, TableBuilder};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_transport::here;
 use tidewater_transport::sim::{Outcome, sweep};
-use tidewater_transport::sync::{AtomicU64, Ordering};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

@@ -27,6 +27,9 @@ use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_protocol::placement::{Owner, Placement, partition_of_key};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::wait::wait_until;
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::apply::engine::Engine;
@@ -35,11 +38,8 @@ use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
-use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
-use tidewater_transport::wait::wait_until;
 
 /// A deadline that no run without a defect comes near, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);

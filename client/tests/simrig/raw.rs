@@ -11,7 +11,7 @@ use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
 use tidewater_protocol::table::{DType, PushOp};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
 use tidewater_transport::sim::{Rng, SimSleeper};
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use rustix::process::Signal;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use crate::proc::marked;
 use crate::rig::{Ended, Run};

@@ -19,7 +19,7 @@ use tidewater_client::launched::{Entered, Launch};
 use tidewater_client::{ClientError, Sync};
 use tidewater_protocol::wire::control::Part;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::launch::{Card, directory};
 
 use crate::proc::marked;

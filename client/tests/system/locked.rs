@@ -4,8 +4,8 @@ use std::fs;
 
 use tidewater_client::{TableBuilder, Ticket};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::mem::Region;
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::mem::Region;
 
 use crate::by_hand::Cluster;
 use crate::proc::Process;

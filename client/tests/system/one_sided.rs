@@ -6,7 +6,7 @@ use rustix::process::Signal;
 use tidewater_client::{Client, ClientError, Counters, PullOptions, Table, TableBuilder};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::launch::TransportChoice;
 
 use crate::by_hand::Cluster;

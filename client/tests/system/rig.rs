@@ -9,8 +9,8 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::sync::{AtomicU32, Ordering};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{AtomicU32, Ordering};
 
 use crate::proc::{Process, marked, socket_exists};
 
@@ -214,7 +214,7 @@ impl Run {
 
     /// Waits for the end. Then no process is left, no socket, no file but what the test made.
     pub(crate) fn end(mut self) -> Ended {
-        let began = tidewater_transport::clock::now();
+        let began = tidewater_runtime::clock::now();
         let status = self.wait();
         let took = began.elapsed();
         let code = status.code().unwrap_or_else(|| -status.signal().unwrap());

@@ -10,8 +10,8 @@ use rustix::process::Signal;
 use tidewater_client::table::TableBuilder;
 use tidewater_client::{Client, Embedded, PullOptions, Sync};
 use tidewater_protocol::table::PushOp;
+use tidewater_runtime::clock::Deadline;
 use tidewater_server::checkpoint::read_manifest;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::TransportChoice;
 
 use crate::by_hand::Cluster;

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tempfile::TempDir;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use crate::by_hand::{TOKEN, write_token};
 use crate::model::{Rows, rows};

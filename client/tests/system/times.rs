@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 use crate::rig::{Run, data};
 

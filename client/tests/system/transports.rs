@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_client::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink, Wanted};
 use tidewater_client::link::ServerLink as _;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{SPIN, TransportKind};
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wake::OsSleeper;

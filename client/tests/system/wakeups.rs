@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewater_client::TableBuilder;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::fabric::SPIN;
 use tidewater_transport::launch::TransportChoice;
 

@@ -15,9 +15,9 @@ use tidewater_protocol::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::wait::wait_until;
 use tidewater_transport::fabric::{ExportView, Sleeper};
-use tidewater_transport::wait::wait_until;
 
 use super::Refusal;
 use super::command::Command;

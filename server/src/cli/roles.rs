@@ -16,6 +16,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_runtime::clock::Deadline;
 use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
 };
@@ -25,7 +26,6 @@ use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::node::CAPACITY_DEFAULT;
 use tidewater_server::process::{Server, ServerConfig, ServerError};
 use tidewater_server::store::Hugepages;
-use tidewater_transport::clock::Deadline;
 use tidewater_transport::launch::token::read_file;
 use tidewater_transport::launch::{JobEnv, RdmaDevice, RdmaTimeout};
 

@@ -15,7 +15,7 @@ use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
 use tidewater_protocol::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::dial;
 use tidewater_transport::host;
 

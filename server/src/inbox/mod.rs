@@ -15,9 +15,9 @@ use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::control::Remote;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::publish::publish;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
-use tidewater_transport::mem::publish::publish;
 
 use crate::namespace::FrameSender;
 use crate::store::StoreError;

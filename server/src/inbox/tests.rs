@@ -8,9 +8,9 @@ use tidewater_protocol::ids::{Incarnation, WorkerId};
 use tidewater_protocol::layout::frame::{FrameFlags, PARTITION_ANY};
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::{AtomicU32, Ordering};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{AtomicU32, Ordering};
 
 use super::*;
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tidewater_protocol::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 /// The variable whose value marks the processes of a job, as `environ` holds it.
 const MARK: &str = "TIDEWATER_JOB=";

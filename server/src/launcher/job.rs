@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::Signal;
 use tidewater_protocol::limits::{BLAME_TIMEOUT, PIPE_BYTES_MAX, READY_LINE_BYTES_MAX};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use super::config::{Prefix, ProcessCommand, RunConfig};
 use super::control::ReadyLine;

@@ -17,7 +17,7 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 use tidewater_protocol::limits::KILL_TIMEOUT;
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::launch::Role;
 
 use super::config::ProcessCommand;

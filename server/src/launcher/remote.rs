@@ -26,7 +26,7 @@ use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, HANDSHAKE_TIMEOUT, KILL_TIMEOUT, REMOTE_ORDER_BYTES_MAX,
 };
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::host;
 use tidewater_transport::muster;
 

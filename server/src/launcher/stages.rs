@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use tidewater_protocol::limits::{KILL_TIMEOUT, OUTPUT_STALL_MAX};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Failure, Member};

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use tidewater_transport::mem::Pages;
+use tidewater_runtime::mem::Pages;
 use tidewater_transport::topo::{
     Cpu, GidKind, HugePool, NetDevice, NumaNode, PortState, RdmaDevice, RdmaPort, Room, Topology,
     format_list,

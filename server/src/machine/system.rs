@@ -1,6 +1,6 @@
 //! Checks of what every server needs: memory, cores, kernel, clock, sockets, files.
 
-use tidewater_transport::mem::Pages;
+use tidewater_runtime::mem::Pages;
 use tidewater_transport::topo::{CoresWhy, NodeWhy, Room, format_list};
 
 use super::doctor::{Check, Verdict};

@@ -22,7 +22,7 @@ use tidewater_protocol::wire::control::ServerAnswer;
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::dial;
 use tidewater_transport::shm::pass::same_user;
 use tidewater_transport::socket_options::send_at_once;

@@ -10,7 +10,7 @@ use tidewater_protocol::ids::{RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::row::{Loc, RowLayout};
-use tidewater_transport::mem::{MemError, WordsMut};
+use tidewater_runtime::mem::{MemError, WordsMut};
 
 use super::StoreError;
 use super::memory::{Arena, Block, BlockKind, BlockOwner, ServerMemory};
@@ -344,8 +344,8 @@ impl Extents {
 #[cfg(test)]
 mod tests {
     use tidewater_protocol::ids::Incarnation;
+    use tidewater_runtime::sync::{AtomicBool, Ordering};
     use tidewater_transport::fabric::{Export, Registrar, RegistrarError};
-    use tidewater_transport::sync::{AtomicBool, Ordering};
 
     use super::*;
 

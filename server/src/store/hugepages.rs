@@ -12,7 +12,7 @@ use std::thread;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
-use tidewater_transport::mem::{MemError, Pages, Region};
+use tidewater_runtime::mem::{MemError, Pages, Region};
 use tidewater_transport::topo::{HugePool, Placement, Topology};
 
 use super::StoreError;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::Loc;
-use tidewater_transport::mem::{Region, WordsMut};
+use tidewater_runtime::mem::{Region, WordsMut};
 
 use super::StoreError;
 use super::memory::{Block, BlockOwner, ServerMemory};

@@ -20,9 +20,9 @@ use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::limits::APPLIERS_MAX;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{Ordering, fence};
 use tidewater_transport::fabric::{Export, Exports, Rights};
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::{Ordering, fence};
 
 use super::StoreError;
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
@@ -466,7 +466,7 @@ impl ServerMemory {
     /// Locks both memories, what is used of them now and later: they are never swapped.
     ///
     /// # Errors
-    /// [`tidewater_transport::mem::MemError::Memlock`] when the limit is too low, now or at a later
+    /// [`tidewater_runtime::mem::MemError::Memlock`] when the limit is too low, now or at a later
     /// allocation.
     pub fn lock(&mut self) -> Result<(), StoreError> {
         self.public.lock()?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError, bounded, select_biased};
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 use super::StoreError;
 use super::memory::ServerMemory;

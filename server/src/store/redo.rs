@@ -12,9 +12,9 @@ use std::sync::Arc;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowVersion};
-use tidewater_transport::mem::WordsMut;
-use tidewater_transport::mem::versioned::{RowHead, store_row};
-use tidewater_transport::sync::{Ordering, fence};
+use tidewater_runtime::mem::WordsMut;
+use tidewater_runtime::mem::versioned::{RowHead, store_row};
+use tidewater_runtime::sync::{Ordering, fence};
 
 use super::StoreError;
 use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};

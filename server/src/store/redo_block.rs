@@ -12,8 +12,8 @@
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
-use tidewater_transport::mem::versioned::{BlockVersions, store_block};
-use tidewater_transport::sync::{Ordering, fence};
+use tidewater_runtime::mem::versioned::{BlockVersions, store_block};
+use tidewater_runtime::sync::{Ordering, fence};
 
 use super::StoreError;
 use super::redo::{Progress, Redo};
@@ -170,7 +170,7 @@ mod tests {
 
     use tidewater_protocol::ids::Incarnation;
     use tidewater_protocol::layout::dense::TaggedU32;
-    use tidewater_transport::mem::Region;
+    use tidewater_runtime::mem::Region;
 
     use super::*;
     use crate::store::ServerMemory;

@@ -1,7 +1,7 @@
 //! Release of row memory: every row of a share is void before any of its memory has a new owner.
 
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::sync::{Ordering, fence};
+use tidewater_runtime::sync::{Ordering, fence};
 
 use super::StoreError;
 use super::memory::{Block, ServerMemory};
@@ -81,7 +81,7 @@ mod tests {
     use tidewater_protocol::table::{
         DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec,
     };
-    use tidewater_transport::clock::Deadline;
+    use tidewater_runtime::clock::Deadline;
 
     use super::*;
     use crate::store::dense_rows::DenseRows;

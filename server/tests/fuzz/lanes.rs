@@ -12,13 +12,13 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
     INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
 };
+use tidewater_runtime::mem::Region;
 use tidewater_server::apply::applier::Applier;
 use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
-use tidewater_transport::mem::Region;
 
 use crate::fuzzing::Random;
 use crate::rig::{self, CAPACITY, Frame, WORKERS};

@@ -31,7 +31,7 @@ fn run<S>(
     mut one: impl FnMut(&mut S, u64, u64),
 ) {
     let seed = number("TIDEWATER_SEED", 1);
-    let began = tidewater_transport::clock::now();
+    let began = tidewater_runtime::clock::now();
     let mut state = make();
     for exec in 0..execs {
         if exec > 0 && exec % REBUILD == 0 {

@@ -9,11 +9,11 @@ use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
+use tidewater_runtime::mem::Region;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::mem::Region;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::rig::{self, CAPACITY, Frame};

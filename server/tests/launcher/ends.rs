@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 use crate::harness::{AWAIT, COORDINATOR, Job, Run, SERVER, is_alive};
 

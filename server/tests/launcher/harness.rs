@@ -5,11 +5,11 @@ use std::io::{Read as _, Seek as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicU32, Ordering};
+use tidewater_runtime::sync::{AtomicU32, Ordering};
 
 use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 /// Nothing in these tests takes longer, on a machine that is ten times too busy.
 const LIMIT: Duration = Duration::from_secs(30);

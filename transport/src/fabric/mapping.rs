@@ -2,10 +2,10 @@
 
 use super::Mailbox;
 use crate::exports::Mapped;
-use crate::liveness::LivenessView;
-use crate::mem::Region;
-use crate::sync::Arc;
 use tidewater_protocol::layout::session::MAILBOX_CLOSED_AT;
+use tidewater_runtime::liveness::LivenessView;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 
 /// What a lane on the same host has mapped, asked for once: a row is found and copied in the time of a
 /// few calls. It does not know of errors: who holds it stops looking when its lane fails.

@@ -14,8 +14,8 @@ use super::card::Card;
 use super::directory::{self, DirectoryError, Posted};
 use super::pmi1::{Pmi, PmiError};
 use super::{Place, Rendezvous, TokenError, inherited, token};
-use crate::clock::Deadline;
 use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_runtime::clock::Deadline;
 
 /// The card's key at the launcher.
 const KEY: &str = "tidewater-card";

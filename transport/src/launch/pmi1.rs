@@ -12,8 +12,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::clock::Deadline;
 use tidewater_protocol::limits::PMI_LINE_BYTES_MAX;
+use tidewater_runtime::clock::Deadline;
 
 /// Why the launcher's exchange failed.
 #[derive(Debug, thiserror::Error)]

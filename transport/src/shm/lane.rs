@@ -2,19 +2,19 @@
 
 use std::collections::VecDeque;
 
-use crate::clock::Deadline;
-use crate::doze::must_ring;
 use crate::exports::PUBLIC;
 use crate::fabric::{
     Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr,
     SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
-use crate::liveness::LivenessView;
-use crate::mem::publish::publish;
-use crate::mem::{Region, WordsMut, versioned};
-use crate::sync::{Arc, Ordering, fence};
 use crate::wake::Bell;
 use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::doze::must_ring;
+use tidewater_runtime::liveness::LivenessView;
+use tidewater_runtime::mem::publish::publish;
+use tidewater_runtime::mem::{Region, WordsMut, versioned};
+use tidewater_runtime::sync::{Arc, Ordering, fence};
 
 /// Which of the server's memories holds counters.
 const COUNTERS: u8 = 1;

@@ -5,10 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{ShmError, ShmLane, ShmPort};
 use crate::fabric::{Inbox, Mailbox};
-use crate::liveness::LivenessView;
-use crate::mem::region::{read_only_fd, seal_for_readers, seal_for_writers};
-use crate::mem::{MemError, Region};
-use crate::sync::Arc;
 use crate::wake::Bell;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
@@ -16,6 +12,10 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::limits::{APPLIERS_MAX, RING_BYTES_MAX, RING_BYTES_MIN};
 pub use tidewater_protocol::wire::control::ShmAttach;
+use tidewater_runtime::liveness::LivenessView;
+use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers, seal_for_writers};
+use tidewater_runtime::mem::{MemError, Region};
+use tidewater_runtime::sync::Arc;
 
 /// Descriptors before the bells: public, counters, inbox, mailbox.
 const MEMORIES: usize = 4;

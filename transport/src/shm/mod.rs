@@ -31,7 +31,7 @@ pub use memory::{
 };
 pub use port::ShmPort;
 
-use crate::mem::MemError;
+use tidewater_runtime::mem::MemError;
 
 /// What went wrong while a session attached.
 #[derive(Debug, thiserror::Error)]

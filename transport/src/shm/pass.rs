@@ -17,8 +17,8 @@ use rustix::net::{
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::clock::Deadline;
 use tidewater_protocol::limits::DESCRIPTORS_MAX;
+use tidewater_runtime::clock::Deadline;
 
 /// What went wrong between two processes of one host.
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,10 @@
 //! The applier's end of a lane over shared memory: it writes the mailbox and rings the client.
 
-use crate::doze::must_ring;
 use crate::fabric::{ExportView, Inbox, LaneError, Mailbox, Port, TransportKind};
-use crate::mem::publish::publish;
 use crate::wake::Bell;
 use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
+use tidewater_runtime::doze::must_ring;
+use tidewater_runtime::mem::publish::publish;
 
 /// An applier's end, made by [`super::SessionMemory::port`].
 #[derive(Debug)]

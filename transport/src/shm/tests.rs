@@ -4,14 +4,10 @@ use std::thread;
 use std::time::Duration;
 
 use super::*;
-use crate::clock::{self, Deadline};
 use crate::fabric::{
     Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, Port, ReadBatch, ReadOp,
     RemoteAddr, SPIN,
 };
-use crate::mem::Region;
-use crate::sync::Arc;
-use crate::wait::wait_until;
 use crate::wake::OsSleeper;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::hash::mix64;
@@ -21,6 +17,10 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::layout::{line_bytes, word_at};
 use tidewater_protocol::limits::RING_BYTES_MIN;
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
+use tidewater_runtime::wait::wait_until;
 
 const CHECK: u8 = 0x5a;
 const SALT: u64 = 0x7157;

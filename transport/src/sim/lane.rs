@@ -4,12 +4,12 @@ use super::core::Core;
 use super::link::{Action, LinkId, Post, Way};
 use super::read::Batch;
 use super::world::World;
-use crate::clock::Deadline;
 use crate::fabric::{
     ExportView, Inbox, Landing, Lane, LaneError, Mailbox, Mapping, Port, ReadBatch, ReadOp,
     RemoteAddr, SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
 use tidewater_protocol::ids::RegionKey;
+use tidewater_runtime::clock::Deadline;
 
 /// The client's end.
 #[derive(Debug)]

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::link::{Action, Event, LinkId, Post, Way};
 use super::rng::Rng;
 use crate::fabric::{AccessDenied, INBOX_KEY, LaneError, Rights};
-use crate::mem::WordsMut;
+use tidewater_runtime::mem::WordsMut;
 
 impl Core {
     /// Lands a part of a post of a stream: of the oldest, or of a WRITE that passes it.

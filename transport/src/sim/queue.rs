@@ -7,8 +7,8 @@ use super::core::{SleeperId, TaskId};
 use super::link::Event;
 use super::sleeper::SimSleeper;
 use super::world::World;
-use crate::clock::Deadline;
-use crate::sync::Arc;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::Arc;
 
 /// Sends values to one receiving task, in order, with delays. Clones share it. This is what stands
 /// in for the control connection (attach, RECOVER) in tests of the whole.

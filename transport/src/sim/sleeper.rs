@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::core::SleeperId;
 use super::world::World;
-use crate::clock::Deadline;
 use crate::fabric::Sleeper;
+use tidewater_runtime::clock::Deadline;
 
 /// The simulated [`Sleeper`]. A ring is heard only between `announce` and `retract`, and the task
 /// wakes only by a ring, at its deadline, or (if the faults say so) for no reason: a wake-up that

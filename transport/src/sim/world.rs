@@ -17,9 +17,9 @@ use super::faults::Faults;
 use super::lane::{SimLane, SimPort};
 use super::link::{Link, LinkId};
 use super::sleeper::{SimBell, SimSleeper};
-use crate::clock::{self, Deadline};
 use crate::fabric::{Inbox, Mailbox};
-use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// A task that keeps its turn this long blocks outside the simulator.
 const STUCK_AFTER: Duration = Duration::from_secs(60);

@@ -2,9 +2,9 @@
 
 use super::op::{ENTRY_BYTES, Entry, Refused, RequestKind};
 use crate::fabric::{AccessDenied, ExportView, INBOX_KEY, Inbox, ReadChecks, Rights};
-use crate::mem::{Words, WordsMut};
 use crate::num::size;
 use tidewater_protocol::ids::RegionKey;
+use tidewater_runtime::mem::{Words, WordsMut};
 
 /// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
 pub(super) const COPIED_READ_BYTES: usize = 2 << 10;

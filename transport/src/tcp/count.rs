@@ -2,8 +2,8 @@
 
 use super::lane::{Awaited, TcpLane, Whose};
 use super::op::{HEADER_BYTES, Request};
-use crate::clock::Deadline;
 use crate::fabric::{LaneError, RemoteAddr};
+use tidewater_runtime::clock::Deadline;
 
 impl TcpLane {
     /// Does an atomic and waits for what the word was.

@@ -11,15 +11,15 @@ use super::op::{HEADER_BYTES, Request};
 use super::plan::{Plan, Target, fits, lent};
 use super::receive::{Incoming, Link};
 use super::socket::{Interest, Moved, Socket, broken};
-use crate::clock::Deadline;
 use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
     SPIN, Taker, TransportKind,
 };
-use crate::mem::io::SendList;
 use crate::num::count;
 use crate::wake::Watch;
 use tidewater_protocol::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::io::SendList;
 
 /// Writes up to this are copied behind each other and sent together; a longer copy would cost
 /// more than the system call that it saves.

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::lane::{TcpLane, Whose};
-use crate::clock::Deadline;
 use crate::fabric::{LaneError, TransportKind};
 use tidewater_protocol::limits::LANE_QUIET_MAX;
 use tidewater_protocol::planted::{Plant, on};
+use tidewater_runtime::clock::Deadline;
 
 impl TcpLane {
     /// Ends a read at its deadline. Its answers are dropped when they come, and the lane goes on, unless

@@ -8,9 +8,9 @@
 use super::lane::{Posted, TcpLane};
 use super::plan::{Target, fits, lent};
 use super::receive::Link;
-use crate::clock::Deadline;
 use crate::fabric::{LaneError, ReadBatch, ReadOp, Taker};
 use tidewater_protocol::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
+use tidewater_runtime::clock::Deadline;
 
 impl TcpLane {
     /// Sends what was posted, unless there is something that the thread will come for at once.

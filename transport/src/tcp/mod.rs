@@ -29,11 +29,11 @@
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use crate::fabric::{Inbox, LaneError, Mailbox};
-use crate::mem::Region;
-use crate::sync::Arc;
 use crate::wake::Watch;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 
 mod access;
 mod buffer;

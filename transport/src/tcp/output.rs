@@ -7,11 +7,11 @@ use std::io;
 use super::buffer::Fifo;
 use super::op::{HEADER_BYTES, Reply};
 use super::socket::{Moved, Socket};
-use crate::mem::Region;
-use crate::mem::io::SendList;
-use crate::sync::Arc;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::limits::{LANE_OUT_BYTES, LANE_OUT_SPANS, LANE_POSTS_BYTES_MAX};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::mem::io::SendList;
+use tidewater_runtime::sync::Arc;
 
 /// Output in order. Bounded: see [`Output::is_full`] and [`Output::post`].
 ///

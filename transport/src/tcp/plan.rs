@@ -4,9 +4,9 @@ use super::buffer::Fifo;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Request};
 use super::receive::DIRECT_BYTES;
 use crate::fabric::{LaneError, ReadOp, Taker};
-use crate::mem::io::{Place, RecvList};
 use crate::num::count;
 use tidewater_protocol::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
+use tidewater_runtime::mem::io::{Place, RecvList};
 
 /// A longer read is not worth waiting for: it lands as it comes.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;

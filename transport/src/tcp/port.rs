@@ -9,14 +9,14 @@ use super::output::Output;
 use super::receive::DIRECT_BYTES;
 use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
-use crate::clock::Deadline;
 use crate::fabric::{AccessDenied, ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
-use crate::mem::io::{Place, RecvList};
-use crate::mem::publish::read_fence;
 use crate::num::size;
-use crate::sync::Arc;
 use crate::wake::Watch;
 use tidewater_protocol::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::io::{Place, RecvList};
+use tidewater_runtime::mem::publish::read_fence;
+use tidewater_runtime::sync::Arc;
 
 /// Copied bytes of one answer that are sent before the rest of it is copied, where the client has a
 /// core of its own and can land them meanwhile.

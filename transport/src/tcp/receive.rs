@@ -9,9 +9,9 @@ use super::plan::Target;
 use super::socket::{Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::fabric::{LaneError, Mailbox};
-use crate::mem::io::{Place, RecvList};
-use crate::mem::publish::publish;
 use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_runtime::mem::io::{Place, RecvList};
+use tidewater_runtime::mem::publish::publish;
 
 /// A run of at least this many bytes is received straight into its place; shorter ones share a
 /// system call through the input buffer.

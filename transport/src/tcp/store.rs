@@ -1,6 +1,6 @@
 //! Received bytes into shared words, from any byte on.
 
-use crate::mem::WordsMut;
+use tidewater_runtime::mem::WordsMut;
 
 /// Stores bytes at any offset and touches no byte beside them. The window has one writer, so that
 /// words of which only a part changes can be read and written back.
@@ -29,7 +29,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::mem::Region;
+    use tidewater_runtime::mem::Region;
 
     proptest! {
         #[test]

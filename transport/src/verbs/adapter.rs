@@ -13,8 +13,8 @@ use std::sync::{Mutex, PoisonError, Weak};
 use super::device::{Device, PortState, devices};
 use super::error::VerbsError;
 use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
-use crate::sync::Arc;
 use tidewater_protocol::limits::VERBS_SCATTER_BYTES;
+use tidewater_runtime::sync::Arc;
 
 /// An open device with the port and address that connections through it use. Shared by all
 /// connections of the process that use them.

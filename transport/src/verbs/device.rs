@@ -11,7 +11,7 @@ use super::error::{VerbsError, remedy};
 use super::events::{DeviceEvent, element};
 use super::ffi::{self, bits};
 use super::sysfs::Link;
-use crate::sync::Arc;
+use tidewater_runtime::sync::Arc;
 
 /// An open device. Shared by `Arc`; closed when the last object made with it is gone.
 ///

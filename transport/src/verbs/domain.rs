@@ -15,13 +15,13 @@ use super::pair::Patience;
 use super::scatter::Buffers;
 use super::send::memory;
 use crate::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
-use crate::mem::publish::publish;
-use crate::mem::{Buffer, Region};
-use crate::sync::Arc;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 use tidewater_protocol::limits::VERBS_REGIONS_MAX;
 use tidewater_protocol::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
+use tidewater_runtime::mem::publish::publish;
+use tidewater_runtime::mem::{Buffer, Region};
+use tidewater_runtime::sync::Arc;
 
 const _: () = assert!(VERBS_DIRECTORY_CELL_BYTES == KEY_CELL_BYTES as u64);
 

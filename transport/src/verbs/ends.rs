@@ -8,9 +8,9 @@ use super::pair::{Init, PairOptions, Patience, Peer, QueuePair};
 use super::send::RECEIVE;
 use super::sysfs::{Gid, Link};
 use crate::fabric::SIGNAL_BYTES_MAX;
-use crate::sync::Arc;
 use tidewater_protocol::limits::{VERBS_RECEIVES, VERBS_SENDS};
 use tidewater_protocol::wire::control::{PairAddr, VerbsEnd, VerbsLink};
+use tidewater_runtime::sync::Arc;
 
 /// This end's pairs, in INIT: the one that pushes, with its receives posted, then those that pull.
 #[derive(Debug)]

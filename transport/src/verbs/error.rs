@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
-use crate::sync::Arc;
+use tidewater_runtime::sync::Arc;
 
 /// A verb that failed, or a device that is not there.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

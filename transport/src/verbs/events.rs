@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::ffi::Element;
-use crate::sync::Arc;
+use tidewater_runtime::sync::Arc;
 
 /// An event of a device, in words by `Display`.
 #[derive(Debug, Clone, PartialEq, Eq)]

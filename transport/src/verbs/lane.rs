@@ -10,14 +10,14 @@ use super::pull::{Caller, Pulls};
 use super::queue::Completion;
 use super::scatter::Known;
 use super::send::{RECEIVE, Sender};
-use crate::clock::{self, Deadline};
 use crate::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
     Taker, TransportKind,
 };
-use crate::sync::Arc;
-use crate::wait::wait_until;
 use tidewater_protocol::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::Arc;
+use tidewater_runtime::wait::wait_until;
 
 /// With this much waiting, a write posts without being asked to flush.
 const EAGER_BYTES: usize = VERBS_WRITE_BYTES;

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use super::device::Device;
 use super::error::VerbsError;
 use super::ffi::{self, bits};
-use crate::mem::Region;
-use crate::sync::Arc;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 
 /// Pages of registrations: address and name must agree below this.
 const PAGE: u64 = 4096;

@@ -83,11 +83,11 @@ pub use queue::{Completion, CompletionChannel, CompletionQueue, Operation};
 pub use sysfs::{Gid, Link};
 
 use crate::fabric::Inbox;
-use crate::mem::Region;
-use crate::sync::Arc;
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 
 /// Both ends of a lane in one process, without control connections, for tests and measurements: the
 /// server's registrations and the notifier of its applier, those of the client, and how many pairs

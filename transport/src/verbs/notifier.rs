@@ -22,11 +22,11 @@ use rustix::time::Timespec;
 use super::adapter::Adapter;
 use super::error::VerbsError;
 use super::queue::{Completion, CompletionChannel, CompletionQueue};
-use crate::clock::{self, Deadline};
 use crate::fabric::Sleeper;
-use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::wake::{Arm, Arms, Watch};
 use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SPIN_MAX};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 
 /// The completion channel of one thread, and the queues that wake through it.
 ///

@@ -14,12 +14,12 @@ use super::pull::{LandingMemory, Pulls, READ_ELEMENTS};
 use super::queue::Completion;
 use super::send::{Copies, Sender, memory};
 use crate::fabric::{Mailbox, SPIN};
-use crate::sync::Arc;
 use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::limits::{VERBS_PAIRS_MAX, VERBS_PUSH_BYTES, VERBS_RECEIVES, VERBS_SENDS};
 use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
+use tidewater_runtime::sync::Arc;
 
 /// A server writes into the mailbox, and nothing pulls from a client.
 const ROLES: Roles = Roles {

@@ -21,11 +21,11 @@ use super::ffi::{self, bits, ibv_wr_opcode};
 use super::memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain};
 use super::queue::CompletionQueue;
 use super::sysfs::{Gid, Link};
-use crate::sync::Arc;
 use tidewater_protocol::limits::{
     VERBS_HOP_LIMIT, VERBS_RETRIES, VERBS_RNR_RETRIES, VERBS_RNR_TIMER, VERBS_TIMEOUT,
 };
 use tidewater_protocol::planted;
+use tidewater_runtime::sync::Arc;
 
 /// Queue pair numbers and packet numbers have 24 bits.
 const NUMBERS: u32 = 1 << 24;

@@ -17,9 +17,7 @@ use super::notifier::{Notifier, Queue};
 use super::pair::{QueuePair, ReadyToSend};
 use super::queue::Completion;
 use super::send::{Copies, RECEIVE, Sender};
-use crate::clock::{self, Deadline};
 use crate::fabric::{ExportView, Inbox, LaneError, Port, RemoteAddr};
-use crate::sync::{Arc, spin_hint};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::inbox_bytes;
 use tidewater_protocol::limits::{
@@ -27,6 +25,8 @@ use tidewater_protocol::limits::{
     VERBS_SEND_BYTES, VERBS_WRITE_BYTES,
 };
 use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{Arc, spin_hint};
 
 /// Completions that are taken out at once.
 const BATCH: usize = 32;

@@ -25,10 +25,10 @@ use super::send::memory;
 use super::silence::Silence;
 use super::space::Space;
 use crate::fabric::{Landing, ReadBatch, ReadOp};
-use crate::mem::Region;
-use crate::sync::Arc;
 use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
 use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_SENDS};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 
 /// The pair's number is above the request's in the number of a work request.
 const PAIR_SHIFT: u32 = 56;

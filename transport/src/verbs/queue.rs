@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::device::Device;
 use super::error::{Status, VerbsError};
 use super::ffi::{self, bits, ibv_wc_opcode};
-use crate::sync::Arc;
+use tidewater_runtime::sync::Arc;
 
 /// Completions fetched at once; a batch fits the stack and the first-level cache.
 const BATCH: usize = 32;

@@ -16,9 +16,9 @@ use std::sync::{Mutex, PoisonError, Weak};
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge};
 use crate::fabric::ReadOp;
-use crate::mem::Buffer;
-use crate::sync::{Arc, AtomicU64, Ordering};
 use tidewater_protocol::limits::{VERBS_READ_BYTES, VERBS_SCATTER_BYTES};
+use tidewater_runtime::mem::Buffer;
+use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
 /// The buffers registered with a protection domain.
 #[derive(Debug, Default)]

@@ -24,9 +24,9 @@ use super::queue::{Completion, Operation};
 use super::silence::Silence;
 use super::space::Space;
 use crate::fabric::SIGNAL_BYTES_MAX;
-use crate::mem::Region;
-use crate::sync::Arc;
 use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 
 /// Number of all receives: nothing distinguishes them.
 pub(super) const RECEIVE: u64 = u64::MAX;

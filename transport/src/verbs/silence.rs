@@ -77,7 +77,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::clock;
+    use tidewater_runtime::clock;
 
     /// A flight under a clock that is set.
     struct Rig {

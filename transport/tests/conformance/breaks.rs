@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::INBOX_RING_AT;
+use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 use tidewater_transport::fabric::*;
-use tidewater_transport::sync::{Arc, AtomicU64, Ordering};
 
 use crate::alloc::allocations;
 use crate::rig::{

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 use tidewater_transport::fabric::*;
-use tidewater_transport::sync::{Arc, AtomicBool, Ordering};
 
 use crate::rig::{ClientTask, Rig, ServerTask};
 

@@ -7,10 +7,10 @@ use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_TAIL_AT, MAILBOX_REPLIES_AT};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{Arc, AtomicUsize, Ordering};
 use tidewater_transport::fabric::*;
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::{Arc, AtomicUsize, Ordering};
 
 pub(crate) const RING_BYTES: usize = 16 << 10;
 pub(crate) const SALT: u64 = 0x5a17;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{Inbox, Mailbox, TransportKind};
-use tidewater_transport::mem::Region;
 use tidewater_transport::sim::{Faults, Here, LinkSpec, World};
-use tidewater_transport::sync::Arc;
 
 use crate::rig::{
     Alive, Client, ClientTask, Done, Machine, Memory, RING_BYTES, Rig, SALT, Served, Server,

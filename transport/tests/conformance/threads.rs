@@ -3,9 +3,9 @@
 use std::panic::resume_unwind;
 use std::thread::{self, JoinHandle};
 
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{Inbox, Lane, Port, SPIN, TransportKind};
 use tidewater_transport::shm::{self, ApplierEnd, ServerMemory};
-use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::OsSleeper;
 
 use crate::rig::{

@@ -6,9 +6,9 @@ use std::sync::{Mutex, OnceLock};
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
 };
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 use tidewater_transport::fabric::*;
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::{Arc, AtomicBool, Ordering};
 
 use crate::rig::{Client, DATA_AT, Machine, Rig, SALT, Server, at, late};
 

@@ -22,8 +22,8 @@ mod wired {
     use std::net::{IpAddr, Ipv4Addr};
 
     use tidewater_protocol::planted;
+    use tidewater_runtime::sync::Arc;
     use tidewater_transport::fabric::TransportKind;
-    use tidewater_transport::sync::Arc;
     use tidewater_transport::verbs::{
         self, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,
     };

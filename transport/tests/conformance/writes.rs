@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 use tidewater_transport::fabric::*;
-use tidewater_transport::sync::{Arc, AtomicU64, Ordering};
 
 use crate::rig::{Client, ClientTask, Rig, Server, at, late};
 

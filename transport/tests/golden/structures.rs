@@ -32,8 +32,8 @@ use tidewater_protocol::wire::hello::{
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::{PROTOCOL_VERSION, frame};
+use tidewater_runtime::liveness::OWNER_DIED;
 use tidewater_transport::fabric::{AccessDenied, Exports, INBOX_KEY};
-use tidewater_transport::liveness::OWNER_DIED;
 use tidewater_transport::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
 use tidewater_transport::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 

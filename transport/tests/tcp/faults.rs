@@ -10,11 +10,11 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
     INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES, inbox_bytes,
 };
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::mem::Region;
 use tidewater_transport::fabric::{
     INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, ReadBatch, RemoteAddr,
 };
-use tidewater_transport::mem::Region;
 use tidewater_transport::tcp::{TcpLane, TcpPort};
 use tidewater_transport::wake::OsSleeper;
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, Inbox, LaneError, Port, ReadOp, RemoteAddr, Rights, Sleeper,
 };
-use tidewater_transport::mem::Region;
 use tidewater_transport::tcp::{TcpLane, TcpPort, pair};
 use tidewater_transport::wake::OsSleeper;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{Lane, LaneError, Port, ReadBatch, ReadOp};
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, plain, served, soon, unserved};

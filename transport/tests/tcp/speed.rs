@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::fabric::{Landing, Lane, ReadBatch, Sleeper};
 
 use crate::harness::{Memory, plain, served, soon};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::fabric::{Lane, Port, ReadBatch, SPIN, Sleeper};
 
 use crate::harness::{Dice, Memory, plain, served, soon, unserved};

@@ -5,7 +5,7 @@ use tidewater_protocol::layout::session::{
     INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT, mailbox_reject_at, mailbox_reply_at,
 };
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{
     Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadBatch, RemoteAddr,
 };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_protocol::limits::VERBS_RECEIVES;
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 use tidewater_transport::fabric::{INBOX_KEY, Lane, Port, RemoteAddr, Sleeper};
 use tidewater_transport::wake::OsSleeper;
 

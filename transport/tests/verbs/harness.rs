@@ -10,12 +10,12 @@ use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::inbox_bytes;
 use tidewater_protocol::wire::control::{VerbsConnected, VerbsTails};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
 };
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
 };

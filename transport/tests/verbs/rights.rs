@@ -104,9 +104,9 @@ fn keys_are_good_for_their_own_right_only() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn ranges_that_come_later_are_registered_before_their_keys() {
+    use tidewater_runtime::mem::Region;
+    use tidewater_runtime::sync::Arc;
     use tidewater_transport::fabric::{Export, Rights};
-    use tidewater_transport::mem::Region;
-    use tidewater_transport::sync::Arc;
 
     let host = Host::new();
     let mut ends = host.connect(2);

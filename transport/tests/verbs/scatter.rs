@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Buffer;
 use tidewater_transport::fabric::{Landing, Lane, LaneError, Port, ReadOp};
-use tidewater_transport::mem::Buffer;
 use tidewater_transport::verbs::Counters;
 
 use crate::harness::{Ends, Host, late, noise, row};

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 use tidewater_transport::fabric::{INBOX_KEY, Landing, Lane, ReadOp, RemoteAddr};
 
 use crate::harness::{Ends, Host, late, row};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 use tidewater_transport::verbs::{
     Access, Chain, CompletionChannel, CompletionQueue, Device, Flags, MemoryRegion, MemoryWindow,
     ProtectionDomain, QueuePair, ReadyToSend, Status,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::planted;
-use tidewater_transport::mem::Region;
+use tidewater_runtime::mem::Region;
 use tidewater_transport::verbs::{
     Access, Completion, Flags, MemoryRegion, MemoryWindow, Operation,
 };

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tidewater_transport::mem::Region;
-use tidewater_transport::mem::region::read_only_fd;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::mem::region::read_only_fd;
 use tidewater_transport::verbs::{
     Access, Adapter, Chain, CompletionChannel, CompletionQueue, Device, Flags, Gid, MemoryRegion,
     MemoryWindow, PairOptions, Patience, Peer, ProtectionDomain, QueuePair, Status, VerbsError,

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::mem::Region;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
 use tidewater_transport::verbs::{
     Access, Adapter, Chain, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion,
     PairOptions, Patience, Peer, ProtectionDomain, QueuePair, ReadyToSend,

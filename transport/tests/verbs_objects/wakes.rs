@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::verbs::{
     Adapter, CompletionChannel, CompletionQueue, Device, DeviceEvent, EventWeight, Flags,
 };

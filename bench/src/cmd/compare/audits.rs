@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tidewater_client::{PullOptions, Sync};
-use tidewater_transport::clock::{self, Deadline};
+use tidewater_runtime::clock::{self, Deadline};
 
 use super::arena::{Arena, Title};
 use super::memory::CALL_ROWS;

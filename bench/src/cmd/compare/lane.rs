@@ -9,13 +9,13 @@ use std::time::Duration;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::{Buffer, Region};
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{
     Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
     RemoteAddr, Rights,
 };
-use tidewater_transport::mem::{Buffer, Region};
-use tidewater_transport::sync::Arc;
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError, VerbsLane, VerbsPort, pair,
 };

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use tidewater_transport::clock;
+use tidewater_runtime::clock;
 
 use crate::args::{Common, Transport, Wire, parse_duration};
 use crate::cmd::report::{self, Run};

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use tidewater_client::{Client, PullOptions, Sync};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use super::arena::{Arena, Metric, Title};
 use super::memory::CALL_ROWS;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 /// Between two looks whether a program has ended.
 const LOOK: Duration = Duration::from_millis(2);

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, PullOptions, Ticket};
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;
 use super::types::{tw_pull, tw_pull_options, tw_status, tw_table, tw_ticket};

@@ -32,11 +32,11 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::handshake::HandshakeError;
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::{Buffer, Region};
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{RemoteAddr, TransportKind};
-use tidewater_transport::mem::{Buffer, Region};
-use tidewater_transport::sync::Arc;
 use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
 
 use self::verbs::VerbsSide;

@@ -6,7 +6,7 @@
 
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::wire::control::ServerMember;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::TransportKind;
 use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wake::OsSleeper;

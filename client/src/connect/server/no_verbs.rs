@@ -4,9 +4,9 @@ use std::net::IpAddr;
 
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
+use tidewater_runtime::mem::Buffer;
 use tidewater_transport::fabric::Lane;
 use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
-use tidewater_transport::mem::Buffer;
 use tidewater_transport::wake::{Arms, Watch};
 
 /// There is none.

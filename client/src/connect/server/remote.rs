@@ -9,10 +9,10 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
-use tidewater_transport::mem::Region;
-use tidewater_transport::sync::Arc;
 use tidewater_transport::tcp::TcpLane;
 
 use super::verbs::VerbsSide;

@@ -3,11 +3,11 @@
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::wire::control::{LaneGrant, ServerMember, Transport};
 use tidewater_protocol::wire::hello::Purpose;
-use tidewater_transport::clock::Deadline;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::{Lane, TransportKind};
 use tidewater_transport::host;
 use tidewater_transport::shm::{self, ShmAttach, ShmLane};
-use tidewater_transport::sync::Arc;
 
 use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;

@@ -14,8 +14,8 @@ use tidewater_protocol::layout::session::{
     REPLY_SLOT_BYTES, inbox_bytes,
 };
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
+use tidewater_runtime::mem::Region;
 use tidewater_transport::fabric::{Inbox, LaneError, Port};
-use tidewater_transport::mem::Region;
 
 use super::*;
 use crate::apply::table::Table;

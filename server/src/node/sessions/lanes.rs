@@ -16,8 +16,8 @@ use tidewater_protocol::wire::control::{
 };
 use tidewater_protocol::wire::hello::Hello;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+use tidewater_runtime::mem::Region;
 use tidewater_transport::fabric::Inbox;
-use tidewater_transport::mem::Region;
 use tidewater_transport::shm::{ApplierEnd, SessionMemory};
 use tidewater_transport::tcp::TcpPort;
 

@@ -5,7 +5,7 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::table::TableSpec;
-use tidewater_transport::mem::versioned::{publish_snapshot, void};
+use tidewater_runtime::mem::versioned::{publish_snapshot, void};
 
 use super::BlocksDescriptor;
 use crate::apply::kernels::RowKernel;

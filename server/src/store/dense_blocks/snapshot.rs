@@ -7,7 +7,7 @@
 
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_transport::mem::versioned::begin_buffer;
+use tidewater_runtime::mem::versioned::begin_buffer;
 
 use super::part::{Part, Sizes};
 use super::{BlocksError, DenseBlocks};

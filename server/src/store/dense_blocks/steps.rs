@@ -12,7 +12,7 @@
 //! for which [`DenseBlocks::split_steps`] found room needs no memory later, at its tick. A new
 //! boundary makes a new table, which the step word then names: the word is old or new, never torn.
 
-use tidewater_transport::sync::{Ordering, fence};
+use tidewater_runtime::sync::{Ordering, fence};
 
 use super::part::{Part, Sizes};
 use super::{BlocksError, DenseBlocks};

@@ -4,9 +4,9 @@ use std::time::Duration;
 use super::super::{Adapter, ClientDomain, Domain, Notifier, Patience, VerbsPort, pair};
 use super::*;
 use crate::fabric::{Export, Exports, Inbox, Port, Rights};
-use crate::mem::Region;
 use crate::wake::OsSleeper;
 use tidewater_protocol::limits::VERBS_SILENT_LOOKS;
+use tidewater_runtime::mem::Region;
 
 const ROW: usize = 272;
 const ROWS: usize = 3;

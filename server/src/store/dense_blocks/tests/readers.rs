@@ -1,11 +1,11 @@
 //! Readers on another thread that see nothing but registered memory, as clients do.
 
 use std::time::Duration;
-use tidewater_transport::sync::{AtomicBool, Ordering as Std};
+use tidewater_runtime::sync::{AtomicBool, Ordering as Std};
 
 use tidewater_protocol::layout::lines::SnapshotLine;
-use tidewater_transport::clock::Deadline;
-use tidewater_transport::sync::{Ordering, fence};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{Ordering, fence};
 
 use super::super::BlocksDescriptor;
 use super::*;

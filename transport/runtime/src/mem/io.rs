@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use super::{MemError, Region};
 
 /// Pieces of one call: enough for a window of large reads, 2 KiB of stack.
-pub(crate) const PARTS: usize = 128;
+pub const PARTS: usize = 128;
 
 const NOTHING: libc::iovec = libc::iovec {
     iov_base: std::ptr::null_mut(),
@@ -70,16 +70,16 @@ impl Parts<'_> {
 }
 
 /// What one call sends.
-pub(crate) struct SendList<'a>(Parts<'a>);
+pub struct SendList<'a>(Parts<'a>);
 
 impl<'a> SendList<'a> {
     /// Nothing yet.
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self(Parts::new())
     }
 
     /// Adds private bytes; false when the list is full.
-    pub(crate) fn bytes(&mut self, bytes: &'a [u8]) -> bool {
+    pub fn bytes(&mut self, bytes: &'a [u8]) -> bool {
         self.0.push(bytes.as_ptr().cast_mut(), bytes.len())
     }
 
@@ -87,24 +87,19 @@ impl<'a> SendList<'a> {
     ///
     /// # Errors
     /// [`MemError::Bounds`] when they are not inside.
-    pub(crate) fn span(
-        &mut self,
-        region: &'a Region,
-        at: usize,
-        len: usize,
-    ) -> Result<bool, MemError> {
+    pub fn span(&mut self, region: &'a Region, at: usize, len: usize) -> Result<bool, MemError> {
         Ok(self.0.push(first_byte(region, at, len)?, len))
     }
 
     /// Bytes of all parts.
-    pub(crate) const fn len(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.0.bytes
     }
 
     /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. With `more`, the
     /// system may keep the last packet back until the next call, for 200 ms at most. Cost: one system
     /// call.
-    pub(crate) fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
+    pub fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let message = self.0.message();
         let more = if more { libc::MSG_MORE } else { 0 };
@@ -118,7 +113,7 @@ impl<'a> SendList<'a> {
 }
 
 /// A private buffer of which a list may name several pieces, even the same bytes twice.
-pub(crate) struct Place<'a> {
+pub struct Place<'a> {
     first: *mut u8,
     len: usize,
     borrows: PhantomData<&'a mut [u8]>,
@@ -126,7 +121,7 @@ pub(crate) struct Place<'a> {
 
 impl<'a> Place<'a> {
     /// Borrows the buffer for as long as the list lives.
-    pub(crate) const fn new(bytes: &'a mut [u8]) -> Self {
+    pub const fn new(bytes: &'a mut [u8]) -> Self {
         Self {
             first: bytes.as_mut_ptr(),
             len: bytes.len(),
@@ -136,16 +131,16 @@ impl<'a> Place<'a> {
 }
 
 /// Where one call receives into.
-pub(crate) struct RecvList<'a>(Parts<'a>);
+pub struct RecvList<'a>(Parts<'a>);
 
 impl<'a> RecvList<'a> {
     /// Nowhere yet.
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         Self(Parts::new())
     }
 
     /// Adds a piece of a private buffer; false when the list is full or the piece is not inside.
-    pub(crate) fn piece(&mut self, place: &Place<'a>, at: usize, len: usize) -> bool {
+    pub fn piece(&mut self, place: &Place<'a>, at: usize, len: usize) -> bool {
         match at.checked_add(len) {
             Some(end) if end <= place.len => self.0.push(place.first.wrapping_add(at), len),
             _ => false,
@@ -157,23 +152,18 @@ impl<'a> RecvList<'a> {
     ///
     /// # Errors
     /// [`MemError::Bounds`] when they are not inside or the region is read-only.
-    pub(crate) fn span(
-        &mut self,
-        region: &'a Region,
-        at: usize,
-        len: usize,
-    ) -> Result<bool, MemError> {
+    pub fn span(&mut self, region: &'a Region, at: usize, len: usize) -> Result<bool, MemError> {
         region.words_mut(at / 8 * 8, 0)?;
         Ok(self.0.push(first_byte(region, at, len)?, len))
     }
 
     /// Bytes of all parts.
-    pub(crate) const fn len(&self) -> usize {
+    pub const fn len(&self) -> usize {
         self.0.bytes
     }
 
     /// Receives what is there; never blocks. 0 when the peer has closed. Cost: one system call.
-    pub(crate) fn recv(&mut self, socket: impl AsFd) -> io::Result<usize> {
+    pub fn recv(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let mut message = self.0.message();
         // In a region the kernel is an opaque agent, like a peer that writes.

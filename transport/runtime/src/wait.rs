@@ -15,9 +15,43 @@ use std::time::Duration;
 
 use crate::clock::{self, Deadline};
 use crate::delays;
-use crate::fabric::{Offers, Sleeper};
+use crate::offers::Offers;
 use crate::sync::spin_hint;
 use tidewater_protocol::planted::{self, Plant};
+
+/// Pollers look this long before they sleep: longer than a round trip over shared memory, shorter
+/// than a time slice that somebody else could use.
+pub const SPIN: Duration = Duration::from_micros(20);
+
+/// Where a thread that has nothing to do waits. The order is: `announce`, look once more, `sleep`
+/// (or not), `retract`; see `wake`.
+pub trait Sleeper: Send {
+    /// Tells all producers that from now on they must wake this thread.
+    fn announce(&mut self);
+
+    /// Sleeps until woken or until the deadline.
+    fn sleep(&mut self, deadline: Deadline);
+
+    /// Tells them that it looks by itself again.
+    fn retract(&mut self);
+
+    /// Whether a wait should spin before it sleeps, and for how long.
+    fn spin(&self) -> Duration {
+        SPIN
+    }
+
+    /// Whether the thread sleeps at all. One that does not is told nothing and rung by nobody: it
+    /// looks until it finds something, and takes a core for that.
+    fn sleeps(&self) -> bool {
+        true
+    }
+
+    /// What the thread has learned of offering its core while it spins; one that keeps nothing
+    /// learns it anew in each wait.
+    fn offers(&mut self) -> Option<&mut Offers> {
+        None
+    }
+}
 
 /// Calls `look` until it returns a value or an error; `None` when the deadline passed first.
 ///

@@ -20,7 +20,8 @@ const TAKEN: Duration = Duration::from_micros(1);
 /// spin that offered nothing found nothing: what it waited for may have been waiting for this core.
 #[derive(Debug, Clone)]
 pub struct Offers {
-    pub(crate) every: u32,
+    /// Looks between two offers.
+    pub every: u32,
     taken: bool,
 }
 
@@ -35,7 +36,7 @@ impl Default for Offers {
 
 impl Offers {
     /// Gives the core to whoever waits for it, and learns whether anybody did.
-    pub(crate) fn make(&mut self) {
+    pub fn make(&mut self) {
         let before = clock::now();
         std::thread::yield_now();
         self.learn(clock::now() - before);
@@ -51,13 +52,13 @@ impl Offers {
     }
 
     /// Whether somebody took the last one.
-    pub(crate) const fn taken(&self) -> bool {
+    pub const fn taken(&self) -> bool {
         self.taken
     }
 
     /// A spin found nothing; `made` are its offers. If it made one and nobody took it, nobody waits
     /// for this core.
-    pub(crate) const fn in_vain(&mut self, made: u32) {
+    pub const fn in_vain(&mut self, made: u32) {
         if made == 0 {
             self.every = LOOKS_PER_OFFER;
         }

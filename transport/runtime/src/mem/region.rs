@@ -216,7 +216,7 @@ impl Region {
 
     /// All of it, for reading, without the tail that is no whole word.
     #[inline]
-    pub(crate) fn whole(&self) -> Words<'_> {
+    pub fn whole(&self) -> Words<'_> {
         let first = self.map.as_ptr().cast::<AtomicU64>();
         // SAFETY: the mapping begins on a page and holds as many whole words; the rest is as in
         // `atomics`.
@@ -262,7 +262,7 @@ impl Region {
 
     /// Refuses what is not inside the region in whole words.
     #[inline]
-    pub(crate) fn check(&self, at: usize, len: usize) -> Result<(), MemError> {
+    pub fn check(&self, at: usize, len: usize) -> Result<(), MemError> {
         let end = len
             .checked_next_multiple_of(8)
             .and_then(|l| at.checked_add(l));
@@ -284,7 +284,7 @@ impl Region {
     }
 
     /// Address of the first byte: for the kernel and the NIC, not for loads and stores.
-    pub(crate) fn base(&self) -> *mut u8 {
+    pub fn base(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 

@@ -166,7 +166,7 @@ fn told(call: &'static str, done: libc::c_long) -> Result<(), LivenessError> {
 /// # Invariants
 /// The word at `at` is inside `region`.
 #[derive(Debug, Clone)]
-pub(crate) struct LivenessView {
+pub struct LivenessView {
     region: Arc<Region>,
     at: usize,
 }
@@ -176,7 +176,7 @@ impl LivenessView {
     ///
     /// # Errors
     /// [`MemError::Bounds`] when it is not inside the region.
-    pub(crate) fn new(region: &Arc<Region>, at: usize) -> Result<Self, MemError> {
+    pub fn new(region: &Arc<Region>, at: usize) -> Result<Self, MemError> {
         region.check(at, 8)?;
         let region = Arc::clone(region);
         Ok(Self { region, at })
@@ -184,13 +184,13 @@ impl LivenessView {
 
     /// The whole memory.
     #[inline]
-    pub(crate) fn memory(&self) -> Words<'_> {
+    pub fn memory(&self) -> Words<'_> {
         self.region.whole()
     }
 
     /// Whether the applier has ended. Cost: a load.
     #[inline]
-    pub(crate) fn has_ended(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.memory().load(self.at) & OWNER_DIED != 0 && !planted::on(Plant::LivenessIgnored)
     }
 }

@@ -6,7 +6,7 @@ pub mod buffer;
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]
-pub(crate) mod io;
+pub mod io;
 mod line;
 mod many;
 #[cfg(all(test, loom))]

@@ -41,7 +41,7 @@ impl Deadline {
     }
 
     /// The point in time, for the simulator.
-    pub(crate) const fn instant(self) -> Instant {
+    pub const fn instant(self) -> Instant {
         self.0
     }
 
@@ -75,12 +75,12 @@ fn look(at: Instant) -> Instant {
 }
 
 /// Sets this thread's virtual time; `None` gives it back to the machine's clock.
-pub(crate) fn set_virtual(at: Option<Instant>) {
+pub fn set_virtual(at: Option<Instant>) {
     VIRTUAL.set(at);
 }
 
 /// This thread's virtual time, if it is a task of the simulator; does not move it.
-pub(crate) fn virtual_now() -> Option<Instant> {
+pub fn virtual_now() -> Option<Instant> {
     VIRTUAL.get()
 }
 

@@ -40,14 +40,12 @@ impl Buffer {
     }
 
     /// What a device is to register; nobody may touch its bytes.
-    #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
-    pub(crate) const fn region(&self) -> &Arc<Region> {
+    pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
     /// Keeps a registration as long as the memory is there.
-    #[cfg(any(test, feature = "verbs", feature = "verbs-dlopen"))]
-    pub(crate) fn keep(&mut self, registration: Arc<dyn Any + Send + Sync>) {
+    pub fn keep(&mut self, registration: Arc<dyn Any + Send + Sync>) {
         self.registrations.push(registration);
     }
 }

@@ -16,9 +16,9 @@ const HERE: u8 = 0xa5;
 /// Made in one process; knows whether it is still that one.
 ///
 /// ```
-/// let guard = tidewater_transport::mem::ForkGuard::new()?;
+/// let guard = tidewater_runtime::mem::ForkGuard::new()?;
 /// assert!(guard.is_same_process());
-/// # Ok::<(), tidewater_transport::mem::MemError>(())
+/// # Ok::<(), tidewater_runtime::mem::MemError>(())
 /// ```
 #[derive(Debug)]
 pub struct ForkGuard {

@@ -1,0 +1,19 @@
+//! What the rest of Tidewater stands on: registered memory, shared words, the model checker's atomics,
+//! the clock, and threads that park.
+//!
+//! All `unsafe` access to shared memory and all atomics are in this crate (and in the lanes that map memory
+//! of another process or post to a device). With `--cfg loom` the crate builds on loom's atomics, and its
+//! tests explore all their orders.
+
+#[cfg(not(loom))]
+pub mod clock;
+pub mod delays;
+pub mod doze;
+#[cfg(not(loom))]
+pub mod liveness;
+pub mod mem;
+#[cfg(not(loom))]
+pub mod offers;
+pub mod sync;
+#[cfg(not(loom))]
+pub mod wait;
