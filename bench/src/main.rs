@@ -14,7 +14,7 @@ use tidewater_server::pages;
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 
 fn main() -> ExitCode {
-    tidewater_transport::host::raise_open_files();
+    tidewater_topology::host::raise_open_files();
     match run(&Cli::parse().command) {
         Ok(failures) if failures.is_empty() => ExitCode::SUCCESS,
         Ok(failures) => {

@@ -25,8 +25,8 @@ use tidewater_server::embedded::ClusterConfig;
 use tidewater_server::store::hugepages::{NoHugepages, choose};
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
 use tidewater_server::store::{Backing, Hugepages, ServerMemory, StoreError};
+use tidewater_topology::{HugePool, Topology};
 use tidewater_transport::launch::TransportChoice;
-use tidewater_transport::topo::{HugePool, Topology};
 
 const CAPACITY: usize = 32 << 20;
 /// Pages of 2 MiB that one server takes.

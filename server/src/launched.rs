@@ -17,11 +17,11 @@ use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::wire::control::{Mustered, Part};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::host;
+use tidewater_topology::Topology;
+use tidewater_topology::host;
 use tidewater_transport::launch::meeting::{self, MeetError, Pending};
 use tidewater_transport::launch::{Card, Place, Rendezvous, TokenError, token};
 use tidewater_transport::muster::{self, MusterError, Seat};
-use tidewater_transport::topo::Topology;
 
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,

@@ -26,8 +26,6 @@ pub mod dial;
 mod exports;
 #[cfg(not(loom))]
 pub mod fabric;
-#[cfg(not(loom))]
-pub mod host;
 pub mod launch;
 #[cfg(not(loom))]
 pub mod muster;
@@ -40,8 +38,6 @@ pub mod sim;
 pub mod socket_options;
 #[cfg(not(loom))]
 pub mod tcp;
-#[cfg(not(loom))]
-pub mod topo;
 #[cfg(all(any(feature = "verbs", feature = "verbs-dlopen"), not(loom)))]
 pub mod verbs;
 #[cfg(not(loom))]

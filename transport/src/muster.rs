@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use crate::conn::{ConnError, ControlConn};
 use crate::dial::{self, Claims, DialError};
-use crate::host;
 use crate::launch::card::Card;
 use crate::launch::meeting::{self, MeetError};
 use crate::launch::{Place, Rendezvous, directory};
@@ -22,6 +21,7 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
+use tidewater_topology::host;
 
 /// One address is tried for so long before the next has its turn.
 const TRY: Duration = Duration::from_secs(1);

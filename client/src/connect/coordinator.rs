@@ -16,9 +16,9 @@ use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
+use tidewater_topology::host;
 use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::dial::{self, Claims, DialError};
-use tidewater_transport::host;
 
 use crate::error::ClientError;
 use crate::interrupt;

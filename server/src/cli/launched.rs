@@ -12,7 +12,7 @@ use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::launched::{LaunchedError, take_seat};
 use tidewater_server::process::Server;
-use tidewater_transport::host;
+use tidewater_topology::host;
 use tidewater_transport::launch::{
     Decision, Detection, Explicit, Place, Surroundings, Verdict, counts_from_env, detect,
 };

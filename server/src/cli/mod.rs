@@ -92,7 +92,7 @@ struct BusyPollArgs {
 
 /// Does what the command line says. A wrong one exits with code 2, as clap does by itself.
 pub(crate) fn main() -> ExitCode {
-    tidewater_transport::host::raise_open_files();
+    tidewater_topology::host::raise_open_files();
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Coordinator(args) => roles::coordinator(args),

@@ -16,8 +16,8 @@ use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
 use tidewater_protocol::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_runtime::clock::{self, Deadline};
+use tidewater_topology::host;
 use tidewater_transport::dial;
-use tidewater_transport::host;
 
 use super::files::Files;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};

@@ -1,6 +1,6 @@
 //! How many open files a job takes, known before its first process is started.
 
-use tidewater_transport::host;
+use tidewater_topology::host;
 use tidewater_transport::launch::TransportChoice;
 
 use super::config::RunConfig;

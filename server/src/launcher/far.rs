@@ -6,7 +6,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use tidewater_protocol::limits::REMOTE_ORDER_BYTES_MAX;
-use tidewater_transport::host;
+use tidewater_topology::host;
 use tidewater_transport::launch::VARIABLES;
 
 use super::config::{EXPORTED, Placement, ProcessCommand, RunConfig};

@@ -9,7 +9,7 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 use tidewater_protocol::limits::{HOST_BYTES_MAX, HOSTFILE_BYTES_MAX, LOCAL_PROCESSES_MAX};
-use tidewater_transport::host;
+use tidewater_topology::host;
 
 /// A host, and how many processes it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]

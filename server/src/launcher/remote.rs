@@ -27,7 +27,7 @@ use tidewater_protocol::limits::{
 };
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::host;
+use tidewater_topology::host;
 use tidewater_transport::muster;
 
 use super::config::ProcessCommand;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use serde::Serialize;
-use tidewater_transport::topo::{Near, NoSuchNic, Placement, Wish};
+use tidewater_topology::{Near, NoSuchNic, Placement, Wish};
 
 use super::Machine;
 use crate::node::CAPACITY_DEFAULT;

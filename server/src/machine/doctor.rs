@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::Serialize;
-use tidewater_transport::topo::NoSuchNic;
+use tidewater_topology::NoSuchNic;
 
 use super::text::{WIDTH, wrap};
 use super::{Chosen, Machine, Question, choose, rdma, system};

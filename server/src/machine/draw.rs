@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use tidewater_runtime::mem::Pages;
-use tidewater_transport::topo::{
+use tidewater_topology::{
     Cpu, GidKind, HugePool, NetDevice, NumaNode, PortState, RdmaDevice, RdmaPort, Room, Topology,
     format_list,
 };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::fs::Access;
 use serde::Serialize;
-use tidewater_transport::topo::{RdmaDevice, Root, Topology};
+use tidewater_topology::{RdmaDevice, Root, Topology};
 
 /// The loopback answers within this time, or something is in its way.
 const LOOPBACK_TIMEOUT: Duration = Duration::from_secs(2);

@@ -3,9 +3,7 @@
 
 use std::net::IpAddr;
 
-use tidewater_transport::topo::{
-    Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaPort, roce_mtu_of,
-};
+use tidewater_topology::{Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaPort, roce_mtu_of};
 
 use super::doctor::{Check, Verdict};
 use super::text::size;

@@ -1,7 +1,7 @@
 //! Checks of what every server needs: memory, cores, kernel, clock, sockets, files.
 
 use tidewater_runtime::mem::Pages;
-use tidewater_transport::topo::{CoresWhy, NodeWhy, Room, format_list};
+use tidewater_topology::{CoresWhy, NodeWhy, Room, format_list};
 
 use super::doctor::{Check, Verdict};
 use super::text::size;

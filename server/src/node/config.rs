@@ -78,7 +78,7 @@ pub struct NodeConfig {
     /// Applier threads, 1 to 64.
     pub appliers: u16,
     /// Number of this process among those of its role on this host: its appliers are pinned to the
-    /// cores after those of the lower numbers (see `tidewater_transport::topo`).
+    /// cores after those of the lower numbers (see `tidewater_topology`).
     pub local_rank: u32,
     /// Appliers of all servers on this host. When they outnumber the cores, none is pinned.
     pub local_appliers: u32,

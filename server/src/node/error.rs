@@ -5,8 +5,8 @@ use std::io;
 use tidewater_protocol::ids::{ServerId, TableId};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::spec::SpecError;
+use tidewater_topology::NoSuchNic;
 use tidewater_transport::shm::ShmError;
-use tidewater_transport::topo::NoSuchNic;
 
 use crate::apply::command::ApplierGone;
 use crate::store::StoreError;

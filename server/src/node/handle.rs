@@ -11,7 +11,7 @@ use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
-use tidewater_transport::host;
+use tidewater_topology::host;
 use tidewater_transport::wake::{Arms, Bell, Watch};
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};

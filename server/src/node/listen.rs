@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 
 use tidewater_protocol::wire::control::Endpoints;
-use tidewater_transport::host::host_name;
+use tidewater_topology::host::host_name;
 use tidewater_transport::shm::pass::{self, PassError};
 
 use super::{NodeConfig, NodeError};

@@ -48,8 +48,8 @@ use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
-use tidewater_transport::host::host_id;
-use tidewater_transport::topo::Topology;
+use tidewater_topology::Topology;
+use tidewater_topology::host::host_id;
 use tidewater_transport::wake::Bell;
 
 pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};

@@ -13,7 +13,7 @@ use std::thread;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 use tidewater_runtime::mem::{MemError, Pages, Region};
-use tidewater_transport::topo::{HugePool, Placement, Topology};
+use tidewater_topology::{HugePool, Placement, Topology};
 
 use super::StoreError;
 use super::memory::reserved_bytes;

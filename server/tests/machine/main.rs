@@ -6,7 +6,7 @@
 )]
 
 mod doctor;
-#[path = "../../../transport/tests/topo/fake.rs"]
+#[path = "../../../transport/topology/tests/topo/fake.rs"]
 mod fake;
 mod program;
 mod rdma;

@@ -42,7 +42,7 @@ impl Card {
     /// first that fit are told.
     pub fn new(size: u32, token: JobToken, addresses: impl IntoIterator<Item = String>) -> Self {
         let is_told = |address: &String| is_address(address) && !address.contains(',');
-        let host: String = crate::host::host_name();
+        let host: String = tidewater_topology::host::host_name();
         let mut card = Self {
             size,
             token,

@@ -50,7 +50,7 @@ impl From<tidewater_client::ClientError> for Failure {
 }
 
 fn main() -> ExitCode {
-    tidewater_transport::host::raise_open_files();
+    tidewater_topology::host::raise_open_files();
     let cli = Cli::parse();
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     tracing_subscriber::fmt()

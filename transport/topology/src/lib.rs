@@ -22,6 +22,7 @@
 mod addresses;
 mod cores;
 mod devices;
+pub mod host;
 mod hugepages;
 #[cfg(feature = "hwloc")]
 mod hwloc;

@@ -1,7 +1,7 @@
 //! Which cores appliers get, and which node memory.
 
 use proptest::prelude::*;
-use tidewater_transport::topo::{CoresWhy, Cpu, NearWhy, NodeWhy, Placement, Room, Topology, Wish};
+use tidewater_topology::{CoresWhy, Cpu, NearWhy, NodeWhy, Placement, Room, Topology, Wish};
 
 use super::fake::Machine;
 

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use tidewater_transport::topo::{Cpu, NumaNode, Source, Topology};
+use tidewater_topology::{Cpu, NumaNode, Source, Topology};
 
 use super::fake::Machine;
 

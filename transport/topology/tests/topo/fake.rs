@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
-use tidewater_transport::topo::{Topology, format_list};
+use tidewater_topology::{Topology, format_list};
 
 /// A machine in a folder.
 pub(crate) struct Machine {

@@ -12,7 +12,7 @@ mod hwloc;
 mod place;
 
 use fake::Machine;
-use tidewater_transport::topo::{Source, Topology, format_list};
+use tidewater_topology::{Source, Topology, format_list};
 
 #[test]
 fn nodes_and_cores_are_read() {

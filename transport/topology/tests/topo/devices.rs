@@ -1,6 +1,6 @@
 //! Network and RDMA devices as machines have them.
 
-use tidewater_transport::topo::{GidKind, LinkLayer, PortState, roce_mtu_of};
+use tidewater_topology::{GidKind, LinkLayer, PortState, roce_mtu_of};
 
 use super::fake::Machine;
 
