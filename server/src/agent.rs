@@ -17,6 +17,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
@@ -30,8 +32,6 @@ use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, Role};
 use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::dial::{self, Claims, DialError};
 
 use crate::checkpoint::{self, Appliers, OsDisk};
 

@@ -19,10 +19,6 @@
 //! Warm lanes allocate nothing. [`limits`] bounds everything that a peer could make grow.
 
 #[cfg(not(loom))]
-pub mod conn;
-#[cfg(not(loom))]
-pub mod dial;
-#[cfg(not(loom))]
 mod exports;
 #[cfg(not(loom))]
 pub mod fabric;
@@ -34,8 +30,6 @@ pub mod num;
 pub mod shm;
 #[cfg(not(loom))]
 pub mod sim;
-#[cfg(not(loom))]
-pub mod socket_options;
 #[cfg(not(loom))]
 pub mod tcp;
 #[cfg(all(any(feature = "verbs", feature = "verbs-dlopen"), not(loom)))]

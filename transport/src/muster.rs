@@ -9,11 +9,11 @@ use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
-use crate::conn::{ConnError, ControlConn};
-use crate::dial::{self, Claims, DialError};
 use crate::launch::card::Card;
 use crate::launch::meeting::{self, MeetError};
 use crate::launch::{Place, Rendezvous, directory};
+use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, Muster, Mustered, Part,
 };

@@ -4,6 +4,8 @@
 use std::net::TcpStream;
 use std::time::Duration;
 
+use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
 use tidewater_protocol::limits::TEXT_BYTES_MAX;
 use tidewater_protocol::planted::{self, Plant};
@@ -17,8 +19,6 @@ use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::host;
-use tidewater_transport::conn::{ConnError, ControlConn};
-use tidewater_transport::dial::{self, Claims, DialError};
 
 use crate::error::ClientError;
 use crate::interrupt;

@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tidewater_control::conn::TimedStream;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::conn::TimedStream;
+use tidewater_runtime::socket_options::send_at_once;
 use tidewater_transport::shm::pass::{self, Descriptors, PassError};
-use tidewater_transport::socket_options::send_at_once;
 use tidewater_transport::wake::Bell;
 
 /// Either kind.

@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
+use tidewater_control::dial;
 use tidewater_protocol::ids::{ClusterId, Incarnation};
 use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -17,7 +18,6 @@ use tidewater_protocol::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_topology::host;
-use tidewater_transport::dial;
 
 use super::files::Files;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};

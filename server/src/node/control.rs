@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
+use tidewater_control::dial;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -23,9 +24,8 @@ use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::dial;
+use tidewater_runtime::socket_options::send_at_once;
 use tidewater_transport::shm::pass::same_user;
-use tidewater_transport::socket_options::send_at_once;
 use tidewater_transport::wake::Bell;
 
 use super::conn::{Conn, ConnId, Said, Socket};

@@ -14,6 +14,8 @@ pub mod liveness;
 pub mod mem;
 #[cfg(not(loom))]
 pub mod offers;
+#[cfg(not(loom))]
+pub mod socket_options;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod wait;

@@ -7,11 +7,11 @@ use std::net::{Shutdown, TcpStream};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::fabric::{LaneError, TransportKind};
-use crate::socket_options::{give_up_after, send_at_once};
 use crate::wake::{Told, Watch};
 use tidewater_protocol::limits::LANE_UNACKNOWLEDGED_MAX;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::{RecvList, SendList};
+use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 
 /// What should wake the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

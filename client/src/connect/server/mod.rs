@@ -22,6 +22,7 @@ mod verbs;
 
 use std::time::Duration;
 
+use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
@@ -35,7 +36,6 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
-use tidewater_transport::conn::{ConnError, ControlConn};
 use tidewater_transport::fabric::{RemoteAddr, TransportKind};
 use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
 

@@ -5,11 +5,11 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::time::Duration;
 
 use crate::conn::{ConnError, ControlConn};
-use crate::socket_options::{give_up_after, send_at_once};
 use tidewater_protocol::limits::{CONTROL_SILENCE_MAX, HANDSHAKE_TIMEOUT};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANDOM_BYTES, Role};
 use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 
 /// First and longest pause between two attempts.
 const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];

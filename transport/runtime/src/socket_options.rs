@@ -24,7 +24,7 @@ pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+pub fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, silence / 2)?;
     sockopt::set_tcp_keepintvl(stream, silence / 5)?;

@@ -1,0 +1,7 @@
+//! Control connections: a blocking connection with a deadline for each message, and how one is dialed.
+//!
+//! An event loop does not need this crate: it feeds bytes to
+//! [`ControlPeer`](tidewater_protocol::wire::peer::ControlPeer).
+
+pub mod conn;
+pub mod dial;
