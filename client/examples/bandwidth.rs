@@ -12,9 +12,9 @@ use std::path::Path;
 
 use tidewater_client::connect::JoinConfig;
 use tidewater_client::{Client, ClientError, Job, PullOptions, TableBuilder};
+use tidewater_launch::{TransportChoice, token};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::now;
-use tidewater_transport::launch::{TransportChoice, token};
 
 const BYTES: usize = 1 << 20;
 const CALLS: usize = 50;

@@ -5,7 +5,7 @@
 
 use tidewater_server::embedded::{Cluster, ClusterConfig};
 
-use tidewater_transport::launch::TransportChoice;
+use tidewater_launch::TransportChoice;
 
 use crate::clock::Sync;
 use crate::connect::{Job, JoinConfig};

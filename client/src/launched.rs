@@ -18,6 +18,10 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use tidewater_launch::{
+    Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
+    detect, servers_in_ranks_from_env,
+};
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
@@ -27,10 +31,6 @@ use tidewater_server::launched::{
 };
 use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::process::Server;
-use tidewater_transport::launch::{
-    Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
-    detect, servers_in_ranks_from_env,
-};
 
 use crate::connect::Job;
 use crate::error::ClientError;

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
 use tidewater_client::{Embedded, PullOptions, Sync, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
@@ -26,7 +27,6 @@ use tidewater_server::store::hugepages::{NoHugepages, choose};
 use tidewater_server::store::memory::{BlockKind, BlockOwner};
 use tidewater_server::store::{Backing, Hugepages, ServerMemory, StoreError};
 use tidewater_topology::{HugePool, Topology};
-use tidewater_transport::launch::TransportChoice;
 
 const CAPACITY: usize = 32 << 20;
 /// Pages of 2 MiB that one server takes.

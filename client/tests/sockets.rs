@@ -7,9 +7,9 @@ use std::os::fd::BorrowedFd;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
 use tidewater_client::{Embedded, PullOptions, Sync, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_server::embedded::ClusterConfig;
-use tidewater_transport::launch::TransportChoice;
 
 /// Whether Nagle's algorithm is off, for each TCP connection that this process has open.
 fn no_delay() -> Vec<bool> {

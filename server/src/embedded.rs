@@ -7,11 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
 use tidewater_protocol::ids::{ClusterId, ServerId};
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TokenError, TransportChoice, token};
 
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,

@@ -13,15 +13,15 @@ use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
+use tidewater_launch::meeting::{self, MeetError, Pending};
+use tidewater_launch::muster::{self, MusterError, Seat};
+use tidewater_launch::{Card, Place, Rendezvous, TokenError, token};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::wire::control::{Mustered, Part};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::Topology;
 use tidewater_topology::host;
-use tidewater_transport::launch::meeting::{self, MeetError, Pending};
-use tidewater_transport::launch::{Card, Place, Rendezvous, TokenError, token};
-use tidewater_transport::muster::{self, MusterError, Seat};
 
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
+use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
 use crate::node::{BusyPoll, CAPACITY_DEFAULT, Node, NodeConfig, NodeError, NodeHandle};

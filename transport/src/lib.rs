@@ -22,9 +22,6 @@
 mod exports;
 #[cfg(not(loom))]
 pub mod fabric;
-pub mod launch;
-#[cfg(not(loom))]
-pub mod muster;
 pub mod num;
 #[cfg(not(loom))]
 pub mod shm;

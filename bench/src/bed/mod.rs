@@ -15,11 +15,11 @@ use std::time::Duration;
 use rustix::process::Pid;
 use tidewater_client::connect::JoinConfig;
 use tidewater_client::{Client, Job, Sync};
+use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 
 use crate::args::Transport;
 use crate::error::BenchError;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater_client::{Missing, PullMode, PullOptions, Sync};
 use tidewater_protocol::ids::DomainId;
-use tidewater_transport::launch::TransportChoice;
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp, Reduce};
 

@@ -3,13 +3,11 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use tidewater_launch::muster::Seat;
+use tidewater_launch::{EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
-use tidewater_transport::launch::{
-    EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice,
-};
-use tidewater_transport::muster::Seat;
 use tidewater_transport::wake::OsSleeper;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};

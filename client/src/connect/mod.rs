@@ -7,10 +7,10 @@ pub mod server;
 mod stream;
 pub mod wanted;
 
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::ids::ClusterId;
 use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 
 pub use coordinator::{JoinConfig, NetCoordinatorLink};
 pub use job::Job;

@@ -9,14 +9,14 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidewater_protocol::limits::GATHER_TIMEOUT;
-use tidewater_protocol::wire::control::Part;
-use tidewater_runtime::clock::Deadline;
-use tidewater_transport::launch::{
+use tidewater_launch::muster;
+use tidewater_launch::{
     Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, TransportChoice, detect,
     token,
 };
-use tidewater_transport::muster;
+use tidewater_protocol::limits::GATHER_TIMEOUT;
+use tidewater_protocol::wire::control::Part;
+use tidewater_runtime::clock::Deadline;
 
 use super::{Job, JoinConfig};
 use crate::error::ClientError;

@@ -24,11 +24,11 @@ use proxy::{Direction, Plan, Proxy, Reach, Seen};
 use rig::{CLUSTER, Rig, config, token};
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicUsize, Ordering};
-use tidewater_transport::launch::TransportChoice;
 
 /// Sessions of one server, each of a rank of its own: clocks of one worker come from one session.
 /// Ticks and polls cost what all its workers and sessions cost, so one server does not have all.

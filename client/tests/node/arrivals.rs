@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{Client, ClientError, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_server::node::NodeConfig;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::rig::{CLUSTER, Proxy, Rig, config, token, wait};
 

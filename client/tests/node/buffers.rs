@@ -1,9 +1,9 @@
 //! Registered buffers: slices like any other, on every transport.
 
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Table, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::limits::{BUFFER_BYTES_MAX, BUFFERS_MAX};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::rig::{BOTH, Rig};
 

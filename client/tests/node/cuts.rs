@@ -5,10 +5,10 @@ use std::time::Duration;
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
 use tidewater_client::{ClientError, PullOptions, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, TableId};
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::rig::{BOTH, CLUSTER, Proxy, Rig, alone, config, info, soon, token, wait};
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidewater_client::ClientError;
 use tidewater_client::TableBuilder;
 use tidewater_client::connect::ConnectConfig;
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
 use tidewater_protocol::wire::control::{ServerRequest, encode};
 use tidewater_protocol::wire::frame::{self, HEADER_BYTES, kind};
@@ -14,7 +15,6 @@ use tidewater_protocol::wire::handshake::{ClientHandshake, JobToken, Namespaces}
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::node::{Node, NodeError};
-use tidewater_transport::launch::TransportChoice;
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, info, token};
 

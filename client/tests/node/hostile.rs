@@ -7,6 +7,7 @@ use std::time::Duration;
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{PullOptions, TableBuilder};
 use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, RegionKey, SessionId};
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::PushOp;
@@ -17,7 +18,6 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::handshake::HandshakeError;
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::rig::{BOTH, CLUSTER, Rig, token};
 

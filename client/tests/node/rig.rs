@@ -9,6 +9,7 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::table::TableSpec;
@@ -17,7 +18,6 @@ use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::node::{Node, NodeConfig, NodeHandle};
 use tidewater_transport::fabric::SPIN;
-use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wake::OsSleeper;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);

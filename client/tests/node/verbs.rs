@@ -8,6 +8,7 @@ use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, PullOptions, TableBuilder};
 use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
 use tidewater_protocol::table::PushOp;
@@ -19,7 +20,6 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 use tidewater_server::node::BusyPoll;
 use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
-use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
 use tidewater_transport::wake::OsSleeper;
 

@@ -12,8 +12,8 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 use tidewater_client::connect::JoinConfig;
 use tidewater_client::{Client, Job};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::proc::Process;
 use crate::rig::{command, limited, new_mark, tidewater, turn};

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidewater_client::{Client, ClientError, PullOptions, Table, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_transport::launch::TransportChoice;
 
 use crate::by_hand::Cluster;
 use crate::proc::Process;

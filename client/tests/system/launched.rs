@@ -17,10 +17,10 @@ use tempfile::TempDir;
 use tidewater_client::connect::Wanted;
 use tidewater_client::launched::{Entered, Launch};
 use tidewater_client::{ClientError, Sync};
+use tidewater_launch::{Card, directory};
 use tidewater_protocol::wire::control::Part;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::launch::{Card, directory};
 
 use crate::proc::marked;
 use crate::rig::{LIMIT, command, data, new_mark, tidewater, trainer, turn};

@@ -3,9 +3,9 @@
 use std::fs;
 
 use tidewater_client::{TableBuilder, Ticket};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::mem::Region;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::by_hand::Cluster;
 use crate::proc::Process;

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use tidewater_client::{Client, ClientError, Counters, PullOptions, Table, TableBuilder};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_transport::launch::TransportChoice;
 
 use crate::by_hand::Cluster;
 use crate::proc::Process;

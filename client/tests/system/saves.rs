@@ -9,10 +9,10 @@ use std::time::Duration;
 use rustix::process::Signal;
 use tidewater_client::table::TableBuilder;
 use tidewater_client::{Client, Embedded, PullOptions, Sync};
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::checkpoint::read_manifest;
-use tidewater_transport::launch::TransportChoice;
 
 use crate::by_hand::Cluster;
 use crate::model::rows;

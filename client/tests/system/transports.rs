@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tidewater_client::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink, Wanted};
 use tidewater_client::link::ServerLink as _;
+use tidewater_launch::TransportChoice;
 use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::{SPIN, TransportKind};
-use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wake::OsSleeper;
 
 use crate::by_hand::Cluster;

@@ -8,14 +8,14 @@ use std::process::ExitCode;
 
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use tidewater_launch::{
+    Decision, Detection, Explicit, Place, Surroundings, Verdict, counts_from_env, detect,
+};
 use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::launched::{LaunchedError, take_seat};
 use tidewater_server::process::Server;
 use tidewater_topology::host;
-use tidewater_transport::launch::{
-    Decision, Detection, Explicit, Place, Surroundings, Verdict, counts_from_env, detect,
-};
 
 use super::roles::{Outcome, ServerArgs, complain};
 

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tidewater_launch::token::read_file;
+use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -26,8 +28,6 @@ use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::node::CAPACITY_DEFAULT;
 use tidewater_server::process::{Server, ServerConfig, ServerError};
 use tidewater_server::store::Hugepages;
-use tidewater_transport::launch::token::read_file;
-use tidewater_transport::launch::{JobEnv, RdmaDevice, RdmaTimeout};
 
 /// What a lost worker means.
 #[derive(Debug, Clone, Copy, ValueEnum)]

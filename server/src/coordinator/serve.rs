@@ -110,7 +110,7 @@ impl Listening {
             .map_err(system("look at its socket"))?
             .port();
         let address = match config.advertise {
-            Some(host) if tidewater_transport::launch::is_address(&host) => host,
+            Some(host) if tidewater_launch::is_address(&host) => host,
             Some(host) => format!("{host}:{port}"),
             None if listen.ip().is_unspecified() => format!("{}:{port}", host::host_name()),
             None => SocketAddr::new(listen.ip(), port).to_string(),

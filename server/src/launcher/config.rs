@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::Access;
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, LOCAL_PROCESSES_MAX, SERVERS_MAX, STOP_GRACE,
 };
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 
 use super::error::{LaunchError, Member};
 use super::hostfile::{self, Host};

@@ -11,8 +11,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
+use tidewater_launch::is_address;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::launch::is_address;
 
 const READY: &str = "tidewater-coordinator ready ";
 

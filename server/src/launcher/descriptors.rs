@@ -1,7 +1,7 @@
 //! How many open files a job takes, known before its first process is started.
 
+use tidewater_launch::TransportChoice;
 use tidewater_topology::host;
-use tidewater_transport::launch::TransportChoice;
 
 use super::config::RunConfig;
 use super::error::LaunchError;

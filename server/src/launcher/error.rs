@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use tidewater_transport::launch::TokenError;
+use tidewater_launch::TokenError;
 
 /// One process of a job. The order is that of blame: when several end at one moment, a server
 /// is the cause rather than the coordinator or a worker that lost it.

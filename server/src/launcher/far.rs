@@ -5,9 +5,9 @@ use std::ffi::OsString;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
+use tidewater_launch::VARIABLES;
 use tidewater_protocol::limits::REMOTE_ORDER_BYTES_MAX;
 use tidewater_topology::host;
-use tidewater_transport::launch::VARIABLES;
 
 use super::config::{EXPORTED, Placement, ProcessCommand, RunConfig};
 use super::error::{LaunchError, Member};

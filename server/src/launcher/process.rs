@@ -15,10 +15,10 @@ use rustix::process::{
     pidfd_send_signal, waitid,
 };
 use serde::{Deserialize, Serialize};
+use tidewater_launch::Role;
 use tidewater_protocol::limits::KILL_TIMEOUT;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::launch::Role;
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Member};

@@ -22,13 +22,13 @@ use std::path::PathBuf;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+use tidewater_launch::muster;
 use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, HANDSHAKE_TIMEOUT, KILL_TIMEOUT, REMOTE_ORDER_BYTES_MAX,
 };
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::host;
-use tidewater_transport::muster;
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Member};

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
-use tidewater_transport::launch::token;
+use tidewater_launch::token;
 
 use super::error::LaunchError;
 

@@ -3,10 +3,10 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::{ClusterId, Incarnation, ServerId};
 use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SESSION_LINGER};
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 
 use crate::store::Hugepages;
 

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use tidewater_transport::launch::VARIABLES;
+use tidewater_launch::VARIABLES;
 
 mod structures;
 mod verbs;

@@ -7,9 +7,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use tidewater_client::Sync;
 use tidewater_client::data::Format;
 use tidewater_client::train::defaults;
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_protocol::table::Optimizer;
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -6,8 +6,8 @@ use std::ffi::OsString;
 use tidewater_client::launched::{Entered, Launch, ServerSeat, WorkerSeat};
 use tidewater_client::train::exit;
 use tidewater_client::{Client, Embedded, Job};
+use tidewater_launch::{Explicit, unknown_variables};
 use tidewater_server::embedded::ClusterConfig;
-use tidewater_transport::launch::{Explicit, unknown_variables};
 
 use crate::args::TrainArgs;
 use crate::{Failure, say};

@@ -4,11 +4,11 @@
 //! memory, verbs and TCP, and says in one line why not the ones before. Shared memory comes before
 //! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
+use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::wire::control::ServerMember;
 use tidewater_runtime::clock::Deadline;
 use tidewater_transport::fabric::TransportKind;
-use tidewater_transport::launch::TransportChoice;
 use tidewater_transport::wake::OsSleeper;
 
 use super::{Failure, NetServerLink};

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
+use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
 use tidewater_runtime::mem::Buffer;
 use tidewater_transport::fabric::Lane;
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::wake::{Arms, Watch};
 
 /// There is none.

@@ -3,11 +3,11 @@
 
 use std::net::IpAddr;
 
+use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
 use tidewater_transport::fabric::Lane;
-use tidewater_transport::launch::{RdmaDevice, RdmaTimeout};
 use tidewater_transport::verbs::{
     Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError,
 };

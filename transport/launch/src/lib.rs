@@ -7,20 +7,16 @@
 //!
 //! Other launchers' variables: [`detect()`]. How processes that they started meet: [`meeting`].
 
-#[cfg(not(loom))]
 pub mod card;
 pub mod detect;
 #[cfg(test)]
 mod detect_tests;
 mod device;
-#[cfg(not(loom))]
 pub mod directory;
 pub mod hostlist;
-#[cfg(not(loom))]
 mod inherited;
-#[cfg(not(loom))]
 pub mod meeting;
-#[cfg(not(loom))]
+pub mod muster;
 mod pmi1;
 mod sources;
 #[cfg(test)]
@@ -30,14 +26,12 @@ pub mod token;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
-#[cfg(not(loom))]
 pub use card::{Card, CardError};
 pub use detect::{
     Decision, DetectError, Detection, Explicit, Finding, Place, Rendezvous, Source, Surroundings,
     Verdict, detect,
 };
 pub use device::{RdmaDevice, RdmaTimeout};
-#[cfg(not(loom))]
 pub use pmi1::PmiError;
 pub use token::TokenError;
 

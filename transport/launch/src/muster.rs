@@ -9,9 +9,9 @@ use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
-use crate::launch::card::Card;
-use crate::launch::meeting::{self, MeetError};
-use crate::launch::{Place, Rendezvous, directory};
+use crate::card::Card;
+use crate::meeting::{self, MeetError};
+use crate::{Place, Rendezvous, directory};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::wire::control::{
