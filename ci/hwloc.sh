@@ -7,9 +7,9 @@ pkg-config --exists hwloc libudev 2>/dev/null ||
 scratch_dir
 log=$SCRATCH/log.txt
 failed=0
-cargo clippy --locked --profile ci -p tidewater-transport --features hwloc --all-targets -- -D warnings
-cargo test --locked --profile ci -p tidewater-transport --features hwloc --test topo 2>&1 |
+cargo clippy --locked --profile ci -p tidewater-topology --features hwloc --all-targets -- -D warnings
+cargo test --locked --profile ci -p tidewater-topology --features hwloc --test topo 2>&1 |
     tee "$log" || failed=1
 read -r p f i < <(summarize "$log")
-report tidewater-transport "$p" "$f" "$i"
+report tidewater-topology "$p" "$f" "$i"
 exit "$failed"

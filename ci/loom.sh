@@ -2,7 +2,7 @@
 # loom: every interleaving of the tests named loom_*, up to LOOM_MAX_PREEMPTIONS preemptions.
 # The only stage with RUSTFLAGS, hence with a target folder of its own.
 source "$(dirname "$0")/lib.sh"
-if ! git_files 'transport/src/*.rs' | xargs -0 grep -Eqs 'fn loom_[a-z0-9_]+'; then
+if ! git_files 'transport/runtime/src/*.rs' | xargs -0 grep -Eqs 'fn loom_[a-z0-9_]+'; then
     nothing_to_run "no test named loom_*"
 fi
 export RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target-loom
@@ -10,10 +10,10 @@ export LOOM_MAX_PREEMPTIONS=${LOOM_MAX_PREEMPTIONS:-3}
 scratch_dir
 log=$SCRATCH/log.txt
 failed=0
-loom() { cargo test --locked --profile ci -p tidewater-transport --features planted --lib "$@" 2>&1; }
+loom() { cargo test --locked --profile ci -p tidewater-runtime --features planted --lib "$@" 2>&1; }
 loom loom_ | tee "$log" || failed=1
 read -r p f i < <(summarize "$log")
-report tidewater-transport "$p" "$f" "$i"
+report tidewater-runtime "$p" "$f" "$i"
 
 # The rows of docs/TESTING.md with the target `loom`: fences that a machine with total store order does not miss.
 source ci/lib/planted.sh

@@ -14,7 +14,7 @@ BROAD=(
     "ledger tidewater-client ledger"
     "torn tidewater-client torn"
     "stress tidewater-client stress"
-    "conformance tidewater-transport conformance"
+    "conformance tidewater-lanes conformance"
 )
 build_tests
 scratch_dir

@@ -99,26 +99,26 @@ test_edges() {
         <<<'tidewater-client.workspace = true'
     finds "ci/edges crates" "tidewater-client imports tidewater-server without" client/Cargo.toml \
         <<<$'[build-dependencies]\ntidewater-server.workspace = true'
-    finds "ci/edges sources" "layout may not import mem" transport/src/layout/row.rs \
+    finds "ci/edges sources" "layout may not import mem" transport/protocol/src/layout/row.rs \
         <<<'use crate::{ids, mem::{Region, shared as s}};'
-    finds "ci/edges sources" "layout is pure and may not name std::io::Read" transport/src/layout/row.rs \
+    finds "ci/edges sources" "layout is pure and may not name std::io::Read" transport/protocol/src/layout/row.rs \
         <<<'use std::{fmt, io::Read};'
-    allows "ci/edges sources" transport/src/layout/row.rs "a test of a pure module that reads a file" \
+    allows "ci/edges sources" transport/protocol/src/layout/row.rs "a test of a pure module that reads a file" \
         <<<'mod tests { use std::{fs, env}; }'
-    finds "ci/edges sources" "mem may not import wire" transport/src/mem/region.rs \
+    finds "ci/edges sources" "mem may not import wire" transport/runtime/src/mem/region.rs \
         <<<'mod tests { use super::super::super::wire::Frame; }'
-    finds "ci/edges sources" "shm may not import tcp" transport/src/shm/mod.rs <<<'fn f() { super::tcp::connect() }'
+    finds "ci/edges sources" "shm may not import tcp" transport/lanes/src/shm/mod.rs <<<'fn f() { super::tcp::connect() }'
     finds "ci/edges sources" "module surprise has no line" transport/src/surprise.rs <<<'use crate::ids::TableId;'
-    finds "ci/edges sources" "through the crate root" transport/src/wire.rs <<<'use crate::TableSpec;'
+    finds "ci/edges sources" "through the crate root" transport/protocol/src/wire.rs <<<'use crate::TableSpec;'
     finds "ci/edges sources" "unsafe code outside its home" server/src/store.rs <<<'fn f() { unsafe { g() } }'
     finds "ci/edges sources" "names std::sync::atomic::AtomicU64" server/src/store.rs \
         <<<'use std::{fmt, sync::{Arc, atomic::{AtomicU64, Ordering}}};'
-    finds "ci/edges sources" "names core::sync::atomic::fence" transport/src/mem.rs \
+    finds "ci/edges sources" "names core::sync::atomic::fence" transport/runtime/src/mem.rs \
         <<<'fn f() { core::sync::atomic::fence(x) }'
     finds "ci/edges sources" "names std::time::Instant::now" client/src/pull.rs \
         <<<'fn f() { std::time::Instant::now(); }'
     finds "ci/edges sources" "names SystemTime::now" client/tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
-    allows "ci/edges sources" transport/src/mem.rs "comments, literals, tests of one's own module" <<'RUST'
+    allows "ci/edges sources" transport/runtime/src/mem.rs "comments, literals, tests of one's own module" <<'RUST'
 //! Says unsafe { } and std::sync::atomic::AtomicU64, and imports nothing.
 use super::sync::AtomicU64;
 const A: &str = "use crate::tcp; unsafe { \" }";
@@ -136,10 +136,10 @@ test_tidy() {
     finds ci/tidy.sh "not ASCII" server/src/a.rs <<<$'// caf\xc3\xa9'
     finds ci/tidy.sh "unfinished" server/src/a.rs <<<'// TO''DO: later'
     finds ci/tidy.sh "names a path of one machine" docs/a.md <<<'See /ho''me/me/tidewater.'
-    finds ci/tidy.sh "unsafe without a SAFETY comment" transport/src/mem.rs <<<'fn f() { unsafe { g() } }'
-    finds ci/tidy.sh "unsafe without a SAFETY comment" transport/src/mem.rs \
+    finds ci/tidy.sh "unsafe without a SAFETY comment" transport/runtime/src/mem.rs <<<'fn f() { unsafe { g() } }'
+    finds ci/tidy.sh "unsafe without a SAFETY comment" transport/runtime/src/mem.rs \
         <<<$'// SAFETY: so, far away.\n//\n//\n//\n//\nfn f() { unsafe { g() } }'
-    allows ci/tidy.sh transport/src/mem.rs "an argued unsafe" <<<$'// SAFETY: so.\nunsafe { g() }'
+    allows ci/tidy.sh transport/runtime/src/mem.rs "an argued unsafe" <<<$'// SAFETY: so.\nunsafe { g() }'
     finds ci/tidy.sh "link leads nowhere: nowhere.md" docs/a.md <<<'[there](nowhere.md)'
     finds ci/tidy.sh "no heading for the link TESTING.md#nope" docs/a.md <<<'[there](TESTING.md#nope)'
     finds ci/tidy.sh "no test nobody_wrote_this in tidewater-server" docs/TESTING.md \

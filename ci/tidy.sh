@@ -80,7 +80,7 @@ planted_table() {
     [[ -f docs/TESTING.md ]] || { say "docs/TESTING.md:1: missing"; return; }
     planted_rows | while IFS=$'\t' read -r plant crate target test; do
         grep -qxF -- "$plant" <<<"$(plants)" ||
-            say "docs/TESTING.md:1: $plant is not in transport/src/planted.rs"
+            say "docs/TESTING.md:1: $plant is not in transport/protocol/src/planted.rs"
         git_files "${crate#tidewater-}/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
             say "docs/TESTING.md:1: $plant: no test ${test##*::} in $crate"
     done

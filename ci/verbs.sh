@@ -8,7 +8,7 @@ build_tests
 
 ! cargo tree --locked --workspace -e normal,build --prefix none | grep -E "$BINDINGS" ||
     die "the default build has a binding of libibverbs"
-[[ $(cargo tree --locked -p tidewater-transport --features verbs-dlopen -e normal --prefix none) =~ rdma-mummy-sys ]] ||
+[[ $(cargo tree --locked -p tidewater-verbs --features verbs-dlopen -e normal --prefix none) =~ rdma-mummy-sys ]] ||
     die "feature verbs-dlopen brings no binding: this check looks for the wrong name"
 
 checked=0
@@ -27,7 +27,7 @@ if ! [[ -d /sys/class/infiniband ]]; then
 fi
 
 if can_link_verbs; then
-    cargo clippy --locked --profile ci -p tidewater-transport --all-targets --features planted,verbs \
+    cargo clippy --locked --profile ci -p tidewater-verbs --all-targets --features planted,verbs \
         -- -D warnings
     note "$checked programs do not link libibverbs; feature verbs builds"
 else

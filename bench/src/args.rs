@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidewater_client::PullMode;
 use tidewater_launch::{RdmaDevice, TransportChoice};
-use tidewater_transport::fabric::TransportKind;
+use tidewater_lanes::fabric::TransportKind;
 
 use crate::cmd::apply::ApplyArgs;
 use crate::cmd::compare::CompareArgs;

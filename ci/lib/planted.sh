@@ -3,7 +3,7 @@
 
 # plants: the names that TIDEWATER_PLANT understands.
 plants() {
-    sed -n '/^plants! {/,/^}/s/.* = "\([a-z0-9-]*\)";$/\1/p' transport/src/planted.rs
+    sed -n '/^plants! {/,/^}/s/.* = "\([a-z0-9-]*\)";$/\1/p' transport/protocol/src/planted.rs
 }
 
 # planted_rows: the table's rows as plant, crate, target, test.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs one built test target, in a guest or not, the way cargo would.
 #
-#   ci/softroce/test.sh CRATE TARGET [ARGUMENT...]    such as: tidewater-transport conformance shm
+#   ci/softroce/test.sh CRATE TARGET [ARGUMENT...]    such as: tidewater-lanes conformance shm
 source "$(dirname "$0")/../lib.sh"
 (($# >= 2)) || die "which crate, which target? See docs/TESTING.md"
 crate=$1 target=$2

@@ -7,7 +7,7 @@
 #     OPTION: of `tidewater-bench compare`, such as --rounds 3 --only verbs.pull
 #
 # No part of CI: an emulator's times on a host that others use jump. Its counts are in
-# transport/tests/verbs.
+# transport/verbs/tests/verbs.
 source "$(dirname "$0")/lib.sh"
 PROGRAM=$REPO_ROOT/target/release/tidewater-bench
 LIMIT_S=900

@@ -25,7 +25,7 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::wait::wait_until;
-use tidewater_transport::fabric::{
+use tidewater_lanes::fabric::{
     Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
 };
 

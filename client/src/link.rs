@@ -9,7 +9,7 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
-use tidewater_transport::fabric::{Lane, RemoteAddr, TransportKind};
+use tidewater_lanes::fabric::{Lane, RemoteAddr, TransportKind};
 
 use crate::error::ClientError;
 

@@ -14,7 +14,7 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::{Sleeper, TransportKind};
+use tidewater_lanes::fabric::{Sleeper, TransportKind};
 
 use crate::buffer::{Buffers, RegisteredBuffer};
 use crate::clock::{Sync, WorkerClock, check_member};

@@ -21,7 +21,7 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::apply::command::Command;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const WORKERS: u32 = 4;
 /// A row for each worker in each of this many partitions: on every applier.

@@ -33,7 +33,7 @@ use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 use tidewater_server::embedded::{Cluster, ClusterConfig};
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::wake::OsSleeper;
 
 /// Time enough for a busy machine; no test measures it.
 fn long() -> Deadline {

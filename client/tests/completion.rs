@@ -24,8 +24,8 @@ use tidewater_runtime::mem::Region;
 use tidewater_server::apply::command::Command;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_transport::fabric::TransportKind::{Shm, Tcp, Verbs};
-use tidewater_transport::fabric::{
+use tidewater_lanes::fabric::TransportKind::{Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
 };
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use common::Cluster;
 use tidewater_client::{AnyTable, Client, ClientError, PullOptions, Sync, TableBuilder, Ticket};
 use tidewater_protocol::table::{DType, PushOp};
-use tidewater_transport::fabric::TransportKind::{Shm, Tcp};
+use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 
 /// The text of an argument error.
 fn argument<T: Debug>(result: Result<T, ClientError>) -> String {

@@ -20,7 +20,7 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 use tidewater_server::embedded::{Cluster, ClusterConfig};
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::wake::OsSleeper;
 
 /// Elements of a row of the tables that fill a memory.
 const DIM: usize = 256;

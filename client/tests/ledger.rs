@@ -21,7 +21,7 @@ use tidewater_client::{
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU32, Ordering};
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const WORKERS: u32 = 8;
 const SERVERS: u32 = 2;

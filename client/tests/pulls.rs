@@ -19,7 +19,7 @@ use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuild
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 use tidewater_server::apply::command::Command;
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const LONG: Duration = Duration::from_secs(60);
 const KEYS: u64 = 200;

@@ -21,7 +21,7 @@ use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::delays;
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 /// These tests measure: one at a time.
 fn alone() -> MutexGuard<'static, ()> {

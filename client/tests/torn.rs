@@ -18,7 +18,7 @@ use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Counters, PullOptions, Sync, TableBuilder};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const WRITERS: u32 = 1;
 const READERS: u32 = 2;

@@ -25,7 +25,7 @@ use tidewater_client::train::{
 use tidewater_client::{Client, Embedded, Missing, PullOptions, Sync};
 use tidewater_protocol::table::Optimizer;
 use tidewater_server::checkpoint::{Manifest, read_manifest};
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 
 const TRAIN_ROWS: u64 = 4_000;
 

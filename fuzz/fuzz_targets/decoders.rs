@@ -4,13 +4,13 @@
 use libfuzzer_sys::fuzz_target;
 use tidewater_server::checkpoint;
 use tidewater_protocol::{layout, wire};
-use tidewater_transport::tcp;
+use tidewater_lanes::tcp;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else {
         return;
     };
-    // In the order in which transport/tests/fuzz.rs and server/tests/fuzz/files.rs number the seeds.
+    // In the order in which transport/lanes/tests/fuzz.rs and server/tests/fuzz/files.rs number the seeds.
     let mut all = wire::decoders::DECODERS
         .iter()
         .chain(tcp::op::DECODERS)

@@ -14,7 +14,7 @@ use tidewater_server::apply::kernels::RowKernel;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
-use tidewater_transport::fabric::Inbox;
+use tidewater_lanes::fabric::Inbox;
 
 use super::layout::header;
 use super::{Body, Micro};

@@ -9,7 +9,7 @@ use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
-use tidewater_transport::fabric::TransportKind;
+use tidewater_lanes::fabric::TransportKind;
 
 use crate::abi::types::*;
 use crate::error::Failure;

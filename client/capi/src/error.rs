@@ -7,7 +7,7 @@ use std::fmt::Display;
 use tidewater_client::ClientError;
 use tidewater_protocol::table::DType;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_transport::fabric::LaneError;
+use tidewater_lanes::fabric::LaneError;
 
 use crate::abi::types::tw_status;
 
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn late_lanes_are_deadlines() {
-        use tidewater_transport::fabric::TransportKind::Tcp;
+        use tidewater_lanes::fabric::TransportKind::Tcp;
         let (peer, op) = (String::from("server 3"), "read");
         let late = LaneError::Late {
             transport: Tcp,

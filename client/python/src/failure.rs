@@ -8,7 +8,7 @@ use pyo3::exceptions::{
 };
 use pyo3::prelude::*;
 use tidewater_client::ClientError;
-use tidewater_transport::fabric::LaneError;
+use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::wire::refusal::RefusalCode;
 
 create_exception!(

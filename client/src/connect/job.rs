@@ -8,7 +8,7 @@ use tidewater_launch::{EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, Transpor
 use tidewater_protocol::ids::WorkerId;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::wake::OsSleeper;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::Sync;
@@ -136,7 +136,7 @@ impl Job {
         config.rdma_device.clone_from(&self.rdma_device);
         config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
-        let spin = tidewater_transport::fabric::SPIN;
+        let spin = tidewater_lanes::fabric::SPIN;
         let sleeper = OsSleeper::new(spin).map_err(|e| {
             ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
         })?;

@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_control::conn::TimedStream;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::send_at_once;
-use tidewater_transport::shm::pass::{self, Descriptors, PassError};
-use tidewater_transport::wake::Bell;
+use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
+use tidewater_lanes::wake::Bell;
 
 /// Either kind.
 #[derive(Debug)]

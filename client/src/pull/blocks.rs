@@ -8,8 +8,8 @@ use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::{ReadOp, RemoteAddr};
-use tidewater_transport::num::{count, size};
+use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
+use tidewater_lanes::num::{count, size};
 
 use super::rounds::word_op;
 use super::rows::read_ops;

@@ -7,8 +7,8 @@ use tidewater_protocol::layout::row::{Loc, RowVersion};
 use tidewater_runtime::mem::Words;
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
-use tidewater_transport::fabric::Mapped;
-use tidewater_transport::num::count;
+use tidewater_lanes::fabric::Mapped;
+use tidewater_lanes::num::count;
 
 use super::PullMode;
 use crate::lanes::Lanes;

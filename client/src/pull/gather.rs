@@ -6,7 +6,7 @@ use tidewater_protocol::layout::row::Loc;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::num::{self, count};
+use tidewater_lanes::num::{self, count};
 
 use crate::error::{ClientError, rejected};
 use crate::lanes::{Interrupt, Lanes};

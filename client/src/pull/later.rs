@@ -9,8 +9,8 @@ use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_protocol::limits::COORDINATOR_LOOK;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::{ReadBatch, ReadOp};
-use tidewater_transport::num::count;
+use tidewater_lanes::fabric::{ReadBatch, ReadOp};
+use tidewater_lanes::num::count;
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, PullMode, PullOptions, pull_rows};

@@ -3,7 +3,7 @@
 use tidewater_protocol::layout::row::{
     Loc, ROW_HEADER_BYTES, RowCopy, RowVersion, copy_verifying, verify_row,
 };
-use tidewater_transport::fabric::{RemoteAddr, Taker};
+use tidewater_lanes::fabric::{RemoteAddr, Taker};
 
 /// A row that is to be read.
 #[derive(Debug, Clone, Copy)]

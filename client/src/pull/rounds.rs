@@ -11,8 +11,8 @@
 //! where it lands, it is one read: a table of many small partitions costs as few packets as one of
 //! a single partition.
 
-use tidewater_transport::fabric::{ReadOp, RemoteAddr, TransportKind};
-use tidewater_transport::num::{count, size};
+use tidewater_lanes::fabric::{ReadOp, RemoteAddr, TransportKind};
+use tidewater_lanes::num::{count, size};
 
 use super::blocks::{BlockPull, Piece};
 use super::rows::read_ops;

@@ -13,8 +13,8 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::FRAMES_IN_FLIGHT_MAX;
-use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
-use tidewater_transport::num::{count, size};
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
+use tidewater_lanes::num::{count, size};
 
 /// A ring as its client keeps it.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_BYTES;
-use tidewater_transport::fabric::{ReadOp, RemoteAddr};
-use tidewater_transport::num::count;
+use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
+use tidewater_lanes::num::count;
 
 use super::Client;
 use crate::error::ClientError;

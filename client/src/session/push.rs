@@ -7,7 +7,7 @@ use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::num::{count, size};
+use tidewater_lanes::num::{count, size};
 use zerocopy::IntoBytes;
 
 use super::Client;

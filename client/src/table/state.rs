@@ -10,7 +10,7 @@ use tidewater_protocol::layout::row::{Loc, RowLayout};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
-use tidewater_transport::fabric::{ReadOp, RemoteAddr};
+use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
 
 use super::hints::Hints;
 use super::opened::HandleId;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tidewater_protocol::table::Optimizer;
-use tidewater_transport::fabric::TransportKind;
+use tidewater_lanes::fabric::TransportKind;
 
 use super::census::Census;
 use super::config::Config;

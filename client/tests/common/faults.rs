@@ -7,7 +7,7 @@ use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::{
+use tidewater_lanes::fabric::{
     INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker,
     TransportKind,
 };

@@ -46,10 +46,10 @@ use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::memory::DOZE_AT;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
-use tidewater_transport::shm::memory::{ApplierEnd, SessionMemory};
-use tidewater_transport::tcp::{TcpLane, TcpPort};
-use tidewater_transport::wake::{Arms, Bell, OsSleeper, Watch};
+use tidewater_lanes::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
+use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
+use tidewater_lanes::tcp::{TcpLane, TcpPort};
+use tidewater_lanes::wake::{Arms, Bell, OsSleeper, Watch};
 
 pub const RING_BYTES: usize = 256 << 10;
 
@@ -65,7 +65,7 @@ struct ApplierSeat {
 /// One server.
 pub struct Server {
     pub memory: Arc<ServerMemory>,
-    shm: Arc<tidewater_transport::shm::ServerMemory>,
+    shm: Arc<tidewater_lanes::shm::ServerMemory>,
     appliers: Vec<ApplierSeat>,
     threads: Vec<JoinHandle<()>>,
     verbs: Option<verbs::Serving>,
@@ -197,7 +197,7 @@ impl Server {
     fn start(transport: TransportKind, number: u32, appliers: u16, workers: u32) -> Self {
         let memory = ServerMemory::new(4 << 30, Incarnation(0x7700 + u64::from(number))).unwrap();
         let memory = Arc::new(memory);
-        let shm = tidewater_transport::shm::ServerMemory::new(
+        let shm = tidewater_lanes::shm::ServerMemory::new(
             (Arc::clone(memory.public.region()), memory.public.fd()),
             (
                 Arc::clone(&memory.counters),

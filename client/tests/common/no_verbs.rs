@@ -2,8 +2,8 @@
 
 use tidewater_runtime::mem::Buffer;
 use tidewater_server::store::ServerMemory;
-use tidewater_transport::fabric::{Inbox, Lane, Port};
-use tidewater_transport::wake::{Arms, OsSleeper, Watch};
+use tidewater_lanes::fabric::{Inbox, Lane, Port};
+use tidewater_lanes::wake::{Arms, OsSleeper, Watch};
 
 /// There is none.
 pub enum Serving {}

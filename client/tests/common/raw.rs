@@ -11,8 +11,8 @@ use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_
 use tidewater_protocol::table::{DType, PushOp};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::wait::wait_until;
-use tidewater_transport::fabric::{INBOX_KEY, Lane, RemoteAddr};
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, RemoteAddr};
+use tidewater_lanes::wake::OsSleeper;
 
 use super::{Cluster, Wiring};
 
@@ -103,7 +103,7 @@ impl RawSession {
             self.lane.poll()?;
             let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
             let state = StateLine::from_line(&line, self.session.0);
-            Ok::<_, tidewater_transport::fabric::LaneError>(state.filter(|s| s.head_bytes >= head))
+            Ok::<_, tidewater_lanes::fabric::LaneError>(state.filter(|s| s.head_bytes >= head))
         });
         found.unwrap().expect("the server consumes what was sent")
     }

@@ -8,11 +8,11 @@ use tidewater_protocol::planted;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_runtime::mem::Buffer;
 use tidewater_server::store::ServerMemory;
-use tidewater_transport::fabric::{Inbox, Lane, Port};
-use tidewater_transport::verbs::{
+use tidewater_lanes::fabric::{Inbox, Lane, Port};
+use tidewater_verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort,
 };
-use tidewater_transport::wake::{Arms, OsSleeper, Watch};
+use tidewater_lanes::wake::{Arms, OsSleeper, Watch};
 
 /// Queue pairs of a lane that pull.
 const PULLS: usize = 2;

@@ -11,7 +11,7 @@ use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_transport::shm::pass::{self, Descriptors};
+use tidewater_lanes::shm::pass::{self, Descriptors};
 
 use crate::rig::{CLUSTER, Proxy, Rig, config, soon, token};
 

@@ -12,7 +12,7 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
-use tidewater_transport::fabric::{
+use tidewater_lanes::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
     TransportKind, signal_then_count,
 };

@@ -5,7 +5,7 @@
 //! a whole client call. Each is a function of `TIDEWATER_SEED` (default 1) and its number.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers")]
 
-#[path = "../../../transport/tests/support/fuzzing.rs"]
+#[path = "../../../transport/lanes/tests/support/fuzzing.rs"]
 mod fuzzing;
 
 mod hostile;

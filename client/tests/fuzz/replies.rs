@@ -17,7 +17,7 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::layout::{Line, line_bytes, line_from_bytes};
 use tidewater_protocol::table::PushOp;
-use tidewater_transport::fabric::Mailbox;
+use tidewater_lanes::fabric::Mailbox;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::hostile::{SESSION, Shared, client};

@@ -22,7 +22,7 @@ use stranger::Stranger;
 use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock;
-use tidewater_transport::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 
 /// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push
 /// took until it was applied, and its first row.

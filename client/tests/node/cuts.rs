@@ -78,7 +78,7 @@ fn a_cut_control_connection_is_resumed() {
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, 0);
     config.transport = BOTH[1];
-    let mut sleeper = tidewater_transport::wake::OsSleeper::new(Duration::ZERO).unwrap();
+    let mut sleeper = tidewater_lanes::wake::OsSleeper::new(Duration::ZERO).unwrap();
     let open = tidewater_client::connect::NetServerLink::open;
     let (mut link, _lanes) = open(&member, &config, &mut sleeper, soon()).unwrap();
     for _ in 0..3 {

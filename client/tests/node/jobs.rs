@@ -19,7 +19,7 @@ use tidewater_protocol::table::{DType, PushOp, Reduce};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::node::NodeConfig;
-use tidewater_transport::fabric::{INBOX_KEY, RemoteAddr};
+use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};
 

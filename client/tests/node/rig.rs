@@ -17,8 +17,8 @@ use tidewater_protocol::wire::control::{ServerMember, TableInfo};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::node::{Node, NodeConfig, NodeHandle};
-use tidewater_transport::fabric::SPIN;
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::SPIN;
+use tidewater_lanes::wake::OsSleeper;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
 

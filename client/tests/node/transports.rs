@@ -14,8 +14,8 @@ use tidewater_client::{Client, ClientError, PullOptions, TableBuilder};
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::control::ServerMember;
-use tidewater_transport::fabric::TransportKind;
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::TransportKind;
+use tidewater_lanes::wake::OsSleeper;
 
 use crate::rig::{CLUSTER, Rig, config, soon, token};
 

@@ -19,9 +19,9 @@ use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 use tidewater_server::node::BusyPoll;
-use tidewater_transport::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
-use tidewater_transport::verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
+use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
+use tidewater_lanes::wake::OsSleeper;
 
 use crate::hostile::{connect, left, unharmed};
 use crate::rig::{CLUSTER, Rig, config, soon, token};

@@ -14,8 +14,8 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_server::apply::command::Command;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_transport::here;
-use tidewater_transport::sim::{Outcome, Rng, sweep};
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Outcome, Rng, sweep};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

@@ -7,8 +7,8 @@ use tidewater_client::{Client, ClientError, Missing, PullMode, PullOptions, Sync
 use tidewater_client::{TableBuilder, Ticket};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
-use tidewater_transport::here;
-use tidewater_transport::sim::{Outcome, Rng, sweep};
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Outcome, Rng, sweep};
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::raw::RawPusher;

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use tidewater_client::{Sync, TableBuilder};
-use tidewater_transport::here;
-use tidewater_transport::sim::{Outcome, sweep};
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Outcome, sweep};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 use crate::storm::{DIM, Seen, Storm};

@@ -16,8 +16,8 @@ use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::FrameSender;
-use tidewater_transport::here;
-use tidewater_transport::sim::{Outcome, Rng, sweep};
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Outcome, Rng, sweep};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

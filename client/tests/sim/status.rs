@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidewater_client::{Client, ClientError, Sync, Table, TableBuilder};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
-use tidewater_transport::here;
-use tidewater_transport::sim::{Faults, Outcome, Rng, sweep};
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Faults, Outcome, Rng, sweep};
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::stale::LostStatuses;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidewater_client::{PullOptions, Sync, TableBuilder};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
-use tidewater_transport::here;
-use tidewater_transport::sim::{Outcome, sweep};
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Outcome, sweep};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 
@@ -19,7 +19,7 @@ const BLOCK: usize = 512;
 const BLOCKS: usize = 4;
 const ROUNDS: u64 = 40;
 
-fn write(rig: &Rig, rank: u32, mut rng: tidewater_transport::sim::Rng) {
+fn write(rig: &Rig, rank: u32, mut rng: tidewater_lanes::sim::Rng) {
     let mut client = rig.client(rank, 0, Sync::Asp);
     let rows = open::<i64>(&mut client, "rows");
     let sparse = open::<i64>(&mut client, "sparse");

@@ -38,8 +38,8 @@ use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
-use tidewater_transport::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
+use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
+use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
 
 /// A deadline that no run without a defect comes near, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);

@@ -12,8 +12,8 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
 use tidewater_protocol::table::{DType, PushOp};
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
-use tidewater_transport::sim::{Rng, SimSleeper};
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
+use tidewater_lanes::sim::{Rng, SimSleeper};
 
 use super::{LONG, Link, OpenLane, Rig};
 

@@ -6,8 +6,8 @@ use tidewater_client::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink
 use tidewater_client::link::ServerLink as _;
 use tidewater_launch::TransportChoice;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::{SPIN, TransportKind};
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::{SPIN, TransportKind};
+use tidewater_lanes::wake::OsSleeper;
 
 use crate::by_hand::Cluster;
 use crate::rig::{Run, command, data, new_mark, output, tidewater, trainer};

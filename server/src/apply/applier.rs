@@ -17,7 +17,7 @@ use tidewater_protocol::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::wait::wait_until;
-use tidewater_transport::fabric::{ExportView, Sleeper};
+use tidewater_lanes::fabric::{ExportView, Sleeper};
 
 use super::Refusal;
 use super::command::Command;
@@ -223,7 +223,7 @@ impl Applier {
     fn attach(
         &mut self,
         session: SessionId,
-        port: Box<dyn tidewater_transport::fabric::Port>,
+        port: Box<dyn tidewater_lanes::fabric::Port>,
     ) -> bool {
         let Some(n) = self.ring(session) else {
             return false;
@@ -354,7 +354,7 @@ impl Applier {
         n: usize,
         header: &FrameHeader,
         payload: &[u8],
-    ) -> Result<(), tidewater_transport::fabric::LaneError> {
+    ) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let sender = self.rings[n].sender;
         let done = match self.engine.frame(sender, header, payload) {
             Ok(Effect::Reply { count }) => {
@@ -395,7 +395,7 @@ impl Applier {
         header: &FrameHeader,
         refused: Option<Refusal>,
         count: u32,
-    ) -> Result<(), tidewater_transport::fabric::LaneError> {
+    ) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let slot = (header.user_tag & 0xff) as usize;
         if slot >= REPLY_SLOTS {
             return Ok(());
@@ -444,7 +444,7 @@ impl Applier {
     }
 
     /// Tells one client every clock of its job: it has just come or come back.
-    fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_transport::fabric::LaneError> {
+    fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let ring = &mut self.rings[n];
         let clocks = self.engine.clocks(ring.sender.namespace);
         let domains: Vec<DomainId> = clocks.domains().collect();

@@ -3,8 +3,8 @@
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
-use tidewater_transport::fabric::{Inbox, Port};
-use tidewater_transport::wake::Bell;
+use tidewater_lanes::fabric::{Inbox, Port};
+use tidewater_lanes::wake::Bell;
 
 use super::engine::Engine;
 use super::table::Table;

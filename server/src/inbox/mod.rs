@@ -17,7 +17,7 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::control::Remote;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::publish::publish;
-use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port};
+use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port};
 
 use crate::namespace::FrameSender;
 use crate::store::StoreError;

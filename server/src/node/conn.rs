@@ -12,7 +12,7 @@ use tidewater_protocol::wire::handshake::{HandshakeError, ServerPolicy};
 use tidewater_protocol::wire::hello::{Hello, RANDOM_BYTES};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_protocol::wire::refusal::Refusal;
-use tidewater_transport::shm::pass::{self, Descriptors, PassError};
+use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
 
 /// A connection's number; never used twice.
 pub(super) type ConnId = u64;

@@ -12,8 +12,8 @@ use tidewater_protocol::ids::{ApplierId, SessionId};
 use tidewater_protocol::limits::VERBS_CONNECTS_MAX;
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::fabric::Port;
-use tidewater_transport::wake::Bell;
+use tidewater_lanes::fabric::Port;
+use tidewater_lanes::wake::Bell;
 
 use super::conn::ConnId;
 

@@ -25,8 +25,8 @@ use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::send_at_once;
-use tidewater_transport::shm::pass::same_user;
-use tidewater_transport::wake::Bell;
+use tidewater_lanes::shm::pass::same_user;
+use tidewater_lanes::wake::Bell;
 
 use super::conn::{Conn, ConnId, Said, Socket};
 use super::connects::Connects;

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
 use tidewater_protocol::limits::TEXT_BYTES_MAX;
-use tidewater_transport::wake::Bell;
+use tidewater_lanes::wake::Bell;
 
 /// Bytes of a reason: the coordinator's notice puts the server's name in front of it.
 const REASON_BYTES_MAX: usize = TEXT_BYTES_MAX / 2;

@@ -12,7 +12,7 @@ use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
 use tidewater_topology::host;
-use tidewater_transport::wake::{Arms, Bell, Watch};
+use tidewater_lanes::wake::{Arms, Bell, Watch};
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
 use super::control::Order;

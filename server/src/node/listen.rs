@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 
 use tidewater_protocol::wire::control::Endpoints;
 use tidewater_topology::host::host_name;
-use tidewater_transport::shm::pass::{self, PassError};
+use tidewater_lanes::shm::pass::{self, PassError};
 
 use super::{NodeConfig, NodeError};
 

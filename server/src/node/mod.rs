@@ -50,7 +50,7 @@ use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_topology::Topology;
 use tidewater_topology::host::host_id;
-use tidewater_transport::wake::Bell;
+use tidewater_lanes::wake::Bell;
 
 pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};
 pub use error::NodeError;

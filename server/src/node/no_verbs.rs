@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::wire::control::{Transport, VerbsConnect};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::fabric::Inbox;
+use tidewater_lanes::fabric::Inbox;
 
 use super::connects::Make;
 use super::handle::Shared;

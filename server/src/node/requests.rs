@@ -6,7 +6,7 @@ use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
 use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_transport::shm::SessionMemory;
+use tidewater_lanes::shm::SessionMemory;
 
 use super::catalogue::Seen;
 use super::conn::{Conn, ConnId, Socket};

@@ -12,8 +12,8 @@ use tidewater_protocol::layout::session::ALIVE_AFTER_DOZE;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_runtime::liveness::Liveness;
 use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
-use tidewater_transport::fabric::SPIN;
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::SPIN;
+use tidewater_lanes::wake::OsSleeper;
 
 use super::error::system;
 use super::failure::{Failure, panic_text};

@@ -345,7 +345,7 @@ impl Extents {
 mod tests {
     use tidewater_protocol::ids::Incarnation;
     use tidewater_runtime::sync::{AtomicBool, Ordering};
-    use tidewater_transport::fabric::{Export, Registrar, RegistrarError};
+    use tidewater_lanes::fabric::{Export, Registrar, RegistrarError};
 
     use super::*;
 

@@ -22,7 +22,7 @@ use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::limits::APPLIERS_MAX;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Ordering, fence};
-use tidewater_transport::fabric::{Export, Exports, Rights};
+use tidewater_lanes::fabric::{Export, Exports, Rights};
 
 use super::StoreError;
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};

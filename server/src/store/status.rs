@@ -96,7 +96,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use tidewater_protocol::ids::Incarnation;
-    use tidewater_transport::fabric::Rights;
+    use tidewater_lanes::fabric::Rights;
 
     use super::*;
 

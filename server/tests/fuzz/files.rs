@@ -25,7 +25,7 @@ use tidewater_server::checkpoint::{
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_transport::tcp::op::DECODERS as TCP;
+use tidewater_lanes::tcp::op::DECODERS as TCP;
 
 use crate::fuzzing::{Random, mutate};
 use crate::rig::CAPACITY;

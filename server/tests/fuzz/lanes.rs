@@ -18,7 +18,7 @@ use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
-use tidewater_transport::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
+use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
 
 use crate::fuzzing::Random;
 use crate::rig::{self, CAPACITY, Frame, WORKERS};

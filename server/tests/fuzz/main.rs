@@ -5,9 +5,9 @@
 //! anew. The corpus is made by code: valid frames of every kind, see [`rig::corpus`].
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers")]
 
-#[path = "../../../transport/tests/support/fuzzing.rs"]
+#[path = "../../../transport/lanes/tests/support/fuzzing.rs"]
 mod fuzzing;
-#[path = "../../../transport/tests/support/search.rs"]
+#[path = "../../../transport/lanes/tests/support/search.rs"]
 mod search;
 
 mod files;

@@ -13,7 +13,7 @@ use tidewater_runtime::mem::Region;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
-use tidewater_transport::fabric::Inbox;
+use tidewater_lanes::fabric::Inbox;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::rig::{self, CAPACITY, Frame};

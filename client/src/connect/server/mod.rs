@@ -36,8 +36,8 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
-use tidewater_transport::fabric::{RemoteAddr, TransportKind};
-use tidewater_transport::wake::{Arms, Bell, Dozes, Watch};
+use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
+use tidewater_lanes::wake::{Arms, Bell, Dozes, Watch};
 
 use self::verbs::VerbsSide;
 use super::ConnectConfig;

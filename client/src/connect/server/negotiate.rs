@@ -8,8 +8,8 @@ use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::wire::control::ServerMember;
 use tidewater_runtime::clock::Deadline;
-use tidewater_transport::fabric::TransportKind;
-use tidewater_transport::wake::OsSleeper;
+use tidewater_lanes::fabric::TransportKind;
+use tidewater_lanes::wake::OsSleeper;
 
 use super::{Failure, NetServerLink};
 use crate::connect::ConnectConfig;

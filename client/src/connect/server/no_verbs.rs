@@ -6,8 +6,8 @@ use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
 use tidewater_runtime::mem::Buffer;
-use tidewater_transport::fabric::Lane;
-use tidewater_transport::wake::{Arms, Watch};
+use tidewater_lanes::fabric::Lane;
+use tidewater_lanes::wake::{Arms, Watch};
 
 /// There is none.
 #[derive(Debug)]

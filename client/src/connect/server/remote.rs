@@ -12,8 +12,8 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
-use tidewater_transport::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
-use tidewater_transport::tcp::TcpLane;
+use tidewater_lanes::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
+use tidewater_lanes::tcp::TcpLane;
 
 use super::verbs::VerbsSide;
 use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream, status_of};

@@ -6,8 +6,8 @@ use tidewater_protocol::wire::hello::Purpose;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 use tidewater_topology::host;
-use tidewater_transport::fabric::{Lane, TransportKind};
-use tidewater_transport::shm::{self, ShmAttach, ShmLane};
+use tidewater_lanes::fabric::{Lane, TransportKind};
+use tidewater_lanes::shm::{self, ShmAttach, ShmLane};
 
 use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;

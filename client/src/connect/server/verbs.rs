@@ -7,11 +7,11 @@ use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
-use tidewater_transport::fabric::Lane;
-use tidewater_transport::verbs::{
+use tidewater_lanes::fabric::Lane;
+use tidewater_verbs::{
     Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError,
 };
-use tidewater_transport::wake::{Arms, Watch};
+use tidewater_lanes::wake::{Arms, Watch};
 
 /// What the lanes of one link stand on.
 #[derive(Debug)]

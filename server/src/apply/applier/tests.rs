@@ -15,7 +15,7 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
 use tidewater_runtime::mem::Region;
-use tidewater_transport::fabric::{Inbox, LaneError, Port};
+use tidewater_lanes::fabric::{Inbox, LaneError, Port};
 
 use super::*;
 use crate::apply::table::Table;

@@ -17,9 +17,9 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::hello::Hello;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::mem::Region;
-use tidewater_transport::fabric::Inbox;
-use tidewater_transport::shm::{ApplierEnd, SessionMemory};
-use tidewater_transport::tcp::TcpPort;
+use tidewater_lanes::fabric::Inbox;
+use tidewater_lanes::shm::{ApplierEnd, SessionMemory};
+use tidewater_lanes::tcp::TcpPort;
 
 use super::{Carrier, Session, Sessions, WithMemory, bad, io, random, unknown};
 use crate::apply::command::Command;

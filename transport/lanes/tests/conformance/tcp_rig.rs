@@ -1,0 +1,23 @@
+//! TCP's wiring, over this host's loopback.
+
+use tidewater_lanes::fabric::TransportKind;
+use tidewater_lanes::tcp;
+use tidewater_lanes::wake::OsSleeper;
+
+use crate::rig::{Memory, RING_BYTES, SALT};
+use crate::threads::{Connect, ThreadRig};
+
+pub(crate) const TCP: ThreadRig = ThreadRig {
+    kind: TransportKind::Tcp,
+    rounds: 300,
+    awake: false,
+    wire: tcp_wire,
+};
+
+fn tcp_wire(_memory: &Memory, _owner: &mut OsSleeper) -> Connect {
+    Box::new(|client, owner| {
+        let (near, far) = (client.watch().clone(), owner.watch().clone());
+        let (lane, port, inbox) = tcp::pair(RING_BYTES, SALT, near, far).unwrap();
+        (Box::new(lane), Box::new(port), inbox)
+    })
+}

@@ -1,0 +1,116 @@
+//! The rig of real transports: one thread an end. Shared memory's wiring is here.
+
+use std::panic::resume_unwind;
+use std::thread::{self, JoinHandle};
+
+use tidewater_runtime::sync::Arc;
+use tidewater_lanes::fabric::{Inbox, Lane, Port, SPIN, TransportKind};
+use tidewater_lanes::shm::{self, ApplierEnd, ServerMemory};
+use tidewater_lanes::wake::OsSleeper;
+
+use crate::rig::{
+    Alive, Client, ClientTask, Done, KEY_CHECK, Machine, Memory, RING_BYTES, Rig, SALT, Served,
+    Server, ServerTask, Threads,
+};
+
+/// The applier's doze word in public memory.
+const DOZE_AT: usize = 0;
+
+pub(crate) type Ends = (Box<dyn Lane>, Box<dyn Port>, Inbox);
+
+/// Connects a client that sleeps in the first sleeper to the owner that sleeps in the second.
+pub(crate) type Connect = Box<dyn FnMut(&mut OsSleeper, &mut OsSleeper) -> Ends>;
+
+pub(crate) struct ThreadRig {
+    pub(crate) kind: TransportKind,
+    pub(crate) rounds: u64,
+    /// The owner never sleeps.
+    pub(crate) awake: bool,
+    pub(crate) wire: fn(&Memory, &mut OsSleeper) -> Connect,
+}
+
+pub(crate) const SHM: ThreadRig = ThreadRig {
+    kind: TransportKind::Shm,
+    rounds: 300,
+    awake: false,
+    wire: shm_wire,
+};
+
+fn shm_wire(memory: &Memory, owner: &mut OsSleeper) -> Connect {
+    let public = (Arc::clone(&memory.public), &memory.public_fd);
+    let fd = memory.counters_fd.try_clone().unwrap();
+    let counters = (Arc::clone(&memory.counters), fd);
+    let server = Arc::new(ServerMemory::new(public, counters, KEY_CHECK).unwrap());
+    owner.add_doze(Arc::clone(&memory.public), DOZE_AT);
+    Box::new(move |client, owner| {
+        let end = ApplierEnd {
+            doze_at: DOZE_AT as u64,
+            bell: owner.bell().clone(),
+        };
+        let pair = shm::pair(&server, &end, client.bell(), RING_BYTES, SALT).unwrap();
+        let (region, at) = pair.lane.doze();
+        client.add_doze(region, at);
+        (Box::new(pair.lane), Box::new(pair.port), pair.inbox)
+    })
+}
+
+impl Rig for ThreadRig {
+    fn kind(&self) -> TransportKind {
+        self.kind
+    }
+
+    fn label(&self) -> String {
+        match self.awake {
+            false => "threads".to_owned(),
+            true => "threads, the owner never sleeps".to_owned(),
+        }
+    }
+
+    fn rounds(&self) -> u64 {
+        self.rounds
+    }
+
+    fn run(&self, server: ServerTask, clients: Vec<ClientTask>) {
+        let memory = Memory::new();
+        let alive = Alive::new(clients.len());
+        let machine: Arc<dyn Machine> = Arc::new(Threads);
+        let mut owner = match self.awake {
+            false => OsSleeper::new(SPIN).unwrap(),
+            true => OsSleeper::awake().unwrap(),
+        };
+        let mut connect = (self.wire)(&memory, &mut owner);
+        let (mut lanes, mut threads) = (Vec::new(), Vec::new());
+        for (n, task) in clients.into_iter().enumerate() {
+            let mut sleeper = OsSleeper::new(SPIN).unwrap();
+            let (lane, port, inbox) = connect(&mut sleeper, &mut owner);
+            let open = true;
+            lanes.push(Served { port, inbox, open });
+            let client = Client {
+                lane,
+                sleeper: Box::new(sleeper),
+                keys: memory.keys,
+                machine: Arc::clone(&machine),
+                _done: Done::of(&alive),
+            };
+            threads.push(start(format!("client {n}"), move || task(client)));
+        }
+        let end = Server {
+            lanes,
+            sleeper: Box::new(owner),
+            view: memory.exports.view(),
+            public: Arc::clone(&memory.public),
+            counters: Arc::clone(&memory.counters),
+            machine,
+            alive,
+        };
+        threads.push(start("server".to_owned(), move || server(end)));
+        let ends: Vec<_> = threads.into_iter().map(JoinHandle::join).collect();
+        if let Some(why) = ends.into_iter().find_map(Result::err) {
+            resume_unwind(why);
+        }
+    }
+}
+
+fn start(name: String, body: impl FnOnce() + Send + 'static) -> JoinHandle<()> {
+    thread::Builder::new().name(name).spawn(body).unwrap()
+}

@@ -1,0 +1,66 @@
+//! Verbs' wiring, over the RDMA device that has this host's loopback address: rxe on `lo`, in the
+//! guest of `ci/softroce.sh`.
+
+use crate::threads::ThreadRig;
+
+/// The rig, which has to be there.
+pub(crate) fn here() -> ThreadRig {
+    rig().unwrap_or_else(|why| panic!("no verbs here: {why}"))
+}
+
+/// The rig, or why there is none.
+#[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
+pub(crate) fn rig() -> Result<ThreadRig, String> {
+    Err("built without the features `verbs` and `verbs-dlopen`".to_owned())
+}
+
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+pub(crate) use wired::rig;
+
+#[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+mod wired {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use tidewater_protocol::planted;
+    use tidewater_runtime::sync::Arc;
+    use tidewater_lanes::fabric::TransportKind;
+    use tidewater_verbs::{
+        self as verbs, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,
+    };
+    use tidewater_lanes::wake::OsSleeper;
+
+    use crate::rig::{Memory, RING_BYTES, SALT};
+    use crate::threads::{Connect, ThreadRig};
+
+    /// Pairs of each lane that pull: what a client of a server with two appliers has.
+    const PULLS: usize = 2;
+
+    fn adapter() -> Result<Arc<Adapter>, VerbsError> {
+        Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None)
+    }
+
+    pub(crate) fn rig() -> Result<ThreadRig, String> {
+        adapter().map_err(|e| e.to_string())?;
+        Ok(ThreadRig {
+            kind: TransportKind::Verbs,
+            // An emulated guest is slow.
+            rounds: 60,
+            // Then tails are polled: lanes that only devices get which place data in order.
+            awake: planted::data_in_order(),
+            wire: verbs_wire,
+        })
+    }
+
+    fn verbs_wire(memory: &Memory, owner: &mut OsSleeper) -> Connect {
+        let adapter = adapter().unwrap();
+        let domain = Domain::new(&adapter, &memory.exports, Patience::default()).unwrap();
+        let applier = Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap();
+        let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
+        Box::new(move |sleeper, _owner| {
+            let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+            let (server, client) = ((&domain, &applier), (&client, &thread));
+            let (lane, port, inbox) = verbs::pair(server, client, PULLS, RING_BYTES, SALT).unwrap();
+            (Box::new(lane), Box::new(port), inbox)
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! A served lane: the client's end here, the port polled by a thread as an applier would.
+
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_lanes::fabric::{
+    Export, ExportView, Exports, Inbox, LaneError, Port, ReadOp, RemoteAddr, Rights, Sleeper,
+};
+use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
+use tidewater_lanes::wake::OsSleeper;
+
+pub(crate) const RING: usize = 1 << 20;
+pub(crate) const SALT: u64 = 7;
+pub(crate) const DATA_BYTES: usize = 4 << 20;
+
+/// A server's memory: data to be read, filled with noise, and a page of counters.
+pub(crate) struct Memory {
+    pub(crate) data: Arc<Region>,
+    pub(crate) data_key: RegionKey,
+    pub(crate) counters: Arc<Region>,
+    pub(crate) counter_key: RegionKey,
+    pub(crate) exports: Arc<Exports>,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Self {
+        Self::of(DATA_BYTES)
+    }
+
+    /// With little data, for tests that make many.
+    pub(crate) fn new_small() -> Self {
+        Self::of(8192)
+    }
+
+    fn of(bytes: usize) -> Self {
+        let data = Arc::new(Region::anonymous(bytes).unwrap());
+        let counters = Arc::new(Region::anonymous(4096).unwrap());
+        data.words_mut(0, bytes).unwrap().copy_in(0, &noise(bytes));
+        let exports = Arc::new(Exports::new(0x11));
+        let add = |region: &Arc<Region>, rights, memory| {
+            let len = region.len() as u64;
+            let region = Arc::clone(region);
+            let export = Export {
+                region,
+                start: 0,
+                len,
+                rights,
+                memory,
+            };
+            exports.add(export).unwrap()
+        };
+        Self {
+            data_key: add(&data, Rights::Read, 0),
+            counter_key: add(&counters, Rights::Atomic, 1),
+            data,
+            counters,
+            exports,
+        }
+    }
+
+    pub(crate) fn at(&self, addr: u64) -> RemoteAddr {
+        RemoteAddr {
+            key: self.data_key,
+            addr,
+        }
+    }
+
+    pub(crate) fn counter(&self, addr: u64) -> RemoteAddr {
+        RemoteAddr {
+            key: self.counter_key,
+            addr,
+        }
+    }
+}
+
+/// The bytes of fresh data memory.
+pub(crate) fn noise(len: usize) -> Vec<u8> {
+    (0..len.div_ceil(8) as u64)
+        .flat_map(|i| mix64(i).to_le_bytes())
+        .take(len)
+        .collect()
+}
+
+/// Polls a port until told to stop or the lane breaks; sleeps as an applier does.
+pub(crate) struct Served {
+    thread: JoinHandle<LaneError>,
+    pub(crate) port: Arc<Mutex<TcpPort>>,
+}
+
+impl Served {
+    pub(crate) fn new(
+        mut sleeper: OsSleeper,
+        port: TcpPort,
+        mut view: ExportView,
+        inbox: Inbox,
+    ) -> Self {
+        let port = Arc::new(Mutex::new(port));
+        let shared = Arc::clone(&port);
+        let mut poll = move || shared.lock().unwrap().poll(&mut view, &inbox);
+        let thread = std::thread::spawn(move || {
+            loop {
+                sleeper.announce();
+                match poll() {
+                    Err(e) => return e,
+                    Ok(true) => {}
+                    Ok(false) => sleeper.sleep(Deadline::after(Duration::from_secs(5))),
+                }
+                sleeper.retract();
+            }
+        });
+        Self { thread, port }
+    }
+
+    /// Waits until the lane broke, as it does when its client is dropped.
+    pub(crate) fn broken(self) -> LaneError {
+        self.thread.join().unwrap()
+    }
+}
+
+/// A lane, its client's sleeper, what serves it, and its inbox.
+pub(crate) fn served(memory: &Memory) -> (TcpLane, OsSleeper, Served, Inbox) {
+    let near = OsSleeper::new(Duration::ZERO).unwrap();
+    let far = OsSleeper::new(Duration::ZERO).unwrap();
+    let (lane, port, inbox) = pair(RING, SALT, near.watch().clone(), far.watch().clone()).unwrap();
+    let served = Served::new(far, port, memory.exports.view(), inbox.clone());
+    (lane, near, served, inbox)
+}
+
+/// A lane and a port that nobody polls yet.
+pub(crate) fn unserved() -> (TcpLane, TcpPort, Inbox, [OsSleeper; 2]) {
+    let near = OsSleeper::new(Duration::ZERO).unwrap();
+    let far = OsSleeper::new(Duration::ZERO).unwrap();
+    let (lane, port, inbox) = pair(RING, SALT, near.watch().clone(), far.watch().clone()).unwrap();
+    (lane, port, inbox, [near, far])
+}
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// A read into the body only.
+pub(crate) fn plain(from: RemoteAddr, len: u32, body_at: usize) -> ReadOp {
+    ReadOp {
+        from,
+        len,
+        head_len: 0,
+        head_at: 0,
+        body_at,
+        fence: false,
+    }
+}
+
+/// A seeded source of numbers.
+pub(crate) struct Dice(pub(crate) u64);
+
+impl Dice {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix64(self.0) % n.max(1)
+    }
+}

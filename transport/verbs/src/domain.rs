@@ -1,0 +1,220 @@
+//! What an adapter is told of a process's memory, once: a server's registered ranges with the
+//! directory of their keys, and a client's protection domain.
+//!
+//! A server has one [`Domain`] for each adapter and tenant: queue pairs of one tenant cannot reach
+//! regions of another, whatever keys they guess. Ranges stay registered as long as the domain lives:
+//! a READ of a range that is gone would break its reader's lane.
+
+use std::sync::{Mutex, PoisonError};
+
+use super::adapter::Adapter;
+use super::device::Device;
+use super::error::VerbsError;
+use super::memory::{Access, MemoryRegion, ProtectionDomain};
+use super::pair::Patience;
+use super::scatter::Buffers;
+use super::send::memory;
+use tidewater_lanes::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
+use tidewater_protocol::limits::VERBS_REGIONS_MAX;
+use tidewater_protocol::wire::control::{Remote, VERBS_DIRECTORY_CELL_BYTES};
+use tidewater_runtime::mem::publish::publish;
+use tidewater_runtime::mem::{Buffer, Region};
+use tidewater_runtime::sync::Arc;
+
+const _: () = assert!(VERBS_DIRECTORY_CELL_BYTES == KEY_CELL_BYTES as u64);
+
+/// A server's registrations with one adapter, for one tenant.
+#[derive(Debug)]
+pub struct Domain {
+    adapter: Arc<Adapter>,
+    pd: Arc<ProtectionDomain>,
+    registered: Mutex<Vec<Arc<MemoryRegion>>>,
+    cells: Arc<Region>,
+    directory: Arc<MemoryRegion>,
+    salt: u64,
+    windows: bool,
+    patience: Patience,
+}
+
+impl Domain {
+    /// Registers all ranges that there are; later ones are registered before their keys are told.
+    /// Cost: the pinning of all that memory.
+    ///
+    /// # Errors
+    /// [`VerbsError`]: memory is limited, or the device does not take so many regions.
+    pub fn new(
+        adapter: &Arc<Adapter>,
+        exports: &Arc<Exports>,
+        patience: Patience,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let windows = adapter.device().limits().windows;
+        Self::with_windows(adapter, exports, patience, windows)
+    }
+
+    /// With or without memory windows.
+    pub(super) fn with_windows(
+        adapter: &Arc<Adapter>,
+        exports: &Arc<Exports>,
+        patience: Patience,
+        windows: bool,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let device = adapter.device();
+        let pd = ProtectionDomain::new(device)?;
+        let random = |_| device.failed("getrandom", rustix::io::Errno::IO);
+        let salt = getrandom::u64().map_err(random)?;
+        let bytes = VERBS_REGIONS_MAX * KEY_CELL_BYTES;
+        let (cells, directory) = memory(&pd, bytes, Access::REMOTE_READ)?;
+        let domain = Arc::new(Self {
+            adapter: Arc::clone(adapter),
+            pd,
+            registered: Mutex::default(),
+            cells,
+            directory,
+            salt,
+            windows,
+            patience,
+        });
+        let registrar = Arc::clone(&domain) as Arc<dyn Registrar>;
+        exports.attach(&registrar).map_err(|e| said(device, e))?;
+        Ok(domain)
+    }
+
+    /// Its adapter.
+    pub const fn adapter(&self) -> &Arc<Adapter> {
+        &self.adapter
+    }
+
+    pub(super) const fn pd(&self) -> &Arc<ProtectionDomain> {
+        &self.pd
+    }
+
+    /// How patient the server's ends of lanes are.
+    pub(super) const fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    /// Whether inboxes are opened by windows.
+    pub(super) const fn windows(&self) -> bool {
+        self.windows
+    }
+
+    /// Where clients look keys up, and the salt of its cells.
+    pub(super) fn directory(&self) -> (Remote, u64) {
+        let remote = Remote {
+            key: RegionKey(self.directory.rkey()),
+            address: self.directory.iova(),
+            len: self.directory.len() as u64,
+        };
+        (remote, self.salt)
+    }
+
+    fn try_register(&self, index: u32, key: RegionKey, export: &Export) -> Result<(), VerbsError> {
+        if index as usize >= VERBS_REGIONS_MAX {
+            return Err(VerbsError::Limit {
+                device: Arc::clone(self.pd.device().name()),
+                what: "cells of the key directory",
+                asked: u64::from(index) + 1,
+                granted: VERBS_REGIONS_MAX as u64,
+            });
+        }
+        let access = match export.rights {
+            // Readers lean on no order inside a READ; between two of them, the second starts after
+            // the first has come back.
+            Rights::Read => Access::REMOTE_READ | Access::RELAXED_ORDERING,
+            Rights::Atomic if self.pd.device().limits().atomics => {
+                Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::LOCAL_WRITE
+            }
+            Rights::Atomic => Access::REMOTE_READ,
+            // Nobody may write an export: each inbox is registered for its own lane.
+            Rights::Write => return Ok(()),
+        };
+        let range = export.start as usize..export.start.saturating_add(export.len) as usize;
+        // Peers name its bytes by the same numbers as on every other carrier.
+        let region = MemoryRegion::register(&self.pd, &export.region, range, export.start, access)?;
+        let rkey = region.rkey();
+        let mut registered = self
+            .registered
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        registered.push(region);
+        drop(registered);
+        let cell = KeyCell { key, rkey }.to_bytes(self.salt, index);
+        if let Ok(words) = self.cells.words_mut(key_cell_at(index), KEY_CELL_BYTES) {
+            // Whoever is told the key is told it after this.
+            publish(words, 0, &cell);
+        }
+        Ok(())
+    }
+}
+
+/// What the device said of a range.
+#[cold]
+fn said(device: &Device, e: ExportError) -> VerbsError {
+    let unknown = || device.failed("ibv_reg_mr", rustix::io::Errno::IO);
+    match e {
+        ExportError::Refused { source, .. } => match source.downcast::<VerbsError>() {
+            Ok(said) => *said,
+            Err(_) => unknown(),
+        },
+        _ => unknown(),
+    }
+}
+
+impl Registrar for Domain {
+    fn register(&self, index: u32, key: RegionKey, export: &Export) -> Result<(), RegistrarError> {
+        Ok(self.try_register(index, key, export)?)
+    }
+}
+
+/// A client's registrations with one adapter: one for all its lanes there.
+#[derive(Debug)]
+pub struct ClientDomain {
+    adapter: Arc<Adapter>,
+    pd: Arc<ProtectionDomain>,
+    patience: Patience,
+    buffers: Buffers,
+}
+
+impl ClientDomain {
+    /// With nothing registered yet.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`].
+    pub fn new(adapter: &Arc<Adapter>, patience: Patience) -> Result<Arc<Self>, VerbsError> {
+        Ok(Arc::new(Self {
+            patience,
+            adapter: Arc::clone(adapter),
+            pd: ProtectionDomain::new(adapter.device())?,
+            buffers: Buffers::default(),
+        }))
+    }
+
+    /// Its adapter.
+    pub const fn adapter(&self) -> &Arc<Adapter> {
+        &self.adapter
+    }
+
+    /// Registers a program's buffer: from now on the lanes of this domain let the device write what
+    /// they read into it. Cost: a system call, and the pages, which are pinned.
+    ///
+    /// # Errors
+    /// [`VerbsError::Memlock`], [`VerbsError::Call`]; the buffer is then as it was.
+    pub fn register(&self, buffer: &mut Buffer) -> Result<(), VerbsError> {
+        self.buffers.register(&self.pd, buffer)
+    }
+
+    pub(super) const fn buffers(&self) -> &Buffers {
+        &self.buffers
+    }
+
+    /// How patient the client's ends of its lanes are.
+    pub(super) const fn patience(&self) -> Patience {
+        self.patience
+    }
+
+    pub(super) const fn pd(&self) -> &Arc<ProtectionDomain> {
+        &self.pd
+    }
+}

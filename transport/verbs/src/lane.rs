@@ -1,0 +1,490 @@
+//! The client's end.
+
+use super::counters::Counters;
+use super::domain::ClientDomain;
+use super::fault::{Fault, Request, broken};
+use super::keys::Keys;
+use super::memory::{MemoryRegion, Target};
+use super::notifier::{Queue, Waiter};
+use super::pull::{Caller, Pulls};
+use super::queue::Completion;
+use super::scatter::Known;
+use super::send::{RECEIVE, Sender};
+use tidewater_lanes::fabric::{
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
+    Taker, TransportKind,
+};
+use tidewater_protocol::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::Arc;
+use tidewater_runtime::wait::wait_until;
+
+/// With this much waiting, a write posts without being asked to flush.
+const EAGER_BYTES: usize = VERBS_WRITE_BYTES;
+/// Completions that are taken out at once.
+pub(super) const BATCH: usize = 32;
+
+/// A lane over RDMA: one pair that pushes, up to four that pull.
+///
+/// It belongs to one thread, which sleeps on the `Watch` of its notifier. When it breaks, and when
+/// it is dropped, its pairs are destroyed before anything else: a destroyed pair touches no memory
+/// (F13, F14). Registered memory: 1 MiB for output, 512 KiB for each pulling pair, the mailbox.
+#[derive(Debug)]
+pub struct VerbsLane {
+    peer: String,
+    mailbox: Mailbox,
+    /// `None` once the lane broke, and while a call uses it.
+    live: Option<Box<Live>>,
+    /// Has the buffers that the device may write for a call.
+    domain: Arc<ClientDomain>,
+    buffers: Known,
+    broken: Option<LaneError>,
+    /// The call under way, for errors.
+    op: &'static str,
+    /// What was counted until the lane broke.
+    counted: Counters,
+}
+
+/// What an open lane has of its device. Fields are dropped in their order: pairs first.
+#[derive(Debug)]
+pub(super) struct Live {
+    pub(super) engine: Engine,
+    pub(super) waiter: Waiter,
+    pub(super) _mailbox: Arc<MemoryRegion>,
+}
+
+/// Both directions of an open lane.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) sender: Sender,
+    pub(super) pulls: Pulls,
+    /// Where the peer's signals and this end's reads complete.
+    pub(super) arrivals: Queue,
+    pub(super) keys: Keys,
+    /// Kept, because to clear it costs as much as to look into an empty queue.
+    pub(super) batch: [Completion; BATCH],
+    /// When the peer is asked whether it is there, unless something comes before.
+    pub(super) probe_at: Option<Deadline>,
+}
+
+impl Engine {
+    /// Takes in what has come, gives receives back, and asks for reads; whether anything moved. Where
+    /// nothing did for long, the lane breaks (see `silence`): a look at the clock if nothing came.
+    fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, Fault> {
+        let mut any = self.sender.poll()?;
+        loop {
+            let got = self.arrivals.poll(&mut self.batch)?;
+            for completion in &self.batch[..got] {
+                match completion.wr_id {
+                    RECEIVE => self.sender.heard(completion)?,
+                    _ => self.pulls.landed(completion, &mut caller)?,
+                }
+            }
+            any |= got > 0;
+            if got < self.batch.len() {
+                break;
+            }
+        }
+        self.sender.settle(false)?;
+        self.pulls.ask(&self.keys, caller)?;
+        if !(any || self.sender.is_idle() && self.pulls.are_idle()) {
+            let now = clock::now();
+            self.sender.silent(now)?;
+            self.pulls.silent(now)?;
+        }
+        Ok(any)
+    }
+
+    /// Takes in what has come, for who waits for what the peer does by itself. While nothing is
+    /// under way no device would notice that the peer is gone, so it is asked now and then. Cost
+    /// above [`Self::advance`]: a look at the clock if nothing came.
+    fn listen(&mut self) -> Result<bool, Fault> {
+        let any = self.advance(None)?;
+        if any || !self.sender.is_idle() {
+            self.probe_at = None;
+            return Ok(any);
+        }
+        match self.probe_at {
+            None => self.probe_at = Some(Deadline::after(VERBS_PROBE_EVERY)),
+            Some(at) if at.passed() => self.sender.probe()?,
+            Some(_) => {}
+        }
+        Ok(any)
+    }
+
+    fn counters(&self) -> Counters {
+        self.sender.counters() + self.pulls.counters()
+    }
+}
+
+/// Why a call did not come to its end.
+enum Stop {
+    Fault(Fault),
+    Late,
+}
+
+impl<F: Into<Fault>> From<F> for Stop {
+    fn from(fault: F) -> Self {
+        Self::Fault(fault.into())
+    }
+}
+
+impl Live {
+    /// Waits until `look` finds what it is after: looks for a while, then sleeps.
+    fn wait<T>(
+        &mut self,
+        deadline: Deadline,
+        for_sends: bool,
+        mut look: impl FnMut(&mut Engine) -> Result<Option<T>, Fault>,
+    ) -> Result<T, Stop> {
+        self.waiter.for_sends = for_sends;
+        let engine = &mut self.engine;
+        let found = wait_until(&mut self.waiter, deadline, || look(engine))?;
+        found.ok_or(Stop::Late)
+    }
+
+    /// Where a request goes, for the device; asks the server's directory the first time.
+    fn target(
+        &mut self,
+        request: Request,
+        deadline: impl FnOnce() -> Deadline,
+    ) -> Result<Target, Stop> {
+        if !request.at.addr.is_multiple_of(8) {
+            return Err(Fault::Refused(request, "misaligned").into());
+        }
+        if let Some(target) = self.engine.keys.target(request.at) {
+            return Ok(target);
+        }
+        self.look_up(request, deadline())?;
+        let unknown = Fault::Refused(request, super::keys::UNKNOWN);
+        let target = self.engine.keys.target(request.at).ok_or(unknown)?;
+        Ok(target)
+    }
+
+    #[cold]
+    fn look_up(&mut self, request: Request, deadline: Deadline) -> Result<(), Stop> {
+        let key = request.at.key;
+        let refused = |why| Fault::Refused(request, why);
+        let from = self.engine.keys.cell(key).map_err(refused)?;
+        let at = RemoteAddr {
+            key,
+            addr: from.address,
+        };
+        let cell = Request {
+            op: "read of the key directory",
+            at,
+            len: tidewater_protocol::layout::directory::KEY_CELL_BYTES as u64,
+        };
+        let mut asked = false;
+        let bytes = self.wait(deadline, false, |engine| {
+            asked = asked || engine.pulls.ask_cell(from, cell)?;
+            engine.advance(None)?;
+            Ok(if asked { engine.pulls.cell() } else { None })
+        })?;
+        self.engine.keys.learn(key, &bytes).map_err(refused)?;
+        Ok(())
+    }
+
+    /// Looks up the keys of reads, most often none.
+    fn know(&mut self, ops: &[ReadOp], deadline: impl Fn() -> Deadline) -> Result<(), Stop> {
+        for op in ops {
+            let request = Request::new("read", op.from, op.len as usize);
+            self.target(request, &deadline)?;
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, request: Request, bytes: &[u8]) -> Result<(), Stop> {
+        let mut to = self.target(request, data_deadline)?;
+        for piece in bytes.chunks(VERBS_WRITE_BYTES) {
+            if !self.engine.sender.write(request, to, piece)? {
+                self.engine.sender.stalled();
+                self.wait(data_deadline(), true, |engine| {
+                    // What waits in the chain would never make room.
+                    engine.sender.post()?;
+                    engine.advance(None)?;
+                    Ok(engine.sender.write(request, to, piece)?.then_some(()))
+                })?;
+            }
+            to.address = to.address.wrapping_add(piece.len() as u64);
+        }
+        if self.engine.sender.queued_bytes() >= EAGER_BYTES {
+            self.engine.sender.post()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for credit too: it does not owe, because nobody may look at this lane for an hour. With
+    /// `count`, adds to a counter behind it.
+    fn write_signal(
+        &mut self,
+        request: Request,
+        bytes: &[u8],
+        count: Option<(Request, u64)>,
+    ) -> Result<(), Stop> {
+        let to = self.target(request, data_deadline)?;
+        let count = match count {
+            None => None,
+            Some((at, add)) => Some((at, self.target(at, data_deadline)?, add)),
+        };
+        let signal = |sender: &mut Sender| match count {
+            None => sender.signal(request, to, bytes),
+            Some(count) => sender.signal_count(request, to, bytes, count),
+        };
+        if !signal(&mut self.engine.sender)? {
+            self.engine.sender.stalled();
+            self.wait(data_deadline(), true, |engine| {
+                engine.sender.post()?;
+                engine.listen()?;
+                Ok(signal(&mut engine.sender)?.then_some(()))
+            })?;
+        }
+        self.engine.sender.post()?;
+        Ok(())
+    }
+
+    fn count(
+        &mut self,
+        request: Request,
+        operand: u64,
+        expected: Option<u64>,
+        deadline: Deadline,
+    ) -> Result<u64, Stop> {
+        let at = self.target(request, || deadline)?;
+        let mut number = None;
+        self.wait(deadline, true, |engine| {
+            if number.is_none() {
+                number = engine.sender.atomic(request, at, operand, expected)?;
+                engine.sender.post()?;
+            }
+            engine.advance(None)?;
+            Ok(number.and_then(|number| engine.sender.old_value(number)))
+        })
+    }
+}
+
+impl VerbsLane {
+    pub(super) fn new(
+        peer: String,
+        mailbox: Mailbox,
+        live: Box<Live>,
+        domain: Arc<ClientDomain>,
+    ) -> Self {
+        Self {
+            peer,
+            mailbox,
+            live: Some(live),
+            domain,
+            buffers: Known::default(),
+            broken: None,
+            op: "open",
+            counted: Counters::default(),
+        }
+    }
+
+    /// What this lane asked its device for so far.
+    pub fn counters(&self) -> Counters {
+        let live = self.live.as_ref().map(|live| live.engine.counters());
+        live.unwrap_or(self.counted)
+    }
+
+    /// Does a call on the open lane. An error of it, but `Usage`, is the lane's end.
+    fn call<T>(
+        &mut self,
+        op: &'static str,
+        call: impl FnOnce(&mut Live) -> Result<T, Stop>,
+    ) -> Result<T, LaneError> {
+        self.op = op;
+        // Taken out: a call that unwinds drops it, and with it all pairs, before what the call has
+        // borrowed is its owner's again.
+        let Some(mut live) = self.live.take() else {
+            let gone = || broken(&self.peer, op, "it is closed".to_owned());
+            return Err(self.broken.clone().unwrap_or_else(gone));
+        };
+        let done = call(&mut live);
+        self.live = Some(live);
+        done.map_err(|stop| self.end(stop))
+    }
+
+    /// Breaks the lane: when this returns, its device touches none of its memory.
+    #[cold]
+    fn end(&mut self, stop: Stop) -> LaneError {
+        let error = match stop {
+            Stop::Fault(fault) => fault.into_lane_error(&self.peer, self.op),
+            Stop::Late => LaneError::Deadline {
+                transport: TransportKind::Verbs,
+                peer: self.peer.clone(),
+                op: self.op,
+            },
+        };
+        self.counted = self.counters();
+        self.live = None;
+        self.broken = Some(error.clone());
+        error
+    }
+}
+
+impl Lane for VerbsLane {
+    fn transport(&self) -> TransportKind {
+        TransportKind::Verbs
+    }
+
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn read(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        fits("read", ops, into.head, into.body)?;
+        let payload = self.buffers.payload(self.domain.buffers(), into.body);
+        self.call("read", |live| {
+            live.know(ops, || deadline)?;
+            let mut caller = Caller::new(ops, into.head, payload);
+            // Before the first look, which would find what nobody has asked for.
+            let Engine { pulls, keys, .. } = &mut live.engine;
+            pulls.ask(keys, Some(&mut caller))?;
+            live.wait(deadline, false, |engine| {
+                engine.advance(Some(&mut caller))?;
+                Ok(caller.is_done().then_some(()))
+            })
+        })
+    }
+
+    /// The network card places reads where they belong: nothing is offered.
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        taker.restart();
+        self.read(ops, into, deadline)
+    }
+
+    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        fits("post_read", &batch.ops, &batch.head, &batch.body)?;
+        self.call("post_read", |live| {
+            live.know(&batch.ops, data_deadline)?;
+            live.engine.pulls.take(batch);
+            Ok(())
+        })
+    }
+
+    fn take_read(&mut self) -> Option<ReadBatch> {
+        self.live.as_mut()?.engine.pulls.done()
+    }
+
+    /// Work requests name their memory when they are posted.
+    fn finish_read(
+        &mut self,
+        _tag: u64,
+        _ops: &[ReadOp],
+        _body: &mut [u8],
+        _taker: Option<&mut dyn Taker>,
+        _deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        Ok(None)
+    }
+
+    fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let request = Request::new("write", to, bytes.len());
+        self.call("write", |live| live.write(request, bytes))
+    }
+
+    fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        let request = signal_request(to, bytes)?;
+        self.call(request.op, |live| live.write_signal(request, bytes, None))
+    }
+
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        let request = signal_request(to, bytes)?;
+        let count = (Request::new("fetch_add", counter, 8), add);
+        self.call(request.op, |live| {
+            live.write_signal(request, bytes, Some(count))
+        })
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        add: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        let request = Request::new("fetch_add", at, 8);
+        self.call("fetch_add", |live| live.count(request, add, None, deadline))
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: RemoteAddr,
+        expect: u64,
+        new: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        let op = "compare_swap";
+        let request = Request::new(op, at, 8);
+        self.call(op, |live| live.count(request, new, Some(expect), deadline))
+    }
+
+    fn flush(&mut self) -> Result<(), LaneError> {
+        self.call("flush", |live| {
+            live.engine.sender.post()?;
+            live.engine.pulls.ask(&live.engine.keys, None)?;
+            Ok(())
+        })
+    }
+
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.flush()
+    }
+
+    fn poll(&mut self) -> Result<bool, LaneError> {
+        self.call("poll", |live| Ok(live.engine.listen()?))
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        &self.mailbox
+    }
+
+    /// Reads travel.
+    fn mapping(&self) -> Option<Mapping> {
+        None
+    }
+}
+
+/// Of calls that do not say; asked for only if something has to be waited for.
+fn data_deadline() -> Deadline {
+    Deadline::after(DATA_DEADLINE)
+}
+
+fn signal_request(to: RemoteAddr, bytes: &[u8]) -> Result<Request, LaneError> {
+    let op = "write_signal";
+    if bytes.len() > SIGNAL_BYTES_MAX {
+        let what = "more bytes than a signal takes";
+        return Err(LaneError::Usage { op, what });
+    }
+    Ok(Request::new(op, to, bytes.len()))
+}
+
+fn fits(op: &'static str, ops: &[ReadOp], head: &[u8], body: &[u8]) -> Result<(), LaneError> {
+    let fits = |o: &ReadOp| o.fits(head.len(), body.len()) && o.head_len.is_multiple_of(8);
+    if ops.iter().all(fits) {
+        return Ok(());
+    }
+    let what = "a read that does not fit its landing";
+    Err(LaneError::Usage { op, what })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use super::super::{Adapter, ClientDomain, Domain, Notifier, Patience, VerbsPort, pair};
+use super::*;
+use tidewater_lanes::fabric::{Export, Exports, Inbox, Port, Rights};
+use tidewater_lanes::wake::OsSleeper;
+use tidewater_protocol::limits::VERBS_SILENT_LOOKS;
+use tidewater_runtime::mem::Region;
+
+const ROW: usize = 272;
+const ROWS: usize = 3;
+
+/// Both ends of a lane, and what its reads should bring.
+struct Rig {
+    lane: VerbsLane,
+    port: VerbsPort,
+    exports: Arc<Exports>,
+    inbox: Inbox,
+    want: Vec<u8>,
+    ops: [ReadOp; ROWS],
+    _sleeper: OsSleeper,
+}
+
+impl Rig {
+    /// Neither end sends anything again but as `patience` says.
+    fn new(patience: Patience) -> Self {
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let exports = Arc::new(Exports::new(1));
+        let data = Arc::new(Region::anonymous(4096).unwrap());
+        let want: Vec<u8> = (0..ROWS * ROW).map(|n| (n % 251) as u8).collect();
+        data.words_mut(0, want.len()).unwrap().copy_in(0, &want);
+        let export = Export {
+            region: data,
+            start: 0,
+            len: 4096,
+            rights: Rights::Read,
+            memory: 0,
+        };
+        let key = exports.add(export).unwrap();
+        let domain = Domain::new(&adapter, &exports, patience).unwrap();
+        let client = ClientDomain::new(&adapter, patience).unwrap();
+        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let (lane, port, inbox) =
+            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let op = |n: usize| ReadOp {
+            from: RemoteAddr {
+                key,
+                addr: (n * ROW) as u64,
+            },
+            len: ROW as u32,
+            head_len: 0,
+            head_at: 0,
+            body_at: n * ROW,
+            fence: n > 0,
+        };
+        Self {
+            lane,
+            port,
+            exports,
+            inbox,
+            want,
+            ops: std::array::from_fn(op),
+            _sleeper: sleeper,
+        }
+    }
+
+    fn read(&mut self) -> Result<(), LaneError> {
+        let mut body = vec![0; self.want.len()];
+        let into = Landing {
+            head: &mut [],
+            body: &mut body,
+        };
+        let done = self.lane.read(&self.ops, into, late());
+        assert!(done.is_err() || body == self.want);
+        done
+    }
+}
+
+/// Long past the looks after which a lane is broken.
+fn late() -> Deadline {
+    Deadline::after(VERBS_PROBE_EVERY * (4 * VERBS_SILENT_LOOKS))
+}
+
+/// With this a device waits for ever: what is lost is never sent again, and never fails.
+fn for_ever() -> Patience {
+    Patience::with_timeout(0)
+}
+
+#[track_caller]
+fn assert_lost(error: &LaneError) {
+    println!("{error}");
+    assert!(matches!(error, LaneError::Broken { .. }), "{error}");
+    assert!(error.to_string().contains("has lost it"), "{error}");
+}
+
+/// A call, a batch and a push whose device never ends them break the lane long before their
+/// deadline.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_request_that_never_ends_breaks_the_lane() {
+    let mut rig = Rig::new(for_ever());
+    rig.read().unwrap();
+    rig.port.destroy();
+    assert_lost(&rig.read().unwrap_err());
+
+    for pushes in [false, true] {
+        let mut rig = Rig::new(for_ever());
+        rig.read().unwrap();
+        rig.port.destroy();
+        if pushes {
+            let tail = RemoteAddr {
+                key: tidewater_lanes::fabric::INBOX_KEY,
+                addr: 4096,
+            };
+            rig.lane.write_signal(tail, &[1; 8]).unwrap();
+        } else {
+            let batch = ReadBatch {
+                ops: vec![rig.ops[0]],
+                head: Vec::new(),
+                body: vec![0; ROW],
+                tag: 0,
+            };
+            rig.lane.post_read(batch).unwrap();
+        }
+        let end = late();
+        let error = loop {
+            if let Err(error) = rig.lane.poll() {
+                break error;
+            }
+            assert!(!end.passed(), "pushes: {pushes}");
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        assert_lost(&error);
+    }
+}
+
+/// The server's end gives its client up likewise, and says that it wants to be looked at.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_post_that_never_ends_breaks_the_port() {
+    let mut rig = Rig::new(for_ever());
+    let mut view = rig.exports.view();
+    let end = late();
+    while rig.port.poll(&mut view, &rig.inbox).unwrap() || rig.port.look_within().is_some() {
+        assert!(!end.passed());
+    }
+    drop(rig.lane);
+    rig.port.post(0, &[1; 64]).unwrap();
+    rig.port.signal().unwrap();
+    let error = loop {
+        if let Err(error) = rig.port.poll(&mut view, &rig.inbox) {
+            break error;
+        }
+        assert_eq!(rig.port.look_within(), Some(VERBS_PROBE_EVERY));
+        assert!(!end.passed());
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_lost(&error);
+    assert_eq!(rig.port.look_within(), None);
+}

@@ -1,0 +1,120 @@
+//! RDMA through libibverbs: InfiniBand, RoCE, and rxe, which is RoCE in software.
+//!
+//! The objects of the InfiniBand specification as safe types. Each holds what it was made with, so
+//! that they are always destroyed in the right order, whichever is dropped first: windows, queue
+//! pairs, completion queues and regions, protection domains, devices. Nothing of this is built
+//! without the feature `verbs` (links libibverbs) or `verbs-dlopen` (loads it when the program
+//! starts, and does without); with both, `verbs-dlopen` is what is built.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `ffi` | the only names of a binding crate |
+//! | [`error`] | what goes wrong, in words; the statuses of completions |
+//! | [`sysfs`] | ports and their addresses, as the kernel's files tell them |
+//! | [`device`] | devices and what they can do |
+//! | [`events`] | what a device tells by itself |
+//! | [`adapter`] | which device, port and address a connection uses |
+//! | [`memory`] | protection domains, registered regions, windows |
+//! | [`queue`] | completions, and the descriptor that wakes for them |
+//! | [`mod@pair`] | queue pairs, their states, how they end |
+//! | [`chain`] | work requests, many to a doorbell |
+//! | [`notifier`] | one channel for each thread: how it sleeps |
+//! | `credit` | who may signal, and how no wake-up is lost. Pure |
+//! | `flight` `space` `plan` | accounting of send queues and of memory; which pair reads what. Pure |
+//! | `silence` | requests that a device has lost. Pure |
+//! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
+//! | `scatter` | payload that lands in the program's own memory |
+//! | `keys` `fault` | keys of the peer's regions; why a lane breaks |
+//! | [`domain`] | what an adapter knows of a process's memory |
+//! | `ends` `offer` [`lane`] | the client's end, and how it comes about |
+//! | [`port`] | the applier's end |
+//! | [`counters`] | doorbells, requests, completions |
+//!
+//! # Thread safety
+//! All types are `Send`. libibverbs locks inside; a pair with its queues belongs to one thread, so
+//! that these locks are never waited for.
+//!
+//! # Cost
+//! Posting and polling allocate nothing and take no lock of ours. Making and destroying are system
+//! calls; registering pins pages.
+
+#![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+
+pub mod adapter;
+pub mod chain;
+pub mod counters;
+mod credit;
+pub mod device;
+pub mod domain;
+mod ends;
+pub mod error;
+pub mod events;
+mod fault;
+mod ffi;
+mod flight;
+mod keys;
+pub mod lane;
+pub mod memory;
+pub mod notifier;
+mod offer;
+pub mod pair;
+mod plan;
+pub mod port;
+mod pull;
+pub mod queue;
+mod scatter;
+mod send;
+mod silence;
+mod space;
+pub mod sysfs;
+
+pub use adapter::Adapter;
+pub use chain::{Chain, Flags};
+pub use counters::Counters;
+pub use device::{Device, DeviceLimits, PortState, devices};
+pub use domain::{ClientDomain, Domain};
+pub use error::{Status, VerbsError};
+pub use events::{DeviceEvent, EventWeight};
+pub use lane::VerbsLane;
+pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, Sge, Target};
+pub use notifier::Notifier;
+pub use offer::LaneOffer;
+pub use pair::{Init, PairOptions, Patience, Peer, QueuePair, ReadyToSend};
+pub use port::VerbsPort;
+pub use queue::{Completion, CompletionChannel, CompletionQueue, Operation};
+pub use sysfs::{Gid, Link};
+
+use tidewater_lanes::fabric::Inbox;
+use tidewater_protocol::ids::ApplierId;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
+
+/// Both ends of a lane in one process, without control connections, for tests and measurements: the
+/// server's registrations and the notifier of its applier, those of the client, and how many pairs
+/// pull. The inbox is empty and salted with `salt`.
+///
+/// # Errors
+/// [`VerbsError`], also for a ring that is no power of two.
+pub fn pair(
+    (domain, applier): (&Arc<Domain>, &Arc<Notifier>),
+    (client, thread): (&Arc<ClientDomain>, &Arc<Notifier>),
+    pulls: usize,
+    ring_bytes: usize,
+    salt: u64,
+) -> Result<(VerbsLane, VerbsPort, Inbox), VerbsError> {
+    let wrong = |errno| domain.adapter().device().failed("pair", errno);
+    let ring = RingGeometry::new(ring_bytes).ok_or(wrong(rustix::io::Errno::INVAL))?;
+    let memory = Region::anonymous(inbox_bytes(ring_bytes));
+    let memory = memory.map_err(|_| wrong(rustix::io::Errno::NOMEM))?;
+    let inbox = Inbox::new(Arc::new(memory), 0, ring, salt);
+    let inbox = inbox.map_err(|_| wrong(rustix::io::Errno::INVAL))?;
+    inbox.reset_tail(0);
+    let offer = LaneOffer::new(client, thread, pulls)?;
+    let connect = offer.connect(ApplierId(0), salt);
+    let name = "loopback client".to_owned();
+    let (port, told) = VerbsPort::accept(domain, applier, &inbox, &connect, name)?;
+    let lane = offer.open(&told, "loopback server".to_owned())?;
+    Ok((lane, port, inbox))
+}

@@ -1,0 +1,257 @@
+//! What wakes a thread for its completion queues.
+//!
+//! A thread has one completion channel, whose descriptor is in its `Watch`, and every queue of its
+//! lanes raises its events there. A queue raises one event for each time it is armed. So the thread
+//! arms on the way to sleep, looks once more, and sleeps (see `wait`):
+//!
+//! - *The thread's half*: `arm` takes in all events, notes whose queues they disarmed, and arms every
+//!   queue that is not armed. Only then the caller looks again. A queue that is armed already stays
+//!   so, which makes an idle wake-up cost as much as there were events, not queues.
+//! - *The device's half*: a completion that comes into an armed queue raises its event. What comes
+//!   before the arming, the look after it finds; what comes later, wakes.
+//!
+//! A call that waits on one lane arms that lane's queues only, so that what other lanes have for
+//! the thread disturbs it once at most; the thread's next way to sleep arms those again, and looks.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+use super::adapter::Adapter;
+use super::error::VerbsError;
+use super::queue::{Completion, CompletionChannel, CompletionQueue};
+use tidewater_lanes::fabric::Sleeper;
+use tidewater_lanes::wake::{Arm, Arms, Watch};
+use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SPIN_MAX};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
+
+/// The completion channel of one thread, and the queues that wake through it.
+///
+/// # Thread safety
+/// Its thread arms and sleeps; others only open and close lanes for it.
+#[derive(Debug)]
+pub struct Notifier {
+    adapter: Arc<Adapter>,
+    channel: Arc<CompletionChannel>,
+    /// Its thread never sleeps.
+    awake: bool,
+    /// By token; a closed queue leaves its place to the next one.
+    sources: Mutex<Vec<Option<Arc<Source>>>>,
+}
+
+/// One queue as its notifier sees it.
+#[derive(Debug)]
+struct Source {
+    queue: Arc<CompletionQueue>,
+    armed: AtomicBool,
+    /// Whether the thread's sleep is to be ended by it.
+    wakes: AtomicBool,
+}
+
+/// A completion queue of one lane. Closing takes it out of its notifier.
+#[derive(Debug)]
+pub(super) struct Queue {
+    notifier: Arc<Notifier>,
+    source: Arc<Source>,
+}
+
+impl Notifier {
+    /// The channel of the thread that sleeps on `watch` and arms `arms`: the one it has for this
+    /// adapter, or a new one, which it keeps.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`] when there are no descriptors left.
+    pub fn new(
+        adapter: &Arc<Adapter>,
+        watch: &Watch,
+        arms: &Arms,
+    ) -> Result<Arc<Self>, VerbsError> {
+        if let Some(shared) = arms.find(|n: &Self| Arc::ptr_eq(&n.adapter, adapter)) {
+            return Ok(shared);
+        }
+        let device = adapter.device();
+        let channel = CompletionChannel::new(device)?;
+        watch.add(&*channel, false).map_err(|e| {
+            let errno = rustix::io::Errno::from_io_error(&e).unwrap_or(rustix::io::Errno::IO);
+            device.failed("epoll_ctl of a completion channel", errno)
+        })?;
+        let notifier = Arc::new(Self {
+            adapter: Arc::clone(adapter),
+            channel,
+            awake: watch.is_awake(),
+            sources: Mutex::default(),
+        });
+        arms.add(Arc::clone(&notifier) as Arc<dyn Arm>);
+        Ok(notifier)
+    }
+
+    /// The adapter whose queues it is for.
+    pub const fn adapter(&self) -> &Arc<Adapter> {
+        &self.adapter
+    }
+
+    /// Whether its thread never sleeps: what it polls needs no completion.
+    pub const fn is_awake(&self) -> bool {
+        self.awake
+    }
+
+    /// A new queue that holds `capacity` completions; with `wakes` it ends the thread's sleep.
+    pub(super) fn queue(
+        self: &Arc<Self>,
+        capacity: usize,
+        wakes: bool,
+    ) -> Result<Queue, VerbsError> {
+        let mut sources = self.sources();
+        let free = sources.iter().position(Option::is_none);
+        let token = free.unwrap_or(sources.len());
+        let device = self.adapter.device();
+        let source = Arc::new(Source {
+            queue: CompletionQueue::new(device, capacity, Some((&self.channel, token)))?,
+            armed: AtomicBool::new(false),
+            wakes: AtomicBool::new(wakes),
+        });
+        match free {
+            Some(token) => sources[token] = Some(Arc::clone(&source)),
+            None => sources.push(Some(Arc::clone(&source))),
+        }
+        Ok(Queue {
+            notifier: Arc::clone(self),
+            source,
+        })
+    }
+
+    /// Notes which queues are armed no more. An event of a queue that is closed since may name the
+    /// one that has its token now, which is then armed once too often.
+    fn take_events(&self, sources: &[Option<Arc<Source>>]) {
+        while let Ok(Some(token)) = self.channel.take_event() {
+            if let Some(Some(source)) = sources.get(token) {
+                source.armed.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Taken on the way to a system call; others take it only while a lane is opened or closed.
+    fn sources(&self) -> MutexGuard<'_, Vec<Option<Arc<Source>>>> {
+        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Arm for Notifier {
+    fn arm(&self) {
+        let sources = self.sources();
+        self.take_events(&sources);
+        for source in sources.iter().flatten() {
+            if source.wakes.load(Ordering::Relaxed) {
+                source.arm();
+            }
+        }
+    }
+}
+
+impl Source {
+    /// A queue that cannot be armed is of a device that is gone: the look that follows says so.
+    fn arm(&self) {
+        if !self.armed.load(Ordering::Relaxed) {
+            let armed = self.queue.arm().is_ok();
+            self.armed.store(armed, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Queue {
+    /// The queue, for queue pairs.
+    pub(super) fn raw(&self) -> &Arc<CompletionQueue> {
+        &self.source.queue
+    }
+
+    /// Takes completions out; how many.
+    #[inline]
+    pub(super) fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
+        self.source.queue.poll(into)
+    }
+
+    /// Whether it is to end the thread's sleep, from the next way to sleep on.
+    pub(super) fn set_wakes(&self, wakes: bool) {
+        self.source.wakes.store(wakes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let mut sources = self.notifier.sources();
+        let ours =
+            |s: &Option<Arc<Source>>| s.as_ref().is_some_and(|s| Arc::ptr_eq(s, &self.source));
+        if let Some(place) = sources.iter_mut().find(|s| ours(s)) {
+            *place = None;
+        }
+    }
+}
+
+/// How a call waits for its own lane, with `wait::wait_until`.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    notifier: Arc<Notifier>,
+    arrivals: Arc<Source>,
+    sends: Arc<Source>,
+    /// Whether what is waited for may come in the queue of sends: else a completion there, of
+    /// which there is one for each push, would only wake once too often.
+    pub(super) for_sends: bool,
+    /// How long it looks before it sleeps; none at all where it must not look.
+    spin: Duration,
+    usual_spin: Duration,
+}
+
+impl Waiter {
+    /// On the two queues of a lane.
+    pub(super) fn new(arrivals: &Queue, sends: &Queue, spin: Duration) -> Self {
+        Self {
+            notifier: Arc::clone(&arrivals.notifier),
+            arrivals: Arc::clone(&arrivals.source),
+            sends: Arc::clone(&sends.source),
+            for_sends: false,
+            spin,
+            usual_spin: spin,
+        }
+    }
+}
+
+impl Sleeper for Waiter {
+    fn announce(&mut self) {
+        let sources = self.notifier.sources();
+        self.notifier.take_events(&sources);
+        self.arrivals.arm();
+        if self.for_sends {
+            self.sends.arm();
+        }
+    }
+
+    /// After a sleep that was shorter than a look could have been, it looks longer: round trips of
+    /// this device take that long. It ends when it is time to ask whether the peer is there.
+    fn sleep(&mut self, deadline: Deadline) {
+        let began = clock::now();
+        let left = deadline.left().min(VERBS_PROBE_EVERY);
+        let timeout = Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(&*self.notifier.channel, PollFlags::IN)];
+        // An interrupted or failed wait is a spurious wake-up: the caller looks again anyway.
+        let _ = poll(&mut fds, Some(&timeout));
+        let long = clock::now().duration_since(began) >= VERBS_SPIN_MAX;
+        self.spin = if long || self.usual_spin.is_zero() {
+            self.usual_spin
+        } else {
+            VERBS_SPIN_MAX
+        };
+    }
+
+    /// An armed queue stays armed: at most one event more.
+    fn retract(&mut self) {}
+
+    fn spin(&self) -> Duration {
+        self.spin
+    }
+}

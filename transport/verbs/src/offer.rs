@@ -1,0 +1,148 @@
+//! A client's lane before the server knows it.
+
+use std::time::Duration;
+
+use super::credit::Credits;
+use super::domain::ClientDomain;
+use super::ends::{Pairs, Roles, peers};
+use super::error::VerbsError;
+use super::keys::Keys;
+use super::lane::{BATCH, Engine, Live, VerbsLane};
+use super::memory::{Access, MemoryRegion, Target};
+use super::notifier::{Notifier, Queue, Waiter};
+use super::pull::{LandingMemory, Pulls, READ_ELEMENTS};
+use super::queue::Completion;
+use super::send::{Copies, Sender, memory};
+use tidewater_lanes::fabric::{Mailbox, SPIN};
+use tidewater_protocol::ids::{ApplierId, RegionKey};
+use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::limits::{VERBS_PAIRS_MAX, VERBS_PUSH_BYTES, VERBS_RECEIVES, VERBS_SENDS};
+use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
+use tidewater_runtime::sync::Arc;
+
+/// A server writes into the mailbox, and nothing pulls from a client.
+const ROLES: Roles = Roles {
+    push: Access::REMOTE_WRITE,
+    pull: Access::NONE,
+    pull_sends: VERBS_SENDS,
+    pull_elements: READ_ELEMENTS as u32,
+};
+
+/// A lane's pairs in INIT, and all its memory: what a server can be told of, and a lane made of.
+#[derive(Debug)]
+pub struct LaneOffer {
+    pairs: Pairs,
+    sends: Queue,
+    arrivals: Queue,
+    copies: Copies,
+    landings: Vec<LandingMemory>,
+    registered: Arc<MemoryRegion>,
+    mailbox: Mailbox,
+    domain: Arc<ClientDomain>,
+}
+
+impl LaneOffer {
+    /// Makes the pairs of a lane, of which `pulls` pull (1 to 4), and registers its memory: 3.1 MiB,
+    /// and 528 KiB for each of them. The lane will belong to the notifier's thread.
+    ///
+    /// # Errors
+    /// [`VerbsError`]: the device has no more of something, or memory is limited.
+    pub fn new(
+        domain: &Arc<ClientDomain>,
+        notifier: &Arc<Notifier>,
+        pulls: usize,
+    ) -> Result<Self, VerbsError> {
+        let pulls = pulls.clamp(1, VERBS_PAIRS_MAX - 1);
+        let sends = notifier.queue(Pairs::sends_capacity(), false)?;
+        let arrivals = notifier.queue(Pairs::arrivals_capacity(pulls, ROLES), true)?;
+        let queues = (&sends, &arrivals);
+        let (pd, adapter) = (domain.pd(), domain.adapter());
+        let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.patience()))?;
+        // A client trusts its server; order is strict, because lines and words of the mailbox tell
+        // that what was posted before them is there.
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let (region, registered) = memory(pd, MAILBOX_BYTES, access)?;
+        let whole = |_| adapter.device().failed("mmap", rustix::io::Errno::NOMEM);
+        Ok(Self {
+            pairs,
+            sends,
+            arrivals,
+            copies: Copies::new(pd, VERBS_PUSH_BYTES)?,
+            landings: (0..pulls)
+                .map(|_| LandingMemory::new(pd))
+                .collect::<Result<_, _>>()?,
+            registered,
+            mailbox: Mailbox::new(region, 0, MAILBOX_BYTES).map_err(whole)?,
+            domain: Arc::clone(domain),
+        })
+    }
+
+    /// What the server is told, for the lane that it granted with `nonce`.
+    pub fn connect(&self, applier: ApplierId, nonce: u64) -> VerbsConnect {
+        VerbsConnect {
+            applier,
+            nonce,
+            end: self.pairs.end(self.domain.adapter()),
+            mailbox: Remote {
+                key: RegionKey(self.registered.rkey()),
+                address: self.registered.iova(),
+                len: self.registered.len() as u64,
+            },
+        }
+    }
+
+    /// Opens the lane to a server that has answered, and tells it that it may send; `peer` names
+    /// it in errors.
+    ///
+    /// # Errors
+    /// [`VerbsError`]: what it told cannot be, or there is no way to it.
+    pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsLane, VerbsError> {
+        let adapter = self.domain.adapter();
+        let mut peers = peers(adapter, &told.end, 1 + self.pairs.pulls.len())?.into_iter();
+        let mut next = || {
+            let none = || adapter.device().failed("pair", rustix::io::Errno::INVAL);
+            peers.next().ok_or_else(none)
+        };
+        let push = self.pairs.push.connect(&next()?)?;
+        let mut pulls = Vec::with_capacity(self.landings.len());
+        for (pair, landing) in self.pairs.pulls.into_iter().zip(self.landings) {
+            pulls.push((pair.connect(&next()?)?, landing));
+        }
+        // On one core whoever spins keeps the peer from answering.
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let spin = if cores > 1 { SPIN } else { Duration::ZERO };
+        let waiter = Waiter::new(&self.arrivals, &self.sends, spin);
+        let credits = Credits::new(told.end.receives, VERBS_RECEIVES);
+        let mut sender = Sender::new(push, self.sends, self.copies, credits);
+        if told.tails == VerbsTails::Polled {
+            sender.set_polled();
+        }
+        sender.greet().map_err(|fault| fault.into_verbs(adapter))?;
+        let directory = Target {
+            rkey: told.directory.key.0,
+            address: told.directory.address,
+        };
+        let cells = (told.directory.len / KEY_CELL_BYTES as u64).min(u64::from(u32::MAX)) as u32;
+        let inbox_rkey = told.inbox.key.0;
+        let engine = Engine {
+            sender,
+            pulls: Pulls::new(pulls, adapter.device().limits().fences),
+            arrivals: self.arrivals,
+            keys: Keys::new(inbox_rkey, directory, cells, told.directory_salt),
+            batch: [Completion::EMPTY; BATCH],
+            probe_at: None,
+        };
+        let live = Live {
+            engine,
+            waiter,
+            _mailbox: self.registered,
+        };
+        Ok(VerbsLane::new(
+            peer,
+            self.mailbox,
+            Box::new(live),
+            self.domain,
+        ))
+    }
+}

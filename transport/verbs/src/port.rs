@@ -1,0 +1,500 @@
+//! The applier's end.
+//!
+//! The port sends nothing before the client's first signal: packets to a pair that is not connected
+//! yet are lost, and would be sent again only after 67 ms. Until then, and when its send queue is
+//! full, posts wait in a backlog, and a signal behind them.
+
+use std::time::Duration;
+
+use super::counters::Counters;
+use super::credit::Credits;
+use super::domain::Domain;
+use super::ends::{Pairs, Roles, peers};
+use super::error::VerbsError;
+use super::fault::{Fault, Request, broken};
+use super::memory::{Access, MemoryRegion, MemoryWindow, Target};
+use super::notifier::{Notifier, Queue};
+use super::pair::{QueuePair, ReadyToSend};
+use super::queue::Completion;
+use super::send::{Copies, RECEIVE, Sender};
+use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, RemoteAddr};
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::limits::{
+    LANE_POSTS_BYTES_MAX, VERBS_BIND_TIMEOUT, VERBS_PAIRS_MAX, VERBS_PROBE_EVERY, VERBS_RECEIVES,
+    VERBS_SEND_BYTES, VERBS_WRITE_BYTES,
+};
+use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_runtime::sync::{Arc, spin_hint};
+
+/// Completions that are taken out at once.
+const BATCH: usize = 32;
+/// Number of the request that binds the inbox's window.
+const BIND: u64 = u64::MAX - 1;
+
+/// An applier's end of a lane over RDMA.
+///
+/// Its client writes the lane's inbox, and nothing else, by a window that only its own pair may use
+/// (where the device has windows). Pairs that pull are answered by the device; nobody looks at them
+/// here. When it is destroyed, so are its pairs, before the inbox is let go (F11). Registered memory:
+/// 256 KiB for output, and the inbox.
+#[derive(Debug)]
+pub struct VerbsPort {
+    peer: String,
+    /// `None` once it is destroyed.
+    live: Option<Box<Live>>,
+    broken: Option<LaneError>,
+}
+
+/// What an open port has of its device. Fields are dropped in their order: pairs first.
+#[derive(Debug)]
+struct Live {
+    sender: Sender,
+    _pulls: Vec<QueuePair<ReadyToSend>>,
+    arrivals: Queue,
+    mailbox: Target,
+    /// The client has signalled: its pairs are connected.
+    ready: bool,
+    backlog: Backlog,
+    /// Kept, because to clear it costs as much as to look into an empty queue.
+    batch: [Completion; BATCH],
+    _inbox: Arc<MemoryRegion>,
+    /// What the client reads is registered as long as its lane lives.
+    _domain: Arc<Domain>,
+}
+
+/// Posts that wait.
+#[derive(Debug, Default)]
+struct Backlog {
+    bytes: Vec<u8>,
+    /// Bytes of them that are sent already.
+    sent: usize,
+    /// Where in the mailbox, and how many bytes.
+    posts: std::collections::VecDeque<(usize, usize)>,
+    /// A signal waits behind them.
+    signal: bool,
+}
+
+/// A client writes its inbox and counts through one pair; through the others it reads.
+fn roles() -> Roles {
+    Roles {
+        push: Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+        pull: Access::REMOTE_READ,
+        pull_sends: 1,
+        pull_elements: 1,
+    }
+}
+
+impl VerbsPort {
+    /// Answers a client's offer: makes and connects as many pairs, opens `inbox` to them, and says
+    /// what the client is to be told. Tails are polled where the notifier's thread never sleeps and
+    /// the device places data in order, and else signalled (ADR 0022). The port belongs to the
+    /// notifier's thread; `peer` names the client in errors. The inbox must begin at a page of its
+    /// memory. Cost: some ten system calls and the pinning of the inbox. It waits for its own device
+    /// only, but the kernel may look for a second for the way to an address that does not answer.
+    ///
+    /// # Errors
+    /// [`VerbsError`]: what the client told cannot be, there is no way to it, or the device or
+    /// locked memory are used up.
+    pub fn accept(
+        domain: &Arc<Domain>,
+        notifier: &Arc<Notifier>,
+        inbox: &Inbox,
+        offer: &VerbsConnect,
+        peer: String,
+    ) -> Result<(Self, VerbsConnected), VerbsError> {
+        let (adapter, roles) = (domain.adapter(), roles());
+        let count = offer.end.pairs.len().clamp(2, VERBS_PAIRS_MAX);
+        let sends = notifier.queue(Pairs::sends_capacity(), false)?;
+        let arrivals = notifier.queue(Pairs::arrivals_capacity(count - 1, roles), true)?;
+        let queues = (&sends, &arrivals);
+        let how = (roles, domain.patience());
+        let pairs = Pairs::new(domain.pd(), adapter, queues, count - 1, how)?;
+        let end = pairs.end(adapter);
+        let peers = peers(adapter, &offer.end, count)?;
+        let mut push = pairs.push.connect(&peers[0])?;
+        let pulls = pairs.pulls.into_iter().zip(&peers[1..]);
+        let pulls = pulls.map(|(pair, peer)| pair.connect(peer));
+        let pulls = pulls.collect::<Result<Vec<_>, _>>()?;
+        let tails = match notifier.is_awake() && push.data_in_order() == Some(true) {
+            true => VerbsTails::Polled,
+            false => VerbsTails::Signalled,
+        };
+        let (registered, rkey) = open_inbox(domain, inbox, &mut push, &sends)?;
+        let (directory, directory_salt) = domain.directory();
+        let told = VerbsConnected {
+            applier: offer.applier,
+            end,
+            inbox: Remote {
+                key: RegionKey(rkey),
+                address: registered.iova(),
+                len: registered.len() as u64,
+            },
+            directory,
+            directory_salt,
+            tails,
+        };
+        let credits = Credits::new(offer.end.receives, VERBS_RECEIVES);
+        let live = Live {
+            sender: Sender::new(
+                push,
+                sends,
+                Copies::new(domain.pd(), VERBS_SEND_BYTES)?,
+                credits,
+            ),
+            _pulls: pulls,
+            arrivals,
+            mailbox: Target {
+                rkey: offer.mailbox.key.0,
+                address: offer.mailbox.address,
+            },
+            ready: false,
+            backlog: Backlog::default(),
+            batch: [Completion::EMPTY; BATCH],
+            _inbox: registered,
+            _domain: Arc::clone(domain),
+        };
+        let port = Self {
+            peer,
+            live: Some(Box::new(live)),
+            broken: None,
+        };
+        Ok((port, told))
+    }
+
+    /// What this port asked its device for; nothing once it is destroyed.
+    pub fn counters(&self) -> Counters {
+        let live = self.live.as_ref().map(|live| live.sender.counters());
+        live.unwrap_or_default()
+    }
+
+    fn call<T>(
+        &mut self,
+        op: &'static str,
+        call: impl FnOnce(&mut Live) -> Result<T, Fault>,
+    ) -> Result<T, LaneError> {
+        let done = match (&self.broken, &mut self.live) {
+            (None, Some(live)) => call(live),
+            (Some(broken), _) => return Err(broken.clone()),
+            (None, None) => Err(Fault::Because("the port was destroyed")),
+        };
+        done.map_err(|fault| {
+            let error = fault.into_lane_error(&self.peer, op);
+            self.broken = Some(error.clone());
+            error
+        })
+    }
+}
+
+/// Registers exactly the inbox, for the peer of one pair to write, with a key that is good for
+/// that pair alone where the device has windows.
+fn open_inbox(
+    domain: &Domain,
+    inbox: &Inbox,
+    push: &mut QueuePair<ReadyToSend>,
+    sends: &Queue,
+) -> Result<(Arc<MemoryRegion>, u32), VerbsError> {
+    let pd = domain.pd();
+    let bytes = inbox_bytes(inbox.ring().bytes() as usize);
+    let (region, base) = inbox.region();
+    // Order is strict here: the tail tells that what was written before it is there.
+    let windows = domain.windows();
+    let access = Access::LOCAL_WRITE
+        | if windows {
+            Access::WINDOWS
+        } else {
+            Access::REMOTE_WRITE
+        };
+    let registered = MemoryRegion::register(pd, region, base..base + bytes, 0, access)?;
+    if !windows {
+        log_no_windows(pd.device().name());
+        let rkey = registered.rkey();
+        return Ok((registered, rkey));
+    }
+    let window = MemoryWindow::new(pd)?;
+    let rkey = push.bind_window(BIND, window, &registered, 0, bytes, Access::REMOTE_WRITE)?;
+    let deadline = Deadline::after(VERBS_BIND_TIMEOUT);
+    let mut done = [Completion::EMPTY];
+    while sends.poll(&mut done)? == 0 {
+        if deadline.passed() {
+            let late = rustix::io::Errno::TIMEDOUT;
+            return Err(pd.device().failed("IBV_WR_BIND_MW", late));
+        }
+        spin_hint();
+    }
+    done[0].check()?;
+    Ok((registered, rkey))
+}
+
+#[cold]
+fn log_no_windows(device: &str) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        tracing::info!(
+            device,
+            "the device has no memory windows: the key of an inbox is good for every pair of its \
+             job, not only for that of its client"
+        );
+    });
+}
+
+impl Live {
+    /// Where `at` in the mailbox is, for messages and for the device.
+    fn mail(&self, at: usize, len: usize) -> (Request, Target) {
+        let address = self.mailbox.address.wrapping_add(at as u64);
+        let rkey = self.mailbox.rkey;
+        let to = RemoteAddr {
+            key: RegionKey(rkey),
+            addr: address,
+        };
+        (Request::new("post", to, len), Target { rkey, address })
+    }
+
+    /// Queues as much as there is room for; how many bytes.
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<usize, Fault> {
+        let mut done = 0;
+        for piece in bytes.chunks(VERBS_WRITE_BYTES) {
+            let (request, to) = self.mail(at + done, piece.len());
+            if !self.sender.write(request, to, piece)? {
+                self.sender.stalled();
+                // What waits in the chain would never make room.
+                self.sender.post()?;
+                break;
+            }
+            done += piece.len();
+        }
+        Ok(done)
+    }
+
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), Fault> {
+        let mut done = 0;
+        if self.ready && self.backlog.is_empty() {
+            done = self.write(at, bytes)?;
+        }
+        if done < bytes.len() && !self.backlog.push(at + done, &bytes[done..]) {
+            return Err(Fault::Because(
+                "it does not take its mail and is too far behind",
+            ));
+        }
+        Ok(())
+    }
+
+    fn signal(&mut self) -> Result<(), Fault> {
+        if !self.ready || !self.backlog.is_empty() {
+            self.backlog.signal = true;
+            return Ok(());
+        }
+        let (_, nowhere) = self.mail(0, 0);
+        if !self.sender.signal(Request::EMPTY_SIGNAL, nowhere, &[])? {
+            self.sender.owe();
+        }
+        self.sender.post()
+    }
+
+    /// Sends what waits, as far as there is room; whether anything went.
+    fn drain(&mut self) -> Result<bool, Fault> {
+        let mut any = false;
+        let mut backlog = std::mem::take(&mut self.backlog);
+        while let Some((at, bytes)) = backlog.first() {
+            let (len, done) = (bytes.len(), self.write(at, bytes)?);
+            backlog.sent(done);
+            any |= done > 0;
+            if done < len {
+                break;
+            }
+        }
+        let signal = backlog.is_empty() && std::mem::take(&mut backlog.signal);
+        self.backlog = backlog;
+        if signal {
+            self.signal()?;
+        }
+        if any {
+            self.sender.post()?;
+        }
+        Ok(any)
+    }
+
+    fn poll(&mut self) -> Result<bool, Fault> {
+        let mut any = self.sender.poll()?;
+        loop {
+            let got = self.arrivals.poll(&mut self.batch)?;
+            for completion in &self.batch[..got] {
+                if completion.wr_id != RECEIVE {
+                    return Err(Fault::Ended(None, completion.status));
+                }
+                self.sender.heard(completion)?;
+                self.ready = true;
+            }
+            any |= got > 0;
+            if got < self.batch.len() {
+                break;
+            }
+        }
+        if self.ready && !self.backlog.is_idle() {
+            any |= self.drain()?;
+        }
+        let waiting = self.ready && !self.backlog.is_empty();
+        self.sender.settle(waiting)?;
+        if !any && !self.sender.is_idle() {
+            self.sender.silent(clock::now())?;
+        }
+        Ok(any)
+    }
+}
+
+impl Backlog {
+    fn is_empty(&self) -> bool {
+        self.posts.is_empty()
+    }
+
+    /// Nothing waits, no signal either.
+    fn is_idle(&self) -> bool {
+        self.posts.is_empty() && !self.signal
+    }
+
+    /// Takes a post; false when there are too many bytes.
+    fn push(&mut self, at: usize, bytes: &[u8]) -> bool {
+        if self.bytes.len() - self.sent + bytes.len() > LANE_POSTS_BYTES_MAX {
+            return false;
+        }
+        self.posts.push_back((at, bytes.len()));
+        self.bytes.extend_from_slice(bytes);
+        true
+    }
+
+    /// The oldest post, or what is left of it.
+    fn first(&self) -> Option<(usize, &[u8])> {
+        let &(at, len) = self.posts.front()?;
+        Some((at, &self.bytes[self.sent..self.sent + len]))
+    }
+
+    /// `bytes` bytes of the oldest post are sent.
+    fn sent(&mut self, bytes: usize) {
+        if let Some((at, len)) = self.posts.front_mut() {
+            (*at, *len) = (*at + bytes, *len - bytes);
+            if *len == 0 {
+                self.posts.pop_front();
+            }
+        }
+        self.sent += bytes;
+        // Moved to the front when that is cheap: each byte is moved once, on average.
+        if self.sent * 2 >= self.bytes.len() {
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+}
+
+impl Port for VerbsPort {
+    fn peer(&self) -> &str {
+        &self.peer
+    }
+
+    fn poll(&mut self, _: &mut ExportView, _: &Inbox) -> Result<bool, LaneError> {
+        self.call("poll", Live::poll)
+    }
+
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
+        self.call("post", |live| live.post(at, bytes))
+    }
+
+    fn signal(&mut self) -> Result<(), LaneError> {
+        self.call("signal", Live::signal)
+    }
+
+    fn look_within(&self) -> Option<Duration> {
+        let live = self.live.as_ref().filter(|_| self.broken.is_none())?;
+        (!live.sender.is_idle()).then_some(VERBS_PROBE_EVERY)
+    }
+
+    fn destroy(&mut self) {
+        self.live = None;
+        if self.broken.is_none() {
+            let why = "the port was destroyed".to_owned();
+            self.broken = Some(broken(&self.peer, "poll", why));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// On a device without windows lanes work all the same; a key of an inbox is then good for all
+    /// pairs of the domain, to write only.
+    #[test]
+    #[ignore = "needs an RDMA device: ci/softroce.sh"]
+    fn lanes_work_without_windows() {
+        use std::net::{IpAddr, Ipv4Addr};
+
+        use super::super::{Adapter, ClientDomain, Patience, pair};
+        use tidewater_lanes::fabric::{Exports, INBOX_KEY, Landing, Lane, ReadOp};
+        use tidewater_lanes::wake::OsSleeper;
+
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let exports = Arc::new(Exports::new(1));
+        let domain = Domain::with_windows(&adapter, &exports, Patience::default(), false).unwrap();
+        let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
+        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let (mut lane, mut port, inbox) =
+            pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
+        let at = |addr| RemoteAddr {
+            key: INBOX_KEY,
+            addr,
+        };
+        lane.write_signal(at(4096), &[7; 64]).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(10));
+        while inbox.header(0)[7] != u64::from_le_bytes([7; 8]) {
+            assert!(!deadline.passed(), "the write does not land");
+            port.poll(&mut exports.view(), &inbox).unwrap();
+        }
+        let op = ReadOp {
+            from: at(0),
+            len: 64,
+            head_len: 0,
+            head_at: 0,
+            body_at: 0,
+            fence: false,
+        };
+        let into = Landing {
+            head: &mut [],
+            body: &mut [0; 64],
+        };
+        let refused = lane.read(&[op], into, deadline);
+        assert!(
+            matches!(refused, Err(LaneError::Access { .. })),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn a_backlog_gives_back_what_it_took_in_pieces_of_any_size() {
+        let mut backlog = Backlog::default();
+        let mut want = Vec::new();
+        for n in 0..50usize {
+            let post = vec![n as u8; n * 7 + 1];
+            assert!(backlog.push(1000 * n, &post));
+            want.extend((0..post.len()).map(|i| (1000 * n + i, n as u8)));
+        }
+        let mut got = Vec::new();
+        let mut step = 0;
+        while let Some((at, bytes)) = backlog.first() {
+            step += 1;
+            let take = bytes.len().min(step % 13 + 1);
+            got.extend(bytes[..take].iter().enumerate().map(|(i, b)| (at + i, *b)));
+            backlog.sent(take);
+        }
+        assert_eq!(got, want);
+        assert!(backlog.is_idle() && backlog.bytes.is_empty());
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_given_up() {
+        let mut backlog = Backlog::default();
+        let post = vec![0; 1 << 20];
+        let taken = (0..100).take_while(|_| backlog.push(0, &post)).count();
+        assert_eq!(taken, LANE_POSTS_BYTES_MAX >> 20);
+    }
+}

@@ -1,0 +1,541 @@
+//! The pairs that pull: reads in chains, over several pairs at once.
+//!
+//! A read lands in registered memory of its pair and is copied from there to where the caller wants
+//! it, when its completion has been polled: so the device never touches what was borrowed (F13),
+//! and a batch that is forgotten with its lane is written by nobody (F14). READs of one pair end in
+//! order, so each landing is given out first in first out. Long reads are cut. Of a call whose
+//! payload goes into registered memory (see `scatter`) only the heads land so; the device writes the
+//! payload where it belongs.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use super::chain::{Chain, Flags};
+use super::counters::Counters;
+use super::error::VerbsError;
+use super::fault::{Fault, Request};
+use super::flight::Flight;
+use super::keys::{Keys, UNKNOWN};
+use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge, Target};
+use super::pair::{QueuePair, ReadyToSend};
+use super::plan::{Fence, Load, Next, Planner, Step};
+use super::queue::Completion;
+use super::scatter::Payload;
+use super::send::memory;
+use super::silence::Silence;
+use super::space::Space;
+use tidewater_lanes::fabric::{Landing, ReadBatch, ReadOp};
+use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
+use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_SENDS};
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
+
+/// The pair's number is above the request's in the number of a work request.
+const PAIR_SHIFT: u32 = 56;
+/// Reads of a list that is kept on one pair for the sake of a fence: two chains.
+const FENCED_LIST: usize = 2 * VERBS_CHAIN_REQUESTS;
+/// Pieces of a READ: what lands in the pair's memory, and payload.
+pub(super) const READ_ELEMENTS: usize = 2;
+/// Batches for which there is room without allocating.
+const BATCHES: usize = 64;
+
+/// Registered memory of one pair, in which its reads land.
+#[derive(Debug)]
+pub(super) struct LandingMemory {
+    registered: Arc<MemoryRegion>,
+    region: Arc<Region>,
+    space: Space,
+}
+
+impl LandingMemory {
+    /// Allocates and registers it.
+    pub(super) fn new(pd: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
+        let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
+        let (region, registered) = memory(pd, VERBS_LANDING_BYTES, access)?;
+        Ok(Self {
+            registered,
+            region,
+            space: Space::new(VERBS_LANDING_BYTES),
+        })
+    }
+}
+
+/// Whom a piece is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whose {
+    /// The call under way.
+    Caller,
+    /// The batch in this place.
+    Batch(usize),
+    /// The lane itself: a cell of the key directory.
+    Cell,
+}
+
+/// One READ, or part of a longer one.
+#[derive(Debug, Clone, Copy)]
+struct Piece {
+    whose: Whose,
+    request: Request,
+    /// Which of the operations.
+    op: usize,
+    /// From where in it.
+    from: usize,
+    len: usize,
+    /// Where the device writes its payload; all of it lands in the pair's memory if nowhere.
+    payload: Option<Sge>,
+    /// Where the rest lands.
+    at: usize,
+    /// The landing is free up to here when it is over.
+    end: u64,
+}
+
+/// How far a list of reads is.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Operations asked for whole.
+    op: usize,
+    /// Bytes of the next one that were asked for.
+    from: usize,
+    /// Pieces that have not landed.
+    out: usize,
+}
+
+impl Progress {
+    const fn is_asked(&self, ops: &[ReadOp]) -> bool {
+        self.op == ops.len()
+    }
+
+    const fn is_done(&self, ops: &[ReadOp]) -> bool {
+        self.is_asked(ops) && self.out == 0
+    }
+}
+
+/// The reads of the call under way.
+#[derive(Debug)]
+pub(super) struct Caller<'a> {
+    ops: &'a [ReadOp],
+    head: &'a mut [u8],
+    payload: Payload<'a>,
+    progress: Progress,
+}
+
+impl<'a> Caller<'a> {
+    /// Of reads that fit their landing.
+    pub(super) fn new(ops: &'a [ReadOp], head: &'a mut [u8], payload: Payload<'a>) -> Self {
+        Self {
+            ops,
+            head,
+            payload,
+            progress: Progress::default(),
+        }
+    }
+
+    /// Whether all have landed.
+    pub(super) const fn is_done(&self) -> bool {
+        self.progress.is_done(self.ops)
+    }
+}
+
+/// A batch that is not finished.
+#[derive(Debug)]
+struct Posted {
+    batch: ReadBatch,
+    progress: Progress,
+}
+
+/// One pair. Fields are dropped in their order: the pair before the memory that it writes.
+#[derive(Debug)]
+struct Puller {
+    pair: QueuePair<ReadyToSend>,
+    chain: Chain,
+    flight: Flight<Piece>,
+    silence: Silence,
+    landing: LandingMemory,
+}
+
+/// All pulling pairs of a lane.
+#[derive(Debug)]
+pub(super) struct Pulls {
+    pullers: Vec<Puller>,
+    planner: Planner,
+    /// Batches by place; a finished one leaves its place to the next.
+    batches: Vec<Option<Posted>>,
+    /// Places of those that were not asked for whole, in the order in which they were posted.
+    asking: VecDeque<usize>,
+    done: VecDeque<ReadBatch>,
+    /// The cell that was asked for last, once it is here.
+    cell: Option<[u8; KEY_CELL_BYTES]>,
+    counters: Counters,
+    /// Whether the device may keep a fence.
+    fences: bool,
+}
+
+impl Pulls {
+    /// Of connected pairs, each with its landing; `fences` as the device's limits tell.
+    pub(super) fn new(
+        pairs: impl IntoIterator<Item = (QueuePair<ReadyToSend>, LandingMemory)>,
+        fences: bool,
+    ) -> Self {
+        let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
+            chain: Chain::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
+            flight: Flight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
+            silence: Silence::default(),
+            pair,
+            landing,
+        };
+        Self {
+            pullers: pairs.into_iter().map(puller).collect(),
+            planner: Planner::default(),
+            batches: Vec::with_capacity(BATCHES),
+            asking: VecDeque::with_capacity(BATCHES),
+            done: VecDeque::with_capacity(BATCHES),
+            cell: None,
+            counters: Counters::default(),
+            fences,
+        }
+    }
+
+    /// What was counted so far.
+    pub(super) const fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Takes a batch, whose keys are known and whose reads fit; it is asked for by [`Self::ask`].
+    pub(super) fn take(&mut self, batch: ReadBatch) {
+        let posted = Some(Posted {
+            batch,
+            progress: Progress::default(),
+        });
+        let free = self.batches.iter().position(Option::is_none);
+        let place = free.unwrap_or(self.batches.len());
+        match free {
+            Some(place) => self.batches[place] = posted,
+            None => self.batches.push(posted),
+        }
+        self.asking.push_back(place);
+    }
+
+    /// A finished batch, if there is one.
+    pub(super) fn done(&mut self) -> Option<ReadBatch> {
+        self.done.pop_front()
+    }
+
+    /// The cell that was asked for, if it has come.
+    pub(super) const fn cell(&mut self) -> Option<[u8; KEY_CELL_BYTES]> {
+        self.cell.take()
+    }
+
+    /// Asks for a cell of the directory; false when there is no room now.
+    pub(super) fn ask_cell(&mut self, from: Target, request: Request) -> Result<bool, Fault> {
+        self.cell = None;
+        let Some(puller) = self.pullers.first_mut() else {
+            return Ok(false);
+        };
+        let piece = Piece {
+            whose: Whose::Cell,
+            request,
+            op: 0,
+            from: 0,
+            len: KEY_CELL_BYTES,
+            payload: None,
+            at: 0,
+            end: 0,
+        };
+        if puller.flight.room() == 0 || !puller.landing.space.fits(piece.len) {
+            return Ok(false);
+        }
+        puller.put(0, piece, from, false, &mut self.counters)?;
+        self.post()?;
+        Ok(true)
+    }
+
+    /// Asks for what was posted and for the call's reads, in this order, while there is room, and
+    /// hands it to the device.
+    pub(super) fn ask(
+        &mut self,
+        keys: &Keys,
+        caller: Option<&mut Caller<'_>>,
+    ) -> Result<(), Fault> {
+        // Nothing to ask for, as at the look that finds what the call waited for. No chain is left:
+        // each call that fills one posts it.
+        let is_asked = |caller: &&mut Caller<'_>| caller.progress.is_asked(caller.ops);
+        if self.asking.is_empty() && caller.as_ref().is_none_or(is_asked) {
+            return Ok(());
+        }
+        let all = self.ask_batches(keys)?;
+        if let (true, Some(caller)) = (all, caller) {
+            let Caller { ops, payload, .. } = caller;
+            self.ask_list(keys, Whose::Caller, (ops, payload), &mut caller.progress)?;
+        }
+        self.post()
+    }
+
+    /// Whether all batches are asked for now.
+    fn ask_batches(&mut self, keys: &Keys) -> Result<bool, Fault> {
+        while let Some(&place) = self.asking.front() {
+            let Some(mut posted) = self.batches[place].take() else {
+                self.asking.pop_front();
+                continue;
+            };
+            let ops = &posted.batch.ops;
+            let landed = &Payload::Lent(&mut []);
+            let (whose, progress) = (Whose::Batch(place), &mut posted.progress);
+            let all = self.ask_list(keys, whose, (ops, landed), progress);
+            let done = posted.progress.is_done(ops);
+            if done {
+                self.done.push_back(posted.batch);
+            } else {
+                self.batches[place] = Some(posted);
+            }
+            if !all? {
+                return Ok(false);
+            }
+            self.asking.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Whether all of a list is asked for now.
+    fn ask_list(
+        &mut self,
+        keys: &Keys,
+        whose: Whose,
+        (ops, payload): (&[ReadOp], &Payload<'_>),
+        progress: &mut Progress,
+    ) -> Result<bool, Fault> {
+        if progress.is_asked(ops) {
+            return Ok(true);
+        }
+        // A short list with a fence is kept on one pair, whose device then keeps its order.
+        let last_fence = match ops.len() {
+            0..=FENCED_LIST if self.fences => ops.iter().rposition(|op| op.fence),
+            _ => None,
+        };
+        while let Some(op) = ops.get(progress.op) {
+            let (from, whole) = (progress.from, op.len as usize);
+            let len = (whole - from).min(payload.cut(op, from));
+            if len > 0 {
+                let piece = Piece {
+                    whose,
+                    request: Request::new("read", op.from, whole),
+                    op: progress.op,
+                    from,
+                    len,
+                    payload: payload.place(op, from, len)?,
+                    at: 0,
+                    end: 0,
+                };
+                let by_device = self.fences && len == whole;
+                let fence = match (op.fence && from == 0, by_device) {
+                    (false, _) => Fence::No,
+                    (true, true) => Fence::Device,
+                    (true, false) => Fence::Wait,
+                };
+                let stay = last_fence.is_some_and(|last| progress.op < last);
+                if !self.ask_piece(keys, piece, fence, stay)? {
+                    return Ok(false);
+                }
+                progress.out += 1;
+            }
+            progress.from += len;
+            if progress.from == whole {
+                (progress.op, progress.from) = (progress.op + 1, 0);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the piece is queued.
+    fn ask_piece(
+        &mut self,
+        keys: &Keys,
+        piece: Piece,
+        fence: Fence,
+        stay: bool,
+    ) -> Result<bool, Fault> {
+        let (bytes, landed) = (piece.len, piece.landed());
+        let next = Next { bytes, fence, stay };
+        let pullers = &self.pullers;
+        let step = self
+            .planner
+            .next(pullers.len(), next, |p| pullers[p].load(landed));
+        let Step::Put { pair, fence } = step else {
+            return Ok(false);
+        };
+        let target = keys.target(piece.request.at);
+        let target = target.ok_or(Fault::Refused(piece.request, UNKNOWN))?;
+        // A range that ends past all addresses is refused by the peer's device.
+        let from = Target {
+            rkey: target.rkey,
+            address: target.address.wrapping_add(piece.from as u64),
+        };
+        self.pullers[pair].put(pair, piece, from, fence, &mut self.counters)?;
+        Ok(true)
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn are_idle(&self) -> bool {
+        self.pullers.iter().all(|puller| puller.flight.is_empty())
+    }
+
+    /// To be told `now` when a look has found nothing over.
+    pub(super) fn silent(&mut self, now: Instant) -> Result<(), Fault> {
+        self.pullers.iter_mut().try_for_each(|puller| {
+            puller
+                .silence
+                .look(&puller.flight, now, |piece| piece.request)
+        })
+    }
+
+    /// Hands all chains to the device: one doorbell for each pair that has one.
+    fn post(&mut self) -> Result<(), Fault> {
+        for puller in &mut self.pullers {
+            puller.post(&mut self.counters)?;
+        }
+        self.planner.posted();
+        Ok(())
+    }
+
+    /// Takes in that a read, and all before it on its pair, have landed.
+    pub(super) fn landed(
+        &mut self,
+        completion: &Completion,
+        caller: &mut Option<&mut Caller<'_>>,
+    ) -> Result<(), Fault> {
+        let pair = (completion.wr_id >> PAIR_SHIFT) as usize;
+        let number = completion.wr_id & ((1 << PAIR_SHIFT) - 1);
+        let Some(puller) = self.pullers.get_mut(pair) else {
+            return Err(Fault::Ended(None, completion.status));
+        };
+        if !completion.status.is_success() {
+            let piece = puller.flight.get(number);
+            return Err(Fault::Ended(piece.map(|p| p.request), completion.status));
+        }
+        self.counters.completions += 1;
+        let LandingMemory { region, space, .. } = &mut puller.landing;
+        for piece in puller.flight.retire(number) {
+            match piece.whose {
+                Whose::Caller => {
+                    if let Some(caller) = caller {
+                        let into = &mut Landing {
+                            head: caller.head,
+                            body: caller.payload.lent(),
+                        };
+                        piece.copy_to(region, caller.ops, into);
+                        caller.progress.out -= 1;
+                    }
+                }
+                Whose::Batch(place) => {
+                    let posted = &mut self.batches[place];
+                    if let Some(Posted { batch, progress }) = posted {
+                        let into = &mut Landing {
+                            head: &mut batch.head,
+                            body: &mut batch.body,
+                        };
+                        piece.copy_to(region, &batch.ops, into);
+                        progress.out -= 1;
+                    }
+                    let done = |p: &mut Posted| p.progress.is_done(&p.batch.ops);
+                    if let Some(posted) = posted.take_if(done) {
+                        self.done.push_back(posted.batch);
+                    }
+                }
+                Whose::Cell => {
+                    let mut cell = [0; KEY_CELL_BYTES];
+                    if let Ok(words) = region.words(piece.at, cell.len()) {
+                        words.copy_out(0, &mut cell);
+                        self.cell = Some(cell);
+                    }
+                }
+            }
+            space.free_to(piece.end);
+        }
+        Ok(())
+    }
+}
+
+impl Puller {
+    /// As the plan sees it, for a piece of which so many bytes land.
+    fn load(&self, landed: usize) -> Load {
+        Load {
+            busy: !self.flight.is_empty(),
+            room: self.flight.room() > 0 && self.landing.space.fits(landed),
+        }
+    }
+
+    /// Queues a piece, for which there is room.
+    fn put(
+        &mut self,
+        number: usize,
+        mut piece: Piece,
+        from: Target,
+        fence: bool,
+        counters: &mut Counters,
+    ) -> Result<(), Fault> {
+        if !self.chain.has_room() {
+            self.post(counters)?;
+        }
+        let landed = piece.landed();
+        let Some(at) = self.landing.space.take(landed) else {
+            return Err(Fault::Because("its lane has lost count of its landing"));
+        };
+        (piece.at, piece.end) = (at, self.landing.space.end());
+        let land = self.landing.registered.sge(at, landed)?;
+        let to: &[Sge] = match piece.payload {
+            None => &[land],
+            Some(payload) if landed == 0 => &[payload],
+            Some(payload) => &[land, payload],
+        };
+        let wr_id = (number as u64) << PAIR_SHIFT | self.flight.next();
+        let flags = Flags {
+            signal: false,
+            fence,
+        };
+        self.chain.read(wr_id, to, from, flags)?;
+        counters.reads += 1;
+        counters.scattered += u64::from(piece.payload.is_some());
+        self.flight.push(piece);
+        Ok(())
+    }
+
+    fn post(&mut self, counters: &mut Counters) -> Result<(), Fault> {
+        if self.chain.is_empty() {
+            return Ok(());
+        }
+        self.chain.signal_last();
+        counters.doorbells += 1;
+        counters.requests += self.chain.len() as u64;
+        self.chain.post(&mut self.pair)?;
+        Ok(())
+    }
+}
+
+impl Piece {
+    /// How many of its bytes, the first, land in the pair's memory.
+    const fn landed(&self) -> usize {
+        match self.payload {
+            None => self.len,
+            Some(payload) => self.len - payload.bytes as usize,
+        }
+    }
+
+    /// Copies what landed to the places that its operation names; it was checked that they are
+    /// there.
+    fn copy_to(&self, landing: &Region, ops: &[ReadOp], into: &mut Landing<'_>) {
+        let len = self.landed();
+        let (Some(op), Ok(words)) = (ops.get(self.op), landing.words(self.at, len)) else {
+            return;
+        };
+        let head_len = op.head_len as usize;
+        let in_head = head_len.saturating_sub(self.from).min(len);
+        if in_head > 0 {
+            let at = op.head_at + self.from;
+            words.copy_out(0, &mut into.head[at..at + in_head]);
+        }
+        if in_head < len {
+            let at = op.body_at + (self.from + in_head - head_len);
+            let body = &mut into.body[at..at + len - in_head];
+            words.copy_out(in_head, body);
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Payload that the device writes where it belongs: a program's own registered memory.
+//!
+//! The caller's slice alone decides. If all of it lies in a registered [`Buffer`], the device is told
+//! its address; if not, payload lands in the lane and is copied. Nobody has to say which, and nothing
+//! can be said wrongly: an address in a registration that lives is an address in its buffer, because
+//! the buffer stays mapped until its registration has ended.
+//!
+//! What makes this sound is that a call borrows its slice exclusively and ends only when the device is
+//! done with it: all its READs have completed, or its lane broke and its pairs are destroyed (F13). So
+//! a program cannot look at, drop or reuse the memory meanwhile, whatever it does with the buffer.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::sync::{Mutex, PoisonError, Weak};
+
+use super::error::VerbsError;
+use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge};
+use tidewater_lanes::fabric::ReadOp;
+use tidewater_protocol::limits::{VERBS_READ_BYTES, VERBS_SCATTER_BYTES};
+use tidewater_runtime::mem::Buffer;
+use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
+
+/// The buffers registered with a protection domain.
+#[derive(Debug, Default)]
+pub(super) struct Buffers {
+    all: Mutex<Vec<Registered>>,
+    /// How often `all` has changed; written by who holds it.
+    changes: AtomicU64,
+}
+
+/// What a lane knows of them: so that calls take no lock while nothing is registered anew.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    all: Vec<Registered>,
+    changes: u64,
+}
+
+/// A buffer that may be gone: then its registration is, and its addresses mean nothing.
+#[derive(Debug, Clone)]
+struct Registered {
+    first: usize,
+    memory: Weak<MemoryRegion>,
+}
+
+impl Buffers {
+    /// Registers a buffer, which keeps its registration.
+    pub(super) fn register(
+        &self,
+        pd: &Arc<ProtectionDomain>,
+        buffer: &mut Buffer,
+    ) -> Result<(), VerbsError> {
+        // Payload proves itself by words that are read after its completion.
+        let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
+        let region = buffer.region();
+        let memory = MemoryRegion::register(pd, region, 0..region.len(), 0, access)?;
+        let registered = Registered {
+            first: region.base().addr(),
+            memory: Arc::downgrade(&memory),
+        };
+        buffer.keep(memory as Arc<dyn Any + Send + Sync>);
+        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|registered| registered.memory.strong_count() > 0);
+        all.push(registered);
+        // Pairs with the load in `Known::look`, for the order only: the lock brings the list.
+        self.changes.fetch_add(1, Ordering::Release);
+        Ok(())
+    }
+}
+
+impl Known {
+    /// Takes over what has changed. A change that comes just now is taken over by the next call, or
+    /// twice: a buffer that is not known yet is copied to.
+    fn look(&mut self, buffers: &Buffers) {
+        let changes = buffers.changes.load(Ordering::Acquire);
+        if changes != self.changes {
+            let all = buffers.all.lock().unwrap_or_else(PoisonError::into_inner);
+            self.all.clone_from(&all);
+            self.changes = changes;
+        }
+    }
+
+    /// Where the payload of a call goes that has borrowed this slice for it.
+    pub(super) fn payload<'a>(&mut self, buffers: &Buffers, body: &'a mut [u8]) -> Payload<'a> {
+        self.look(buffers);
+        match self.find(body) {
+            Some((memory, at)) => Payload::Registered {
+                memory,
+                at,
+                _borrowed: PhantomData,
+            },
+            None => Payload::Lent(body),
+        }
+    }
+
+    /// The registration that all of a slice lies in, and where in it.
+    fn find(&self, body: &mut [u8]) -> Option<(Arc<MemoryRegion>, usize)> {
+        if body.is_empty() {
+            return None;
+        }
+        // The device's writes are, to the language, those of calls into libibverbs through a pointer
+        // that was derived from this borrow.
+        let first = body.as_mut_ptr().expose_provenance();
+        self.all.iter().find_map(|registered| {
+            let at = first.checked_sub(registered.first)?;
+            let memory = registered.memory.upgrade()?;
+            memory.sge(at, body.len()).ok()?;
+            Some((memory, at))
+        })
+    }
+}
+
+/// Where the payload of a list of reads goes.
+#[derive(Debug)]
+pub(super) enum Payload<'a> {
+    /// To the lane, and from there to here.
+    Lent(&'a mut [u8]),
+    /// To where it belongs. Nobody has the slice but the device.
+    Registered {
+        memory: Arc<MemoryRegion>,
+        /// Where the slice begins in it.
+        at: usize,
+        _borrowed: PhantomData<&'a mut [u8]>,
+    },
+}
+
+impl Payload<'_> {
+    /// Most bytes of the READ of an operation from its byte `from` on: what lands in the lane has to
+    /// fit there.
+    pub(super) const fn cut(&self, op: &ReadOp, from: usize) -> usize {
+        let head = (op.head_len as usize).saturating_sub(from);
+        match self {
+            Self::Registered { .. } if head <= VERBS_READ_BYTES => VERBS_SCATTER_BYTES,
+            _ => VERBS_READ_BYTES,
+        }
+    }
+
+    /// Where the device writes the payload among `len` bytes of a read, from its byte `from` on;
+    /// nowhere if there is none, or all bytes land in the lane.
+    pub(super) fn place(
+        &self,
+        op: &ReadOp,
+        from: usize,
+        len: usize,
+    ) -> Result<Option<Sge>, VerbsError> {
+        let Self::Registered { memory, at, .. } = self else {
+            return Ok(None);
+        };
+        let head_len = op.head_len as usize;
+        let in_head = head_len.saturating_sub(from).min(len);
+        if in_head == len {
+            return Ok(None);
+        }
+        let first = at + op.body_at + (from + in_head - head_len);
+        memory.sge(first, len - in_head).map(Some)
+    }
+
+    /// What landed is copied here.
+    pub(super) fn lent(&mut self) -> &mut [u8] {
+        match self {
+            Self::Lent(body) => body,
+            Self::Registered { .. } => &mut [],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use super::super::Adapter;
+    use super::*;
+
+    /// Slices of which not all is registered, as no safe program can make one of two allocations.
+    #[test]
+    #[ignore = "needs an RDMA device: ci/softroce.sh"]
+    fn a_slice_that_is_registered_in_part_is_copied_to() {
+        let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
+        let pd = ProtectionDomain::new(adapter.device()).unwrap();
+        let mut buffer = Buffer::new(3 * 4096).unwrap();
+        let region = buffer.region();
+        let middle =
+            MemoryRegion::register(&pd, region, 4096..8192, 4096, Access::LOCAL_WRITE).unwrap();
+        let registered = Registered {
+            first: region.base().addr() + 4096,
+            memory: Arc::downgrade(&middle),
+        };
+        let buffers = Known {
+            all: vec![registered],
+            changes: 0,
+        };
+        for (slice, at) in [
+            (4096..8192, Some(0)),
+            (4097..8191, Some(1)),
+            (8191..8192, Some(4095)),
+            (4095..8192, None),
+            (4096..8193, None),
+            (4095..4096, None),
+            (8192..8193, None),
+            (0..3 * 4096, None),
+            (5000..5000, None),
+        ] {
+            let found = buffers.find(&mut buffer[slice.clone()]);
+            assert_eq!(found.map(|(_, at)| at), at, "{slice:?}");
+        }
+        drop(middle);
+        assert!(buffers.find(&mut buffer[4096..8192]).is_none());
+    }
+}

@@ -1,0 +1,202 @@
+//! Signals in excess, sleepers, and who waits for whom.
+
+use std::time::Duration;
+
+use tidewater_protocol::layout::session::INBOX_TAIL_AT;
+use tidewater_protocol::limits::VERBS_RECEIVES;
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr, Sleeper};
+use tidewater_lanes::wake::OsSleeper;
+
+use crate::harness::{Ends, Host, late};
+
+/// A sleep that ends later than this was not ended by a wake-up.
+const LOST: Duration = Duration::from_secs(5);
+
+const TAIL: RemoteAddr = RemoteAddr {
+    key: INBOX_KEY,
+    addr: INBOX_TAIL_AT as u64,
+};
+
+/// The client computes and looks at nothing, while the server tells it far more than there are
+/// receives. Nothing breaks, nothing is lost, and the signal that is owed wakes it later.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_client_that_does_not_look_is_told_all_the_same() {
+    let mut host = Host::new();
+    let mut ends = host.connect(1);
+    ends.settle();
+    for n in 1..=200u64 {
+        ends.port.post(0, &n.to_le_bytes()).unwrap();
+        ends.port.signal().unwrap();
+        ends.poll_port().unwrap();
+    }
+    let signals = ends.port.counters().signals;
+    assert!(
+        signals < u64::from(VERBS_RECEIVES),
+        "{signals} signals unseen"
+    );
+    let end = late();
+    while ends.lane.mailbox().words(0, 8).load(0) != 200 {
+        assert!(!end.passed(), "the last post did not land");
+        ends.poll_port().unwrap();
+    }
+    // The server sleeps. The client takes in what is there, which gives credit back, and sleeps.
+    host.owner.announce();
+    assert!(!ends.poll_port().unwrap(), "nothing came yet");
+    ends.lane.poll().unwrap();
+    let received = ends.lane.counters().received;
+    ends.sleeper.announce();
+    ends.lane.poll().unwrap();
+    assert_eq!(ends.lane.counters().received, received);
+    // The credit wakes the server, which pays what it owes; and that wakes the client.
+    sleep_until_woken(&mut host.owner);
+    assert!(ends.poll_port().unwrap());
+    sleep_until_woken(&mut ends.sleeper);
+    ends.lane.poll().unwrap();
+    assert!(ends.lane.counters().received > received);
+}
+
+fn sleep_until_woken(sleeper: &mut OsSleeper) {
+    let began = clock::now();
+    sleeper.sleep(Deadline::after(2 * LOST));
+    let slept = clock::now().duration_since(began);
+    assert!(slept < LOST, "a wake-up was lost: slept {slept:?}");
+    sleeper.retract();
+}
+
+/// An applier that is busy elsewhere takes nothing in: the client waits for it, and goes on when it
+/// looks again.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_client_out_of_credit_waits_for_the_applier() {
+    let host = Host::new();
+    let mut ends = host.connect(1);
+    ends.settle();
+    let Ends {
+        mut lane,
+        mut port,
+        inbox,
+        mut view,
+        ..
+    } = ends;
+    let signals = u64::from(VERBS_RECEIVES) * 3;
+    let tail = inbox.clone();
+    let client = std::thread::spawn(move || {
+        for n in 1..=signals {
+            lane.write_signal(TAIL, &n.to_le_bytes()).unwrap();
+        }
+        lane
+    });
+    let busy = Duration::from_millis(300);
+    std::thread::sleep(busy);
+    let seen = tail.window().as_read().load(INBOX_TAIL_AT);
+    assert!(
+        seen > 0 && seen < signals,
+        "{seen} of {signals} without a look"
+    );
+    let end = late();
+    while tail.window().as_read().load(INBOX_TAIL_AT) < signals {
+        assert!(!end.passed());
+        port.poll(&mut view, &inbox).unwrap();
+    }
+    let lane = client.join().unwrap();
+    assert!(lane.counters().stalls > 0, "{:?}", lane.counters());
+    assert_eq!(
+        lane.counters().signals,
+        signals + 1,
+        "and the first of the lane"
+    );
+}
+
+/// An applier answers with more than its memory for copies holds, and sleeps: what is left goes when
+/// completions make room, and they wake it.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_long_answer_goes_out_while_the_applier_sleeps() {
+    const ANSWER: usize = 256 << 10;
+    const SLOTS: usize = 8;
+    let mut host = Host::new();
+    for round in 1..=5u64 {
+        let mut ends = host.connect(1);
+        ends.settle();
+        for slot in 0..SLOTS {
+            let bytes = round.to_le_bytes().repeat(ANSWER / 8);
+            ends.port.post(8192 + slot * ANSWER, &bytes).unwrap();
+        }
+        ends.port.signal().unwrap();
+        let last = 8192 + SLOTS * ANSWER - 8;
+        let mut looks = 0;
+        while ends.lane.mailbox().words(last, 8).load(0) != round {
+            host.owner.announce();
+            if !ends.poll_port().unwrap() {
+                sleep_until_woken(&mut host.owner);
+                looks += 1;
+            }
+            host.owner.retract();
+            assert!(looks < 200, "it does not come");
+        }
+        ends.sleeper.announce();
+        if !ends.lane.poll().unwrap() {
+            sleep_until_woken(&mut ends.sleeper);
+        }
+        assert!(
+            ends.port.counters().stalls > 0,
+            "{:?}",
+            ends.port.counters()
+        );
+    }
+}
+
+/// Both ends signal as fast as they can, each in its own thread: credit comes back by itself.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn signals_of_both_ends_cross_for_ever() {
+    let host = Host::new();
+    let ends = host.connect(1);
+    let Ends {
+        mut lane,
+        mut port,
+        inbox,
+        mut view,
+        mut sleeper,
+        ..
+    } = ends;
+    const ROUNDS: u64 = 3000;
+    let client = std::thread::spawn(move || {
+        for n in 1..=ROUNDS {
+            lane.write_signal(TAIL, &n.to_le_bytes()).unwrap();
+            if n.is_multiple_of(3) {
+                lane.poll().unwrap();
+            }
+        }
+        let end = late();
+        while lane.mailbox().words(0, 8).load(0) != ROUNDS {
+            sleeper.announce();
+            lane.poll().unwrap();
+            if lane.mailbox().words(0, 8).load(0) != ROUNDS {
+                sleeper.sleep(Deadline::after(LOST));
+            }
+            sleeper.retract();
+            assert!(!end.passed(), "{:?}", lane.counters());
+        }
+        lane
+    });
+    let (mut told, end) = (0, late());
+    while told < ROUNDS {
+        assert!(!end.passed(), "{:?}", port.counters());
+        port.poll(&mut view, &inbox).unwrap();
+        let tail = inbox.window().as_read().load(INBOX_TAIL_AT);
+        if tail > told {
+            told = tail;
+            port.post(0, &told.to_le_bytes()).unwrap();
+            port.signal().unwrap();
+        }
+    }
+    while !client.is_finished() {
+        port.poll(&mut view, &inbox).unwrap();
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let lane = client.join().unwrap();
+    println!("client {:?}\nserver {:?}", lane.counters(), port.counters());
+}

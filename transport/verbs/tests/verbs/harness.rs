@@ -1,0 +1,215 @@
+//! A server's memory and a client on one device, both in this process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidewater_protocol::ids::{ApplierId, RegionKey};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::inbox_bytes;
+use tidewater_protocol::wire::control::{VerbsConnected, VerbsTails};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::Arc;
+use tidewater_lanes::fabric::{
+    Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
+};
+use tidewater_verbs::{
+    Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
+};
+use tidewater_lanes::wake::OsSleeper;
+
+pub(crate) const RING: usize = 64 << 10;
+pub(crate) const SALT: u64 = 7;
+pub(crate) const DATA_BYTES: usize = 2 << 20;
+
+/// Tests count packets of the whole device, so they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A server's registered memory, and what both ends have of the device.
+pub(crate) struct Host {
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) domain: Arc<Domain>,
+    pub(crate) client: Arc<ClientDomain>,
+    pub(crate) owner: OsSleeper,
+    pub(crate) applier: Arc<Notifier>,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) data: Arc<Region>,
+    pub(crate) data_key: RegionKey,
+    pub(crate) counters: Arc<Region>,
+    pub(crate) counters_key: RegionKey,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// Both ends of a lane.
+pub(crate) struct Ends {
+    pub(crate) lane: VerbsLane,
+    pub(crate) port: VerbsPort,
+    pub(crate) inbox: Inbox,
+    pub(crate) sleeper: OsSleeper,
+    pub(crate) told: VerbsConnected,
+    pub(crate) view: ExportView,
+}
+
+impl Host {
+    /// Whether the device may keep a fence.
+    pub(crate) fn fences(&self) -> bool {
+        self.adapter.device().limits().fences
+    }
+
+    /// On the device that has this host's loopback address.
+    pub(crate) fn new() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let adapter = Adapter::for_address(local, None).unwrap_or_else(|e| panic!("{e}"));
+        let data = Arc::new(Region::anonymous(DATA_BYTES).unwrap());
+        let counters = Arc::new(Region::anonymous(4096).unwrap());
+        let words = data.words_mut(0, DATA_BYTES).unwrap();
+        words.copy_in(0, &noise(DATA_BYTES));
+        let exports = Arc::new(Exports::new(0x11));
+        let add = |region: &Arc<Region>, rights, memory| {
+            let (region, len) = (Arc::clone(region), region.len() as u64);
+            let start = 0;
+            let export = Export {
+                region,
+                start,
+                len,
+                rights,
+                memory,
+            };
+            exports.add(export).unwrap()
+        };
+        let data_key = add(&data, Rights::Read, 0);
+        let counters_key = add(&counters, Rights::Atomic, 1);
+        let owner = OsSleeper::new(Duration::ZERO).unwrap();
+        Self {
+            domain: Domain::new(&adapter, &exports, Patience::default()).unwrap(),
+            client: ClientDomain::new(&adapter, Patience::default()).unwrap(),
+            applier: Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap(),
+            adapter,
+            owner,
+            exports,
+            data,
+            data_key,
+            counters,
+            counters_key,
+            _turn: turn,
+        }
+    }
+
+    pub(crate) fn inbox(&self) -> Inbox {
+        let ring = RingGeometry::new(RING).unwrap();
+        let memory = Region::anonymous(inbox_bytes(RING)).unwrap();
+        Inbox::new(Arc::new(memory), 0, ring, SALT).unwrap()
+    }
+
+    /// A lane with `pulls` pulling pairs; `tamper` changes what its client is told.
+    pub(crate) fn connect_as(
+        &self,
+        pulls: usize,
+        tamper: impl FnOnce(&mut VerbsConnected),
+    ) -> Ends {
+        let inbox = self.inbox();
+        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&self.adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let offer = LaneOffer::new(&self.client, &thread, pulls).unwrap();
+        let connect = offer.connect(ApplierId(0), SALT);
+        let name = "the client".to_owned();
+        let (port, mut told) =
+            VerbsPort::accept(&self.domain, &self.applier, &inbox, &connect, name).unwrap();
+        tamper(&mut told);
+        let lane = offer.open(&told, "the server".to_owned()).unwrap();
+        Ends {
+            lane,
+            port,
+            inbox,
+            sleeper,
+            told,
+            view: self.exports.view(),
+        }
+    }
+
+    pub(crate) fn connect(&self, pulls: usize) -> Ends {
+        self.connect_as(pulls, |_| {})
+    }
+
+    /// A lane whose client takes its applier for one that never sleeps.
+    pub(crate) fn connect_polled(&self) -> Ends {
+        self.connect_as(1, |told| told.tails = VerbsTails::Polled)
+    }
+
+    pub(crate) fn at(&self, addr: usize) -> RemoteAddr {
+        RemoteAddr {
+            key: self.data_key,
+            addr: addr as u64,
+        }
+    }
+
+    /// Packets that the device has sent so far, both ends' together; nothing where it does not
+    /// count them. The kernel keeps what it read for some 10 ms.
+    pub(crate) fn sent_packets(&self) -> Option<u64> {
+        std::thread::sleep(Duration::from_millis(30));
+        let device = self.adapter.device();
+        let port = self.adapter.port();
+        let path = format!(
+            "/sys/class/infiniband/{}/ports/{port}/hw_counters/sent_pkts",
+            device.name()
+        );
+        let text = std::fs::read_to_string(Path::new(&path)).ok()?;
+        text.trim().parse().ok()
+    }
+}
+
+impl Ends {
+    pub(crate) fn poll_port(&mut self) -> Result<bool, LaneError> {
+        self.port.poll(&mut self.view, &self.inbox)
+    }
+
+    /// Polls both ends until nothing moves any more.
+    pub(crate) fn settle(&mut self) {
+        let mut quiet = 0;
+        while quiet < 20 {
+            let moved = self.poll_port().unwrap() | self.lane.poll().unwrap();
+            quiet = if moved { 0 } else { quiet + 1 };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Reads into fresh memory: heads, then bodies.
+    pub(crate) fn read(&mut self, ops: &[ReadOp]) -> Result<(Vec<u8>, Vec<u8>), LaneError> {
+        let end = |at: fn(&ReadOp) -> usize| ops.iter().map(at).max().unwrap_or(0);
+        let mut head = vec![0; end(|o| o.head_at + o.head_len as usize)];
+        let mut body = vec![0; end(|o| o.body_at + (o.len - o.head_len) as usize)];
+        let into = Landing {
+            head: &mut head,
+            body: &mut body,
+        };
+        self.lane.read(ops, into, late())?;
+        Ok((head, body))
+    }
+}
+
+/// Long past anything that should happen, in an emulated guest too.
+pub(crate) fn late() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+/// The bytes of fresh data memory.
+pub(crate) fn noise(len: usize) -> Vec<u8> {
+    let words = (0..len.div_ceil(8) as u64).flat_map(|i| mix64(i).to_le_bytes());
+    words.take(len).collect()
+}
+
+/// A row of `len` bytes with a head of 16, as pulls read it.
+pub(crate) fn row(from: RemoteAddr, len: usize, number: usize) -> ReadOp {
+    ReadOp {
+        from,
+        len: len as u32,
+        head_len: 16,
+        head_at: number * 16,
+        body_at: number * (len - 16),
+        fence: false,
+    }
+}

@@ -1,0 +1,142 @@
+//! Tails that the applier polls: written, not signalled.
+
+use tidewater_protocol::layout::lines::CheckedU64;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
+use tidewater_protocol::limits::VERBS_RECEIVES;
+use tidewater_protocol::planted;
+use tidewater_protocol::wire::control::VerbsTails;
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr};
+use tidewater_verbs::Notifier;
+use tidewater_lanes::wake::OsSleeper;
+
+use crate::harness::{Ends, Host, SALT, late};
+
+const TAIL: RemoteAddr = RemoteAddr {
+    key: INBOX_KEY,
+    addr: INBOX_TAIL_AT as u64,
+};
+
+fn cell(tail: u64) -> Vec<u8> {
+    let words = CheckedU64::new(tail, SALT).0;
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// A frame of 4,096 bytes and its tail.
+fn push(ends: &mut Ends, tail: u64) {
+    let frame = RemoteAddr {
+        addr: INBOX_RING_AT as u64,
+        ..TAIL
+    };
+    ends.lane.write(frame, &[tail as u8; 4096]).unwrap();
+    ends.lane.write_signal(TAIL, &cell(tail)).unwrap();
+}
+
+/// Polls the tail cell as an applier does, and nothing else.
+fn until_tail(ends: &Ends, tail: u64) {
+    let end = late();
+    while ends.inbox.tail() != Some(tail) {
+        assert!(!end.passed(), "tail {tail} does not land");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_push_whose_tail_is_polled_is_one_doorbell_and_two_requests() {
+    let host = Host::new();
+    let mut ends = host.connect_polled();
+    ends.settle();
+    let received = ends.port.counters().received;
+    for n in 1..10 {
+        let (before, sent) = (ends.lane.counters(), host.sent_packets());
+        push(&mut ends, n);
+        let cost = ends.lane.counters() - before;
+        assert_eq!((cost.doorbells, cost.requests), (1, 2), "{cost:?}");
+        assert_eq!((cost.writes, cost.signals), (2, 0), "{cost:?}");
+        until_tail(&ends, n);
+        let packets = host.sent_packets().zip(sent).map(|(after, b)| after - b);
+        println!("a push of 4096 bytes, its tail polled: {packets:?} packets");
+        ends.settle();
+    }
+    assert_eq!(
+        ends.port.counters().received,
+        received,
+        "nothing was signalled"
+    );
+}
+
+/// A tail takes nothing at the other end: what bounds them is the send queue, and above it the ring.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn tails_that_are_polled_do_not_wait_for_receives() {
+    let host = Host::new();
+    let mut ends = host.connect_polled();
+    ends.settle();
+    let tails = 40 * u64::from(VERBS_RECEIVES);
+    let before = ends.lane.counters();
+    for n in 1..=tails {
+        ends.lane.write_signal(TAIL, &cell(n)).unwrap();
+    }
+    until_tail(&ends, tails);
+    let cost = ends.lane.counters() - before;
+    assert_eq!((cost.signals, cost.requests), (0, tails), "{cost:?}");
+    assert!(cost.completions <= cost.doorbells, "{cost:?}");
+}
+
+/// Who polls tells by signals all the same. What these take comes back with tails, which makes some of
+/// them signals, and no request more.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn credit_comes_back_with_tails_that_are_polled() {
+    const ROUNDS: u64 = 300;
+    let host = Host::new();
+    let mut ends = host.connect_polled();
+    ends.settle();
+    let (before, told) = (ends.lane.counters(), ends.port.counters());
+    for n in 1..=ROUNDS {
+        push(&mut ends, n);
+        until_tail(&ends, n);
+        ends.poll_port().unwrap();
+        ends.port.post(0, &n.to_le_bytes()).unwrap();
+        ends.port.signal().unwrap();
+        let end = late();
+        // A client that takes in what it is told, so that the server has credit for each signal.
+        while ends.lane.counters().received - before.received < n {
+            assert!(!end.passed(), "signal {n} does not come");
+            ends.poll_port().unwrap();
+            ends.lane.poll().unwrap();
+        }
+        assert_eq!(ends.lane.mailbox().words(0, 8).load(0), n);
+    }
+    ends.settle();
+    let (cost, told) = (ends.lane.counters() - before, ends.port.counters() - told);
+    println!("{ROUNDS} rounds: the client {cost:?}, the server {told:?}");
+    assert_eq!(cost.requests, 2 * ROUNDS + cost.empty_signals, "{cost:?}");
+    assert!(cost.empty_signals <= 1, "{cost:?}");
+    assert!(cost.signals <= ROUNDS / 8 + 2, "{cost:?}");
+    assert_eq!((cost.received, told.signals), (ROUNDS, ROUNDS));
+    assert_eq!(told.stalls, 0, "{told:?}");
+}
+
+/// What the device says of a pair, if it says anything: no promise on Soft-RoCE.
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn tails_are_polled_only_where_nobody_sleeps_and_the_device_promises_order() {
+    let mut host = Host::new();
+    assert_eq!(
+        host.connect(1).told.tails,
+        VerbsTails::Signalled,
+        "its applier sleeps"
+    );
+    let awake = OsSleeper::awake().unwrap();
+    host.applier = Notifier::new(&host.adapter, awake.watch(), awake.arms()).unwrap();
+    let ends = host.connect(1);
+    let name = host.adapter.device().name();
+    println!("{name}: tails are {:?}", ends.told.tails);
+    let due = match (planted::data_in_order(), name.starts_with("rxe")) {
+        (true, _) => VerbsTails::Polled,
+        (false, true) => VerbsTails::Signalled,
+        // Others may promise it or not.
+        (false, false) => ends.told.tails,
+    };
+    assert_eq!(ends.told.tails, due);
+}

@@ -1,0 +1,19 @@
+//! The verbs objects against a real device: two connected pairs in one process, every operation,
+//! every refusal in words, and how they end. Runs where there is an RDMA device that answers to
+//! 127.0.0.1 (the guest of `ci/softroce.sh`); elsewhere it says why it does nothing.
+#![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::print_stdout,
+    reason = "what was found, and why nothing was run"
+)]
+
+mod alone;
+mod ends;
+mod operations;
+mod refusals;
+mod rig;
+mod wakes;
+
+#[path = "../../../lanes/tests/conformance/alloc.rs"]
+mod alloc;

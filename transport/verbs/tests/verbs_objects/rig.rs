@@ -1,0 +1,178 @@
+//! Two connected pairs of one adapter, and registered memory for them.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_verbs::{
+    Access, Adapter, Chain, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion,
+    PairOptions, Patience, Peer, ProtectionDomain, QueuePair, ReadyToSend,
+};
+
+pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+/// Bytes of a test's memory.
+pub(crate) const BYTES: usize = 64 << 10;
+/// Work requests of a pair.
+pub(crate) const SENDS: u32 = 64;
+
+/// The adapter of 127.0.0.1. A host without one fails the test: such tests are ignored unless asked for.
+pub(crate) fn adapter() -> Arc<Adapter> {
+    Adapter::for_address(HERE, None).expect("an RDMA device that answers to 127.0.0.1")
+}
+
+/// Registered memory.
+pub(crate) struct Memory {
+    pub(crate) region: Arc<Region>,
+    pub(crate) mr: Arc<MemoryRegion>,
+}
+
+impl Memory {
+    pub(crate) fn new(pd: &Arc<ProtectionDomain>, iova: u64, access: Access) -> Self {
+        let region = Arc::new(Region::anonymous(BYTES).unwrap());
+        let mr = MemoryRegion::register(pd, &region, 0..BYTES, iova, access).unwrap();
+        Self { region, mr }
+    }
+
+    pub(crate) fn fill(&self, at: usize, bytes: &[u8]) {
+        let words = self.region.words_mut(0, BYTES).unwrap();
+        words.copy_in(at, bytes);
+    }
+
+    pub(crate) fn bytes(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.region.words(0, BYTES).unwrap().copy_out(at, &mut out);
+        out
+    }
+
+    pub(crate) fn word(&self, at: usize) -> u64 {
+        self.region.words(0, BYTES).unwrap().load_acquire(at)
+    }
+}
+
+/// One end: a pair and the queue of all its completions.
+pub(crate) struct End {
+    pub(crate) pair: QueuePair<ReadyToSend>,
+    pub(crate) queue: Arc<CompletionQueue>,
+}
+
+impl End {
+    /// Waits for `count` completions.
+    pub(crate) fn completions(&self, count: usize) -> Vec<Completion> {
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let mut got = vec![Completion::EMPTY; count];
+        let mut have = 0;
+        while have < count {
+            have += self.queue.poll(&mut got[have..]).unwrap();
+            // rxe works on the same processors.
+            std::thread::yield_now();
+            assert!(!deadline.passed(), "{have} of {count}: {:?}", &got[..have]);
+        }
+        got
+    }
+
+    /// Posts and waits for the one completion, which must be a success.
+    pub(crate) fn run(&mut self, chain: &mut Chain) -> Completion {
+        chain.signal_last();
+        chain.post(&mut self.pair).unwrap();
+        let done = self.completions(1)[0];
+        done.check().unwrap();
+        done
+    }
+}
+
+/// Both ends and what they share.
+pub(crate) struct Rig {
+    pub(crate) near: End,
+    pub(crate) far: End,
+    pub(crate) pd: Arc<ProtectionDomain>,
+    pub(crate) adapter: Arc<Adapter>,
+}
+
+pub(crate) fn options() -> PairOptions {
+    PairOptions {
+        sends: SENDS,
+        receives: 16,
+        elements: 2,
+        inline_bytes: 64,
+        remote: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
+        traffic_class: 0,
+        patience: Patience::default(),
+    }
+}
+
+pub(crate) fn peer<S>(pair: &QueuePair<S>) -> Peer {
+    let adapter = pair.adapter();
+    Peer {
+        qpn: pair.qpn(),
+        psn: pair.psn(),
+        gid: adapter.gid(),
+        lid: adapter.lid(),
+        mtu: adapter.mtu(),
+        reads: adapter.reads(),
+        reads_out: adapter.reads_out(),
+    }
+}
+
+/// A pair that is not connected, and its queue.
+pub(crate) fn unconnected(
+    adapter: &Arc<Adapter>,
+    pd: &Arc<ProtectionDomain>,
+    options: &PairOptions,
+    channel: Option<(&Arc<CompletionChannel>, usize)>,
+) -> (QueuePair<Init>, Arc<CompletionQueue>) {
+    let queue = CompletionQueue::new(adapter.device(), 128, channel).unwrap();
+    let pair = QueuePair::new(pd, adapter, &queue, &queue, options).unwrap();
+    (pair, queue)
+}
+
+impl Rig {
+    pub(crate) fn new() -> Self {
+        Self::with(&options(), None)
+    }
+
+    /// `far` is the channel of the far end's queue, and the token there.
+    pub(crate) fn with(
+        options: &PairOptions,
+        far: Option<(&Arc<CompletionChannel>, usize)>,
+    ) -> Self {
+        let adapter = adapter();
+        let pd = ProtectionDomain::new(adapter.device()).unwrap();
+        let (near, near_queue) = unconnected(&adapter, &pd, options, None);
+        let (far, far_queue) = unconnected(&adapter, &pd, options, far);
+        let (to_near, to_far) = (peer(&near), peer(&far));
+        Self {
+            near: End {
+                pair: near.connect(&to_far).unwrap(),
+                queue: near_queue,
+            },
+            far: End {
+                pair: far.connect(&to_near).unwrap(),
+                queue: far_queue,
+            },
+            pd,
+            adapter,
+        }
+    }
+
+    /// Memory of the near end, that only it touches.
+    pub(crate) fn local(&self) -> Memory {
+        Memory::new(&self.pd, 0, Access::LOCAL_WRITE)
+    }
+
+    /// Memory of the far end, open to the near one.
+    pub(crate) fn open(&self) -> Memory {
+        let all = options().remote | Access::LOCAL_WRITE;
+        Memory::new(&self.pd, 0x7000_0000_0000, all)
+    }
+
+    pub(crate) fn chain(&self) -> Chain {
+        Chain::new(32, 2, 64)
+    }
+}
+
+/// `n` bytes that differ.
+pub(crate) fn pattern(n: usize, seed: u8) -> Vec<u8> {
+    (0..n).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect()
+}
