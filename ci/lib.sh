@@ -148,6 +148,11 @@ run_test_binaries() {
     return "$failed"
 }
 
+# crate_folder CRATE: the folder of a package of the workspace.
+crate_folder() {
+    git ls-files '*Cargo.toml' | xargs grep -lx "name = \"$1\"" | sed 's,/Cargo.toml$,,'
+}
+
 # repeat_command CRATE TARGET: what a person types to run one test binary again.
 repeat_command() {
     local which=(--test "$2")
@@ -159,7 +164,7 @@ repeat_command() {
     local features=() feature
     # A crate without a feature refuses it.
     for feature in ${FEATURES//,/ }; do
-        ! grep -qs "^$feature *=" "${1#tidewater-}/Cargo.toml" || features+=(--features "$feature")
+        ! grep -qs "^$feature *=" "$(crate_folder "$1")/Cargo.toml" || features+=(--features "$feature")
     done
     say cargo test --profile ci -p "$1" "${features[@]}" "${which[@]}"
 }

@@ -94,38 +94,24 @@ no_stages() {
     printf '[run]\nbudget_s = 60\nhard_s = 60\nfull_factor = 1\n' >"$COPY/budget.toml"
 }
 
-test_edges() {
-    finds "ci/edges crates" "tidewater-server imports tidewater-client in its tests" server/Cargo.toml \
-        <<<'tidewater-client.workspace = true'
-    finds "ci/edges crates" "tidewater-client imports tidewater-server without" client/Cargo.toml \
-        <<<$'[build-dependencies]\ntidewater-server.workspace = true'
-    finds "ci/edges sources" "layout may not import mem" transport/protocol/src/layout/row.rs \
-        <<<'use crate::{ids, mem::{Region, shared as s}};'
-    finds "ci/edges sources" "layout is pure and may not name std::io::Read" transport/protocol/src/layout/row.rs \
+test_homes() {
+    finds ci/tidy.sh "formats are pure and may not name std::io::Read" transport/protocol/src/layout/row.rs \
         <<<'use std::{fmt, io::Read};'
-    allows "ci/edges sources" transport/protocol/src/layout/row.rs "a test of a pure module that reads a file" \
+    allows ci/tidy.sh transport/protocol/src/layout/row.rs "a test of a pure module that reads a file" \
         <<<'mod tests { use std::{fs, env}; }'
-    finds "ci/edges sources" "mem may not import wire" transport/runtime/src/mem/region.rs \
-        <<<'mod tests { use super::super::super::wire::Frame; }'
-    finds "ci/edges sources" "shm may not import tcp" transport/lanes/src/shm/mod.rs <<<'fn f() { super::tcp::connect() }'
-    finds "ci/edges sources" "module surprise has no line" transport/src/surprise.rs <<<'use crate::ids::TableId;'
-    finds "ci/edges sources" "through the crate root" transport/protocol/src/wire.rs <<<'use crate::TableSpec;'
-    finds "ci/edges sources" "unsafe code outside its home" server/src/store.rs <<<'fn f() { unsafe { g() } }'
-    finds "ci/edges sources" "names std::sync::atomic::AtomicU64" server/src/store.rs \
+    finds ci/tidy.sh "names std::sync::atomic::AtomicU64" server/src/store.rs \
         <<<'use std::{fmt, sync::{Arc, atomic::{AtomicU64, Ordering}}};'
-    finds "ci/edges sources" "names core::sync::atomic::fence" transport/runtime/src/mem.rs \
+    finds ci/tidy.sh "names core::sync::atomic::fence" transport/runtime/src/mem.rs \
         <<<'fn f() { core::sync::atomic::fence(x) }'
-    finds "ci/edges sources" "names std::time::Instant::now" client/src/pull.rs \
+    finds ci/tidy.sh "names std::time::Instant::now" client/src/pull.rs \
         <<<'fn f() { std::time::Instant::now(); }'
-    finds "ci/edges sources" "names SystemTime::now" client/tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
-    allows "ci/edges sources" transport/runtime/src/mem.rs "comments, literals, tests of one's own module" <<'RUST'
-//! Says unsafe { } and std::sync::atomic::AtomicU64, and imports nothing.
+    finds ci/tidy.sh "names SystemTime::now" client/tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
+    finds ci/tidy.sh "names rdma_sys::ibv_qp" transport/verbs/src/pair.rs <<<'use rdma_sys::ibv_qp;'
+    allows ci/tidy.sh transport/runtime/src/mem.rs "comments and literals" <<'RUST'
+//! Says std::sync::atomic::AtomicU64 and imports nothing.
 use super::sync::AtomicU64;
-const A: &str = "use crate::tcp; unsafe { \" }";
-const B: &str = r#"Instant::now() " unsafe "#; /* unsafe /* */ { */
+const B: &str = r#"Instant::now() " "#; /* std::sync::atomic /* */ { */
 fn f<'a>(c: &'a u8) -> char { '"' }
-#[cfg(test)]
-mod tests { use super::*; use super::super::layout::row; }
 RUST
 }
 
@@ -262,7 +248,7 @@ git_files . | xargs -0 cp --parents -t "$ORIGINAL"
 git -C "$ORIGINAL" init -q
 git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost add -A
 git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost commit -qm copy
-test_edges
+test_homes
 test_tidy
 test_all_sh
 test_planted

@@ -40,6 +40,21 @@ unargued_unsafe() {
         done
 }
 
+# Paths that one place may name, and what pure code may not: a dependency and the compiler hold the rest.
+paths_at_home() {
+    git_files '*.rs' | xargs -0 awk -f ci/lib/rust_paths.awk | awk -F '\t' '
+        $1 != "path" { next }
+        { file = $2; sub(/:[0-9]+$/, "", file) }
+        $4 ~ /^(std|core|loom)::sync::(atomic(::|$)|\*$|self$)/ &&
+            file !~ /^transport\/runtime\/src\/sync\.rs$/ { print $2 ": names " $4 "; atomics come from tidewater_runtime::sync" }
+        $4 ~ /(^|::)(Instant|SystemTime)::now$/ &&
+            file !~ /^transport\/runtime\/src\/clock\.rs$|^bench\/baselines\// { print $2 ": names " $4 "; the time comes from tidewater_runtime::clock" }
+        $4 ~ /^(rdma_sys|rdma_mummy_sys)(::|$)/ &&
+            file != "transport/verbs/src/ffi.rs" { print $2 ": names " $4 "; only transport/verbs/src/ffi.rs may" }
+        file ~ /^transport\/protocol\/src\/(layout|wire)/ && file !~ /\/tests(\.rs$|\/)/ && $5 != "test" &&
+            $4 ~ /^std::(env|fs|io|net|os|process|thread)(::|$)/ { print $2 ": formats are pure and may not name " $4 }'
+}
+
 # Relative links of the Markdown files lead to a file, and their anchors to a heading.
 dead_links() {
     local file line link target anchor
@@ -81,7 +96,7 @@ planted_table() {
     planted_rows | while IFS=$'\t' read -r plant crate target test; do
         grep -qxF -- "$plant" <<<"$(plants)" ||
             say "docs/TESTING.md:1: $plant is not in transport/protocol/src/planted.rs"
-        git_files "${crate#tidewater-}/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
+        git_files "$(crate_folder "$crate")/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
             say "docs/TESTING.md:1: $plant: no test ${test##*::} in $crate"
     done
     # <<<: grep -q ends early, and with pipefail its writer's SIGPIPE would be a finding.
@@ -110,6 +125,7 @@ source ci/lib/planted.sh
     found "$MACHINE" 'names a path of one machine' '*.rs' '*.sh' '*.awk' '*.toml' '*.md' ci .ci scripts
     found '[ \t]+$' 'blanks at the end of the line' '*.rs' '*.sh' '*.awk' '*.toml'
     unargued_unsafe
+    paths_at_home
     dead_links
     planted_table
 } >"$findings"

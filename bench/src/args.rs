@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 use tidewater_client::PullMode;
-use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_lanes::fabric::TransportKind;
+use tidewater_launch::{RdmaDevice, TransportChoice};
 
 use crate::cmd::apply::ApplyArgs;
 use crate::cmd::compare::CompareArgs;

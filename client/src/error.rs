@@ -1,9 +1,9 @@
 //! What a client call can fail with.
 
+use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::wire::refusal::Refusal;
-use tidewater_lanes::fabric::LaneError;
 
 /// Why a call failed. Unless it says otherwise nothing was changed.
 #[derive(Debug, thiserror::Error)]

@@ -11,6 +11,9 @@ mod status;
 
 use std::time::{Duration, Instant};
 
+use tidewater_lanes::fabric::{
+    Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
+};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
@@ -25,9 +28,6 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::wait::wait_until;
-use tidewater_lanes::fabric::{
-    Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
-};
 
 use crate::counters::Counters;
 use crate::error::ClientError;

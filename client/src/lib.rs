@@ -50,6 +50,8 @@
 //! two copies and a wake-up of its applier if that sleeps. A client has, for each applier, a staging
 //! ring of 1 MiB and a mailbox of 2.1 MiB of address space. `docs/PERFORMANCE.md` has figures.
 
+#![forbid(unsafe_code)]
+
 mod buffer;
 pub mod clock;
 pub mod connect;

@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{Lane, RemoteAddr, TransportKind};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
-use tidewater_lanes::fabric::{Lane, RemoteAddr, TransportKind};
 
 use crate::error::ClientError;
 

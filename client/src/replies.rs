@@ -5,10 +5,10 @@
 //! its reply has come, when the server has applied its request (a reply is posted before that is
 //! told), or when the lane has been replaced.
 
+use tidewater_lanes::fabric::Mailbox;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_protocol::layout::session::{REPLY_SLOT_BYTES, REPLY_SLOTS, mailbox_reply_at};
-use tidewater_lanes::fabric::Mailbox;
 
 /// One slot: the tag it is out for, and the frame that asks.
 #[derive(Debug, Clone, Copy, Default)]

@@ -8,13 +8,13 @@ mod push;
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{Sleeper, TransportKind};
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::{DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::{Sleeper, TransportKind};
 
 use crate::buffer::{Buffers, RegisteredBuffer};
 use crate::clock::{Sync, WorkerClock, check_member};

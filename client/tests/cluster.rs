@@ -18,6 +18,7 @@ use tidewater_client::table::TableBuilder;
 use tidewater_client::{Client, ClientError, Parts, PullOptions, Sync};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ClusterId, Incarnation, WorkerId};
 use tidewater_protocol::table::{Init, Optimizer, PushOp};
@@ -33,7 +34,6 @@ use tidewater_server::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 use tidewater_server::embedded::{Cluster, ClusterConfig};
-use tidewater_lanes::wake::OsSleeper;
 
 /// Time enough for a busy machine; no test measures it.
 fn long() -> Deadline {

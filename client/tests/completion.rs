@@ -15,6 +15,10 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder, Ticket};
+use tidewater_lanes::fabric::TransportKind::{Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::{
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
+};
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
@@ -24,10 +28,6 @@ use tidewater_runtime::mem::Region;
 use tidewater_server::apply::command::Command;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::namespace::NamespaceId;
-use tidewater_lanes::fabric::TransportKind::{Shm, Tcp, Verbs};
-use tidewater_lanes::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
-};
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
 fn stall(cluster: &Cluster, server: usize, time: Duration) {

@@ -14,9 +14,9 @@ use std::time::Duration;
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce};
-use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const WORKERS: u32 = 3;
 const KEYS: u64 = 40;

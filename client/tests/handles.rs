@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::Cluster;
 use tidewater_client::{AnyTable, Client, ClientError, PullOptions, Sync, TableBuilder, Ticket};
-use tidewater_protocol::table::{DType, PushOp};
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
+use tidewater_protocol::table::{DType, PushOp};
 
 /// The text of an argument error.
 fn argument<T: Debug>(result: Result<T, ClientError>) -> String {

@@ -9,9 +9,9 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, Sync, TableBuilder, interrupt};
+use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 
 static STOP: AtomicBool = AtomicBool::new(false);
 

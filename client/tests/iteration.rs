@@ -12,6 +12,7 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, ClientError, Parts, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;
@@ -20,7 +21,6 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 use tidewater_server::embedded::{Cluster, ClusterConfig};
-use tidewater_lanes::wake::OsSleeper;
 
 /// Elements of a row of the tables that fill a memory.
 const DIM: usize = 256;

@@ -18,10 +18,10 @@ use common::{Cluster, Wiring};
 use tidewater_client::{
     Client, ClientError, PullMode, PullOptions, Sync, Table, TableBuilder, Ticket,
 };
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU32, Ordering};
-use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 const WORKERS: u32 = 8;
 const SERVERS: u32 = 2;

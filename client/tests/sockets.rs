@@ -1,6 +1,10 @@
 //! Options of the sockets of a whole cluster over TCP inside this process. One test alone, so that all
 //! connections of the process are those of its cluster.
 
+#![allow(
+    unsafe_code,
+    reason = "asks every descriptor of the process by its number"
+)]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::os::fd::BorrowedFd;

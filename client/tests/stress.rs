@@ -17,11 +17,11 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, ClientError, PullMode, PullOptions, Sync, TableBuilder};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::delays;
-use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 
 /// These tests measure: one at a time.
 fn alone() -> MutexGuard<'static, ()> {

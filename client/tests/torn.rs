@@ -17,8 +17,8 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Counters, PullOptions, Sync, TableBuilder};
-use tidewater_protocol::table::PushOp;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_protocol::table::PushOp;
 
 const WRITERS: u32 = 1;
 const READERS: u32 = 2;

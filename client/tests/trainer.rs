@@ -23,9 +23,9 @@ use tidewater_client::train::{
     Config, EpochReport, Host, Outcome, Report, Resumed, TrainError, config, defaults, run,
 };
 use tidewater_client::{Client, Embedded, Missing, PullOptions, Sync};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::Optimizer;
 use tidewater_server::checkpoint::{Manifest, read_manifest};
-use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 
 const TRAIN_ROWS: u64 = 4_000;
 

@@ -16,6 +16,8 @@
 //! # Cost
 //! A server reserves its capacity twice and pays by the page. An idle one sleeps in `epoll_wait`.
 
+#![cfg_attr(not(test), forbid(unsafe_code))]
+
 pub mod agent;
 pub mod apply;
 pub mod checkpoint;

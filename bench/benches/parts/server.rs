@@ -3,6 +3,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind};
 use tidewater_protocol::layout::line_bytes;
@@ -14,7 +15,6 @@ use tidewater_server::apply::kernels::RowKernel;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
-use tidewater_lanes::fabric::Inbox;
 
 use super::layout::header;
 use super::{Body, Micro};

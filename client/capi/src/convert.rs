@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use tidewater_client::{Counters, Job, Missing, PullMode, PullOptions, Sync};
+use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
-use tidewater_lanes::fabric::TransportKind;
 
 use crate::abi::types::*;
 use crate::error::Failure;

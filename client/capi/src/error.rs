@@ -5,9 +5,9 @@ use std::ffi::c_char;
 use std::fmt::Display;
 
 use tidewater_client::ClientError;
+use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::table::DType;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_lanes::fabric::LaneError;
 
 use crate::abi::types::tw_status;
 

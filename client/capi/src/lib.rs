@@ -16,11 +16,13 @@
 //!   for what is noted of signals, which are the process's.
 //! - Nothing at exit; no signal handler and no thread unless one is asked for.
 
+#[allow(unsafe_code, reason = "pointers of C callers")]
 pub mod abi;
 mod convert;
 mod error;
 mod handles;
 mod progress;
+#[allow(unsafe_code, reason = "pointers of C callers")]
 mod raw;
 mod session;
 mod values;

@@ -3,12 +3,12 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::muster::Seat;
 use tidewater_launch::{EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::wake::OsSleeper;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use crate::clock::Sync;

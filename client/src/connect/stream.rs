@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_control::conn::TimedStream;
-use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::socket_options::send_at_once;
 use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
 use tidewater_lanes::wake::Bell;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::socket_options::send_at_once;
 
 /// Either kind.
 #[derive(Debug)]

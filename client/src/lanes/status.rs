@@ -7,11 +7,11 @@
 
 use std::time::Instant;
 
+use tidewater_lanes::fabric::{Lane, LaneError, ReadBatch, ReadOp, RemoteAddr};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::STATUS_LOOK;
 use tidewater_protocol::planted::{self, Plant};
-use tidewater_lanes::fabric::{Lane, LaneError, ReadBatch, ReadOp, RemoteAddr};
 
 /// Tag of the batch that reads the copy. Pulls are numbered from 1 and do not reach it.
 pub(super) const STATUS_TAG: u64 = u64::MAX;

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
+use tidewater_lanes::num::{count, size};
 use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
-use tidewater_lanes::num::{count, size};
 
 use super::rounds::word_op;
 use super::rows::read_ops;

@@ -3,12 +3,12 @@
 //! here (unknown places, stale hints, rows that are being written, lanes without mapped memory) is
 //! left to the reads, which know what to do about it.
 
+use tidewater_lanes::fabric::Mapped;
+use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{Loc, RowVersion};
 use tidewater_runtime::mem::Words;
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
-use tidewater_lanes::fabric::Mapped;
-use tidewater_lanes::num::count;
 
 use super::PullMode;
 use crate::lanes::Lanes;

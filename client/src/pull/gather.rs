@@ -1,12 +1,12 @@
 //! Requests that an applier answers: locations of keys, rows and ranges copied together.
 
+use tidewater_lanes::num::{self, count};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_protocol::layout::row::Loc;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::num::{self, count};
 
 use crate::error::{ClientError, rejected};
 use crate::lanes::{Interrupt, Lanes};

@@ -5,12 +5,12 @@
 //! written: its memory stays with the client until [`crate::Client::finish_pull`] or
 //! [`crate::Client::cancel_pull`], and the number of pulls under way is bounded.
 
+use tidewater_lanes::fabric::{ReadBatch, ReadOp};
+use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_protocol::limits::COORDINATOR_LOOK;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::{ReadBatch, ReadOp};
-use tidewater_lanes::num::count;
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, PullMode, PullOptions, pull_rows};

@@ -1,9 +1,9 @@
 //! Rows that are read from a lane, and what became of each.
 
+use tidewater_lanes::fabric::{RemoteAddr, Taker};
 use tidewater_protocol::layout::row::{
     Loc, ROW_HEADER_BYTES, RowCopy, RowVersion, copy_verifying, verify_row,
 };
-use tidewater_lanes::fabric::{RemoteAddr, Taker};
 
 /// A row that is to be read.
 #[derive(Debug, Clone, Copy)]

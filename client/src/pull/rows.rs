@@ -1,11 +1,11 @@
 //! Pulls of rows by key or index.
 
+use tidewater_lanes::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
+use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
-use tidewater_lanes::num::count;
 
 use super::proof::{Prover, RowRead, Verdict};
 use super::{Due, Missing, PullMode, PullOptions, direct};

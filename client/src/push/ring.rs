@@ -4,6 +4,8 @@
 //! Staging is kept until the server has applied a frame, so that a broken lane can be re-written:
 //! same offsets, same sequence numbers.
 
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
+use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY,
@@ -13,8 +15,6 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::FRAMES_IN_FLIGHT_MAX;
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
-use tidewater_lanes::num::{count, size};
 
 /// A ring as its client keeps it.
 #[derive(Debug)]

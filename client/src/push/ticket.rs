@@ -1,7 +1,7 @@
 //! What a push returns.
 
-use tidewater_protocol::ids::TableId;
 use tidewater_lanes::num::count;
+use tidewater_protocol::ids::TableId;
 
 use crate::table::opened::ClientNumber;
 

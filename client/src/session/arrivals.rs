@@ -1,9 +1,9 @@
 //! How much has arrived at the servers, of everybody: what says how stale a pull is.
 
-use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::layout::session::TICKET_BYTES;
 use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
 use tidewater_lanes::num::count;
+use tidewater_protocol::layout::LINE_BYTES;
+use tidewater_protocol::layout::session::TICKET_BYTES;
 
 use super::Client;
 use crate::error::ClientError;

@@ -1,5 +1,6 @@
 //! Pushes, as calls of the client.
 
+use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_protocol::layout::row::Loc;
@@ -7,7 +8,6 @@ use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::num::{count, size};
 use zerocopy::IntoBytes;
 
 use super::Client;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
 use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::dense::{BlockLayout, RangeIndex, Ranges};
@@ -10,7 +11,6 @@ use tidewater_protocol::layout::row::{Loc, RowLayout};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
-use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
 
 use super::hints::Hints;
 use super::opened::HandleId;

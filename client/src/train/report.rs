@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
-use tidewater_protocol::table::Optimizer;
 use tidewater_lanes::fabric::TransportKind;
+use tidewater_protocol::table::Optimizer;
 
 use super::census::Census;
 use super::config::Config;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-use tidewater_protocol::layout::hash::mix64;
-use tidewater_runtime::clock::Deadline;
 use tidewater_lanes::fabric::{
     INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker,
     TransportKind,
 };
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_runtime::clock::Deadline;
 
 /// A small generator: the tests need no better one, and each of them its own seed.
 #[derive(Debug, Clone)]

@@ -26,6 +26,10 @@ use std::time::Duration;
 use barrier::Barrier;
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_lanes::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
+use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
+use tidewater_lanes::tcp::{TcpLane, TcpPort};
+use tidewater_lanes::wake::{Arms, Bell, OsSleeper, Watch};
 use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -46,10 +50,6 @@ use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::memory::DOZE_AT;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_lanes::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
-use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
-use tidewater_lanes::tcp::{TcpLane, TcpPort};
-use tidewater_lanes::wake::{Arms, Bell, OsSleeper, Watch};
 
 pub const RING_BYTES: usize = 256 << 10;
 

@@ -1,6 +1,8 @@
 //! A session without a client: frames written by hand, for what no client of ours would send.
 
 use tidewater_client::link::{OpenLane, ServerLink};
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, RemoteAddr};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -11,8 +13,6 @@ use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_
 use tidewater_protocol::table::{DType, PushOp};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::wait::wait_until;
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, RemoteAddr};
-use tidewater_lanes::wake::OsSleeper;
 
 use super::{Cluster, Wiring};
 

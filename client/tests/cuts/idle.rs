@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tidewater_client::connect::ConnectConfig;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::shm::pass::{self, Descriptors};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_lanes::shm::pass::{self, Descriptors};
 
 use crate::rig::{CLUSTER, Proxy, Rig, config, soon, token};
 

@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_lanes::fabric::{
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
+    TransportKind, signal_then_count,
+};
 use tidewater_protocol::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
@@ -12,10 +16,6 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
-use tidewater_lanes::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
-    TransportKind, signal_then_count,
-};
 
 use crate::fuzzing::Random;
 

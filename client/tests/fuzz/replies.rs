@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater_client::{ClientError, PullMode, PullOptions, Sync};
+use tidewater_lanes::fabric::Mailbox;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::extent::ExtentEntry;
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
@@ -17,7 +18,6 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::layout::{Line, line_bytes, line_from_bytes};
 use tidewater_protocol::table::PushOp;
-use tidewater_lanes::fabric::Mailbox;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::hostile::{SESSION, Shared, client};

@@ -20,9 +20,9 @@ use common::faults::{Rng, full, seed};
 use still::{Bystanders, Queue, Stops, fresh_pages};
 use stranger::Stranger;
 use tidewater_client::{Client, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock;
-use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 
 /// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push
 /// took until it was applied, and its first row.

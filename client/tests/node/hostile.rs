@@ -309,8 +309,8 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
     };
     unharmed(&rig, || {
         use tidewater_client::link::ServerLink;
-        use tidewater_protocol::layout::lines::CheckedU64;
         use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
+        use tidewater_protocol::layout::lines::CheckedU64;
         let (mut link, mut lanes) = rig.link(&config).unwrap();
         let [value, chk] = CheckedU64::new(4096, link.session().0).0;
         let cell = [value.to_le_bytes(), chk.to_le_bytes()].concat();
@@ -333,9 +333,9 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
 #[test]
 fn granted_status_is_the_sessions_state_line() {
     use tidewater_client::link::{OpenLane, ServerLink};
+    use tidewater_lanes::fabric::{Landing, ReadOp};
     use tidewater_protocol::layout::lines::StateLine;
     use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
-    use tidewater_lanes::fabric::{Landing, ReadOp};
     let rig = Rig::start();
     for (rank, transport) in (0..).zip(BOTH.iter().copied()) {
         let config = ConnectConfig {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::{OpenLane, ServerLink as _};
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, DomainId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{
@@ -19,7 +20,6 @@ use tidewater_protocol::table::{DType, PushOp, Reduce};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_server::apply::engine::Engine;
 use tidewater_server::node::NodeConfig;
-use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};
 

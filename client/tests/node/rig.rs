@@ -9,6 +9,8 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_lanes::fabric::SPIN;
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
 use tidewater_protocol::placement::Owner;
@@ -17,8 +19,6 @@ use tidewater_protocol::wire::control::{ServerMember, TableInfo};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 use tidewater_server::node::{Node, NodeConfig, NodeHandle};
-use tidewater_lanes::fabric::SPIN;
-use tidewater_lanes::wake::OsSleeper;
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
 

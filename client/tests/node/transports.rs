@@ -11,11 +11,11 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, ClientError, PullOptions, TableBuilder};
+use tidewater_lanes::fabric::TransportKind;
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::control::ServerMember;
-use tidewater_lanes::fabric::TransportKind;
-use tidewater_lanes::wake::OsSleeper;
 
 use crate::rig::{CLUSTER, Rig, config, soon, token};
 

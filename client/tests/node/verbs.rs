@@ -8,6 +8,8 @@ use tidewater_client::connect::ConnectConfig;
 use tidewater_client::link::ServerLink;
 use tidewater_client::{Client, PullOptions, TableBuilder};
 use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_lanes::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
@@ -19,9 +21,7 @@ use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 use tidewater_server::node::BusyPoll;
-use tidewater_lanes::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
 use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
-use tidewater_lanes::wake::OsSleeper;
 
 use crate::hostile::{connect, left, unharmed};
 use crate::rig::{CLUSTER, Rig, config, soon, token};

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
 use tidewater_client::{TableBuilder, Ticket};
-use tidewater_protocol::table::PushOp;
-use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::raw::RawPusher;

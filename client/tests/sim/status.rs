@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Sync, Table, TableBuilder};
-use tidewater_protocol::table::PushOp;
-use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Faults, Outcome, Rng, sweep};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::stale::LostStatuses;

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_client::{PullOptions, Sync, TableBuilder};
-use tidewater_protocol::table::PushOp;
-use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, sweep};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

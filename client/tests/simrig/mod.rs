@@ -17,6 +17,8 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Element, Parts, Sync, Table as ClientTable};
+use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
+use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
 use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -38,8 +40,6 @@ use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::{FrameSender, NamespaceId};
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
-use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
 
 /// A deadline that no run without a defect comes near, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);

@@ -2,6 +2,8 @@
 //! has applied come again, at other places of the ring. (Tidewater's own client never does that
 //! while its server lives; one that has lost its place does.)
 
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
+use tidewater_lanes::sim::{Rng, SimSleeper};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -12,8 +14,6 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT};
 use tidewater_protocol::table::{DType, PushOp};
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
-use tidewater_lanes::sim::{Rng, SimSleeper};
 
 use super::{LONG, Link, OpenLane, Rig};
 

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use tidewater_protocol::layout::session::MAILBOX_STATE_AT;
-use tidewater_runtime::sync::{AtomicU64, Ordering};
 use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port};
 use tidewater_lanes::sim::SimPort;
+use tidewater_protocol::layout::session::MAILBOX_STATE_AT;
+use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 /// Which state lines of a client's lanes arrive, and how many did not. By default all of them do.
 #[derive(Debug, Default)]

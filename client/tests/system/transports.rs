@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tidewater_client::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink, Wanted};
 use tidewater_client::link::ServerLink as _;
-use tidewater_launch::TransportChoice;
-use tidewater_runtime::clock::Deadline;
 use tidewater_lanes::fabric::{SPIN, TransportKind};
 use tidewater_lanes::wake::OsSleeper;
+use tidewater_launch::TransportChoice;
+use tidewater_runtime::clock::Deadline;
 
 use crate::by_hand::Cluster;
 use crate::rig::{Run, command, data, new_mark, output, tidewater, trainer};

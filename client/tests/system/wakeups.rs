@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use tidewater_client::TableBuilder;
+use tidewater_lanes::fabric::SPIN;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_lanes::fabric::SPIN;
 
 use crate::by_hand::Cluster;
 use crate::proc::{Process, starved_ns};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
+use tidewater_lanes::fabric::{ExportView, Sleeper};
 use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
@@ -17,7 +18,6 @@ use tidewater_protocol::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::wait::wait_until;
-use tidewater_lanes::fabric::{ExportView, Sleeper};
 
 use super::Refusal;
 use super::command::Command;
@@ -220,11 +220,7 @@ impl Applier {
         self.rings.iter().position(|r| r.session == session)
     }
 
-    fn attach(
-        &mut self,
-        session: SessionId,
-        port: Box<dyn tidewater_lanes::fabric::Port>,
-    ) -> bool {
+    fn attach(&mut self, session: SessionId, port: Box<dyn tidewater_lanes::fabric::Port>) -> bool {
         let Some(n) = self.ring(session) else {
             return false;
         };

@@ -1,10 +1,10 @@
 //! What other threads ask of an applier. Never per row: control only.
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
-use tidewater_protocol::layout::lines::StateLine;
 use tidewater_lanes::fabric::{Inbox, Port};
 use tidewater_lanes::wake::Bell;
+use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
+use tidewater_protocol::layout::lines::StateLine;
 
 use super::engine::Engine;
 use super::table::Table;

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 
+use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port};
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
 use tidewater_protocol::layout::lines::{Reject, StateLine};
@@ -17,7 +18,6 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::control::Remote;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::publish::publish;
-use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port};
 
 use crate::namespace::FrameSender;
 use crate::store::StoreError;

@@ -6,13 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
+use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::wire::control::{self, ServerAnswer, ServerRequest};
 use tidewater_protocol::wire::handshake::{HandshakeError, ServerPolicy};
 use tidewater_protocol::wire::hello::{Hello, RANDOM_BYTES};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_protocol::wire::refusal::Refusal;
-use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
 
 /// A connection's number; never used twice.
 pub(super) type ConnId = u64;

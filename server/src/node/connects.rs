@@ -8,12 +8,12 @@
 use std::collections::VecDeque;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
+use tidewater_lanes::fabric::Port;
+use tidewater_lanes::wake::Bell;
 use tidewater_protocol::ids::{ApplierId, SessionId};
 use tidewater_protocol::limits::VERBS_CONNECTS_MAX;
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_lanes::fabric::Port;
-use tidewater_lanes::wake::Bell;
 
 use super::conn::ConnId;
 

@@ -16,6 +16,8 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
+use tidewater_lanes::shm::pass::same_user;
+use tidewater_lanes::wake::Bell;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -25,8 +27,6 @@ use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::send_at_once;
-use tidewater_lanes::shm::pass::same_user;
-use tidewater_lanes::wake::Bell;
 
 use super::conn::{Conn, ConnId, Said, Socket};
 use super::connects::Connects;

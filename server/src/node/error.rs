@@ -2,11 +2,11 @@
 
 use std::io;
 
+use tidewater_lanes::shm::ShmError;
 use tidewater_protocol::ids::{ServerId, TableId};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::spec::SpecError;
 use tidewater_topology::NoSuchNic;
-use tidewater_lanes::shm::ShmError;
 
 use crate::apply::command::ApplierGone;
 use crate::store::StoreError;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
-use tidewater_protocol::limits::TEXT_BYTES_MAX;
 use tidewater_lanes::wake::Bell;
+use tidewater_protocol::limits::TEXT_BYTES_MAX;
 
 /// Bytes of a reason: the coordinator's notice puts the server's name in front of it.
 const REASON_BYTES_MAX: usize = TEXT_BYTES_MAX / 2;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ScopedJoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
+use tidewater_lanes::wake::{Arms, Bell, Watch};
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
@@ -12,7 +13,6 @@ use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
 use tidewater_topology::host;
-use tidewater_lanes::wake::{Arms, Bell, Watch};
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
 use super::control::Order;

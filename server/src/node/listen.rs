@@ -4,9 +4,9 @@ use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
 
+use tidewater_lanes::shm::pass::{self, PassError};
 use tidewater_protocol::wire::control::Endpoints;
 use tidewater_topology::host::host_name;
-use tidewater_lanes::shm::pass::{self, PassError};
 
 use super::{NodeConfig, NodeError};
 

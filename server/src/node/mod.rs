@@ -43,6 +43,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::unbounded;
+use tidewater_lanes::wake::Bell;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -50,7 +51,6 @@ use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_topology::Topology;
 use tidewater_topology::host::host_id;
-use tidewater_lanes::wake::Bell;
 
 pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};
 pub use error::NodeError;

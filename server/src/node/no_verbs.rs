@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::wire::control::{Transport, VerbsConnect};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_lanes::fabric::Inbox;
 
 use super::connects::Make;
 use super::handle::Shared;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use tidewater_lanes::shm::SessionMemory;
 use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
 use tidewater_protocol::wire::control::{ServerAnswer, ServerRequest, WorkerClock};
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_lanes::shm::SessionMemory;
 
 use super::catalogue::Seen;
 use super::conn::{Conn, ConnId, Socket};

@@ -8,14 +8,14 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
+use tidewater_lanes::shm::{self, SessionMemory};
+use tidewater_lanes::wake::Bell;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::SESSIONS_MAX;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::control::{Attach, Attached, Remote, Transport};
 use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_lanes::shm::{self, SessionMemory};
-use tidewater_lanes::wake::Bell;
 
 use super::NodeError;
 use super::conn::ConnId;

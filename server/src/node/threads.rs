@@ -7,13 +7,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use core_affinity::CoreId;
+use tidewater_lanes::fabric::SPIN;
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::layout::session::ALIVE_AFTER_DOZE;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_runtime::liveness::Liveness;
 use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
-use tidewater_lanes::fabric::SPIN;
-use tidewater_lanes::wake::OsSleeper;
 
 use super::error::system;
 use super::failure::{Failure, panic_text};

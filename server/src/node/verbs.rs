@@ -16,9 +16,9 @@ use std::sync::{Arc, Once};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
+use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::wire::control::{Transport, VerbsConnect, VerbsTails};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
-use tidewater_lanes::fabric::Inbox;
 use tidewater_verbs::{
     Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
 };

@@ -1,7 +1,7 @@
 //! What can go wrong in the store.
 
-use tidewater_runtime::mem::MemError;
 use tidewater_lanes::fabric::ExportError;
+use tidewater_runtime::mem::MemError;
 
 use super::hugepages::{Hugepages, Shortfall};
 

@@ -343,9 +343,9 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
+    use tidewater_lanes::fabric::{Export, Registrar, RegistrarError};
     use tidewater_protocol::ids::Incarnation;
     use tidewater_runtime::sync::{AtomicBool, Ordering};
-    use tidewater_lanes::fabric::{Export, Registrar, RegistrarError};
 
     use super::*;
 

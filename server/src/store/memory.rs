@@ -16,13 +16,13 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tidewater_lanes::fabric::{Export, Exports, Rights};
 use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::limits::APPLIERS_MAX;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Ordering, fence};
-use tidewater_lanes::fabric::{Export, Exports, Rights};
 
 use super::StoreError;
 use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};

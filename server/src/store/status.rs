@@ -95,8 +95,8 @@ impl ServerMemory {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tidewater_protocol::ids::Incarnation;
     use tidewater_lanes::fabric::Rights;
+    use tidewater_protocol::ids::Incarnation;
 
     use super::*;
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use tidewater_lanes::tcp::op::DECODERS as TCP;
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
 use tidewater_protocol::layout::decoders::DECODERS as LAYOUT;
 use tidewater_protocol::layout::frame::RowsPayload;
@@ -25,7 +26,6 @@ use tidewater_server::checkpoint::{
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
 use tidewater_server::store::prepare::Preparer;
-use tidewater_lanes::tcp::op::DECODERS as TCP;
 
 use crate::fuzzing::{Random, mutate};
 use crate::rig::CAPACITY;

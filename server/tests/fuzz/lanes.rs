@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Sender, bounded};
+use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::line_bytes;
@@ -18,7 +19,6 @@ use tidewater_server::apply::command::{ApplierHandle, Command};
 use tidewater_server::inbox::{Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
-use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
 
 use crate::fuzzing::Random;
 use crate::rig::{self, CAPACITY, Frame, WORKERS};

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameHeader, FrameKind};
@@ -13,7 +14,6 @@ use tidewater_runtime::mem::Region;
 use tidewater_server::inbox::{Next, Ring, RingOwner};
 use tidewater_server::namespace::FrameSender;
 use tidewater_server::store::ServerMemory;
-use tidewater_lanes::fabric::Inbox;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::rig::{self, CAPACITY, Frame};

@@ -3,5 +3,7 @@
 //! An event loop does not need this crate: it feeds bytes to
 //! [`ControlPeer`](tidewater_protocol::wire::peer::ControlPeer).
 
+#![forbid(unsafe_code)]
+
 pub mod conn;
 pub mod dial;

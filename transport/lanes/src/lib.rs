@@ -14,6 +14,8 @@
 //! # Cost
 //! Warm lanes allocate nothing. [`tidewater_protocol::limits`] bounds everything that a peer could make grow.
 
+#![forbid(unsafe_code)]
+
 mod exports;
 pub mod fabric;
 pub mod num;

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use tidewater_protocol::{layout, wire};
 use tidewater_lanes::tcp;
+use tidewater_protocol::{layout, wire};
 
 #[path = "support/search.rs"]
 mod search;

@@ -15,9 +15,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Mutex;
 
+use tidewater_lanes::tcp;
 use tidewater_protocol::wire::decoders::Decode;
 use tidewater_protocol::{layout, wire};
-use tidewater_lanes::tcp;
 
 #[path = "support/fuzzing.rs"]
 mod fuzzing;

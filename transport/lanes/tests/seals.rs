@@ -1,4 +1,5 @@
 //! What a client can do with the descriptors that it was passed: no more than it should.
+#![allow(unsafe_code, reason = "forks a process that goes on with its mapping")]
 #![allow(
     clippy::unwrap_used,
     reason = "a test crate: its helpers panic as its tests do"
@@ -10,13 +11,13 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Signal, WaitOptions};
+use tidewater_lanes::fabric::{Exports, Lane};
+use tidewater_lanes::shm::{ApplierEnd, ServerMemory, SessionMemory};
+use tidewater_lanes::wake::Bell;
 use tidewater_protocol::limits::RING_BYTES_MIN;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers};
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::{Exports, Lane};
-use tidewater_lanes::shm::{ApplierEnd, ServerMemory, SessionMemory};
-use tidewater_lanes::wake::Bell;
 
 const PUBLIC_BYTES: usize = 64 << 10;
 const WORD: usize = 8192;

@@ -12,6 +12,14 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
+use tidewater_lanes::fabric::{
+    Exports, INBOX_KEY, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, SPIN,
+};
+use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
+use tidewater_lanes::shm::{
+    ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmError, attach, descriptors,
+};
+use tidewater_lanes::wake::{Bell, OsSleeper};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
@@ -21,14 +29,6 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 use tidewater_runtime::wait::wait_until;
-use tidewater_lanes::fabric::{
-    Exports, INBOX_KEY, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, SPIN,
-};
-use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
-use tidewater_lanes::shm::{
-    ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmError, attach, descriptors,
-};
-use tidewater_lanes::wake::{Bell, OsSleeper};
 
 const CHECK: u8 = 7;
 const SALT: u64 = 99;

@@ -5,15 +5,15 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::*;
+use tidewater_lanes::sim::{
+    Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
+};
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
-use tidewater_lanes::fabric::*;
-use tidewater_lanes::sim::{
-    Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
-};
 
 const SECOND: Duration = Duration::from_secs(1);
 const RING: usize = 16 << 10;

@@ -5,6 +5,11 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::*;
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{
+    Faults, LinkSpec, SimBell, SimLane, SimQueue, SimSleeper, World, sweep,
+};
 use tidewater_protocol::layout::Line;
 use tidewater_protocol::layout::hash::line_chk;
 use tidewater_protocol::layout::line_bytes;
@@ -14,11 +19,6 @@ use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT, inbox_by
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
-use tidewater_lanes::fabric::*;
-use tidewater_lanes::here;
-use tidewater_lanes::sim::{
-    Faults, LinkSpec, SimBell, SimLane, SimQueue, SimSleeper, World, sweep,
-};
 
 const SALT: u64 = 77;
 const SLOTS: u64 = 8;

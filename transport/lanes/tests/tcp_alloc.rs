@@ -1,22 +1,23 @@
 //! F18: a warm lane allocates nothing; and a client that does not read costs the server nothing
 //! that grows. One test, because the allocator counts for the whole process.
+#![allow(unsafe_code, reason = "a counting allocator")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater_protocol::ids::RegionKey;
-use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
-use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::mem::Region;
-use tidewater_runtime::sync::{AtomicUsize, Ordering};
 use tidewater_lanes::fabric::{
     Export, ExportView, Exports, INBOX_KEY, Inbox, Lane, Port, ReadBatch, ReadOp, RemoteAddr,
     Rights,
 };
 use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
 use tidewater_lanes::wake::OsSleeper;
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::sync::{AtomicUsize, Ordering};
 
 struct Counting;
 

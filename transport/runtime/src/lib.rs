@@ -10,7 +10,12 @@ pub mod clock;
 pub mod delays;
 pub mod doze;
 #[cfg(not(loom))]
+#[allow(
+    unsafe_code,
+    reason = "the thread's list of robust futexes is the kernel's by address"
+)]
 pub mod liveness;
+#[allow(unsafe_code, reason = "shared memory is reached through raw pointers")]
 pub mod mem;
 #[cfg(not(loom))]
 pub mod offers;

@@ -19,6 +19,8 @@
 //! Some ten small files a core and a device: a millisecond on a small machine, some ten on one with
 //! hundreds of cores. Read it once, when a server starts.
 
+#![forbid(unsafe_code)]
+
 mod addresses;
 mod cores;
 mod devices;

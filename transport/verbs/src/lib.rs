@@ -39,6 +39,7 @@
 //! calls; registering pins pages.
 
 #![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
+#![allow(unsafe_code, reason = "libibverbs is a C library")]
 
 pub mod adapter;
 pub mod chain;

@@ -206,31 +206,31 @@ pub(super) mod testing {
     use std::fs;
 
     /// A tree like the kernel's, in a folder of its own.
-    pub(in crate) struct Tree(tempfile::TempDir);
+    pub(crate) struct Tree(tempfile::TempDir);
 
     impl Tree {
-        pub(in crate) fn new() -> Self {
+        pub(crate) fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
 
-        pub(in crate) fn sysfs(&self) -> Sysfs {
+        pub(crate) fn sysfs(&self) -> Sysfs {
             Sysfs::at(self.0.path())
         }
 
-        pub(in crate) fn write(&self, path: &str, text: &str) {
+        pub(crate) fn write(&self, path: &str, text: &str) {
             let path = self.0.path().join(path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
 
-        pub(in crate) fn port(&self, device: &str, port: u8, link: &str, state: &str) {
+        pub(crate) fn port(&self, device: &str, port: u8, link: &str, state: &str) {
             let folder = format!("{device}/ports/{port}");
             self.write(&format!("{folder}/link_layer"), &format!("{link}\n"));
             self.write(&format!("{folder}/state"), &format!("{state}\n"));
         }
 
         /// An entry; without a network interface where `netdev` is empty.
-        pub(in crate) fn gid(
+        pub(crate) fn gid(
             &self,
             device: &str,
             port: u8,

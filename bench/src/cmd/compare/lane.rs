@@ -6,20 +6,20 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{
+    Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
+    RemoteAddr, Rights,
+};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
-    RemoteAddr, Rights,
-};
 use tidewater_verbs::{
     Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError, VerbsLane, VerbsPort, pair,
 };
-use tidewater_lanes::wake::OsSleeper;
 
 use crate::error::BenchError;
 use crate::measure::Work;

@@ -1,6 +1,7 @@
 //! The calls of `tidewater.h` against a real cluster, as C makes them: right, and wrong in every way
 //! that a pointer, a handle, a size, a type or a thread can be.
 
+#![allow(unsafe_code, reason = "calls the C functions")]
 #![allow(
     clippy::unwrap_used,
     clippy::multiple_unsafe_ops_per_block,

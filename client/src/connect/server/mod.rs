@@ -23,6 +23,8 @@ mod verbs;
 use std::time::Duration;
 
 use tidewater_control::conn::{ConnError, ControlConn};
+use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
+use tidewater_lanes::wake::{Arms, Bell, Dozes, Watch};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
@@ -36,8 +38,6 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
-use tidewater_lanes::wake::{Arms, Bell, Dozes, Watch};
 
 use self::verbs::VerbsSide;
 use super::ConnectConfig;

@@ -4,12 +4,12 @@
 //! memory, verbs and TCP, and says in one line why not the ones before. Shared memory comes before
 //! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
+use tidewater_lanes::fabric::TransportKind;
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::wire::control::ServerMember;
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::TransportKind;
-use tidewater_lanes::wake::OsSleeper;
 
 use super::{Failure, NetServerLink};
 use crate::connect::ConnectConfig;

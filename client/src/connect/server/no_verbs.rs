@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use tidewater_lanes::fabric::Lane;
+use tidewater_lanes::wake::{Arms, Watch};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
 use tidewater_runtime::mem::Buffer;
-use tidewater_lanes::fabric::Lane;
-use tidewater_lanes::wake::{Arms, Watch};
 
 /// There is none.
 #[derive(Debug)]

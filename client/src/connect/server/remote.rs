@@ -1,6 +1,8 @@
 //! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one,
 //! each over a connection of its own or with queue pairs.
 
+use tidewater_lanes::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
+use tidewater_lanes::tcp::TcpLane;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
@@ -12,8 +14,6 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
-use tidewater_lanes::tcp::TcpLane;
 
 use super::verbs::VerbsSide;
 use super::{ATTEMPT, Attempt, Control, Failure, NetServerLink, Stream, status_of};

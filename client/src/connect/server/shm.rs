@@ -1,13 +1,13 @@
 //! Sessions over shared memory: what a server and a client of one host map, and how each rings.
 
+use tidewater_lanes::fabric::{Lane, TransportKind};
+use tidewater_lanes::shm::{self, ShmAttach, ShmLane};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::wire::control::{LaneGrant, ServerMember, Transport};
 use tidewater_protocol::wire::hello::Purpose;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 use tidewater_topology::host;
-use tidewater_lanes::fabric::{Lane, TransportKind};
-use tidewater_lanes::shm::{self, ShmAttach, ShmLane};
 
 use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;

@@ -3,15 +3,13 @@
 
 use std::net::IpAddr;
 
+use tidewater_lanes::fabric::Lane;
+use tidewater_lanes::wake::{Arms, Watch};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::Lane;
-use tidewater_verbs::{
-    Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError,
-};
-use tidewater_lanes::wake::{Arms, Watch};
+use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError};
 
 /// What the lanes of one link stand on.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use crossbeam_channel::{Sender, bounded, unbounded};
+use tidewater_lanes::fabric::{Inbox, LaneError, Port};
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameKind, PARTITION_ANY, RowsPayload,
@@ -15,7 +16,6 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp, Shape, TableSpec};
 use tidewater_runtime::mem::Region;
-use tidewater_lanes::fabric::{Inbox, LaneError, Port};
 
 use super::*;
 use crate::apply::table::Table;

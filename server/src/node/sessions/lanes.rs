@@ -7,6 +7,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use crossbeam_channel::bounded;
+use tidewater_lanes::fabric::Inbox;
+use tidewater_lanes::shm::{ApplierEnd, SessionMemory};
+use tidewater_lanes::tcp::TcpPort;
 use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -17,9 +20,6 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::hello::Hello;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::mem::Region;
-use tidewater_lanes::fabric::Inbox;
-use tidewater_lanes::shm::{ApplierEnd, SessionMemory};
-use tidewater_lanes::tcp::TcpPort;
 
 use super::{Carrier, Session, Sessions, WithMemory, bad, io, random, unknown};
 use crate::apply::command::Command;

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::*;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
-use tidewater_lanes::fabric::*;
 
 use crate::rig::{ClientTask, Rig, ServerTask};
 

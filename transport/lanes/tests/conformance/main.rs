@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "the table is the report")]
 
+#[allow(unsafe_code, reason = "a counting allocator")]
 mod alloc;
 mod breaks;
 mod defects;

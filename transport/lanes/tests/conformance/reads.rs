@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::*;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
-use tidewater_lanes::fabric::*;
 
 use crate::rig::{Client, ClientTask, DATA_AT, DATA_BYTES, Rig, SALT, Server, at, late, op_at};
 

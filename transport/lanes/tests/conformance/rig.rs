@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use tidewater_lanes::fabric::*;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -10,7 +11,6 @@ use tidewater_protocol::layout::session::{INBOX_TAIL_AT, MAILBOX_REPLIES_AT};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Arc, AtomicUsize, Ordering};
-use tidewater_lanes::fabric::*;
 
 pub(crate) const RING_BYTES: usize = 16 << 10;
 pub(crate) const SALT: u64 = 0x5a17;

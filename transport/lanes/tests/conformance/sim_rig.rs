@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{Inbox, Mailbox, TransportKind};
+use tidewater_lanes::sim::{Faults, Here, LinkSpec, World};
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::{Inbox, Mailbox, TransportKind};
-use tidewater_lanes::sim::{Faults, Here, LinkSpec, World};
 
 use crate::rig::{
     Alive, Client, ClientTask, Done, Machine, Memory, RING_BYTES, Rig, SALT, Served, Server,

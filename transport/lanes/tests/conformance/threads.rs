@@ -3,10 +3,10 @@
 use std::panic::resume_unwind;
 use std::thread::{self, JoinHandle};
 
-use tidewater_runtime::sync::Arc;
 use tidewater_lanes::fabric::{Inbox, Lane, Port, SPIN, TransportKind};
 use tidewater_lanes::shm::{self, ApplierEnd, ServerMemory};
 use tidewater_lanes::wake::OsSleeper;
+use tidewater_runtime::sync::Arc;
 
 use crate::rig::{
     Alive, Client, ClientTask, Done, KEY_CHECK, Machine, Memory, RING_BYTES, Rig, SALT, Served,

@@ -3,12 +3,12 @@
 
 use std::sync::{Mutex, OnceLock};
 
+use tidewater_lanes::fabric::*;
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk, row_head, verify_row,
 };
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
-use tidewater_lanes::fabric::*;
 
 use crate::rig::{Client, DATA_AT, Machine, Rig, SALT, Server, at, late};
 

@@ -21,13 +21,13 @@ pub(crate) use wired::rig;
 mod wired {
     use std::net::{IpAddr, Ipv4Addr};
 
+    use tidewater_lanes::fabric::TransportKind;
+    use tidewater_lanes::wake::OsSleeper;
     use tidewater_protocol::planted;
     use tidewater_runtime::sync::Arc;
-    use tidewater_lanes::fabric::TransportKind;
     use tidewater_verbs::{
         self as verbs, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,
     };
-    use tidewater_lanes::wake::OsSleeper;
 
     use crate::rig::{Memory, RING_BYTES, SALT};
     use crate::threads::{Connect, ThreadRig};

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::*;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
-use tidewater_lanes::fabric::*;
 
 use crate::rig::{Client, ClientTask, Rig, Server, at, late};
 

@@ -1,5 +1,8 @@
 //! One of each structure, built with the code that runs, and the numbers of the protocol.
 
+use tidewater_lanes::fabric::{AccessDenied, Exports, INBOX_KEY};
+use tidewater_lanes::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
+use tidewater_lanes::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 use tidewater_protocol::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell};
@@ -33,9 +36,6 @@ use tidewater_protocol::wire::hello::{
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::{PROTOCOL_VERSION, frame};
 use tidewater_runtime::liveness::OWNER_DIED;
-use tidewater_lanes::fabric::{AccessDenied, Exports, INBOX_KEY};
-use tidewater_lanes::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
-use tidewater_lanes::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 
 /// Types of `layout` and `tcp::op` whose bytes are in [`all`].
 pub(crate) const TYPES: &[&str] = &[

@@ -5,6 +5,11 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{
+    INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, ReadBatch, RemoteAddr,
+};
+use tidewater_lanes::tcp::{TcpLane, TcpPort};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
@@ -12,11 +17,6 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::mem::Region;
-use tidewater_lanes::fabric::{
-    INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, ReadBatch, RemoteAddr,
-};
-use tidewater_lanes::tcp::{TcpLane, TcpPort};
-use tidewater_lanes::wake::OsSleeper;
 
 use crate::harness::{
     DATA_BYTES, Memory, RING, SALT, Served, noise, plain, served, soon, unserved,

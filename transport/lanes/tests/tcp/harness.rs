@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tidewater_protocol::ids::RegionKey;
-use tidewater_protocol::layout::hash::mix64;
-use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::mem::Region;
 use tidewater_lanes::fabric::{
     Export, ExportView, Exports, Inbox, LaneError, Port, ReadOp, RemoteAddr, Rights, Sleeper,
 };
 use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
 use tidewater_lanes::wake::OsSleeper;
+use tidewater_protocol::ids::RegionKey;
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
 
 pub(crate) const RING: usize = 1 << 20;
 pub(crate) const SALT: u64 = 7;

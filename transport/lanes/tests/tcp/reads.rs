@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{Landing, Lane, LaneError, Port, ReadBatch, ReadOp};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::row::{RowLayout, RowVersion, row_chk, row_hasher};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicBool, Ordering, fence};
-use tidewater_lanes::fabric::{Landing, Lane, LaneError, Port, ReadBatch, ReadOp};
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, plain, served, soon, unserved};
 

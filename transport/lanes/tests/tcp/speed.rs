@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use tidewater_runtime::clock::{self, Deadline};
 use tidewater_lanes::fabric::{Landing, Lane, ReadBatch, Sleeper};
+use tidewater_runtime::clock::{self, Deadline};
 
 use crate::harness::{Memory, plain, served, soon};
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use tidewater_runtime::clock::Deadline;
 use tidewater_lanes::fabric::{Landing, Lane, Port, ReadBatch, ReadOp, Taker};
+use tidewater_runtime::clock::Deadline;
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, served, soon, unserved};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{Lane, Port, ReadBatch, SPIN, Sleeper};
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_lanes::fabric::{Lane, Port, ReadBatch, SPIN, Sleeper};
 
 use crate::harness::{Dice, Memory, plain, served, soon, unserved};
 use crate::writes::{inbox_at, tail_cell};

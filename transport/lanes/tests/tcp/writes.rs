@@ -1,14 +1,14 @@
 //! F04, F05, F07, F08, F11, F15: writes, atomics, posts.
 
+use tidewater_lanes::fabric::{
+    Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadBatch, RemoteAddr,
+};
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
 use tidewater_protocol::layout::session::{
     INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_STATE_AT, mailbox_reject_at, mailbox_reply_at,
 };
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_runtime::clock::Deadline;
-use tidewater_lanes::fabric::{
-    Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadBatch, RemoteAddr,
-};
 
 use crate::harness::{Dice, Memory, RING, SALT, noise, plain, served, soon, unserved};
 

@@ -1,7 +1,7 @@
 //! What operations cost, in doorbells, work requests and packets.
 
-use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, ReadOp, RemoteAddr};
+use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_verbs::Counters;
 
 use crate::harness::{Ends, Host, noise, row};

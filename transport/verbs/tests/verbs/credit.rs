@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr, Sleeper};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_protocol::limits::VERBS_RECEIVES;
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr, Sleeper};
-use tidewater_lanes::wake::OsSleeper;
 
 use crate::harness::{Ends, Host, late};
 

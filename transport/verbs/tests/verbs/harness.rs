@@ -5,6 +5,10 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{
+    Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
+};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -13,13 +17,9 @@ use tidewater_protocol::wire::control::{VerbsConnected, VerbsTails};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
-use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
-};
 use tidewater_verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
 };
-use tidewater_lanes::wake::OsSleeper;
 
 pub(crate) const RING: usize = 64 << 10;
 pub(crate) const SALT: u64 = 7;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, Port, RemoteAddr};
 use tidewater_protocol::layout::session::INBOX_RING_AT;
 use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_RECEIVES};
 use tidewater_runtime::clock;
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, Port, RemoteAddr};
 
 use crate::harness::{Ends, Host, late, row};
 

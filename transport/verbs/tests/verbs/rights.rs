@@ -1,7 +1,7 @@
 //! What the device refuses, with the status it gives.
 
-use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
+use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 
 use crate::harness::{Ends, Host, RING, late, row};
 
@@ -104,9 +104,9 @@ fn keys_are_good_for_their_own_right_only() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn ranges_that_come_later_are_registered_before_their_keys() {
+    use tidewater_lanes::fabric::{Export, Rights};
     use tidewater_runtime::mem::Region;
     use tidewater_runtime::sync::Arc;
-    use tidewater_lanes::fabric::{Export, Rights};
 
     let host = Host::new();
     let mut ends = host.connect(2);

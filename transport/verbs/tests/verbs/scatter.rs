@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{Landing, Lane, LaneError, Port, ReadOp};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
-use tidewater_lanes::fabric::{Landing, Lane, LaneError, Port, ReadOp};
 use tidewater_verbs::Counters;
 
 use crate::harness::{Ends, Host, late, noise, row};

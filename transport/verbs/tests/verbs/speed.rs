@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
+use tidewater_lanes::fabric::{INBOX_KEY, Landing, Lane, ReadOp, RemoteAddr};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_runtime::clock;
-use tidewater_lanes::fabric::{INBOX_KEY, Landing, Lane, ReadOp, RemoteAddr};
 
 use crate::harness::{Ends, Host, late, row};
 

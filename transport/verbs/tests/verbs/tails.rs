@@ -1,13 +1,13 @@
 //! Tails that the applier polls: written, not signalled.
 
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr};
+use tidewater_lanes::wake::OsSleeper;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::limits::VERBS_RECEIVES;
 use tidewater_protocol::planted;
 use tidewater_protocol::wire::control::VerbsTails;
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr};
 use tidewater_verbs::Notifier;
-use tidewater_lanes::wake::OsSleeper;
 
 use crate::harness::{Ends, Host, SALT, late};
 

@@ -15,5 +15,6 @@ mod refusals;
 mod rig;
 mod wakes;
 
+#[allow(unsafe_code, reason = "a counting allocator")]
 #[path = "../../../lanes/tests/conformance/alloc.rs"]
 mod alloc;

@@ -4,9 +4,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::planted;
 use tidewater_runtime::mem::Region;
-use tidewater_verbs::{
-    Access, Completion, Flags, MemoryRegion, MemoryWindow, Operation,
-};
+use tidewater_verbs::{Access, Completion, Flags, MemoryRegion, MemoryWindow, Operation};
 
 use crate::alloc::allocations;
 use crate::rig::{BYTES, Memory, Rig, pattern};
