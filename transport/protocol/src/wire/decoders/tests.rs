@@ -92,7 +92,7 @@ fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
 #[test]
 fn the_corpus_is_what_this_version_says() {
     let writes = std::env::var_os("TIDEWATER_WRITE_CORPUS").is_some();
-    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
+    let corpus = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../lanes/tests/corpus");
     for (name, seeds) in seeds() {
         assert!(
             DECODERS.iter().any(|(listed, _)| *listed == name),
