@@ -235,17 +235,17 @@ impl Target<'_> {
         let (head, body) = (Place::new(self.head), Place::new(self.body));
         let (room, spare) = (spare.len(), Place::new(spare));
         let mut list = RecvList::new();
-        while list.len() < max
+        while list.total_bytes() < max
             && let Some(piece) = cursor.piece(self.ops)
         {
             let place = if piece.in_head { &head } else { &body };
-            let len = piece.len.min(max - list.len());
+            let len = piece.len.min(max - list.total_bytes());
             if !list.piece(place, piece.at, len) {
                 break;
             }
             cursor.at += count(len);
         }
-        let named = list.len();
+        let named = list.total_bytes();
         if named == max {
             list.piece(&spare, 0, room);
         }

@@ -204,7 +204,7 @@ impl TcpPort {
                 list.span(region, base + *at, *left)
                     .map_err(|e| fail(std::io::Error::other(e)))?;
                 list.piece(&spare, 0, spare_len);
-                let asked = list.len();
+                let asked = list.total_bytes();
                 let moved = socket.recv(&mut list).map_err(fail)?;
                 if let Moved::Bytes(n) = moved {
                     let here = n.min(*left);

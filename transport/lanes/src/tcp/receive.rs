@@ -166,7 +166,7 @@ impl Inbound {
                     self.bulk = true;
                     let (named, (moved, asked)) =
                         target.with_list(*left, self.input.room_beside(), |list| {
-                            (socket.recv(list), list.len())
+                            (socket.recv(list), list.total_bytes())
                         });
                     let moved = moved?;
                     if let Moved::Bytes(n) = moved {
@@ -188,7 +188,7 @@ impl Inbound {
                     .map_err(io::Error::other)?;
                 list.piece(&spare, 0, spare_len);
                 let moved = socket.recv(&mut list)?;
-                let asked = list.len();
+                let asked = list.total_bytes();
                 if let Moved::Bytes(n) = moved {
                     let here = n.min(named);
                     post.got += here;

@@ -126,7 +126,7 @@ impl Socket {
     /// Sends from wherever the list says; with `more`, the end of it goes with what is sent next.
     /// Cost: one system call.
     pub(super) fn send(&self, list: &mut SendList<'_>, more: bool) -> io::Result<Moved> {
-        match list.len() {
+        match list.total_bytes() {
             0 => Ok(Moved::Nothing),
             _ => moved(list.send(&self.stream, more), Moved::Nothing),
         }
@@ -145,10 +145,10 @@ impl Socket {
 
     /// Receives into wherever the list says. Cost: as [`Self::recv_bytes`].
     pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
-        if list.len() == 0 || self.may_skip() {
+        if list.total_bytes() == 0 || self.may_skip() {
             return Ok(Moved::Nothing);
         }
-        let asked = list.len();
+        let asked = list.total_bytes();
         self.looked(asked, moved(list.recv(&self.stream), Moved::Closed))
     }
 

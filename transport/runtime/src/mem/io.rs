@@ -31,6 +31,12 @@ struct Parts<'a> {
     borrows: PhantomData<&'a [u8]>,
 }
 
+impl Default for Parts<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Parts<'_> {
     const fn new() -> Self {
         Self {
@@ -70,6 +76,7 @@ impl Parts<'_> {
 }
 
 /// What one call sends.
+#[derive(Default)]
 pub struct SendList<'a>(Parts<'a>);
 
 impl<'a> SendList<'a> {
@@ -92,13 +99,16 @@ impl<'a> SendList<'a> {
     }
 
     /// Bytes of all parts.
-    pub const fn len(&self) -> usize {
+    pub const fn total_bytes(&self) -> usize {
         self.0.bytes
     }
 
     /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. With `more`, the
     /// system may keep the last packet back until the next call, for 200 ms at most. Cost: one system
     /// call.
+    ///
+    /// # Errors
+    /// The socket's; `WouldBlock` when it takes nothing now.
     pub fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let message = self.0.message();
@@ -131,6 +141,7 @@ impl<'a> Place<'a> {
 }
 
 /// Where one call receives into.
+#[derive(Default)]
 pub struct RecvList<'a>(Parts<'a>);
 
 impl<'a> RecvList<'a> {
@@ -158,11 +169,14 @@ impl<'a> RecvList<'a> {
     }
 
     /// Bytes of all parts.
-    pub const fn len(&self) -> usize {
+    pub const fn total_bytes(&self) -> usize {
         self.0.bytes
     }
 
     /// Receives what is there; never blocks. 0 when the peer has closed. Cost: one system call.
+    ///
+    /// # Errors
+    /// The socket's; `WouldBlock` when nothing is there.
     pub fn recv(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let mut message = self.0.message();
@@ -218,13 +232,16 @@ mod tests {
         let mut list = SendList::new();
         assert!(list.bytes(b"head"));
         assert!(list.span(&from, 67, 9).unwrap());
-        assert_eq!((list.len(), list.send(&near, false).unwrap()), (13, 13));
+        assert_eq!(
+            (list.total_bytes(), list.send(&near, false).unwrap()),
+            (13, 13)
+        );
         let mut scratch = [0; 8];
         let place = Place::new(&mut scratch);
         let mut list = RecvList::new();
         assert!(list.piece(&place, 2, 4));
         assert!(list.span(&into, 129, 9).unwrap());
-        assert_eq!((list.len(), recv_all(&mut list, &far)), (13, 13));
+        assert_eq!((list.total_bytes(), recv_all(&mut list, &far)), (13, 13));
         assert_eq!(&scratch, b"\0\0head\0\0");
         let mut landed = [0; 16];
         into.words(128, 16).unwrap().copy_out(0, &mut landed);
@@ -247,7 +264,7 @@ mod tests {
             assert!(recv.piece(&place, 0, 8) && send.bytes(b"x"));
         }
         assert!(!recv.piece(&place, 0, 8) && !send.bytes(b"x"));
-        assert_eq!((recv.len(), send.len()), (8 * PARTS, PARTS));
+        assert_eq!((recv.total_bytes(), send.total_bytes()), (8 * PARTS, PARTS));
     }
 
     #[test]

@@ -261,6 +261,9 @@ impl Region {
     }
 
     /// Refuses what is not inside the region in whole words.
+    ///
+    /// # Errors
+    /// [`MemError::Bounds`].
     #[inline]
     pub fn check(&self, at: usize, len: usize) -> Result<(), MemError> {
         let end = len
