@@ -99,7 +99,7 @@ test_homes() {
         <<<'use std::{fmt, io::Read};'
     allows ci/tidy.sh transport/protocol/src/layout/row.rs "a test of a pure module that reads a file" \
         <<<'mod tests { use std::{fs, env}; }'
-    finds ci/tidy.sh "names std::sync::atomic::AtomicU64" server/src/store.rs \
+    finds ci/tidy.sh "names std::sync::atomic::AtomicU64" server/engine/src/store.rs \
         <<<'use std::{fmt, sync::{Arc, atomic::{AtomicU64, Ordering}}};'
     finds ci/tidy.sh "names core::sync::atomic::fence" transport/runtime/src/mem.rs \
         <<<'fn f() { core::sync::atomic::fence(x) }'

@@ -8,9 +8,9 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use tidewater_bench::applier::{Rule, rules};
+use tidewater_engine::apply::kernels::init::fill_row;
+use tidewater_engine::apply::kernels::{RowKernel, accumulate};
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
-use tidewater_server::apply::kernels::init::fill_row;
-use tidewater_server::apply::kernels::{RowKernel, accumulate};
 
 /// Rows of one measurement: with state and gradients they stay in the first or second level cache.
 const ROWS: usize = 64;

@@ -8,16 +8,16 @@ use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use tidewater_client::TableBuilder;
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::index::Index;
+use tidewater_engine::store::memory::{BlockKind, BlockOwner};
+use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
+use tidewater_engine::store::sparse::SparseShard;
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::Loc;
 use tidewater_protocol::table::{Optimizer, PushOp};
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::index::Index;
-use tidewater_server::store::memory::{BlockKind, BlockOwner};
-use tidewater_server::store::prepare::Preparer;
-use tidewater_server::store::redo::{Progress, Redo, RowPlace};
-use tidewater_server::store::sparse::SparseShard;
 
 /// Elements of a row.
 const DIM: usize = 16;

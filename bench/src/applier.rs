@@ -4,6 +4,12 @@
 use std::sync::Arc;
 
 use tidewater_client::TableBuilder;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::kernels::RowKernel;
+use tidewater_engine::apply::table::{Store, Table};
+use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -11,12 +17,6 @@ use tidewater_protocol::layout::frame::{
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::Loc;
 use tidewater_protocol::table::{DType, Optimizer, PushOp};
-use tidewater_server::apply::engine::Engine;
-use tidewater_server::apply::kernels::RowKernel;
-use tidewater_server::apply::table::{Store, Table};
-use tidewater_server::namespace::FrameSender;
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::prepare::Preparer;
 
 use crate::error::BenchError;
 use crate::measure::Work;

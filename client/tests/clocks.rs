@@ -16,12 +16,12 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 use common::Cluster;
 use common::faults::{Rng, full, seed};
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
-use tidewater_server::apply::command::Command;
-use tidewater_server::namespace::NamespaceId;
 
 const WORKERS: u32 = 4;
 /// A row for each worker in each of this many partitions: on every applier.

@@ -15,6 +15,9 @@ use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder, Ticket};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp, Verbs};
 use tidewater_lanes::fabric::{
     Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
@@ -25,9 +28,6 @@ use tidewater_protocol::layout::session::MAILBOX_BYTES;
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
-use tidewater_server::apply::command::Command;
-use tidewater_server::apply::engine::Engine;
-use tidewater_server::namespace::NamespaceId;
 
 /// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
 fn stall(cluster: &Cluster, server: usize, time: Duration) {

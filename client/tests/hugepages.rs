@@ -16,6 +16,9 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
 use tidewater_client::{Embedded, PullOptions, Sync, TableBuilder};
+use tidewater_engine::store::hugepages::{NoHugepages, choose};
+use tidewater_engine::store::memory::{BlockKind, BlockOwner};
+use tidewater_engine::store::{Backing, Hugepages, ServerMemory, StoreError};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::table::PushOp;
@@ -23,9 +26,6 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::region::read_only_fd;
 use tidewater_runtime::mem::{MemError, Pages, Region};
 use tidewater_server::embedded::ClusterConfig;
-use tidewater_server::store::hugepages::{NoHugepages, choose};
-use tidewater_server::store::memory::{BlockKind, BlockOwner};
-use tidewater_server::store::{Backing, Hugepages, ServerMemory, StoreError};
 use tidewater_topology::{HugePool, Topology};
 
 const CAPACITY: usize = 32 << 20;

@@ -11,9 +11,9 @@ mod common;
 
 use common::Cluster;
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::engine::Engine;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::{PushOp, Reduce};
-use tidewater_server::apply::engine::Engine;
 
 fn pull(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Vec<i64> {
     let mut out = vec![0; keys.len() * table.dim()];

@@ -16,10 +16,10 @@ use common::Cluster;
 use common::faults::{Faults, Rng, full, seed, transports};
 use storm::{DIM, Seen, Storm};
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::command::Command;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
-use tidewater_server::apply::command::Command;
 
 const LONG: Duration = Duration::from_secs(60);
 const KEYS: u64 = 200;

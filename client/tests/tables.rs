@@ -64,12 +64,12 @@ fn unknown_keys_are_created_or_answered_as_the_call_says() {
         let keys = [0, u64::MAX, 1 << 63];
         let rows = |cluster: &Cluster| {
             let id = table.id();
-            let count = move |e: &mut tidewater_server::apply::engine::Engine| match &e
+            let count = move |e: &mut tidewater_engine::apply::engine::Engine| match &e
                 .table(id)
                 .unwrap()
                 .store
             {
-                tidewater_server::apply::table::Store::Sparse(s) => s.len(),
+                tidewater_engine::apply::table::Store::Sparse(s) => s.len(),
                 _ => unreachable!(),
             };
             cluster.servers[0].applier(0).with(count).unwrap()

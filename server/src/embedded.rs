@@ -18,7 +18,7 @@ use crate::coordinator::{
 };
 use crate::node::{BusyPoll, CAPACITY_DEFAULT, Failure, NodeHandle};
 use crate::process::{Server, ServerConfig, ServerError};
-use crate::store::Hugepages;
+use tidewater_engine::store::Hugepages;
 
 /// Time that all servers have to join.
 const START: Duration = Duration::from_secs(30);

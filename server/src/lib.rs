@@ -19,18 +19,13 @@
 #![cfg_attr(not(test), forbid(unsafe_code))]
 
 pub mod agent;
-pub mod apply;
 pub mod checkpoint;
-pub mod clocks;
 pub mod coordinator;
 pub mod embedded;
-pub mod inbox;
 pub mod launched;
 pub mod launcher;
 pub mod machine;
-pub mod namespace;
 pub mod node;
 pub mod pages;
 pub mod process;
-pub mod store;
 mod warn_limit;

@@ -11,7 +11,7 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::agent::{Agent, AgentError, Ended, Enlisted};
 use crate::node::{BusyPoll, CAPACITY_DEFAULT, Node, NodeConfig, NodeError, NodeHandle};
-use crate::store::Hugepages;
+use tidewater_engine::store::Hugepages;
 
 /// What a server is told when it starts.
 #[derive(Debug, Clone)]

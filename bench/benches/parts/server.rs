@@ -3,6 +3,10 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
+use tidewater_engine::apply::kernels::RowKernel;
+use tidewater_engine::inbox::{Next, Ring, RingOwner};
+use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind};
@@ -11,10 +15,6 @@ use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_protocol::table::DType;
 use tidewater_runtime::mem::Region;
-use tidewater_server::apply::kernels::RowKernel;
-use tidewater_server::inbox::{Next, Ring, RingOwner};
-use tidewater_server::namespace::FrameSender;
-use tidewater_server::store::ServerMemory;
 
 use super::layout::header;
 use super::{Body, Micro};

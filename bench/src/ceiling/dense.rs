@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer};
 use tidewater_runtime::clock;
-use tidewater_server::apply::kernels::RowKernel;
 
 use crate::error::BenchError;
 

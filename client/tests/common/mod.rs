@@ -26,6 +26,14 @@ use std::time::Duration;
 use barrier::Barrier;
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Parts, Sync};
+use tidewater_engine::apply::applier::Applier;
+use tidewater_engine::apply::command::{ApplierHandle, Command};
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::inbox::{Ring, RingOwner};
+use tidewater_engine::namespace::{FrameSender, NamespaceId};
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::memory::DOZE_AT;
+use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
 use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::{TcpLane, TcpPort};
@@ -42,14 +50,6 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
-use tidewater_server::apply::applier::Applier;
-use tidewater_server::apply::command::{ApplierHandle, Command};
-use tidewater_server::apply::table::Table;
-use tidewater_server::inbox::{Ring, RingOwner};
-use tidewater_server::namespace::{FrameSender, NamespaceId};
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::memory::DOZE_AT;
-use tidewater_server::store::prepare::Preparer;
 
 pub const RING_BYTES: usize = 256 << 10;
 
@@ -431,7 +431,7 @@ impl ServerLink for Link {
     ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
         let mut all = Vec::new();
         for seat in &self.server().appliers {
-            let of = move |e: &mut tidewater_server::apply::engine::Engine| {
+            let of = move |e: &mut tidewater_engine::apply::engine::Engine| {
                 e.clocks(NamespaceId::default())
                     .live(domain)
                     .collect::<Vec<_>>()
@@ -491,7 +491,7 @@ pub fn describe<'a>(
 ) -> TableDescriptor {
     let mut parts = Vec::new();
     for (a, handle) in appliers.enumerate() {
-        let of = move |e: &mut tidewater_server::apply::engine::Engine| {
+        let of = move |e: &mut tidewater_engine::apply::engine::Engine| {
             e.table(id).map(|t| t.describe(ApplierId(a as u16)))
         };
         parts.extend(handle.with(of).unwrap());

@@ -1,9 +1,9 @@
 //! Stands for `verbs` in a build without it: tests that need a device say what to build.
 
+use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{Inbox, Lane, Port};
 use tidewater_lanes::wake::{Arms, OsSleeper, Watch};
 use tidewater_runtime::mem::Buffer;
-use tidewater_server::store::ServerMemory;
 
 /// There is none.
 pub enum Serving {}

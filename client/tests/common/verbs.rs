@@ -3,13 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{Inbox, Lane, Port};
 use tidewater_lanes::wake::{Arms, OsSleeper, Watch};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_runtime::mem::Buffer;
-use tidewater_server::store::ServerMemory;
 use tidewater_verbs::{Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort};
 
 /// Queue pairs of a lane that pull.

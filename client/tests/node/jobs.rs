@@ -5,6 +5,7 @@ use std::time::Duration;
 use tidewater_client::connect::{ConnectConfig, NetServerLink};
 use tidewater_client::link::{OpenLane, ServerLink as _};
 use tidewater_client::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::engine::Engine;
 use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, DomainId, TableId, WorkerId};
@@ -18,7 +19,6 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::table::{DType, PushOp, Reduce};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_server::apply::engine::Engine;
 use tidewater_server::node::NodeConfig;
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};

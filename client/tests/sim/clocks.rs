@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_client::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
-use tidewater_server::apply::command::Command;
-use tidewater_server::namespace::NamespaceId;
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use tidewater_client::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
 use tidewater_client::{TableBuilder, Ticket};
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::namespace::FrameSender;
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
 use tidewater_protocol::ids::{TableId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
-use tidewater_server::apply::engine::Engine;
-use tidewater_server::namespace::FrameSender;
 
 use crate::simrig::{LONG, Rig, Shape, faults, open};
 

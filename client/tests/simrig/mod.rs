@@ -17,6 +17,14 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 use tidewater_client::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater_client::{Client, ClientError, Element, Parts, Sync, Table as ClientTable};
+use tidewater_engine::apply::applier::Applier;
+use tidewater_engine::apply::command::{ApplierHandle, Command};
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::inbox::{Ring, RingOwner};
+use tidewater_engine::namespace::{FrameSender, NamespaceId};
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
 use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
 use tidewater_protocol::ids::{
@@ -32,14 +40,6 @@ use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::wait::wait_until;
-use tidewater_server::apply::applier::Applier;
-use tidewater_server::apply::command::{ApplierHandle, Command};
-use tidewater_server::apply::engine::Engine;
-use tidewater_server::apply::table::Table;
-use tidewater_server::inbox::{Ring, RingOwner};
-use tidewater_server::namespace::{FrameSender, NamespaceId};
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::prepare::Preparer;
 
 /// A deadline that no run without a defect comes near, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);

@@ -7,8 +7,8 @@ use tidewater_client::data::{BatchPlan, Dataset, LabelMap, ReadOptions, read};
 use tidewater_client::train::generate::{Synthetic, SyntheticSpec};
 use tidewater_client::train::model::{LogisticConfig, LogisticStep};
 use tidewater_client::train::reference::Reference;
+use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer, PushOp, Reduce};
-use tidewater_server::apply::kernels::RowKernel;
 
 /// Rows of dimension 1 that the server's kernel updates.
 struct ServerRows {

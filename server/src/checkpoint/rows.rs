@@ -14,8 +14,8 @@ use super::disk::Disk;
 use super::error::CheckpointError;
 use super::manifest::{MANIFEST_NAME, SavedFile, read_manifest};
 use super::part::{PartReader, PartWriter};
-use crate::apply::engine::Engine;
-use crate::apply::records::RecordShape;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::records::RecordShape;
 
 /// The appliers of a server, as a save or load reaches them.
 pub trait Appliers {

@@ -19,11 +19,11 @@ use tidewater_protocol::table::{
 use tidewater_protocol::wire::control::TableInfo;
 
 use super::*;
-use crate::apply::engine::Engine;
-use crate::apply::records::RecordShape;
-use crate::apply::table::Table;
-use crate::store::ServerMemory;
-use crate::store::prepare::Preparer;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::records::RecordShape;
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
 
 /// A server's appliers, without threads.
 struct Local(RefCell<Vec<Engine>>);

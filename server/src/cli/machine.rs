@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
+use tidewater_engine::store::Hugepages;
 use tidewater_server::machine::{Chosen, Machine, Question, choose, draw, examine};
 use tidewater_server::node::CAPACITY_DEFAULT;
-use tidewater_server::store::Hugepages;
 
 /// What is to run on the machine.
 #[derive(Debug, Args)]

@@ -15,9 +15,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use tidewater_engine::store::Hugepages;
 use tidewater_launch::unknown_variables;
 use tidewater_server::node::BusyPoll;
-use tidewater_server::store::Hugepages;
 
 const EXAMPLES: &str = "\
 Examples:

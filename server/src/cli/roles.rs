@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use tidewater_engine::store::Hugepages;
 use tidewater_launch::token::read_file;
 use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ServerId;
@@ -27,7 +28,6 @@ use tidewater_server::launcher::{Control, ReadyLine};
 use tidewater_server::machine::appliers_that_fit;
 use tidewater_server::node::CAPACITY_DEFAULT;
 use tidewater_server::process::{Server, ServerConfig, ServerError};
-use tidewater_server::store::Hugepages;
 
 /// What a lost worker means.
 #[derive(Debug, Clone, Copy, ValueEnum)]

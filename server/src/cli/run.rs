@@ -7,10 +7,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
+use tidewater_engine::store::Hugepages;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_server::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use tidewater_server::node::BusyPoll;
-use tidewater_server::store::Hugepages;
 
 use super::parse_duration;
 

@@ -7,8 +7,8 @@ use tidewater_topology::{Near, NoSuchNic, Placement, Wish};
 
 use super::Machine;
 use crate::node::CAPACITY_DEFAULT;
-use crate::store::Hugepages;
-use crate::store::hugepages::{self, Choice, Shortfall};
+use tidewater_engine::store::Hugepages;
+use tidewater_engine::store::hugepages::{self, Choice, Shortfall};
 
 /// What is to run on the machine.
 #[derive(Debug, Clone)]

@@ -10,8 +10,8 @@ use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_protocol::wire::control::{ApplierPart, TableDescriptor};
 
 use super::NodeError;
-use crate::namespace::NamespaceId;
-use crate::store::StoreError;
+use tidewater_engine::namespace::NamespaceId;
+use tidewater_engine::store::StoreError;
 
 /// How far a table is.
 #[derive(Debug, Clone)]

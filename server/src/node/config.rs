@@ -8,7 +8,7 @@ use tidewater_protocol::ids::{ClusterId, Incarnation, ServerId};
 use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, PENDING_BYTES_DEFAULT, SESSION_LINGER};
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
 
-use crate::store::Hugepages;
+use tidewater_engine::store::Hugepages;
 
 /// Bytes reserved for each of a server's two memories unless told otherwise. Reserving costs
 /// nothing: pages take memory when they are first touched.

@@ -34,8 +34,8 @@ use super::handle::{NodeStatus, Shared};
 use super::listen::Listeners;
 use super::sessions::Sessions;
 use super::{NodeError, error::system};
-use crate::namespace::NamespaceId;
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
+use tidewater_engine::namespace::NamespaceId;
 
 /// Bytes taken from one connection before others have their turn.
 const TURN_BYTES: usize = 16 << 10;

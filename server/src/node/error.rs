@@ -8,9 +8,9 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::spec::SpecError;
 use tidewater_topology::NoSuchNic;
 
-use crate::apply::command::ApplierGone;
-use crate::store::StoreError;
-use crate::store::sparse::ShardError;
+use tidewater_engine::apply::command::ApplierGone;
+use tidewater_engine::store::StoreError;
+use tidewater_engine::store::sparse::ShardError;
 
 /// Why a server did not start, or did not do what it was asked for. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]

@@ -19,12 +19,12 @@ use super::control::Order;
 use super::error::system;
 use super::failure::Failure;
 use super::{NodeConfig, NodeError};
-use crate::apply::command::{ApplierGone, ApplierHandle, Command};
-use crate::apply::engine::Engine;
-use crate::apply::table::Table;
-use crate::namespace::NamespaceId;
-use crate::store::prepare::Preparer;
-use crate::store::{ServerMemory, StoreError};
+use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::namespace::NamespaceId;
+use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::{ServerMemory, StoreError};
 
 /// What all threads of a server share.
 #[derive(Debug)]

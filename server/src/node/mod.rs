@@ -56,14 +56,14 @@ pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};
 pub use error::NodeError;
 pub use handle::{NodeHandle, NodeStatus};
 
-use crate::store::memory::DOZE_AT;
-use crate::store::prepare::Preparer;
-use crate::store::{Backing, Hugepages, ServerMemory};
 use control::Control;
 use error::system;
 pub(crate) use failure::Failure;
 use handle::Shared;
 use listen::Listeners;
+use tidewater_engine::store::memory::DOZE_AT;
+use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::{Backing, Hugepages, ServerMemory};
 
 /// A running server. Dropping it ends it and waits for its threads.
 #[derive(Debug)]

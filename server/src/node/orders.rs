@@ -8,8 +8,8 @@ use tidewater_protocol::wire::refusal::Refusal;
 
 use super::NodeHandle;
 use crate::agent::Orders;
-use crate::apply::engine::Engine;
 use crate::checkpoint::Appliers;
+use tidewater_engine::apply::engine::Engine;
 
 impl Appliers for NodeHandle {
     fn count(&self) -> u16 {

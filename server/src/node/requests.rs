@@ -13,7 +13,7 @@ use super::conn::{Conn, ConnId, Socket};
 use super::connects::Asked;
 use super::control::Control;
 use super::sessions::bad;
-use crate::apply::command::Command;
+use tidewater_engine::apply::command::Command;
 
 /// An answer, and the memory whose descriptors go with it.
 type Answer = (ServerAnswer, Option<SessionMemory>);

@@ -21,8 +21,8 @@ use super::NodeError;
 use super::conn::ConnId;
 use super::handle::Shared;
 use super::verbs::{Verbs, VerbsSession};
-use crate::apply::command::Command;
-use crate::namespace::NamespaceId;
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::NamespaceId;
 
 /// What carries the lanes of a session.
 #[derive(Debug)]

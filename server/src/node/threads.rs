@@ -19,9 +19,9 @@ use super::error::system;
 use super::failure::{Failure, panic_text};
 use super::handle::Crew;
 use super::{NodeConfig, NodeError, doze_at};
-use crate::apply::applier::Applier;
-use crate::apply::command::ApplierHandle;
-use crate::store::ServerMemory;
+use tidewater_engine::apply::applier::Applier;
+use tidewater_engine::apply::command::ApplierHandle;
+use tidewater_engine::store::ServerMemory;
 
 /// Starts one thread an applier.
 pub(super) fn start(
@@ -51,7 +51,9 @@ pub(super) fn start(
 pub(super) fn stop(crews: &[Crew], threads: Vec<JoinHandle<()>>) {
     for crew in crews {
         // One that has ended needs no order.
-        let _ = crew.handle.send(crate::apply::command::Command::Stop);
+        let _ = crew
+            .handle
+            .send(tidewater_engine::apply::command::Command::Stop);
     }
     for thread in threads {
         if thread.join().is_err() {

@@ -7,6 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tempfile::TempDir;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::tcp::op::DECODERS as TCP;
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
 use tidewater_protocol::layout::decoders::DECODERS as LAYOUT;
@@ -16,16 +21,11 @@ use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{DType, Optimizer, PushOp, Shape, TableSpec};
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_protocol::wire::decoders::DECODERS as WIRE;
-use tidewater_server::apply::engine::Engine;
-use tidewater_server::apply::table::Table;
 use tidewater_server::checkpoint::decoders::{DECODERS, specs};
 use tidewater_server::checkpoint::{
     Appliers, CheckpointError, Disk, MANIFEST_NAME, Manifest, OsDisk, PartReader, PartWriter,
     SavedFile, SavedTable, commit, load_table, save_part,
 };
-use tidewater_server::namespace::FrameSender;
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::prepare::Preparer;
 
 use crate::fuzzing::{Random, mutate};
 use crate::rig::CAPACITY;

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use tidewater_engine::apply::engine::{Effect, Engine};
+use tidewater_engine::namespace::{FrameSender, NamespaceId};
+use tidewater_engine::store::ServerMemory;
 use tidewater_protocol::ids::{DomainId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameKind};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::layout::row::RowVersion;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
-use tidewater_server::apply::engine::{Effect, Engine};
-use tidewater_server::namespace::{FrameSender, NamespaceId};
-use tidewater_server::store::ServerMemory;
 
 use crate::fuzzing::{EDGES, Random, mutate};
 use crate::rig::{self, BLOCKS, Frame, HELD, ROWS, SNAPSHOT, SPARSE, State};

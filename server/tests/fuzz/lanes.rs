@@ -4,6 +4,11 @@
 use std::sync::{Arc, Mutex};
 
 use crossbeam_channel::{Sender, bounded};
+use tidewater_engine::apply::applier::Applier;
+use tidewater_engine::apply::command::{ApplierHandle, Command};
+use tidewater_engine::inbox::{Ring, RingOwner};
+use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
@@ -14,11 +19,6 @@ use tidewater_protocol::layout::session::{
     INBOX_RING_AT, MAILBOX_BYTES, MAILBOX_STATE_AT, inbox_bytes,
 };
 use tidewater_runtime::mem::Region;
-use tidewater_server::apply::applier::Applier;
-use tidewater_server::apply::command::{ApplierHandle, Command};
-use tidewater_server::inbox::{Ring, RingOwner};
-use tidewater_server::namespace::FrameSender;
-use tidewater_server::store::ServerMemory;
 
 use crate::fuzzing::Random;
 use crate::rig::{self, CAPACITY, Frame, WORKERS};

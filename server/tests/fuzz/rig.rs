@@ -3,6 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::table::{Store, Table};
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::cursor::RowCursor;
+use tidewater_engine::store::prepare::Preparer;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -11,11 +16,6 @@ use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{
     DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
-use tidewater_server::apply::engine::Engine;
-use tidewater_server::apply::table::{Store, Table};
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::cursor::RowCursor;
-use tidewater_server::store::prepare::Preparer;
 
 /// Memory of a server: small enough that keys which are made up use it up.
 pub(crate) const CAPACITY: usize = 24 << 20;

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use tidewater_engine::inbox::{Next, Ring, RingOwner};
+use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::LINE_BYTES;
@@ -11,9 +14,6 @@ use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 use tidewater_runtime::mem::Region;
-use tidewater_server::inbox::{Next, Ring, RingOwner};
-use tidewater_server::namespace::FrameSender;
-use tidewater_server::store::ServerMemory;
 
 use crate::fuzzing::{EDGES, Random};
 use crate::rig::{self, CAPACITY, Frame};

@@ -1,8 +1,8 @@
 //! Faults of what every server needs: memory, loopback, kernel, cores, clock, files.
 
+use tidewater_engine::store::Hugepages;
 use tidewater_runtime::mem::Pages;
 use tidewater_server::machine::{Machine, Question, Verdict, examine};
-use tidewater_server::store::Hugepages;
 
 use super::doctor::{assert_fault, fault, only_fault, question, report};
 use super::sound;

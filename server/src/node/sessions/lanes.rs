@@ -22,13 +22,13 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::mem::Region;
 
 use super::{Carrier, Session, Sessions, WithMemory, bad, io, random, unknown};
-use crate::apply::command::Command;
-use crate::inbox::{Ring, RingOwner};
-use crate::namespace::FrameSender;
 use crate::node::NodeError;
 use crate::node::connects::{Asked, End, Make};
 use crate::node::doze_at;
 use crate::node::handle::{Counts, Crew, ticket};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::inbox::{Ring, RingOwner};
+use tidewater_engine::namespace::FrameSender;
 
 impl Sessions {
     /// One ring at each applier, all or none. On shm they come with their ports.

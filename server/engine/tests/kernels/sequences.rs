@@ -1,8 +1,8 @@
 //! Sequences of pushes: kernel and oracle hold the same bits after every one of them.
 
 use proptest::prelude::*;
+use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer, PushOp};
-use tidewater_server::apply::kernels::RowKernel;
 
 use crate::oracle::{Oracle32, Oracle64};
 use crate::{Line, bytes32, bytes64, f32s, f64s};

@@ -1,8 +1,8 @@
 //! Three steps of each rule, worked out on paper, and what a refused rule says.
 
+use tidewater_engine::apply::kernels::{KernelError, RowKernel};
 use tidewater_protocol::limits::ROW_DIM_MAX;
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
-use tidewater_server::apply::kernels::{KernelError, RowKernel};
 
 use crate::{Line, bytes32, bytes64, f32s, f64s};
 

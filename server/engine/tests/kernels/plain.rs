@@ -1,8 +1,8 @@
 //! What has no rule: sums and assigns of every type, reduction.
 
 use proptest::prelude::*;
+use tidewater_engine::apply::kernels::{RowKernel, accumulate, divide};
 use tidewater_protocol::table::{DType, Optimizer, PushOp};
-use tidewater_server::apply::kernels::{RowKernel, accumulate, divide};
 
 use crate::{Line, bytes32, f32s};
 

@@ -1,9 +1,9 @@
 //! First values: the stream that may never change, its shape, and its independence of order.
 
 use proptest::prelude::*;
+use tidewater_engine::apply::kernels::KernelError;
+use tidewater_engine::apply::kernels::init::{check, fill_row};
 use tidewater_protocol::table::{DType, Init};
-use tidewater_server::apply::kernels::KernelError;
-use tidewater_server::apply::kernels::init::{check, fill_row};
 
 use crate::{f32s, f64s};
 

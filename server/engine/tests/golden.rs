@@ -11,16 +11,16 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::index::Index;
+use tidewater_engine::store::memory::{BlockKind, BlockOwner};
+use tidewater_engine::store::prepare::Preparer;
+use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
+use tidewater_engine::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::row::Loc;
 use tidewater_runtime::mem::Region;
-use tidewater_server::store::ServerMemory;
-use tidewater_server::store::index::Index;
-use tidewater_server::store::memory::{BlockKind, BlockOwner};
-use tidewater_server::store::prepare::Preparer;
-use tidewater_server::store::redo::{Progress, Redo, RowPlace};
-use tidewater_server::store::redo_block::{BlockPlace, StatePiece};
 
 const DIRECTORY_AT: usize = 8192;
 
@@ -111,7 +111,7 @@ fn hex(bytes: &[u8]) -> String {
 
 #[test]
 fn golden_bytes_are_what_the_server_writes() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/PROTOCOL.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/PROTOCOL.md");
     let text = std::fs::read_to_string(path).unwrap();
     let told: BTreeMap<&str, &str> = text
         .split("\n```golden-server ")

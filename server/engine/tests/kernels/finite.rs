@@ -1,7 +1,7 @@
 //! NaN and infinity are seen in whatever lane they are.
 
+use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer};
-use tidewater_server::apply::kernels::RowKernel;
 
 use crate::{bytes32, bytes64};
 

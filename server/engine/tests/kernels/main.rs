@@ -9,8 +9,8 @@ mod oracle;
 mod plain;
 mod sequences;
 
+use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_protocol::table::PushOp;
-use tidewater_server::apply::kernels::RowKernel;
 
 /// A row with its state, in buffers that begin at an odd address.
 pub(crate) struct Line {
