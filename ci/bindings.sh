@@ -77,8 +77,8 @@ service_stop() {
 trap 'service_stop; rm -rf -- "$SCRATCH"' EXIT
 
 build_all() {
-    cargo build --locked --profile ci -p tidewater-client --example heat --example bandwidth --features "$FEATURES"
-    cargo build --locked --profile ci -p tidewater-server --bin tidewater --features "$FEATURES"
+    cargo build --locked --profile ci -p tidewater --example heat --example bandwidth --features "$FEATURES"
+    cargo build --locked --profile ci -p tidewater-cli --bin tidewater --features "$FEATURES"
     CARGO_ARGUMENTS="--features $FEATURES" scripts/install-capi.sh "$PREFIX" ci
     export PKG_CONFIG_PATH=$PREFIX/lib/pkgconfig LD_LIBRARY_PATH=$PREFIX/lib
     read -ra CFLAGS < <(pkg-config --cflags tidewater)

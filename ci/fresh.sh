@@ -3,7 +3,7 @@
 # line that repeats it and does not fail the run; the fixed seeds in `test` do that.
 source "$(dirname "$0")/lib.sh"
 build_tests
-read -r folder exe < <(awk -F '\t' '$1 == "tidewater-client" && $2 == "sim" { print $3, $4 }' "$TEST_BINARIES")
+read -r folder exe < <(awk -F '\t' '$1 == "tidewater-tests" && $2 == "sim" { print $3, $4 }' "$TEST_BINARIES")
 [[ -n ${exe:-} ]] || nothing_to_run "no test target named sim"
 first=$(date +%s)
 scratch_dir

@@ -12,7 +12,7 @@ S=$SCRATCH/s
 NS=tw-launch-$$ # network namespaces
 trap 'slurm_down; networks_down; rm -rf -- "$SCRATCH"' EXIT
 
-cargo build --locked --profile ci -p tidewater-server -p tidewater-client --bins --features "$FEATURES"
+cargo build --locked --profile ci -p tidewater-cli -p tidewater-train --bins --features "$FEATURES"
 PATH=$PWD/target/ci:$PATH
 cd "$SCRATCH"
 tidewater-train generate --rows 3000 --features 500 --out train

@@ -150,7 +150,9 @@ run_test_binaries() {
 
 # crate_folder CRATE: the folder of a package of the workspace.
 crate_folder() {
-    git ls-files '*Cargo.toml' | xargs grep -lx "name = \"$1\"" | sed 's,/Cargo.toml$,,'
+    # The first name of a manifest is its package's; a program may have that of another package.
+    git ls-files '*Cargo.toml' | xargs awk -v name="name = \"$1\"" \
+        '/^name = / && !seen[FILENAME]++ && $0 == name { path = FILENAME; sub("/Cargo.toml$", "", path); print path }'
 }
 
 # repeat_command CRATE TARGET: what a person types to run one test binary again.

@@ -2,5 +2,5 @@
 # What users build and no other stage does: the thin client without the server, and the default
 # build without the planted defects.
 source "$(dirname "$0")/lib.sh"
-cargo check --locked --profile ci -p tidewater-client --no-default-features --lib
+cargo check --locked --profile ci -p tidewater --no-default-features --lib
 cargo check --locked --profile ci --workspace

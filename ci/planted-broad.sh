@@ -9,11 +9,11 @@ TEST_SECONDS=300 # for one test program
 OUT=$REPO_ROOT/target/planted-broad.tsv
 # Column, crate, target, environment. A prefix of the seeds is a column of its own: it is what a quick run does.
 BROAD=(
-    "sim-15 tidewater-client sim TIDEWATER_SEEDS=15"
-    "sim-200 tidewater-client sim TIDEWATER_SEEDS=200"
-    "ledger tidewater-client ledger"
-    "torn tidewater-client torn"
-    "stress tidewater-client stress"
+    "sim-15 tidewater-tests sim TIDEWATER_SEEDS=15"
+    "sim-200 tidewater-tests sim TIDEWATER_SEEDS=200"
+    "ledger tidewater-tests ledger"
+    "torn tidewater-tests torn"
+    "stress tidewater-tests stress"
     "conformance tidewater-lanes conformance"
 )
 build_tests

@@ -12,7 +12,7 @@ cd "$SCRATCH/tidewater"
 CARGO_TARGET_DIR=$REPO_ROOT/target/quickstart ./scripts/quickstart.sh 2>&1 | tee "$SCRATCH/log"
 # A newcomer has chosen no setting.
 ! grep -niE '\bwarn(ing)?\b' "$SCRATCH/log" || die "the first command prints a warning"
-CARGO_TARGET_DIR=$REPO_ROOT/target/quickstart cargo test --locked --release -p tidewater-client \
+CARGO_TARGET_DIR=$REPO_ROOT/target/quickstart cargo test --locked --release -p tidewater-tests -p tidewater-train \
     --test system --test program --no-fail-fast 2>&1 | tee "$SCRATCH/tests" || failed=1
 read -r p f i < <(summarize "$SCRATCH/tests")
 report release "$p" "$f" "$i"

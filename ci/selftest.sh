@@ -103,9 +103,9 @@ test_homes() {
         <<<'use std::{fmt, sync::{Arc, atomic::{AtomicU64, Ordering}}};'
     finds ci/tidy.sh "names core::sync::atomic::fence" transport/runtime/src/mem.rs \
         <<<'fn f() { core::sync::atomic::fence(x) }'
-    finds ci/tidy.sh "names std::time::Instant::now" client/src/pull.rs \
+    finds ci/tidy.sh "names std::time::Instant::now" client/tidewater/src/pull.rs \
         <<<'fn f() { std::time::Instant::now(); }'
-    finds ci/tidy.sh "names SystemTime::now" client/tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
+    finds ci/tidy.sh "names SystemTime::now" tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
     finds ci/tidy.sh "names rdma_sys::ibv_qp" transport/verbs/src/pair.rs <<<'use rdma_sys::ibv_qp;'
     allows ci/tidy.sh transport/runtime/src/mem.rs "comments and literals" <<'RUST'
 //! Says std::sync::atomic::AtomicU64 and imports nothing.
@@ -116,11 +116,11 @@ RUST
 }
 
 test_tidy() {
-    finds ci/tidy.sh "over 600 needs its reason" server/src/long.rs < <(yes '// x' | head -n 601)
-    allows ci/tidy.sh server/src/long.rs "a long file with a reason" \
+    finds ci/tidy.sh "over 600 needs its reason" server/service/src/long.rs < <(yes '// x' | head -n 601)
+    allows ci/tidy.sh server/service/src/long.rs "a long file with a reason" \
         < <(say '// long: a table' && yes '// x' | head -n 601)
-    finds ci/tidy.sh "not ASCII" server/src/a.rs <<<$'// caf\xc3\xa9'
-    finds ci/tidy.sh "unfinished" server/src/a.rs <<<'// TO''DO: later'
+    finds ci/tidy.sh "not ASCII" server/service/src/a.rs <<<$'// caf\xc3\xa9'
+    finds ci/tidy.sh "unfinished" server/service/src/a.rs <<<'// TO''DO: later'
     finds ci/tidy.sh "names a path of one machine" docs/a.md <<<'See /ho''me/me/tidewater.'
     finds ci/tidy.sh "unsafe without a SAFETY comment" transport/runtime/src/mem.rs <<<'fn f() { unsafe { g() } }'
     finds ci/tidy.sh "unsafe without a SAFETY comment" transport/runtime/src/mem.rs \
@@ -128,8 +128,8 @@ test_tidy() {
     allows ci/tidy.sh transport/runtime/src/mem.rs "an argued unsafe" <<<$'// SAFETY: so.\nunsafe { g() }'
     finds ci/tidy.sh "link leads nowhere: nowhere.md" docs/a.md <<<'[there](nowhere.md)'
     finds ci/tidy.sh "no heading for the link TESTING.md#nope" docs/a.md <<<'[there](TESTING.md#nope)'
-    finds ci/tidy.sh "no test nobody_wrote_this in tidewater-server" docs/TESTING.md \
-        <<<$'\n| plant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-server | lib | nobody_wrote_this |'
+    finds ci/tidy.sh "no test nobody_wrote_this in tidewater-service" docs/TESTING.md \
+        <<<$'\n| plant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-service | lib | nobody_wrote_this |'
 }
 
 # flaky TEST...: text for a stage that runs one test binary in which these tests fail at the first run.
@@ -215,7 +215,7 @@ test_planted() {
     mkdir -p "$SCRATCH/bin"
     cat >"$SCRATCH/bin/cargo" <<'SH'
 #!/usr/bin/env bash
-echo '{"reason":"compiler-artifact","package_id":"path+file:///x#tidewater-server@0.1.0","manifest_path":"/tmp/Cargo.toml","target":{"kind":["lib"],"name":"s"},"profile":{"test":true},"executable":"'"$(dirname "$0")"'/fake"}'
+echo '{"reason":"compiler-artifact","package_id":"path+file:///x#tidewater-service@0.1.0","manifest_path":"/tmp/Cargo.toml","target":{"kind":["lib"],"name":"s"},"profile":{"test":true},"executable":"'"$(dirname "$0")"'/fake"}'
 SH
     cat >"$SCRATCH/bin/fake" <<'SH'
 #!/usr/bin/env bash
@@ -235,7 +235,7 @@ SH
 # planted_case PLANT CATCHES TEST TEXT CODE
 planted_case() {
     local code=0
-    printf '\n| plant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-server | lib | %s |\n' \
+    printf '\n| plant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \
         "$1" "$3" >"$COPY/docs/TESTING.md"
     (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$2 ./ci/planted.sh) >"$OUT" 2>&1 || code=$?
     if [[ $code -eq $5 ]] && grep -qE "$4" "$OUT"; then outcome ok "planted.sh says: $4"; else

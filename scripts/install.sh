@@ -12,7 +12,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 installs_into "$@"
 read -ra arguments <<<"${CARGO_ARGUMENTS:-}"
-cargo build --locked --profile "$PROFILE" -p tidewater-server -p tidewater-client -p tidewater-bench --bins "${arguments[@]}"
+cargo build --locked --profile "$PROFILE" -p tidewater-cli -p tidewater-train -p tidewater-bench --bins "${arguments[@]}"
 
 install -d "$PREFIX"/{bin,share/modulefiles/tidewater}
 for program in tidewater tidewater-train tidewater-bench; do

@@ -33,7 +33,7 @@ row() {
 say "1. Toolchain and build (the first build takes some minutes)"
 need_cc
 need_rust
-cargo build --locked --release -p tidewater-server -p tidewater-client --bins
+cargo build --locked --release -p tidewater-cli -p tidewater-train --bins
 BIN=$(cargo metadata --format-version 1 --no-deps | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')/release
 export PATH=$BIN:$PATH
 

@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use tidewater_client::TableBuilder;
+use tidewater::TableBuilder;
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::index::Index;
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use tidewater_client::TableBuilder;
+use tidewater::TableBuilder;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_engine::apply::table::{Store, Table};

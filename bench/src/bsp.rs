@@ -1,6 +1,6 @@
 //! What workers that tick together do: ticks alone, barriers, and whole dense steps.
 
-use tidewater_client::{Client, PullOptions, Table, TableBuilder};
+use tidewater::{Client, PullOptions, Table, TableBuilder};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::DerefMut;
 
 use serde::{Deserialize, Serialize};
-use tidewater_client::{PullOptions, PullTicket, Ticket};
+use tidewater::{PullOptions, PullTicket, Ticket};
 
 use crate::error::BenchError;
 use crate::measure::Work;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use tidewater_client::ClientError;
+use tidewater::ClientError;
 
 /// Why a run ended early.
 #[derive(Debug, thiserror::Error)]

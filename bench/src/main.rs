@@ -7,7 +7,7 @@ use clap::{CommandFactory as _, Parser};
 use tidewater_bench::args::{Cli, Command};
 use tidewater_bench::sheet::Failures;
 use tidewater_bench::{BenchError, alloc, bed, ceiling, cmd};
-use tidewater_server::pages;
+use tidewater_cli::pages;
 
 /// Counts what operations allocate.
 #[global_allocator]

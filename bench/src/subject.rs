@@ -1,9 +1,7 @@
 //! A table under measurement, with known values.
 
 use serde::{Deserialize, Serialize};
-use tidewater_client::{
-    Client, PullOptions, PullTicket, RegisteredBuffer, Table, TableBuilder, Ticket,
-};
+use tidewater::{Client, PullOptions, PullTicket, RegisteredBuffer, Table, TableBuilder, Ticket};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Optimizer, PushOp, TableSpec};
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidewater_server::checkpoint;
+use tidewater_service::checkpoint;
 use tidewater_protocol::{layout, wire};
 use tidewater_lanes::tcp;
 
@@ -10,7 +10,7 @@ fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else {
         return;
     };
-    // In the order in which transport/lanes/tests/fuzz.rs and server/tests/fuzz/files.rs number the seeds.
+    // In the order in which transport/lanes/tests/fuzz.rs and server/service/tests/fuzz/files.rs number the seeds.
     let mut all = wire::decoders::DECODERS
         .iter()
         .chain(tcp::op::DECODERS)

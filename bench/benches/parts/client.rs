@@ -18,13 +18,13 @@ use super::layout::header;
 use super::{Body, Micro};
 
 #[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
-#[path = "../../../client/src/push/combine.rs"]
+#[path = "../../../client/tidewater/src/push/combine.rs"]
 mod combine;
 #[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
-#[path = "../../../client/src/table/hints.rs"]
+#[path = "../../../client/tidewater/src/table/hints.rs"]
 mod hints;
 #[allow(dead_code, unused_imports, unreachable_pub, unused_qualifications)]
-#[path = "../../../client/src/push/ring.rs"]
+#[path = "../../../client/tidewater/src/push/ring.rs"]
 mod ring;
 
 /// Hints that are asked for in one repetition.

@@ -13,11 +13,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::process::Pid;
-use tidewater_client::connect::JoinConfig;
-use tidewater_client::{Client, Job, Sync};
+use tidewater::connect::JoinConfig;
+use tidewater::{Client, Job, Sync};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_server::coordinator::{
+use tidewater_service::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve,
 };
 

@@ -11,7 +11,7 @@ use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::COORDINATOR_START_TIMEOUT;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_server::process::{Server, ServerConfig};
+use tidewater_service::process::{Server, ServerConfig};
 
 use super::child::{Orders, answer};
 use crate::alloc;

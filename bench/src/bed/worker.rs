@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tidewater_client::connect::JoinConfig;
-use tidewater_client::{Client, Job, PullOptions, Sync};
+use tidewater::connect::JoinConfig;
+use tidewater::{Client, Job, PullOptions, Sync};
 use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Bed;

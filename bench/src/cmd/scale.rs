@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater_client::Sync;
+use tidewater::Sync;
 
 use crate::args::Common;
 use crate::bed::worker::{Crew, Slice, Task, Together};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater_client::{PullOptions, Sync};
+use tidewater::{PullOptions, Sync};
 use tidewater_runtime::clock::Deadline;
 
 use super::{pin_client, plan};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater_client::{PullOptions, Sync};
+use tidewater::{PullOptions, Sync};
 
 use super::{pin_client, plan};
 use crate::args::{Common, Mode, OpChoice, Wire, parse_limit};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater_client::{Client, Sync};
+use tidewater::{Client, Sync};
 
 use super::pin_client;
 use super::scale::together;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater_client::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, Sync};
 
 use super::{pin_client, plan};
 use crate::args::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};

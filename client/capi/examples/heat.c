@@ -1,6 +1,6 @@
 /* A simulation that learns while it runs: the heat equation, and a surrogate of its solver.
  *
- * The same program as client/examples/heat.rs, where it is explained, and the same numbers. Every
+ * The same program as client/tidewater/examples/heat.rs, where it is explained, and the same numbers. Every
  * step pulls the surrogate's weights, computes, and pushes gradient, measurements and the strip's
  * edges. With -DHEAT_MPI the edges go by MPI_Sendrecv, as in a program that was there before, and
  * the rank is MPI's; without it they go through a table.

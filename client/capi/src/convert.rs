@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_client::{Counters, Job, Missing, PullMode, PullOptions, Sync};
+use tidewater::{Counters, Job, Missing, PullMode, PullOptions, Sync};
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::DomainId;
@@ -323,7 +323,7 @@ mod tests {
             cols: 3,
             ..tw_table_options::zero()
         };
-        let builder = tidewater_client::TableBuilder::blocks::<f32>("t", 7, 3);
+        let builder = tidewater::TableBuilder::blocks::<f32>("t", 7, 3);
         assert_eq!(&table_spec("t", &options).unwrap(), builder.spec());
         let odd = tw_table_options { kind: 1, ..options };
         assert!(

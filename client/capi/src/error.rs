@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::ffi::c_char;
 use std::fmt::Display;
 
-use tidewater_client::ClientError;
+use tidewater::ClientError;
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::table::DType;
 use tidewater_protocol::wire::refusal::RefusalCode;

@@ -2,7 +2,7 @@
 //!
 //! The C declarations, with what each call does, are in `include/tidewater.h`, which is written by
 //! cbindgen from the module [`abi`]; `docs/BINDINGS.md` is the manual. Nothing here adds to the
-//! client: a call checks what C may get wrong, and makes one call of [`tidewater_client::Client`].
+//! client: a call checks what C may get wrong, and makes one call of [`tidewater::Client`].
 //!
 //! # Rules of the boundary
 //! - No panic crosses it: each call is caught, and the session answers `TW_ERR_PANIC` from then on.

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 use std::mem::{align_of, size_of};
 use std::slice;
 
-use tidewater_client::Element;
+use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::abi::types::{

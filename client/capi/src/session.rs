@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use tidewater_client::walltime::Walltime;
-use tidewater_client::{AnyTable, Client, Ticket};
+use tidewater::walltime::Walltime;
+use tidewater::{AnyTable, Client, Ticket};
 use tidewater_runtime::mem::ForkGuard;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 

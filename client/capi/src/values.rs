@@ -1,8 +1,6 @@
 //! Arrays of a type known at run time, and the client's calls that move them.
 
-use tidewater_client::{
-    AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Table, Ticket,
-};
+use tidewater::{AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Table, Ticket};
 use tidewater_protocol::table::{DType, PushOp};
 
 use crate::error::Failure;

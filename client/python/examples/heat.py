@@ -1,4 +1,4 @@
-"""A simulation that learns while it runs, in Python: the same program as client/examples/heat.rs,
+"""A simulation that learns while it runs, in Python: the same program as client/tidewater/examples/heat.rs,
 where it is explained, and the same numbers. With --mpi the rank is MPI's and the edges go by
 Sendrecv, as in a program that used mpi4py before.
 

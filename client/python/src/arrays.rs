@@ -7,7 +7,7 @@ use numpy::{
 };
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use tidewater_client::Element;
+use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::dlpack::Tensor;

@@ -12,7 +12,7 @@ use std::slice;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
-use tidewater_client::Element;
+use tidewater::Element;
 use tidewater_protocol::table::DType;
 
 use crate::arrays::{Shape, numpy_name};

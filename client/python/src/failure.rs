@@ -7,7 +7,7 @@ use pyo3::exceptions::{
     PyConnectionError, PyKeyboardInterrupt, PyRuntimeError, PyTimeoutError, PyValueError,
 };
 use pyo3::prelude::*;
-use tidewater_client::ClientError;
+use tidewater::ClientError;
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::wire::refusal::RefusalCode;
 

@@ -20,7 +20,7 @@ mod table;
 mod walltime;
 
 use pyo3::prelude::*;
-use tidewater_client::interrupt;
+use tidewater::interrupt;
 
 /// The client, compiled. Import `tidewater`.
 #[pymodule]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater_client::{Missing, PullMode, PullOptions, Sync};
+use tidewater::{Missing, PullMode, PullOptions, Sync};
 use tidewater_protocol::ids::DomainId;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::limits::DOMAINS_MAX;

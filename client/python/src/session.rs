@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use tidewater_client::{AnyTable, Client, ClientError, connect};
+use tidewater::{AnyTable, Client, ClientError, connect};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_runtime::mem::ForkGuard;

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater_client::{self as client, AnyTable};
+use tidewater::{self as client, AnyTable};
 use tidewater_runtime::clock::Deadline;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use tidewater_client::{Client, ClientError, walltime};
+use tidewater::{Client, ClientError, walltime};
 
 use crate::session::Session;
 

@@ -1,7 +1,7 @@
 //! The engine of a server: memory and tables, optimizers, and the appliers that alone write them.
 //!
 //! No control connections and no carriers: an applier reads rings and answers through ends of lanes that the
-//! crate `tidewater-server` gives it.
+//! crate `tidewater-service` gives it.
 //!
 //! # Thread safety
 //! An applier's tables, rings and ports are its thread's alone; nothing of them is locked.

@@ -28,6 +28,7 @@ pub mod host;
 mod hugepages;
 #[cfg(feature = "hwloc")]
 mod hwloc;
+mod listen_address;
 mod place;
 mod sysfs;
 
@@ -40,7 +41,10 @@ pub use devices::{
     Gid, GidKind, LinkLayer, NetDevice, PortState, RdmaDevice, RdmaPort, roce_mtu_of,
 };
 pub use hugepages::{HugePool, NodePool};
-pub use place::{CoresWhy, Near, NearWhy, NoSuchNic, NodeWhy, Placement, Room, Wish};
+pub use listen_address::{NoInterface, interface_address, routable_addresses};
+pub use place::{
+    CoresWhy, Near, NearWhy, NoSuchNic, NodeWhy, Placement, Room, Wish, appliers_that_fit,
+};
 pub use sysfs::{Root, format_list};
 
 /// Who said which cores and nodes there are.

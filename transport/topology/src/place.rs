@@ -343,3 +343,34 @@ impl fmt::Display for NodeWhy {
         }
     }
 }
+
+/// Appliers of a server that is not told how many: half of the cores, shared among the servers of
+/// the host, 1 to 8.
+pub fn appliers_that_fit(cores: usize, servers: u32) -> u16 {
+    let share = cores / 2 / servers.max(1) as usize;
+    u16::try_from(share.clamp(1, 8)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_cores_are_shared() {
+        let known = [
+            (64, 1, 8),
+            (8, 1, 4),
+            (8, 2, 2),
+            (2, 1, 1),
+            (1, 4, 1),
+            (0, 0, 1),
+        ];
+        for (cores, servers, appliers) in known {
+            assert_eq!(
+                appliers_that_fit(cores, servers),
+                appliers,
+                "{cores} {servers}"
+            );
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_client::{PullOptions, Sync};
+use tidewater::{PullOptions, Sync};
 use tidewater_runtime::clock::{self, Deadline};
 
 use super::arena::{Arena, Title};

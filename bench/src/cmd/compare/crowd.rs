@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_client::Sync;
+use tidewater::Sync;
 
 use super::arena::{Arena, Title};
 use crate::bed::worker::{Crew, Slice, Task, Together};

@@ -1,6 +1,6 @@
 //! Contests over shared memory: against a copy, a bare gather, a ping.
 
-use tidewater_client::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, Sync};
 
 use super::arena::{Arena, Metric};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater_client::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, Sync};
 use tidewater_runtime::clock::Deadline;
 
 use super::arena::{Arena, Metric, Title};

@@ -2,7 +2,7 @@
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tidewater_client::{Client, Sync};
+use tidewater::{Client, Sync};
 
 use super::arena::{Arena, Metric};
 use super::{audits, crowd, train};

@@ -1,6 +1,6 @@
 //! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
-use tidewater_client::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, Sync};
 
 use super::arena::{Arena, Metric};
 use super::memory::CALL_ROWS;

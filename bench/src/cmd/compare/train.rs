@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater_client::data::{BatchPlan, Dataset, ReadOptions, read};
-use tidewater_client::train::defaults;
-use tidewater_client::train::model::LogisticStep;
+use tidewater_train::data::{BatchPlan, Dataset, ReadOptions, read};
+use tidewater_train::defaults;
+use tidewater_train::model::LogisticStep;
 
 use super::arena::{Arena, Title};
 use super::programs;

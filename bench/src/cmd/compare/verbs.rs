@@ -3,7 +3,7 @@
 //! The rival moves as many bytes by the plainest means: no server behind the memory, nothing
 //! checked. A row of 256 bytes is one of 272 on the wire, as its header comes with it.
 
-use tidewater_client::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, Sync};
 
 use super::arena::{Arena, Metric};
 use super::peers::pair;

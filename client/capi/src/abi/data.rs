@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::time::Duration;
 
-use tidewater_client::{Client, ClientError, PullOptions, Ticket};
+use tidewater::{Client, ClientError, PullOptions, Ticket};
 use tidewater_runtime::clock::Deadline;
 
 use super::session::tw_session;

@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use tidewater_client::AnyTable;
+use tidewater::AnyTable;
 use tidewater_protocol::table::Shape;
 
 use super::session::tw_session;

@@ -1,6 +1,6 @@
 //! Ending a run before its batch system does.
 
-use tidewater_client::walltime::Walltime;
+use tidewater::walltime::Walltime;
 
 use super::session::tw_session;
 use super::types::tw_status;

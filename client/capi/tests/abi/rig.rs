@@ -13,7 +13,7 @@ use tidewater_capi::abi::table::*;
 use tidewater_capi::abi::types::tw_status::*;
 use tidewater_capi::abi::types::*;
 use tidewater_protocol::wire::handshake::JobToken;
-use tidewater_server::embedded::{Cluster, ClusterConfig};
+use tidewater_service::embedded::{Cluster, ClusterConfig};
 
 pub(crate) const F32: i32 = tw_dtype::TW_F32 as i32;
 pub(crate) const F64: i32 = tw_dtype::TW_F64 as i32;

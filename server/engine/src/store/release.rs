@@ -20,8 +20,8 @@ pub(super) struct RowSlab {
 /// A Hogwild pull accepts rows without their checksum and relies on one row of each applier, the
 /// witness, which it validates last: if the witness is valid, no other row of the call may hold
 /// bytes of the memory's next owner. The other half of this protocol is in the client:
-/// `witnesses_hold` in `client/src/pull/direct.rs` (mapped memory: `read_fence`, then the witness)
-/// and `put_witness_last` in `client/src/pull/rows.rs` (a READ flagged `fence`, F03).
+/// `witnesses_hold` in `client/tidewater/src/pull/direct.rs` (mapped memory: `read_fence`, then the witness)
+/// and `put_witness_last` in `client/tidewater/src/pull/rows.rs` (a READ flagged `fence`, F03).
 ///
 /// 1. All version words of the share are 0 (stores V) before the first block is freed.
 /// 2. `Arena::free` and `Arena::alloc` of the same block are ordered by the arena's lock, and a

@@ -1,0 +1,67 @@
+//! Bytes a second of pulls and pushes of 1 MiB, the best of 30 rounds: what
+//! `client/python/tests/bandwidth.py` is compared with.
+//!
+//! ```text
+//! bandwidth COORDINATOR TOKEN_FILE
+//! ```
+
+#![allow(clippy::print_stdout, reason = "a program")]
+
+use std::error::Error;
+use std::path::Path;
+
+use tidewater::connect::JoinConfig;
+use tidewater::{Client, ClientError, Job, PullOptions, TableBuilder};
+use tidewater_launch::{TransportChoice, token};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::clock::now;
+
+const BYTES: usize = 1 << 20;
+const CALLS: usize = 50;
+const ROUNDS: usize = 30;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let usage = "usage: bandwidth COORDINATOR TOKEN_FILE";
+    let (coordinator, file) = arguments.next().zip(arguments.next()).ok_or(usage)?;
+    let token = token::read_file(Path::new(&file))?;
+    let mut join = JoinConfig::new(coordinator, token);
+    join.namespace = "bandwidth".into();
+    join.workers = 1;
+    let mut client = Job::new(join, TransportChoice::Auto).connect()?;
+    let spec = TableBuilder::blocks::<f32>("t", 16, (BYTES / 4 / 16) as u32);
+    let table = client.create_table::<f32>(spec.spec())?;
+    let mut array = vec![1.0f32; BYTES / 4];
+    let ticket = client.push_dense(&table, 0, &array, PushOp::Assign)?;
+    client.wait_applied(&ticket)?;
+    let pull = best(&mut client, |client| {
+        client.pull_dense(&table, 0, &mut array, PullOptions::default())
+    })?;
+    if array.iter().any(|&x| x != 1.0) {
+        return Err("a value is wrong".into());
+    }
+    let push = best(&mut client, |client| {
+        let ticket = client.push_dense(&table, 0, &array, PushOp::Assign)?;
+        client.wait_applied(&ticket)
+    })?;
+    let carrier = client.transport().map_or("-".into(), |t| t.to_string());
+    println!("rust {carrier} pull {BYTES} {pull:.0} MB/s");
+    println!("rust {carrier} push {BYTES} {push:.0} MB/s");
+    Ok(client.finish()?)
+}
+
+/// Megabytes a second of the fastest round.
+fn best(
+    client: &mut Client,
+    mut call: impl FnMut(&mut Client) -> Result<(), ClientError>,
+) -> Result<f64, ClientError> {
+    let mut seconds = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let started = now();
+        for _ in 0..CALLS {
+            call(client)?;
+        }
+        seconds = seconds.min(started.elapsed().as_secs_f64());
+    }
+    Ok((CALLS * BYTES) as f64 / seconds / 1e6)
+}

@@ -1,0 +1,48 @@
+//! A worker that pulls one row again and again, each time within a deadline, until that fails: then how
+//! long the last pull took, and why. For what is said of servers that vanish.
+//!
+//! ```text
+//! until_lost MILLISECONDS         as a worker of a job, whose environment says which
+//! ```
+
+#![allow(clippy::print_stdout, reason = "a program")]
+
+use std::error::Error;
+use std::time::Duration;
+
+use tidewater::{Client, ClientError, Job, PullOptions, Table, TableBuilder};
+use tidewater_runtime::clock::now;
+
+/// After this many the first line is printed: all lanes are open by then.
+const WARM: u32 = 100;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let milliseconds = std::env::args()
+        .nth(1)
+        .ok_or("usage: until_lost MILLISECONDS")?;
+    let timeout = Duration::from_millis(milliseconds.parse()?);
+    let job = Job::from_env()?.ok_or("the environment names no job")?;
+    let mut client = job.connect()?;
+    let table = client.create_table::<f32>(TableBuilder::sparse::<f32>("t", 1).spec())?;
+    let options = PullOptions {
+        timeout,
+        ..PullOptions::default()
+    };
+    for round in 0u32.. {
+        let began = now();
+        if let Err(error) = pull(&mut client, &table, options) {
+            println!("after {} ms: {error}", began.elapsed().as_millis());
+            break;
+        }
+        if round == WARM {
+            println!("pulling");
+        }
+    }
+    Ok(())
+}
+
+/// Rows of all servers.
+fn pull(client: &mut Client, table: &Table<f32>, options: PullOptions) -> Result<(), ClientError> {
+    let keys: [u64; 16] = std::array::from_fn(|n| n as u64);
+    client.pull_rows(table, &keys, &mut [0.0; 16], options)
+}

@@ -1,0 +1,62 @@
+//! A cluster inside the calling process: a simulation links the client and runs with no server.
+//!
+//! Coordinator and servers are threads of this process, as real as in processes of their own;
+//! clients reach them over shared memory. Threads of the program are the workers.
+
+use tidewater_service::embedded::{Cluster, ClusterConfig};
+
+use tidewater_launch::TransportChoice;
+
+use crate::clock::Sync;
+use crate::connect::{Job, JoinConfig};
+use crate::error::ClientError;
+use crate::session::Client;
+
+/// The cluster. Dropping it ends it: drop its clients first.
+#[derive(Debug)]
+pub struct Embedded {
+    cluster: Cluster,
+}
+
+impl Embedded {
+    /// Starts servers and a coordinator for `workers` workers.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when threads, memory or sockets cannot be had.
+    pub fn start(servers: u32, workers: u32) -> Result<Self, ClientError> {
+        Self::with(&ClusterConfig {
+            servers,
+            workers,
+            ..ClusterConfig::default()
+        })
+    }
+
+    /// Starts what `config` says.
+    ///
+    /// # Errors
+    /// As [`Embedded::start`], and when the transport is to be verbs.
+    pub fn with(config: &ClusterConfig) -> Result<Self, ClientError> {
+        if config.transport == TransportChoice::Verbs {
+            return Err(ClientError::Environment(
+                "a cluster inside the process needs no NIC to be reached, and is not reached by \
+                 one; use --transport auto, shm or tcp, or start the servers as processes of \
+                 their own (tidewater run)"
+                    .into(),
+            ));
+        }
+        let cluster = Cluster::start(config);
+        let cluster = cluster.map_err(|e| ClientError::Environment(e.to_string()))?;
+        Ok(Self { cluster })
+    }
+
+    /// The client of worker `rank`, for the calling thread.
+    ///
+    /// # Errors
+    /// As [`Job::connect`].
+    pub fn client(&self, rank: u32, sync: Sync) -> Result<Client, ClientError> {
+        let environment = self.cluster.environment();
+        let mut join = JoinConfig::new(&environment.coordinator, environment.token.clone());
+        join.rank = Some(rank);
+        Job::new(join, environment.transport).sync(sync).connect()
+    }
+}

@@ -1,0 +1,45 @@
+//! Interrupting calls that wait: Ctrl-C in an interpreter that embeds the client.
+//!
+//! A call may wait for minutes: for the slowest worker at a tick, for all workers at a barrier, for a save. A
+//! program that runs signal handlers itself, as Python does, installs a hook with [`install`]. A call that waits
+//! runs it about twice a second; if the hook asks for it, the call ends with
+//! [`ClientError::Interrupted`], as at a deadline: the client stays usable, and
+//! what was under way goes on. Without a hook a wait costs nothing more.
+
+use std::sync::OnceLock;
+
+use tidewater_protocol::planted::{self, Plant};
+
+use crate::error::ClientError;
+
+static HOOK: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Installs the hook of this process: whether the call of the current thread shall end. It is called on the
+/// thread that waits, about twice a second.
+///
+/// # Errors
+/// The hook itself when there is one already.
+///
+/// # Examples
+/// ```
+/// use std::sync::atomic::{AtomicBool, Ordering};
+///
+/// static STOP: AtomicBool = AtomicBool::new(false);
+/// tidewater::interrupt::install(|| STOP.load(Ordering::Relaxed)).unwrap();
+/// ```
+pub fn install(hook: fn() -> bool) -> Result<(), fn() -> bool> {
+    HOOK.set(hook)
+}
+
+/// Whether the hook asks the current call to end.
+pub(crate) fn requested() -> bool {
+    HOOK.get().is_some_and(|hook| hook()) && !planted::on(Plant::InterruptIgnored)
+}
+
+/// The error of a call that ends on request.
+pub(crate) fn check(op: &'static str) -> Result<(), ClientError> {
+    if requested() {
+        return Err(ClientError::Interrupted { op });
+    }
+    Ok(())
+}

@@ -1,0 +1,336 @@
+//! Started by `mpirun`, `srun` and their like: this process finds the others, and becomes a worker or
+//! a server of their job.
+//!
+//! ```text
+//! mpirun -n 2 tidewater server : -n 4 ./sim       servers are programs of their own
+//! mpirun -n 6 ./sim                               with servers = 2: ranks 0 and 3 serve, 4 work
+//! mpirun -n 6 ./sim                               with servers_in_ranks: 6 serve, on threads, and work
+//! ```
+//! Rank 0 keeps the coordinator on a thread, whatever else it is. How the processes meet, and which
+//! launchers are known, is in `docs/HPC.md`.
+//!
+//! A program that has a broadcast of its own needs none of that: rank 0 calls [`Launch::host`], the
+//! program broadcasts [`CardHost::card`], and all call [`Launch::enter_by_card`]. It is also the way
+//! for programs that use an MPI library under a launcher that speaks PMI, as the library does.
+
+use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tidewater_launch::{
+    Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
+    detect, servers_in_ranks_from_env,
+};
+use tidewater_protocol::limits::GATHER_TIMEOUT;
+use tidewater_protocol::wire::control::Part;
+use tidewater_runtime::clock::Deadline;
+use tidewater_service::launched::{
+    Hosted, LaunchedError, Seated, host as host_coordinator, is_server, take_seat,
+    take_seat_by_card,
+};
+use tidewater_service::process::Server;
+use tidewater_topology::appliers_that_fit;
+
+use crate::connect::Job;
+use crate::error::ClientError;
+
+/// What a program says of its launch; the defaults are what launcher and environment say.
+#[derive(Debug, Clone)]
+pub struct Launch {
+    /// Where the launcher's word is not to count.
+    pub explicit: Explicit,
+    /// Processes of this program that become servers; `None` is `TIDEWATER_SERVERS`, or none.
+    pub servers: Option<u32>,
+    /// Whether each process is a server too, on threads beside its worker; if not, it may be so by
+    /// `TIDEWATER_SERVERS_IN_RANKS`. Then there is none that is a server only.
+    pub servers_in_ranks: bool,
+    /// Network interface whose address to listen on; `None` is `TIDEWATER_INTERFACE`, or the one that
+    /// leads to rank 0.
+    pub interface: Option<String>,
+    /// Longest time until all processes have come.
+    pub patience: Duration,
+}
+
+impl Default for Launch {
+    fn default() -> Self {
+        Self {
+            explicit: Explicit::default(),
+            servers: None,
+            servers_in_ranks: false,
+            interface: None,
+            patience: GATHER_TIMEOUT,
+        }
+    }
+}
+
+/// What this process is.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Entered {
+    /// Nobody launched it, or it alone was.
+    Alone,
+    /// `TIDEWATER_*` name a coordinator: [`Job::from_env`] has the rest.
+    Member,
+    /// A worker of the launch's job.
+    Worker(WorkerSeat),
+    /// A server of it.
+    Server(ServerSeat),
+}
+
+/// A worker's place in its job. Keep it while its clients live.
+#[derive(Debug)]
+pub struct WorkerSeat {
+    job: Job,
+    line: String,
+    /// The server beside the worker; ends before the coordinator does.
+    serving: Option<Serving>,
+    seated: Seated,
+}
+
+/// A server on a thread of this process. Dropping it ends it, and with it the job.
+#[derive(Debug)]
+struct Serving {
+    /// Its end of file tells the server to end.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A server's place in its job.
+#[derive(Debug)]
+pub struct ServerSeat {
+    line: String,
+    seated: Seated,
+    patience: Duration,
+}
+
+/// The coordinator of a job that meets by a card, on a thread of this process.
+#[derive(Debug)]
+pub struct CardHost(Hosted);
+
+impl CardHost {
+    /// What the others need, to be broadcast. **It is a secret**: who has it can join the job. At
+    /// most 1,000 bytes.
+    pub fn card(&self) -> Vec<u8> {
+        self.0.card().encode().into_bytes()
+    }
+}
+
+impl Launch {
+    /// Finds out what this process is, meets the others if there are others, and waits for them.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when the launcher does not say enough;
+    /// [`ClientError::Launch`] when the processes do not meet: it names who is missing.
+    ///
+    /// # Cost
+    /// One connection to rank 0, and at rank 0 a thread.
+    pub fn enter(&self) -> Result<Entered, ClientError> {
+        let around = Surroundings::here(self.explicit.clone()).map_err(environment)?;
+        match detect(&around).decision.map_err(environment)? {
+            Decision::Member => Ok(Entered::Member),
+            Decision::Launched(place) if place.size > 1 => self.sit(&place),
+            _ => Ok(Entered::Alone),
+        }
+    }
+
+    /// Starts the coordinator of a job of `size` processes that meets by a card, in this process,
+    /// which is rank 0.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when it cannot listen.
+    pub fn host(&self, size: u32) -> Result<CardHost, ClientError> {
+        let hosted = host_coordinator(size, self.interface()?.as_deref());
+        Ok(CardHost(hosted.map_err(launch)?))
+    }
+
+    /// Comes to the job of a card, as process `rank` of `size`; `part` says what it is going to be.
+    /// Rank 0 hands over what [`Launch::host`] gave it.
+    ///
+    /// # Errors
+    /// As [`Launch::enter`]; and bytes that are no card.
+    pub fn enter_by_card(
+        &self,
+        card: &[u8],
+        (rank, size): (u32, u32),
+        part: Part,
+        host: Option<CardHost>,
+    ) -> Result<Entered, ClientError> {
+        let card = Card::parse(card).map_err(environment)?;
+        let place = Place::by_card(rank, size);
+        let deadline = Deadline::after(self.patience);
+        let interface = self.interface()?;
+        let host = host.map(|host| host.0);
+        let seated = take_seat_by_card(&card, &place, part, interface.as_deref(), host, deadline);
+        self.seated(&place, part, seated.map_err(launch)?)
+    }
+
+    fn sit(&self, place: &Place) -> Result<Entered, ClientError> {
+        let (_, servers) = counts_from_env().map_err(environment)?;
+        let servers = self.servers.or(servers).unwrap_or(0);
+        let both = self.servers_in_ranks || servers_in_ranks_from_env().map_err(environment)?;
+        if both && servers > 0 {
+            let what = format!(
+                "{servers} processes as servers, and servers in all of them: say one of the two \
+                 (--servers, TIDEWATER_SERVERS; --servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS)"
+            );
+            return Err(ClientError::Environment(what));
+        }
+        if servers >= place.size {
+            let size = place.size;
+            let what = format!(
+                "{servers} of {size} processes as servers leave none to work; start more, or make \
+                 fewer of them servers (--servers, TIDEWATER_SERVERS)"
+            );
+            return Err(ClientError::Environment(what));
+        }
+        let part = match is_server(place.rank, place.size, servers) {
+            _ if both => Part::Both,
+            true => Part::Server,
+            false => Part::Worker,
+        };
+        let interface = self.interface()?;
+        let deadline = Deadline::after(self.patience);
+        let seated = take_seat(place, part, interface.as_deref(), deadline).map_err(launch)?;
+        self.seated(place, part, seated)
+    }
+
+    fn seated(&self, place: &Place, part: Part, seated: Seated) -> Result<Entered, ClientError> {
+        let line = seated.describe(place, part);
+        if part == Part::Server {
+            return Ok(Entered::Server(ServerSeat {
+                line,
+                seated,
+                patience: self.patience,
+            }));
+        }
+        let mut job = Job::of_seat(seated.seat())?;
+        job.patience = self.patience;
+        let serving = (part == Part::Both).then(|| Serving::start(&seated, self.patience));
+        Ok(Entered::Worker(WorkerSeat {
+            job,
+            line,
+            serving: serving.transpose()?,
+            seated,
+        }))
+    }
+
+    fn interface(&self) -> Result<Option<String>, ClientError> {
+        let variable = match std::env::var("TIDEWATER_INTERFACE") {
+            Ok(name) => Some(name).filter(|name| !name.is_empty()),
+            Err(std::env::VarError::NotPresent) => None,
+            Err(error) => return Err(environment(format_args!("TIDEWATER_INTERFACE: {error}"))),
+        };
+        Ok(self.interface.clone().or(variable))
+    }
+}
+
+impl WorkerSeat {
+    /// The job, to be connected to by each thread that uses tables.
+    pub const fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Who this process is, in one line for people.
+    pub fn describe(&self) -> &str {
+        &self.line
+    }
+
+    /// This worker has finished, and its clients are gone. At rank 0, and where this process serves
+    /// too, it waits until the others have finished.
+    pub fn end(self) {
+        if let Some(serving) = self.serving {
+            serving.wait();
+        }
+        self.seated.end();
+    }
+}
+
+impl ServerSeat {
+    /// Who this process is, in one line for people.
+    pub fn describe(&self) -> &str {
+        &self.line
+    }
+
+    /// Serves until all workers have finished, or one of `stop` becomes readable or hangs up.
+    /// Appliers are as many as `TIDEWATER_APPLIERS` says, or as fit beside the other processes.
+    ///
+    /// # Errors
+    /// [`ClientError::Launch`] when it cannot serve, or loses its coordinator.
+    pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
+        let server = start_server(&self.seated, self.patience)?;
+        server.run(stop).map_err(failed)?;
+        self.seated.end();
+        Ok(())
+    }
+}
+
+impl Serving {
+    fn start(seated: &Seated, patience: Duration) -> Result<Self, ClientError> {
+        let server = start_server(seated, patience)?;
+        let cannot = |error| {
+            environment(format_args!(
+                "cannot start a server's thread: {error}; raise ulimit -u and -n"
+            ))
+        };
+        let (stop, told) = UnixStream::pair().map_err(cannot)?;
+        let thread = std::thread::Builder::new().name("tw-server".into());
+        let thread = thread.spawn(move || {
+            if let Err(error) = server.run(&[told.as_fd()]) {
+                tracing::error!(%error, "the server beside this worker has lost its coordinator");
+            }
+        });
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread.map_err(cannot)?),
+        })
+    }
+
+    /// Waits for the server's own end.
+    fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        let ended = self.thread.take().map(JoinHandle::join);
+        if ended.is_some_and(|ended| ended.is_err()) {
+            tracing::error!("the server beside this worker panicked: a defect, please report it");
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.stop = None;
+        self.join();
+    }
+}
+
+/// A server on this seat that has joined.
+fn start_server(seated: &Seated, patience: Duration) -> Result<Server, ClientError> {
+    let mut config = seated.server_config();
+    let (appliers, _) = counts_from_env().map_err(environment)?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    config.appliers = appliers.unwrap_or_else(|| appliers_that_fit(cores, config.local_servers));
+    config.rdma_device = RdmaDevice::from_env().map_err(environment)?;
+    let timeout = RdmaTimeout::from_env().map_err(environment)?;
+    config.rdma_timeout = timeout.unwrap_or_default();
+    Server::start(&config, Deadline::after(patience)).map_err(failed)
+}
+
+fn failed(error: impl std::fmt::Display) -> ClientError {
+    ClientError::Launch(error.to_string())
+}
+
+fn environment(error: impl std::fmt::Display) -> ClientError {
+    ClientError::Environment(error.to_string())
+}
+
+fn launch(error: LaunchedError) -> ClientError {
+    match error {
+        LaunchedError::Muster(_) | LaunchedError::Taken { .. } => {
+            ClientError::Launch(error.to_string())
+        }
+        _ => ClientError::Environment(error.to_string()),
+    }
+}

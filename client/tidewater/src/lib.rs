@@ -1,0 +1,91 @@
+//! Tidewater's client: typed tables, one-sided pulls, pushes, clocks.
+//!
+//! # Quick start
+//! [`Job::from_env`] joins the job that `tidewater run` started; `Embedded` (feature `embedded`, on
+//! by default) runs a cluster inside the program. Either gives a [`Client`].
+//!
+//! ```no_run
+//! use tidewater::{Client, ClientError, Job, PullOptions, Sync, TableBuilder};
+//! use tidewater_protocol::table::PushOp;
+//!
+//! fn count(keys: &[u64]) -> Result<(), ClientError> {
+//!     let job = Job::from_env()?.ok_or_else(|| {
+//!         ClientError::Environment("start this under `tidewater run`".into())
+//!     })?;
+//!     let mut client: Client = job.sync(Sync::Asp).connect()?;
+//!     let table = client.create_table::<i64>(TableBuilder::sparse::<i64>("counts", 1).spec())?;
+//!     let ticket = client.push_rows(&table, keys, &vec![1; keys.len()], PushOp::Sum)?;
+//!     client.wait_applied(&ticket)?;
+//!     let mut counts = vec![0; keys.len()];
+//!     client.pull_rows(&table, keys, &mut counts, PullOptions::default())?;
+//!     client.finish()
+//! }
+//! ```
+//!
+//! | type | for |
+//! |---|---|
+//! | [`TableBuilder`], [`Table`], [`AnyTable`] | what a table is; its handle, with its type or without |
+//! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
+//! | [`RegisteredBuffer`] | memory that what is pulled over verbs lands in without a copy |
+//! | [`Ticket`] | when a push is applied, or why not |
+//! | [`Sync`] | BSP, SSP, ASP |
+//! | [`walltime::Walltime`] | ending at one step of all workers before the batch system kills |
+//! | [`Counters`] | which path really ran |
+//!
+//! # Thread safety
+//! A [`Client`] belongs to the thread that made it: every call takes `&mut self`, and nothing in it
+//! is locked. Each thread of a worker makes its own; ticks and pushes to tables that take effect at
+//! the clock are those of one thread of a worker.
+//!
+//! # Resource clean-up
+//! Dropping a client ends its sessions and gives back its memory; what was pushed stays pushed, and
+//! failures that no ticket waited for are lost with it. [`Client::finish`] says that the worker is
+//! done, so that no clock waits for it; [`Client::fail`] says that it cannot go on, and why. Drop
+//! clients before their `Embedded`.
+//!
+//! # Cost
+//! Over shared memory a pull is loads, a hash and a copy: no system call, no server thread, no
+//! allocation once it is warm. Over TCP it is a system call at either end and a wake-up. A push is
+//! two copies and a wake-up of its applier if that sleeps. A client has, for each applier, a staging
+//! ring of 1 MiB and a mailbox of 2.1 MiB of address space. `docs/PERFORMANCE.md` has figures.
+
+#![forbid(unsafe_code)]
+
+mod buffer;
+pub mod clock;
+pub mod connect;
+pub mod counters;
+#[cfg(feature = "embedded")]
+pub mod embedded;
+pub mod error;
+pub mod interrupt;
+mod lanes;
+#[cfg(feature = "embedded")]
+pub mod launched;
+pub mod link;
+pub mod pull;
+pub mod push;
+mod replies;
+pub mod session;
+pub mod table;
+pub mod walltime;
+
+pub use buffer::RegisteredBuffer;
+pub use clock::Sync;
+pub use connect::Job;
+pub use counters::Counters;
+#[cfg(feature = "embedded")]
+pub use embedded::Embedded;
+pub use error::ClientError;
+#[cfg(feature = "embedded")]
+pub use launched::{Entered, Launch};
+pub use link::Loaded;
+pub use pull::{Missing, PullMode, PullOptions, PullTicket};
+pub use push::Ticket;
+pub use session::{Client, Parts};
+pub use table::{AnyTable, Element, Table, TableBuilder};
+
+/// The example of the README compiles.
+#[cfg(all(doctest, feature = "embedded"))]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

@@ -1,0 +1,112 @@
+//! Ending a run before its batch system does: all workers at one step, with the model saved.
+//!
+//! Batch systems send SIGTERM or SIGUSR1 some time before they kill. Who wants to use that time asks
+//! for it:
+//!
+//! ```no_run
+//! # fn steps(client: &mut tidewater::Client) -> Result<u8, tidewater::ClientError> {
+//! use tidewater::walltime::Walltime;
+//!
+//! let mut walltime = Walltime::watch(client, 1)?; // from here on the signals end nothing
+//! for step in 0..1_000_000 {
+//!     if walltime.over(client)? {
+//!         break; // all workers, at this step
+//!     }
+//!     // pull, compute, push
+//!     client.tick()?;
+//! }
+//! let signal = walltime.end(client)?; // the same at all workers
+//! // barrier, save on one worker, barrier, finish
+//! # Ok(
+//! signal.map_or(0, |signal| 128 + signal as u8) // the exit code
+//! # )
+//! # }
+//! ```
+
+mod signals;
+mod stop;
+
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+
+use crate::error::ClientError;
+use crate::session::Client;
+
+pub use signals::Signals;
+pub use stop::StopSign;
+
+/// Table and barrier of the workers' agreement.
+const NAME: &str = "tidewater/walltime";
+
+/// Watches for SIGTERM and SIGUSR1 in a job all of whose workers do so.
+#[derive(Debug)]
+pub struct Walltime {
+    signals: Signals,
+    /// Until the end.
+    sign: Option<StopSign>,
+    ended: Option<i32>,
+}
+
+impl Walltime {
+    /// From now on, until the value is dropped, SIGTERM and SIGUSR1 are noted and do not end the
+    /// process. All workers call it, before their first step, and wait for each other in it.
+    ///
+    /// `every` is how many steps (ticks of domain 0) lie between two looks, the same on all workers; 0
+    /// is 1. A run ends at most three looks after the signal, and under SSP(s) `s` steps more.
+    ///
+    /// # Errors
+    /// [`ClientError::Environment`] when signals cannot be caught; the table's refusal; a deadline.
+    pub fn watch(client: &mut Client, every: u32) -> Result<Self, ClientError> {
+        let signals = Signals::catch()?;
+        let sign = StopSign::new(client, NAME, every.max(1).into())?;
+        // A model that was saved while a run was ending has its signal in it.
+        if client.rank().0 == 0 {
+            sign.clear(client)?;
+        }
+        client.barrier(NAME, CLOCK_DEADLINE)?;
+        Ok(Self {
+            signals,
+            sign: Some(sign),
+            ended: None,
+        })
+    }
+
+    /// At the start of each step, on all workers: whether the run ends here. With BSP and SSP the
+    /// answer is the same for all workers at the same step; with ASP each hears of it at its next, so
+    /// that a program whose workers meet between steps has to tell the others there who stops.
+    ///
+    /// # Cost
+    /// A pull of two rows at each `every`-th step, nothing at the others.
+    ///
+    /// # Errors
+    /// Those of a pull and a push.
+    pub fn over(&mut self, client: &mut Client) -> Result<bool, ClientError> {
+        let signals = &self.signals;
+        let look = |sign: &mut StopSign| sign.look(client, || signals.came());
+        self.sign.as_mut().map_or(Ok(true), look)
+    }
+
+    /// After the last step, on all workers, which wait for each other: the signal for which the run
+    /// ended, the same for all, also if it came after the last look; `None` if there was none. A
+    /// process that was ended so exits with 128 plus its number. Signals are still noted, so that a
+    /// second one does not spoil what is then saved.
+    ///
+    /// # Errors
+    /// Those of a pull, a push, a barrier.
+    pub fn end(&mut self, client: &mut Client) -> Result<Option<i32>, ClientError> {
+        if let Some(mut sign) = self.sign.take() {
+            self.ended = sign.settle(client, || self.signals.came())?;
+            // A model that is saved now has none of this in it.
+            client.barrier(NAME, CLOCK_DEADLINE)?;
+            if client.leads()? {
+                sign.release(client)?;
+            }
+            client.barrier(NAME, CLOCK_DEADLINE)?;
+        }
+        Ok(self.ended)
+    }
+
+    /// Whether [`Walltime::end`] was called.
+    pub const fn is_ended(&self) -> bool {
+        self.sign.is_none()
+    }
+}

@@ -1,0 +1,137 @@
+//! Ending a run early, all workers at the same step.
+//!
+//! A signal reaches one worker or all of them, at different steps, and none may stop while another
+//! waits for its clock. So a worker that is to stop writes the signal's number into a shared cell.
+//! The lowest rank that has not left, when it finds one, writes the clock at which all stop: the present one, plus the
+//! staleness, plus one, rounded up to a step at which workers look. An iteration at clock `k` sees
+//! every push of iterations before `k - s` (the promise of SSP; BSP is `s = 0`), so each worker has
+//! seen the second cell when it reaches that clock, and nobody stops before it. Without a bound on
+//! staleness nobody waits for anybody's clock, and each stops as soon as it sees the first cell: at steps
+//! of their own, so that workers which meet between steps (at the end of an epoch) have to tell each
+//! other there who stops.
+
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::table::PushOp;
+
+use crate::error::ClientError;
+use crate::pull::PullOptions;
+use crate::session::Client;
+use crate::table::{Table, TableBuilder};
+
+/// Cells: the signal's number, written by any worker; the clock, written by the lowest rank.
+const SIGNAL: u64 = 0;
+const CLOCK: u64 = 1;
+
+/// An agreement of all workers to stop at one step. [`Walltime`](super::Walltime) uses it with the
+/// signals of a batch system; a program with other reasons to stop makes one of its own.
+#[derive(Debug)]
+pub struct StopSign {
+    table: Table<i64>,
+    name: &'static str,
+    every: u64,
+    staleness: Option<u64>,
+    asked: bool,
+}
+
+impl StopSign {
+    /// Of a table and a barrier of that name. `every` (above 0) is how many steps lie between two
+    /// looks: a look is a read of two short rows, which over TCP costs as much as a step's pull.
+    ///
+    /// # Errors
+    /// A pull or push fails, or a deadline passes.
+    pub fn new(client: &mut Client, name: &'static str, every: u64) -> Result<Self, ClientError> {
+        // In the default domain: reading it waits for the clock as reading weights does.
+        let spec = TableBuilder::rows::<i64>(name, 2, 1).partitions(1);
+        Ok(Self {
+            table: client.create_table(spec.spec())?,
+            name,
+            every,
+            staleness: client.sync().staleness(),
+            asked: false,
+        })
+    }
+
+    /// At the start of each step: whether the run ends here. `signal` tells a signal that came.
+    ///
+    /// # Errors
+    /// A pull or push fails, or a deadline passes.
+    pub fn look(
+        &mut self,
+        client: &mut Client,
+        signal: impl FnOnce() -> Option<i32>,
+    ) -> Result<bool, ClientError> {
+        let clock = client.clock();
+        if !clock.is_multiple_of(self.every) {
+            return Ok(false);
+        }
+        self.ask(client, signal)?;
+        let (signal, stop_at) = self.read(client)?;
+        let Some(staleness) = self.staleness else {
+            return Ok(signal.is_some());
+        };
+        if stop_at == 0 && signal.is_some() && client.leads()? && self.read(client)?.1 == 0 {
+            let at = (clock + staleness + 1).next_multiple_of(self.every);
+            self.write(client, CLOCK, i64::try_from(at).unwrap_or(i64::MAX))?;
+        }
+        Ok(stop_at != 0 && clock >= stop_at)
+    }
+
+    /// After the last step: the signal for which the run ended, the same at every worker.
+    ///
+    /// # Errors
+    /// A pull or push fails, or a deadline passes.
+    pub fn settle(
+        &mut self,
+        client: &mut Client,
+        signal: impl FnOnce() -> Option<i32>,
+    ) -> Result<Option<i32>, ClientError> {
+        self.ask(client, signal)?;
+        client.barrier(self.name, CLOCK_DEADLINE)?;
+        Ok(self.read(client)?.0)
+    }
+
+    /// As if no signal had come; on one worker, before the others look.
+    ///
+    /// # Errors
+    /// A pull or push fails, or a deadline passes.
+    pub fn clear(&self, client: &mut Client) -> Result<(), ClientError> {
+        self.write(client, SIGNAL, 0)?;
+        self.write(client, CLOCK, 0)
+    }
+
+    /// Removes the table; one worker does it, when nobody uses it any more.
+    ///
+    /// # Errors
+    /// A pull or push fails, or a deadline passes.
+    pub fn release(self, client: &mut Client) -> Result<(), ClientError> {
+        client.release_table(self.table)
+    }
+
+    fn ask(
+        &mut self,
+        client: &mut Client,
+        signal: impl FnOnce() -> Option<i32>,
+    ) -> Result<(), ClientError> {
+        if self.asked {
+            return Ok(());
+        }
+        if let Some(number) = signal() {
+            self.write(client, SIGNAL, i64::from(number))?;
+            self.asked = true;
+        }
+        Ok(())
+    }
+
+    fn write(&self, client: &mut Client, cell: u64, value: i64) -> Result<(), ClientError> {
+        let ticket = client.push_rows(&self.table, &[cell], &[value], PushOp::Assign)?;
+        client.wait_applied(&ticket)
+    }
+
+    fn read(&self, client: &mut Client) -> Result<(Option<i32>, u64), ClientError> {
+        let mut cells = [0i64; 2];
+        let keys = [SIGNAL, CLOCK];
+        client.pull_rows(&self.table, &keys, &mut cells, PullOptions::default())?;
+        let signal = i32::try_from(cells[0]).ok().filter(|&n| n != 0);
+        Ok((signal, u64::try_from(cells[1]).unwrap_or_default()))
+    }
+}

@@ -1,0 +1,360 @@
+//! The command line.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use tidewater::Sync;
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
+use tidewater_protocol::table::Optimizer;
+use tidewater_train::data::Format;
+use tidewater_train::defaults;
+
+const EXAMPLES: &str = "\
+Examples:
+  Alone, with a cluster inside the process:
+    tidewater-train lr --train train.libsvm --test test.libsvm
+
+  Two servers and four workers, each a process:
+    tidewater run --servers 2 --workers 4 -- \\
+        tidewater-train lr --train train.libsvm --test test.libsvm --sync ssp:2 --json out.json
+
+  The same under another launcher, with servers of their own, and with one program for all:
+    mpirun -n 2 tidewater server : -n 4 tidewater-train lr --train train.libsvm
+    mpirun -n 6 tidewater-train lr --train train.libsvm --servers 2
+    mpirun -n 4 tidewater-train lr --train train.libsvm --servers-in-ranks
+
+  A sparse model, saved, and evaluated later on other data:
+    tidewater-train ftrl --train train.libsvm --l1 2 --save model
+    tidewater-train ftrl --train train.libsvm --l1 2 --load model --epochs 0 --test new.libsvm
+
+  Data, where there is none:
+    tidewater-train generate --rows 50000 --out train.libsvm
+    tidewater-train generate --rows 10000 --first 50000 --out test.libsvm
+
+Exit codes: 0 done, 1 a check failed (the model diverged), 2 wrong command line, 3 environment,
+4 another process is missing or unwilling, 5 bad data file, 128+n ended by signal n. SIGTERM and
+SIGUSR1 end the run after a few more steps, at the same one for all workers, and save the model if
+--save is given.";
+
+/// Trains models on a Tidewater cluster: a worker of a job, or alone with a cluster of its own.
+#[derive(Debug, Parser)]
+#[command(name = "tidewater-train", version, disable_help_subcommand = true, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Logistic regression.
+    Lr(LrArgs),
+    /// Logistic regression by FTRL-proximal: L1 makes weights exactly zero.
+    Ftrl(FtrlArgs),
+    /// Write a synthetic two-class set as LIBSVM text.
+    Generate(GenerateArgs),
+    /// Man pages and completions, for whoever installs.
+    #[command(name = "__pages", hide = true)]
+    Pages {
+        /// Below which share/man and the folders of shells are.
+        prefix: PathBuf,
+    },
+}
+
+/// What `lr` takes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct LrArgs {
+    /// The rule by which servers apply gradients.
+    #[arg(long, value_enum, default_value = "adagrad", value_name = "RULE")]
+    optimizer: Rule,
+    /// Learning rate [default: 0.1; adam: 0.01].
+    #[arg(long, value_name = "RATE", allow_negative_numbers = true, value_parser = positive)]
+    lr: Option<f64>,
+    /// L2 penalty: adds this times the weight to the gradient of each weight in a batch.
+    #[arg(long, value_name = "WEIGHT", default_value = "0", allow_negative_numbers = true, value_parser = not_negative32)]
+    pub(crate) l2: f32,
+    #[command(flatten)]
+    pub(crate) common: TrainArgs,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Rule {
+    /// Plain gradient steps.
+    Sgd,
+    /// Each step keeps 0.9 of the one before.
+    Momentum,
+    /// A weight's rate falls as its gradients add up.
+    Adagrad,
+    /// Rates from running means of gradients and their squares.
+    Adam,
+}
+
+impl LrArgs {
+    pub(crate) fn optimizer(&self) -> Optimizer {
+        let rate = |default| self.lr.unwrap_or(default);
+        match self.optimizer {
+            Rule::Sgd => Optimizer::Sgd { lr: rate(0.1) },
+            Rule::Momentum => Optimizer::Momentum {
+                lr: rate(0.1),
+                mu: 0.9,
+                nesterov: false,
+            },
+            Rule::Adagrad => Optimizer::AdaGrad {
+                lr: rate(0.1),
+                eps: 1e-8,
+            },
+            Rule::Adam => Optimizer::Adam {
+                lr: rate(0.01),
+                beta1: 0.9,
+                beta2: 0.999,
+                eps: 1e-8,
+            },
+        }
+    }
+}
+
+/// What `ftrl` takes.
+#[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct FtrlArgs {
+    /// Scale of the learning rate.
+    #[arg(long, value_name = "RATE", default_value = "0.3", allow_negative_numbers = true, value_parser = positive)]
+    alpha: f64,
+    /// Offset of the learning rate.
+    #[arg(long, value_name = "OFFSET", default_value = "1", allow_negative_numbers = true, value_parser = not_negative)]
+    beta: f64,
+    /// Weight of the L1 penalty: the larger, the more weights are exactly zero.
+    #[arg(long, value_name = "WEIGHT", default_value = "1", allow_negative_numbers = true, value_parser = not_negative)]
+    l1: f64,
+    /// Weight of the L2 penalty.
+    #[arg(long, value_name = "WEIGHT", default_value = "0", allow_negative_numbers = true, value_parser = not_negative)]
+    l2: f64,
+    #[command(flatten)]
+    pub(crate) common: TrainArgs,
+}
+
+impl FtrlArgs {
+    pub(crate) const fn optimizer(&self) -> Optimizer {
+        Optimizer::Ftrl {
+            alpha: self.alpha,
+            beta: self.beta,
+            l1: self.l1,
+            l2: self.l2,
+        }
+    }
+}
+
+/// What all kinds of training take.
+#[derive(Debug, Args)]
+pub(crate) struct TrainArgs {
+    /// Training file; each worker reads its part.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) train: PathBuf,
+    /// Test file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) test: Option<PathBuf>,
+    /// Format of the files: auto, libsvm (indices from 1), libsvm0 (from 0) or dummy (bare indices
+    /// from 0).
+    #[arg(long, value_name = "FORMAT", default_value = "auto", value_parser = format)]
+    pub(crate) format: FormatChoice,
+    /// In files of several classes, the label of the positive one.
+    #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
+    pub(crate) positive: Option<f32>,
+    /// How far workers may drift apart: bsp (in step), ssp:S (the slowest at most S steps behind)
+    /// or asp (nobody waits).
+    #[arg(long, default_value = "bsp")]
+    pub(crate) sync: Sync,
+    /// Rows of a worker's mini-batch.
+    #[arg(long, value_name = "ROWS", default_value_t = defaults::BATCH_ROWS)]
+    pub(crate) batch: NonZeroUsize,
+    /// Passes over the training file, those of a loaded model not counted; of one that was stopped in
+    /// an epoch the first is the rest of it. 0 evaluates a loaded model.
+    #[arg(long, value_name = "N", default_value_t = defaults::EPOCHS)]
+    pub(crate) epochs: u64,
+    /// Seed of the order in which rows are visited.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Evaluate on the test file after each epoch.
+    #[arg(long, requires = "test")]
+    pub(crate) test_each_epoch: bool,
+    /// Save the model into this directory, which all servers must see.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
+    /// Go on from a saved model, at the epoch and step at which it was saved; --sync and the
+    /// optimizer's flags must be those of its training.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) load: Option<PathBuf>,
+    /// Write the figures into this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// How to reach servers: auto, shm, tcp or verbs [default: what the launcher says, or auto].
+    #[arg(long, value_name = "KIND")]
+    pub(crate) transport: Option<TransportChoice>,
+    /// In a job: RDMA device to reach servers by, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE,
+    /// or the one of the connection's address].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    pub(crate) rdma_device: Option<RdmaDevice>,
+    /// In a job: RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses
+    /// some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    pub(crate) rdma_timeout: Option<RdmaTimeout>,
+    /// In a job: its workers, where the cluster is a service and does not know [default:
+    /// TIDEWATER_WORKERS].
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(crate) workers: Option<u32>,
+    /// In a job: the name that sets it apart from other jobs of its service [default: default].
+    #[arg(long, value_name = "NAME", value_parser = namespace)]
+    pub(crate) namespace: Option<String>,
+    /// Alone: servers of the cluster inside this process [default: 1]. Launched by mpirun or its
+    /// like: processes that become servers, spread over the ranks [default: TIDEWATER_SERVERS, or
+    /// none: servers were started beside].
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) servers: Option<u32>,
+    /// Launched: each process is a server too, on threads beside its worker [default:
+    /// TIDEWATER_SERVERS_IN_RANKS].
+    #[arg(long, conflicts_with = "servers")]
+    pub(crate) servers_in_ranks: bool,
+    /// Launched: number of this process among all that were [default: the launcher's].
+    #[arg(long, value_name = "N", requires = "size")]
+    pub(crate) rank: Option<u32>,
+    /// Launched: processes that were, servers and workers [default: the launcher's].
+    #[arg(long, value_name = "N")]
+    pub(crate) size: Option<u32>,
+    /// Launched: where they meet: a directory that all see, HOST:PORT of rank 0, or pmi [default:
+    /// TIDEWATER_RENDEZVOUS, or what the launcher offers].
+    #[arg(long, value_name = "WHERE")]
+    pub(crate) rendezvous: Option<String>,
+    /// Launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE, or the
+    /// one that leads to rank 0].
+    #[arg(long, value_name = "NAME")]
+    pub(crate) interface: Option<String>,
+    /// Alone: applier threads of each of those servers [default: 1].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub(crate) appliers: Option<u16>,
+}
+
+/// What `generate` takes.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// Rows to write.
+    #[arg(long, value_name = "N")]
+    pub(crate) rows: u64,
+    /// Number of the first row: a training and a test set are two ranges of one set's rows.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) first: u64,
+    /// File to write.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) out: PathBuf,
+    /// Which set: equal seeds, equal bytes, on every machine.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Number of features.
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub(crate) features: u32,
+}
+
+/// A format, or `auto`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FormatChoice(pub(crate) Option<Format>);
+
+fn format(text: &str) -> Result<FormatChoice, String> {
+    match text {
+        "auto" => Ok(FormatChoice(None)),
+        name => match name.parse() {
+            Ok(format) => Ok(FormatChoice(Some(format))),
+            Err(_) => Err("not a format; use auto, libsvm, libsvm0 or dummy".into()),
+        },
+    }
+}
+
+fn namespace(text: &str) -> Result<String, String> {
+    let fits = (1..=NAMESPACE_BYTES_MAX).contains(&text.len());
+    if fits && !text.chars().any(char::is_control) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "not a name of 1 to {NAMESPACE_BYTES_MAX} bytes without control characters"
+        ))
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && number < f64::from(f32::MAX) => Ok(number),
+        _ => Err("not a number above 0".into()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if (0.0..f64::from(f32::MAX)).contains(&number) => Ok(number),
+        _ => Err("not a number from 0".into()),
+    }
+}
+
+fn not_negative32(text: &str) -> Result<f32, String> {
+    not_negative(text).map(|number| number as f32)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(line.split_whitespace())
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_the_trainers() {
+        let Command::Lr(lr) = parse("t lr --train a").unwrap().command else {
+            panic!("not lr");
+        };
+        assert_eq!(lr.optimizer(), defaults::ADAGRAD);
+        assert_eq!(lr.common.sync, Sync::Bsp);
+        let Command::Ftrl(ftrl) = parse("t ftrl --train a --sync ssp:2").unwrap().command else {
+            panic!("not ftrl");
+        };
+        assert_eq!(ftrl.optimizer(), defaults::FTRL);
+        assert_eq!(ftrl.common.sync, Sync::Ssp(2));
+        let Command::Lr(sgd) = parse("t lr --train a --optimizer sgd").unwrap().command else {
+            panic!("not lr");
+        };
+        assert_eq!(sgd.optimizer(), defaults::SGD);
+    }
+
+    #[test]
+    fn wrong_flags_say_what_would_be_right() {
+        for (line, part) in [
+            ("t lr", "--train"),
+            ("t lr --train a --sync bulk", "use bsp, asp, or ssp:S"),
+            (
+                "t lr --train a --format csv",
+                "use auto, libsvm, libsvm0 or dummy",
+            ),
+            ("t lr --train a --lr 0", "not a number above 0"),
+            ("t lr --train a --lr nan", "not a number above 0"),
+            ("t ftrl --train a --l1 -1", "not a number from 0"),
+            ("t lr --train a --batch 0", "non-zero"),
+            (
+                "t lr --train a --transport ib",
+                "use auto, shm, tcp or verbs",
+            ),
+            ("t lr --train a --test-each-epoch", "--test"),
+            ("t lr --train a --workers 0", "not in 1..=65536"),
+            ("t lr --train a --namespace=", "not a name of 1 to 64 bytes"),
+        ] {
+            let e = parse(line).unwrap_err();
+            assert_eq!(e.exit_code(), 2, "{line}");
+            assert!(e.to_string().contains(part), "{line}: {e}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `tidewater-train`: ready-made workers. Under `tidewater run` it joins the job; alone it starts a
+//! cluster inside this process.
+
+mod args;
+mod cluster;
+mod console;
+mod generate;
+mod train;
+
+use std::fmt;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+use tidewater_cli::pages;
+use tidewater_train::{TrainError, exit};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use args::{Cli, Command};
+
+/// Why the program ends: an exit code, and what is said on stderr.
+#[derive(Debug)]
+struct Failure {
+    code: u8,
+    message: String,
+}
+
+impl Failure {
+    fn new(code: u8, message: impl fmt::Display) -> Self {
+        let message = message.to_string();
+        Self { code, message }
+    }
+
+    fn usage(message: impl fmt::Display) -> Self {
+        Self::new(exit::USAGE, message)
+    }
+}
+
+impl From<TrainError> for Failure {
+    fn from(e: TrainError) -> Self {
+        Self::new(e.exit_code(), e)
+    }
+}
+
+impl From<tidewater::ClientError> for Failure {
+    fn from(e: tidewater::ClientError) -> Self {
+        TrainError::from(e).into()
+    }
+}
+
+fn main() -> ExitCode {
+    tidewater_topology::host::raise_open_files();
+    let cli = Cli::parse();
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter.from_env_lossy())
+        .with_writer(std::io::stderr)
+        .init();
+    let done = match cli.command {
+        Command::Lr(args) => train::run(args.optimizer(), args.l2, args.common),
+        Command::Ftrl(args) => train::run(args.optimizer(), 0.0, args.common),
+        Command::Generate(args) => generate::run(&args),
+        Command::Pages { prefix } => {
+            match pages::write("tidewater-train", &Cli::command(), &prefix) {
+                Ok(()) => Ok(ExitCode::SUCCESS),
+                Err(e) => {
+                    let what = format_args!("{}: {e}", prefix.display());
+                    Err(Failure::new(exit::ENVIRONMENT, what))
+                }
+            }
+        }
+    };
+    match done {
+        Ok(code) => code,
+        Err(failure) => {
+            say(format_args!("tidewater-train: {}", failure.message));
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// A line on stderr, in one write so that the lines of several workers do not mix. Nobody may be
+/// there to read it, and that is no reason to fail.
+fn say(line: impl fmt::Display) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+}

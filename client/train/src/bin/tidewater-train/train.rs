@@ -1,0 +1,123 @@
+//! `tidewater-train lr` and `ftrl`.
+
+use std::path::{Path, PathBuf, absolute};
+use std::process::ExitCode;
+
+use tidewater::Client;
+use tidewater::launched::ServerSeat;
+use tidewater_protocol::table::Optimizer;
+use tidewater_train::data::{LabelMap, ReadOptions};
+use tidewater_train::{Config, Outcome, TrainError, exit, run as train};
+
+use crate::args::TrainArgs;
+use crate::cluster::{Call, connect};
+use crate::console::{Console, conclude};
+use crate::{Failure, say};
+
+/// Trains as a worker of the job, or alone.
+pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<ExitCode, Failure> {
+    let config = configure(optimizer, l2, &args)?;
+    if let Some(json) = &args.json {
+        check_writable(json)?;
+    }
+    let mut console = Console::new()?;
+    let mut connected = match connect(&args)? {
+        Call::Work(connected) => connected,
+        Call::Serve(seat) => return serve(*seat),
+    };
+    let client = &mut connected.client;
+    let outcome = match work(client, &config, &mut console, args.json.as_deref()) {
+        Ok(outcome) => outcome,
+        Err(e) => {
+            // So that the job's end names this worker and the reason; its own end says as much if
+            // the coordinator cannot be told.
+            if let Err(untold) = client.fail(&e.to_string()) {
+                tracing::debug!("the coordinator was not told: {untold}");
+            }
+            return Err(e.into());
+        }
+    };
+    let rank = client.rank();
+    connected.end();
+    Ok(match outcome {
+        Outcome::Stopped(signal) => {
+            say(format_args!(
+                "tidewater-train: worker {rank} ended by signal {signal}"
+            ));
+            ExitCode::from(128u8.saturating_add(u8::try_from(signal).unwrap_or(u8::MAX)))
+        }
+        _ => ExitCode::SUCCESS,
+    })
+}
+
+/// Serves until the workers have finished. Signals are theirs: they end their step, save, and need
+/// servers for it.
+fn serve(seat: ServerSeat) -> Result<ExitCode, Failure> {
+    seat.run(&[])?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn work(
+    client: &mut Client,
+    config: &Config,
+    console: &mut Console,
+    json: Option<&Path>,
+) -> Result<Outcome, TrainError> {
+    let outcome = train(client, config, console)?;
+    if let Outcome::Done(Some(report)) = &outcome {
+        conclude(report);
+        if let Some(json) = json {
+            report.write(json)?;
+        }
+    }
+    client.finish()?;
+    Ok(outcome)
+}
+
+fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, Failure> {
+    let mut config = Config::new(&args.train);
+    config.test.clone_from(&args.test);
+    config.read = ReadOptions {
+        format: args.format.0,
+        labels: args.positive.map_or(LabelMap::Binary, LabelMap::OneVsRest),
+    };
+    config.sync = args.sync;
+    config.optimizer = optimizer;
+    config.l2 = l2;
+    config.batch_rows = args.batch;
+    config.epochs = args.epochs;
+    config.seed = args.seed;
+    config.test_each_epoch = args.test_each_epoch;
+    config.save = args.save.as_ref().map(directory).transpose()?;
+    config.load = args.load.as_ref().map(directory).transpose()?;
+    Ok(config)
+}
+
+/// A directory as servers are told it: they may have been started elsewhere.
+fn directory(path: &PathBuf) -> Result<String, Failure> {
+    let whole =
+        absolute(path).map_err(|e| Failure::usage(format_args!("{}: {e}", path.display())))?;
+    match whole.into_os_string().into_string() {
+        Ok(text) => Ok(text),
+        Err(_) => Err(Failure::usage(format_args!(
+            "{}: a model's directory has a name in UTF-8",
+            path.display()
+        ))),
+    }
+}
+
+/// That the figures could be written: better known before the training than after.
+fn check_writable(json: &Path) -> Result<(), Failure> {
+    let folder = match json.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    if folder.is_dir() && json.file_name().is_some() && !json.is_dir() {
+        return Ok(());
+    }
+    let what = format!(
+        "--json {}: name a file in a directory that exists",
+        json.display()
+    );
+    Err(Failure::new(exit::ENVIRONMENT, what))
+}

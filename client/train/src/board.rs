@@ -1,0 +1,93 @@
+//! How the workers of a run tell each other numbers: a small table and barriers.
+//!
+//! The coordinator moves no data, so what workers agree on (steps of an epoch, sums of losses) goes
+//! the way parameters go: each worker assigns a row of an `i64` table, all wait for all, each reads
+//! all rows. Every worker then computes the same result from the same rows in rank order.
+//!
+//! The table is in a clock domain of its own that never ticks, so reading it waits for no clock.
+
+use std::time::Duration;
+
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::table::PushOp;
+
+use tidewater::error::ClientError;
+use tidewater::pull::PullOptions;
+use tidewater::push::Ticket;
+use tidewater::session::Client;
+use tidewater::table::{Table, TableBuilder};
+
+/// Numbers of a worker's row.
+pub(crate) const WIDTH: usize = 40;
+
+/// Clock domain of the trainer's own tables.
+pub(crate) const ASIDE: DomainId = DomainId(1);
+
+/// Longest time to wait for the others: as long as for a clock, since the same things delay both.
+const PATIENCE: Duration = CLOCK_DEADLINE;
+
+const NAME: &str = "tidewater-train/board";
+
+/// What a worker tells the others.
+pub(crate) type Row = [i64; WIDTH];
+
+/// An all-gather of one row a worker.
+#[derive(Debug)]
+pub(crate) struct Board {
+    table: Table<i64>,
+}
+
+impl Board {
+    pub(crate) fn new(client: &mut Client) -> Result<Self, ClientError> {
+        let workers = u64::from(client.workers());
+        let spec = TableBuilder::rows::<i64>(NAME, workers, WIDTH as u32)
+            .domain(ASIDE)
+            .partitions(1);
+        let table = client.create_table(spec.spec())?;
+        Ok(Self { table })
+    }
+
+    /// Waits for all workers.
+    pub(crate) fn meet(&self, client: &mut Client) -> Result<(), ClientError> {
+        meet(client)
+    }
+
+    /// Tells the others `row`; the rows of all workers, in rank order. Everything that any worker
+    /// waited for before is visible to all after it. Cost: a push, a pull, two barriers.
+    pub(crate) fn exchange(&self, client: &mut Client, row: &Row) -> Result<Vec<Row>, ClientError> {
+        let mine = [u64::from(client.rank().0)];
+        let ticket = client.push_rows(&self.table, &mine, row, PushOp::Assign)?;
+        client.wait_applied(&ticket)?;
+        self.meet(client)?;
+        let keys: Vec<u64> = (0..u64::from(client.workers())).collect();
+        let mut rows = vec![[0; WIDTH]; keys.len()];
+        client.pull_rows(
+            &self.table,
+            &keys,
+            rows.as_flattened_mut(),
+            PullOptions::default(),
+        )?;
+        // Nobody writes the next row before everybody has read this one.
+        self.meet(client)?;
+        Ok(rows)
+    }
+
+    /// Removes the table; one worker does it, when nobody uses it any more.
+    pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
+        client.release_table(self.table)
+    }
+}
+
+/// Waits for all workers of the job.
+pub(crate) fn meet(client: &mut Client) -> Result<(), ClientError> {
+    client.barrier("tidewater-train", PATIENCE)
+}
+
+/// One ticket for several pushes to a table.
+pub(crate) fn join(all: &mut Option<Ticket>, next: Ticket) {
+    match all {
+        Some(all) => all.merge(&next),
+        None => *all = Some(next),
+    }
+}

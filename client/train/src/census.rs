@@ -1,0 +1,104 @@
+//! What the trained weights are: how many, how many exactly zero, and a fingerprint.
+//!
+//! No worker knows all keys. Each claims its own in a table by writing its rank; whose claim stands
+//! counts the key, so that each is counted once, wherever it occurs. That costs a row of 8 bytes a
+//! weight for a moment; rank 0 releases the table afterwards.
+
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::table::PushOp;
+
+use super::board::{ASIDE, Board, Row, WIDTH, join};
+use crate::data::Dataset;
+use tidewater::error::ClientError;
+use tidewater::pull::{Missing, PullOptions};
+use tidewater::session::Client;
+use tidewater::table::{Table, TableBuilder};
+
+/// Keys of one call.
+const CHUNK: usize = 16 << 10;
+const NAME: &str = "tidewater-train/claims";
+
+/// Of all weights that the training set touches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Census {
+    /// How many.
+    pub weights: u64,
+    /// How many are exactly zero.
+    pub zeros: u64,
+    /// Sum over all weights of a hash of key and bits: equal models have equal fingerprints,
+    /// whatever the order, the number of workers or servers.
+    pub fingerprint: u64,
+}
+
+impl Census {
+    fn count(&mut self, key: u64, weight: f32) {
+        self.weights += 1;
+        self.zeros += u64::from(weight == 0.0);
+        let hash = mix64(mix64(key) ^ u64::from(weight.to_bits()));
+        self.fingerprint = self.fingerprint.wrapping_add(hash);
+    }
+
+    fn add(&mut self, other: [i64; 3]) {
+        let [weights, zeros, fingerprint] = other.map(i64::cast_unsigned);
+        self.weights = self.weights.wrapping_add(weights);
+        self.zeros = self.zeros.wrapping_add(zeros);
+        self.fingerprint = self.fingerprint.wrapping_add(fingerprint);
+    }
+}
+
+/// Keys of a training set, ascending, each once, with `bias` unless the set is empty.
+pub(crate) fn keys_of(data: &Dataset, bias: Option<u64>) -> Vec<u64> {
+    let bias = bias.filter(|_| data.rows() > 0);
+    let mut keys: Vec<u64> = data.iter().flat_map(|row| row.keys).copied().collect();
+    keys.extend(bias);
+    keys.sort_unstable();
+    keys.dedup();
+    keys
+}
+
+/// Counts the weights of all workers' `keys`. All workers call it, once a run.
+pub(crate) fn take(
+    client: &mut Client,
+    board: &Board,
+    weights: &Table<f32>,
+    keys: &[u64],
+) -> Result<Census, ClientError> {
+    let spec = TableBuilder::sparse::<i64>(NAME, 1).domain(ASIDE);
+    let claims: Table<i64> = client.create_table(spec.spec())?;
+    let me = i64::from(client.rank().0) + 1;
+    let mut sent = None;
+    for keys in keys.chunks(CHUNK) {
+        let mine = vec![me; keys.len()];
+        let ticket = client.push_rows(&claims, keys, &mine, PushOp::Assign)?;
+        join(&mut sent, ticket);
+    }
+    if let Some(sent) = sent {
+        client.wait_applied(&sent)?;
+    }
+    board.meet(client)?;
+    let mut census = Census::default();
+    let options = PullOptions::default().missing(Missing::Initial);
+    let (mut owners, mut values) = (Vec::new(), Vec::new());
+    for keys in keys.chunks(CHUNK) {
+        owners.resize(keys.len(), 0);
+        values.resize(keys.len(), 0.0);
+        client.pull_rows(&claims, keys, &mut owners, options)?;
+        client.pull_rows(weights, keys, &mut values, options)?;
+        for ((&key, &owner), &weight) in keys.iter().zip(&owners).zip(&values) {
+            if owner == me {
+                census.count(key, weight);
+            }
+        }
+    }
+    let mut row: Row = [0; WIDTH];
+    let counted = [census.weights, census.zeros, census.fingerprint];
+    row[..3].copy_from_slice(&counted.map(u64::cast_signed));
+    let mut all = Census::default();
+    for row in board.exchange(client, &row)? {
+        all.add([row[0], row[1], row[2]]);
+    }
+    if client.rank().0 == 0 {
+        client.release_table(claims)?;
+    }
+    Ok(all)
+}

@@ -1,0 +1,84 @@
+//! Settings of a training run.
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use tidewater_protocol::table::{Optimizer, TableSpec};
+
+use super::defaults;
+use super::model::LogisticConfig;
+use crate::data::ReadOptions;
+use tidewater::clock::Sync;
+use tidewater::table::TableBuilder;
+
+/// Name of the model's table: `f32` by feature key, one column.
+pub const WEIGHTS: &str = "w";
+
+/// What to train, on what, how. Equal at all workers.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Training file; each worker reads its byte range.
+    pub train: PathBuf,
+    /// Test file.
+    pub test: Option<PathBuf>,
+    /// Format of both, and what becomes of labels.
+    pub read: ReadOptions,
+    /// How far workers may drift apart. The client must have been made with the same.
+    pub sync: Sync,
+    /// The rule by which servers apply gradients.
+    pub optimizer: Optimizer,
+    /// Weight of the penalty `l2 / 2 * w^2` that the gradient includes.
+    pub l2: f32,
+    /// Rows of a worker's mini-batch.
+    pub batch_rows: NonZeroUsize,
+    /// Passes over the training set, those of a loaded model not counted; of one that was stopped in an
+    /// epoch the first is the rest of it. 0 evaluates a loaded model.
+    pub epochs: u64,
+    /// Seed of the order of rows.
+    pub seed: u64,
+    /// Evaluate after each epoch, not only after the last.
+    pub test_each_epoch: bool,
+    /// A directory that all servers see, for the model.
+    pub save: Option<String>,
+    /// A saved model to go on from.
+    pub load: Option<String>,
+}
+
+impl Config {
+    /// The defaults of [`defaults`] under BSP, without a test set.
+    pub fn new(train: impl Into<PathBuf>) -> Self {
+        Self {
+            train: train.into(),
+            test: None,
+            read: ReadOptions::default(),
+            sync: Sync::Bsp,
+            optimizer: defaults::ADAGRAD,
+            l2: 0.0,
+            batch_rows: defaults::BATCH_ROWS,
+            epochs: defaults::EPOCHS,
+            seed: 1,
+            test_each_epoch: false,
+            save: None,
+            load: None,
+        }
+    }
+
+    /// The model that workers compute.
+    pub fn model(&self) -> LogisticConfig {
+        LogisticConfig {
+            l2: self.l2,
+            ..defaults::logistic(self.batch_rows)
+        }
+    }
+
+    /// The model's table. Under BSP pushes take effect at the tick; otherwise on arrival.
+    pub fn table(&self) -> TableSpec {
+        let table = TableBuilder::sparse::<f32>(WEIGHTS, 1).optimizer(self.optimizer);
+        let table = match self.sync {
+            Sync::Bsp => table.at_clock(defaults::REDUCE),
+            Sync::Ssp(_) | Sync::Asp => table,
+        };
+        table.spec().clone()
+    }
+}

@@ -1,0 +1,148 @@
+//! Whether all workers of a run were given the same settings.
+//!
+//! Workers meet at barriers and exchange rows by turns: one that was told to do more, or less, than
+//! the others would take their rows for something else, and wait for a turn that never comes. So the
+//! first thing that workers tell each other is what they were told.
+
+use tidewater_protocol::layout::hash::mix64;
+
+use super::board::{Board, Row, WIDTH};
+use super::config::Config;
+use super::error::TrainError;
+use tidewater::session::Client;
+
+/// How a setting is told to who reads of it.
+#[derive(Debug, Clone, Copy)]
+enum As {
+    /// Given, or not.
+    Given,
+    /// As a number.
+    Number,
+    /// It is too long: only that it is another one.
+    Other,
+}
+
+/// All settings that change what a worker does with the others, by the flag that sets them. (Rates and
+/// rules are in the model's table, which is refused when it differs.)
+fn settings(config: &Config) -> [(&'static str, As, u64); 9] {
+    [
+        ("--sync", As::Other, hash(&config.sync)),
+        ("--epochs", As::Number, config.epochs),
+        ("--test", As::Given, config.test.is_some().into()),
+        (
+            "--test-each-epoch",
+            As::Given,
+            config.test_each_epoch.into(),
+        ),
+        ("--load", As::Given, config.load.is_some().into()),
+        ("--save", As::Given, config.save.is_some().into()),
+        ("--batch", As::Number, config.batch_rows.get() as u64),
+        ("--seed", As::Number, config.seed),
+        ("--format or --positive", As::Other, hash(&config.read)),
+    ]
+}
+
+/// Of what a value is written as; the same in all processes of one version, and others are not let in.
+fn hash(value: &impl std::fmt::Debug) -> u64 {
+    let text = format!("{value:?}");
+    text.bytes()
+        .fold(1, |sum, byte| mix64(sum ^ u64::from(byte)))
+}
+
+/// Tells the others what this worker was told. Cost: an exchange.
+///
+/// # Errors
+/// [`TrainError::Differs`] at all workers, if two were told something different.
+pub(crate) fn check(client: &mut Client, board: &Board, config: &Config) -> Result<(), TrainError> {
+    let settings = settings(config);
+    let mut row: Row = [0; WIDTH];
+    for (cell, (_, _, value)) in row.iter_mut().zip(settings) {
+        *cell = value.cast_signed();
+    }
+    compare(
+        settings.map(|(flag, kind, _)| (flag, kind)),
+        &board.exchange(client, &row)?,
+    )
+}
+
+/// The first worker that differs from worker 0, if there is one.
+fn compare<const N: usize>(flags: [(&'static str, As); N], all: &[Row]) -> Result<(), TrainError> {
+    let Some(first) = all.first() else {
+        return Ok(());
+    };
+    for (rank, row) in all.iter().enumerate() {
+        for (cell, (flag, kind)) in flags.into_iter().enumerate() {
+            if row[cell] != first[cell] {
+                return Err(TrainError::Differs {
+                    flag,
+                    rank: rank as u32,
+                    given: told(kind, first[cell], "one"),
+                    other: told(kind, row[cell], "another one"),
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn told(kind: As, value: i64, otherwise: &str) -> String {
+    match (kind, value) {
+        (As::Given, 0) => "none".into(),
+        (As::Given, _) => "one".into(),
+        (As::Number, number) => number.cast_unsigned().to_string(),
+        (As::Other, _) => otherwise.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit;
+    use tidewater::clock::Sync;
+
+    /// Each setting that one worker has otherwise is found and told by its flag, with both ranks.
+    #[test]
+    fn who_was_told_something_else_is_named() {
+        let base = Config::new("a9a");
+        let with = |change: fn(&mut Config)| {
+            let mut config = base.clone();
+            change(&mut config);
+            config
+        };
+        let row = |config: &Config| {
+            let mut row: Row = [0; WIDTH];
+            for (cell, (_, _, value)) in row.iter_mut().zip(settings(config)) {
+                *cell = value.cast_signed();
+            }
+            row
+        };
+        let flags = settings(&base).map(|(flag, kind, _)| (flag, kind));
+        let others = [
+            with(|c| c.sync = Sync::Ssp(2)),
+            with(|c| c.epochs += 1),
+            with(|c| c.test = Some("t".into())),
+            with(|c| c.test_each_epoch = true),
+            with(|c| c.load = Some("m".into())),
+            with(|c| c.save = Some("m".into())),
+            with(|c| c.batch_rows = c.batch_rows.saturating_add(1)),
+            with(|c| c.seed = u64::MAX),
+            with(|c| c.read.format = Some(crate::data::Format::Libsvm)),
+        ];
+        for (other, (flag, _)) in others.iter().zip(flags) {
+            let rows = [row(&base), row(&base), row(other)];
+            let error = compare(flags, &rows).unwrap_err();
+            assert_eq!(error.exit_code(), exit::USAGE);
+            let text = error.to_string();
+            for part in [flag, "worker 0", "worker 2"] {
+                assert!(text.contains(part), "{flag}: {text}");
+            }
+        }
+        let (one, two) = (row(&base), row(&with(|c| c.test = Some("t".into()))));
+        let text = compare(flags, &[two, one]).unwrap_err().to_string();
+        assert!(
+            text.contains("worker 0 was given one and worker 1 none"),
+            "{text}"
+        );
+        compare(flags, &[one, one]).unwrap();
+    }
+}

@@ -1,0 +1,215 @@
+//! What ends a training run.
+
+use std::path::PathBuf;
+
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::table::{Effect, TableSpec};
+use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
+
+use super::metrics::MetricsError;
+use super::model::ModelError;
+use crate::data::DataError;
+use tidewater::error::ClientError;
+
+/// Why a run ended without a model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// A training or test file.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A file without rows.
+    #[error("{}: holds no rows; is it the right file?", path.display())]
+    NoRows {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Two workers of the run were given different settings.
+    #[error(
+        "{flag} differs: worker 0 was given {given} and worker {rank} {other}; give all workers of a \
+         job the same"
+    )]
+    Differs {
+        /// The setting's flag.
+        flag: &'static str,
+        /// The first worker that has it otherwise than worker 0.
+        rank: u32,
+        /// What worker 0 was given.
+        given: String,
+        /// What the other one was given.
+        other: String,
+    },
+    /// A batch that does not fit the model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Predictions that cannot be measured.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
+    /// The loaded model was trained with other settings than these.
+    #[error(
+        "the model in {dir} was trained with other settings, and goes on or is evaluated only with \
+         its own: {why}; {remedy}"
+    )]
+    OtherTraining {
+        /// Where it was loaded from.
+        dir: String,
+        /// In which fields its table differs.
+        why: String,
+        /// Which settings are its own.
+        remedy: String,
+    },
+    /// The loaded model's position in its training set cannot be.
+    #[error(
+        "the model in {dir} has no usable position in its training set: {what}; load it with the \
+         release that saved it, or restore it from a copy"
+    )]
+    Position {
+        /// Where it was loaded from.
+        dir: String,
+        /// What does not hold.
+        what: String,
+    },
+    /// The cluster.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The figures could not be written.
+    #[error("cannot write the figures to {}: {source}", path.display())]
+    Report {
+        /// Where to.
+        path: PathBuf,
+        /// The system's answer.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Exit codes of Tidewater's programs; 128+n is for signal n.
+pub mod exit {
+    /// A check failed: the model diverged, or a peer found what should not be.
+    pub const CHECK: u8 = 1;
+    /// The command line is wrong.
+    pub const USAGE: u8 = 2;
+    /// The machine or the environment does not allow it.
+    pub const ENVIRONMENT: u8 = 3;
+    /// Another process is missing, silent or unwilling.
+    pub const PEER: u8 = 4;
+    /// A data file is wrong.
+    pub const DATA: u8 = 5;
+}
+
+impl TrainError {
+    /// The coordinator has refused the model's table for `why`; as loaded and as it should be.
+    pub(super) fn other_training(
+        dir: &str,
+        why: &Refusal,
+        (have, want): (Option<&TableSpec>, &TableSpec),
+    ) -> Self {
+        let mut flags = Vec::new();
+        if let Some(have) = have {
+            // Config::table: only under BSP pushes take effect at the tick.
+            match have.effect {
+                effect if effect == want.effect => {}
+                Effect::AtClock(_) => flags.push("--sync bsp"),
+                Effect::Immediate => flags.push("--sync asp or --sync ssp:S"),
+            }
+            if have.optimizer != want.optimizer {
+                flags.push("the optimizer of its training (lr or ftrl, and their flags)");
+            }
+        }
+        let remedy = match flags[..] {
+            [] => "was it saved by another program?".into(),
+            _ => format!("give {}", flags.join(" and ")),
+        };
+        let (dir, why) = (dir.to_owned(), why.text.clone());
+        Self::OtherTraining { dir, why, remedy }
+    }
+
+    /// The process's exit code for it.
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Data(_) | Self::NoRows { .. } | Self::Position { .. } => exit::DATA,
+            Self::Model(_) | Self::Metrics(_) => exit::CHECK,
+            Self::OtherTraining { .. } | Self::Differs { .. } => exit::USAGE,
+            Self::Client(e) => client_code(e),
+            Self::Report { .. } => exit::ENVIRONMENT,
+        }
+    }
+}
+
+const fn client_code(e: &ClientError) -> u8 {
+    match e {
+        ClientError::Rejected { reject, .. } => match reject.code() {
+            RejectCode::NoMemory => exit::ENVIRONMENT,
+            _ => exit::CHECK,
+        },
+        ClientError::RejectForgotten { .. } | ClientError::Argument { .. } => exit::CHECK,
+        ClientError::Environment(_) => exit::ENVIRONMENT,
+        ClientError::Refused(refusal) => match refusal.code {
+            // The command line asks for a table that the cluster, or a saved model, has otherwise.
+            RefusalCode::TableDiffers | RefusalCode::BadSpec => exit::USAGE,
+            RefusalCode::Io | RefusalCode::OutOfMemory => exit::ENVIRONMENT,
+            RefusalCode::BadCheckpoint => exit::DATA,
+            _ => exit::PEER,
+        },
+        _ => exit::PEER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, defaults};
+    use tidewater::clock::Sync;
+
+    #[test]
+    fn each_kind_of_error_has_its_exit_code() {
+        let path = PathBuf::from("a9a");
+        let no_rows = TrainError::NoRows { path };
+        assert_eq!(no_rows.exit_code(), 5);
+        assert_eq!(
+            no_rows.to_string(),
+            "a9a: holds no rows; is it the right file?"
+        );
+        let refused =
+            |code| TrainError::from(ClientError::from(Refusal::new(code, [0; 4]))).exit_code();
+        assert_eq!(refused(RefusalCode::TableDiffers), 2);
+        assert_eq!(refused(RefusalCode::Io), 3);
+        assert_eq!(refused(RefusalCode::PeerFailed), 4);
+        assert_eq!(refused(RefusalCode::BadCheckpoint), 5);
+        let alone = ClientError::Environment("no memlock".into());
+        assert_eq!(TrainError::from(alone).exit_code(), 3);
+        let lost = ClientError::ServerLost {
+            server: "server 1".into(),
+            why: "connection refused".into(),
+        };
+        assert_eq!(TrainError::from(lost).exit_code(), 4);
+    }
+
+    #[test]
+    fn a_model_of_another_training_says_which_settings_are_its_own() {
+        let table = |sync, optimizer| {
+            let mut config = Config::new("a9a");
+            (config.sync, config.optimizer) = (sync, optimizer);
+            config.table()
+        };
+        let bsp = table(Sync::Bsp, defaults::ADAGRAD);
+        let ssp = table(Sync::Ssp(2), defaults::ADAGRAD);
+        let ftrl = table(Sync::Bsp, defaults::FTRL);
+        let why = Refusal::new(RefusalCode::TableDiffers, [3, 0, 0, 0]).with_text("table \"w\"");
+        for (have, want, says) in [
+            (Some(&bsp), &ssp, "give --sync bsp"),
+            (Some(&ssp), &bsp, "give --sync asp or --sync ssp:S"),
+            (Some(&ftrl), &bsp, "give the optimizer of its training"),
+            (Some(&ftrl), &ssp, "give --sync bsp and the optimizer of"),
+            (None, &bsp, "saved by another program?"),
+        ] {
+            let error = TrainError::other_training("m", &why, (have, want));
+            assert_eq!(error.exit_code(), 2);
+            let text = error.to_string();
+            assert!(
+                text.contains(says) && text.contains("table \"w\""),
+                "{text}"
+            );
+        }
+    }
+}

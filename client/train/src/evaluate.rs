@@ -1,0 +1,173 @@
+//! Evaluation on the test set, shared by the workers.
+//!
+//! Each worker predicts a byte range of the test file and writes probabilities and labels into a
+//! table, at the place that its rows have in the file. Rank 0 reads the table, 16 bytes a row, and
+//! measures: exactly, and to the same bits with any number of workers.
+
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::table::{Optimizer, PushOp};
+
+use super::board::{ASIDE, Board, Row, WIDTH, join};
+use super::error::TrainError;
+use super::metrics::{Evaluation, MetricsError, Scored, auc_exact};
+use super::model::{LogisticConfig, LogisticStep};
+use crate::data::{BatchPlan, Dataset};
+use tidewater::error::ClientError;
+use tidewater::pull::{Missing, PullOptions};
+use tidewater::session::Client;
+use tidewater::table::{Table, TableBuilder};
+
+/// Rows predicted with one pull.
+const BATCH_ROWS: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).unwrap();
+/// Rows that rank 0 reads at a time.
+const READ_ROWS: usize = 64 << 10;
+/// A row of the table: probability, label.
+const COLUMNS: usize = 2;
+const NAME: &str = "tidewater-train/predictions";
+
+/// How good a model is on the test set.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Quality {
+    /// Rows of the test set.
+    pub rows: u64,
+    /// Mean log-loss, natural logarithm.
+    pub log_loss: f64,
+    /// Area under the ROC curve, ties counting half; `None` for rows of one class.
+    pub auc: Option<f64>,
+    /// Share of rows classified rightly at 1/2.
+    pub accuracy: f64,
+}
+
+/// A worker's part of the test set, and the table in which predictions meet.
+#[derive(Debug)]
+pub(crate) struct Evaluator {
+    part: Dataset,
+    /// Rows of the file before this part.
+    first: u64,
+    rows: u64,
+    table: Table<f64>,
+    step: LogisticStep,
+}
+
+impl Evaluator {
+    /// All workers call it; `None` if there is no row at all.
+    pub(crate) fn new(
+        client: &mut Client,
+        board: &Board,
+        part: Dataset,
+        model: LogisticConfig,
+    ) -> Result<Option<Self>, ClientError> {
+        let mut row: Row = [0; WIDTH];
+        row[0] = part.rows() as i64;
+        let counts = board.exchange(client, &row)?;
+        let count = |row: &Row| u64::try_from(row[0]).unwrap_or(0);
+        let before = client.rank().0 as usize;
+        let first = counts.iter().take(before).map(count).sum();
+        let rows: u64 = counts.iter().map(count).sum();
+        if rows == 0 {
+            return Ok(None);
+        }
+        let spec = TableBuilder::blocks::<f64>(NAME, rows, COLUMNS as u32)
+            .optimizer(Optimizer::None)
+            .domain(ASIDE);
+        Ok(Some(Self {
+            table: client.create_table(spec.spec())?,
+            part,
+            first,
+            rows,
+            step: LogisticStep::new(model),
+        }))
+    }
+
+    /// Evaluates `weights` as they are; rank 0 has the result. All workers call it, when what they
+    /// pushed is applied.
+    pub(crate) fn run(
+        &mut self,
+        client: &mut Client,
+        board: &Board,
+        weights: &Table<f32>,
+    ) -> Result<Option<Quality>, TrainError> {
+        self.predict(client, weights)?;
+        board.meet(client)?;
+        let quality = match client.rank() {
+            WorkerId(0) => Some(self.measure(client)?),
+            _ => None,
+        };
+        // The next evaluation writes where rank 0 was reading.
+        board.meet(client)?;
+        Ok(quality)
+    }
+
+    /// Removes the table; one worker does it, when nobody uses it any more.
+    pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
+        client.release_table(self.table)
+    }
+
+    fn predict(&mut self, client: &mut Client, weights: &Table<f32>) -> Result<(), TrainError> {
+        let options = PullOptions::default().missing(Missing::Initial);
+        let plan = BatchPlan::new(&self.part, BATCH_ROWS);
+        let mut pulled = Vec::new();
+        let mut probabilities = Vec::new();
+        let mut cells = Vec::new();
+        let mut sent = None;
+        let mut row = self.first;
+        for batch in plan.batches() {
+            let keys = self.step.prepare(&batch);
+            pulled.resize(keys.len(), 0.0);
+            client.pull_rows(weights, keys, &mut pulled, options)?;
+            probabilities.clear();
+            self.step.predict(&batch, &pulled, &mut probabilities)?;
+            cells.clear();
+            for (&probability, example) in probabilities.iter().zip(batch.rows()) {
+                if !probability.is_finite() {
+                    return Err(diverged(row, probability).into());
+                }
+                cells.extend([probability, f64::from(example.label)]);
+                row += 1;
+            }
+            let at = (row - batch.len() as u64) * COLUMNS as u64;
+            let ticket = client.push_dense(&self.table, at, &cells, PushOp::Assign)?;
+            join(&mut sent, ticket);
+        }
+        if let Some(sent) = sent {
+            client.wait_applied(&sent)?;
+        }
+        Ok(())
+    }
+
+    fn measure(&self, client: &mut Client) -> Result<Quality, TrainError> {
+        let mut evaluation = Evaluation::new();
+        let mut scored = Vec::new();
+        let mut cells = vec![0.0; READ_ROWS * COLUMNS];
+        let mut row = 0;
+        while row < self.rows {
+            let rows = (self.rows - row).min(READ_ROWS as u64);
+            cells.truncate(rows as usize * COLUMNS);
+            let options = PullOptions::default();
+            client.pull_dense(&self.table, row * COLUMNS as u64, &mut cells, options)?;
+            for &[probability, label] in cells.as_chunks::<COLUMNS>().0 {
+                let positive = label > 0.5;
+                evaluation.add(probability, positive)?;
+                let score = probability as f32;
+                scored.push(Scored { score, positive });
+            }
+            row += rows;
+        }
+        let auc = match auc_exact(&mut scored) {
+            Ok(auc) => Some(auc),
+            Err(MetricsError::OneClass { .. }) => None,
+            Err(e) => return Err(e.into()),
+        };
+        Ok(Quality {
+            rows: self.rows,
+            // There are rows.
+            log_loss: evaluation.log_loss().unwrap_or(f64::NAN),
+            accuracy: evaluation.accuracy().unwrap_or(f64::NAN),
+            auc,
+        })
+    }
+}
+
+const fn diverged(row: u64, score: f64) -> MetricsError {
+    MetricsError::NotFinite { row, score }
+}

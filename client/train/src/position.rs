@@ -1,0 +1,182 @@
+//! Where a run is in its training set. A saved model carries it, so that a run which loads the model
+//! takes the steps that the run which saved it would have taken next.
+//!
+//! The position is a row of a table of its own, saved with the weights.
+
+use tidewater_protocol::table::PushOp;
+
+use super::board::ASIDE;
+use super::error::TrainError;
+use tidewater::error::ClientError;
+use tidewater::pull::PullOptions;
+use tidewater::session::Client;
+use tidewater::table::{Table, TableBuilder};
+
+/// Name of the table: `i64`, one row.
+pub const POSITION: &str = "tidewater-train/position";
+
+/// Layout of the row. A table that no run has written holds 0.
+const LAYOUT: u64 = 1;
+const CELLS: usize = 8;
+
+/// The next step of a run: all workers take it together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Position {
+    /// Epochs that are over.
+    pub(crate) epoch: u64,
+    /// Steps of the next epoch that are over.
+    pub(crate) step: u64,
+}
+
+/// What decides, with the seed, which rows a step takes: a position within an epoch has a meaning
+/// only for a run that has all of it alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Course {
+    /// Steps of an epoch.
+    pub(crate) steps: u64,
+    /// Rows of the training set.
+    pub(crate) rows: u64,
+    /// Workers that share them.
+    pub(crate) workers: u64,
+    /// Rows of a worker's mini-batch.
+    pub(crate) batch_rows: u64,
+    /// Seed of their order.
+    pub(crate) seed: u64,
+}
+
+impl Course {
+    /// Names and values of what `other` has otherwise; `None` if it is the same course.
+    pub(crate) fn difference(&self, other: &Self) -> Option<String> {
+        let fields = [
+            ("rows", self.rows, other.rows),
+            ("workers", self.workers, other.workers),
+            ("--batch", self.batch_rows, other.batch_rows),
+            ("--seed", self.seed, other.seed),
+            ("steps of an epoch", self.steps, other.steps),
+        ];
+        let differs = fields.iter().filter(|(_, ours, theirs)| ours != theirs);
+        let text = differs.map(|(name, ours, theirs)| format!("{name} {ours}, now {theirs}"));
+        let all: Vec<String> = text.collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct PositionTable(Table<i64>);
+
+impl PositionTable {
+    /// New, or as it was loaded.
+    pub(crate) fn new(client: &mut Client) -> Result<Self, ClientError> {
+        let spec = TableBuilder::rows::<i64>(POSITION, 1, CELLS as u32)
+            .domain(ASIDE)
+            .partitions(1);
+        Ok(Self(client.create_table(spec.spec())?))
+    }
+
+    /// What the run that saved the model in `dir` wrote; `None` for a model without a position.
+    pub(crate) fn read(
+        &self,
+        client: &mut Client,
+        dir: &str,
+    ) -> Result<Option<(Position, Course)>, TrainError> {
+        let mut cells = [0i64; CELLS];
+        client.pull_rows(&self.0, &[0], &mut cells, PullOptions::default())?;
+        decode(cells.map(i64::cast_unsigned)).map_err(|what| TrainError::Position {
+            dir: dir.to_owned(),
+            what,
+        })
+    }
+
+    /// Waits until it is applied; one worker calls it, after the last step of all.
+    pub(crate) fn write(
+        &self,
+        client: &mut Client,
+        position: Position,
+        course: &Course,
+    ) -> Result<(), ClientError> {
+        let cells = encode(position, course).map(u64::cast_signed);
+        let ticket = client.push_rows(&self.0, &[0], &cells, PushOp::Assign)?;
+        client.wait_applied(&ticket)
+    }
+
+    /// Removes the table; one worker does it, when no other uses it any more.
+    pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
+        client.release_table(self.0)
+    }
+}
+
+const fn encode(at: Position, course: &Course) -> [u64; CELLS] {
+    [
+        LAYOUT,
+        at.epoch,
+        at.step,
+        course.steps,
+        course.rows,
+        course.workers,
+        course.batch_rows,
+        course.seed,
+    ]
+}
+
+fn decode(cells: [u64; CELLS]) -> Result<Option<(Position, Course)>, String> {
+    let [layout, epoch, step, steps, rows, workers, batch_rows, seed] = cells;
+    if layout == 0 {
+        return Ok(None);
+    }
+    if layout != LAYOUT {
+        return Err(format!(
+            "its row has layout {layout}, this program reads {LAYOUT}"
+        ));
+    }
+    if step >= steps.max(1) {
+        return Err(format!("step {step} of an epoch of {steps}"));
+    }
+    let course = Course {
+        steps,
+        rows,
+        workers,
+        batch_rows,
+        seed,
+    };
+    Ok(Some((Position { epoch, step }, course)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COURSE: Course = Course {
+        steps: 94,
+        rows: 3000,
+        workers: 2,
+        batch_rows: 16,
+        seed: u64::MAX,
+    };
+
+    #[test]
+    fn position_survives_its_row() {
+        let at = Position { epoch: 3, step: 93 };
+        let cells = encode(at, &COURSE);
+        assert_eq!(decode(cells), Ok(Some((at, COURSE))));
+        assert_eq!(decode([0; CELLS]), Ok(None));
+        for (cell, value, says) in [(0, 2, "layout 2"), (2, 94, "step 94 of an epoch of 94")] {
+            let mut bad = cells;
+            bad[cell] = value;
+            let error = decode(bad).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn another_course_is_named_by_its_numbers() {
+        assert_eq!(COURSE.difference(&COURSE), None);
+        let other = Course {
+            workers: 3,
+            steps: 63,
+            ..COURSE
+        };
+        let text = COURSE.difference(&other).unwrap();
+        assert_eq!(text, "workers 2, now 3; steps of an epoch 94, now 63");
+    }
+}

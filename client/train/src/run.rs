@@ -1,0 +1,499 @@
+//! The training loop of one worker; all workers of the job run it side by side.
+//!
+//! 1. Workers tell each other their settings: all go on if they are equal, else none does. The
+//!    model's table `w` is created, or loaded and opened: sparse, `f32`, one column, keyed by
+//!    feature. Under BSP pushes take effect at the tick, reduced in rank order, so that the result
+//!    does not depend on timing; otherwise on arrival.
+//! 2. Each worker reads its byte range of the training file. Parts differ in rows, so workers
+//!    exchange their numbers of batches and all take as many steps as the largest part has:
+//!    without a batch left, a worker only ticks. (Workers must tick alike, or the others would
+//!    wait for one that is done.)
+//! 3. Steps: pull, gradient, push, tick. A few pushes are under way at a time.
+//! 4. At an epoch's end all wait until what they pushed is applied.
+//! 5. After the last: evaluation on the test set, a census of the weights, figures for rank 0.
+//! 6. If asked, the model is saved: all wait for all before and after, rank 0 saves. A saved model
+//!    holds `w` and the run's position ([`POSITION`]); the trainer's other tables are released before.
+//!
+//! A run that loads a model goes on at the model's position: `epochs` counts from the epoch that the
+//! model was saved in. With the same training file, workers, batch and seed it takes the steps that
+//! the saved run would have taken, so that under BSP the weights have the bits of one run. With others
+//! it goes on at the beginning of that epoch.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tidewater_protocol::limits::CLOCK_DEADLINE;
+use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::wire::refusal::RefusalCode;
+use tidewater_runtime::clock;
+
+use super::board::{Board, Row, WIDTH, meet};
+use super::census::{self, Census};
+use super::config::{Config, WEIGHTS};
+use super::equal;
+use super::error::TrainError;
+use super::evaluate::{Evaluator, Quality};
+#[cfg(doc)]
+use super::position::POSITION;
+use super::position::{Course, Position, PositionTable};
+use super::report::{Report, Training};
+use super::step::Worker;
+use crate::data::{BatchPlan, Dataset, read_part};
+use tidewater::counters::Counters;
+use tidewater::error::ClientError;
+use tidewater::session::Client;
+use tidewater::table::Table;
+use tidewater::walltime::StopSign;
+
+/// Table by which workers agree where a run ends early, and steps between two looks at it.
+const STOP: (&str, u64) = ("tidewater-train/stop", 8);
+
+/// What a run asks of the program around it, and tells it.
+pub trait Host {
+    /// A signal that asked the process to end, if one came. Asked every few steps.
+    fn signal(&mut self) -> Option<i32>;
+
+    /// Rank 0: the loaded model had a position, at which training goes on.
+    fn resumed(&mut self, resumed: &Resumed);
+
+    /// Rank 0: an epoch is over.
+    fn epoch_done(&mut self, epoch: &EpochReport);
+}
+
+/// Where a run goes on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Resumed {
+    /// The epoch of the next step, from 1.
+    pub epoch: u64,
+    /// Steps of that epoch that are over.
+    pub step: u64,
+    /// Steps of an epoch.
+    pub steps: u64,
+    /// What the run that saved the model had otherwise: this one is no continuation of it, step by
+    /// step, and began the epoch again.
+    pub differs: Option<String>,
+}
+
+/// Figures of an epoch, over all workers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EpochReport {
+    /// From 1, over all runs of the model.
+    pub epoch: u64,
+    /// The last epoch of this run.
+    pub epochs: u64,
+    /// Rows trained on.
+    pub rows: u64,
+    /// How long it took, until all workers were done.
+    pub took: Duration,
+    /// Mean log-loss of the rows, each before the step that it was part of.
+    pub log_loss: f64,
+    /// On the test set, if it was asked for after each epoch.
+    pub test: Option<Quality>,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// All epochs were trained. Rank 0 has the figures.
+    Done(Option<Box<Report>>),
+    /// A worker got this signal: all stopped at the same step, and saved if that was asked for.
+    Stopped(i32),
+}
+
+/// Trains. All workers of the job call it with equal settings; returns when all are done.
+///
+/// # Errors
+/// Files, the cluster, a model that diverged. The others then wait until the coordinator, which
+/// sees this worker leave, tells them.
+pub fn run(
+    client: &mut Client,
+    config: &Config,
+    host: &mut dyn Host,
+) -> Result<Outcome, TrainError> {
+    let (rank, workers) = (client.rank().0, client.workers());
+    let data = read_part(&config.train, rank, workers, &config.read)?;
+    let board = Board::new(client)?;
+    equal::check(client, &board, config)?;
+    if let Some(dir) = &config.load {
+        if rank == 0 {
+            client.load(dir, CLOCK_DEADLINE)?;
+        }
+        meet(client)?;
+    }
+    let weights = weights(client, config)?;
+    let run = Run::new(client, config, board, weights)?;
+    let evaluator = run.evaluator(client)?;
+    run.train(client, host, &data, evaluator)
+}
+
+/// The model's table: new, or as it was loaded.
+fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainError> {
+    let want = config.table();
+    match (client.create_table(&want), &config.load) {
+        (Err(ClientError::Refused(why)), Some(dir)) if why.code == RefusalCode::TableDiffers => {
+            // Of a model that has no such table there is nothing more to say.
+            let loaded = client.open_table::<f32>(WEIGHTS).ok();
+            let have = loaded.and_then(|table| client.spec(&table));
+            Err(TrainError::other_training(dir, &why, (have, &want)))
+        }
+        (made, _) => Ok(made?),
+    }
+}
+
+/// The tables of a run, and what was counted.
+struct Run<'a> {
+    config: &'a Config,
+    weights: Table<f32>,
+    position: PositionTable,
+    board: Board,
+    stop: StopSign,
+    worker: Worker,
+    rank: u32,
+}
+
+/// How far an epoch went.
+enum Walk {
+    Whole(EpochReport),
+    /// Stopped before this step.
+    Stopped(u64),
+}
+
+/// Sums over epochs, at rank 0.
+#[derive(Debug, Default, Clone, Copy)]
+struct Totals {
+    rows: u64,
+    steps: u64,
+    took: Duration,
+    log_loss: f64,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        client: &mut Client,
+        config: &'a Config,
+        board: Board,
+        weights: Table<f32>,
+    ) -> Result<Self, TrainError> {
+        Ok(Self {
+            config,
+            weights,
+            position: PositionTable::new(client)?,
+            board,
+            stop: StopSign::new(client, STOP.0, STOP.1)?,
+            worker: Worker::new(config.model()),
+            rank: client.rank().0,
+        })
+    }
+
+    fn evaluator(&self, client: &mut Client) -> Result<Option<Evaluator>, TrainError> {
+        let Some(path) = &self.config.test else {
+            return Ok(None);
+        };
+        let part = read_part(path, self.rank, client.workers(), &self.config.read)?;
+        let model = self.config.model();
+        match Evaluator::new(client, &self.board, part, model)? {
+            Some(evaluator) => Ok(Some(evaluator)),
+            None => Err(TrainError::NoRows { path: path.clone() }),
+        }
+    }
+
+    fn train(
+        mut self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        data: &Dataset,
+        mut evaluator: Option<Evaluator>,
+    ) -> Result<Outcome, TrainError> {
+        let mut plan = BatchPlan::new(data, self.config.batch_rows);
+        let (steps, rows) = self.agree(client, &plan, data)?;
+        if rows == 0 {
+            let path = self.config.train.clone();
+            return Err(TrainError::NoRows { path });
+        }
+        let course = Course {
+            steps: steps as u64,
+            rows,
+            workers: client.workers().into(),
+            batch_rows: self.config.batch_rows.get() as u64,
+            seed: self.config.seed,
+        };
+        let start = self.start(client, host, &course)?;
+        let (totals, end) =
+            self.epochs(client, host, &mut plan, (start, &course), &mut evaluator)?;
+        self.worker.settle(client)?;
+        let signal = self.stop.settle(client, || host.signal())?;
+        let outcome = match signal {
+            Some(signal) => Outcome::Stopped(signal),
+            None => self.figures(client, data, totals, evaluator.as_mut())?,
+        };
+        // A run without a step leaves the position as it was loaded.
+        let moved = (end != start || self.config.load.is_none()).then_some((end, course));
+        self.leave(client, evaluator, moved)?;
+        Ok(outcome)
+    }
+
+    /// The first step: of a loaded model, the one after its last.
+    fn start(
+        &self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        course: &Course,
+    ) -> Result<Position, TrainError> {
+        let Some(dir) = &self.config.load else {
+            return Ok(Position::default());
+        };
+        let Some((saved, its)) = self.position.read(client, dir)? else {
+            return Ok(Position::default());
+        };
+        let differs = its.difference(course);
+        let mut start = match differs {
+            None => saved,
+            Some(_) => Position { step: 0, ..saved },
+        };
+        if planted::on(Plant::ResumeAtFirstEpoch) {
+            start = Position::default();
+        }
+        if self.rank == 0 && self.config.epochs > 0 {
+            host.resumed(&Resumed {
+                epoch: start.epoch.saturating_add(1),
+                step: start.step,
+                steps: course.steps,
+                differs,
+            });
+        }
+        Ok(start)
+    }
+
+    /// All epochs; sums over them, and the position after the last step.
+    fn epochs(
+        &mut self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        plan: &mut BatchPlan<'_>,
+        (start, course): (Position, &Course),
+        evaluator: &mut Option<Evaluator>,
+    ) -> Result<(Totals, Position), TrainError> {
+        let mut totals = Totals::default();
+        let mut at = start;
+        let end = start.epoch.saturating_add(self.config.epochs);
+        while at.epoch < end {
+            plan.shuffle(self.config.seed.wrapping_add(self.rank.into()), at.epoch);
+            let first = at.step;
+            let mut report = match self.epoch(client, host, plan, (at, end, course.steps))? {
+                Walk::Whole(report) => report,
+                Walk::Stopped(step) => {
+                    at.step = step;
+                    break;
+                }
+            };
+            at = Position {
+                epoch: at.epoch + 1,
+                step: 0,
+            };
+            totals.rows += report.rows;
+            totals.steps += course.steps - first;
+            totals.took += report.took;
+            totals.log_loss = report.log_loss;
+            if let Some(evaluator) = evaluator.as_mut().filter(|_| self.config.test_each_epoch) {
+                report.test = evaluator.run(client, &self.board, &self.weights)?;
+            }
+            if self.rank == 0 {
+                host.epoch_done(&report);
+            }
+        }
+        Ok((totals, at))
+    }
+
+    /// Steps of an epoch, the same for all workers, and rows of all workers.
+    fn agree(
+        &self,
+        client: &mut Client,
+        plan: &BatchPlan<'_>,
+        data: &Dataset,
+    ) -> Result<(usize, u64), TrainError> {
+        let mut row: Row = [0; WIDTH];
+        row[..2].copy_from_slice(&[plan.len() as i64, data.rows() as i64]);
+        let all = self.board.exchange(client, &row)?;
+        let steps = all.iter().map(|row| row[0]).max().unwrap_or(0);
+        let rows = all.iter().map(|row| row[1].cast_unsigned()).sum();
+        Ok((usize::try_from(steps).unwrap_or(0), rows))
+    }
+
+    /// The rest of an epoch, from `at` on, if it is not stopped.
+    fn epoch(
+        &mut self,
+        client: &mut Client,
+        host: &mut dyn Host,
+        plan: &BatchPlan<'_>,
+        (at, end, steps): (Position, u64, u64),
+    ) -> Result<Walk, TrainError> {
+        let began = clock::now();
+        let (mut rows, mut loss_sum, mut stops) = (0i64, 0.0, false);
+        let mut step = at.step;
+        while step < steps {
+            stops = self.stop.look(client, || host.signal())?;
+            if stops {
+                break;
+            }
+            // No batch has this number when there are fewer: the step has no rows then.
+            let batch = plan.batch(usize::try_from(step).unwrap_or(usize::MAX));
+            let loss = self.worker.step(client, &self.weights, &batch)?;
+            rows += loss.rows as i64;
+            loss_sum += loss.loss_sum;
+            step += 1;
+        }
+        self.worker.settle(client)?;
+        let mut row: Row = [0; WIDTH];
+        let loss = f64::to_bits(loss_sum).cast_signed();
+        row[..4].copy_from_slice(&[rows, loss, stops.into(), step.cast_signed()]);
+        // No worker is past this before all are here: the sums are of one epoch. And all come here:
+        // without a bound on staleness one worker sees the sign to stop in this epoch and another
+        // does not, who must neither wait for the first nor go on without it.
+        let all = self.board.exchange(client, &row)?;
+        if all.iter().any(|row| row[2] != 0) {
+            // Without a bound on staleness workers stop at different steps: none is left out later.
+            let least = all.iter().map(|row| row[3].cast_unsigned()).min();
+            return Ok(Walk::Stopped(least.unwrap_or(step)));
+        }
+        let rows: u64 = all.iter().map(|row| row[0].cast_unsigned()).sum();
+        let losses = all.iter().map(|row| f64::from_bits(row[1].cast_unsigned()));
+        Ok(Walk::Whole(EpochReport {
+            epoch: at.epoch + 1,
+            epochs: end,
+            rows,
+            took: clock::now() - began,
+            log_loss: losses.sum::<f64>() / rows.max(1) as f64,
+            test: None,
+        }))
+    }
+
+    /// What rank 0 reports.
+    fn figures(
+        &mut self,
+        client: &mut Client,
+        data: &Dataset,
+        totals: Totals,
+        evaluator: Option<&mut Evaluator>,
+    ) -> Result<Outcome, TrainError> {
+        // Before evaluation adds to them: the figures are of training.
+        let counters = self.counters(client)?;
+        let quality = match evaluator {
+            Some(evaluator) => evaluator.run(client, &self.board, &self.weights)?,
+            None => None,
+        };
+        let keys = census::keys_of(data, self.config.model().bias_key);
+        let census = census::take(client, &self.board, &self.weights, &keys)?;
+        self.worker.latencies.join(client)?;
+        if self.rank != 0 {
+            return Ok(Outcome::Done(None));
+        }
+        let training = Training {
+            rows: totals.rows,
+            steps: totals.steps,
+            took: totals.took,
+            log_loss: totals.log_loss,
+        };
+        let report = self.report(client, training, counters, quality, census);
+        Ok(Outcome::Done(Some(Box::new(report))))
+    }
+
+    fn report(
+        &self,
+        client: &mut Client,
+        training: Training,
+        counters: BTreeMap<String, u64>,
+        quality: Option<Quality>,
+        census: Census,
+    ) -> Report {
+        let place = (
+            client.transport(),
+            client.servers() as u32,
+            client.workers(),
+        );
+        let latencies = &self.worker.latencies;
+        Report::new(
+            self.config,
+            place,
+            &training,
+            quality,
+            census,
+            latencies,
+            counters,
+        )
+    }
+
+    /// All workers' counters, added up.
+    fn counters(&self, client: &mut Client) -> Result<BTreeMap<String, u64>, TrainError> {
+        let mine = named(client.counters());
+        let mut row: Row = [0; WIDTH];
+        for (cell, value) in row.iter_mut().zip(mine.values()) {
+            *cell = value.cast_signed();
+        }
+        let mut sums: BTreeMap<String, u64> = mine.into_keys().map(|name| (name, 0)).collect();
+        for row in self.board.exchange(client, &row)? {
+            for (sum, value) in sums.values_mut().zip(row) {
+                *sum = sum.wrapping_add(value.cast_unsigned());
+            }
+        }
+        Ok(sums)
+    }
+
+    /// Saves if asked, with the position if it has moved, and removes the trainer's own tables.
+    fn leave(
+        self,
+        client: &mut Client,
+        evaluator: Option<Evaluator>,
+        moved: Option<(Position, Course)>,
+    ) -> Result<(), TrainError> {
+        // The last tick too: a save holds what servers have read from their rings.
+        client.flush()?;
+        meet(client)?;
+        if self.rank == 0 {
+            if let Some(evaluator) = evaluator {
+                evaluator.release(client)?;
+            }
+            self.board.release(client)?;
+            self.stop.release(client)?;
+            if let Some(dir) = &self.config.save {
+                if let Some((position, course)) = moved {
+                    self.position.write(client, position, &course)?;
+                }
+                client.save(dir, CLOCK_DEADLINE)?;
+            }
+            self.position.release(client)?;
+        }
+        meet(client)?;
+        Ok(())
+    }
+}
+
+/// Counters by name, in one order at all workers.
+fn named(counters: &Counters) -> BTreeMap<String, u64> {
+    let value = serde_json::to_value(counters).unwrap_or_default();
+    let fields = value.as_object().into_iter().flatten();
+    fields
+        .filter_map(|(name, count)| Some((name.clone(), count.as_u64()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_fit_a_row_of_the_board() {
+        let counters = named(&Counters {
+            bytes_pulled: u64::MAX,
+            ..Counters::default()
+        });
+        assert_eq!(counters["bytes_pulled"], u64::MAX);
+        assert_eq!(counters["retries"], 0);
+        assert!(
+            counters.len() > 10 && counters.len() <= WIDTH,
+            "{}",
+            counters.len()
+        );
+    }
+}

@@ -1,0 +1,113 @@
+//! What the readers make of the public sets.
+
+use std::collections::BTreeMap;
+
+use tidewater_train::data::{
+    DataError, Dataset, Format, LabelMap, LineProblem, ReadOptions, detect_format, read, read_part,
+};
+
+use super::public_file;
+
+/// Share of rows in which each key occurs.
+fn frequencies(data: &Dataset) -> BTreeMap<u64, f64> {
+    let mut shares = BTreeMap::new();
+    for key in data.iter().flat_map(|row| row.keys) {
+        *shares.entry(*key).or_default() += 1.0 / data.rows() as f64;
+    }
+    shares
+}
+
+/// Sum over all keys of the difference of two sets' frequencies, the second one's keys moved up.
+fn distance(a: &Dataset, b: &Dataset, up: u64) -> f64 {
+    let (a, b) = (frequencies(a), frequencies(b));
+    let share = |shares: &BTreeMap<u64, f64>, key: u64| shares.get(&key).copied().unwrap_or(0.0);
+    let below = |key: u64| key.checked_sub(up).map_or(0.0, |key| share(&b, key));
+    (0..200)
+        .map(|key| (share(&a, key) - below(key)).abs())
+        .sum()
+}
+
+fn positives(data: &Dataset) -> usize {
+    data.labels().iter().filter(|&&label| label == 1.0).count()
+}
+
+#[test]
+fn a9a_training_and_test_parts_number_features_alike() {
+    let (Some(train), Some(test)) = (
+        public_file("a9a.train.libsvm"),
+        public_file("a9a.test.dummy"),
+    ) else {
+        return;
+    };
+    assert_eq!(detect_format(&train).unwrap(), Format::Libsvm);
+    assert_eq!(detect_format(&test).unwrap(), Format::Dummy);
+    let options = ReadOptions::default();
+    let (train, test) = (
+        read(&train, &options).unwrap(),
+        read(&test, &options).unwrap(),
+    );
+    assert_eq!((train.rows(), positives(&train)), (32_561, 7_841));
+    assert_eq!((test.rows(), positives(&test)), (16_281, 3_846));
+    assert_eq!((train.max_key(), test.max_key()), (Some(122), Some(121)));
+    // LIBSVM index i is dummy index i - 1. Were it i, the keys of the test part would be too small
+    // by one; moved up, they fit as badly as unrelated columns do.
+    let (agreed, moved) = (distance(&train, &test, 0), distance(&train, &test, 1));
+    assert!(agreed < 0.2 && moved > 10.0, "{agreed} {moved}");
+}
+
+#[test]
+fn a9a_splits_into_any_number_of_parts() {
+    let Some(path) = public_file("a9a.train.libsvm") else {
+        return;
+    };
+    let options = ReadOptions::default();
+    let whole = read(&path, &options).unwrap();
+    for parts in [2, 4, 7] {
+        let mut joined = Dataset::new();
+        for part in 0..parts {
+            let rows = read_part(&path, part, parts, &options).unwrap();
+            assert!(rows.rows().abs_diff(whole.rows() / parts as usize) < 100);
+            for row in rows.iter() {
+                joined.push(row.label, row.keys, row.values).unwrap();
+            }
+        }
+        assert!(joined == whole, "{parts} parts differ from the whole");
+    }
+}
+
+#[test]
+fn dna_has_three_classes_and_trailing_blanks() {
+    let Some(path) = public_file("dna.train.libsvm") else {
+        return;
+    };
+    let with = |labels| ReadOptions {
+        labels,
+        ..ReadOptions::default()
+    };
+    let raw = read(&path, &with(LabelMap::Raw)).unwrap();
+    let of_class = |class| raw.labels().iter().filter(|&&label| label == class).count();
+    assert_eq!([1.0, 2.0, 3.0].map(of_class), [464, 485, 1_051]);
+    assert_eq!(raw.max_key(), Some(179));
+    let one = read(&path, &with(LabelMap::OneVsRest(2.0))).unwrap();
+    assert_eq!(positives(&one), 485);
+    let refused = read(&path, &with(LabelMap::Binary)).unwrap_err();
+    assert!(matches!(
+        refused,
+        DataError::Line { line: 1, fault, .. } if fault.problem == LineProblem::LabelNotBinary
+    ));
+}
+
+#[test]
+fn agaricus_has_its_rows() {
+    for (name, rows, positive) in [
+        ("agaricus.train.libsvm", 6_513, 3_140),
+        ("agaricus.test.libsvm", 1_611, 776),
+    ] {
+        let Some(path) = public_file(name) else {
+            return;
+        };
+        let data = read(&path, &ReadOptions::default()).unwrap();
+        assert_eq!((data.rows(), positives(&data)), (rows, positive));
+        assert_eq!(data.entries(), rows * 22);
+    }
+}

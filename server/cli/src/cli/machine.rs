@@ -1,0 +1,157 @@
+//! `tidewater info` and `tidewater doctor`.
+
+use std::io::Write as _;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde::Serialize;
+use tidewater_cli::machine::{Chosen, Machine, Question, choose, draw, examine};
+use tidewater_engine::store::Hugepages;
+use tidewater_service::node::CAPACITY_DEFAULT;
+
+/// What is to run on the machine.
+#[derive(Debug, Args)]
+struct QuestionArgs {
+    /// Servers on this host.
+    #[arg(long, short, default_value_t = 1, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=512))]
+    servers: u32,
+    /// Client threads on this host.
+    #[arg(long, short, default_value_t = 0, value_name = "W")]
+    workers: u32,
+    /// Applier threads of each server [default: its share of half the cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: Option<u16>,
+    /// Bytes for parameters of each server, and as many for their state.
+    #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
+    capacity: usize,
+    /// Pages of that memory: auto, 2M, 1G or off.
+    #[arg(long, default_value = "auto", value_parser = super::parse_hugepages)]
+    hugepages: Hugepages,
+    /// Network or RDMA device that servers are to be near [default: that of --listen].
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
+    /// Address that servers listen on.
+    #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
+    listen: IpAddr,
+    /// Look at a copy of /sys, /proc and /dev in this folder.
+    #[arg(long, value_name = "FOLDER", default_value = "/")]
+    root: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The arguments of `info`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example: what four appliers near the card with this address would choose
+  tidewater info --appliers 4 --listen 10.0.0.7")]
+pub(crate) struct InfoArgs {
+    #[command(flatten)]
+    question: QuestionArgs,
+}
+
+/// The arguments of `doctor`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The exit code is 0 if nothing failed, also with warnings, and 1 if something did.
+Example: whether this host is fit for a server that is reached by RDMA
+  tidewater doctor --rdma --listen 10.0.0.7 --workers 16")]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    question: QuestionArgs,
+    /// RDMA must work: what is wrong with it is a failure, not a warning.
+    #[arg(long)]
+    rdma: bool,
+}
+
+impl QuestionArgs {
+    /// Splits into what is asked and what is asked about.
+    fn read(self, rdma: bool) -> (Question, Machine) {
+        let machine = Machine::read_at(&self.root);
+        let question = Question {
+            servers: self.servers,
+            appliers: self.appliers,
+            clients: self.workers,
+            capacity: self.capacity,
+            hugepages: self.hugepages,
+            nic: self.nic,
+            listens: Some(self.listen),
+            rdma,
+        };
+        (question, machine)
+    }
+}
+
+/// What `info --json` prints.
+#[derive(Serialize)]
+struct Info<'a> {
+    /// Version of this form.
+    format: u32,
+    machine: &'a Machine,
+    chosen: &'a Chosen,
+}
+
+/// Draws the machine.
+pub(crate) fn info(args: InfoArgs) -> ExitCode {
+    let json = args.question.json;
+    let (question, machine) = args.question.read(false);
+    let chosen = match choose(&machine, &question) {
+        Ok(chosen) => chosen,
+        Err(error) => return no_such_nic(&error),
+    };
+    let (format, machine, chosen) = (1, &machine, &chosen);
+    let told = match json {
+        true => print_json(&Info {
+            format,
+            machine,
+            chosen,
+        }),
+        false => print(&draw(machine, &question, chosen)),
+    };
+    told.err().unwrap_or(ExitCode::SUCCESS)
+}
+
+/// Checks the machine.
+pub(crate) fn doctor(args: DoctorArgs) -> ExitCode {
+    let json = args.question.json;
+    let (question, machine) = args.question.read(args.rdma);
+    let report = match examine(&machine, &question) {
+        Ok(report) => report,
+        Err(error) => return no_such_nic(&error),
+    };
+    let told = match json {
+        true => print_json(&report),
+        false => print(&report.to_string()),
+    };
+    let verdict = ExitCode::from(u8::from(!report.passed()));
+    told.err().unwrap_or(verdict)
+}
+
+fn no_such_nic(error: &dyn std::error::Error) -> ExitCode {
+    super::complain(format_args!("--nic: {error}"));
+    ExitCode::from(3)
+}
+
+fn print_json(value: &impl Serialize) -> Result<(), ExitCode> {
+    match serde_json::to_string_pretty(value) {
+        Ok(text) => print(&(text + "\n")),
+        Err(error) => {
+            super::complain(error);
+            Err(ExitCode::from(3))
+        }
+    }
+}
+
+/// A reader that has seen enough is no failure.
+fn print(text: &str) -> Result<(), ExitCode> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+            super::complain(format_args!("cannot write: {error}"));
+            Err(ExitCode::from(3))
+        }
+        _ => Ok(()),
+    }
+}

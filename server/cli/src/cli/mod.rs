@@ -1,0 +1,144 @@
+//! The command line: one file per subcommand, one line for each in [`Command`] and in [`main`].
+//!
+//! Subcommands return the process's exit code: 0 ok, 1 a check failed, 2 usage, 3 environment,
+//! 4 peer or rendezvous, 5 bad input data, 128+n signal.
+
+mod internal;
+mod launched;
+mod machine;
+mod roles;
+mod run;
+
+use std::fmt;
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use tidewater_engine::store::Hugepages;
+use tidewater_launch::unknown_variables;
+use tidewater_service::node::BusyPoll;
+
+const EXAMPLES: &str = "\
+Examples:
+  Two servers and four copies of a program, on this host:
+    tidewater run --servers 2 --workers 4 -- ./sim --steps 100
+
+  The same on the hosts of a file, by ssh:
+    tidewater run --hostfile hosts --servers 2 --workers 4 -- ./sim --steps 100
+
+  The same by hand, each in a terminal of its own; the coordinator says its address:
+    tidewater coordinator --servers 2 --workers 4 --token-file token
+    tidewater server --number 0 --coordinator HOST:PORT --token-file token
+    tidewater server --number 1 --coordinator HOST:PORT --token-file token
+
+  Its token, which only you can read:
+    (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' > token)
+
+Exit codes: 0 done, 1 a check failed, 2 wrong command line, 3 environment, 4 another process is
+missing or unwilling, 5 bad data file, 128+n ended by signal n.";
+
+/// A parameter server for HPC jobs.
+#[derive(Debug, Parser)]
+#[command(name = "tidewater", version, disable_help_subcommand = true, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start a job, on this host or on those of a file: a coordinator, servers, and copies of a program.
+    Run(run::RunArgs),
+    /// Run the coordinator of a cluster.
+    Coordinator(roles::CoordinatorArgs),
+    /// Run one server of a cluster.
+    Server(roles::ServerArgs),
+    /// Run a coordinator and servers in one process that stays, for jobs that start later.
+    Serve(roles::ServeArgs),
+    /// Draw this machine and what servers would choose on it: cores, memory, network cards.
+    Info(machine::InfoArgs),
+    /// Check this machine: what is missing, what that means, and what to type.
+    Doctor(machine::DoctorArgs),
+    /// Say which launcher started this process, what it told, and how the processes meet.
+    LaunchInfo(launched::LaunchInfoArgs),
+    #[command(name = "__child", hide = true)]
+    Child(internal::ChildArgs),
+    #[command(name = "__guard", hide = true)]
+    Guard,
+    #[command(name = "__remote", hide = true)]
+    Remote,
+    #[command(name = "__pages", hide = true)]
+    Pages(internal::PagesArgs),
+}
+
+/// Of everything that starts servers.
+#[derive(Debug, Clone, Copy, Args)]
+struct BusyPollArgs {
+    /// Appliers never sleep: a push is found at once and nobody has to ring, for a core of each at
+    /// 100 %, idle or not. More appliers than cores are refused. Over RDMA, tails of pushes are then
+    /// polled where the device places data in order, and signalled elsewhere; =tails refuses RDMA on
+    /// a device that does not say so.
+    #[arg(
+        long,
+        value_name = "on|tails|off",
+        num_args = 0..=1,
+        require_equals = true,
+        default_value = "off",
+        default_missing_value = "on"
+    )]
+    busy_poll: BusyPoll,
+}
+
+/// Does what the command line says. A wrong one exits with code 2, as clap does by itself.
+pub(crate) fn main() -> ExitCode {
+    tidewater_topology::host::raise_open_files();
+    match Cli::parse().command {
+        Command::Run(args) => run::run(args),
+        Command::Coordinator(args) => roles::coordinator(args),
+        Command::Server(args) => roles::server(args),
+        Command::Serve(args) => roles::serve(args),
+        Command::Info(args) => machine::info(args),
+        Command::Doctor(args) => machine::doctor(args),
+        Command::LaunchInfo(args) => launched::info(args),
+        Command::Child(args) => internal::child(&args),
+        Command::Guard => internal::guard(),
+        Command::Remote => internal::remote(),
+        Command::Pages(args) => internal::pages(&args),
+    }
+}
+
+/// Says which `TIDEWATER_*` variables nothing reads.
+fn report_unknown_variables() {
+    for name in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
+        complain(format_args!(
+            "nothing reads the environment variable {name}; a misprint?"
+        ));
+    }
+}
+
+/// A whole number of seconds, or with a unit: ms, s, m, h.
+fn parse_duration(text: &str) -> Result<Duration, &'static str> {
+    const EXPECTED: &str = "not a time; write a whole number and ms, s, m or h, as in 90s";
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let number: u32 = number.parse().map_err(|_| EXPECTED)?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number.into())),
+        "" | "s" => Ok(Duration::from_secs(number.into())),
+        "m" => Ok(Duration::from_secs(60) * number),
+        "h" => Ok(Duration::from_secs(3600) * number),
+        _ => Err(EXPECTED),
+    }
+}
+
+/// auto, 2M, 1G or off.
+fn parse_hugepages(text: &str) -> Result<Hugepages, &'static str> {
+    text.parse()
+}
+
+/// A message on stderr, in one write so that the lines of several processes do not mix. Nobody may
+/// be there to read it, and that is no reason to fail.
+fn complain(message: impl fmt::Display) {
+    let _ = std::io::stderr().write_all(format!("tidewater: {message}\n").as_bytes());
+}

@@ -1,0 +1,464 @@
+//! `tidewater coordinator`, `tidewater server`, `tidewater serve`.
+//!
+//! Under a launcher the environment says everything; flags are for starting by hand, and win.
+
+use std::fmt::Display;
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use tidewater_cli::launcher::{Control, ReadyLine};
+use tidewater_engine::store::Hugepages;
+use tidewater_launch::token::read_file;
+use tidewater_launch::{JobEnv, RdmaDevice, RdmaTimeout};
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
+use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_runtime::clock::Deadline;
+use tidewater_service::coordinator::{
+    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
+};
+use tidewater_service::embedded::{Cluster, ClusterConfig};
+use tidewater_service::node::CAPACITY_DEFAULT;
+use tidewater_service::process::{Server, ServerConfig, ServerError};
+use tidewater_topology::appliers_that_fit;
+
+/// What a lost worker means.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum OnLost {
+    /// The job fails.
+    Fail,
+    /// The others go on.
+    GoOn,
+}
+
+/// The arguments of `coordinator`.
+#[derive(Debug, Args)]
+pub(crate) struct CoordinatorArgs {
+    /// Where to listen; port 0 takes a free one.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Host, or HOST:PORT, that others are told, if it is not the one listened on.
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Servers of the cluster [default: TIDEWATER_SERVERS].
+    #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    servers: Option<u32>,
+    /// Workers of the job [default: TIDEWATER_WORKERS].
+    #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    workers: Option<u32>,
+    /// What happens when a worker is lost.
+    #[arg(long, default_value = "fail")]
+    on_lost: OnLost,
+    /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// The arguments of `server`.
+#[derive(Debug, Args)]
+pub(crate) struct ServerArgs {
+    /// The coordinator [default: TIDEWATER_COORDINATOR, or that of the launch, at rank 0].
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(super) coordinator: Option<String>,
+    /// This server's number [default: TIDEWATER_RANK; when launched, in the order of ranks].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
+    number: Option<u32>,
+    #[command(flatten)]
+    pub(super) launch: super::launched::LaunchArgs,
+    /// When launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE,
+    /// or the one that leads to the coordinator].
+    #[arg(long, value_name = "NAME")]
+    pub(super) interface: Option<String>,
+    /// Time the coordinator, or when launched all processes, have to be there.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
+    pub(super) patience: Duration,
+    /// Where to listen; port 0 takes a free one [default: a free port of the address from which the
+    /// coordinator is reached; when launched, see --interface].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
+    /// Host that clients are told, if it is not the one listened on.
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Applier threads, which own the rows [default: TIDEWATER_APPLIERS, or this server's share of
+    /// half the cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: Option<u16>,
+    /// Bytes of address space for parameters, and as many for their state; only pages that are used
+    /// cost memory.
+    #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
+    capacity: usize,
+    /// Lock parameters and their state in memory, so that they are never swapped.
+    #[arg(long)]
+    mlock: bool,
+    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can then
+    /// tell how much has arrived since they pulled.
+    #[arg(long)]
+    count_pushes: bool,
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
+    /// the iteration; beyond that their pushes wait. A program that synchronises its workers by other
+    /// means between push and tick needs it for all pushes of an iteration.
+    #[arg(long, value_name = "BYTES", default_value_t = PENDING_BYTES_DEFAULT)]
+    pending_bytes: usize,
+    #[command(flatten)]
+    busy: super::BusyPollArgs,
+    /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// that has the address at which a client has come].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Option<RdmaDevice>,
+    /// RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses some, less
+    /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    rdma_timeout: Option<RdmaTimeout>,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
+    /// Hugepages are all taken at the start [default: auto, without a warning where it takes
+    /// ordinary pages].
+    #[arg(long, value_parser = super::parse_hugepages)]
+    hugepages: Option<Hugepages>,
+    /// Network or RDMA device near which threads and memory are to be [default: that of --listen].
+    #[arg(long, value_name = "NAME")]
+    nic: Option<String>,
+    /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// The arguments of `serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Servers to run.
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
+    servers: u32,
+    /// Workers of each job, if they are always as many; else each job says it.
+    #[arg(long, default_value_t = 0, value_name = "W")]
+    workers: u32,
+    /// Where the coordinator listens.
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
+    listen: SocketAddr,
+    /// Host, or HOST:PORT, that others are told, if it is not the one listened on.
+    #[arg(long, value_name = "HOST")]
+    advertise: Option<String>,
+    /// Applier threads of each server.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: u16,
+    /// Bytes of address space for a server's parameters, and as many for their state; only pages
+    /// that are used cost memory.
+    #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
+    capacity: usize,
+    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can then
+    /// tell how much has arrived since they pulled.
+    #[arg(long)]
+    count_pushes: bool,
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
+    /// the iteration; beyond that their pushes wait. A program that synchronises its workers by other
+    /// means between push and tick needs it for all pushes of an iteration.
+    #[arg(long, value_name = "BYTES", default_value_t = PENDING_BYTES_DEFAULT)]
+    pending_bytes: usize,
+    #[command(flatten)]
+    busy: super::BusyPollArgs,
+    /// RDMA device to serve through, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// that has the address at which a client has come].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Option<RdmaDevice>,
+    /// RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses some, less
+    /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    rdma_timeout: Option<RdmaTimeout>,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
+    /// [default: auto, without a warning where it takes ordinary pages].
+    #[arg(long, value_parser = super::parse_hugepages)]
+    hugepages: Option<Hugepages>,
+    /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+/// An exit code, and what was said of it.
+pub(super) type Outcome = Result<(), ExitCode>;
+
+/// Runs a coordinator until its cluster ends or it is told to.
+pub(crate) fn coordinator(args: CoordinatorArgs) -> ExitCode {
+    code(run_coordinator(args))
+}
+
+/// Runs a server until its coordinator orders the end or it is told to.
+pub(crate) fn server(args: ServerArgs) -> ExitCode {
+    code(run_server(args))
+}
+
+/// Runs a cluster in this process until it is told to end.
+pub(crate) fn serve(args: ServeArgs) -> ExitCode {
+    code(run_serve(args))
+}
+
+fn run_coordinator(args: CoordinatorArgs) -> Outcome {
+    log();
+    let env = environment()?;
+    let stop = Stop::new(env.as_ref())?;
+    let servers = needed(
+        args.servers,
+        env.as_ref().map(|env| env.servers),
+        "--servers",
+    )?;
+    let workers = needed(
+        args.workers,
+        env.as_ref().map(|env| env.workers),
+        "--workers",
+    )?;
+    let listening = Listening::bind(ServeConfig {
+        listen: args.listen,
+        advertise: args.advertise,
+        token: token(args.token_file, env.as_ref())?,
+        cluster: CoordinatorConfig {
+            servers,
+            workers,
+            on_lost: match args.on_lost {
+                OnLost::Fail => LostWorker::FailJob,
+                OnLost::GoOn => LostWorker::GoOn,
+            },
+            lifetime: match (workers, &stop.control) {
+                (0, _) => Lifetime::Service,
+                (_, Some(_)) => Lifetime::Launched,
+                (_, None) => Lifetime::OneJob,
+            },
+        },
+    });
+    let listening = listening.map_err(|error| complain(3, error))?;
+    stop.ready(listening.address())?;
+    coordinate(listening, &stop.descriptors()).map_err(|error| complain(3, error))
+}
+
+fn run_server(args: ServerArgs) -> Outcome {
+    log();
+    if args.coordinator.is_none()
+        && let Some(place) = super::launched::place(&args.launch)?
+    {
+        return super::launched::serve(&place, &args);
+    }
+    let env = environment()?;
+    let known = env.as_ref();
+    let coordinator = known.and_then(|env| env.coordinator.clone());
+    let coordinator = needed(args.coordinator.clone(), coordinator, "--coordinator")?;
+    let number = needed(args.number, known.map(|env| env.rank), "--number")?;
+    let token = token(args.token_file.clone(), known)?;
+    let mut config = ServerConfig::new(coordinator, token, ServerId(number));
+    config.local_rank = known.map_or(0, |env| env.local_rank);
+    config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
+    config.local_clients = known.map_or(0, |env| env.workers);
+    args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
+    let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
+        let exit = if matches!(error, ServerError::Agent(_)) {
+            4
+        } else {
+            3
+        };
+        complain(exit, error)
+    })?;
+    // Until here a signal ends the process by itself: it may be waiting for its coordinator.
+    let stop = Stop::new(known)?;
+    let ended = server
+        .run(&stop.descriptors())
+        .map_err(|error| complain(4, error))?;
+    tracing::info!(?ended, "the server has ended");
+    Ok(())
+}
+
+fn run_serve(args: ServeArgs) -> Outcome {
+    log();
+    let env = environment()?;
+    let stop = Stop::new(env.as_ref())?;
+    let config = ClusterConfig {
+        servers: args.servers,
+        workers: args.workers,
+        service: true,
+        appliers: args.appliers,
+        capacity: args.capacity,
+        rdma_device: rdma_device(args.rdma_device, env.as_ref())?,
+        rdma_timeout: rdma_timeout(args.rdma_timeout, env.as_ref())?,
+        count_pushes: args.count_pushes,
+        pending_bytes: args.pending_bytes,
+        busy_poll: args.busy.busy_poll,
+        hugepages: args.hugepages.unwrap_or_default(),
+        token: Some(token(args.token_file, env.as_ref())?),
+        listen: args.listen,
+        advertise: args.advertise,
+        ..ClusterConfig::default()
+    };
+    let cluster = Cluster::start(&config).map_err(|error| complain(3, error))?;
+    stop.ready(&cluster.environment().coordinator)?;
+    stop.wait(cluster.failure_descriptor())?;
+    match cluster.failure() {
+        // Jobs that come later would wait for this server in vain.
+        Some(why) => Err(complain(4, why)),
+        None => Ok(()),
+    }
+}
+
+impl ServerArgs {
+    /// What flags and environment say of a server, however it came to its number.
+    pub(super) fn fill(
+        &self,
+        config: &mut ServerConfig,
+        appliers: Option<u16>,
+        env: Option<&JobEnv>,
+    ) -> Outcome {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let fit = || appliers_that_fit(cores, config.local_servers);
+        config.appliers = self.appliers.or(appliers).unwrap_or_else(fit);
+        config.capacity = self.capacity;
+        config.mlock = self.mlock;
+        config.rdma_device = rdma_device(self.rdma_device.clone(), env)?;
+        config.rdma_timeout = rdma_timeout(self.rdma_timeout, env)?;
+        config.count_pushes = self.count_pushes;
+        config.pending_bytes = self.pending_bytes;
+        config.busy_poll = self.busy.busy_poll;
+        config.hugepages = self.hugepages.unwrap_or_default();
+        config.nic.clone_from(&self.nic);
+        config.listen = self.listen.or(config.listen);
+        config.advertise.clone_from(&self.advertise);
+        Ok(())
+    }
+}
+
+/// What tells the process to end: SIGTERM, SIGINT, or its launcher.
+struct Stop {
+    signals: UnixStream,
+    control: Option<Control>,
+}
+
+impl Stop {
+    fn new(env: Option<&JobEnv>) -> Result<Self, ExitCode> {
+        let catch = || {
+            let (signals, told) = UnixStream::pair()?;
+            signal_hook::low_level::pipe::register(SIGTERM, told.try_clone()?)?;
+            signal_hook::low_level::pipe::register(SIGINT, told)?;
+            Ok(signals)
+        };
+        let signals = catch().map_err(|error: std::io::Error| complain(3, error))?;
+        let control =
+            match env.and_then(|env| env.ready_fd) {
+                Some(fd) => Some(Control::open(fd).map_err(|error| {
+                    complain(3, format_args!("TIDEWATER_READY_FD={fd}: {error}"))
+                })?),
+                None => None,
+            };
+        Ok(Self { signals, control })
+    }
+
+    fn descriptors(&self) -> Vec<std::os::fd::BorrowedFd<'_>> {
+        let control = self.control.as_ref().map(AsFd::as_fd);
+        [self.signals.as_fd()].into_iter().chain(control).collect()
+    }
+
+    /// Says where the coordinator listens, to the launcher or on stdout.
+    fn ready(&self, address: &str) -> Outcome {
+        let line = ReadyLine {
+            address: address.to_owned(),
+        };
+        let told = match &self.control {
+            Some(control) => control.ready(&line),
+            None => writeln!(std::io::stdout(), "{line}"),
+        };
+        told.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
+    }
+
+    /// Waits for the word to end, or until `failure` is readable.
+    fn wait(&self, failure: std::os::fd::BorrowedFd<'_>) -> Outcome {
+        use rustix::event::{PollFd, PollFlags};
+        let wanted = PollFlags::IN | PollFlags::RDHUP;
+        let descriptors = self.descriptors();
+        let mut fds: Vec<_> = descriptors
+            .iter()
+            .chain([&failure])
+            .map(|fd| PollFd::new(fd, wanted))
+            .collect();
+        match rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, None)) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(complain(3, error)),
+        }
+    }
+}
+
+fn environment() -> Result<Option<JobEnv>, ExitCode> {
+    let env = JobEnv::from_env().map_err(|error| complain(3, error))?;
+    // A launcher has said it once for all its children.
+    if env.as_ref().is_none_or(|env| env.ready_fd.is_none()) {
+        super::report_unknown_variables();
+    }
+    Ok(env)
+}
+
+fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCode> {
+    let named = || std::env::var_os("TIDEWATER_TOKEN_FILE").map(PathBuf::from);
+    let path = match (file, env) {
+        (Some(path), _) => Some(path),
+        (None, Some(env)) => return Ok(env.token.clone()),
+        (None, None) => named(),
+    };
+    match path {
+        Some(path) => read_file(&path).map_err(|error| complain(3, error)),
+        None => Err(complain(
+            2,
+            "give --token-file, or set TIDEWATER_TOKEN_FILE",
+        )),
+    }
+}
+
+/// The flag's, or the variable's, which counts outside of a job too.
+fn rdma_device(
+    flag: Option<RdmaDevice>,
+    env: Option<&JobEnv>,
+) -> Result<Option<RdmaDevice>, ExitCode> {
+    match (flag, env) {
+        (Some(device), _) => Ok(Some(device)),
+        (None, Some(env)) => Ok(env.rdma_device.clone()),
+        (None, None) => RdmaDevice::from_env().map_err(|error| complain(3, error)),
+    }
+}
+
+/// The same of the time after which packets are sent again.
+fn rdma_timeout(flag: Option<RdmaTimeout>, env: Option<&JobEnv>) -> Result<RdmaTimeout, ExitCode> {
+    let said = match (flag, env) {
+        (Some(timeout), _) => Some(timeout),
+        (None, Some(env)) => env.rdma_timeout,
+        (None, None) => RdmaTimeout::from_env().map_err(|error| complain(3, error))?,
+    };
+    Ok(said.unwrap_or_default())
+}
+
+fn needed<T>(flag: Option<T>, env: Option<T>, name: &str) -> Result<T, ExitCode> {
+    flag.or(env).ok_or_else(|| {
+        complain(
+            2,
+            format_args!("give {name}, or start this under `tidewater run`"),
+        )
+    })
+}
+
+pub(super) fn complain(exit: u8, message: impl Display) -> ExitCode {
+    super::complain(message);
+    ExitCode::from(exit)
+}
+
+fn code(outcome: Outcome) -> ExitCode {
+    outcome.err().unwrap_or(ExitCode::SUCCESS)
+}
+
+/// Warnings and worse on stderr, more by RUST_LOG.
+fn log() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::builder()
+        .with_default_directive(tracing_subscriber::filter::LevelFilter::WARN.into())
+        .from_env_lossy();
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    // Somebody else's subscriber stays.
+    let _ = lines.without_time().with_target(false).try_init();
+}

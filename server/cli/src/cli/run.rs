@@ -1,0 +1,261 @@
+//! `tidewater run`.
+
+use std::ffi::OsString;
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use tidewater_cli::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
+use tidewater_engine::store::Hugepages;
+use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
+use tidewater_service::node::BusyPoll;
+
+use super::parse_duration;
+
+/// The arguments of `run`.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "tidewater run [OPTIONS] -- PROGRAM [ARGUMENT]...",
+    after_help = "\
+The exit code is that of the first process that failed (128+n for signal n), 0 if all workers \
+succeeded, 2 for a wrong command line, 3 or 4 if the job could not start or took too long.
+SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the workers; a second SIGINT kills.
+Examples:
+  tidewater run --servers 2 --workers 4 -- ./sim --steps 100
+  tidewater run --hostfile hosts --servers 2 --workers 4 -- ./sim --steps 100"
+)]
+pub(crate) struct RunArgs {
+    /// Servers to start.
+    #[arg(long, short, default_value_t = 1, value_name = "S")]
+    servers: u32,
+    /// Copies of PROGRAM to start.
+    #[arg(long, short, default_value_t = 1, value_name = "W")]
+    workers: u32,
+    /// How workers reach servers: auto, shm, tcp or verbs (RDMA).
+    #[arg(long, default_value = "auto")]
+    transport: TransportChoice,
+    /// RDMA device of all processes, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// that has the connection's address].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    rdma_device: Option<RdmaDevice>,
+    /// RDMA packets of all processes are sent again after 4.096 us x 2^N, 8 to 15: on a network that
+    /// loses some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    #[arg(long, value_name = "N")]
+    rdma_timeout: Option<RdmaTimeout>,
+    /// Begin each line of output with who wrote it [default: stderr, and stdout on a terminal].
+    #[arg(long)]
+    prefix: bool,
+    /// Pass output on as it is.
+    #[arg(long, conflicts_with = "prefix")]
+    no_prefix: bool,
+    /// Applier threads of each server [default: its share of half the cores].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    appliers: Option<u16>,
+    /// Bytes of address space of each server for parameters, and as many for their state
+    /// [default: 64 GiB].
+    #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
+    capacity: Option<usize>,
+    /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
+    /// [default: auto].
+    #[arg(long, value_parser = super::parse_hugepages, conflicts_with = "server_command")]
+    hugepages: Option<Hugepages>,
+    /// Let workers count their pushes in a word of each applier (an atomic a push): programs can then
+    /// tell how much has arrived since they pulled.
+    #[arg(long, conflicts_with = "server_command")]
+    count_pushes: bool,
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
+    /// the iteration; beyond that their pushes wait [default: 512 MiB]. A program that synchronises its
+    /// workers by other means between push and tick needs it for all pushes of an iteration.
+    #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
+    pending_bytes: Option<usize>,
+    #[command(flatten)]
+    busy: super::BusyPollArgs,
+    /// Stop the job after this time, as in 90, 90s, 15m, 2h, 500ms.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    timeout: Option<Duration>,
+    /// Time between SIGTERM and SIGKILL.
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
+    grace: Duration,
+    /// Time the coordinator has to get ready.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
+    start_timeout: Duration,
+    /// Hosts for servers and workers: a file with a line NAME [slots=N] for each. Servers are spread
+    /// over them; workers fill what is left, in order. They read no input. Directory and programs are
+    /// to be there as they are here.
+    #[arg(long, value_name = "FILE")]
+    hostfile: Option<PathBuf>,
+    /// Remote shell: program and arguments, without quotes; it is called with a host's name and a
+    /// command [default: TIDEWATER_RSH, or ssh -o BatchMode=yes -o ConnectTimeout=10 -o
+    /// ServerAliveInterval=5 -o ServerAliveCountMax=3].
+    #[arg(long, value_name = "LINE", requires = "hostfile")]
+    rsh: Option<String>,
+    /// With --hostfile: network interface whose address the coordinator listens on [default:
+    /// TIDEWATER_INTERFACE, or all: the one that leads to each host is found].
+    #[arg(long, value_name = "NAME", requires = "hostfile")]
+    interface: Option<String>,
+    /// With --hostfile: a variable that programs on other hosts get, beside TIDEWATER_*, PATH,
+    /// LD_LIBRARY_PATH, PYTHONPATH, RUST_LOG and OMP_NUM_THREADS; may be repeated.
+    #[arg(long, value_name = "NAME", requires = "hostfile")]
+    export: Vec<OsString>,
+    /// Run servers as this shell command, say under a debugger.
+    #[arg(
+        long,
+        value_name = "LINE",
+        hide_short_help = true,
+        conflicts_with = "busy_poll"
+    )]
+    server_command: Option<OsString>,
+    /// Run the coordinator as this shell command.
+    #[arg(long, value_name = "LINE", hide_short_help = true)]
+    coordinator_command: Option<OsString>,
+    /// The program each worker runs, and its arguments.
+    #[arg(
+        required = true,
+        num_args = 1..,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    command: Vec<OsString>,
+}
+
+/// Runs the job; its exit code is this program's.
+pub(crate) fn run(mut args: RunArgs) -> ExitCode {
+    super::report_unknown_variables();
+    let executable = match super::internal::executable() {
+        Ok(path) => path,
+        Err(code) => return code,
+    };
+    let spread = match Spread::of(&mut args) {
+        Ok(spread) => spread,
+        Err(code) => return code,
+    };
+    let mut command = args.command.into_iter();
+    let program = command.next().unwrap_or_default();
+    let mut config = RunConfig::new(executable, ProcessCommand::new(program, command));
+    config.servers = args.servers;
+    config.workers = args.workers;
+    config.transport = args.transport;
+    config.rdma_device = args.rdma_device;
+    config.rdma_timeout = args.rdma_timeout;
+    config.appliers = args.appliers;
+    config.timeout = args.timeout;
+    config.grace = args.grace;
+    config.start_timeout = args.start_timeout;
+    config.prefix = match (args.prefix, args.no_prefix) {
+        (true, _) => Prefix::Always,
+        (_, true) => Prefix::Never,
+        _ => Prefix::Auto,
+    };
+    // A worker is in a process group of its own, in the background: reading the terminal would
+    // stop it.
+    config.forward_stdin = !std::io::stdin().is_terminal();
+    let capacity = args.capacity.map(|bytes| format!("--capacity={bytes}"));
+    let hugepages = args.hugepages.map(|wish| format!("--hugepages={wish}"));
+    let counted = args.count_pushes.then(|| "--count-pushes".to_owned());
+    let busy = (args.busy.busy_poll != BusyPoll::Off)
+        .then(|| format!("--busy-poll={}", args.busy.busy_poll));
+    let options = capacity.into_iter().chain(hugepages).chain(counted);
+    let pending = args
+        .pending_bytes
+        .map(|bytes| format!("--pending-bytes={bytes}"));
+    let options = options.chain(busy).chain(pending);
+    config.server.args.extend(options.map(OsString::from));
+    if let Some(line) = args.server_command {
+        config.server = ProcessCommand::shell(line);
+    }
+    if let Some(line) = args.coordinator_command {
+        config.coordinator = ProcessCommand::shell(line);
+    }
+    if let Some(spread) = spread {
+        spread.fill(&mut config);
+    }
+    match launcher::run(config) {
+        Ok(outcome) => {
+            if outcome.output_lost > 0 {
+                let lost = outcome.output_lost;
+                super::complain(format_args!(
+                    "{lost} bytes of output were not taken and are lost"
+                ));
+            }
+            ExitCode::from(outcome.code())
+        }
+        Err(error) => {
+            super::complain(&error);
+            ExitCode::from(error.code())
+        }
+    }
+}
+
+/// What a job on several hosts is told beside.
+struct Spread {
+    hosts: Vec<Host>,
+    shell: Option<ProcessCommand>,
+    interface: Option<String>,
+    exported: Vec<OsString>,
+}
+
+impl Spread {
+    /// What the flags say, and the environment where they do not.
+    fn of(args: &mut RunArgs) -> Result<Option<Self>, ExitCode> {
+        let Some(path) = args.hostfile.take() else {
+            return Ok(None);
+        };
+        let hosts = launcher::read_hostfile(&path).map_err(|error| {
+            super::complain(error);
+            ExitCode::from(2)
+        })?;
+        let variable = |name| std::env::var(name).ok().filter(|text| !text.is_empty());
+        let line = args.rsh.take().or_else(|| variable("TIDEWATER_RSH"));
+        let words = line.map(|line| line.split_whitespace().map(OsString::from).collect());
+        let shell = words.map(|words: Vec<OsString>| {
+            let mut words = words.into_iter();
+            ProcessCommand::new(words.next().unwrap_or_default(), words)
+        });
+        Ok(Some(Self {
+            hosts,
+            shell,
+            interface: args
+                .interface
+                .take()
+                .or_else(|| variable("TIDEWATER_INTERFACE")),
+            exported: std::mem::take(&mut args.export),
+        }))
+    }
+
+    fn fill(self, config: &mut RunConfig) {
+        config.hosts = self.hosts;
+        config.shell = self.shell.unwrap_or_else(|| config.shell.clone());
+        config.interface = self.interface;
+        config.exported = self.exported;
+        config.forward_stdin = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let good = [
+            ("90", 90_000),
+            ("1s", 1_000),
+            ("5ms", 5),
+            ("2m", 120_000),
+            ("1h", 3_600_000),
+        ];
+        for (text, millis) in good {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)));
+        }
+        for text in ["", "s", "-1", "1.5s", "99999999999s", "4294967295d"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+        assert!(
+            parse_duration("4294967295h").is_ok(),
+            "the largest does not overflow"
+        );
+    }
+}

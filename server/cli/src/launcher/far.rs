@@ -1,0 +1,170 @@
+//! What the launcher knows of other hosts: which of its processes run there, by which addresses they
+//! may reach the coordinator, and what they are told.
+
+use std::ffi::OsString;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+
+use tidewater_launch::VARIABLES;
+use tidewater_protocol::limits::REMOTE_ORDER_BYTES_MAX;
+use tidewater_topology::host;
+
+use super::config::{EXPORTED, Placement, ProcessCommand, RunConfig};
+use super::error::{LaunchError, Member};
+use super::process::{Local, Spawner};
+use super::remote::Order;
+use super::token::TokenFile;
+use tidewater_topology::{interface_address, routable_addresses};
+
+/// Of a job with processes on other hosts; of any other it is empty.
+#[derive(Debug)]
+pub(super) struct Far {
+    pub(super) placement: Placement,
+    /// Of this host, the likeliest first; none if all processes are on this host.
+    hosts: Vec<String>,
+    /// Whether other addresses may lead here too.
+    any: bool,
+    /// Addresses of the coordinator, once it listens.
+    coordinators: Vec<String>,
+    directory: OsString,
+    environment: Vec<(OsString, OsString)>,
+}
+
+impl Far {
+    /// Has the coordinator listen where other hosts reach it, if there are others.
+    pub(super) fn of(config: &mut RunConfig) -> Result<Self, LaunchError> {
+        let mut far = Self {
+            placement: config.placement()?,
+            hosts: Vec::new(),
+            any: config.interface.is_none(),
+            coordinators: Vec::new(),
+            directory: OsString::new(),
+            environment: Vec::new(),
+        };
+        if !config.is_spread() {
+            return Ok(far);
+        }
+        let own = config.interface.as_deref().map(interface_address);
+        let own = own.transpose();
+        let own = own.map_err(|error| LaunchError::Interface(error.to_string()))?;
+        let listen = own.unwrap_or_else(every_address);
+        let listen = SocketAddr::new(listen, 0).to_string();
+        let args = ["--listen".to_owned(), listen];
+        config.coordinator.args.extend(args.map(OsString::from));
+        far.hosts = match own {
+            Some(ip) => vec![bracketed(ip)],
+            None => {
+                let mut ips = routable_addresses();
+                if ips.is_empty() {
+                    ips.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
+                }
+                let told = ips.into_iter().map(bracketed);
+                told.chain([host::host_name()]).collect()
+            }
+        };
+        let directory = std::env::current_dir();
+        far.directory = directory
+            .map_err(LaunchError::system("find its working directory"))?
+            .into_os_string();
+        far.environment = exported(&config.exported);
+        for host in config.hosts.iter().filter(|host| !host.is_this()) {
+            for run in [&config.server, &config.worker] {
+                if far.length(run) > REMOTE_ORDER_BYTES_MAX / 2 {
+                    return Err(LaunchError::TooLong {
+                        host: host.name.clone(),
+                        max: REMOTE_ORDER_BYTES_MAX / 2,
+                    });
+                }
+            }
+        }
+        Ok(far)
+    }
+
+    /// The coordinator has said where it listens; where this host's own processes find it.
+    pub(super) fn listens(&mut self, told: String) -> String {
+        if let Some((_, port)) = told.rsplit_once(':') {
+            let all = self.hosts.iter().map(|host| format!("{host}:{port}"));
+            self.coordinators = all.collect();
+        }
+        self.coordinators.first().cloned().unwrap_or(told)
+    }
+
+    /// What a process on another host is told.
+    pub(super) fn order(
+        &self,
+        member: Member,
+        run: &ProcessCommand,
+        local: Local,
+        spawner: &Spawner,
+        token: &TokenFile,
+    ) -> io::Result<Vec<u8>> {
+        let (is_server, number) = match member {
+            Member::Server(number) => (true, number),
+            Member::Worker(rank) => (false, rank),
+            Member::Coordinator | Member::Guard => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        let order = Order {
+            token: token.read()?,
+            mark: format!(
+                "{}-{}{number}",
+                spawner.job,
+                if is_server { 's' } else { 'w' }
+            ),
+            is_server,
+            number,
+            told: spawner.told.clone(),
+            local,
+            coordinators: self.coordinators.clone(),
+            ask_shell: self.any,
+            directory: self.directory.clone(),
+            program: run.program.clone(),
+            args: run.args.clone(),
+            environment: self.environment.clone(),
+        };
+        order
+            .encode()
+            .ok_or_else(|| io::ErrorKind::ArgumentListTooLong.into())
+    }
+
+    /// Bytes of what differs much between jobs.
+    fn length(&self, run: &ProcessCommand) -> usize {
+        let pairs = self
+            .environment
+            .iter()
+            .flat_map(|(name, value)| [name, value]);
+        let words = run
+            .args
+            .iter()
+            .chain([&run.program, &self.directory])
+            .chain(pairs);
+        words.map(|word| word.len() + 8).sum()
+    }
+}
+
+/// Every address of this host, of both kinds where the kernel has both.
+fn every_address() -> IpAddr {
+    let all = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    match TcpListener::bind((all, 0)) {
+        Ok(_) => all,
+        Err(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    }
+}
+
+/// As it stands before a port.
+fn bracketed(ip: IpAddr) -> String {
+    match ip {
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    }
+}
+
+/// Variables of this process that programs on other hosts get.
+fn exported(more: &[OsString]) -> Vec<(OsString, OsString)> {
+    let known = |name: &OsString| {
+        let tidewaters = VARIABLES.iter().any(|variable| name == variable.name);
+        tidewaters || EXPORTED.iter().any(|exported| name == exported) || more.contains(name)
+    };
+    std::env::vars_os()
+        .filter(|(name, _)| known(name))
+        .collect()
+}

@@ -1,0 +1,93 @@
+//! What servers would choose on a machine.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use serde::Serialize;
+use tidewater_topology::{Near, NoSuchNic, Placement, Wish, appliers_that_fit};
+
+use super::Machine;
+use tidewater_engine::store::Hugepages;
+use tidewater_engine::store::hugepages::{self, Choice, Shortfall};
+use tidewater_service::node::CAPACITY_DEFAULT;
+
+/// What is to run on the machine.
+#[derive(Debug, Clone)]
+pub struct Question {
+    /// Servers, at least 1.
+    pub servers: u32,
+    /// Applier threads of each; `None` lets the server choose.
+    pub appliers: Option<u16>,
+    /// Client threads.
+    pub clients: u32,
+    /// Bytes of each server's two memories.
+    pub capacity: usize,
+    /// What their pages are to be.
+    pub hugepages: Hugepages,
+    /// The network or RDMA device that was named.
+    pub nic: Option<String>,
+    /// The address that servers listen on.
+    pub listens: Option<IpAddr>,
+    /// Whether RDMA is needed, so that its faults are failures, and not merely welcome.
+    pub rdma: bool,
+}
+
+impl Default for Question {
+    /// One server and no client on all addresses, as a server of a cluster is started.
+    fn default() -> Self {
+        Self {
+            servers: 1,
+            appliers: None,
+            clients: 0,
+            capacity: CAPACITY_DEFAULT,
+            hugepages: Hugepages::Auto,
+            nic: None,
+            listens: Some(Ipv4Addr::UNSPECIFIED.into()),
+            rdma: false,
+        }
+    }
+}
+
+/// What servers would choose.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Chosen {
+    /// Applier threads of each server.
+    pub appliers: u16,
+    /// The card they are near.
+    pub near: Near,
+    /// Where each server goes.
+    pub servers: Vec<Placement>,
+    /// Pages of the first server's memories; `None` if it would refuse to start.
+    pub pages: Option<Choice>,
+    /// Why it would refuse.
+    pub refused: Option<Shortfall>,
+}
+
+/// What servers would choose.
+///
+/// # Errors
+/// [`NoSuchNic`] for a device that was named and does not exist.
+pub fn choose(machine: &Machine, question: &Question) -> Result<Chosen, NoSuchNic> {
+    let topology = &machine.topology;
+    let near = topology.near(question.nic.as_deref(), question.listens)?;
+    let fit = || appliers_that_fit(topology.usable(), question.servers);
+    let appliers = question.appliers.unwrap_or_else(fit);
+    let place = |local_rank| {
+        let wish = Wish {
+            appliers,
+            local_rank,
+            local_appliers: u32::from(appliers).saturating_mul(question.servers),
+            local_clients: question.clients,
+        };
+        topology.place(wish, &near)
+    };
+    let pages = hugepages::choose(question.hugepages, question.capacity, &topology.hugepages);
+    let refused = pages.as_ref().err().copied();
+    Ok(Chosen {
+        appliers,
+        servers: (0..question.servers).map(place).collect(),
+        near,
+        pages: pages.ok(),
+        refused,
+    })
+}

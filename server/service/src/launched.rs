@@ -1,0 +1,433 @@
+//! A process that a launcher of somebody else's has started: it meets the others, and the process
+//! of rank 0 keeps the coordinator.
+//!
+//! ```text
+//! rank 0       listens -> starts the coordinator's thread -> publishes the card -\
+//! all ranks    find the card -> muster: rank and part in, numbers out -> join as always
+//! ```
+//! After the muster a job is as any other: servers and workers join the coordinator by number.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+
+use tidewater_launch::meeting::{self, MeetError, Pending};
+use tidewater_launch::muster::{self, MusterError, Seat};
+use tidewater_launch::{Card, Place, Rendezvous, TokenError, token};
+use tidewater_protocol::ids::ServerId;
+use tidewater_protocol::wire::control::{Mustered, Part};
+use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_runtime::clock::Deadline;
+use tidewater_topology::host;
+use tidewater_topology::{NoInterface, interface_address, routable_addresses};
+
+use crate::coordinator::{
+    CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
+};
+use crate::process::ServerConfig;
+
+/// Why a launched process is no part of its job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchedError {
+    /// It does not meet the others, or somebody is missing.
+    #[error(transparent)]
+    Muster(#[from] MusterError),
+    /// Rank 0 cannot listen.
+    #[error("rank 0 keeps the coordinator: {0}")]
+    Coordinator(#[from] ServeError),
+    /// Rank 0 cannot make the job's secret.
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    /// A job that runs meets at the same place.
+    #[error(
+        "another job meets in {place}: its rank 0 is pid {pid} on {host}. Give each job a \
+         --rendezvous of its own"
+    )]
+    Taken {
+        /// Where.
+        place: String,
+        /// Process id of the other one's rank 0.
+        pid: u32,
+        /// Its host.
+        host: String,
+    },
+    /// The interface that was named is absent.
+    #[error(transparent)]
+    Interface(#[from] NoInterface),
+    /// A system call failed.
+    #[error("cannot {operation}: {source}; raise the limits of processes and open files")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// A seat in a job, and at rank 0 the coordinator. Dropping it ends the job if it still runs.
+#[derive(Debug)]
+pub struct Seated {
+    seat: Seat,
+    listen: IpAddr,
+    /// Ends after the seat: it waits until the coordinator has.
+    hosted: Option<Hosted>,
+}
+
+/// Comes to the job that `place` is part of, as `part`; waits for all others until `deadline`.
+/// `interface` names the network device whose address is listened on.
+///
+/// # Errors
+/// [`LaunchedError`]; nothing is left behind.
+pub fn take_seat(
+    place: &Place,
+    part: Part,
+    interface: Option<&str>,
+    deadline: Deadline,
+) -> Result<Seated, LaunchedError> {
+    let own = interface.map(interface_address).transpose()?;
+    let mut hosted = match place.rank {
+        0 => Some(Hosted::start(place, own, deadline)?),
+        _ => None,
+    };
+    let seat = match &mut hosted {
+        // Through the same door as the others, but without looking for it.
+        Some(hosted) => {
+            let attended = muster::attend_by(&hosted.card, place, part, (deadline, deadline));
+            // All have come, or this is the end: nobody needs the card, and it stays nowhere if
+            // this process is killed, as launchers do when another one has ended.
+            let pending = std::mem::take(&mut hosted.pending);
+            let seat = attended?;
+            pending.settle().map_err(MusterError::Meet)?;
+            seat
+        }
+        None => muster::attend(place, part, deadline)?,
+    };
+    let listen = own.unwrap_or_else(|| reached_from_elsewhere(place, &seat));
+    Ok(Seated {
+        seat,
+        listen,
+        hosted,
+    })
+}
+
+/// Starts the coordinator of a job of `size` processes in this process, which is rank 0; its card
+/// is what the others need.
+///
+/// # Errors
+/// [`LaunchedError`]; nothing is left behind.
+pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError> {
+    let own = interface.map(interface_address).transpose()?;
+    Hosted::listen(&Place::by_card(0, size), own)
+}
+
+/// As [`take_seat`], by a card that the program has brought itself; rank 0 has `hosted`.
+///
+/// # Errors
+/// [`LaunchedError`]; nothing is left behind.
+pub fn take_seat_by_card(
+    card: &Card,
+    place: &Place,
+    part: Part,
+    interface: Option<&str>,
+    hosted: Option<Hosted>,
+    deadline: Deadline,
+) -> Result<Seated, LaunchedError> {
+    let own = interface.map(interface_address).transpose()?;
+    let seat = muster::attend_by(card, place, part, (deadline, deadline))?;
+    let listen = own.unwrap_or(seat.local);
+    Ok(Seated {
+        seat,
+        listen,
+        hosted,
+    })
+}
+
+impl Seated {
+    /// Its numbers, and where the coordinator is.
+    pub const fn seat(&self) -> &Seat {
+        &self.seat
+    }
+
+    /// Whether this process keeps the coordinator.
+    pub const fn keeps_coordinator(&self) -> bool {
+        self.hosted.is_some()
+    }
+
+    /// What a server on this seat is told: it listens on the address by which the coordinator was
+    /// reached, or on the interface that was named.
+    pub fn server_config(&self) -> ServerConfig {
+        let Seat {
+            numbers,
+            coordinator,
+            token,
+            ..
+        } = &self.seat;
+        let mut config = ServerConfig::new(coordinator, token.clone(), ServerId(numbers.number));
+        config.local_rank = numbers.local_number;
+        config.local_servers = numbers.local_servers.max(1);
+        config.local_clients = numbers.local_workers;
+        config.listen = Some(SocketAddr::new(self.listen, 0));
+        config
+    }
+
+    /// Who this process is, in one line for people.
+    pub fn describe(&self, place: &Place, part: Part) -> String {
+        let Place {
+            rank, size, source, ..
+        } = place;
+        let Mustered {
+            number,
+            servers,
+            workers,
+            ..
+        } = self.seat.numbers;
+        let of = match part {
+            Part::Server => servers,
+            Part::Worker | Part::Both => workers,
+        };
+        let (host, part) = (host::host_name(), part.name());
+        let Seat {
+            coordinator, local, ..
+        } = &self.seat;
+        let local = if self.listen == *local {
+            local.to_string()
+        } else {
+            format!("{}, reached from {local}", self.listen)
+        };
+        format!(
+            "rank {rank} of {size} on {host} is {part} {number} of {of}, at {local}, coordinator at \
+             {coordinator} (by {source})"
+        )
+    }
+
+    /// This process has done its work. At rank 0 it waits for the coordinator, which ends when the
+    /// last worker has.
+    pub fn end(self) {
+        let Self { seat, hosted, .. } = self;
+        drop(seat);
+        if let Some(hosted) = hosted {
+            hosted.wait();
+        }
+    }
+}
+
+/// The coordinator, on a thread of the process of rank 0.
+#[derive(Debug)]
+pub struct Hosted {
+    card: Card,
+    /// Its end of file tells the coordinator to end.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+    /// What is kept until all have come.
+    pending: Pending,
+}
+
+impl Hosted {
+    fn start(
+        place: &Place,
+        own: Option<IpAddr>,
+        deadline: Deadline,
+    ) -> Result<Self, LaunchedError> {
+        let met = |error: MeetError| LaunchedError::Muster(error.into());
+        if let Some(other) = muster::is_taken(place).map_err(met)? {
+            let at = place.rendezvous.as_ref().map(ToString::to_string);
+            return Err(LaunchedError::Taken {
+                place: at.unwrap_or_default(),
+                pid: other.pid,
+                host: other.host,
+            });
+        }
+        let mut hosted = Self::listen(place, own)?;
+        hosted.pending = meeting::publish(place, &hosted.card, deadline).map_err(met)?;
+        Ok(hosted)
+    }
+
+    /// A coordinator of whom nobody knows yet.
+    fn listen(place: &Place, own: Option<IpAddr>) -> Result<Self, LaunchedError> {
+        let met = |error: MeetError| LaunchedError::Muster(error.into());
+        let token = match &place.rendezvous {
+            Some(Rendezvous::Address(address)) => meeting::token_for(address).map_err(met)?,
+            _ => token::random()?,
+        };
+        let listening = listen(place, own, &token)?.gathering(place.size, place.hosts.clone());
+        let card = Card::new(place.size, token, reachable_at(place, own, &listening));
+        let (stop, told) = UnixStream::pair().map_err(|source| LaunchedError::System {
+            operation: "make a socket pair",
+            source,
+        })?;
+        let thread = thread::Builder::new().name("tw-coordinator".into());
+        let thread = thread.spawn(move || {
+            if let Err(error) = serve(listening, &[told.as_fd()]) {
+                tracing::error!(%error, "the coordinator has failed");
+            }
+        });
+        let thread = thread.map_err(|source| LaunchedError::System {
+            operation: "start a thread",
+            source,
+        })?;
+        Ok(Self {
+            card,
+            stop: Some(stop),
+            thread: Some(thread),
+            pending: Pending::default(),
+        })
+    }
+
+    /// What the others need. It is a secret.
+    pub const fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// Waits for the coordinator's own end.
+    fn wait(mut self) {
+        self.join();
+    }
+
+    fn join(&mut self) {
+        if self
+            .thread
+            .take()
+            .is_some_and(|thread| thread.join().is_err())
+        {
+            tracing::error!("the coordinator panicked: a defect, please report it");
+        }
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        self.stop = None;
+        self.join();
+    }
+}
+
+/// Where rank 0 listens: on loopback if all are on this host, at the address that was agreed on, or
+/// on every address there is.
+fn listen(
+    place: &Place,
+    own: Option<IpAddr>,
+    token: &JobToken,
+) -> Result<Listening, LaunchedError> {
+    let port = match &place.rendezvous {
+        Some(Rendezvous::Address(address)) => {
+            let port = address.rsplit_once(':').map(|(_, port)| port.parse());
+            port.and_then(Result::ok).unwrap_or(0)
+        }
+        _ => 0,
+    };
+    let ip = match own {
+        Some(ip) => ip,
+        None if place.is_one_host() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        None => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let bind = |ip| {
+        Listening::bind(ServeConfig {
+            listen: SocketAddr::new(ip, port),
+            advertise: None,
+            token: token.clone(),
+            cluster: CoordinatorConfig {
+                servers: 0,
+                workers: 0,
+                on_lost: LostWorker::FailJob,
+                lifetime: Lifetime::OneJob,
+            },
+        })
+    };
+    match bind(ip) {
+        // A kernel without IPv6.
+        Err(ServeError::Listen { source, .. })
+            if ip.is_unspecified() && source.kind() != io::ErrorKind::AddrInUse =>
+        {
+            Ok(bind(IpAddr::V4(Ipv4Addr::UNSPECIFIED))?)
+        }
+        bound => Ok(bound?),
+    }
+}
+
+/// The addresses by which others may reach rank 0, the likeliest first.
+fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Vec<String> {
+    let port = listening.port();
+    let told = |ip| SocketAddr::new(ip, port).to_string();
+    match (&place.rendezvous, own) {
+        (_, Some(ip)) => return vec![told(ip)],
+        (Some(Rendezvous::Address(address)), _) => return vec![address.clone()],
+        _ if place.is_one_host() => return vec![told(IpAddr::V4(Ipv4Addr::LOCALHOST))],
+        _ => {}
+    }
+    let mut addresses: Vec<String> = routable_addresses().into_iter().map(told).collect();
+    addresses.push(format!("{}:{port}", host::host_name()));
+    addresses
+}
+
+/// The address of this process on its way to the coordinator; but where a host's own name leads it
+/// to loopback (Debian's 127.0.1.1), one by which others reach it too.
+fn reached_from_elsewhere(place: &Place, seat: &Seat) -> IpAddr {
+    let went_by_name = is_name(&seat.coordinator) && seat.local.is_loopback();
+    let elsewhere = || routable_addresses().first().copied();
+    let needed = went_by_name && !place.is_one_host();
+    needed.then(elsewhere).flatten().unwrap_or(seat.local)
+}
+
+/// Whether the host of `HOST:PORT` is neither an address nor "localhost", by which loopback is meant.
+fn is_name(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    bare != "localhost" && bare.parse::<IpAddr>().is_err()
+}
+
+/// Whether process `rank` of `size` is one of `servers` servers, where one program is all of them:
+/// servers are spread evenly over the ranks, so that where nodes have equally many, servers are
+/// spread over the nodes. Rank 0 is one of them.
+pub fn is_server(rank: u32, size: u32, servers: u32) -> bool {
+    let (rank, size, servers) = (u64::from(rank), u64::from(size), u64::from(servers));
+    if size == 0 || servers == 0 {
+        return false;
+    }
+    // Server i is at floor(i * size / servers): is there an i with that floor?
+    let i = (rank * servers).div_ceil(size);
+    i < servers && i * size / servers == rank
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_spread_over_the_ranks() {
+        let ranks = |size, servers| -> Vec<u32> {
+            (0..size)
+                .filter(|&rank| is_server(rank, size, servers))
+                .collect()
+        };
+        assert_eq!(ranks(6, 2), [0, 3]);
+        assert_eq!(ranks(8, 3), [0, 2, 5]);
+        assert_eq!(ranks(4, 4), [0, 1, 2, 3]);
+        assert_eq!(ranks(4, 0), [0; 0]);
+        for size in 1..60 {
+            for servers in 1..=size {
+                let ranks = ranks(size, servers);
+                assert_eq!(
+                    (ranks.len(), ranks[0]),
+                    (servers as usize, 0),
+                    "{servers} of {size}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_may_lead_to_loopback_and_an_address_means_what_it_says() {
+        for (address, expected) in [
+            ("node1:80", true),
+            ("node1.cluster:80", true),
+            ("127.0.0.1:80", false),
+            ("[::1]:80", false),
+            ("localhost:80", false),
+        ] {
+            assert_eq!(is_name(address), expected, "{address}");
+        }
+    }
+}

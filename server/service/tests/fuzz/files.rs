@@ -1,0 +1,456 @@
+//! Files of saved models: damaged ones are never taken for a model, hostile ones do no harm.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::namespace::FrameSender;
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
+use tidewater_lanes::tcp::op::DECODERS as TCP;
+use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, ServerId, TableId, WorkerId};
+use tidewater_protocol::layout::decoders::DECODERS as LAYOUT;
+use tidewater_protocol::layout::frame::RowsPayload;
+use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
+use tidewater_protocol::placement::{Owner, Placement};
+use tidewater_protocol::table::{DType, Optimizer, PushOp, Shape, TableSpec};
+use tidewater_protocol::wire::control::TableInfo;
+use tidewater_protocol::wire::decoders::DECODERS as WIRE;
+use tidewater_service::checkpoint::decoders::{DECODERS, specs};
+use tidewater_service::checkpoint::{
+    Appliers, CheckpointError, Disk, MANIFEST_NAME, Manifest, OsDisk, PartReader, PartWriter,
+    SavedFile, SavedTable, commit, load_table, save_part,
+};
+
+use crate::fuzzing::{Random, mutate};
+use crate::rig::CAPACITY;
+use crate::search::decoders_below;
+
+/// Whole loads are this much dearer than reading a file.
+const EXECS_PER_LOAD: u64 = 50;
+/// Peak resident memory of all of this binary's targets.
+const PEAK_KIB_MAX: u64 = 512 << 10;
+
+/// The file system, without waiting for the disk.
+#[derive(Clone, Copy)]
+struct Fast;
+
+impl Disk for Fast {
+    fn create(&mut self, path: &Path) -> std::io::Result<fs::File> {
+        OsDisk.create(path)
+    }
+
+    fn write(&mut self, file: &mut fs::File, bytes: &[u8]) -> std::io::Result<()> {
+        OsDisk.write(file, bytes)
+    }
+
+    fn sync(&mut self, _: &fs::File, _: &Path) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn rename(&mut self, from: &Path, to: &Path) -> std::io::Result<()> {
+        OsDisk.rename(from, to)
+    }
+
+    fn sync_dir(&mut self, _: &Path) -> std::io::Result<()> {
+        Ok(())
+    }
+
+    fn remove(&mut self, path: &Path) -> std::io::Result<()> {
+        OsDisk.remove(path)
+    }
+}
+
+/// The one applier of a server, without a thread.
+struct Server(RefCell<Engine>);
+
+impl Appliers for Server {
+    fn count(&self) -> u16 {
+        1
+    }
+
+    fn run(&self, _: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool {
+        f(&mut self.0.borrow_mut());
+        true
+    }
+}
+
+/// The tables of [`specs`], all of one applier.
+fn tables() -> Vec<TableInfo> {
+    let owner = Owner {
+        server: ServerId(0),
+        applier: ApplierId(0),
+    };
+    let info = |(id, spec): (u32, TableSpec)| TableInfo {
+        id: TableId(id),
+        placement: Placement(vec![owner; spec.partitions as usize]),
+        spec,
+    };
+    (1..).zip(specs()).map(info).collect()
+}
+
+impl Server {
+    fn new() -> Self {
+        let memory = Arc::new(ServerMemory::new(CAPACITY, Incarnation(1)).unwrap());
+        let mut engine = Engine::new(Arc::clone(&memory), 0, [WorkerId(0)]).unwrap();
+        for TableInfo { id, spec, .. } in tables() {
+            let mine = (0..spec.partitions).map(PartitionId);
+            let table = Table::new(&memory, &Preparer::none(), (id, 0), &Arc::new(spec), mine);
+            engine.add_table(table.unwrap());
+        }
+        Self(RefCell::new(engine))
+    }
+
+    /// Pushes to what stands in every table: as a gradient where there is an optimizer.
+    fn push(&self) {
+        for TableInfo { id, spec, .. } in tables() {
+            let op = match spec.optimizer {
+                Optimizer::None => PushOp::Sum,
+                _ => PushOp::Gradient,
+            };
+            let by_range = spec.name == "blocks";
+            let (count, dim) = match spec.shape {
+                Shape::Sparse { dim } => (8, dim as usize),
+                Shape::Dense { rows, cols, .. } => (rows as usize, cols as usize),
+            };
+            let values = one(spec.dtype).repeat(count * dim);
+            let payload = if by_range {
+                [&0u64.to_le_bytes()[..], &values].concat()
+            } else {
+                let parts = RowsPayload::new(count, dim * spec.dtype.size(), false);
+                let mut payload: Vec<u8> = (0..count as u64).flat_map(u64::to_le_bytes).collect();
+                payload.resize(parts.values_at, 0);
+                [payload, values].concat()
+            };
+            let header = FrameHeader {
+                kind: if by_range {
+                    FrameKind::PushDense
+                } else {
+                    FrameKind::PushRows
+                },
+                flags: FrameFlags {
+                    op: Some(op),
+                    dtype: Some(spec.dtype),
+                    ..FrameFlags::default()
+                },
+                seq: 1,
+                session: 0,
+                payload_len: payload.len() as u32,
+                count: count as u32,
+                table: id.0,
+                partition: if by_range { 0 } else { PARTITION_ANY },
+                clock: 0,
+                user_tag: 0,
+                chk: 0,
+            };
+            let sender = FrameSender::clocked(WorkerId(0));
+            let done = self.0.borrow_mut().frame(sender, &header, &payload);
+            assert!(done.is_ok(), "{}: {done:?}", spec.name);
+        }
+    }
+
+    fn save(&self, dir: &Path, nonce: u64) -> SavedFile {
+        let disk = Box::new(Fast);
+        save_part(self, disk, ServerId(0), &tables(), dir, nonce).unwrap()
+    }
+
+    fn load(&self, dir: &Path) -> Result<(), CheckpointError> {
+        let mut tables = tables().into_iter();
+        tables.try_for_each(|table| load_table(self, ServerId(0), &table, dir))
+    }
+}
+
+fn one(dtype: DType) -> Vec<u8> {
+    match dtype {
+        DType::F32 => 1f32.to_le_bytes().to_vec(),
+        DType::F64 => 1f64.to_le_bytes().to_vec(),
+        _ => 1i32.to_le_bytes().to_vec(),
+    }
+}
+
+fn manifest_of(files: Vec<SavedFile>) -> Manifest {
+    let saved = |table: TableInfo| SavedTable {
+        id: table.id.0,
+        spec: table.spec,
+    };
+    let tables = tables().into_iter().map(saved).collect();
+    Manifest::new("fuzz".into(), tables, files)
+}
+
+/// Saved models: of each the manifest's text and its only part.
+struct Corpus {
+    manifests: Vec<Vec<u8>>,
+    parts: Vec<Vec<u8>>,
+    files: Vec<SavedFile>,
+}
+
+impl Corpus {
+    fn new() -> Self {
+        let (mut manifests, mut parts, mut files) = (Vec::new(), Vec::new(), Vec::new());
+        let server = Server::new();
+        for nonce in [1, u64::MAX] {
+            let dir = tempfile::tempdir().unwrap();
+            let file = server.save(dir.path(), nonce);
+            commit(&mut Fast, dir.path(), &manifest_of(vec![file.clone()])).unwrap();
+            manifests.push(fs::read(dir.path().join(MANIFEST_NAME)).unwrap());
+            parts.push(fs::read(dir.path().join(&file.file)).unwrap());
+            files.push(file);
+            server.push();
+        }
+        Self {
+            manifests,
+            parts,
+            files,
+        }
+    }
+
+    /// What an entry of the registry begins with.
+    fn seeds(&self, entry: &str) -> Vec<Vec<u8>> {
+        match entry {
+            "model-manifest" => {
+                let bare = |files| serde_json::to_vec(&manifest_of(files)).unwrap();
+                let named = |name: &str| SavedFile {
+                    file: name.into(),
+                    ..self.files[0].clone()
+                };
+                let mut seeds = self.manifests.clone();
+                seeds.push(bare(self.files.clone()));
+                // Whoever can write a manifest can name any file.
+                seeds
+                    .extend(["/etc/passwd", "../part-0-0.tidewater"].map(|f| bare(vec![named(f)])));
+                seeds
+            }
+            "model-part" => self.parts.clone(),
+            "model-records" => self.chunks(),
+            other => panic!("{other} has no seeds"),
+        }
+    }
+
+    /// Chunks of the parts behind the bytes that say which table's and partition's they are.
+    fn chunks(&self) -> Vec<Vec<u8>> {
+        let mut chunks = Vec::new();
+        for (part, file) in self.parts.iter().zip(&self.files) {
+            for table in 1..=specs().len() as u32 {
+                let mut reader = PartReader::new(&part[..], PathBuf::new(), file).unwrap();
+                let mut payload = Vec::new();
+                let mut next = |to: &mut _| reader.next(|id, _| id == table, to).unwrap();
+                while let Some((partition, _)) = next(&mut payload) {
+                    chunks.push([&[table as u8 - 1, partition as u8][..], &payload].concat());
+                }
+            }
+        }
+        chunks
+    }
+}
+
+fn mutated<'a>(input: &'a mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) -> &'a [u8] {
+    input.clear();
+    input.extend_from_slice(&corpus[random.under(corpus.len())]);
+    for _ in 0..1 + random.under(4) {
+        mutate(input, corpus, random);
+    }
+    input
+}
+
+/// With `TIDEWATER_FUZZ_EXPORT=DIR`, writes the seeds there as `cargo fuzz` wants them: behind a
+/// byte that is the decoder's position, which is behind those of the transport.
+fn export(position: usize, name: &str, seeds: &[Vec<u8>]) {
+    let Ok(dir) = std::env::var("TIDEWATER_FUZZ_EXPORT") else {
+        return;
+    };
+    fs::create_dir_all(&dir).unwrap();
+    let index = WIRE.len() + TCP.len() + LAYOUT.len() + position;
+    for (number, seed) in seeds.iter().enumerate() {
+        let bytes = [&[index as u8][..], seed].concat();
+        fs::write(Path::new(&dir).join(format!("{name}-{number}")), bytes).unwrap();
+    }
+}
+
+/// This process's peak resident memory.
+fn peak_kib() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    line.unwrap()
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn every_decoder_of_models_survives() {
+    let corpus = Corpus::new();
+    for (position, (name, decode)) in DECODERS.iter().enumerate() {
+        let seeds = corpus.seeds(name);
+        export(position, name, &seeds);
+        for seed in seeds.iter().map(Vec::as_slice).chain([&[][..]]) {
+            decode(seed);
+        }
+        crate::run(name, crate::execs(), Vec::new, |input, seed, exec| {
+            let mut random = Random::of(seed, name, exec);
+            decode(mutated(input, &seeds, &mut random));
+        });
+    }
+    assert!(peak_kib() < PEAK_KIB_MAX, "peak memory {} KiB", peak_kib());
+}
+
+#[test]
+fn no_damaged_file_is_taken_for_a_model() {
+    let corpus = Corpus::new();
+    let path = Path::new(MANIFEST_NAME);
+    let good = |text: &Vec<u8>| Manifest::from_text(text, path).unwrap();
+    let models: Vec<Manifest> = corpus.manifests.iter().map(good).collect();
+    crate::run(
+        "manifests",
+        crate::execs(),
+        Vec::new,
+        |input, seed, exec| {
+            let mut random = Random::of(seed, "manifests", exec);
+            let text = mutated(input, &corpus.manifests, &mut random);
+            // Blanks may differ; nothing that has a meaning may.
+            if let Ok(model) = Manifest::from_text(text, path) {
+                assert!(models.contains(&model), "{model:?}");
+            }
+        },
+    );
+    let whole = |part: &[u8], file: &SavedFile| -> Result<(), CheckpointError> {
+        let mut reader = PartReader::new(part, PathBuf::new(), file)?;
+        while reader.next(|_, _| true, &mut Vec::new())?.is_some() {}
+        Ok(())
+    };
+    for (part, file) in corpus.parts.iter().zip(&corpus.files) {
+        whole(part, file).unwrap();
+    }
+    crate::run("parts", crate::execs(), Vec::new, |input, seed, exec| {
+        let mut random = Random::of(seed, "parts", exec);
+        let part = mutated(input, &corpus.parts, &mut random);
+        let which = random.under(corpus.files.len());
+        // That the length differs would be seen first of all.
+        let file = SavedFile {
+            bytes: part.len() as u64,
+            ..corpus.files[which].clone()
+        };
+        let taken = whole(part, &file).is_ok();
+        assert!(
+            !taken || part == corpus.parts[which],
+            "a damaged part is taken"
+        );
+    });
+}
+
+/// A directory with a model whose part is written by somebody who knows the format.
+struct Hostile {
+    dir: TempDir,
+    server: Server,
+    chunks: Vec<Vec<u8>>,
+    loaded: u64,
+    refused: u64,
+}
+
+impl Hostile {
+    fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+            server: Server::new(),
+            chunks: Corpus::new().chunks(),
+            loaded: 0,
+            refused: 0,
+        }
+    }
+
+    /// Writes records as they come, with every check right; then loads them and trains on.
+    fn one(&mut self, seed: u64, exec: u64) {
+        let mut random = Random::of(seed, "models", exec);
+        let mut part = PartWriter::create(Box::new(Fast), self.dir.path(), 0, exec).unwrap();
+        let mut input = Vec::new();
+        for _ in 0..1 + random.under(3) {
+            let is_whole = random.under(3) == 0;
+            let chunk = if is_whole {
+                &self.chunks[random.under(self.chunks.len())]
+            } else {
+                mutated(&mut input, &self.chunks, &mut random)
+            };
+            let [table, partition, payload @ ..] = chunk else {
+                continue;
+            };
+            let place = (u32::from(*table) + 1, u32::from(*partition));
+            // As many records as there are: bytes are not asked which they are.
+            let spec = &specs()[usize::from(*table) % specs().len()];
+            let len = match spec.name.as_str() {
+                "blocks" => payload.len().max(8),
+                _ => 8 + record_bytes(spec),
+            };
+            for record in payload.chunks(len) {
+                if let Some((key, rest)) = record.split_first_chunk() {
+                    part.record(place, u64::from_le_bytes(*key), rest, &[])
+                        .unwrap();
+                }
+            }
+        }
+        let file = part.finish().unwrap();
+        commit(&mut Fast, self.dir.path(), &manifest_of(vec![file])).unwrap();
+        match self.server.load(self.dir.path()) {
+            Ok(()) => self.loaded += 1,
+            Err(_) => self.refused += 1,
+        }
+        self.server.push();
+        assert!(self.server.0.borrow().failed.is_none());
+    }
+}
+
+/// Bytes of a row and of its state.
+fn record_bytes(spec: &TableSpec) -> usize {
+    let elements = spec.dim();
+    elements * spec.dtype.size() + spec.optimizer.state_bytes(elements, spec.dtype)
+}
+
+#[test]
+fn a_hostile_model_is_loaded_or_refused_and_training_goes_on() {
+    let execs = crate::execs() / EXECS_PER_LOAD;
+    let (mut loaded, mut refused) = (0, 0);
+    crate::run("models", execs, Hostile::new, |hostile, seed, exec| {
+        hostile.one(seed, exec);
+        loaded += std::mem::take(&mut hostile.loaded);
+        refused += std::mem::take(&mut hostile.refused);
+    });
+    println!("models: {loaded} loaded, {refused} refused");
+    assert!(
+        loaded > execs / 20 && refused > execs / 20,
+        "{loaded} {refused}"
+    );
+}
+
+/// Entry of the registry, and what it runs.
+const COVERED: &[(&str, &[&str])] = &[
+    ("model-manifest", &["manifest::Manifest::from_text"]),
+    (
+        "model-part",
+        &["chunk::Head::decode", "chunk::Line::decode"],
+    ),
+    ("model-records", &["rows::records"]),
+];
+
+/// Found, but a writer.
+const EXCUSED: &str = "part::PartWriter::record";
+
+#[test]
+fn no_decoder_of_models_is_forgotten() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/checkpoint");
+    let mut in_source = decoders_below(&[folder]);
+    assert!(in_source.remove(EXCUSED));
+    let covered = COVERED.iter().flat_map(|(_, runs)| *runs);
+    let covered: BTreeSet<String> = covered.map(|name| (*name).to_owned()).collect();
+    assert_eq!(
+        in_source, covered,
+        "run each in an entry of DECODERS and name it here"
+    );
+    let told: Vec<&str> = COVERED.iter().map(|(entry, _)| *entry).collect();
+    let registered: Vec<&str> = DECODERS.iter().map(|(entry, _)| *entry).collect();
+    assert_eq!(told, registered);
+}

@@ -1,0 +1,371 @@
+//! Clocks: who reads at clock c with staleness s sees every update of the iterations before c - s,
+//! workers drift apart by s + 1 ticks and no more, and nobody waits for who has left.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+mod common;
+
+use std::sync::Barrier;
+use std::time::Duration;
+use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
+
+use common::Cluster;
+use common::faults::{Rng, full, seed};
+use tidewater::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::NamespaceId;
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_protocol::ids::WorkerId;
+use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
+
+const WORKERS: u32 = 4;
+/// A row for each worker in each of this many partitions: on every applier.
+const COPIES: u64 = 8;
+const ROWS: u64 = WORKERS as u64 * COPIES;
+const PULLS: u64 = 4;
+
+/// Adds 1 to all of a worker's rows.
+fn push(client: &mut Client, table: &Table<i64>, rank: u32) {
+    let own: Vec<u64> = (0..COPIES)
+        .map(|c| c * u64::from(WORKERS) + u64::from(rank))
+        .collect();
+    let ticket = client
+        .push_rows(table, &own, &[1; COPIES as usize], PushOp::Sum)
+        .unwrap();
+    drop(ticket);
+}
+
+fn pull(client: &mut Client, table: &Table<i64>) -> Vec<i64> {
+    let all: Vec<u64> = (0..ROWS).collect();
+    let mut out = vec![0; all.len()];
+    client
+        .pull_rows(table, &all, &mut out, PullOptions::default())
+        .unwrap();
+    out
+}
+
+/// What all workers of a run know of each other.
+struct Watched {
+    /// Ticks that each worker has begun: an upper bound of its clock.
+    begun: Vec<AtomicU64>,
+    lead: AtomicU64,
+    reads: AtomicU64,
+}
+
+struct Drift {
+    staleness: u64,
+    iterations: u64,
+    at_clock: bool,
+}
+
+impl Drift {
+    fn work(&self, client: &mut Client, table: &Table<i64>, rank: u32, all: &Watched) {
+        let mut rng = Rng(seed() ^ u64::from(rank) << 32 ^ self.staleness);
+        for clock in 0..self.iterations {
+            for _ in 0..PULLS {
+                let seen = pull(client, table);
+                self.check(&seen, clock, rank);
+                all.reads.fetch_add(ROWS, Ordering::Relaxed);
+            }
+            push(client, table, rank);
+            // Each worker is the slow one for a while; that one lets the others run into the wall.
+            let slow = clock / 16 % u64::from(WORKERS) == u64::from(rank);
+            if slow && rng.below(4) == 0 {
+                std::thread::sleep(Duration::from_micros(1_000 + rng.below(3_000)));
+            } else if rng.below(8) == 0 {
+                std::thread::sleep(Duration::from_micros(rng.below(200)));
+            }
+            if rank == 0 && clock == self.iterations / 2 {
+                self.hold_until_wall(all);
+            }
+            all.begun[rank as usize].store(clock + 1, Ordering::SeqCst);
+            client.tick().unwrap();
+            let slowest = all.begun.iter().map(|b| b.load(Ordering::SeqCst)).min();
+            let lead = (clock + 1).saturating_sub(slowest.unwrap());
+            all.lead.fetch_max(lead, Ordering::Relaxed);
+        }
+    }
+
+    /// Worker 0 stays at its clock until another one is as far ahead as it may be: the bound is reached in each
+    /// run, however the machine schedules the workers.
+    fn hold_until_wall(&self, all: &Watched) {
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while all.lead.load(Ordering::Relaxed) <= self.staleness {
+            assert!(!deadline.passed(), "no worker came to the wall");
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+
+    /// A read at `clock`.
+    fn check(&self, seen: &[i64], clock: u64, rank: u32) {
+        let due = clock.saturating_sub(self.staleness) as i64;
+        for (row, &updates) in seen.iter().enumerate() {
+            let whose = row as u32 % WORKERS;
+            assert!(
+                updates >= due,
+                "worker {rank} at clock {clock}, staleness {}: {updates} updates of worker \
+                 {whose}, {due} are due",
+                self.staleness
+            );
+            if self.at_clock {
+                assert!(
+                    updates <= clock as i64,
+                    "worker {rank} at clock {clock} sees update {updates} of worker {whose}: an \
+                     iteration that it has not ended itself"
+                );
+            } else if whose == rank {
+                // Its own pushes may be on their way, but come in order and once.
+                assert!(updates <= clock as i64);
+            } else {
+                // Pushed in the iteration after the lead.
+                assert!(updates <= (clock + self.staleness + 2) as i64);
+            }
+        }
+    }
+
+    fn run(&self, transport: TransportKind) {
+        let cluster = Cluster::start(transport, 2, 2, WORKERS);
+        let all = Watched {
+            begun: (0..WORKERS).map(|_| AtomicU64::new(0)).collect(),
+            lead: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+        };
+        std::thread::scope(|scope| {
+            for rank in 0..WORKERS {
+                let (cluster, all) = (&cluster, &all);
+                scope.spawn(move || {
+                    let sync = match self.staleness {
+                        0 => Sync::Bsp,
+                        s => Sync::Ssp(s),
+                    };
+                    let mut client = cluster.client(rank, sync);
+                    let table = TableBuilder::rows::<i64>("t", ROWS, 1);
+                    let table = if self.at_clock {
+                        table.at_clock(Reduce::Sum)
+                    } else {
+                        table
+                    };
+                    let table = client.create_table::<i64>(table.spec()).unwrap();
+                    self.work(&mut client, &table, rank, all);
+                    client.finish().unwrap();
+                });
+            }
+        });
+        let (lead, reads) = (all.lead.into_inner(), all.reads.into_inner());
+        let s = self.staleness;
+        let at_clock = self.at_clock;
+        println!("{transport}, s = {s}, at the clock: {at_clock}: {reads} reads, lead {lead}");
+        let due = if transport == Verbs { 50_000 } else { 100_000 };
+        assert!(reads >= due, "{reads} reads");
+        assert_eq!(lead, s + 1, "{transport}: the largest lead with s = {s}");
+    }
+}
+
+fn drifts(transport: TransportKind, at_clock: bool) {
+    for staleness in 0..4 {
+        let iterations = match (full(), transport) {
+            (true, _) => 8_000,
+            (false, Verbs) => 128,
+            (false, _) => 256,
+        };
+        let drift = Drift {
+            staleness,
+            iterations,
+            at_clock,
+        };
+        drift.run(transport);
+    }
+}
+
+#[test]
+fn ssp_bounds_staleness_and_lead_on_shm() {
+    drifts(Shm, false);
+}
+
+#[test]
+fn ssp_bounds_staleness_and_lead_on_tcp() {
+    drifts(Tcp, false);
+}
+
+#[test]
+fn updates_at_the_clock_come_neither_late_nor_early_on_shm() {
+    drifts(Shm, true);
+}
+
+#[test]
+fn updates_at_the_clock_come_neither_late_nor_early_on_tcp() {
+    drifts(Tcp, true);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn ssp_bounds_staleness_and_lead_on_verbs() {
+    drifts(Verbs, false);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn updates_at_the_clock_come_neither_late_nor_early_on_verbs() {
+    drifts(Verbs, true);
+}
+
+#[test]
+fn a_snapshot_is_of_one_clock() {
+    snapshots_are_of_one_clock(&[Shm, Tcp]);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn a_snapshot_is_of_one_clock_on_verbs() {
+    snapshots_are_of_one_clock(&[Verbs]);
+}
+
+/// Every element of a snapshot is of one clock, also while the clock moves on.
+fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
+    const ELEMENTS: usize = 20_000;
+    const CLOCKS: u64 = 150;
+    const READS: u64 = 20;
+    for &transport in transports {
+        let cluster = Cluster::start(transport, 1, 2, 1);
+        let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
+            .block_bytes(4096)
+            .partitions(2)
+            .at_clock(Reduce::Sum)
+            .snapshot();
+        let (done, reads) = (AtomicBool::new(false), AtomicU64::new(0));
+        let made = Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut writer = cluster.client(0, Sync::Bsp);
+                let table = writer.create_table::<i64>(spec.spec()).unwrap();
+                made.wait();
+                let deadline = Deadline::after(Duration::from_secs(60));
+                for clock in 0u64.. {
+                    // The clock moves while the reader reads, however slow it is.
+                    if clock >= CLOCKS && reads.load(Ordering::Relaxed) > READS {
+                        break;
+                    }
+                    assert!(
+                        !deadline.passed(),
+                        "the reader is too slow: {reads:?} reads"
+                    );
+                    // In every second iteration only a part is pushed: the rest is copied forward.
+                    let half = if clock % 2 == 0 { ELEMENTS } else { 600 };
+                    let ones = vec![1; half];
+                    let ticket = writer.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+                    writer.wait_applied(&ticket).unwrap();
+                    writer.tick().unwrap();
+                    std::thread::sleep(Duration::from_micros(300));
+                }
+                // A client that goes as it is may take its last tick along, to some appliers: then
+                // the partitions stay a clock apart.
+                writer.finish().unwrap();
+                done.store(true, Ordering::Release);
+            });
+            made.wait();
+            let mut reader = cluster.client(0, Sync::Asp);
+            let table = reader.open_table::<i64>("t").unwrap();
+            let options = PullOptions::default().mode(PullMode::Snapshot);
+            let (mut out, mut last) = (vec![0; ELEMENTS], 0);
+            while !done.load(Ordering::Acquire) {
+                reader.pull_dense(&table, 0, &mut out, options).unwrap();
+                let (clock, rest) = (out[0], (out[0] + 1) / 2);
+                assert!(clock >= last, "{transport}: from clock {last} to {clock}");
+                assert!(out[..600].iter().all(|&v| v == clock), "{transport}: torn");
+                assert!(
+                    out[600..].iter().all(|&v| v == rest),
+                    "{transport}: clocks mixed at {clock}"
+                );
+                last = clock;
+                reads.fetch_add(1, Ordering::Relaxed);
+            }
+            let c = reader.counters();
+            println!(
+                "{transport}: {reads:?} snapshots of one clock, {} retries",
+                c.retries
+            );
+            assert!(reads.load(Ordering::Relaxed) > READS && c.blocks_snapshot > 0);
+        });
+    }
+}
+
+/// Such a table has two copies: one of them is a tick old.
+#[test]
+fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
+    const ELEMENTS: usize = 3_000;
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 2, 1);
+        let mut client = cluster.client(0, Sync::Bsp);
+        let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
+            .block_bytes(4096)
+            .partitions(4)
+            .at_clock(Reduce::Sum)
+            .snapshot();
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let modes = [
+            PullMode::Consistent,
+            PullMode::Hogwild,
+            PullMode::Gather,
+            PullMode::Snapshot,
+        ];
+        for clock in 0..5 {
+            for mode in modes {
+                let mut out = vec![-1; ELEMENTS];
+                let options = PullOptions::default().mode(mode);
+                client.pull_dense(&table, 0, &mut out, options).unwrap();
+                assert_eq!(
+                    out,
+                    vec![clock; ELEMENTS],
+                    "{transport}, {mode:?}, clock {clock}"
+                );
+            }
+            let ones = vec![1; ELEMENTS];
+            let ticket = client.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
+            client.wait_applied(&ticket).unwrap();
+            client.tick().unwrap();
+        }
+    }
+}
+
+#[test]
+fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 1, 3);
+        let mut clients: Vec<Client> = (0..3).map(|r| cluster.client(r, Sync::Ssp(1))).collect();
+        for _ in 0..2 {
+            for client in &mut clients {
+                client.tick().unwrap();
+            }
+        }
+        // Worker 1 stays at clock 2.
+        clients[2].tick().unwrap();
+        clients[0].tick().unwrap();
+        clients[2].tick().unwrap();
+        clients[0].set_clock_timeout(Duration::from_millis(200));
+        clients[0].tick().unwrap();
+        let error = clients[0].tick().unwrap_err().to_string();
+        assert!(error.contains("worker 1, at clock 2"), "{error}");
+        // It ends in order: the others go on, the call that failed is repeated.
+        clients[1].finish().unwrap();
+        clients[0].tick().unwrap();
+        clients[0].tick().unwrap();
+        assert_eq!(clients[0].clock(), 6, "{transport}");
+        let error = clients[0].tick().unwrap_err().to_string();
+        assert!(error.contains("worker 2, at clock 4"), "{error}");
+        // Worker 2 dies.
+        for server in cluster.servers.iter() {
+            let job = NamespaceId::default();
+            let gone = |tx| Command::RemoveWorker(job, WorkerId(2), tx);
+            server.applier(0).ask(gone).unwrap();
+        }
+        for _ in 0..10 {
+            clients[0].tick().unwrap();
+        }
+        assert_eq!(clients[0].clock(), 16, "{transport}");
+    }
+}

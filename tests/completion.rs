@@ -1,0 +1,564 @@
+//! Completion calls (flush, tick, barrier, finish): none succeeds after a push was refused that no
+//! ticket has claimed, a tick ends an iteration on every lane or on none, and a call that failed can be
+//! repeated.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
+
+use common::Cluster;
+use tidewater::{Client, ClientError, PullOptions, Sync, Table, TableBuilder, Ticket};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::namespace::NamespaceId;
+use tidewater_lanes::fabric::TransportKind::{Shm, Tcp, Verbs};
+use tidewater_lanes::fabric::{
+    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
+};
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::layout::session::MAILBOX_BYTES;
+use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+
+/// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
+fn stall(cluster: &Cluster, server: usize, time: Duration) {
+    let (begun, begins) = std::sync::mpsc::channel();
+    let nap = Command::With(Box::new(move |_| {
+        begun.send(()).unwrap();
+        std::thread::sleep(time);
+    }));
+    cluster.servers[server].applier(0).send(nap).unwrap();
+    begins.recv().unwrap();
+}
+
+/// The clock of worker 0 at a server.
+fn clock_at(cluster: &Cluster, server: usize) -> Option<u64> {
+    let of = |engine: &mut Engine| {
+        let clocks = engine.clocks(NamespaceId::default());
+        clocks.clock(DomainId(0), WorkerId(0))
+    };
+    cluster.servers[server].applier(0).with(of).unwrap()
+}
+
+fn pull(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Vec<f32> {
+    let mut out = vec![0.0; keys.len() * table.dim()];
+    client
+        .pull_rows(table, keys, &mut out, PullOptions::default())
+        .unwrap();
+    out
+}
+
+/// Which key a server refused.
+fn refused_key(done: Result<(), ClientError>) -> u64 {
+    match done {
+        Err(ClientError::Rejected { table, reject, .. }) => {
+            assert_eq!(table, "t");
+            match reject.reason {
+                RejectReason::NotFinite { key, .. } => key,
+                other => panic!("another refusal: {other:?}"),
+            }
+        }
+        other => panic!("a refusal is due: {other:?}"),
+    }
+}
+
+fn push(client: &mut Client, table: &Table<f32>, key: u64, value: f32) -> Ticket {
+    client
+        .push_rows(table, &[key], &[value], PushOp::Sum)
+        .unwrap()
+}
+
+/// Each completion call returns the refusal of the earliest push that no ticket has claimed, one push
+/// a call.
+#[test]
+fn completion_calls_return_unclaimed_refusals() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 2, 1);
+        let mut client = cluster.client(0, Sync::Asp);
+        let spec = TableBuilder::sparse::<f32>("t", 1);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        client.flush().unwrap();
+
+        for (key, value) in [(1, 1.0), (2, f32::NAN), (3, 1.0), (4, f32::NAN)] {
+            drop(push(&mut client, &table, key, value));
+        }
+        assert_eq!(refused_key(client.flush()), 2, "{transport}");
+        assert_eq!(refused_key(client.flush()), 4, "{transport}");
+        client.flush().unwrap();
+
+        let asked = push(&mut client, &table, 5, f32::NAN);
+        assert_eq!(refused_key(client.wait_applied(&asked)), 5);
+        client.flush().unwrap();
+        assert_eq!(refused_key(client.wait_applied(&asked)), 5);
+
+        drop(push(&mut client, &table, 6, f32::NAN));
+        assert_eq!(refused_key(client.barrier("b", Duration::from_secs(20))), 6);
+        client.barrier("b", Duration::from_secs(20)).unwrap();
+
+        // Under ASP a tick returns what is known when it is called.
+        let before = client.counters().rejects;
+        drop(push(&mut client, &table, 7, f32::NAN));
+        let deadline = Deadline::after(Duration::from_secs(60));
+        while client.counters().rejects == before {
+            assert!(!deadline.passed(), "the refusal does not arrive");
+            client.progress().unwrap();
+        }
+        assert_eq!(refused_key(client.tick()), 7, "{transport}");
+        assert_eq!(client.clock(), 0);
+        client.tick().unwrap();
+        assert_eq!(client.clock(), 1);
+
+        drop(push(&mut client, &table, 8, f32::NAN));
+        assert_eq!(refused_key(client.finish()), 8, "{transport}");
+        assert_eq!(clock_at(&cluster, 0), Some(1), "it has not left");
+        drop(push(&mut client, &table, 8, 1.0));
+        client.finish().unwrap();
+        assert_eq!(clock_at(&cluster, 0), None);
+        assert_eq!(
+            pull(&mut client, &table, &[1, 2, 3, 8]),
+            [1.0, 0.0, 1.0, 1.0]
+        );
+    }
+}
+
+/// Frames of one push on every lane: it is refused once.
+#[test]
+fn a_push_of_many_frames_is_refused_once() {
+    let cluster = Cluster::start(Shm, 2, 1, 1);
+    let mut client = cluster.client(0, Sync::Asp);
+    let elements = 1 << 19;
+    let spec = TableBuilder::blocks::<f32>("t", elements as u64, 1).partitions(4);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    for _ in 0..3 {
+        drop(
+            client
+                .push_dense(&table, 0, &vec![f32::NAN; elements], PushOp::Sum)
+                .unwrap(),
+        );
+    }
+    let of_frames = client.counters().frames;
+    for n in 0..3 {
+        let refused = client.flush();
+        assert!(
+            matches!(refused, Err(ClientError::Rejected { .. })),
+            "push {n}: {refused:?}"
+        );
+    }
+    client.flush().unwrap();
+    assert_eq!(client.counters().rejects, of_frames);
+    assert!(of_frames > 6, "{of_frames} frames");
+}
+
+/// A refused push leaves the iteration open on every lane; with the push repaired it is complete.
+#[test]
+fn a_refused_push_keeps_the_iteration_open() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 1, 1);
+        let mut client = cluster.client(0, Sync::Bsp);
+        let spec = TableBuilder::rows::<f32>("t", 2, 1)
+            .at_clock(Reduce::Sum)
+            .partitions(2);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        drop(push(&mut client, &table, 0, 1.0));
+        drop(push(&mut client, &table, 1, f32::NAN));
+        assert_eq!(refused_key(client.tick()), 1, "{transport}");
+        assert_eq!(client.clock(), 0);
+        assert_eq!(pull(&mut client, &table, &[0, 1]), [0.0, 0.0]);
+        drop(push(&mut client, &table, 1, 2.0));
+        client.tick().unwrap();
+        assert_eq!(client.clock(), 1);
+        assert_eq!(
+            pull(&mut client, &table, &[0, 1]),
+            [1.0, 2.0],
+            "{transport}"
+        );
+    }
+}
+
+/// The answer of one server is late: no server receives a CLOCK before it has come.
+#[test]
+fn a_tick_waits_for_every_answer() {
+    let cluster = Cluster::start(Shm, 2, 1, 1);
+    let mut client = cluster.client(0, Sync::Bsp);
+    let spec = TableBuilder::rows::<f32>("t", 2, 1)
+        .at_clock(Reduce::Sum)
+        .partitions(2);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    stall(&cluster, 1, Duration::from_secs(2));
+    drop(push(&mut client, &table, 0, 1.0));
+    drop(push(&mut client, &table, 1, f32::NAN));
+    client.set_clock_timeout(Duration::from_millis(200));
+    // A deadline, or the refusal on a host that was busy for two seconds.
+    let ticked = client.tick();
+    assert!(ticked.is_err(), "it did not wait for server 1");
+    assert_eq!(client.clock(), 0);
+    client.set_clock_timeout(Duration::from_secs(20));
+    if let Err(ClientError::Deadline { missing, .. }) = ticked {
+        assert!(
+            missing.contains("applier 0 has applied 0 of 1"),
+            "{missing}"
+        );
+        assert_eq!(refused_key(client.tick()), 1);
+    }
+    for server in 0..2 {
+        assert_eq!(clock_at(&cluster, server), Some(0), "server {server}");
+    }
+    drop(push(&mut client, &table, 1, 2.0));
+    client.tick().unwrap();
+    assert_eq!(pull(&mut client, &table, &[0, 1]), [1.0, 2.0]);
+}
+
+/// An asynchronous worker does not wait for answers.
+#[test]
+fn an_asynchronous_tick_waits_for_nothing() {
+    let cluster = Cluster::start(Shm, 2, 1, 1);
+    let mut client = cluster.client(0, Sync::Asp);
+    let spec = TableBuilder::rows::<f32>("t", 2, 1).partitions(2);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let nap = Command::With(Box::new(move |_| released.recv().unwrap()));
+    cluster.servers[1].applier(0).send(nap).unwrap();
+    for _ in 0..10 {
+        drop(push(&mut client, &table, 1, 1.0));
+        client.tick().unwrap();
+    }
+    assert_eq!(client.clock(), 10);
+    release.send(()).unwrap();
+    client.flush().unwrap();
+    assert_eq!(clock_at(&cluster, 1), Some(10));
+    assert_eq!(pull(&mut client, &table, &[1]), [10.0]);
+}
+
+/// Which lanes cannot be written to: those of server 1 while the flag is set.
+struct Cut {
+    lane: Box<dyn Lane>,
+    cut: Arc<AtomicBool>,
+    /// What the client sees in place of the mailbox.
+    old_mailbox: Option<Mailbox>,
+}
+
+impl Cut {
+    fn check(&self, op: &'static str) -> Result<(), LaneError> {
+        match self.cut.load(Ordering::SeqCst) {
+            false => Ok(()),
+            true => Err(LaneError::Broken {
+                transport: self.lane.transport(),
+                peer: self.lane.peer().to_owned(),
+                op,
+                why: "cut by the test".into(),
+            }),
+        }
+    }
+}
+
+impl Lane for Cut {
+    fn transport(&self) -> TransportKind {
+        self.lane.transport()
+    }
+
+    fn peer(&self) -> &str {
+        self.lane.peer()
+    }
+
+    fn read(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        self.lane.read(ops, into, deadline)
+    }
+
+    fn read_taking(
+        &mut self,
+        ops: &[ReadOp],
+        into: Landing<'_>,
+        taker: &mut dyn Taker,
+        deadline: Deadline,
+    ) -> Result<(), LaneError> {
+        self.lane.read_taking(ops, into, taker, deadline)
+    }
+
+    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        self.lane.post_read(batch)
+    }
+
+    fn take_read(&mut self) -> Option<ReadBatch> {
+        self.lane.take_read()
+    }
+
+    fn finish_read(
+        &mut self,
+        tag: u64,
+        ops: &[ReadOp],
+        body: &mut [u8],
+        taker: Option<&mut dyn Taker>,
+        deadline: Deadline,
+    ) -> Result<Option<ReadBatch>, LaneError> {
+        self.lane.finish_read(tag, ops, body, taker, deadline)
+    }
+
+    fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        self.check("write")?;
+        self.lane.write(to, bytes)
+    }
+
+    fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
+        self.check("write_signal")?;
+        self.lane.write_signal(to, bytes)
+    }
+
+    fn write_signal_count(
+        &mut self,
+        to: RemoteAddr,
+        bytes: &[u8],
+        counter: RemoteAddr,
+        add: u64,
+    ) -> Result<(), LaneError> {
+        self.check("write_signal_count")?;
+        self.lane.write_signal_count(to, bytes, counter, add)
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: RemoteAddr,
+        add: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.lane.fetch_add(at, add, deadline)
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: RemoteAddr,
+        expect: u64,
+        new: u64,
+        deadline: Deadline,
+    ) -> Result<u64, LaneError> {
+        self.lane.compare_swap(at, expect, new, deadline)
+    }
+
+    fn flush(&mut self) -> Result<(), LaneError> {
+        self.lane.flush()
+    }
+
+    fn flush_soon(&mut self) -> Result<(), LaneError> {
+        self.lane.flush_soon()
+    }
+
+    fn poll(&mut self) -> Result<bool, LaneError> {
+        self.lane.poll()
+    }
+
+    fn mailbox(&self) -> &Mailbox {
+        self.old_mailbox
+            .as_ref()
+            .unwrap_or_else(|| self.lane.mailbox())
+    }
+
+    fn mapping(&self) -> Option<Mapping> {
+        self.lane.mapping()
+    }
+}
+
+/// The CLOCK of a tick reaches one server, the lane to the other is cut until the deadline. The tick
+/// goes on where it was, and what was pushed meanwhile belongs to the next iteration on every lane.
+#[test]
+fn a_tick_goes_on_where_it_was() {
+    for sync in [Sync::Asp, Sync::Bsp] {
+        let cluster = Cluster::start(Shm, 2, 1, 1);
+        let cut = Arc::new(AtomicBool::new(false));
+        let opened = Arc::new(std::sync::Mutex::new(0));
+        let flag = Arc::clone(&cut);
+        let mut client = cluster.client_with(0, sync, move |lane| {
+            // The first two lanes are those of servers 0 and 1; later ones replace the second.
+            let mut opened = opened.lock().unwrap();
+            *opened += 1;
+            match *opened {
+                1 => lane,
+                _ => Box::new(Cut {
+                    lane,
+                    cut: Arc::clone(&flag),
+                    old_mailbox: None,
+                }),
+            }
+        });
+        let spec = TableBuilder::rows::<f32>("t", 2, 1)
+            .at_clock(Reduce::Sum)
+            .partitions(2);
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        drop(push(&mut client, &table, 0, 1.0));
+        drop(push(&mut client, &table, 1, 1.0));
+        client.flush().unwrap();
+        cut.store(true, Ordering::SeqCst);
+        client.set_clock_timeout(Duration::from_millis(300));
+        for _ in 0..2 {
+            let ticked = client.tick();
+            assert!(
+                matches!(ticked, Err(ClientError::Deadline { .. })),
+                "{sync}: {ticked:?}"
+            );
+            assert_eq!(client.clock(), 0);
+        }
+        cut.store(false, Ordering::SeqCst);
+        client.set_clock_timeout(Duration::from_secs(20));
+        drop(push(&mut client, &table, 0, 10.0));
+        drop(push(&mut client, &table, 1, 10.0));
+        client.tick().unwrap();
+        assert_eq!(client.clock(), 1, "{sync}");
+        client.flush().unwrap();
+        assert_eq!(pull(&mut client, &table, &[0, 1]), [1.0, 1.0], "{sync}");
+        for clock in 2..5 {
+            client.tick().unwrap();
+            assert_eq!(client.clock(), clock, "{sync}");
+        }
+        client.flush().unwrap();
+        assert_eq!(pull(&mut client, &table, &[0, 1]), [11.0, 11.0], "{sync}");
+        client.finish().unwrap();
+    }
+}
+
+/// A push of a range meets its deadline at one server when frames for another are built: they are sent
+/// by the next completion call.
+#[test]
+fn a_flush_sends_what_a_failed_push_left() {
+    let cluster = Cluster::start(Shm, 2, 1, 1);
+    let mut client = cluster.client(0, Sync::Asp);
+    let elements = 1u64 << 20;
+    let spec = TableBuilder::blocks::<f32>("b", elements, 1).partitions(2);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let half = elements / 2;
+    stall(&cluster, 1, Duration::from_secs(3));
+    client.set_timeout(Duration::from_millis(100));
+    let some = [1.0; 4096];
+    let full = (0..200).any(|_| {
+        let pushed = client.push_dense(&table, half, &some, PushOp::Sum);
+        pushed.is_err()
+    });
+    assert!(full, "a ring takes 3 MiB");
+    let more = vec![1.0; 100 + 4096];
+    let across = client.push_dense(&table, half - 100, &more, PushOp::Sum);
+    assert!(
+        matches!(across, Err(ClientError::Deadline { .. })),
+        "{across:?}"
+    );
+    client.set_timeout(Duration::from_secs(20));
+    client.flush().unwrap();
+    let mut out = [0.0; 100];
+    client
+        .pull_dense(&table, half - 100, &mut out, PullOptions::default())
+        .unwrap();
+    assert_eq!(out, [1.0; 100]);
+}
+
+/// A connection swallows everything from some moment on, without an end: the path of one flow fails. The
+/// next connection works.
+#[test]
+fn a_lane_that_swallows_is_replaced() {
+    use std::io::{Read as _, Write as _};
+    use std::net::{Shutdown, TcpStream};
+
+    let cluster = Cluster::start(Tcp, 1, 1, 1);
+    let dead = Arc::new(AtomicBool::new(false));
+    let is_first = Arc::new(AtomicBool::new(true));
+    let flag = Arc::clone(&dead);
+    let through = move |server: TcpStream| {
+        let swallows = is_first.swap(false, Ordering::SeqCst);
+        let (here, there) = common::connection();
+        let pump = |mut from: TcpStream, mut to: TcpStream| {
+            let dead = Arc::clone(&flag);
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; 1 << 16];
+                while let Ok(n @ 1..) = from.read(&mut buffer) {
+                    if swallows && dead.load(Ordering::SeqCst) {
+                        continue;
+                    }
+                    if to.write_all(&buffer[..n]).is_err() {
+                        break;
+                    }
+                }
+                // Either end may have closed it before.
+                drop(to.shutdown(Shutdown::Both));
+            });
+        };
+        pump(there.try_clone().unwrap(), server.try_clone().unwrap());
+        pump(server, there);
+        here
+    };
+    let wiring = common::Wiring {
+        through: Arc::new(through),
+        ..common::Wiring::default()
+    };
+    let mut client = cluster.client_over(0, Sync::Bsp, &wiring);
+    let spec = TableBuilder::rows::<f32>("t", 1, 1);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let before = push(&mut client, &table, 0, 1.0);
+    client.wait_applied(&before).unwrap();
+    client.tick().unwrap();
+    dead.store(true, Ordering::SeqCst);
+    client.set_timeout(Duration::from_secs(1));
+    client.set_clock_timeout(Duration::from_secs(1));
+    let lost = push(&mut client, &table, 0, 1.0);
+    // Calls with short deadlines find it as one with a long deadline does.
+    let soon = Deadline::after(Duration::from_secs(60));
+    while client.wait_applied(&lost).is_err() && !soon.passed() {}
+    client.wait_applied(&lost).unwrap();
+    assert_eq!(client.counters().recoveries, 1);
+    client.tick().unwrap();
+    assert_eq!(client.clock(), 2);
+    assert_eq!(pull(&mut client, &table, &[0]), [2.0]);
+}
+
+/// A lane whose mailbox stays as it was at the begin: no status reaches it.
+fn with_old_mailbox(lane: Box<dyn Lane>) -> Box<dyn Lane> {
+    let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
+    Box::new(Cut {
+        lane,
+        cut: Arc::default(),
+        old_mailbox: Some(Mailbox::new(region, 0, MAILBOX_BYTES).unwrap()),
+    })
+}
+
+/// Completion calls end within their deadline by the public copy of the status, without a recovery.
+fn completes_without_mailbox(transport: TransportKind) {
+    let cluster = Cluster::start(transport, 2, 1, 2);
+    let mut client = cluster.client_with(0, Sync::Asp, with_old_mailbox);
+    client.set_timeout(Duration::from_secs(20));
+    let spec = TableBuilder::sparse::<f32>("t", 1).partitions(2);
+    let table = client.create_table::<f32>(spec.spec()).unwrap();
+    let keys: Vec<u64> = (0..32).collect();
+    for round in 0..6 {
+        let pushed = client.push_rows(&table, &keys, &[1.0; 32], PushOp::Sum);
+        match round % 3 {
+            0 => client.wait_applied(&pushed.unwrap()).unwrap(),
+            1 => client.flush().unwrap(),
+            _ => client.tick().unwrap(),
+        }
+    }
+    assert_eq!(client.counters().recoveries, 0, "{transport}");
+    let mut other = cluster.client(1, Sync::Asp);
+    let table = other.open_table::<f32>("t").unwrap();
+    assert_eq!(pull(&mut other, &table, &keys), [6.0; 32], "{transport}");
+}
+
+#[test]
+fn old_mailbox_status_delays_no_completion() {
+    for transport in [Shm, Tcp] {
+        completes_without_mailbox(transport);
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn old_mailbox_status_delays_no_completion_on_verbs() {
+    completes_without_mailbox(Verbs);
+}

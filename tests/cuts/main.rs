@@ -1,0 +1,267 @@
+//! A scripted TCP session against a real server, cut after each of its bytes, whatever that byte
+//! belongs to: handshakes, Attach, Describe, lanes, Resume, Recover. Every push that was
+//! acknowledged counts once, the one that must be refused is refused, ticks count once.
+//!
+//! And sessions whose control connection is cut while nothing is asked over it.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+mod idle;
+mod proxy;
+#[allow(dead_code, reason = "other tests use the rest of it")]
+#[path = "../node/rig.rs"]
+mod rig;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use proxy::{Direction, Plan, Proxy, Reach, Seen};
+use rig::{CLUSTER, Rig, config, token};
+use tidewater::connect::ConnectConfig;
+use tidewater::{Client, ClientError, PullMode, PullOptions, TableBuilder};
+use tidewater_launch::TransportChoice;
+use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicUsize, Ordering};
+
+/// Sessions of one server, each of a rank of its own: clocks of one worker come from one session.
+/// Ticks and polls cost what all its workers and sessions cost, so one server does not have all.
+const SESSIONS: usize = 300;
+/// Sessions at a time: they wait for each other's ends more than they compute.
+const THREADS: usize = 6;
+/// Keys of a session: its first is `KEYS * rank`.
+const KEYS: u64 = 4;
+const TICKS: u64 = 2;
+
+/// The session's work; what it pushes adds 111 to each of its keys, and 3 in the table of floats.
+fn script(client: &mut Client, rank: u32) -> Result<(), ClientError> {
+    let counts = client.open_table::<i64>("counts")?;
+    let floats = client.open_table::<f32>("floats")?;
+    let keys = keys(rank);
+    let mut out = [0; KEYS as usize];
+    let push = |client: &mut Client, by: i64| {
+        client.push_rows(&counts, &keys, &[by; KEYS as usize], PushOp::Sum)
+    };
+    let first = push(client, 1)?;
+    let second = push(client, 10)?;
+    client.wait_applied(&second)?;
+    client.wait_applied(&first)?;
+    client.pull_rows(&counts, &keys, &mut out, PullOptions::default())?;
+    assert_eq!(out, [11; KEYS as usize]);
+    client.tick()?;
+    let good = client.push_rows(&floats, &keys[..1], &[3.0], PushOp::Sum)?;
+    let bad = client.push_rows(&floats, &keys[..1], &[f32::NAN], PushOp::Sum)?;
+    let third = push(client, 100)?;
+    client.wait_applied(&third)?;
+    match client.wait_applied(&bad) {
+        Err(ClientError::Rejected { reject, .. }) => {
+            assert_eq!(reject.code(), RejectCode::NotFinite)
+        }
+        Err(other) => return Err(other),
+        Ok(()) => panic!("rank {rank}: NaN was accepted"),
+    }
+    client.wait_applied(&good)?;
+    let gather = PullOptions::default().mode(PullMode::Gather);
+    client.pull_rows(&counts, &keys, &mut out, gather)?;
+    assert_eq!(out, [111; KEYS as usize]);
+    client.tick()?;
+    client.flush()
+}
+
+fn keys(rank: u32) -> [u64; KEYS as usize] {
+    std::array::from_fn(|k| KEYS * u64::from(rank) + k as u64)
+}
+
+/// How a session went.
+#[derive(Debug, Clone, Copy)]
+struct Session {
+    rank: u32,
+    /// Whether it came into being; else it did nothing.
+    opened: bool,
+    recoveries: u64,
+    seen: Seen,
+}
+
+/// Runs a session for each plan, several at a time, and checks what they leave; in the order of
+/// the plans.
+fn run(plans: &[Plan]) -> Vec<Session> {
+    plans.chunks(SESSIONS).flat_map(run_on_one).collect()
+}
+
+/// The same on one server.
+fn run_on_one(plans: &[Plan]) -> Vec<Session> {
+    let mut config = config();
+    // The watcher is worker 0.
+    config.workers = 1 + SESSIONS as u32;
+    config.linger = Duration::from_secs(5);
+    let rig = Rig::with(config);
+    let mut watcher = rig.client(TransportChoice::Shm, 0);
+    let counts = TableBuilder::sparse::<i64>("counts", 1);
+    watcher.create_table::<i64>(counts.spec()).unwrap();
+    let floats = TableBuilder::sparse::<f32>("floats", 1);
+    watcher.create_table::<f32>(floats.spec()).unwrap();
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                loop {
+                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(plan) = plans.get(n) else { return };
+                    let session = one(&rig, plan, 1 + n as u32);
+                    done.lock().unwrap().push(session);
+                }
+            });
+        }
+    });
+    let mut done = done.into_inner().unwrap();
+    assert_eq!(done.len(), plans.len());
+    done.sort_by_key(|session| session.rank);
+    check(&rig, &mut watcher, &done);
+    done
+}
+
+/// What is there is what the sessions have pushed: 111 and 3 and the ticks of each.
+fn check(rig: &Rig, watcher: &mut Client, sessions: &[Session]) {
+    let counts = watcher.open_table::<i64>("counts").unwrap();
+    let floats = watcher.open_table::<f32>("floats").unwrap();
+    let options = PullOptions::default();
+    for session in sessions {
+        let once = u8::from(session.opened);
+        let keys = keys(session.rank);
+        let mut out = [0; KEYS as usize];
+        watcher
+            .pull_rows(&counts, &keys, &mut out, options)
+            .unwrap();
+        assert_eq!(out, [111 * i64::from(once); KEYS as usize], "{session:?}");
+        let mut out = [0.0];
+        watcher
+            .pull_rows(&floats, &keys[..1], &mut out, options)
+            .unwrap();
+        assert_eq!(out, [3.0 * f32::from(once)], "{session:?}");
+    }
+    for applier in 0..rig.handle().appliers() {
+        let job = rig.handle().namespace("default").unwrap();
+        let clocks = rig.handle().with_engine(ApplierId(applier), move |engine| {
+            let live = engine.clocks(job).live(DomainId(0));
+            live.collect::<BTreeMap<_, _>>()
+        });
+        let clocks = clocks.unwrap();
+        for session in sessions {
+            let ticks = TICKS * u64::from(session.opened);
+            assert_eq!(clocks[&WorkerId(session.rank)], ticks, "{session:?}");
+        }
+    }
+}
+
+/// One session, through a proxy of its own.
+fn one(rig: &Rig, plan: &Plan, rank: u32) -> Session {
+    let mut member = rig.member();
+    let proxy = Proxy::start(&member.endpoints.tcp, plan.clone());
+    member.endpoints.tcp.clone_from(&proxy.address);
+    let mut config = ConnectConfig::new(token(), CLUSTER, rank);
+    config.transport = TransportChoice::Tcp;
+    config.ring_bytes = 16 << 10;
+    let mut recoveries = 0;
+    let opened = match rig.client_at(&member, &config) {
+        Ok(mut client) => {
+            let done = script(&mut client, rank);
+            recoveries = client.counters().recoveries;
+            done.unwrap_or_else(|e| panic!("rank {rank}, {plan:?}: {e}"));
+            true
+        }
+        // Nothing was pushed; who starts a job starts it again.
+        Err(ClientError::ServerLost { .. } | ClientError::Control { .. }) => false,
+        Err(e) => panic!("rank {rank}, {plan:?}: {e}"),
+    };
+    let seen = proxy.finish();
+    Session {
+        rank,
+        opened,
+        recoveries,
+        seen,
+    }
+}
+
+const DIRECTIONS: [Direction; 2] = [Direction::Up, Direction::Down];
+const REACHES: [Reach; 2] = [Reach::All, Reach::One];
+
+fn plan(direction: Direction, reach: Reach, cuts: &[u64]) -> Plan {
+    Plan {
+        direction,
+        reach,
+        gentle: cuts.iter().sum::<u64>().is_multiple_of(32),
+        cuts: cuts.iter().copied().collect(),
+    }
+}
+
+/// Bytes that a session moves when nothing is cut: a little more or less each time, as answers
+/// come together or apart.
+fn whole(direction: Direction) -> std::ops::RangeInclusive<u64> {
+    let plans = vec![plan(direction, Reach::One, &[]); 8];
+    let moved = run(&plans).into_iter().map(|session| {
+        assert_eq!((session.seen.cuts, session.recoveries), (0, 0));
+        session.seen.moved[direction as usize]
+    });
+    let moved: Vec<u64> = moved.collect();
+    *moved.iter().min().unwrap()..=*moved.iter().max().unwrap()
+}
+
+fn tell(what: &str, sessions: &[Session]) {
+    let count = |is: fn(&Session) -> bool| sessions.iter().filter(|s| is(s)).count();
+    println!(
+        "{what}: {} sessions, {} cut, {} cut twice, {} recovered lanes, {} not opened: exact",
+        sessions.len(),
+        count(|s| s.seen.cuts > 0),
+        count(|s| s.seen.cuts > 1),
+        count(|s| s.recoveries > 0),
+        count(|s| !s.opened),
+    );
+}
+
+#[test]
+fn a_session_cut_after_any_of_its_bytes_is_exact() {
+    for direction in DIRECTIONS {
+        for reach in REACHES {
+            let bytes = whole(direction);
+            let cuts = (0..=*bytes.end()).map(|at| plan(direction, reach, &[at]));
+            let sessions = run(&cuts.collect::<Vec<_>>());
+            let what = format!("{direction:?}, {reach:?}, after byte 0..={}", bytes.end());
+            tell(&what, &sessions);
+            // The last bytes are not sent by every session.
+            let sure = &sessions[..*bytes.start() as usize * 3 / 4];
+            assert!(sure.iter().all(|s| s.seen.cuts == 1));
+            let recovered = sessions.iter().filter(|s| s.recoveries > 0).count();
+            assert!(recovered > sessions.len() / 4, "{recovered} recoveries");
+        }
+    }
+}
+
+#[test]
+fn a_recovery_that_is_cut_after_any_of_its_bytes_is_exact() {
+    let full = std::env::var("TIDEWATER_TEST_FULL").is_ok_and(|v| v == "1");
+    let step = if full { 1 } else { 7 };
+    for direction in DIRECTIONS {
+        let bytes = *whole(direction).start();
+        // While tables are opened, and while pushes are on their way.
+        for (reach, at) in [(Reach::All, bytes / 2), (Reach::One, bytes * 3 / 4)] {
+            let once = run(&[plan(direction, reach, &[at])])[0].seen;
+            assert_eq!(once.cuts, 1);
+            // From 1: no byte after a cut is a cut at the same place.
+            let again = (1..=once.after_cut).step_by(step);
+            let plans = again.map(|then| plan(direction, reach, &[at, then]));
+            let sessions = run(&plans.collect::<Vec<_>>());
+            let after = once.after_cut;
+            let what = format!("{direction:?}, {reach:?}, byte {at}, then 1..={after} by {step}");
+            tell(&what, &sessions);
+            let twice = sessions.iter().filter(|s| s.seen.cuts == 2).count();
+            assert!(twice > sessions.len() / 2, "{twice} of {}", sessions.len());
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! A table grows from nothing to millions of rows while others read those that are there: what their
+//! pulls take, beside what they take when nothing grows.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod still;
+mod stranger;
+
+use std::time::{Duration, Instant};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
+
+use common::Cluster;
+use common::faults::{Rng, full, seed};
+use still::{Bystanders, Queue, Stops, fresh_pages};
+use stranger::Stranger;
+use tidewater::{Client, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::clock;
+
+/// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push
+/// took until it was applied, and its first row.
+fn push_thousands(
+    client: &mut Client,
+    table: &Table<i64>,
+    rows: u64,
+    times: i64,
+    mut after: impl FnMut(Duration, u64),
+) {
+    for first in (0..rows).step_by(1_000) {
+        let start = clock::now();
+        let keys: Vec<u64> = (first..first + 1_000).collect();
+        let values: Vec<i64> = keys
+            .iter()
+            .flat_map(|&k| [times * k as i64, times])
+            .collect();
+        let ticket = client
+            .push_rows(table, &keys, &values, PushOp::Sum)
+            .unwrap();
+        client.wait_applied(&ticket).unwrap();
+        after(clock::now() - start, first);
+    }
+}
+
+/// One pull, in microseconds.
+#[derive(Clone, Copy)]
+struct Pulled {
+    start: Instant,
+    took: u32,
+    /// In it, the reader waited for a core.
+    reader: u32,
+    /// In it, appliers did; the pull may have waited for them or not.
+    appliers: u32,
+}
+
+/// Memory that a row of this table takes: itself, its key, and its part of all the tables that its
+/// partition's index has grown through.
+const BYTES_PER_ROW: u64 = 150;
+/// What happens beside the pulls, one after the other; each time the same rows are pushed to.
+const PHASES: [&str; 3] = [
+    "rows being made",
+    "as many pushes, no growth",
+    "as many pushes, no growth, a stranger takes as much memory",
+];
+
+/// Pulls 64 of the rows that are known, again and again; the pulls of each phase.
+fn read_while(
+    client: &mut Client,
+    rng: &mut Rng,
+    [known, phase]: [&AtomicU64; 2],
+) -> [Vec<Pulled>; PHASES.len()] {
+    let table = client.open_table::<i64>("t").unwrap();
+    let options = PullOptions {
+        timeout: Duration::from_secs(5),
+        ..PullOptions::default()
+    };
+    let queues = [
+        Queue::mine(),
+        Queue::of(|name| name.starts_with("applier-")),
+    ];
+    let mut pulls = PHASES.map(|_| Vec::with_capacity(1 << 20));
+    let mut out = [0; 128];
+    let mut waited = queues.each_ref().map(Queue::waited);
+    while let Some(pulls) = pulls.get_mut(phase.load(Ordering::Acquire) as usize) {
+        let there = known.load(Ordering::Acquire);
+        if there < 1_000 {
+            std::thread::yield_now();
+            continue;
+        }
+        let keys: Vec<u64> = (0..64).map(|_| rng.below(there)).collect();
+        let start = clock::now();
+        client.pull_rows(&table, &keys, &mut out, options).unwrap();
+        let took = (clock::now() - start).as_micros() as u32;
+        let before = std::mem::replace(&mut waited, queues.each_ref().map(Queue::waited));
+        let [reader, appliers] = [0, 1].map(|n| waited[n].saturating_sub(before[n]).min(took));
+        pulls.push(Pulled {
+            start,
+            took,
+            reader,
+            appliers,
+        });
+        let rows = keys.iter().zip(out.chunks(2));
+        let wrong = rows.filter(|(k, row)| *row != [**k as i64, 1]).count();
+        assert_eq!(wrong, 0, "wrong rows while the table grew");
+    }
+    pulls
+}
+
+/// Readers go on until it is dropped: also when a push failed.
+struct Pushing<'a>(&'a AtomicU64);
+
+impl Drop for Pushing<'_> {
+    fn drop(&mut self) {
+        self.0.store(PHASES.len() as u64, Ordering::Release);
+    }
+}
+
+/// Prints how long pulls took, in all and without what was not Tidewater's, and what the slowest
+/// waited for.
+fn tell(what: &str, pulls: &[Pulled], stops: &Stops) {
+    let stopped = |p: &Pulled| {
+        let end = p.start + Duration::from_micros(u64::from(p.took));
+        stops.within(p.start, end).as_micros() as u32
+    };
+    let rest = |p: &Pulled| p.took.saturating_sub(p.reader + stopped(p));
+    let ranks = |of: &dyn Fn(&Pulled) -> u32| {
+        let mut all: Vec<u32> = pulls.iter().map(of).collect();
+        all.sort_unstable();
+        let at = |q: usize| all[(all.len() * q / 10_000).min(all.len() - 1)];
+        let ranks = [5_000, 9_900, 9_990, 9_999, 10_000].map(at);
+        format!("{ranks:?}")
+    };
+    println!(
+        "{what}: {} pulls of 64 rows took [p50, p99, p99.9, p99.99, slowest] {} us; {} us without \
+         what the reader waited for a core and a core stood still",
+        pulls.len(),
+        ranks(&|p| p.took),
+        ranks(&rest),
+    );
+    let mut slow = pulls.to_vec();
+    slow.sort_unstable_by_key(|p| std::cmp::Reverse(p.took));
+    for p in slow.iter().take(3) {
+        println!(
+            "{what}: {} us, in which a core stood still for {} us, the reader waited {} us for one \
+             and appliers {} us",
+            p.took,
+            stopped(p),
+            p.reader,
+            p.appliers
+        );
+    }
+}
+
+/// Rows are made by the hundred thousand while others read those that are there. Afterwards the
+/// same rows are pushed to without making any: what a pull usually takes, for comparison; and once more
+/// while a stranger, a process that has nothing to do with Tidewater, takes as much memory in as much
+/// time. Each pull has its right rows within its deadline; how long it took is printed, because on a
+/// busy machine it is the neighbours who decide, and on a virtual one its host: it finds the pages,
+/// whoever wants them, and a core may wait meanwhile. What can be held against Tidewater is counted:
+/// pages that appliers had to wait for.
+#[test]
+fn a_growing_table_holds_no_reader_up() {
+    let rows: u64 = if full() { 10_000_000 } else { 1_000_000 };
+    let transports: &[TransportKind] = if full() { &[Shm, Tcp] } else { &[Shm] };
+    for &transport in transports {
+        let cluster = Cluster::start(transport, 1, 2, 3);
+        let spec = TableBuilder::sparse::<i64>("t", 2);
+        let mut client = cluster.client(0, Sync::Asp);
+        let table = client.create_table::<i64>(spec.spec()).unwrap();
+        let [known, phase] = [(); 2].map(|()| AtomicU64::new(0));
+        let read = |rank| {
+            let mut client = cluster.client(rank, Sync::Asp);
+            let mut rng = Rng(seed() ^ u64::from(rank));
+            let pulls = read_while(&mut client, &mut rng, [&known, &phase]);
+            assert!(client.counters().pulls > 100);
+            pulls
+        };
+        let mut pulls = PHASES.map(|_| Vec::new());
+        let pages = || fresh_pages(|name| name.starts_with("applier-"));
+        let before = pages();
+        let bystanders = Bystanders::start();
+        std::thread::scope(|scope| {
+            let readers = [1, 2].map(|rank| (rank, &read));
+            let readers = readers.map(|(rank, read)| scope.spawn(move || read(rank)));
+            let pushing = Pushing(&phase);
+            let mut slow = (Duration::ZERO, 0);
+            let start = clock::now();
+            push_thousands(&mut client, &table, rows, 1, |took, first| {
+                slow = slow.max((took, first));
+                known.store(first + 1_000, Ordering::Release);
+            });
+            let took = clock::now() - start;
+            println!("{transport}: slowest push of 1,000 rows and where: {slow:?}");
+            // A wait for the system each; without the helper they are 16 of a thousand rows. Some are
+            // the appliers' own business: indexes of a few pages, and what a helper was late with.
+            let fresh = pages() - before;
+            println!("{transport}: appliers met {fresh} fresh pages");
+            assert!(fresh < 2_000 + rows / 250, "{fresh} fresh pages: no helper");
+            phase.store(1, Ordering::Release);
+            push_thousands(&mut client, &table, rows, 0, |_, _| {});
+            phase.store(2, Ordering::Release);
+            let stranger = Stranger::start(rows * BYTES_PER_ROW, took);
+            push_thousands(&mut client, &table, rows, 0, |_, _| {});
+            drop((stranger, pushing));
+            for reader in readers {
+                let more = reader.join().unwrap();
+                pulls
+                    .iter_mut()
+                    .zip(more)
+                    .for_each(|(all, m)| all.extend(m));
+            }
+        });
+        let stops = bystanders.finish();
+        println!(
+            "{transport}: longest that a core stood still: {:?}",
+            stops.longest()
+        );
+        for (what, pulls) in PHASES.iter().zip(&pulls) {
+            tell(&format!("{transport}, {rows} rows, {what}"), pulls, &stops);
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! A call that waits ends when the program's hook asks for it, and the client stays usable.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::time::Duration;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
+
+use common::Cluster;
+use tidewater::{Client, ClientError, Sync, TableBuilder, interrupt};
+use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::clock::Deadline;
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// Calls `wait`, asks for its end once it waits, and expects it long before its own deadline.
+fn interrupted(client: &mut Client, wait: impl FnOnce(&mut Client) -> Result<(), ClientError>) {
+    let asks = std::thread::spawn(|| {
+        std::thread::sleep(Duration::from_millis(200));
+        STOP.store(true, Ordering::Release);
+    });
+    let error = wait(client).unwrap_err();
+    asks.join().unwrap();
+    STOP.store(false, Ordering::Release);
+    assert!(matches!(error, ClientError::Interrupted { .. }), "{error}");
+    assert!(error.to_string().contains("interrupted"), "{error}");
+}
+
+/// Catches `TIDEWATER_PLANT=interrupt-ignored`.
+#[test]
+fn waits_end_on_request_and_client_goes_on() {
+    interrupt::install(|| STOP.load(Ordering::Acquire)).unwrap();
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 1, 1, 2);
+        let mut client = cluster.client(0, Sync::Bsp);
+        let table = TableBuilder::sparse::<i64>("t", 1);
+        let table = client.create_table::<i64>(table.spec()).unwrap();
+        client.set_clock_timeout(Duration::from_secs(20));
+        // Worker 1 never ticks: the second tick waits for it.
+        interrupted(&mut client, |client| {
+            let deadline = Deadline::after(Duration::from_secs(20));
+            while !deadline.passed() {
+                client.tick()?;
+            }
+            Ok(())
+        });
+        let ticket = client.push_rows(&table, &[7], &[1], PushOp::Sum).unwrap();
+        client.wait_applied(&ticket).unwrap();
+        client.finish().unwrap();
+    }
+}

@@ -1,0 +1,493 @@
+//! Iterations of tables that take effect at the clock: what is held, what is refused, and how a
+//! server ends that cannot carry out what it has acknowledged.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+use std::time::Duration;
+
+use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
+use tidewater::link::ServerLink;
+use tidewater::{Client, ClientError, Parts, PullOptions, Sync, Table, TableBuilder};
+use tidewater_lanes::wake::OsSleeper;
+use tidewater_launch::TransportChoice;
+use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
+use tidewater_protocol::layout::lines::RejectCode;
+use tidewater_protocol::layout::reject::RejectReason;
+use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
+use tidewater_service::embedded::{Cluster, ClusterConfig};
+
+/// Elements of a row of the tables that fill a memory.
+const DIM: usize = 256;
+
+/// Time enough for a busy machine; no test measures it.
+fn long() -> Deadline {
+    Deadline::after(Duration::from_secs(60))
+}
+
+/// A client of a job that has as many workers as the cluster says.
+fn client(cluster: &Cluster, rank: u32, job: &str, sync: Sync) -> Client {
+    client_over(cluster, TransportChoice::Auto, (rank, job), sync)
+}
+
+fn client_over(
+    cluster: &Cluster,
+    transport: TransportChoice,
+    (rank, job): (u32, &str),
+    sync: Sync,
+) -> Client {
+    let environment = cluster.environment();
+    let mut config = JoinConfig::new(&environment.coordinator, environment.token.clone());
+    (config.rank, config.namespace) = (Some(rank), job.into());
+    let (mut link, _) = NetCoordinatorLink::join(&config, long()).unwrap();
+    let members = link.wait_servers(environment.servers, long()).unwrap();
+    let mut config = ConnectConfig::new(environment.token.clone(), link.cluster(), rank);
+    (config.transport, config.epoch) = (transport, members.epoch);
+    config.namespace = job.into();
+    let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+    let servers = members.servers.iter().map(|server| {
+        let (link, lanes) = NetServerLink::open(server, &config, &mut sleeper, long()).unwrap();
+        (Box::new(link) as Box<dyn ServerLink>, lanes)
+    });
+    let servers = servers.collect();
+    Client::from_parts(Parts {
+        coordinator: Box::new(link),
+        servers,
+        sleeper: Box::new(sleeper),
+        rank: WorkerId(rank),
+        workers: environment.workers,
+        sync,
+    })
+    .unwrap()
+}
+
+/// A small memory for jobs that come and go.
+fn small(servers: u32, workers: u32) -> Cluster {
+    Cluster::start(&ClusterConfig {
+        servers,
+        workers,
+        service: true,
+        capacity: 32 << 20,
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+/// Rows of one partition, so that a full memory leaves no slot.
+fn rows(client: &mut Client) -> Table<f32> {
+    let spec = TableBuilder::sparse::<f32>("rows", DIM as u32)
+        .partitions(1)
+        .at_clock(Reduce::Sum);
+    client.create_table::<f32>(spec.spec()).unwrap()
+}
+
+/// Adds 1 to each element of these rows.
+fn push_ones(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Result<(), ClientError> {
+    let ones = vec![1.0; keys.len() * DIM];
+    let ticket = client.push_rows(table, keys, &ones, PushOp::Sum)?;
+    client.wait_applied(&ticket)
+}
+
+/// Pushes new rows until the memory for rows is full, and ticks now and then so that what is held
+/// stays small: how many rows were pushed.
+fn fill(client: &mut Client, table: &Table<f32>, from: u64) -> u64 {
+    fill_by(client, table, from, 64)
+}
+
+/// As [`fill`], so many rows a push: a refused push of several leaves the room of fewer.
+fn fill_by(client: &mut Client, table: &Table<f32>, from: u64, batch: u64) -> u64 {
+    for first in (from..from + 100_000).step_by(batch as usize) {
+        let keys: Vec<u64> = (first..first + batch).collect();
+        match push_ones(client, table, &keys) {
+            Ok(()) if first % (32 * batch) == 0 => client.tick().unwrap(),
+            Ok(()) => {}
+            Err(ClientError::Rejected { reject, .. }) => {
+                assert_eq!(reject.code(), RejectCode::NoMemory, "{reject:?}");
+                return first;
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("a full memory refuses no push");
+}
+
+fn value(client: &mut Client, table: &Table<f32>, key: u64) -> f32 {
+    let mut out = vec![-1.0; DIM];
+    let pulled = client.pull_rows(table, &[key], &mut out, PullOptions::default());
+    pulled.unwrap();
+    assert!(out.iter().all(|v| *v == out[0]));
+    out[0]
+}
+
+/// The push that finds no room fails, in its own job; what was acknowledged takes effect, and the
+/// next job goes on.
+#[test]
+fn full_memory_refuses_the_push_not_the_tick() {
+    let cluster = small(1, 1);
+    let mut one = client(&cluster, 0, "one", Sync::Bsp);
+    let mut other = client(&cluster, 0, "other", Sync::Bsp);
+    let theirs = rows(&mut other);
+    push_ones(&mut other, &theirs, &[7]).unwrap();
+    let table = rows(&mut one);
+    let held = fill(&mut one, &table, 0);
+    assert!(held > 1_000, "{held}");
+    one.tick().unwrap();
+    for key in [0, held / 2, held - 1] {
+        assert_eq!(value(&mut one, &table, key), 1.0, "key {key}");
+    }
+    // Rows that exist are pushed on, whatever the memory; the other job has lost nothing.
+    push_ones(&mut one, &table, &[0]).unwrap();
+    one.tick().unwrap();
+    assert_eq!(value(&mut one, &table, 0), 2.0);
+    other.tick().unwrap();
+    assert_eq!(value(&mut other, &theirs, 7), 1.0);
+    assert_eq!(cluster.failure(), None);
+}
+
+/// Waits until a server of the cluster has ended, and checks who hears of it, and what.
+fn everybody_hears(cluster: &Cluster, clients: Vec<Client>, reason: &[&str]) {
+    let hears = |said: &str| {
+        for part in reason {
+            assert!(said.contains(part), "\"{part}\" is not in: {said}");
+        }
+    };
+    // A worker of several waits for a tick that never comes; one that is alone ticks until its server ends.
+    let waits = clients.into_iter().map(|mut client| {
+        std::thread::spawn(move || {
+            client.set_clock_timeout(Duration::from_secs(20));
+            let deadline = long();
+            while !deadline.passed() {
+                client.tick()?;
+            }
+            Ok::<_, ClientError>(())
+        })
+    });
+    for wait in waits.collect::<Vec<_>>() {
+        match wait.join().unwrap() {
+            Ok(()) => panic!("a tick without its server succeeds"),
+            Err(e) => hears(&e.to_string()),
+        }
+    }
+    let deadline = long();
+    while cluster.failure().is_none() && !deadline.passed() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    hears(cluster.failure().expect("a server has ended"));
+}
+
+#[test]
+fn applier_panic_ends_its_server_with_reason() {
+    let cluster = small(2, 3);
+    // Some worker of each job never comes, so that a second tick waits.
+    let clients: Vec<Client> = ["one", "one", "other"]
+        .iter()
+        .zip([0, 1, 0])
+        .map(|(job, rank)| client(&cluster, rank, job, Sync::Bsp))
+        .collect();
+    let server = cluster.server(1).unwrap();
+    let asked = server.with_engine(ApplierId(0), |_| -> () { panic!("a deliberate panic") });
+    asked.unwrap_err();
+    everybody_hears(
+        &cluster,
+        clients,
+        &["server 1", "applier 0", "panicked", "a deliberate panic"],
+    );
+}
+
+/// A row of an acknowledged push is removed, and at the tick there is no room to make it again.
+#[test]
+fn lost_acknowledged_push_ends_the_server() {
+    let cluster = small(1, 1);
+    let mut one = client(&cluster, 0, "one", Sync::Bsp);
+    let other = client(&cluster, 0, "other", Sync::Bsp);
+    let table = rows(&mut one);
+    push_ones(&mut one, &table, &[u64::MAX]).unwrap();
+    let held = fill(&mut one, &table, 0);
+    push_ones(&mut one, &table, &[u64::MAX]).unwrap();
+    let id = table.id();
+    let removed = cluster
+        .server(0)
+        .unwrap()
+        .with_engine(ApplierId(0), move |engine| engine.remove_row(id, u64::MAX));
+    assert_eq!(removed.unwrap(), Ok(true));
+    // Other rows take what room is left, so that the tick finds none for the removed row.
+    fill_by(&mut one, &table, held + 1_000_001, 1);
+    let reason = ["server 0", "applier 0", "acknowledged pushes", "--capacity"];
+    everybody_hears(&cluster, vec![one, other], &reason);
+}
+
+/// A job whose appliers hold so many bytes for ranks that are early.
+fn job(workers: u32, pending_bytes: usize) -> Cluster {
+    Cluster::start(&ClusterConfig {
+        workers,
+        pending_bytes,
+        ..Default::default()
+    })
+    .unwrap()
+}
+
+/// A vector of so many elements that takes pushes at the clock.
+fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f32> {
+    let spec = TableBuilder::blocks::<f32>(name, elements, 1)
+        .domain(DomainId(domain))
+        .at_clock(Reduce::Sum);
+    client.create_table::<f32>(spec.spec()).unwrap()
+}
+
+/// A push before its rank's turn stays in its ring when there is no budget, and is taken in turn.
+#[test]
+fn early_push_waits_for_its_turn() {
+    let cluster = job(2, 0);
+    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    let range = vector(&mut first, "range", 1_000, 0);
+    let spec = TableBuilder::sparse::<f32>("keys", 1).at_clock(Reduce::Sum);
+    let keys = first.create_table::<f32>(spec.spec()).unwrap();
+    let theirs = early.open_table::<f32>("range").unwrap();
+    let their_keys = early.open_table::<f32>("keys").unwrap();
+    for clock in 1..=3 {
+        // 2^24 + 1 - 2^24 in f32: the order of the ranks shows.
+        let pushed = early.push_dense(&theirs, 0, &[-16_777_216.0; 1_000], PushOp::Sum);
+        let pushed = pushed.unwrap();
+        let rows = early.push_rows(&their_keys, &[5], &[1.0], PushOp::Sum);
+        let rows = rows.unwrap();
+        early.set_timeout(Duration::from_millis(200));
+        let waited = early.wait_applied(&pushed);
+        assert!(
+            matches!(waited, Err(ClientError::Deadline { .. })),
+            "{waited:?}"
+        );
+        let held = cluster.server(0).unwrap();
+        let held = held.with_engine(ApplierId(0), |engine| engine.held_bytes());
+        assert_eq!(held.unwrap(), 0, "clock {clock}");
+        // Nor does the tick go ahead of it: its deadline names the rank that is awaited.
+        early.set_clock_timeout(Duration::from_millis(200));
+        let ticked = early.tick().unwrap_err().to_string();
+        let awaited = format!("worker 0, at clock {}", clock - 1);
+        assert!(ticked.contains(&awaited), "{ticked}");
+        early.set_clock_timeout(Duration::from_secs(60));
+        early.set_timeout(Duration::from_secs(60));
+        for ones in [[16_777_216.0; 1_000], [1.0; 1_000]] {
+            let own = first.push_dense(&range, 0, &ones, PushOp::Sum).unwrap();
+            first.wait_applied(&own).unwrap();
+        }
+        let own = first.push_rows(&keys, &[5], &[2.0], PushOp::Sum).unwrap();
+        first.wait_applied(&own).unwrap();
+        first.tick().unwrap();
+        early.wait_applied(&pushed).unwrap();
+        early.wait_applied(&rows).unwrap();
+        early.tick().unwrap();
+        let mut out = vec![-1.0; 1_000];
+        first
+            .pull_dense(&range, 0, &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, vec![0.0; 1_000], "(2^24 + 1) - 2^24 at clock {clock}");
+        let mut out = [-1.0];
+        first
+            .pull_rows(&keys, &[5], &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, [3.0 * clock as f32]);
+    }
+}
+
+/// Flush, wait and push that meet their deadline since it is another rank's turn say so.
+#[test]
+fn deadlines_of_held_pushes_name_awaited_rank() {
+    // More than a ring.
+    const ELEMENTS: usize = 1 << 20;
+    let cluster = job(3, 0);
+    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    // Rank 2 comes after rank 1: it is not awaited.
+    let _last = client(&cluster, 2, "default", Sync::Bsp);
+    vector(&mut first, "range", ELEMENTS as u64, 0);
+    let theirs = early.open_table::<f32>("range").unwrap();
+    let names_turn = |op: &str, error: ClientError| {
+        assert!(matches!(error, ClientError::Deadline { .. }), "{error:?}");
+        let text = error.to_string();
+        for part in ["worker 0, at clock 0", "iteration 0", "--pending-bytes"] {
+            assert!(text.contains(part), "{op}: \"{part}\" is not in: {text}");
+        }
+        assert!(!text.contains("worker 2"), "{op}: {text}");
+    };
+    early.set_timeout(Duration::from_millis(200));
+    let one = early.push_dense(&theirs, 0, &[1.0], PushOp::Sum).unwrap();
+    names_turn("wait", early.wait_applied(&one).unwrap_err());
+    names_turn("flush", early.flush().unwrap_err());
+    let all = early.push_dense(&theirs, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
+    names_turn("push", all.unwrap_err());
+}
+
+/// With a second domain a frame that waited would hold back that domain's clock: it is refused, and
+/// the error says how many bytes it takes.
+#[test]
+fn two_domains_are_refused_what_is_needed() {
+    let cluster = job(2, 0);
+    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    vector(&mut first, "zero", 1_000, 0);
+    vector(&mut first, "one", 1_000, 1);
+    early.set_timeout(Duration::from_secs(5));
+    for (name, clock) in [("zero", 0), ("one", 0)] {
+        let table = early.open_table::<f32>(name).unwrap();
+        let pushed = early.push_dense(&table, 0, &[1.0; 1_000], PushOp::Sum);
+        match early.wait_applied(&pushed.unwrap()) {
+            Err(e @ ClientError::Rejected { reject, .. }) => {
+                let RejectReason::PendingFull { needed, limit } = reject.reason else {
+                    panic!("{name}: {reject:?}");
+                };
+                assert!(needed >= 4_000 && limit == 0, "{reject:?}");
+                assert!(e.to_string().contains("--pending-bytes"), "{e}");
+            }
+            other => panic!("{name} at clock {clock}: {other:?}"),
+        }
+    }
+}
+
+/// A program that lets no rank tick before all have pushed, without the budget for it: the push that
+/// cannot be taken ends at its deadline.
+#[test]
+fn push_that_others_wait_for_ends_at_its_deadline() {
+    // More than a ring.
+    const ELEMENTS: usize = 1 << 20;
+    let cluster = job(2, 0);
+    let all_pushed = std::sync::Barrier::new(2);
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let (cluster, all_pushed) = (&cluster, &all_pushed);
+            scope.spawn(move || {
+                let mut client = client(cluster, rank, "default", Sync::Bsp);
+                let table = vector(&mut client, "range", ELEMENTS as u64, 0);
+                client.set_timeout(Duration::from_secs(1));
+                let pushed = client.push_dense(&table, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
+                match (rank, pushed) {
+                    (0, pushed) => drop(pushed.unwrap()),
+                    (_, Err(ClientError::Deadline { .. })) => {}
+                    (_, other) => panic!("{other:?}"),
+                }
+                all_pushed.wait();
+                if rank == 0 {
+                    client.tick().unwrap();
+                }
+            });
+        }
+    });
+}
+
+/// Bytes of this process in memory, and how many of them are shared.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.unwrap().split_whitespace().nth(1).unwrap();
+    kib.parse::<u64>().unwrap() << 10
+}
+
+const RANKS: u32 = 8;
+const GRADIENT_VARIABLE: &str = "TIDEWATER_TEST_GRADIENT_MIB";
+
+/// One iteration in which every rank pushes one gradient: the bytes that it takes at most.
+fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u64 {
+    let cluster = job(RANKS, pending);
+    let ones = vec![1.0; elements];
+    let connect = |rank| {
+        let mut client = client_over(&cluster, TransportChoice::Tcp, (rank, "default"), Sync::Bsp);
+        client.set_timeout(Duration::from_secs(600));
+        client
+    };
+    let mut clients: Vec<Client> = (0..RANKS).map(connect).collect();
+    let tables: Vec<Table<f32>> = clients
+        .iter_mut()
+        .map(|client| vector(client, "range", elements as u64, 0))
+        .collect();
+    let before = resident();
+    let (done, peak) = (AtomicBool::new(false), AtomicU64::new(0));
+    let push = |client: &mut Client, table: &Table<f32>| {
+        let pushed = client.push_dense(table, 0, &ones, PushOp::Sum).unwrap();
+        client.wait_applied(&pushed).unwrap();
+        client.tick().unwrap();
+    };
+    std::thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                peak.fetch_max(resident().saturating_sub(before), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        });
+        let mut ranks = clients.iter_mut().zip(&tables);
+        let (zero, own) = ranks.next().unwrap();
+        if zero_first {
+            push(zero, own);
+        }
+        let others: Vec<_> = ranks
+            .map(|(client, table)| scope.spawn(move || push(client, table)))
+            .collect();
+        if !zero_first {
+            // Until the others are held up: a frame more is over the budget.
+            let deadline = Deadline::after(Duration::from_secs(300));
+            let server = cluster.server(0).unwrap();
+            let held = || server.with_engine(ApplierId(0), |engine| engine.held_bytes());
+            while held().unwrap() + (300 << 10) < pending {
+                assert!(!deadline.passed(), "the budget is never used up");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            push(zero, own);
+        }
+        others.into_iter().for_each(|rank| rank.join().unwrap());
+        done.store(true, Ordering::Relaxed);
+        sampler.join().unwrap();
+    });
+    for first in [0, elements / 2, elements - 1_000] {
+        let mut out = vec![0.0; 1_000];
+        let (client, table) = (&mut clients[3], &tables[3]);
+        let pulled = client.pull_dense(table, first as u64, &mut out, PullOptions::default());
+        pulled.unwrap();
+        assert_eq!(out, vec![RANKS as f32; 1_000], "from element {first}");
+    }
+    peak.into_inner()
+}
+
+/// Runs in a process of its own, see [`an_iteration_takes_two_gradients_and_the_budget`].
+#[test]
+#[ignore = "its memory is measured by an_iteration_takes_two_gradients_and_the_budget"]
+fn peak_of_an_iteration_in_this_process() {
+    let mib = std::env::var(GRADIENT_VARIABLE).map_or(24, |mib| mib.parse().unwrap());
+    let gradient: usize = mib << 20;
+    // As 512 MiB are to a gradient of 600 MiB.
+    let pending = gradient / 600 * 512;
+    let mut within = true;
+    for zero_first in [false, true] {
+        let peak = peak_of_an_iteration(gradient / 4, pending, zero_first);
+        // Of each rank: staging of its client, ring and buffers of its connection.
+        let rings = u64::from(RANKS) * (4 << 20);
+        let most = (2 * gradient + pending) as u64 + rings;
+        println!(
+            "{RANKS} gradients of {mib} MiB, rank 0 {}: peak {} KiB of at most {} KiB",
+            if zero_first { "first" } else { "last" },
+            peak >> 10,
+            most >> 10
+        );
+        within &= peak <= most;
+    }
+    assert!(
+        within,
+        "an iteration takes more than two gradients, the budget and rings"
+    );
+}
+
+#[test]
+fn an_iteration_takes_two_gradients_and_the_budget() {
+    let full = std::env::var("TIDEWATER_TEST_FULL").is_ok_and(|full| full == "1");
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "peak_of_an_iteration_in_this_process"])
+        .args(["--include-ignored", "--nocapture"])
+        .env(GRADIENT_VARIABLE, if full { "600" } else { "24" })
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    print!("{said}");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{errors}");
+    assert_eq!(said.matches("MiB, rank 0").count(), 2, "{said}");
+}

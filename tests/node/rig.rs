@@ -1,0 +1,286 @@
+//! A real server process's insides in this process, clients that come to it over sockets, and a
+//! proxy that cuts them off.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, LazyLock, Mutex, RwLock, RwLockReadGuard};
+use std::time::Duration;
+
+use tidewater::connect::{ConnectConfig, NetServerLink};
+use tidewater::link::{CoordinatorLink, Loaded, OpenLane};
+use tidewater::{Client, ClientError, Parts, Sync};
+use tidewater_lanes::fabric::SPIN;
+use tidewater_lanes::wake::OsSleeper;
+use tidewater_launch::TransportChoice;
+use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
+use tidewater_protocol::placement::Owner;
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{ServerMember, TableInfo};
+use tidewater_protocol::wire::handshake::JobToken;
+use tidewater_runtime::clock::Deadline;
+use tidewater_service::node::{Node, NodeConfig, NodeHandle};
+
+pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
+
+/// Shared memory, and what goes between hosts: TCP, or verbs with `TIDEWATER_TEST_TRANSPORT=verbs`.
+pub(crate) static BOTH: LazyLock<[TransportChoice; 2]> = LazyLock::new(|| {
+    let verbs = std::env::var("TIDEWATER_TEST_TRANSPORT").is_ok_and(|name| name == "verbs");
+    let between = if verbs {
+        TransportChoice::Verbs
+    } else {
+        TransportChoice::Tcp
+    };
+    [TransportChoice::Shm, between]
+});
+
+/// Tests that count this process's descriptors run alone.
+static ALONE: RwLock<()> = RwLock::new(());
+
+pub(crate) fn token() -> JobToken {
+    JobToken::new([7; 32])
+}
+
+pub(crate) fn soon() -> Deadline {
+    Deadline::after(Duration::from_secs(20))
+}
+
+pub(crate) fn config() -> NodeConfig {
+    let mut config = NodeConfig::new(token(), CLUSTER).unwrap();
+    config.capacity = 4 << 30;
+    config.workers = 4;
+    config
+}
+
+/// Tables by job, in the order of their numbers.
+type Tables = Arc<Mutex<Vec<(String, TableInfo)>>>;
+
+/// A server.
+pub(crate) struct Rig {
+    pub(crate) node: Node,
+    tables: Tables,
+    _shared: Option<RwLockReadGuard<'static, ()>>,
+}
+
+impl Rig {
+    pub(crate) fn start() -> Self {
+        Self::with(config())
+    }
+
+    pub(crate) fn with(config: NodeConfig) -> Self {
+        let mut rig = Self::alone(config);
+        rig._shared = Some(ALONE.read().unwrap_or_else(|e| e.into_inner()));
+        rig
+    }
+
+    /// For a test that holds [`ALONE`].
+    fn alone(config: NodeConfig) -> Self {
+        Self {
+            node: Node::start(config).unwrap(),
+            tables: Arc::default(),
+            _shared: None,
+        }
+    }
+
+    pub(crate) fn handle(&self) -> NodeHandle {
+        self.node.handle()
+    }
+
+    pub(crate) fn member(&self) -> ServerMember {
+        self.handle().member()
+    }
+
+    /// The session of a client thread, not yet a client.
+    pub(crate) fn link(
+        &self,
+        config: &ConnectConfig,
+    ) -> Result<(NetServerLink, Vec<OpenLane>), ClientError> {
+        let mut sleeper = OsSleeper::new(SPIN).unwrap();
+        NetServerLink::open(&self.member(), config, &mut sleeper, soon())
+    }
+
+    /// A client of a rank.
+    pub(crate) fn client(&self, transport: TransportChoice, rank: u32) -> Client {
+        let mut config = ConnectConfig::new(token(), CLUSTER, rank);
+        config.transport = transport;
+        self.client_at(&self.member(), &config).unwrap()
+    }
+
+    pub(crate) fn client_at(
+        &self,
+        at: &ServerMember,
+        config: &ConnectConfig,
+    ) -> Result<Client, ClientError> {
+        self.client_with(at, config, Sync::Asp)
+    }
+
+    pub(crate) fn client_with(
+        &self,
+        at: &ServerMember,
+        config: &ConnectConfig,
+        sync: Sync,
+    ) -> Result<Client, ClientError> {
+        let mut sleeper = OsSleeper::new(SPIN).unwrap();
+        let (link, lanes) = NetServerLink::open(at, config, &mut sleeper, soon())?;
+        let coordinator = Catalogue {
+            handle: self.handle(),
+            namespace: config.namespace.clone(),
+            tables: Arc::clone(&self.tables),
+        };
+        Client::from_parts(Parts {
+            coordinator: Box::new(coordinator),
+            servers: vec![(Box::new(link), lanes)],
+            sleeper: Box::new(sleeper),
+            rank: WorkerId(config.rank),
+            workers: 4,
+            sync,
+        })
+    }
+
+    /// Waits until nobody is left.
+    pub(crate) fn wait_for_sessions(&self, count: usize) {
+        wait(
+            || self.handle().status().unwrap().sessions == count,
+            "sessions do not end",
+        );
+    }
+}
+
+/// Runs alone in this process.
+pub(crate) fn alone(config: NodeConfig, test: impl FnOnce(Rig)) {
+    let _guard = ALONE.write().unwrap_or_else(|e| e.into_inner());
+    test(Rig::alone(config));
+}
+
+pub(crate) fn wait(mut done: impl FnMut() -> bool, what: &str) {
+    let deadline = soon();
+    while !done() {
+        assert!(!deadline.passed(), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// The part of the coordinator that tables need.
+struct Catalogue {
+    handle: NodeHandle,
+    namespace: String,
+    tables: Tables,
+}
+
+pub(crate) fn info(handle: &NodeHandle, id: u32, spec: &TableSpec) -> TableInfo {
+    let appliers = handle.appliers();
+    let owner = |p| Owner {
+        server: ServerId(0),
+        applier: ApplierId((p % u32::from(appliers)) as u16),
+    };
+    TableInfo {
+        id: TableId(id),
+        spec: spec.clone(),
+        placement: tidewater_protocol::placement::Placement(
+            (0..spec.partitions).map(owner).collect(),
+        ),
+    }
+}
+
+impl CoordinatorLink for Catalogue {
+    fn create_table(&mut self, spec: &TableSpec, _: Deadline) -> Result<TableInfo, ClientError> {
+        let mut tables = self.tables.lock().unwrap();
+        let info = info(&self.handle, tables.len() as u32 + 1, spec);
+        tables.push((self.namespace.clone(), info.clone()));
+        let made = self.handle.create_table(&self.namespace, &info);
+        made.map_err(|e| ClientError::Refused(e.refusal()))?;
+        Ok(info)
+    }
+
+    fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
+        let tables = self.tables.lock().unwrap();
+        let mine = |(job, info): &&(String, TableInfo)| {
+            (job.as_str(), info.spec.name.as_str()) == (self.namespace.as_str(), name)
+        };
+        let found = tables.iter().find(mine).map(|(_, info)| info.clone());
+        found.ok_or_else(|| ClientError::Environment(format!("no table {name}")))
+    }
+
+    fn release_table(&mut self, id: TableId, _: Deadline) -> Result<(), ClientError> {
+        let released = self.handle.release_table(id);
+        released.map_err(|e| ClientError::Refused(e.refusal()))
+    }
+
+    fn barrier(&mut self, _: &str, _: u32, _: Deadline) -> Result<(), ClientError> {
+        Err(ClientError::Environment("no barrier here".into()))
+    }
+
+    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+        Err(ClientError::Environment("no disk here".into()))
+    }
+
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {
+        Err(ClientError::Environment("no disk here".into()))
+    }
+
+    fn failed(&mut self, _: &str, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
+    fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+}
+
+/// Passes TCP on, connection by connection, until told to cut.
+pub(crate) struct Proxy {
+    pub(crate) address: String,
+    pairs: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
+}
+
+impl Proxy {
+    pub(crate) fn to(target: &str) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let pairs: Arc<Mutex<Vec<(TcpStream, TcpStream)>>> = Arc::default();
+        let (target, kept) = (target.to_owned(), Arc::clone(&pairs));
+        // Ends with the test's process: nobody waits for it.
+        std::thread::spawn(move || {
+            while let Ok((near, _)) = listener.accept() {
+                let Ok(far) = TcpStream::connect(&target) else {
+                    return;
+                };
+                for s in [&near, &far] {
+                    s.set_nodelay(true).unwrap();
+                }
+                let ends = (near.try_clone().unwrap(), far.try_clone().unwrap());
+                // Counted before its first byte: who got an answer finds it among those so far.
+                kept.lock().unwrap().push(ends);
+                pass(near.try_clone().unwrap(), far.try_clone().unwrap());
+                pass(far, near);
+            }
+        });
+        Self { address, pairs }
+    }
+
+    /// Connections so far.
+    pub(crate) fn count(&self) -> usize {
+        self.pairs.lock().unwrap().len()
+    }
+
+    /// Cuts connection number `n`.
+    pub(crate) fn cut(&self, n: usize) {
+        let (near, far) = &self.pairs.lock().unwrap()[n];
+        for s in [near, far] {
+            let _ = s.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    std::thread::spawn(move || {
+        let mut bytes = [0; 4096];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        for s in [from, to] {
+            let _ = s.shutdown(Shutdown::Both);
+        }
+    });
+}

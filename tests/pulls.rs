@@ -1,0 +1,272 @@
+//! Pulls that are started now and finished later, on the carriers that a host has: over sound lanes with
+//! servers that pause, and over lanes that break.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+mod common;
+mod storm;
+
+use std::time::Duration;
+
+use common::Cluster;
+use common::faults::{Faults, Rng, full, seed, transports};
+use storm::{DIM, Seen, Storm};
+use tidewater::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::command::Command;
+use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
+use tidewater_protocol::table::PushOp;
+use tidewater_runtime::sync::{AtomicBool, Ordering};
+
+const LONG: Duration = Duration::from_secs(60);
+const KEYS: u64 = 200;
+const HURRY_US: u64 = 600;
+
+/// Stops an applier for a while; returns when it has stopped.
+fn pause(cluster: &Cluster, server: usize, time: Duration) {
+    let (tx, stopped) = std::sync::mpsc::channel();
+    let nap = Command::With(Box::new(move |_| {
+        tx.send(()).unwrap();
+        std::thread::sleep(time);
+    }));
+    cluster.servers[server].applier(0).send(nap).unwrap();
+    stopped.recv().unwrap();
+}
+
+/// Two clients in a storm, while appliers pause; `one_in` operations break their lane, unless it is 0.
+fn storm(transport: TransportKind, seed: u64, one_in: u64) -> Seen {
+    let cluster = Cluster::start(transport, 2, 1, 2);
+    let faults = Faults::new(seed, one_in.max(1));
+    let rounds = if full() { 50_000 } else { 4_000 };
+    let over = AtomicBool::new(false);
+    let mut seen = Seen::default();
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..2)
+            .map(|rank| {
+                let (cluster, faults) = (&cluster, faults.clone());
+                scope.spawn(move || {
+                    let mut client = match one_in {
+                        0 => cluster.client(rank, Sync::Asp),
+                        _ => cluster.client_with(rank, Sync::Asp, move |l| faults.wrap(l, false)),
+                    };
+                    client.set_timeout(LONG);
+                    let spec = TableBuilder::sparse::<i64>("t", DIM as u32);
+                    let table = client.create_table(spec.spec()).unwrap();
+                    let mut rng = Rng(seed ^ u64::from(rank) << 32);
+                    let mut below = |n| rng.below(n);
+                    let mut storm = Storm::new(client, table, (KEYS, HURRY_US), LONG, &mut below);
+                    storm.run(rounds);
+                    storm.seen
+                })
+            })
+            .collect();
+        let (cluster, over) = (&cluster, &over);
+        scope.spawn(move || {
+            let mut rng = Rng(!seed);
+            while !over.load(Ordering::Relaxed) {
+                let time = Duration::from_micros(rng.below(2_000));
+                pause(cluster, rng.below(2) as usize, time);
+                std::thread::sleep(Duration::from_micros(rng.below(2_000)));
+            }
+        });
+        for worker in workers {
+            let met = worker.join();
+            over.store(true, Ordering::Relaxed);
+            seen.add(met.unwrap());
+        }
+    });
+    let broken = faults.broken();
+    println!("{transport}, one in {one_in} breaks a lane: {seen:?}, {broken} lanes broken");
+    assert_eq!(broken > 0, one_in > 0, "{transport}");
+    seen
+}
+
+#[test]
+fn late_pulls_finish_into_another_buffer() {
+    for transport in transports() {
+        let seen = storm(transport, seed(), 0);
+        // Over shared memory a read is done when it is posted.
+        assert!(transport == Shm || seen.finished_again > 20, "{seen:?}");
+    }
+}
+
+#[test]
+fn late_pulls_survive_broken_lanes() {
+    for transport in transports() {
+        let seen = storm(transport, seed(), 60);
+        assert!(transport == Shm || seen.finished_again > 0, "{seen:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs an RDMA device: ci/softroce.sh"]
+fn late_pulls_finish_into_another_buffer_on_verbs() {
+    storm(Verbs, seed(), 0);
+    storm(Verbs, seed(), 60);
+}
+
+/// Stops an applier until what is returned is dropped.
+fn hold(cluster: &Cluster, server: usize) -> std::sync::mpsc::Sender<()> {
+    let (holds, released) = std::sync::mpsc::channel::<()>();
+    let (tx, stopped) = std::sync::mpsc::channel();
+    let wait = Command::With(Box::new(move |_| {
+        tx.send(()).unwrap();
+        assert!(released.recv().is_err(), "nothing is sent");
+    }));
+    cluster.servers[server].applier(0).send(wait).unwrap();
+    stopped.recv().unwrap();
+    holds
+}
+
+/// A client whose hints know `keys`, each with the row `(k, -k)`.
+fn warm(cluster: &Cluster, keys: &[u64]) -> (Client, Table<f64>) {
+    let mut client = cluster.client(0, Sync::Asp);
+    client.set_timeout(LONG);
+    let table = client
+        .create_table::<f64>(TableBuilder::sparse::<f64>("t", 2).spec())
+        .unwrap();
+    let ticket = client.push_rows(&table, keys, &rows(keys), PushOp::Sum);
+    client.wait_applied(&ticket.unwrap()).unwrap();
+    let mut out = vec![0.0; 2 * keys.len()];
+    client
+        .pull_rows(&table, keys, &mut out, PullOptions::default())
+        .unwrap();
+    assert_eq!(out, rows(keys));
+    (client, table)
+}
+
+fn rows(keys: &[u64]) -> Vec<f64> {
+    let row = |&k: &u64| [k as f64, -(k as f64)];
+    keys.iter().flat_map(row).collect()
+}
+
+/// One server answers, the other does not before the deadline: what the first has brought is in the
+/// buffer of that call, and the next call has another one.
+#[test]
+fn late_pull_moves_to_next_buffer() {
+    let cluster = Cluster::start(Tcp, 2, 1, 1);
+    let keys: Vec<u64> = (1..=500).collect();
+    let (mut client, table) = warm(&cluster, &keys);
+    let held = hold(&cluster, 1);
+    let pull = client
+        .start_pull_rows(&table, &keys, PullOptions::default())
+        .unwrap();
+    client.set_timeout(Duration::from_millis(300));
+    let mut first = vec![0.5; 1_000];
+    let late = client.finish_pull(pull, &mut first).unwrap_err();
+    assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+    drop(held);
+    client.set_timeout(LONG);
+    let mut second = vec![0.5; 1_000];
+    client.finish_pull(pull, &mut second).unwrap();
+    let old = second.iter().filter(|v| **v == 0.5).count();
+    assert_eq!(old, 0, "elements of 1,000 that were never written");
+    assert_eq!(second, rows(&keys));
+}
+
+/// The rows whose place was not known are read when the others are there; a deadline then does not
+/// lose the pull, and nothing is counted twice.
+#[test]
+fn pull_survives_deadline_of_its_rest() {
+    for transport in [Shm, Tcp] {
+        let cluster = Cluster::start(transport, 2, 1, 1);
+        let keys: Vec<u64> = (1..=500).collect();
+        let (mut client, table) = warm(&cluster, &keys[..250]);
+        let ticket = client.push_rows(&table, &keys[250..], &rows(&keys[250..]), PushOp::Sum);
+        client.wait_applied(&ticket.unwrap()).unwrap();
+        let pull = client
+            .start_pull_rows(&table, &keys, PullOptions::default())
+            .unwrap();
+        // The rows that are known have come.
+        while !client.try_pull(pull).unwrap() {
+            std::thread::yield_now();
+        }
+        let before = *client.counters();
+        let held = [0, 1].map(|server| hold(&cluster, server));
+        client.set_timeout(Duration::from_millis(100));
+        for value in [0.25, 0.5] {
+            let mut out = vec![value; 1_000];
+            let late = client.finish_pull(pull, &mut out).unwrap_err();
+            assert!(matches!(late, ClientError::Deadline { .. }), "{late}");
+        }
+        drop(held);
+        client.set_timeout(LONG);
+        let mut out = vec![0.75; 1_000];
+        client.finish_pull(pull, &mut out).unwrap();
+        assert_eq!(out, rows(&keys), "{transport}");
+        let counted = client.counters().rows_consistent - before.rows_consistent;
+        assert_eq!(counted, 500, "{transport}: rows counted");
+        let gone = client.finish_pull(pull, &mut out).unwrap_err();
+        assert!(matches!(gone, ClientError::Argument { .. }), "{gone}");
+    }
+}
+
+/// A pull whose deadline passes is a timeout; the answer that comes later goes nowhere, and the lane
+/// that brings it is the same.
+#[test]
+fn late_pull_is_timeout_and_lane_lives() {
+    let cluster = Cluster::start(Tcp, 2, 1, 1);
+    let keys: Vec<u64> = (1..=500).collect();
+    let (mut client, table) = warm(&cluster, &keys);
+    let held = hold(&cluster, 1);
+    let mut late = vec![0.5; 1_000];
+    let options = PullOptions {
+        timeout: Duration::from_millis(50),
+        ..PullOptions::default()
+    };
+    let e = client
+        .pull_rows(&table, &keys, &mut late, options)
+        .unwrap_err();
+    assert!(matches!(e, ClientError::Deadline { .. }), "{e:?}");
+    late.fill(0.75);
+    drop(held);
+    for _ in 0..3 {
+        let mut out = vec![0.5; 1_000];
+        client
+            .pull_rows(&table, &keys, &mut out, PullOptions::default())
+            .unwrap();
+        assert_eq!(out, rows(&keys));
+    }
+    assert!(late.iter().all(|v| *v == 0.75), "a late answer landed");
+    assert_eq!(client.counters().recoveries, 0, "lanes that were replaced");
+}
+
+/// More than 4 GiB of one partition, in every mode.
+#[test]
+#[ignore = "needs 14 GiB of memory and a minute"]
+fn ranges_of_more_than_4_gib_are_whole() {
+    use tidewater::{Embedded, PullMode};
+    use tidewater_protocol::table::{Init, Reduce};
+    use tidewater_service::embedded::ClusterConfig;
+    let elements = (1u64 << 30) + (1 << 14);
+    let spec = TableBuilder::blocks::<f32>("t", elements / 1024, 1024)
+        .block_bytes(256 << 10)
+        .init(Init::Constant(3.0), 1)
+        .partitions(1);
+    for (mode, spec) in [
+        (PullMode::Hogwild, spec.clone()),
+        (PullMode::Consistent, spec.clone()),
+        (PullMode::Snapshot, spec.at_clock(Reduce::Sum).snapshot()),
+    ] {
+        let config = ClusterConfig {
+            capacity: 9 << 30,
+            ..ClusterConfig::default()
+        };
+        let cluster = Embedded::with(&config).unwrap();
+        let mut client = cluster.client(0, Sync::Asp).unwrap();
+        client.set_timeout(Duration::from_secs(600));
+        let table = client.create_table::<f32>(spec.spec()).unwrap();
+        let mut out = vec![0f32; elements as usize];
+        let options = PullOptions {
+            mode,
+            timeout: Duration::from_secs(600),
+            ..PullOptions::default()
+        };
+        client.pull_dense(&table, 0, &mut out, options).unwrap();
+        let right = out.iter().filter(|v| **v == 3.0).count();
+        assert_eq!(right, out.len(), "{mode:?}");
+    }
+}

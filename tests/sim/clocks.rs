@@ -1,0 +1,326 @@
+//! Clocks: what a read at clock `c` must see, what it must not, and how far workers drift.
+//!
+//! In iteration `i` worker `r` adds 1 to row `r` of three tables, so a row says how many of its
+//! worker's iterations a reader sees, and to some elements of the table with snapshots: blocks that
+//! an iteration leaves alone have to be carried forward. Two of the tables are of a clock domain of
+//! their own, which is ticked apart.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidewater::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater_engine::apply::command::Command;
+use tidewater_engine::namespace::NamespaceId;
+use tidewater_lanes::here;
+use tidewater_lanes::sim::{Outcome, Rng, sweep};
+use tidewater_protocol::ids::{DomainId, WorkerId};
+use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::sync::{AtomicU64, Ordering};
+
+use crate::simrig::{LONG, Rig, Shape, faults, open};
+
+const WORKERS: u32 = 3;
+const ITERATIONS: u64 = 14;
+/// Four blocks of 4 KiB over two appliers.
+const ELEMENTS: usize = 2048;
+/// The elements in parts of half a block, of which an iteration pushes [`PUSHED`] side by side.
+const PARTS: usize = 8;
+const PART: usize = ELEMENTS / PARTS;
+const PUSHED: usize = 3;
+/// Clock domains, the second one of the tables `DOMAIN_ROWS` and `ranges`.
+const DOMAINS: [DomainId; 2] = [DomainId(0), DomainId(5)];
+const DOMAIN_ROWS: &str = "at clock, of a domain";
+/// Largest slack swept.
+const SLACKS: u64 = 4;
+const NEVER: u64 = u64::MAX;
+
+/// What workers tell each other, outside of Tidewater.
+struct Board {
+    /// Ticks that a worker has begun: at least as many as any server knows.
+    begun: [AtomicU64; WORKERS as usize],
+    /// Ticks after which a worker finished or was removed.
+    ended: [AtomicU64; WORKERS as usize],
+    /// Ticks that a worker is going to do.
+    planned: [AtomicU64; WORKERS as usize],
+}
+
+/// First part that iteration `i` pushes.
+fn first_part(i: u64) -> usize {
+    i as usize % (PARTS - PUSHED + 1)
+}
+
+/// How often the first `n` iterations push to a part.
+fn pushes_to(part: usize, n: u64) -> u64 {
+    let hits = |&i: &u64| (first_part(i)..first_part(i) + PUSHED).contains(&part);
+    (0..n).filter(hits).count() as u64
+}
+
+impl Board {
+    fn new() -> Self {
+        Self {
+            begun: Default::default(),
+            ended: [const { AtomicU64::new(NEVER) }; WORKERS as usize],
+            planned: [const { AtomicU64::new(NEVER) }; WORKERS as usize],
+        }
+    }
+
+    fn ended(&self, rank: usize) -> u64 {
+        self.ended[rank].load(Ordering::Relaxed)
+    }
+
+    /// Begun ticks of the slowest worker that others wait for.
+    fn slowest(&self) -> u64 {
+        let live = (0..WORKERS as usize).filter(|&r| self.ended(r) == NEVER);
+        let clocks = live.map(|r| self.begun[r].load(Ordering::Relaxed));
+        clocks.min().unwrap_or(NEVER)
+    }
+}
+
+/// How a worker's part in the run ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Finishes,
+    Dies,
+}
+
+struct Worker {
+    client: Client,
+    rank: usize,
+    slack: u64,
+    at_once: Table<i64>,
+    at_clock: Table<i64>,
+    of_domain: Table<i64>,
+    ranges: Table<i64>,
+    board: Arc<Board>,
+    /// Ticks of each domain.
+    ticks: [u64; DOMAINS.len()],
+    global: u64,
+    lead: u64,
+}
+
+impl Worker {
+    fn new(rig: &Rig, rank: u32, slack: u64, board: &Arc<Board>) -> Self {
+        let mut client = rig.client(rank, 0, Sync::Ssp(slack));
+        Self {
+            rank: rank as usize,
+            slack,
+            at_once: open(&mut client, "at once"),
+            at_clock: open(&mut client, "at clock"),
+            of_domain: open(&mut client, DOMAIN_ROWS),
+            ranges: open(&mut client, "ranges"),
+            client,
+            board: Arc::clone(board),
+            ticks: [0; DOMAINS.len()],
+            global: 0,
+            lead: 0,
+        }
+    }
+
+    /// Iterations of worker `of` that a read at clock `c` must show.
+    fn due(&self, c: u64, of: usize) -> u64 {
+        c.saturating_sub(self.slack).min(self.board.ended(of))
+    }
+
+    fn check_rows(&mut self) {
+        let options = PullOptions {
+            timeout: LONG,
+            ..PullOptions::default()
+        };
+        let [c, of_domain] = self.ticks;
+        assert_eq!(self.client.clock(), c);
+        let keys: Vec<u64> = (0..u64::from(WORKERS)).collect();
+        let mut out = [0i64; WORKERS as usize];
+        for (table, c, most) in [
+            (&self.at_once, c, NEVER),
+            (&self.at_clock, c, c),
+            (&self.of_domain, of_domain, of_domain),
+        ] {
+            self.client
+                .pull_rows(table, &keys, &mut out, options)
+                .unwrap();
+            for (of, &seen) in out.iter().enumerate() {
+                let (seen, due) = (seen as u64, self.due(c, of));
+                assert!(
+                    (due..=most).contains(&seen),
+                    "worker {} at clock {c} sees {seen} iterations of worker {of}, \
+                     not {due}..={most} (slack {})",
+                    self.rank,
+                    self.slack
+                );
+            }
+        }
+    }
+
+    fn check_snapshot(&mut self) {
+        let options = PullOptions {
+            mode: PullMode::Snapshot,
+            timeout: LONG,
+            ..PullOptions::default()
+        };
+        let mut out = vec![0i64; ELEMENTS];
+        self.client
+            .pull_dense(&self.ranges, 0, &mut out, options)
+            .unwrap();
+        let c = self.ticks[1];
+        let mixed = |part: &[i64]| part.iter().any(|v| *v != part[0]);
+        let parts = out.chunks_exact(PART);
+        assert!(!parts.clone().any(mixed), "a part of two epochs");
+        let seen: Vec<u64> = parts.map(|part| part[0] as u64).collect();
+        // The pushes of the iterations below the epoch, all of them and no others.
+        let at = |epoch: u64| -> Vec<u64> {
+            let of = |r: &AtomicU64| r.load(Ordering::Relaxed).min(epoch);
+            let iterations: Vec<u64> = self.board.planned.iter().map(of).collect();
+            let sum = |part| iterations.iter().map(|&n| pushes_to(part, n)).sum();
+            (0..PARTS).map(sum).collect()
+        };
+        let mut epochs = c.saturating_sub(self.slack)..=c;
+        assert!(
+            epochs.any(|epoch| at(epoch) == seen),
+            "a snapshot at clock {c}, slack {}, shows {seen:?}, which is no epoch; the newest is {:?}",
+            self.slack,
+            at(c)
+        );
+    }
+
+    fn check_global(&mut self) {
+        let now = self.client.global_clock().unwrap();
+        assert!(
+            now >= self.global,
+            "the clock went back: {now} after {}",
+            self.global
+        );
+        self.global = now;
+    }
+
+    fn push(&mut self) {
+        let client = &mut self.client;
+        let key = [self.rank as u64];
+        for table in [&self.at_once, &self.at_clock, &self.of_domain] {
+            let _ = client.push_rows(table, &key, &[1], PushOp::Sum).unwrap();
+        }
+        let (ones, first) = ([1i64; PUSHED * PART], first_part(self.ticks[1]) * PART);
+        let _ = client
+            .push_dense(&self.ranges, first as u64, &ones, PushOp::Sum)
+            .unwrap();
+    }
+
+    fn tick(&mut self, domain: usize) {
+        if domain != 0 {
+            self.client.tick_domain(DOMAINS[domain]).unwrap();
+            self.ticks[domain] += 1;
+            return;
+        }
+        self.board.begun[self.rank].fetch_add(1, Ordering::Relaxed);
+        self.client.tick().unwrap();
+        self.ticks[0] += 1;
+        let lead = self.client.clock().saturating_sub(self.board.slowest());
+        assert!(
+            lead <= self.slack + 1,
+            "{lead} ahead at slack {}",
+            self.slack
+        );
+        self.lead = self.lead.max(lead);
+    }
+
+    fn iterate(&mut self, rng: &mut Rng) {
+        if rng.below(2) == 0 {
+            self.check_rows();
+        }
+        if rng.below(3) == 0 {
+            self.check_snapshot();
+        }
+        if rng.below(2) == 0 {
+            self.check_global();
+        }
+        self.push();
+        // Reads between the ticks are of two iterations. All workers tick the domains of an iteration
+        // in one order: with two orders two of them would wait for each other's second tick.
+        let first = self.ticks[0] as usize % 2;
+        self.tick(first);
+        if rng.below(4) == 0 {
+            self.check_rows();
+            self.check_snapshot();
+        }
+        self.tick(1 - first);
+    }
+}
+
+/// A worker's life: some are slow, some end early, and then the others must not wait for them.
+fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64 {
+    let slow = w.rank == 0;
+    let last = end.map_or(ITERATIONS, |(_, at)| at);
+    w.board.planned[w.rank].store(last, Ordering::Relaxed);
+    for _ in 0..last {
+        if slow {
+            rig.world.pause(Duration::from_micros(rng.below(1500)));
+        }
+        w.iterate(rng);
+    }
+    w.client.flush().unwrap();
+    w.board.ended[w.rank].store(last, Ordering::Relaxed);
+    assert_eq!(w.client.counters().rejects, 0);
+    if let Some((End::Dies, _)) = end {
+        let rank = WorkerId(w.rank as u32);
+        let lead = w.lead;
+        drop(w);
+        // What the coordinator does when it notices.
+        rig.world.pause(Duration::from_millis(5));
+        for seat in rig.seats() {
+            seat.ask(|tx| Command::RemoveWorker(NamespaceId::default(), rank, tx));
+        }
+        return lead;
+    }
+    w.client.finish().unwrap();
+    w.lead
+}
+
+fn world(seed: u64, leads: &Arc<[AtomicU64; SLACKS as usize]>) -> Outcome {
+    let of = |name| TableBuilder::rows::<i64>(name, u64::from(WORKERS), 1).partitions(2);
+    let at_once = of("at once");
+    let at_clock = of("at clock").at_clock(Reduce::Sum);
+    let of_domain = of(DOMAIN_ROWS).at_clock(Reduce::Sum).domain(DOMAINS[1]);
+    let ranges = TableBuilder::blocks::<i64>("ranges", 4, 512)
+        .domain(DOMAINS[1])
+        .block_bytes(4096)
+        .snapshot()
+        .at_clock(Reduce::Sum)
+        .partitions(2);
+    let shape = Shape {
+        servers: 1,
+        appliers: 2,
+        workers: WORKERS,
+        ring_bytes: 32 << 10,
+    };
+    let tables = [
+        at_once.spec(),
+        at_clock.spec(),
+        of_domain.spec(),
+        ranges.spec(),
+    ];
+    let rig = Rig::new(seed, faults(seed), shape, &tables);
+    // Not a function of seed % 4, which chooses the faults.
+    let slack = seed / 4 % SLACKS;
+    let board = Arc::new(Board::new());
+    for rank in 0..WORKERS {
+        let (board, leads) = (Arc::clone(&board), Arc::clone(leads));
+        rig.spawn(&format!("worker {rank}"), move |rig, mut rng| {
+            let end = [None, Some(End::Finishes), Some(End::Dies)][rng.below(3) as usize];
+            let end = end.map(|e| (e, 1 + rng.below(ITERATIONS - 1)));
+            let worker = Worker::new(rig, rank, slack, &board);
+            let lead = work(rig, worker, &mut rng, end);
+            leads[slack as usize].fetch_max(lead, Ordering::Relaxed);
+        });
+    }
+    rig.world.run()
+}
+
+#[test]
+fn reads_see_what_their_clock_promises() {
+    let leads: Arc<[AtomicU64; SLACKS as usize]> = Arc::default();
+    let swept = sweep(here!(), 0..200, |seed| world(seed, &leads));
+    let reached: Vec<u64> = leads.iter().map(|n| n.load(Ordering::Relaxed)).collect();
+    println!("{swept:?}; largest lead by slack: {reached:?}");
+    if swept.seeds >= 100 {
+        assert_eq!(reached, (1..=SLACKS).collect::<Vec<_>>());
+    }
+}

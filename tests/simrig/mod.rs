@@ -1,0 +1,496 @@
+//! A cluster in the simulator: whole appliers and whole clients, every one a task of one
+//! deterministic world, over lanes that the adversary delays, tears and breaks.
+//!
+//! What stands in for the control plane is a queue to each applier (`SimQueue`), because a task
+//! may block on nothing that the world does not know: an answer is polled for between pauses.
+
+#![allow(unreachable_pub, reason = "a module of one test binary")]
+
+pub mod ledger;
+pub mod raw;
+pub mod stale;
+
+use stale::{LostStatuses, StalePort};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::{Sender, bounded};
+use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
+use tidewater::{Client, ClientError, Element, Parts, Sync, Table as ClientTable};
+use tidewater_engine::apply::applier::Applier;
+use tidewater_engine::apply::command::{ApplierHandle, Command};
+use tidewater_engine::apply::engine::Engine;
+use tidewater_engine::apply::table::Table;
+use tidewater_engine::inbox::{Ring, RingOwner};
+use tidewater_engine::namespace::{FrameSender, NamespaceId};
+use tidewater_engine::store::ServerMemory;
+use tidewater_engine::store::prepare::Preparer;
+use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
+use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
+use tidewater_protocol::ids::{
+    ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
+};
+use tidewater_protocol::layout::hash::mix64;
+use tidewater_protocol::layout::lines::StateLine;
+use tidewater_protocol::layout::ring::RingGeometry;
+use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_protocol::placement::{Owner, Placement, partition_of_key};
+use tidewater_protocol::table::TableSpec;
+use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
+use tidewater_runtime::clock::Deadline;
+use tidewater_runtime::mem::Region;
+use tidewater_runtime::wait::wait_until;
+
+/// A deadline that no run without a defect comes near, whatever lanes do.
+pub const LONG: Duration = Duration::from_secs(600);
+/// How often an answer is looked for: at first, and later.
+const FIRST_LOOK: Duration = Duration::from_micros(40);
+const LAST_LOOK: Duration = Duration::from_millis(20);
+
+/// What a cluster is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    pub servers: u32,
+    pub appliers: u16,
+    pub workers: u32,
+    pub ring_bytes: usize,
+}
+
+/// One applier as the others reach it.
+#[derive(Clone)]
+pub struct Seat {
+    world: World,
+    commands: SimQueue<Command>,
+    bell: SimBell,
+}
+
+impl Seat {
+    /// Sends a command and waits for its answer.
+    pub fn ask<T>(&self, make: impl FnOnce(Sender<T>) -> Command) -> T {
+        let (tx, answer) = bounded(1);
+        self.commands.send(make(tx));
+        let mut pause = FIRST_LOOK;
+        loop {
+            if let Ok(value) = answer.try_recv() {
+                return value;
+            }
+            self.world.pause(pause);
+            // Whoever asks may wait for seconds, when a break is silent.
+            pause = (2 * pause).min(LAST_LOOK);
+        }
+    }
+
+    /// Runs `f` on the applier's engine.
+    pub fn with<T: Send + 'static>(&self, f: impl FnOnce(&mut Engine) -> T + Send + 'static) -> T {
+        self.ask(|tx| {
+            Command::With(Box::new(move |engine| {
+                let _ = tx.send(f(engine));
+            }))
+        })
+    }
+}
+
+/// One server.
+pub struct Server {
+    memory: Arc<ServerMemory>,
+    pub seats: Vec<Seat>,
+}
+
+/// The cluster. Clones share it.
+#[derive(Clone)]
+pub struct Rig {
+    pub world: World,
+    pub servers: Arc<Vec<Server>>,
+    tables: Arc<Vec<TableInfo>>,
+    shape: Shape,
+    seed: u64,
+}
+
+/// Makes the tables' shares before anything runs; `prepare` may fill them.
+fn start_server(
+    world: &World,
+    number: u32,
+    shape: Shape,
+    tables: &[TableInfo],
+    prepare: &dyn Fn(&mut Engine),
+) -> Server {
+    let memory = ServerMemory::new(256 << 20, Incarnation(0x5100 + u64::from(number))).unwrap();
+    let memory = Arc::new(memory);
+    let seats = (0..u32::from(shape.appliers)).map(|a| {
+        let mut sleeper = world.sleeper();
+        let commands = SimQueue::<Command>::new(world).waking(&sleeper);
+        let (handle, received) = ApplierHandle::new(None);
+        let ranks = (0..shape.workers).map(WorkerId);
+        let mut applier = Applier::new(Arc::clone(&memory), a, ranks, received).unwrap();
+        for info in tables {
+            let owner = Owner {
+                server: ServerId(number),
+                applier: ApplierId(a as u16),
+            };
+            let mine = info.placement.owned_by(owner).collect::<Vec<_>>();
+            let spec = Arc::new(info.spec.clone());
+            let who = (info.id, a);
+            let none = Preparer::none();
+            let table = Table::new(&memory, &none, who, &spec, mine.into_iter()).unwrap();
+            applier.engine().add_table(table);
+        }
+        prepare(applier.engine());
+        let seat = Seat {
+            world: world.clone(),
+            commands: commands.clone(),
+            bell: sleeper.bell(),
+        };
+        world.spawn_service(&format!("applier {number}.{a}"), move || {
+            loop {
+                let idle = Deadline::after(Duration::from_secs(5));
+                let _ = wait_until(&mut sleeper, idle, || {
+                    while let Some(command) = commands.try_recv() {
+                        handle.send(command).unwrap();
+                    }
+                    let moved = applier.step();
+                    assert_eq!(applier.engine().failed, None);
+                    Ok::<_, std::convert::Infallible>(moved.then_some(()))
+                });
+            }
+        });
+        seat
+    });
+    let seats = seats.collect();
+    Server { memory, seats }
+}
+
+impl Rig {
+    /// A cluster with these tables.
+    pub fn new(seed: u64, faults: Faults, shape: Shape, tables: &[&TableSpec]) -> Self {
+        Self::prepared(seed, faults, shape, tables, &|_| {})
+    }
+
+    /// A cluster whose engines `prepare` has seen before the first frame.
+    pub fn prepared(
+        seed: u64,
+        faults: Faults,
+        shape: Shape,
+        tables: &[&TableSpec],
+        prepare: &dyn Fn(&mut Engine),
+    ) -> Self {
+        let world = World::new(seed, faults);
+        // Ten times what a long run takes.
+        world.limit_steps(1_000_000);
+        let appliers = vec![shape.appliers; shape.servers as usize];
+        let info = |(n, spec): (usize, &&TableSpec)| {
+            spec.validate().unwrap();
+            TableInfo {
+                id: TableId(n as u32 + 1),
+                spec: (*spec).clone(),
+                placement: Placement::round_robin(spec.partitions, &appliers),
+            }
+        };
+        let tables: Vec<_> = tables.iter().enumerate().map(info).collect();
+        let servers = (0..shape.servers)
+            .map(|s| start_server(&world, s, shape, &tables, prepare))
+            .collect();
+        Self {
+            world,
+            servers: Arc::new(servers),
+            tables: Arc::new(tables),
+            shape,
+            seed,
+        }
+    }
+
+    /// Server and applier of a key of a sparse table.
+    pub fn owner(&self, table: TableId, key: u64) -> (usize, usize) {
+        let info = self.tables.iter().find(|t| t.id == table).unwrap();
+        let part = partition_of_key(key, info.spec.partitions);
+        let owner = info.placement.0[part.0 as usize];
+        (owner.server.0 as usize, owner.applier.0 as usize)
+    }
+
+    /// The applier of a key of a sparse table.
+    pub fn seat_of(&self, table: TableId, key: u64) -> &Seat {
+        let (server, applier) = self.owner(table, key);
+        &self.servers[server].seats[applier]
+    }
+
+    /// Every applier.
+    pub fn seats(&self) -> impl Iterator<Item = &Seat> {
+        self.servers.iter().flat_map(|s| &s.seats)
+    }
+
+    /// Adds a task.
+    pub fn spawn(&self, name: &str, task: impl FnOnce(&Self, Rng) + Send + 'static) {
+        let rig = self.clone();
+        let rng = self.world.rng();
+        self.world.spawn(name, move || task(&rig, rng));
+    }
+
+    fn link(&self, server: usize, rank: u32, life: u32, near: SimBell) -> Link {
+        let n = u64::from(rank) << 40 | u64::from(life) << 8 | server as u64;
+        Link {
+            rig: self.clone(),
+            server,
+            session: SessionId(mix64(self.seed ^ mix64(n + 1))),
+            rank: WorkerId(rank),
+            near,
+            boxes: Vec::new(),
+            statuses: Vec::new(),
+            lost: Arc::default(),
+            keeps_mailbox: self.seed.is_multiple_of(2),
+            check_frames: true,
+            in_order: false,
+        }
+    }
+
+    /// A client of worker `rank`; to be called from a task. `life` tells its sessions from those
+    /// of the worker's earlier and later clients.
+    pub fn client(&self, rank: u32, life: u32, sync: Sync) -> Client {
+        self.client_losing(rank, life, sync, &Arc::default())
+    }
+
+    /// The same over a device that leaves old statuses standing as `lost` says.
+    pub fn client_losing(
+        &self,
+        rank: u32,
+        life: u32,
+        sync: Sync,
+        lost: &Arc<LostStatuses>,
+    ) -> Client {
+        let sleeper = self.world.sleeper();
+        let mut parts = Vec::new();
+        for server in 0..self.servers.len() {
+            let mut link = self.link(server, rank, life, sleeper.bell());
+            link.lost = Arc::clone(lost);
+            let lanes = link.open();
+            parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
+        }
+        let mut client = Client::from_parts(Parts {
+            coordinator: Box::new(Catalogue(Arc::clone(&self.tables))),
+            servers: parts,
+            sleeper: Box::new(sleeper),
+            rank: WorkerId(rank),
+            workers: self.shape.workers,
+            sync,
+        })
+        .unwrap();
+        client.set_timeout(LONG);
+        client
+    }
+}
+
+/// Opens a table that the rig was made with.
+pub fn open<T: Element>(client: &mut Client, name: &str) -> ClientTable<T> {
+    client.open_table(name).unwrap()
+}
+
+/// One session with one server.
+struct Link {
+    rig: Rig,
+    server: usize,
+    session: SessionId,
+    rank: WorkerId,
+    near: SimBell,
+    boxes: Vec<(Inbox, Mailbox)>,
+    /// Of each lane the public copy of its status.
+    statuses: Vec<RemoteAddr>,
+    /// Status posts that its ports lose.
+    lost: Arc<LostStatuses>,
+    /// A lane comes back with its mailbox, as on shared memory, or with a new one, as on TCP.
+    keeps_mailbox: bool,
+    /// Whether frames prove themselves, as those of the client do in the simulator.
+    check_frames: bool,
+    /// WRITEs of its lanes are placed one after the other.
+    in_order: bool,
+}
+
+fn mailbox() -> Mailbox {
+    let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
+    Mailbox::new(region, 0, MAILBOX_BYTES).unwrap()
+}
+
+impl Link {
+    fn seat(&self, applier: usize) -> Seat {
+        self.rig.servers[self.server].seats[applier].clone()
+    }
+
+    fn open(&mut self) -> Vec<OpenLane> {
+        let count = self.rig.servers[self.server].seats.len();
+        (0..count).map(|a| self.open_lane(a)).collect()
+    }
+
+    fn open_lane(&mut self, a: usize) -> OpenLane {
+        let ring = RingGeometry::new(self.rig.shape.ring_bytes).unwrap();
+        let region = Arc::new(Region::anonymous(inbox_bytes(self.rig.shape.ring_bytes)).unwrap());
+        let inbox = Inbox::new(region, 0, ring, self.session.0).unwrap();
+        self.boxes.push((inbox.clone(), mailbox()));
+        let owner = RingOwner {
+            session: self.session,
+            sender: FrameSender::clocked(self.rank),
+            check_frames: self.check_frames,
+        };
+        let memory = &self.rig.servers[self.server].memory;
+        let ring = Ring::new(owner, inbox, memory).unwrap();
+        let Remote { key, address, .. } = ring.status();
+        self.statuses.push(RemoteAddr { key, addr: address });
+        self.seat(a).ask(|tx| Command::AddRing(Box::new(ring), tx));
+        match self.attach(a) {
+            Some(lane) => OpenLane {
+                lane: Box::new(lane),
+                state: StateLine::default(),
+                status: Some(self.statuses[a]),
+            },
+            None => self.recover_lane(a),
+        }
+    }
+
+    /// Connects a lane; `None` when it broke before the applier had it.
+    fn attach(&mut self, a: usize) -> Option<SimLane> {
+        let seat = self.seat(a);
+        if !self.keeps_mailbox {
+            self.boxes[a].1 = mailbox();
+        }
+        let (inbox, mailbox) = self.boxes[a].clone();
+        let (lane, port) = self.rig.world.connect(LinkSpec {
+            client: "client",
+            server: "server",
+            exports: &self.rig.servers[self.server].memory.exports,
+            inbox,
+            mailbox,
+            client_bell: self.near.clone(),
+            owner_bell: seat.bell.clone(),
+            in_order: self.in_order,
+        });
+        let port = StalePort {
+            port,
+            lost: Arc::clone(&self.lost),
+        };
+        seat.ask(|tx| Command::AttachPort(self.session, Box::new(port), tx))
+            .then_some(lane)
+    }
+
+    fn recover_lane(&mut self, a: usize) -> OpenLane {
+        loop {
+            let asked = self
+                .seat(a)
+                .ask(|tx| Command::Recover(self.session, tx))
+                .expect("the session is known");
+            if let Some(lane) = self.attach(a) {
+                return OpenLane {
+                    lane: Box::new(lane),
+                    state: asked,
+                    status: Some(self.statuses[a]),
+                };
+            }
+        }
+    }
+}
+
+impl ServerLink for Link {
+    fn name(&self) -> &str {
+        "server"
+    }
+
+    fn session(&self) -> SessionId {
+        self.session
+    }
+
+    fn transport(&self) -> TransportKind {
+        TransportKind::Sim
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.rig.shape.ring_bytes
+    }
+
+    fn describe(&mut self, id: TableId, _: Deadline) -> Result<TableDescriptor, ClientError> {
+        let mut parts = Vec::new();
+        for (a, seat) in self.rig.servers[self.server].seats.iter().enumerate() {
+            let of = move |e: &mut Engine| e.table(id).map(|t| t.describe(ApplierId(a as u16)));
+            parts.extend(seat.with(of));
+        }
+        Ok(TableDescriptor {
+            id,
+            header_bytes: 16,
+            payload_bytes: 0,
+            stride_bytes: 0,
+            block_bytes: 0,
+            parts,
+        })
+    }
+
+    fn clocks(
+        &mut self,
+        domain: DomainId,
+        _: Deadline,
+    ) -> Result<Vec<(WorkerId, u64)>, ClientError> {
+        let seats = &self.rig.servers[self.server].seats;
+        let of = move |e: &mut Engine| {
+            e.clocks(NamespaceId::default())
+                .live(domain)
+                .collect::<Vec<_>>()
+        };
+        Ok(seats.iter().flat_map(|seat| seat.with(of)).collect())
+    }
+
+    fn recover(&mut self, applier: ApplierId, _: Deadline) -> Result<OpenLane, ClientError> {
+        Ok(self.recover_lane(applier.0 as usize))
+    }
+}
+
+impl Drop for Link {
+    /// Says that the session is over, and does not wait: a world that ends answers nobody.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for seat in &self.rig.servers[self.server].seats {
+            let (tx, _) = bounded(1);
+            seat.commands.send(Command::DropRing(self.session, tx));
+        }
+    }
+}
+
+/// The table catalogue.
+struct Catalogue(Arc<Vec<TableInfo>>);
+
+impl CoordinatorLink for Catalogue {
+    fn create_table(&mut self, spec: &TableSpec, d: Deadline) -> Result<TableInfo, ClientError> {
+        self.open_table(&spec.name, d)
+    }
+
+    fn open_table(&mut self, name: &str, _: Deadline) -> Result<TableInfo, ClientError> {
+        Ok(self.0.iter().find(|t| t.spec.name == name).unwrap().clone())
+    }
+
+    fn release_table(&mut self, _: TableId, _: Deadline) -> Result<(), ClientError> {
+        unreachable!("tests of this rig release no table")
+    }
+
+    fn barrier(&mut self, _: &str, _: u32, _: Deadline) -> Result<(), ClientError> {
+        unreachable!("tests of this rig use no barrier")
+    }
+
+    fn save(&mut self, _: &str, _: Deadline) -> Result<(u64, u64), ClientError> {
+        unreachable!("tests of this rig do not save")
+    }
+
+    fn load(&mut self, _: &str, _: Deadline) -> Result<Loaded, ClientError> {
+        unreachable!("tests of this rig do not load")
+    }
+
+    fn finished(&mut self, _: Deadline) -> Result<(), ClientError> {
+        Ok(())
+    }
+
+    fn failed(&mut self, reason: &str, _: Deadline) -> Result<(), ClientError> {
+        unreachable!("no worker of this rig gives up: {reason}")
+    }
+}
+
+/// Calm in one half of the seeds' faults, hostile in the other: the presets that tests sweep.
+pub fn faults(seed: u64) -> Faults {
+    if seed % 4 < 2 {
+        Faults::rough()
+    } else {
+        Faults::hostile()
+    }
+}

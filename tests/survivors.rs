@@ -1,0 +1,205 @@
+//! What is left of a job goes on: workers that were lost or have finished are waited for nowhere. And who
+//! comes too late to be one of them is refused.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on fails; what it saw is part of its result"
+)]
+
+use std::time::Duration;
+
+use tidewater::walltime::Walltime;
+use tidewater::{Client, ClientError, Embedded, PullOptions, Sync, TableBuilder};
+use tidewater_protocol::table::{PushOp, Reduce};
+use tidewater_runtime::clock::{self, Deadline};
+use tidewater_service::coordinator::LostWorker;
+use tidewater_service::embedded::ClusterConfig;
+
+/// Longer than any of this takes on a busy machine.
+const LONG: Duration = Duration::from_secs(40);
+const WORKERS: u32 = 3;
+/// More steps than a run takes to hear of a signal.
+const STEPS: u64 = 2_000;
+
+fn cluster(on_lost: LostWorker) -> Embedded {
+    let config = ClusterConfig {
+        workers: WORKERS,
+        on_lost,
+        ..ClusterConfig::default()
+    };
+    Embedded::with(&config).unwrap()
+}
+
+fn each<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + std::marker::Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let work = &work;
+        let threads: Vec<_> = clients
+            .into_iter()
+            .map(|client| scope.spawn(move || work(client)))
+            .collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn clients(cluster: &Embedded, sync: Sync) -> Vec<Client> {
+    (0..WORKERS)
+        .map(|rank| cluster.client(rank, sync).unwrap())
+        .collect()
+}
+
+/// A finished worker is not waited for, and a lost one neither where the others are to go on.
+#[test]
+fn barriers_open_for_those_that_are_left() {
+    for is_lost in [false, true] {
+        let cluster = cluster(LostWorker::GoOn);
+        let mut all = clients(&cluster, Sync::Bsp);
+        let mut leaver = all.remove(1);
+        if !is_lost {
+            leaver.finish().unwrap();
+        }
+        drop(leaver);
+        let done = each(all, |mut client| {
+            for _ in 0..3 {
+                client.barrier("x", LONG)?;
+                client.tick()?;
+            }
+            client.finish()
+        });
+        for done in done {
+            done.unwrap();
+        }
+    }
+}
+
+/// What a lost worker pushed counts up to the last iteration that it ended, whether its turn in the next
+/// one had come or not.
+#[test]
+fn pushes_of_a_lost_iteration_are_dropped() {
+    const ELEMENTS: u64 = 3_000;
+    for lost in 0..WORKERS as usize {
+        let cluster = cluster(LostWorker::GoOn);
+        let mut all = clients(&cluster, Sync::Bsp);
+        let range = TableBuilder::blocks::<f32>("range", ELEMENTS, 1).at_clock(Reduce::Sum);
+        let rows = TableBuilder::sparse::<f32>("rows", 1).at_clock(Reduce::Sum);
+        all[0].create_table::<f32>(range.spec()).unwrap();
+        all[0].create_table::<f32>(rows.spec()).unwrap();
+        let push = |client: &mut Client, value: f32| {
+            let range = client.open_table::<f32>("range").unwrap();
+            let rows = client.open_table::<f32>("rows").unwrap();
+            let values = vec![value; ELEMENTS as usize];
+            let pushed = client.push_dense(&range, 0, &values, PushOp::Sum).unwrap();
+            client.wait_applied(&pushed).unwrap();
+            let pushed = client.push_rows(&rows, &[5], &[value], PushOp::Sum);
+            client.wait_applied(&pushed.unwrap()).unwrap();
+        };
+        // The first iteration is ended by all; the second is begun by the one that is lost.
+        for client in &mut all {
+            client.set_clock_timeout(LONG);
+            push(client, 1.0);
+            client.tick().unwrap();
+        }
+        let mut leaver = all.remove(lost);
+        push(&mut leaver, 1_000.0);
+        drop(leaver);
+        for clock in 1..=2_u16 {
+            for client in &mut all {
+                push(client, 1.0);
+                client.tick().unwrap();
+            }
+            let expected = f32::from(WORKERS as u16 + clock * (WORKERS as u16 - 1));
+            for client in &mut all {
+                let range = client.open_table::<f32>("range").unwrap();
+                let rows = client.open_table::<f32>("rows").unwrap();
+                let mut out = vec![-1.0; ELEMENTS as usize];
+                let how = PullOptions::default();
+                client.pull_dense(&range, 0, &mut out, how).unwrap();
+                assert_eq!(
+                    out,
+                    vec![expected; ELEMENTS as usize],
+                    "rank {lost} is lost"
+                );
+                let mut out = [-1.0];
+                client.pull_rows(&rows, &[5], &mut out, how).unwrap();
+                assert_eq!(out, [expected], "rank {lost} is lost");
+            }
+        }
+    }
+}
+
+/// Rank 0 is lost; a signal then ends the run at one step of all survivors.
+#[test]
+fn survivors_end_together_on_sigterm() {
+    let cluster = cluster(LostWorker::GoOn);
+    let all = clients(&cluster, Sync::Ssp(1));
+    let ends = each(all, |mut client| -> Result<_, ClientError> {
+        let mut walltime = Walltime::watch(&mut client, 1)?;
+        client.barrier("begun", LONG)?;
+        if client.rank().0 == 0 {
+            return Ok(None);
+        }
+        client.set_clock_timeout(LONG);
+        let mut steps = 0;
+        while steps < STEPS && !walltime.over(&mut client)? {
+            client.tick()?;
+            steps += 1;
+            if steps == 10 && client.rank().0 == 1 {
+                let me = rustix::process::getpid();
+                rustix::process::kill_process(me, rustix::process::Signal::TERM).unwrap();
+            }
+        }
+        let signal = walltime.end(&mut client)?;
+        let table = client.open_table::<i64>("tidewater/walltime");
+        assert!(table.is_err(), "the agreement's table is left");
+        client.finish()?;
+        Ok(Some((steps, signal)))
+    });
+    let ends: Vec<_> = ends.into_iter().map(Result::unwrap).collect();
+    let [None, Some((steps, signal)), other] = ends[..] else {
+        panic!("{ends:?}");
+    };
+    assert_eq!(other, Some((steps, signal)), "at one step, for one signal");
+    assert_eq!(signal, Some(15));
+    assert!((10..STEPS).contains(&steps), "{steps} steps");
+}
+
+/// A service is not told of how many workers a job is made; the job has ticked when another one comes.
+#[test]
+fn a_latecomer_of_a_service_is_refused() {
+    let config = ClusterConfig {
+        workers: 0,
+        ..ClusterConfig::default()
+    };
+    let cluster = Embedded::with(&config).unwrap();
+    let mut first = cluster.client(0, Sync::Bsp).unwrap();
+    let mut second = cluster.client(1, Sync::Bsp).unwrap();
+    let spec = TableBuilder::rows::<f32>("t", 4, 1);
+    let table = first.create_table::<f32>(spec.spec()).unwrap();
+    first.tick().unwrap();
+    second.tick().unwrap();
+    // Both have seen that the first iteration is closed.
+    let soon = Deadline::after(LONG);
+    while first.global_clock().unwrap() == 0 {
+        assert!(!soon.passed(), "at {:?}", clock::now());
+    }
+    let refused = cluster.client(2, Sync::Bsp);
+    let Err(ClientError::Environment(text)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(
+        text.contains("worker 2 is no member of clock domain 0"),
+        "{text}"
+    );
+    assert!(text.contains("workers=N"), "{text}");
+    // It may push and pull as it likes.
+    let mut late = cluster.client(3, Sync::Asp).unwrap();
+    let table_of = late.open_table::<f32>("t").unwrap();
+    let ticket = late
+        .push_rows(&table_of, &[1], &[2.0], PushOp::Sum)
+        .unwrap();
+    late.wait_applied(&ticket).unwrap();
+    let mut out = [0.0];
+    first
+        .pull_rows(&table, &[1], &mut out, PullOptions::default())
+        .unwrap();
+    assert_eq!(out, [2.0]);
+}

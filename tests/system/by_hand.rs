@@ -1,0 +1,163 @@
+//! A cluster started by hand: `tidewater coordinator`, then servers; the test is its worker.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tidewater::connect::JoinConfig;
+use tidewater::{Client, Job};
+use tidewater_launch::TransportChoice;
+use tidewater_protocol::wire::handshake::JobToken;
+
+use crate::proc::Process;
+use crate::rig::{command, limited, new_mark, tidewater, turn};
+
+/// The job's token in the file.
+pub(crate) const TOKEN: u8 = 0x5a;
+
+/// Its processes. Dropping it kills them.
+pub(crate) struct Cluster {
+    coordinator: Child,
+    pub(crate) address: String,
+    pub(crate) servers: Vec<Child>,
+    folder: TempDir,
+    /// Where its processes run.
+    pub(crate) directory: PathBuf,
+    mark: String,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Cluster {
+    /// A coordinator of `servers` servers and one worker, and no server yet.
+    pub(crate) fn coordinator(servers: u32) -> Self {
+        Self::coordinator_by(servers, |mark| command(&tidewater(), mark))
+    }
+
+    /// The same with a limit of open files.
+    pub(crate) fn limited(servers: u32, files: usize) -> Self {
+        Self::coordinator_by(servers, |mark| limited(&tidewater(), mark, files))
+    }
+
+    fn coordinator_by(servers: u32, program: impl FnOnce(&str) -> Command) -> Self {
+        let turn = turn();
+        let folder = tempfile::tempdir().unwrap();
+        let token = write_token(&folder, "token", TOKEN);
+        // Deeper than this process's: a relative path leads elsewhere from there, one of "../" too.
+        let depth = std::env::current_dir().unwrap().components().count();
+        let directory = folder.path().join("d/".repeat(depth));
+        fs::create_dir_all(&directory).unwrap();
+        let (mark, _) = new_mark();
+        let mut coordinator = program(&mark)
+            .current_dir(&directory)
+            .args(["coordinator", "--workers", "1", "--servers"])
+            .arg(servers.to_string())
+            .arg("--token-file")
+            .arg(token)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let stdout = coordinator.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        let address = line.trim().rsplit(' ').next().unwrap().to_owned();
+        Self {
+            coordinator,
+            address,
+            servers: Vec::new(),
+            folder,
+            directory,
+            mark,
+            _turn: turn,
+        }
+    }
+
+    /// With its servers.
+    pub(crate) fn start(servers: u32) -> Self {
+        let mut cluster = Self::coordinator(servers);
+        for number in 0..servers {
+            let server = cluster.server(number).spawn().unwrap();
+            cluster.servers.push(server);
+        }
+        cluster
+    }
+
+    /// The command line of a server.
+    pub(crate) fn server(&self, number: u32) -> Command {
+        let mut command = command(&tidewater(), &self.mark);
+        command.current_dir(&self.directory);
+        command.args(self.server_arguments(number, &self.token_file()));
+        command
+    }
+
+    /// The arguments of a server that has this token.
+    pub(crate) fn server_arguments(&self, number: u32, token: &Path) -> Vec<String> {
+        let (number, token) = (number.to_string(), token.to_str().unwrap());
+        let coordinator = ["server", "--coordinator", &self.address];
+        let rest = ["--number", &number, "--token-file", token];
+        let all = coordinator.into_iter().chain(rest);
+        all.map(str::to_owned).collect()
+    }
+
+    pub(crate) fn token_file(&self) -> PathBuf {
+        self.folder.path().join("token")
+    }
+
+    /// A file with a token that is not the job's.
+    pub(crate) fn other_token_file(&self) -> PathBuf {
+        write_token(&self.folder, "other", TOKEN + 1)
+    }
+
+    /// How the worker joins.
+    pub(crate) fn job(&self, transport: TransportChoice) -> Job {
+        let mut join = JoinConfig::new(&self.address, JobToken::new([TOKEN; 32]));
+        join.rank = Some(0);
+        Job::new(join, transport)
+    }
+
+    pub(crate) fn client(&self, transport: TransportChoice) -> Client {
+        let mut client = self.job(transport).connect().unwrap();
+        client.set_timeout(Duration::from_secs(60));
+        client
+    }
+
+    pub(crate) fn server_processes(&self) -> Vec<Process> {
+        self.servers.iter().map(Process::of).collect()
+    }
+
+    /// Coordinator and servers.
+    pub(crate) fn processes(&self) -> Vec<Process> {
+        let mut all = self.server_processes();
+        all.push(Process::of(&self.coordinator));
+        all
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        for process in self.processes() {
+            // It may have ended.
+            if process.state().is_some() {
+                process.signal(Signal::KILL);
+            }
+        }
+        for child in self.servers.iter_mut().chain([&mut self.coordinator]) {
+            let _ = child.wait();
+        }
+    }
+}
+
+pub(crate) fn write_token(folder: &TempDir, name: &str, byte: u8) -> PathBuf {
+    use std::io::Write as _;
+    let path = folder.path().join(name);
+    let mut options = fs::OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut file = options.open(&path).unwrap();
+    writeln!(file, "{}", format!("{byte:02x}").repeat(32)).unwrap();
+    path
+}

@@ -1,0 +1,308 @@
+//! Values after a tick, against values by hand: the mean, the order of operations and of ranks, and
+//! clock domains. One thread drives all workers, so that the schedule is fixed.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::Cluster;
+use common::faults::transports;
+use tidewater::{Client, Element, PullOptions, Sync, Table, TableBuilder};
+use tidewater_protocol::ids::DomainId;
+use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
+
+/// Rate 1, so that a step subtracts the reduced gradient without a rounding of its own.
+const SGD: Optimizer = Optimizer::Sgd { lr: 1.0 };
+/// Longest wait for a clock; a test that fails ends by it.
+const CLOCK_WAIT: Duration = Duration::from_secs(20);
+/// Elements of a block of 4 KiB of f32.
+const BLOCK: u64 = 1024;
+/// f32 keeps no 1 next to it: 2^24 + 1 rounds to 2^24.
+const BIG: f32 = 16_777_216.0;
+
+fn clients(cluster: &Cluster, workers: u32) -> Vec<Client> {
+    let client = |rank| {
+        let mut client = cluster.client(rank, Sync::Bsp);
+        client.set_clock_timeout(CLOCK_WAIT);
+        client
+    };
+    (0..workers).map(client).collect()
+}
+
+fn tick_all(clients: &mut [Client], domain: DomainId) {
+    for client in clients {
+        client.tick_domain(domain).unwrap();
+    }
+}
+
+/// A table of single values, by keys or by ranges.
+struct One<T> {
+    table: Table<T>,
+    blocks: bool,
+}
+
+impl<T: Element + Default> One<T> {
+    /// A sparse table, one by rows and one by ranges, each with `change`.
+    fn each(client: &mut Client, change: impl Fn(TableBuilder) -> TableBuilder) -> [Self; 3] {
+        let of = |table: TableBuilder| change(table).partitions(4);
+        let blocks = TableBuilder::blocks::<T>("blocks", 4 * BLOCK, 1).block_bytes(4096);
+        let all = [
+            (of(TableBuilder::sparse::<T>("sparse", 1)), false),
+            (of(TableBuilder::rows::<T>("rows", 4 * BLOCK, 1)), false),
+            (of(blocks), true),
+        ];
+        all.map(|(table, blocks)| Self {
+            table: client.create_table(table.spec()).unwrap(),
+            blocks,
+        })
+    }
+
+    fn push(&self, client: &mut Client, at: u64, value: T, op: PushOp) {
+        let ticket = match self.blocks {
+            true => client.push_dense(&self.table, at, &[value], op),
+            false => client.push_rows(&self.table, &[at], &[value], op),
+        };
+        client.wait_applied(&ticket.unwrap()).unwrap();
+    }
+
+    fn pull(&self, client: &mut Client, at: u64) -> T {
+        let (mut out, options) = ([T::default()], PullOptions::default());
+        match self.blocks {
+            true => client.pull_dense(&self.table, at, &mut out, options),
+            false => client.pull_rows(&self.table, &[at], &mut out, options),
+        }
+        .unwrap();
+        out[0]
+    }
+}
+
+/// The mean is the sum, in one division, by the number of workers that pushed: not by the number of
+/// pushes, not by the number of workers of the job, and not times a rounded 1/n.
+#[test]
+fn mean_divides_by_the_workers_that_pushed() {
+    // Workers, sum of their gradients, bits of the mean in f32.
+    let cases: [(u32, f32, u32); 6] = [
+        (1, 4.0, 0x4080_0000),
+        (2, 3.0, 0x3fc0_0000),
+        (3, 5.0, 0x3fd5_5555),
+        (5, 9.0, 0x3fe6_6666),
+        (6, 7.0, 0x3f95_5555),
+        (7, 3.0, 0x3edb_6db7),
+    ];
+    let (by_all, by_last) = (7, 3 * BLOCK + 5);
+    for transport in transports() {
+        for (workers, sum, bits) in cases {
+            let cluster = Cluster::start(transport, 1, 2, workers);
+            let mut clients = clients(&cluster, workers);
+            let mean = |table: TableBuilder| table.optimizer(SGD).at_clock(Reduce::Mean);
+            let tables = One::<f32>::each(&mut clients[0], mean);
+            let others: Vec<_> = clients[1..]
+                .iter_mut()
+                .map(|client| One::<f32>::each(client, mean))
+                .collect();
+            for n in 0..tables.len() {
+                // The first worker pushes twice, each other one a gradient of 1.
+                let first = sum - (workers - 1) as f32;
+                for value in [first + 8.0, -8.0] {
+                    tables[n].push(&mut clients[0], by_all, value, PushOp::Gradient);
+                }
+                for (client, tables) in clients[1..].iter_mut().zip(&others) {
+                    tables[n].push(client, by_all, 1.0, PushOp::Gradient);
+                }
+                let last = clients.last_mut().unwrap();
+                let of_last = others.last().unwrap_or(&tables);
+                for value in [0.25, 0.5] {
+                    of_last[n].push(last, by_last, value, PushOp::Gradient);
+                }
+            }
+            tick_all(&mut clients, DomainId(0));
+            for table in &tables {
+                let found = table.pull(&mut clients[0], by_all);
+                let what = format!("{transport}, {workers} workers, blocks {}", table.blocks);
+                assert_eq!(found, -f32::from_bits(bits), "{what}: mean of {sum}");
+                let found = table.pull(&mut clients[0], by_last);
+                assert_eq!(found, -0.75, "{what}: pushed by one worker, twice");
+            }
+        }
+    }
+}
+
+/// In f64 too; 5/3 and 3/7 have other last bits as products with the rounded 1/n.
+#[test]
+fn mean_of_doubles_is_one_division() {
+    for (workers, sum, bits) in [
+        (3, 5.0, 0x3ffa_aaaa_aaaa_aaab_u64),
+        (7, 3.0, 0x3fdb_6db6_db6d_b6db_u64),
+    ] {
+        let cluster = Cluster::start(transports()[0], 1, 1, workers);
+        let mut clients = clients(&cluster, workers);
+        let of = |table: TableBuilder| table.optimizer(SGD).at_clock(Reduce::Mean);
+        let mut first = sum - f64::from(workers - 1);
+        for client in &mut clients {
+            for table in One::<f64>::each(client, of) {
+                table.push(client, 9, first, PushOp::Gradient);
+            }
+            first = 1.0;
+        }
+        tick_all(&mut clients, DomainId(0));
+        for table in One::<f64>::each(&mut clients[0], of) {
+            let found = table.pull(&mut clients[0], 9);
+            assert_eq!(found, -f64::from_bits(bits), "{sum} / {workers}");
+        }
+    }
+}
+
+/// A tick applies the last assign, then the sum, then one step, whatever the order of the pushes.
+///
+/// 1 + 2^24 rounds to 2^24, less 2^24 is 0. With the step before the sum the value is 1, with the
+/// assign last 1, with the assign between them 2^24 + 1 or 1 - 2^24.
+#[test]
+fn tick_assigns_then_sums_then_steps() {
+    let pushes = [
+        (PushOp::Gradient, BIG),
+        (PushOp::Sum, BIG),
+        (PushOp::Assign, 1.0),
+    ];
+    let orders = [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1, 0, 2]];
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 1, 2, 2);
+        let mut clients = clients(&cluster, 2);
+        let of = |table: TableBuilder| table.optimizer(SGD).at_clock(Reduce::Sum);
+        let tables = One::<f32>::each(&mut clients[0], of);
+        let theirs = One::<f32>::each(&mut clients[1], of);
+        for (table, of_other) in tables.iter().zip(&theirs) {
+            for (at, order) in (0..).zip(orders) {
+                for n in order {
+                    let (op, value) = pushes[n];
+                    table.push(&mut clients[0], at * BLOCK, value, op);
+                }
+            }
+            // Of two assigns that of the higher rank stands, though it was pushed first.
+            let at = 4 * BLOCK - 1;
+            of_other.push(&mut clients[1], at, 30.0, PushOp::Assign);
+            table.push(&mut clients[0], at, 20.0, PushOp::Assign);
+        }
+        tick_all(&mut clients, DomainId(0));
+        for table in &tables {
+            let blocks = table.blocks;
+            for (at, order) in (0..).zip(orders) {
+                let found = table.pull(&mut clients[0], at * BLOCK);
+                assert_eq!(found, 0.0, "{transport}, blocks {blocks}, pushed {order:?}");
+            }
+            let found = table.pull(&mut clients[0], 4 * BLOCK - 1);
+            assert_eq!(found, 30.0, "{transport}, blocks {blocks}: the higher rank");
+        }
+    }
+}
+
+/// Gradients are added in rank order, though the highest rank pushes first: 2^24 + 1 - 2^24 is 0 in
+/// f32, in the order of arrival it is 1.
+#[test]
+fn gradients_are_added_in_rank_order() {
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 1, 1, 3);
+        let mut clients = clients(&cluster, 3);
+        let of = |table: TableBuilder| table.optimizer(SGD).at_clock(Reduce::Sum);
+        for (rank, value) in [(2, -BIG), (1, 1.0), (0, BIG)] {
+            let client = &mut clients[rank];
+            for table in One::<f32>::each(client, of) {
+                table.push(client, 3, value, PushOp::Gradient);
+            }
+        }
+        tick_all(&mut clients, DomainId(0));
+        for table in One::<f32>::each(&mut clients[0], of) {
+            let found = table.pull(&mut clients[0], 3);
+            assert_eq!(found, 0.0, "{transport}, blocks {}", table.blocks);
+        }
+    }
+}
+
+/// A domain's tick applies the pushes of its own tables, at its own clock, and no others.
+#[test]
+fn domains_tick_apart() {
+    let domains = [DomainId(0), DomainId(5), DomainId(63)];
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 1, 2, 2);
+        let mut clients = clients(&cluster, 2);
+        let mut tables = Vec::new();
+        for client in &mut clients {
+            let of = domains.map(|domain| {
+                let name = format!("domain {domain}");
+                let table = TableBuilder::sparse::<i64>(&name, 1)
+                    .at_clock(Reduce::Sum)
+                    .domain(domain);
+                client.create_table::<i64>(table.spec()).unwrap()
+            });
+            tables.push(of);
+        }
+        let (mut due, mut held) = ([0; 3], [0; 3]);
+        // Ticks of each domain: other numbers, in an order that mixes them.
+        for (iteration, ticked) in (1..).zip([1, 1, 2, 0, 1, 2, 1]) {
+            let what = format!("{transport}, tick {iteration}, of {}", domains[ticked]);
+            let amount = 10_i64.pow(iteration);
+            for (client, tables) in clients.iter_mut().zip(&tables) {
+                for table in tables {
+                    let ticket = client.push_rows(table, &[4], &[amount], PushOp::Sum);
+                    client.wait_applied(&ticket.unwrap()).unwrap();
+                }
+            }
+            held = held.map(|sum| sum + 2 * amount);
+            let [first, second] = &mut clients[..] else {
+                unreachable!("two workers")
+            };
+            let before = [0, 1, 2].map(|n| pull_one(first, &tables[0][n]));
+            assert_eq!(before, due, "{what}: before");
+            first.tick_domain(domains[ticked]).unwrap();
+            second.tick_domain(domains[ticked]).unwrap();
+            due[ticked] += std::mem::take(&mut held[ticked]);
+            let after = [0, 1, 2].map(|n| pull_one(second, &tables[1][n]));
+            assert_eq!(after, due, "{what}: after");
+        }
+        assert_eq!(clients[0].clock(), 1, "ticks of domain 0");
+    }
+}
+
+fn pull_one(client: &mut Client, table: &Table<i64>) -> i64 {
+    let mut out = [0];
+    client
+        .pull_rows(table, &[4], &mut out, PullOptions::default())
+        .unwrap();
+    out[0]
+}
+
+/// A worker that has finished is awaited in no domain, also in one in which it never ticked.
+#[test]
+fn finished_worker_leaves_every_domain() {
+    let domains = [DomainId(0), DomainId(3), DomainId(9)];
+    for transport in transports() {
+        let cluster = Cluster::start(transport, 1, 2, 2);
+        let mut clients = clients(&cluster, 2);
+        let tables = domains.map(|domain| {
+            let name = format!("domain {domain}");
+            let table = TableBuilder::sparse::<i64>(&name, 1)
+                .at_clock(Reduce::Sum)
+                .domain(domain);
+            clients[0].create_table::<i64>(table.spec()).unwrap()
+        });
+        // Both tick domain 3 once; of the others the second worker never hears.
+        tick_all(&mut clients, domains[1]);
+        let mut second = clients.pop().unwrap();
+        second.finish().unwrap();
+        for (table, amount) in tables.iter().zip([5, 6, 7]) {
+            let client = &mut clients[0];
+            for ticks in 1..=2 {
+                let ticket = client.push_rows(table, &[4], &[amount], PushOp::Sum);
+                client.wait_applied(&ticket.unwrap()).unwrap();
+                let domain = client.spec(table).unwrap().domain;
+                let ticked = client.tick_domain(domain);
+                assert!(ticked.is_ok(), "{transport}, domain {domain}: {ticked:?}");
+                let mut out = [0];
+                let pulled = client.pull_rows(table, &[4], &mut out, PullOptions::default());
+                assert!(pulled.is_ok(), "{transport}, domain {domain}: {pulled:?}");
+                assert_eq!(out, [ticks * amount], "{transport}, domain {domain}");
+            }
+        }
+    }
+}
