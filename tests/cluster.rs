@@ -18,7 +18,7 @@ use tidewater::table::TableBuilder;
 use tidewater::{Client, ClientError, Parts, PullOptions, Sync};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ClusterId, Incarnation, WorkerId};
 use tidewater_protocol::table::{Init, Optimizer, PushOp};
@@ -74,9 +74,9 @@ fn client_in_step(cluster: &Cluster, rank: u32, transport: TransportChoice, sync
     let members = link.wait_servers(environment.servers, long()).unwrap();
     let mut config = ConnectConfig::new(environment.token.clone(), link.cluster(), rank);
     (config.transport, config.epoch) = (transport, members.epoch);
-    let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+    let mut parker = OsParker::new(Duration::ZERO).unwrap();
     let servers = members.servers.iter().map(|server| {
-        let (link, lanes) = NetServerLink::open(server, &config, &mut sleeper, long()).unwrap();
+        let (link, lanes) = NetServerLink::open(server, &config, &mut parker, long()).unwrap();
         (
             Box::new(link) as Box<dyn tidewater::link::ServerLink>,
             lanes,
@@ -86,7 +86,7 @@ fn client_in_step(cluster: &Cluster, rank: u32, transport: TransportChoice, sync
     Client::from_parts(Parts {
         coordinator: Box::new(link),
         servers,
-        sleeper: Box::new(sleeper),
+        parker: Box::new(parker),
         rank: WorkerId(rank),
         workers: environment.workers,
         sync,
@@ -525,13 +525,12 @@ fn join_as(address: &str, rank: u32, deadline: Deadline) -> Result<(Client, Stri
     let members = link.wait_servers(1, deadline)?;
     let mut config = ConnectConfig::new(JobToken::new([9; 32]), link.cluster(), rank);
     config.epoch = members.epoch;
-    let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-    let (server, lanes) =
-        NetServerLink::open(&members.servers[0], &config, &mut sleeper, deadline)?;
+    let mut parker = OsParker::new(Duration::ZERO).unwrap();
+    let (server, lanes) = NetServerLink::open(&members.servers[0], &config, &mut parker, deadline)?;
     let client = Client::from_parts(Parts {
         coordinator: Box::new(link),
         servers: vec![(Box::new(server), lanes)],
-        sleeper: Box::new(sleeper),
+        parker: Box::new(parker),
         rank: WorkerId(rank),
         workers: 2,
         sync: Sync::Asp,

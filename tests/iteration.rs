@@ -12,7 +12,7 @@ use std::time::Duration;
 use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater::link::ServerLink;
 use tidewater::{Client, ClientError, Parts, PullOptions, Sync, Table, TableBuilder};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;
@@ -49,16 +49,16 @@ fn client_over(
     let mut config = ConnectConfig::new(environment.token.clone(), link.cluster(), rank);
     (config.transport, config.epoch) = (transport, members.epoch);
     config.namespace = job.into();
-    let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+    let mut parker = OsParker::new(Duration::ZERO).unwrap();
     let servers = members.servers.iter().map(|server| {
-        let (link, lanes) = NetServerLink::open(server, &config, &mut sleeper, long()).unwrap();
+        let (link, lanes) = NetServerLink::open(server, &config, &mut parker, long()).unwrap();
         (Box::new(link) as Box<dyn ServerLink>, lanes)
     });
     let servers = servers.collect();
     Client::from_parts(Parts {
         coordinator: Box::new(link),
         servers,
-        sleeper: Box::new(sleeper),
+        parker: Box::new(parker),
         rank: WorkerId(rank),
         workers: environment.workers,
         sync,

@@ -37,7 +37,7 @@ use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
 use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
 use tidewater_lanes::tcp::{TcpLane, TcpPort};
-use tidewater_lanes::wake::{Arms, Bell, OsSleeper, Watch};
+use tidewater_lanes::wake::{Arms, OsParker, Reactor, Waker};
 use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -57,8 +57,8 @@ pub const RING_BYTES: usize = 256 << 10;
 #[derive(Clone)]
 struct ApplierSeat {
     handle: ApplierHandle,
-    bell: Bell,
-    watch: Watch,
+    waker: Waker,
+    watch: Reactor,
     arms: Arms,
 }
 
@@ -146,7 +146,7 @@ impl Cluster {
     }
 
     /// A link to server `s`, with a session of its own.
-    fn link(&self, s: usize, rank: u32, sleeper: &OsSleeper, wiring: &Wiring) -> Link {
+    fn link(&self, s: usize, rank: u32, parker: &OsParker, wiring: &Wiring) -> Link {
         let n = self
             .sessions
             .fetch_add(1, tidewater_runtime::sync::Ordering::Relaxed);
@@ -156,10 +156,10 @@ impl Cluster {
             session: SessionId(tidewater_protocol::layout::hash::mix64(n)),
             rank: WorkerId(rank),
             transport: self.transport,
-            near: sleeper.watch().clone(),
-            bell: sleeper.bell().clone(),
+            near: parker.reactor().clone(),
+            waker: parker.waker().clone(),
             shm: None,
-            verbs: (self.transport == TransportKind::Verbs).then(|| verbs::Asking::new(sleeper)),
+            verbs: (self.transport == TransportKind::Verbs).then(|| verbs::Asking::new(parker)),
             inboxes: Vec::new(),
             statuses: Vec::new(),
             wiring: wiring.clone(),
@@ -168,11 +168,11 @@ impl Cluster {
 
     /// A client of worker `rank`, wired like this.
     pub fn client_over(&self, rank: u32, sync: Sync, wiring: &Wiring) -> Client {
-        let mut sleeper = OsSleeper::new(Duration::from_micros(20)).unwrap();
+        let mut parker = OsParker::new(Duration::from_micros(20)).unwrap();
         let mut parts = Vec::new();
         for s in 0..self.servers.len() {
-            let mut link = self.link(s, rank, &sleeper, wiring);
-            let lanes = link.open(&mut sleeper);
+            let mut link = self.link(s, rank, &parker, wiring);
+            let lanes = link.open(&mut parker);
             parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
         let coordinator = Box::new(Coordinator {
@@ -184,7 +184,7 @@ impl Cluster {
         Client::from_parts(Parts {
             coordinator,
             servers: parts,
-            sleeper: Box::new(sleeper),
+            parker: Box::new(parker),
             rank: WorkerId(rank),
             workers: self.workers,
             sync,
@@ -208,28 +208,28 @@ impl Server {
         let mut seats = Vec::new();
         let mut threads = Vec::new();
         for a in 0..u32::from(appliers) {
-            let mut sleeper = match transport == TransportKind::Verbs && planted::data_in_order() {
-                false => OsSleeper::new(Duration::from_micros(20)).unwrap(),
+            let mut parker = match transport == TransportKind::Verbs && planted::data_in_order() {
+                false => OsParker::new(Duration::from_micros(20)).unwrap(),
                 // The tails of its lanes are polled.
-                true => OsSleeper::awake().unwrap(),
+                true => OsParker::awake().unwrap(),
             };
-            sleeper.add_doze(
+            parker.add_parked_flag(
                 Arc::clone(memory.public.region()),
                 DOZE_AT + 64 * a as usize,
             );
-            let (handle, commands) = ApplierHandle::new(Some(sleeper.bell().clone()));
+            let (handle, commands) = ApplierHandle::new(Some(parker.waker().clone()));
             let seat = ApplierSeat {
                 handle,
-                bell: sleeper.bell().clone(),
-                watch: sleeper.watch().clone(),
-                arms: sleeper.arms().clone(),
+                waker: parker.waker().clone(),
+                watch: parker.reactor().clone(),
+                arms: parker.arms().clone(),
             };
             seats.push(seat);
             let ranks = (0..workers).map(WorkerId);
             let mut applier = Applier::new(Arc::clone(&memory), a, ranks, commands).unwrap();
             let name = format!("applier-{number}-{a}");
             let thread = std::thread::Builder::new().name(name);
-            threads.push(thread.spawn(move || applier.run(&mut sleeper)).unwrap());
+            threads.push(thread.spawn(move || applier.run(&mut parker)).unwrap());
         }
         let ends = seats.iter().map(|seat| (&seat.watch, &seat.arms));
         let verbs = (transport == TransportKind::Verbs).then(|| verbs::Serving::new(&memory, ends));
@@ -266,8 +266,8 @@ struct Link {
     session: SessionId,
     rank: WorkerId,
     transport: TransportKind,
-    near: Watch,
-    bell: Bell,
+    near: Reactor,
+    waker: Waker,
     shm: Option<SessionMemory>,
     verbs: Option<verbs::Asking>,
     inboxes: Vec<Inbox>,
@@ -297,7 +297,7 @@ pub fn connection() -> (TcpStream, TcpStream) {
     (here, there)
 }
 
-fn tcp_lane(through: &Through, near: &Watch, far: &Watch) -> (TcpLane, TcpPort) {
+fn tcp_lane(through: &Through, near: &Reactor, far: &Reactor) -> (TcpLane, TcpPort) {
     let (here, there) = connection();
     let here = through(here);
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
@@ -325,14 +325,14 @@ impl Link {
         (Box::new(lane), Box::new(port))
     }
 
-    fn open(&mut self, sleeper: &mut OsSleeper) -> Vec<OpenLane> {
+    fn open(&mut self, parker: &mut OsParker) -> Vec<OpenLane> {
         let ring = RingGeometry::new(RING_BYTES).unwrap();
         let mut made: Vec<Wired> = Vec::new();
         if self.transport == TransportKind::Shm {
             let server = self.server();
             let end = |(a, seat): (usize, &ApplierSeat)| ApplierEnd {
-                doze_at: (DOZE_AT + 64 * a) as u64,
-                bell: seat.bell.clone(),
+                parked_flag_at: (DOZE_AT + 64 * a) as u64,
+                waker: seat.waker.clone(),
             };
             let ends: Vec<_> = server.appliers.iter().enumerate().map(end).collect();
             let memory =
@@ -343,9 +343,9 @@ impl Link {
                 .into_iter()
                 .enumerate()
             {
-                let (region, at) = lane.doze();
-                sleeper.add_doze(region, at);
-                let port = memory.port(n, "client", &self.bell).unwrap();
+                let (region, at) = lane.parked_flag();
+                parker.add_parked_flag(region, at);
+                let port = memory.port(n, "client", &self.waker).unwrap();
                 made.push((Box::new(lane), Box::new(port), memory.inbox(n).unwrap()));
             }
             self.shm = Some(memory);
@@ -457,7 +457,7 @@ impl ServerLink for Link {
             .unwrap();
         let (lane, port): (Box<dyn Lane>, Box<dyn Port>) = match &self.shm {
             Some(memory) => {
-                let port = memory.port(a, "client", &self.bell).unwrap();
+                let port = memory.port(a, "client", &self.waker).unwrap();
                 let lane = memory.attach_here("server").unwrap().swap_remove(a);
                 (Box::new(lane), Box::new(port))
             }

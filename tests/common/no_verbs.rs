@@ -2,14 +2,14 @@
 
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{Inbox, Lane, Port};
-use tidewater_lanes::wake::{Arms, OsSleeper, Watch};
+use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_runtime::mem::Buffer;
 
 /// There is none.
 pub enum Serving {}
 
 impl Serving {
-    pub fn new<'a>(_: &ServerMemory, _: impl Iterator<Item = (&'a Watch, &'a Arms)>) -> Self {
+    pub fn new<'a>(_: &ServerMemory, _: impl Iterator<Item = (&'a Reactor, &'a Arms)>) -> Self {
         panic!("built without RDMA: build the tests with --features verbs-dlopen")
     }
 }
@@ -18,7 +18,7 @@ impl Serving {
 pub enum Asking {}
 
 impl Asking {
-    pub fn new(_: &OsSleeper) -> Self {
+    pub fn new(_: &OsParker) -> Self {
         panic!("built without RDMA: build the tests with --features verbs-dlopen")
     }
 

@@ -2,7 +2,7 @@
 
 use tidewater::link::{OpenLane, ServerLink};
 use tidewater_lanes::fabric::{INBOX_KEY, Lane, RemoteAddr};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -20,20 +20,20 @@ use super::{Cluster, Wiring};
 pub struct RawSession {
     pub session: SessionId,
     pub lane: Box<dyn Lane>,
-    sleeper: OsSleeper,
+    parker: OsParker,
     _others: Vec<OpenLane>,
     _link: Box<dyn ServerLink>,
 }
 
 impl Cluster {
     pub fn raw(&self, rank: u32) -> RawSession {
-        let mut sleeper = OsSleeper::new(std::time::Duration::from_micros(20)).unwrap();
-        let mut link = self.link(0, rank, &sleeper, &Wiring::default());
-        let mut lanes = link.open(&mut sleeper);
+        let mut parker = OsParker::new(std::time::Duration::from_micros(20)).unwrap();
+        let mut link = self.link(0, rank, &parker, &Wiring::default());
+        let mut lanes = link.open(&mut parker);
         RawSession {
             session: link.session(),
             lane: lanes.remove(0).lane,
-            sleeper,
+            parker,
             _others: lanes,
             _link: Box::new(link),
         }
@@ -99,7 +99,7 @@ impl RawSession {
     /// Waits until the server has consumed the ring up to `head`; what it then tells.
     pub fn wait_consumed(&mut self, head: u64) -> StateLine {
         let deadline = Deadline::after(std::time::Duration::from_secs(10));
-        let found = wait_until(&mut self.sleeper, deadline, || {
+        let found = wait_until(&mut self.parker, deadline, || {
             self.lane.poll()?;
             let line = self.lane.mailbox().line(MAILBOX_STATE_AT);
             let state = StateLine::from_line(&line, self.session.0);

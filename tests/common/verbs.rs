@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{Inbox, Lane, Port};
-use tidewater_lanes::wake::{Arms, OsSleeper, Watch};
+use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
 use tidewater_protocol::wire::control::VerbsTails;
@@ -29,7 +29,7 @@ pub struct Serving {
 impl Serving {
     pub fn new<'a>(
         memory: &ServerMemory,
-        appliers: impl Iterator<Item = (&'a Watch, &'a Arms)>,
+        appliers: impl Iterator<Item = (&'a Reactor, &'a Arms)>,
     ) -> Self {
         let adapter = adapter();
         let notifier = |(watch, arms)| Notifier::new(&adapter, watch, arms).unwrap();
@@ -47,11 +47,11 @@ pub struct Asking {
 }
 
 impl Asking {
-    pub fn new(sleeper: &OsSleeper) -> Self {
+    pub fn new(parker: &OsParker) -> Self {
         let adapter = adapter();
         Self {
             domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
-            notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
+            notifier: Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap(),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater::{Client, ClientError, Parts, Sync};
 use tidewater_lanes::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Sleeper, Taker,
+    Landing, Lane, LaneError, Mailbox, Mapping, Parker, ReadBatch, ReadOp, RemoteAddr, Taker,
     TransportKind, signal_then_count,
 };
 use tidewater_protocol::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
@@ -106,7 +106,7 @@ impl HostileLane {
 }
 
 impl HostileLane {
-    /// Fills, and offers half of the reads.
+    /// Fills, and yield_backoff half of the reads.
     fn fill_taking(
         &self,
         ops: &[ReadOp],
@@ -339,10 +339,10 @@ impl CoordinatorLink for Link {
 /// Never sleeps: what the lane tells changes at each poll.
 struct Awake;
 
-impl Sleeper for Awake {
-    fn announce(&mut self) {}
-    fn sleep(&mut self, _: Deadline) {}
-    fn retract(&mut self) {}
+impl Parker for Awake {
+    fn prepare_park(&mut self) {}
+    fn park_until(&mut self, _: Deadline) {}
+    fn cancel_park(&mut self) {}
     fn spin(&self) -> Duration {
         Duration::ZERO
     }
@@ -353,7 +353,7 @@ pub(crate) fn client(script: &Shared, sync: Sync) -> Result<Client, ClientError>
     let mut client = Client::from_parts(Parts {
         coordinator: Box::new(Link(Arc::clone(script))),
         servers: vec![(Box::new(Link(Arc::clone(script))), vec![open(script)])],
-        sleeper: Box::new(Awake),
+        parker: Box::new(Awake),
         rank: WorkerId(0),
         workers: 2,
         sync,

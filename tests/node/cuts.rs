@@ -78,9 +78,9 @@ fn a_cut_control_connection_is_resumed() {
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, 0);
     config.transport = BOTH[1];
-    let mut sleeper = tidewater_lanes::wake::OsSleeper::new(Duration::ZERO).unwrap();
+    let mut parker = tidewater_lanes::wake::OsParker::new(Duration::ZERO).unwrap();
     let open = tidewater::connect::NetServerLink::open;
-    let (mut link, _lanes) = open(&member, &config, &mut sleeper, soon()).unwrap();
+    let (mut link, _lanes) = open(&member, &config, &mut parker, soon()).unwrap();
     for _ in 0..3 {
         (0..proxy.count()).for_each(|n| proxy.cut(n));
         assert_eq!(link.describe(TableId(1), soon()).unwrap().id, TableId(1));

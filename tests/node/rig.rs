@@ -10,7 +10,7 @@ use tidewater::connect::{ConnectConfig, NetServerLink};
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane};
 use tidewater::{Client, ClientError, Parts, Sync};
 use tidewater_lanes::fabric::SPIN;
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, ClusterId, ServerId, TableId, WorkerId};
 use tidewater_protocol::placement::Owner;
@@ -94,8 +94,8 @@ impl Rig {
         &self,
         config: &ConnectConfig,
     ) -> Result<(NetServerLink, Vec<OpenLane>), ClientError> {
-        let mut sleeper = OsSleeper::new(SPIN).unwrap();
-        NetServerLink::open(&self.member(), config, &mut sleeper, soon())
+        let mut parker = OsParker::new(SPIN).unwrap();
+        NetServerLink::open(&self.member(), config, &mut parker, soon())
     }
 
     /// A client of a rank.
@@ -119,8 +119,8 @@ impl Rig {
         config: &ConnectConfig,
         sync: Sync,
     ) -> Result<Client, ClientError> {
-        let mut sleeper = OsSleeper::new(SPIN).unwrap();
-        let (link, lanes) = NetServerLink::open(at, config, &mut sleeper, soon())?;
+        let mut parker = OsParker::new(SPIN).unwrap();
+        let (link, lanes) = NetServerLink::open(at, config, &mut parker, soon())?;
         let coordinator = Catalogue {
             handle: self.handle(),
             namespace: config.namespace.clone(),
@@ -129,7 +129,7 @@ impl Rig {
         Client::from_parts(Parts {
             coordinator: Box::new(coordinator),
             servers: vec![(Box::new(link), lanes)],
-            sleeper: Box::new(sleeper),
+            parker: Box::new(parker),
             rank: WorkerId(config.rank),
             workers: 4,
             sync,

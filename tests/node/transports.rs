@@ -12,7 +12,7 @@ use tidewater::connect::{ConnectConfig, NetServerLink};
 use tidewater::link::ServerLink;
 use tidewater::{Client, ClientError, PullOptions, TableBuilder};
 use tidewater_lanes::fabric::TransportKind;
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::control::ServerMember;
@@ -39,8 +39,8 @@ fn wants(transport: TransportChoice) -> ConnectConfig {
 
 /// Opens a session and ends it; what carried it.
 fn open(at: &ServerMember, config: &ConnectConfig) -> Result<TransportKind, ClientError> {
-    let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-    let (link, lanes) = NetServerLink::open(at, config, &mut sleeper, soon())?;
+    let mut parker = OsParker::new(Duration::ZERO).unwrap();
+    let (link, lanes) = NetServerLink::open(at, config, &mut parker, soon())?;
     let kind = link.transport();
     assert!(lanes.iter().all(|open| open.lane.transport() == kind));
     link.detach(soon()).unwrap();

@@ -1,4 +1,4 @@
-//! Sessions over verbs: how their lanes are connected and recovered, and what bad offers get.
+//! Sessions over verbs: how their lanes are connected and recovered, and what bad yield_backoff get.
 
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use tidewater::link::ServerLink;
 use tidewater::{Client, PullOptions, TableBuilder};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_lanes::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
@@ -44,7 +44,7 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
 struct Hand {
     domain: Arc<ClientDomain>,
     notifier: Arc<Notifier>,
-    _sleeper: OsSleeper,
+    _sleeper: OsParker,
 }
 
 impl Hand {
@@ -54,11 +54,11 @@ impl Hand {
 
     fn at(address: Ipv4Addr) -> Self {
         let adapter = Adapter::for_address(IpAddr::V4(address), None).unwrap();
-        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let parker = OsParker::new(Duration::ZERO).unwrap();
         Self {
             domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
-            notifier: Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap(),
-            _sleeper: sleeper,
+            notifier: Notifier::new(&adapter, parker.watch(), parker.arms()).unwrap(),
+            _sleeper: parker,
         }
     }
 
@@ -111,7 +111,7 @@ fn a_lane_is_connected_once_and_by_its_own_session() {
     });
 }
 
-/// Offers that a device could have made, and that lead nowhere.
+/// YieldBackoff that a device could have made, and that lead nowhere.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn offers_that_lead_nowhere_harm_nobody() {

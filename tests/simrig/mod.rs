@@ -26,7 +26,7 @@ use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
-use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimBell, SimLane, SimQueue, World};
+use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimLane, SimQueue, SimWaker, World};
 use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -61,7 +61,7 @@ pub struct Shape {
 pub struct Seat {
     world: World,
     commands: SimQueue<Command>,
-    bell: SimBell,
+    waker: SimWaker,
 }
 
 impl Seat {
@@ -117,8 +117,8 @@ fn start_server(
     let memory = ServerMemory::new(256 << 20, Incarnation(0x5100 + u64::from(number))).unwrap();
     let memory = Arc::new(memory);
     let seats = (0..u32::from(shape.appliers)).map(|a| {
-        let mut sleeper = world.sleeper();
-        let commands = SimQueue::<Command>::new(world).waking(&sleeper);
+        let mut parker = world.parker();
+        let commands = SimQueue::<Command>::new(world).waking(&parker);
         let (handle, received) = ApplierHandle::new(None);
         let ranks = (0..shape.workers).map(WorkerId);
         let mut applier = Applier::new(Arc::clone(&memory), a, ranks, received).unwrap();
@@ -138,12 +138,12 @@ fn start_server(
         let seat = Seat {
             world: world.clone(),
             commands: commands.clone(),
-            bell: sleeper.bell(),
+            waker: parker.waker(),
         };
         world.spawn_service(&format!("applier {number}.{a}"), move || {
             loop {
                 let idle = Deadline::after(Duration::from_secs(5));
-                let _ = wait_until(&mut sleeper, idle, || {
+                let _ = wait_until(&mut parker, idle, || {
                     while let Some(command) = commands.try_recv() {
                         handle.send(command).unwrap();
                     }
@@ -224,7 +224,7 @@ impl Rig {
         self.world.spawn(name, move || task(&rig, rng));
     }
 
-    fn link(&self, server: usize, rank: u32, life: u32, near: SimBell) -> Link {
+    fn link(&self, server: usize, rank: u32, life: u32, near: SimWaker) -> Link {
         let n = u64::from(rank) << 40 | u64::from(life) << 8 | server as u64;
         Link {
             rig: self.clone(),
@@ -255,10 +255,10 @@ impl Rig {
         sync: Sync,
         lost: &Arc<LostStatuses>,
     ) -> Client {
-        let sleeper = self.world.sleeper();
+        let parker = self.world.parker();
         let mut parts = Vec::new();
         for server in 0..self.servers.len() {
-            let mut link = self.link(server, rank, life, sleeper.bell());
+            let mut link = self.link(server, rank, life, parker.waker());
             link.lost = Arc::clone(lost);
             let lanes = link.open();
             parts.push((Box::new(link) as Box<dyn ServerLink>, lanes));
@@ -266,7 +266,7 @@ impl Rig {
         let mut client = Client::from_parts(Parts {
             coordinator: Box::new(Catalogue(Arc::clone(&self.tables))),
             servers: parts,
-            sleeper: Box::new(sleeper),
+            parker: Box::new(parker),
             rank: WorkerId(rank),
             workers: self.shape.workers,
             sync,
@@ -288,7 +288,7 @@ struct Link {
     server: usize,
     session: SessionId,
     rank: WorkerId,
-    near: SimBell,
+    near: SimWaker,
     boxes: Vec<(Inbox, Mailbox)>,
     /// Of each lane the public copy of its status.
     statuses: Vec<RemoteAddr>,
@@ -355,8 +355,8 @@ impl Link {
             exports: &self.rig.servers[self.server].memory.exports,
             inbox,
             mailbox,
-            client_bell: self.near.clone(),
-            owner_bell: seat.bell.clone(),
+            client_waker: self.near.clone(),
+            owner_waker: seat.waker.clone(),
             in_order: self.in_order,
         });
         let port = StalePort {

@@ -2,8 +2,8 @@
 //! has applied come again, at other places of the ring. (Tidewater's own client never does that
 //! while its server lives; one that has lost its place does.)
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr, Sleeper};
-use tidewater_lanes::sim::{Rng, SimSleeper};
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, Parker, RemoteAddr};
+use tidewater_lanes::sim::{Rng, SimParker};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
@@ -21,7 +21,7 @@ use super::{LONG, Link, OpenLane, Rig};
 pub struct RawPusher {
     link: Link,
     lane: Box<dyn Lane>,
-    sleeper: SimSleeper,
+    parker: SimParker,
     rng: Rng,
     ring: RingGeometry,
     table: TableId,
@@ -37,10 +37,10 @@ pub struct RawPusher {
 impl RawPusher {
     /// Opens a session for worker `rank` with the server of `key`.
     pub fn new(rig: &Rig, rank: u32, table: TableId, key: u64, dim: usize, rng: Rng) -> Self {
-        let sleeper = rig.world.sleeper();
+        let parker = rig.world.parker();
         let (server, applier) = rig.owner(table, key);
         assert_eq!(applier, 0, "it opens the server's first lane only");
-        let mut link = rig.link(server, rank, 99, sleeper.bell());
+        let mut link = rig.link(server, rank, 99, parker.waker());
         // Where frames prove themselves, one that was applied before passes for a leftover of an
         // earlier lap that is yet to be overwritten. Where they do not, it is a duplicate.
         // Frames without a check need a carrier that keeps WRITEs in order.
@@ -50,7 +50,7 @@ impl RawPusher {
         Self {
             link,
             lane,
-            sleeper,
+            parker,
             rng,
             ring,
             table,
@@ -90,11 +90,11 @@ impl RawPusher {
         self.signal()?;
         while self.state.applied_seq < to {
             assert!(!deadline.passed(), "frame {to} is never acknowledged");
-            self.sleeper.announce();
+            self.parker.prepare_park();
             if !self.look()? {
-                self.sleeper.sleep(deadline);
+                self.parker.park_until(deadline);
             }
-            self.sleeper.retract();
+            self.parker.cancel_park();
         }
         Ok(())
     }

@@ -26,7 +26,7 @@ fn sleeps(server: &Process) -> u64 {
 
 /// Doorbells of a process, by their number in the kernel, and how often each was rung since it was
 /// silenced.
-fn bells(server: &Process) -> BTreeMap<String, u64> {
+fn wakers(server: &Process) -> BTreeMap<String, u64> {
     let infos = fs::read_dir(format!("/proc/{}/fdinfo", server.pid)).unwrap();
     let texts = infos
         .flatten()
@@ -39,15 +39,15 @@ fn bells(server: &Process) -> BTreeMap<String, u64> {
     texts.filter_map(one).collect()
 }
 
-/// Sleeps of the applier while a job trains, and its bell before and after, if it is never silenced.
+/// Sleeps of the applier while a job trains, and its waker before and after, if it is never silenced.
 fn while_training(options: &[&str]) -> (u64, Vec<(u64, u64)>) {
     let mut run = Run::train(options, &["--epochs", "100000"]);
     run.until_training();
     let server = run.of("server").remove(0);
     let epoch = |said: &str| said.matches("epoch ").count();
-    let (slept, rung, seen) = (sleeps(&server), bells(&server), epoch(&run.said()));
+    let (slept, rung, seen) = (sleeps(&server), wakers(&server), epoch(&run.said()));
     std::thread::sleep(WATCHED);
-    let (slept, after) = (sleeps(&server) - slept, bells(&server));
+    let (slept, after) = (sleeps(&server) - slept, wakers(&server));
     run.until(&format!("epoch {}/", seen + 2));
     let loud = rung
         .into_iter()
@@ -70,15 +70,15 @@ fn never_sleep(transport: &str, busy: &str) {
     let (slept, _) = while_training(&options);
     let (busy_slept, rung) = while_training(&[&options[..], &[busy]].concat());
     println!(
-        "{transport}: {slept} sleeps in {WATCHED:?}, with {busy} {busy_slept}; bells {rung:?}"
+        "{transport}: {slept} sleeps in {WATCHED:?}, with {busy} {busy_slept}; wakers {rung:?}"
     );
     assert!(
         slept >= SLEEPS_MIN,
         "it has not slept {slept} times by itself"
     );
     assert!(busy_slept <= SWITCHES_MAX, "it slept {busy_slept} times");
-    // The bell of the applier, which the control thread rang when the workers came.
-    assert!(!rung.is_empty(), "no bell is left ringing");
+    // The waker of the applier, which the control thread rang when the workers came.
+    assert!(!rung.is_empty(), "no waker is left ringing");
     for (before, after) in rung {
         assert_eq!(before, after, "somebody rang who need not");
     }

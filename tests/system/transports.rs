@@ -5,7 +5,7 @@ use std::time::Duration;
 use tidewater::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink, Wanted};
 use tidewater::link::ServerLink as _;
 use tidewater_lanes::fabric::{SPIN, TransportKind};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_runtime::clock::Deadline;
 
@@ -131,8 +131,8 @@ fn between_hosts(cluster: &Cluster, rdma_device: Option<&str>) -> TransportKind 
     config.epoch = members.epoch;
     config.workers = 1;
     config.rdma_device = rdma_device.map(|name| name.parse().unwrap());
-    let mut sleeper = OsSleeper::new(SPIN).unwrap();
-    let opened = NetServerLink::open(&server, &config, &mut sleeper, deadline);
+    let mut parker = OsParker::new(SPIN).unwrap();
+    let opened = NetServerLink::open(&server, &config, &mut parker, deadline);
     let (link, lanes) = opened.unwrap();
     assert!(!lanes.is_empty());
     link.transport()

@@ -16,7 +16,7 @@ const ANSWER: usize = 128;
 const BODY: usize = 256;
 /// What the asker writes to send the other thread to sleep.
 const REST: u64 = u64::MAX;
-/// Looks between two offers of the core: the two may share one.
+/// Looks between two yield_backoff of the core: the two may share one.
 const YIELD_EVERY: u32 = 256;
 
 /// `to` bytes there, `back` bytes back.

@@ -16,7 +16,7 @@ const TIMER_LOOKS: usize = 2_001;
 const CHECK_LOOKS: u64 = 16;
 const CHECK_TIME_NS: u64 = 1_000_000;
 /// An open loop sleeps until this long before a sample is due, and then watches the clock: longer
-/// than a sleeper of the kernel oversleeps on a quiet machine.
+/// than a parker of the kernel oversleeps on a quiet machine.
 const WATCH: Duration = Duration::from_micros(150);
 
 /// What came out of a run.

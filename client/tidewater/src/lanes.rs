@@ -11,9 +11,7 @@ mod status;
 
 use std::time::{Duration, Instant};
 
-use tidewater_lanes::fabric::{
-    Lane, LaneError, Mapped, Mapping, ReadBatch, Sleeper, TransportKind,
-};
+use tidewater_lanes::fabric::{Lane, LaneError, Mapped, Mapping, Parker, ReadBatch, TransportKind};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
@@ -82,7 +80,7 @@ struct Server {
 pub(crate) struct Lanes {
     servers: Vec<Server>,
     all: Vec<LaneState>,
-    sleeper: Box<dyn Sleeper>,
+    parker: Box<dyn Parker>,
     /// Tells of deaths, which a wait has to hear of.
     pub(crate) coordinator: Box<dyn CoordinatorLink>,
     /// When calls look at the control connections next.
@@ -253,7 +251,7 @@ const fn call_slot(seq: u64) -> usize {
 impl Lanes {
     pub(crate) fn new(
         servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
-        sleeper: Box<dyn Sleeper>,
+        parker: Box<dyn Parker>,
         coordinator: Box<dyn CoordinatorLink>,
     ) -> Result<Self, ClientError> {
         let mut all: Vec<LaneState> = Vec::new();
@@ -284,7 +282,7 @@ impl Lanes {
             tend_at: Deadline::after(TEND_EVERY),
             servers: made,
             all,
-            sleeper,
+            parker,
             coordinator,
             counters: Counters::default(),
         })
@@ -393,13 +391,13 @@ impl Lanes {
                 false => coordinator_at,
             };
             let slice = Deadline::at(until).min(deadline);
-            // The sleeper is lent to the loop: looking borrows everything else.
-            let mut sleeper = std::mem::replace(&mut self.sleeper, Box::new(NoSleep));
-            let found = wait_until(&mut *sleeper, slice, || {
+            // The parker is lent to the loop: looking borrows everything else.
+            let mut parker = std::mem::replace(&mut self.parker, Box::new(NoSleep));
+            let found = wait_until(&mut *parker, slice, || {
                 self.poll()?;
                 look(self)
             });
-            self.sleeper = sleeper;
+            self.parker = parker;
             match found {
                 Ok(Some(found)) => return Ok(found),
                 Ok(None) => self.read_stalled_statuses()?,
@@ -501,9 +499,9 @@ impl Lanes {
 
     /// Sleeps for a moment, or until something comes.
     pub(crate) fn nap(&mut self, time: Duration) {
-        self.sleeper.announce();
-        self.sleeper.sleep(Deadline::after(time));
-        self.sleeper.retract();
+        self.parker.prepare_park();
+        self.parker.park_until(Deadline::after(time));
+        self.parker.cancel_park();
     }
 
     /// Who has not answered, for a deadline's error.
@@ -772,11 +770,11 @@ impl Lanes {
     }
 }
 
-/// Stands in while the sleeper is lent out; never asked.
+/// Stands in while the parker is lent out; never asked.
 struct NoSleep;
 
-impl Sleeper for NoSleep {
-    fn announce(&mut self) {}
-    fn sleep(&mut self, _: Deadline) {}
-    fn retract(&mut self) {}
+impl Parker for NoSleep {
+    fn prepare_park(&mut self) {}
+    fn park_until(&mut self, _: Deadline) {}
+    fn cancel_park(&mut self) {}
 }

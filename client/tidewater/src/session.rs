@@ -8,7 +8,7 @@ mod push;
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Sleeper, TransportKind};
+use tidewater_lanes::fabric::{Parker, TransportKind};
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::{DATA_DEADLINE, DOMAINS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -35,7 +35,7 @@ pub struct Parts {
     /// Each server with its lanes, in order of the servers' numbers.
     pub servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
     /// What the thread sleeps in.
-    pub sleeper: Box<dyn Sleeper>,
+    pub parker: Box<dyn Parker>,
     /// This worker.
     pub rank: WorkerId,
     /// Workers of the job.
@@ -81,7 +81,7 @@ impl Client {
     /// # Errors
     /// [`ClientError::Protocol`] when a server granted a ring that cannot be.
     pub fn from_parts(parts: Parts) -> Result<Self, ClientError> {
-        let lanes = Lanes::new(parts.servers, parts.sleeper, parts.coordinator)?;
+        let lanes = Lanes::new(parts.servers, parts.parker, parts.coordinator)?;
         let by_lane = vec![Vec::new(); lanes.len()];
         Ok(Self {
             lanes,

@@ -53,8 +53,8 @@ mod taker;
 
 pub use mapping::Mapping;
 pub use taker::Taker;
-pub use tidewater_runtime::offers::Offers;
-pub use tidewater_runtime::wait::{SPIN, Sleeper};
+pub use tidewater_runtime::wait::{Parker, SPIN};
+pub use tidewater_runtime::yield_backoff::YieldBackoff;
 
 /// Every clause, for the conformance suite.
 pub const CLAUSES: &[&str] = &[

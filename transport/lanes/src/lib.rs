@@ -8,7 +8,7 @@
 //! comes from the fences of the protocols. The ends of a lane are used by one thread each.
 //!
 //! # Resource clean-up
-//! Regions unmap, sockets and bells close when they are dropped. A port says so when it is destroyed:
+//! Regions unmap, sockets and wakers close when they are dropped. A port says so when it is destroyed:
 //! nothing of its lane lands after that.
 //!
 //! # Cost

@@ -1,8 +1,8 @@
-//! What wakes a thread: its bell, the descriptors it watches, the real [`Sleeper`].
+//! What wakes a thread: its waker, the descriptors it watches, the real [`Parker`].
 //!
-//! `doze` has the protocol by which no wake-up is lost, `wait` the loop that keeps it.
+//! `parked_flag` has the protocol by which no wake-up is lost, `wait` the loop that keeps it.
 
-mod patience;
+mod adaptive_spin;
 
 use std::any::Any;
 use std::io;
@@ -12,19 +12,19 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
-use crate::fabric::{Offers, Sleeper};
-use patience::Patience;
+use crate::fabric::{Parker, YieldBackoff};
+use adaptive_spin::AdaptiveSpin;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_runtime::doze::{announce, retract};
 use tidewater_runtime::mem::{Region, WordsMut};
+use tidewater_runtime::parked_flag;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 /// An eventfd: the doorbell of one thread.
 #[derive(Debug, Clone)]
-pub struct Bell(Arc<OwnedFd>);
+pub struct Waker(Arc<OwnedFd>);
 
-impl Bell {
+impl Waker {
     /// A new one.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Bell {
         let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         if kind.as_os_str() != "anon_inode:[eventfd]" {
             return Err(io::Error::other(
-                "the descriptor of a bell is not an eventfd",
+                "the descriptor of a waker is not an eventfd",
             ));
         }
         let flags = rustix::fs::fcntl_getfl(&fd)? | rustix::fs::OFlags::NONBLOCK;
@@ -55,18 +55,18 @@ impl Bell {
     }
 
     /// Rings: one system call. A full counter means that it rings already.
-    pub fn ring(&self) {
+    pub fn wake(&self) {
         let _ = rustix::io::write(&*self.0, &1u64.to_le_bytes());
     }
 
     /// Takes back all rings so far.
-    pub fn silence(&self) {
+    pub fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.0, &mut count);
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for Waker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -75,20 +75,20 @@ impl AsFd for Bell {
 /// The set of descriptors one thread sleeps on. Clones share it, so that a socket can change what
 /// it waits for.
 #[derive(Debug, Clone)]
-pub struct Watch(Arc<Watched>);
+pub struct Reactor(Arc<ReactorState>);
 
 #[derive(Debug)]
-struct Watched {
+struct ReactorState {
     epoll: OwnedFd,
     /// Who is told that its descriptor woke the thread; a token is a place here.
-    told: Mutex<Vec<Option<Told>>>,
+    told: Mutex<Vec<Option<Readiness>>>,
     /// Sleeps that are over.
     sleeps: AtomicU64,
     /// Its thread never sleeps.
     awake: bool,
 }
 
-/// What the bell is reported by.
+/// What the waker is reported by.
 const BELL: u64 = u64::MAX;
 /// What descriptors are reported by whose owners look at each wake-up anyway.
 const NOBODY: u64 = u64::MAX - 1;
@@ -98,12 +98,12 @@ const NOBODY: u64 = u64::MAX - 1;
 /// later ends that sleep at once, because the set reports what is there, not what is new. (Who
 /// never sleeps has to look now and then all the same.)
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
+pub(crate) struct Readiness {
     token: u64,
     readable: Arc<AtomicBool>,
 }
 
-impl Told {
+impl Readiness {
     /// Whether looking is worth a system call.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
@@ -117,9 +117,9 @@ impl Told {
     }
 }
 
-impl Watch {
+impl Reactor {
     fn new(awake: bool) -> io::Result<Self> {
-        Ok(Self(Arc::new(Watched {
+        Ok(Self(Arc::new(ReactorState {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             told: Mutex::default(),
             sleeps: AtomicU64::new(0),
@@ -149,11 +149,11 @@ impl Watch {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn add_told(&self, fd: impl AsFd) -> io::Result<Told> {
+    pub(crate) fn add_readiness(&self, fd: impl AsFd) -> io::Result<Readiness> {
         let mut all = self.told();
         let free = all.iter().position(Option::is_none);
         let at = free.unwrap_or(all.len());
-        let told = Told {
+        let told = Readiness {
             token: at as u64,
             readable: Arc::new(AtomicBool::new(true)),
         };
@@ -169,7 +169,7 @@ impl Watch {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn change(&self, fd: impl AsFd, told: &Told, output: bool) -> io::Result<()> {
+    pub(crate) fn change(&self, fd: impl AsFd, told: &Readiness, output: bool) -> io::Result<()> {
         self.modify(fd, told, flags(output))
     }
 
@@ -178,17 +178,17 @@ impl Watch {
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn output_only(&self, fd: impl AsFd, told: &Told) -> io::Result<()> {
+    pub(crate) fn output_only(&self, fd: impl AsFd, told: &Readiness) -> io::Result<()> {
         self.modify(fd, told, epoll::EventFlags::OUT)
     }
 
-    fn modify(&self, fd: impl AsFd, told: &Told, flags: epoll::EventFlags) -> io::Result<()> {
+    fn modify(&self, fd: impl AsFd, told: &Readiness, flags: epoll::EventFlags) -> io::Result<()> {
         let data = epoll::EventData::new_u64(told.token);
         Ok(epoll::modify(&self.0.epoll, fd, data, flags)?)
     }
 
     /// Takes a descriptor out whose owner is told.
-    pub(crate) fn remove(&self, fd: impl AsFd, told: &Told) {
+    pub(crate) fn remove(&self, fd: impl AsFd, told: &Readiness) {
         let _ = epoll::delete(&self.0.epoll, fd);
         if let Some(place) = self.told().get_mut(told.token as usize) {
             *place = None;
@@ -196,7 +196,7 @@ impl Watch {
     }
 
     /// Sleeps until a descriptor wakes it or the time is over, and tells the owners; whether the
-    /// bell rang.
+    /// waker rang.
     fn sleep(&self, timeout: Duration) -> bool {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         let mut rest = timespec(timeout);
@@ -231,7 +231,7 @@ impl Watch {
     }
 
     /// Taken at a sleep, and when a socket comes or goes.
-    fn told(&self) -> MutexGuard<'_, Vec<Option<Told>>> {
+    fn told(&self) -> MutexGuard<'_, Vec<Option<Readiness>>> {
         match self.0.told.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
@@ -260,21 +260,21 @@ fn flags(output: bool) -> epoll::EventFlags {
     }
 }
 
-/// The doze words of one thread. Clones share them, so that whoever renews a session's memory can
+/// The parked flags of one thread. Clones share them, so that whoever renews a session's memory can
 /// change them.
 #[derive(Debug, Clone, Default)]
-pub struct Dozes(Arc<Mutex<Vec<DozeWord>>>);
+pub struct ParkedFlags(Arc<Mutex<Vec<ParkedFlag>>>);
 
-/// A doze word: its memory and where it is there.
-type DozeWord = (Arc<Region>, usize);
+/// A parked flag: its memory and where it is there.
+type ParkedFlag = (Arc<Region>, usize);
 
-impl Dozes {
-    /// Adds a doze word that producers look at; it must be writable.
+impl ParkedFlags {
+    /// Adds a parked flag that producers look at; it must be writable.
     pub fn add(&self, region: Arc<Region>, at: usize) {
         self.lock().push((region, at));
     }
 
-    /// Removes a doze word.
+    /// Removes a parked flag.
     pub fn remove(&self, region: &Arc<Region>, at: usize) {
         self.lock()
             .retain(|(r, a)| !(Arc::ptr_eq(r, region) && *a == at));
@@ -289,7 +289,7 @@ impl Dozes {
     }
 
     /// Taken on the way to a system call; nobody else holds it but while a session changes.
-    fn lock(&self) -> MutexGuard<'_, Vec<DozeWord>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<ParkedFlag>> {
         match self.0.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
@@ -299,7 +299,7 @@ impl Dozes {
 
 /// A producer that has to be told before each sleep that from now on it must wake the thread: a
 /// completion queue that raises an event only when it was armed. Its descriptor is in the thread's
-/// [`Watch`].
+/// [`Reactor`].
 pub trait Arm: Any + std::fmt::Debug + Send + Sync {
     /// From when this returns, what arrives makes the descriptor readable. What arrived before it
     /// need not: the caller looks once more (see `wait`). There is no counterpart for the way back;
@@ -334,7 +334,7 @@ impl Arms {
         of_type.find(|arm| is(arm))
     }
 
-    /// Taken on the way to a system call, as that of [`Dozes`].
+    /// Taken on the way to a system call, as that of [`ParkedFlags`].
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Arm>>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -343,20 +343,20 @@ impl Arms {
     }
 }
 
-/// The real [`Sleeper`]: one `epoll_wait` over the thread's bell, its sockets and its completion
-/// channel, and the doze words of all memory through which others may signal it.
+/// The real [`Parker`]: one `epoll_wait` over the thread's waker, its sockets and its completion
+/// channel, and the parked flags of all memory through which others may signal it.
 #[derive(Debug)]
-pub struct OsSleeper {
-    watch: Watch,
-    bell: Bell,
-    dozes: Dozes,
+pub struct OsParker {
+    watch: Reactor,
+    waker: Waker,
+    parked_flags: ParkedFlags,
     arms: Arms,
-    patience: Patience,
-    offers: Offers,
+    adaptive_spin: AdaptiveSpin,
+    yield_backoff: YieldBackoff,
 }
 
-impl OsSleeper {
-    /// With a bell of its own; each wait looks for `spin` before it sleeps.
+impl OsParker {
+    /// With a waker of its own; each wait looks for `spin` before it sleeps.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -373,16 +373,16 @@ impl OsSleeper {
     }
 
     fn with(spin: Duration, awake: bool) -> io::Result<Self> {
-        let watch = Watch::new(awake)?;
-        let bell = Bell::new()?;
-        watch.add_as(&bell, BELL, false)?;
+        let watch = Reactor::new(awake)?;
+        let waker = Waker::new()?;
+        watch.add_as(&waker, BELL, false)?;
         Ok(Self {
             watch,
-            bell,
-            dozes: Dozes::default(),
+            waker,
+            parked_flags: ParkedFlags::default(),
             arms: Arms::default(),
-            patience: Patience::steady(spin),
-            offers: Offers::default(),
+            adaptive_spin: AdaptiveSpin::steady(spin),
+            yield_backoff: YieldBackoff::default(),
         })
     }
 
@@ -391,7 +391,7 @@ impl OsSleeper {
     #[must_use]
     pub fn patient(self) -> Self {
         Self {
-            patience: self.patience.learning(),
+            adaptive_spin: self.adaptive_spin.learning(),
             ..self
         }
     }
@@ -402,18 +402,18 @@ impl OsSleeper {
     }
 
     /// The thread's doorbell, to be told to producers.
-    pub const fn bell(&self) -> &Bell {
-        &self.bell
+    pub const fn waker(&self) -> &Waker {
+        &self.waker
     }
 
     /// The thread's descriptors.
-    pub const fn watch(&self) -> &Watch {
+    pub const fn reactor(&self) -> &Reactor {
         &self.watch
     }
 
-    /// The thread's doze words.
-    pub const fn dozes(&self) -> &Dozes {
-        &self.dozes
+    /// The thread's parked flags.
+    pub const fn parked_flags(&self) -> &ParkedFlags {
+        &self.parked_flags
     }
 
     /// What the thread arms before it sleeps.
@@ -421,29 +421,31 @@ impl OsSleeper {
         &self.arms
     }
 
-    /// Adds a doze word that producers look at; it must be writable.
-    pub fn add_doze(&mut self, region: Arc<Region>, at: usize) {
-        self.dozes.add(region, at);
+    /// Adds a parked flag that producers look at; it must be writable.
+    pub fn add_parked_flag(&mut self, region: Arc<Region>, at: usize) {
+        self.parked_flags.add(region, at);
     }
 
-    /// Removes the doze words of a region.
-    pub fn remove_doze(&mut self, region: &Arc<Region>) {
-        self.dozes.lock().retain(|(r, _)| !Arc::ptr_eq(r, region));
+    /// Removes the parked flags of a region.
+    pub fn remove_parked_flag(&mut self, region: &Arc<Region>) {
+        self.parked_flags
+            .lock()
+            .retain(|(r, _)| !Arc::ptr_eq(r, region));
     }
 }
 
-impl Sleeper for OsSleeper {
-    fn announce(&mut self) {
+impl Parker for OsParker {
+    fn prepare_park(&mut self) {
         if !self.sleeps() {
             return;
         }
-        self.dozes.each(announce);
+        self.parked_flags.each(parked_flag::set);
         for arm in &*self.arms.lock() {
             arm.arm();
         }
     }
 
-    fn sleep(&mut self, deadline: Deadline) {
+    fn park_until(&mut self, deadline: Deadline) {
         if !self.sleeps() {
             return;
         }
@@ -452,27 +454,27 @@ impl Sleeper for OsSleeper {
         // A ring that comes in between is taken back too, but its data was stored before it, and
         // the caller looks after this. One that comes later ends the next sleep.
         if self.watch.sleep(left) {
-            self.bell.silence();
+            self.waker.drain();
         }
         let slept = clock::now() - asleep;
-        self.patience
-            .slept(slept, self.offers.taken() || self.looks_far());
+        self.adaptive_spin
+            .slept(slept, self.yield_backoff.taken() || self.looks_far());
     }
 
-    fn retract(&mut self) {
-        self.dozes.each(retract);
+    fn cancel_park(&mut self) {
+        self.parked_flags.each(parked_flag::clear);
     }
 
     fn spin(&self) -> Duration {
-        self.patience.spin()
+        self.adaptive_spin.spin()
     }
 
     fn sleeps(&self) -> bool {
         !self.watch.is_awake()
     }
 
-    fn offers(&mut self) -> Option<&mut Offers> {
-        Some(&mut self.offers)
+    fn yield_backoff(&mut self) -> Option<&mut YieldBackoff> {
+        Some(&mut self.yield_backoff)
     }
 }
 
@@ -480,24 +482,24 @@ impl Sleeper for OsSleeper {
 mod tests {
     use super::*;
 
-    fn sleep(sleeper: &mut OsSleeper, time: Duration) -> Duration {
+    fn sleep(parker: &mut OsParker, time: Duration) -> Duration {
         let begun = clock::now();
-        sleeper.announce();
-        sleeper.sleep(Deadline::after(time));
-        sleeper.retract();
+        parker.prepare_park();
+        parker.park_until(Deadline::after(time));
+        parker.cancel_park();
         clock::now() - begun
     }
 
     /// Timeouts rounded up to whole milliseconds never end sooner, on whatever machine.
     #[test]
     fn some_sleep_of_50_us_ends_within_a_millisecond() {
-        let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+        let mut parker = OsParker::new(Duration::ZERO).unwrap();
         let limit = Deadline::after(Duration::from_secs(20));
         let mut shortest = Duration::MAX;
         // One alone may have been cut short by an interruption.
         let mut short = 0;
         while short < 5 {
-            let slept = sleep(&mut sleeper, Duration::from_micros(50));
+            let slept = sleep(&mut parker, Duration::from_micros(50));
             short += u32::from(slept < Duration::from_millis(1));
             shortest = shortest.min(slept);
             assert!(
@@ -510,10 +512,10 @@ mod tests {
 
     #[test]
     fn ring_in_a_short_sleep_is_taken_back() {
-        let mut sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-        sleeper.bell().ring();
-        sleep(&mut sleeper, Duration::from_millis(1));
-        let left = rustix::io::read(sleeper.bell(), &mut [0; 8]);
+        let mut parker = OsParker::new(Duration::ZERO).unwrap();
+        parker.waker().wake();
+        sleep(&mut parker, Duration::from_millis(1));
+        let left = rustix::io::read(parker.waker(), &mut [0; 8]);
         assert_eq!(
             left,
             Err(rustix::io::Errno::AGAIN),

@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Signal, WaitOptions};
 use tidewater_lanes::fabric::{Exports, Lane};
 use tidewater_lanes::shm::{ApplierEnd, ServerMemory, SessionMemory};
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::limits::RING_BYTES_MIN;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers};
@@ -33,8 +33,8 @@ fn server() -> Arc<ServerMemory> {
 
 fn session(server: &Arc<ServerMemory>, salt: u64) -> SessionMemory {
     let end = ApplierEnd {
-        doze_at: 4096,
-        bell: Bell::new().unwrap(),
+        parked_flag_at: 4096,
+        waker: Waker::new().unwrap(),
     };
     SessionMemory::create(server, &[end], RING_BYTES_MIN, salt).unwrap()
 }

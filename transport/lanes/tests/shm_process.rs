@@ -19,7 +19,7 @@ use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
 use tidewater_lanes::shm::{
     ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmError, attach, descriptors,
 };
-use tidewater_lanes::wake::{Bell, OsSleeper};
+use tidewater_lanes::wake::{OsParker, Waker};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::line_bytes;
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
@@ -52,22 +52,22 @@ fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(10))
 }
 
-fn memory() -> (Arc<ServerMemory>, OsSleeper) {
+fn memory() -> (Arc<ServerMemory>, OsParker) {
     let (public, public_fd) = Region::memfd("public", PUBLIC_BYTES).unwrap();
     let (counters, counters_fd) = Region::memfd("counters", 4096).unwrap();
     public.words_mut(64, 8).unwrap().store(0, 4711);
     let public = Arc::new(public);
-    let mut sleeper = OsSleeper::new(SPIN).unwrap();
-    sleeper.add_doze(Arc::clone(&public), DOZE_AT);
+    let mut parker = OsParker::new(SPIN).unwrap();
+    parker.add_parked_flag(Arc::clone(&public), DOZE_AT);
     let counters = (Arc::new(counters), counters_fd);
     let server = ServerMemory::new((public, public_fd), counters, CHECK).unwrap();
-    (Arc::new(server), sleeper)
+    (Arc::new(server), parker)
 }
 
-fn session(server: &Arc<ServerMemory>, sleeper: &OsSleeper) -> SessionMemory {
+fn session(server: &Arc<ServerMemory>, parker: &OsParker) -> SessionMemory {
     let end = ApplierEnd {
-        doze_at: DOZE_AT as u64,
-        bell: sleeper.bell().clone(),
+        parked_flag_at: DOZE_AT as u64,
+        waker: parker.waker().clone(),
     };
     SessionMemory::create(server, &[end], RING_BYTES_MIN, SALT).unwrap()
 }
@@ -121,18 +121,18 @@ fn start(role: &str, stdin: impl Into<Stdio>) -> Command {
 
 /// The server's process: an applier that acknowledges frames.
 fn serve(stream: &UnixStream) {
-    let (memory, mut sleeper) = memory();
-    let session = session(&memory, &sleeper);
+    let (memory, mut parker) = memory();
+    let session = session(&memory, &parker);
     let mut held = Descriptors::default();
-    assert_eq!(hear(stream, &mut held).unwrap(), b"bell");
-    let bell = Bell::from_peer(held.take(1).unwrap().remove(0)).unwrap();
+    assert_eq!(hear(stream, &mut held).unwrap(), b"waker");
+    let waker = Waker::from_peer(held.take(1).unwrap().remove(0)).unwrap();
     let numbers = postcard::to_stdvec(&session.numbers()).unwrap();
     tell(stream, &numbers, &session.descriptors());
-    let mut port = session.port(0, "client", &bell).unwrap();
+    let mut port = session.port(0, "client", &waker).unwrap();
     let inbox = session.inbox(0).unwrap();
     for n in 1..=FRAMES {
         let look = || Ok::<_, LaneError>(inbox.tail().filter(|t| *t >= n * 64));
-        wait_until(&mut sleeper, soon(), look)
+        wait_until(&mut parker, soon(), look)
             .unwrap()
             .expect("no frame came");
         assert_eq!(inbox.header((n - 1) * 64), [n; 8]);
@@ -155,8 +155,8 @@ fn two_processes_read_write_count_and_wake_each_other() {
     let _alone = alone();
     let (ours, theirs) = UnixStream::pair().unwrap();
     let mut child: Child = start("server", OwnedFd::from(theirs)).spawn().unwrap();
-    let mut sleeper = OsSleeper::new(SPIN).unwrap();
-    tell(&ours, b"bell", &[sleeper.bell().as_fd()]);
+    let mut parker = OsParker::new(SPIN).unwrap();
+    tell(&ours, b"waker", &[parker.waker().as_fd()]);
     let mut held = Descriptors::default();
     let told: ShmAttach = postcard::from_bytes(&hear(&ours, &mut held).unwrap()).unwrap();
     let fds = held.take(descriptors(&told)).unwrap();
@@ -165,8 +165,8 @@ fn two_processes_read_write_count_and_wake_each_other() {
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
     }
     let mut lane = attach(&told, fds, "server 0").unwrap().remove(0);
-    let (region, at) = lane.doze();
-    sleeper.add_doze(region, at);
+    let (region, at) = lane.parked_flag();
+    parker.add_parked_flag(region, at);
     let of = |memory: u32, addr| RemoteAddr {
         key: RegionKey(memory << 28 | u32::from(CHECK) << 20),
         addr,
@@ -183,7 +183,7 @@ fn two_processes_read_write_count_and_wake_each_other() {
         let CheckedU64(tail) = CheckedU64::new(n * 64, SALT);
         let tail: Vec<u8> = tail.iter().flat_map(|w| w.to_le_bytes()).collect();
         lane.write_signal(inbox(INBOX_TAIL_AT), &tail).unwrap();
-        let applied = wait_until(&mut sleeper, soon(), || {
+        let applied = wait_until(&mut parker, soon(), || {
             let line = StateLine::from_line(&lane.mailbox().line(MAILBOX_STATE_AT), SALT);
             Ok::<_, LaneError>(line.filter(|l| l.applied_seq >= n))
         });
@@ -352,8 +352,8 @@ struct Bait {
 }
 
 fn bait() -> Bait {
-    let (memory, sleeper) = memory();
-    let session = session(&memory, &sleeper);
+    let (memory, parker) = memory();
+    let session = session(&memory, &parker);
     let fds = session
         .descriptors()
         .iter()
@@ -392,7 +392,7 @@ fn descriptors_that_are_not_what_they_should_be_are_refused() {
             refuse("short", &|b| {
                 b.fds[memory] = Region::memfd("short", 64).unwrap().1
             }),
-            refuse("a bell", &|b| b.fds.swap(memory, 4)),
+            refuse("a waker", &|b| b.fds.swap(memory, 4)),
         ] {
             assert!(
                 matches!(error, ShmError::Memory { .. }),
@@ -400,10 +400,10 @@ fn descriptors_that_are_not_what_they_should_be_are_refused() {
             );
         }
     }
-    let (what, error) = refuse("pipe as bell", &|b| {
+    let (what, error) = refuse("pipe as waker", &|b| {
         b.fds[4] = rustix::pipe::pipe().unwrap().1
     });
-    assert!(matches!(error, ShmError::Bell(_)), "{what}: {error}");
+    assert!(matches!(error, ShmError::Waker(_)), "{what}: {error}");
     // What is passed for reading cannot be mapped for writing.
     let (what, error) = refuse("read-only inbox", &|b| b.fds.swap(2, 3));
     assert!(matches!(error, ShmError::Memory { .. }), "{what}: {error}");
@@ -424,8 +424,8 @@ fn numbers_that_cannot_be_are_refused() {
     let _alone = alone();
     type Spoil = fn(&mut ShmAttach);
     let spoils: &[(&str, Spoil)] = &[
-        ("no lanes", |t| t.doze_at.clear()),
-        ("too many lanes", |t| t.doze_at = vec![0; 65]),
+        ("no lanes", |t| t.parked_flag_at.clear()),
+        ("too many lanes", |t| t.parked_flag_at = vec![0; 65]),
         ("no ring", |t| t.ring_bytes = 0),
         ("odd ring", |t| t.ring_bytes = (RING_BYTES_MIN + 64) as u64),
         ("huge ring", |t| t.ring_bytes = 1 << 63),
@@ -435,12 +435,14 @@ fn numbers_that_cannot_be_are_refused() {
         ("all public memory", |t| t.public_bytes = u64::MAX),
         ("more counters", |t| t.counters_bytes = 1 << 40),
         ("other mailbox", |t| t.mailbox_bytes -= 64),
-        ("doze word past the end", |t| t.doze_at[0] = t.public_bytes),
-        ("doze word across the end", |t| {
-            t.doze_at[0] = t.public_bytes - 4
+        ("parked flag past the end", |t| {
+            t.parked_flag_at[0] = t.public_bytes
         }),
-        ("doze word misaligned", |t| t.doze_at[0] = 4),
-        ("doze word nowhere", |t| t.doze_at[0] = u64::MAX),
+        ("parked flag across the end", |t| {
+            t.parked_flag_at[0] = t.public_bytes - 4
+        }),
+        ("parked flag misaligned", |t| t.parked_flag_at[0] = 4),
+        ("parked flag nowhere", |t| t.parked_flag_at[0] = u64::MAX),
     ];
     for (what, spoil) in spoils {
         let mut bait = bait();
@@ -459,12 +461,12 @@ proptest! {
         public_bytes in prop_oneof![Just(PUBLIC_BYTES as u64), any::<u64>()],
         counters_bytes in prop_oneof![Just(4096u64), any::<u64>()],
         ring_bytes in prop_oneof![Just(RING_BYTES_MIN as u64), any::<u64>()],
-        doze_at in prop_oneof![0..PUBLIC_BYTES as u64, any::<u64>()],
+        parked_flag_at in prop_oneof![0..PUBLIC_BYTES as u64, any::<u64>()],
     ) {
         let _alone = alone();
         let Bait { told, fds } = bait();
         let spoiled = ShmAttach {
-            key_check, public_bytes, counters_bytes, ring_bytes, doze_at: vec![doze_at], ..told
+            key_check, public_bytes, counters_bytes, ring_bytes, parked_flag_at: vec![parked_flag_at], ..told
         };
         match attach(&spoiled, fds, "hostile") {
             Ok(lanes) => prop_assert_eq!(lanes.len(), 1),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidewater_lanes::fabric::*;
 use tidewater_lanes::sim::{
-    Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimQueue, SimSleeper, World, sweep,
+    Failure, Faults, LinkId, LinkSpec, Outcome, Rng, SimParker, SimQueue, World, sweep,
 };
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
@@ -25,8 +25,8 @@ struct Pair {
     public: Arc<Region>,
     inbox: Inbox,
     view: ExportView,
-    client: SimSleeper,
-    owner: SimSleeper,
+    client: SimParker,
+    owner: SimParker,
     key: tidewater_protocol::ids::RegionKey,
 }
 
@@ -46,15 +46,15 @@ fn pair(world: &World) -> Pair {
     let memory = Arc::new(Region::anonymous(inbox_bytes(RING)).unwrap());
     let inbox = Inbox::new(memory, 0, ring, 1).unwrap();
     let mailbox = Mailbox::new(Arc::new(Region::anonymous(4096).unwrap()), 0, 4096).unwrap();
-    let (client, owner) = (world.sleeper(), world.sleeper());
+    let (client, owner) = (world.parker(), world.parker());
     let (lane, port) = world.connect(LinkSpec {
         client: "client",
         server: "server",
         exports: &exports,
         inbox: inbox.clone(),
         mailbox,
-        client_bell: client.bell(),
-        owner_bell: owner.bell(),
+        client_waker: client.waker(),
+        owner_waker: owner.waker(),
         in_order: false,
     });
     Pair {
@@ -118,9 +118,10 @@ fn traffic(seed: u64, faults: Faults) -> (Outcome, u64) {
             if p.port.poll(&mut p.view, &p.inbox).is_err() {
                 break;
             }
-            p.owner.announce();
-            p.owner.sleep(Deadline::after(Duration::from_micros(30)));
-            p.owner.retract();
+            p.owner.prepare_park();
+            p.owner
+                .park_until(Deadline::after(Duration::from_micros(30)));
+            p.owner.cancel_park();
         }
     });
     let _ = p.client;
@@ -176,13 +177,13 @@ fn a_switch_is_cheap() {
 fn time_is_virtual_and_sleeps_are_free() {
     let world = World::new(1, Faults::calm());
     let w = world.clone();
-    let mut sleeper = world.sleeper();
-    world.spawn("sleeper", move || {
+    let mut parker = world.parker();
+    world.spawn("parker", move || {
         let began = clock::now();
         w.pause(Duration::from_secs(3600));
-        sleeper.announce();
-        sleeper.sleep(Deadline::after(Duration::from_secs(1800)));
-        sleeper.retract();
+        parker.prepare_park();
+        parker.park_until(Deadline::after(Duration::from_secs(1800)));
+        parker.cancel_park();
         let slept = began.elapsed_in_world();
         assert!(slept >= Duration::from_secs(5400), "{slept:?}");
         assert!(slept < Duration::from_secs(5401), "{slept:?}");
@@ -210,18 +211,18 @@ impl InWorld for std::time::Instant {
 fn a_ring_is_heard_only_when_announced() {
     for (announced, timeouts) in [(true, 0), (false, 1)] {
         let world = World::new(3, Faults::calm());
-        let mut sleeper = world.sleeper();
-        let (bell, w) = (sleeper.bell(), world.clone());
-        world.spawn("sleeper", move || {
+        let mut parker = world.parker();
+        let (waker, w) = (parker.waker(), world.clone());
+        world.spawn("parker", move || {
             if announced {
-                sleeper.announce();
+                parker.prepare_park();
             }
-            sleeper.sleep(Deadline::after(SECOND));
-            sleeper.retract();
+            parker.park_until(Deadline::after(SECOND));
+            parker.cancel_park();
         });
         world.spawn("ringer", move || {
             w.pause(Duration::from_millis(1));
-            bell.ring();
+            waker.ring();
         });
         assert_eq!(world.run().timeouts, timeouts);
     }
@@ -230,10 +231,10 @@ fn a_ring_is_heard_only_when_announced() {
 #[test]
 fn bad_ends_are_told_by_name() {
     let world = World::new(5, Faults::calm());
-    let mut sleeper = world.sleeper();
+    let mut parker = world.parker();
     world.spawn("waits-for-ever", move || {
-        sleeper.announce();
-        sleeper.sleep(Deadline::after(Duration::from_secs(1_000_000)));
+        parker.prepare_park();
+        parker.park_until(Deadline::after(Duration::from_secs(1_000_000)));
     });
     let tasks = vec!["waits-for-ever".to_owned()];
     assert_eq!(world.run().failure, Some(Failure::Deadlock { tasks }));
@@ -378,10 +379,10 @@ fn whole_lines(words: &[u64], n: u64) -> Vec<bool> {
 }
 
 /// Rounds of one direction: `send` posts round n with its signal, `look` reads the lines at the other
-/// end, which sleeps in `sleeper`. Returns how often a look saw a later line before an earlier one.
+/// end, which sleeps in `parker`. Returns how often a look saw a later line before an earlier one.
 fn rounds(
     world: &World,
-    mut sleeper: SimSleeper,
+    mut parker: SimParker,
     mut send: impl FnMut(u64) + Send + 'static,
     look: impl Fn() -> Vec<u64> + Clone + Send + 'static,
 ) -> Arc<AtomicU64> {
@@ -400,11 +401,11 @@ fn rounds(
     world.spawn("receiver", move || {
         for n in 1..=ROUNDS {
             now.store(n, Ordering::Relaxed);
-            sleeper.announce();
+            parker.prepare_park();
             go.send(n);
             let began = clock::now();
-            sleeper.sleep(Deadline::after(30 * SECOND));
-            sleeper.retract();
+            parker.park_until(Deadline::after(30 * SECOND));
+            parker.cancel_park();
             let slept = clock::now().duration_since(began);
             assert!(slept < 30 * SECOND, "no signal came in round {n}");
             let lines = whole_lines(&look(), n);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewater_lanes::fabric::*;
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{
-    Faults, LinkSpec, SimBell, SimLane, SimQueue, SimSleeper, World, sweep,
+    Faults, LinkSpec, SimLane, SimParker, SimQueue, SimWaker, World, sweep,
 };
 use tidewater_protocol::layout::Line;
 use tidewater_protocol::layout::hash::line_chk;
@@ -47,8 +47,8 @@ struct Applier {
     exports: Arc<Exports>,
     inbox: Inbox,
     mailbox: Mailbox,
-    client: SimBell,
-    sleeper: SimSleeper,
+    client: SimWaker,
+    parker: SimParker,
     attach: SimQueue<()>,
     attached: SimQueue<(SimLane, u64)>,
     port: Option<Box<dyn Port>>,
@@ -78,8 +78,8 @@ impl Applier {
             exports: &self.exports,
             inbox: self.inbox.clone(),
             mailbox: self.mailbox.clone(),
-            client_bell: self.client.clone(),
-            owner_bell: self.sleeper.bell(),
+            client_waker: self.client.clone(),
+            owner_waker: self.parker.waker(),
             // Frames of this ring carry no check.
             in_order: true,
         });
@@ -128,18 +128,18 @@ impl Applier {
             if self.look() {
                 continue;
             }
-            self.sleeper.announce();
+            self.parker.prepare_park();
             if !self.look() {
-                self.sleeper.sleep(Deadline::after(WAIT));
+                self.parker.park_until(Deadline::after(WAIT));
             }
-            self.sleeper.retract();
+            self.parker.cancel_park();
         }
     }
 }
 
 /// The client's end: keeps what is not acknowledged and sends it again after a break.
 struct Pusher {
-    sleeper: SimSleeper,
+    parker: SimParker,
     attach: SimQueue<()>,
     attached: SimQueue<(SimLane, u64)>,
     value: fn(u64) -> u64,
@@ -193,12 +193,12 @@ impl Pusher {
                 "frame {} is never acknowledged",
                 *acknowledged + 1
             );
-            self.sleeper.announce();
+            self.parker.prepare_park();
             let more = take_ack(lane, acknowledged)?;
             if !more {
-                self.sleeper.sleep(deadline);
+                self.parker.park_until(deadline);
             }
-            self.sleeper.retract();
+            self.parker.cancel_park();
             if more {
                 return Ok(());
             }
@@ -229,8 +229,8 @@ fn ledger(seed: u64, destroys: bool, wrong: &Arc<AtomicU64>) -> tidewater_lanes:
     let inbox = Inbox::new(region, 0, ring, SALT).unwrap();
     let mail = Arc::new(Region::anonymous(4096).unwrap());
     let mailbox = Mailbox::new(Arc::clone(&mail), 0, 4096).unwrap();
-    let (client, sleeper) = (world.sleeper(), world.sleeper());
-    let attach = SimQueue::new(&world).waking(&sleeper);
+    let (client, parker) = (world.parker(), world.parker());
+    let attach = SimQueue::new(&world).waking(&parker);
     let attached = SimQueue::new(&world);
     let sum = Arc::new(AtomicU64::new(0));
     let value: fn(u64) -> u64 = |seq| seq * seq;
@@ -239,8 +239,8 @@ fn ledger(seed: u64, destroys: bool, wrong: &Arc<AtomicU64>) -> tidewater_lanes:
         exports: Arc::new(Exports::new(1)),
         inbox,
         mailbox,
-        client: client.bell(),
-        sleeper,
+        client: client.waker(),
+        parker,
         attach: attach.clone(),
         attached: attached.clone(),
         port: None,
@@ -251,7 +251,7 @@ fn ledger(seed: u64, destroys: bool, wrong: &Arc<AtomicU64>) -> tidewater_lanes:
         zombies: Vec::new(),
     };
     let pusher = Pusher {
-        sleeper: client,
+        parker: client,
         attach,
         attached,
         value,

@@ -12,7 +12,7 @@ use tidewater_lanes::fabric::{
     Rights,
 };
 use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
 use tidewater_runtime::clock::Deadline;
@@ -49,13 +49,14 @@ struct Rig {
     inbox: Inbox,
     view: ExportView,
     data: RegionKey,
-    _sleepers: [OsSleeper; 2],
+    _sleepers: [OsParker; 2],
 }
 
 fn rig() -> Rig {
-    let sleepers = [(); 2].map(|()| OsSleeper::new(Duration::ZERO).unwrap());
-    let [near, far] = &sleepers;
-    let (lane, port, inbox) = pair(1 << 20, 7, near.watch().clone(), far.watch().clone()).unwrap();
+    let parkers = [(); 2].map(|()| OsParker::new(Duration::ZERO).unwrap());
+    let [near, far] = &parkers;
+    let (lane, port, inbox) =
+        pair(1 << 20, 7, near.reactor().clone(), far.reactor().clone()).unwrap();
     let exports = Arc::new(Exports::new(3));
     let region = Arc::new(Region::anonymous(2 << 20).unwrap());
     let (start, len, rights, memory) = (0, 2 << 20, Rights::Read, 0);
@@ -74,7 +75,7 @@ fn rig() -> Rig {
         inbox,
         view: exports.view(),
         data,
-        _sleepers: sleepers,
+        _sleepers: parkers,
     }
 }
 

@@ -78,7 +78,7 @@ pub const ENVIRONMENT_BYTES_MAX: u64 = 8 << 20;
 pub const QUOTED_LINE_BYTES_MAX: usize = 400;
 /// Appliers of a server.
 pub const APPLIERS_MAX: u16 = 64;
-/// Descriptors of one message: four memories and a bell for each applier. The kernel's own limit
+/// Descriptors of one message: four memories and a waker for each applier. The kernel's own limit
 /// is 253.
 pub const DESCRIPTORS_MAX: usize = 4 + APPLIERS_MAX as usize;
 /// Sessions (client threads) of a server.

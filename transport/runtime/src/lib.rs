@@ -8,7 +8,6 @@
 #[cfg(not(loom))]
 pub mod clock;
 pub mod delays;
-pub mod doze;
 #[cfg(not(loom))]
 #[allow(
     unsafe_code,
@@ -17,10 +16,11 @@ pub mod doze;
 pub mod liveness;
 #[allow(unsafe_code, reason = "shared memory is reached through raw pointers")]
 pub mod mem;
-#[cfg(not(loom))]
-pub mod offers;
+pub mod parked_flag;
 #[cfg(not(loom))]
 pub mod socket_options;
 pub mod sync;
 #[cfg(not(loom))]
 pub mod wait;
+#[cfg(not(loom))]
+pub mod yield_backoff;

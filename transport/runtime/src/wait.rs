@@ -2,38 +2,38 @@
 //!
 //! Why no wake-up is lost: the loop sleeps only after it has announced that it will and has then
 //! looked and found nothing. What became visible before the announcement, that second look finds;
-//! whoever makes something visible after it finds the announcement and rings (see `doze`). A ring
-//! that comes early is kept by the bell, so that the sleep ends at once.
+//! whoever makes something visible after it finds the announcement and rings (see `parked_flag`). A ring
+//! that comes early is kept by the waker, so that the sleep ends at once.
 //!
 //! Why it ends: the spin stops at the deadline, the sleep takes it, and the last look comes after
 //! it, so that what arrived in time is not reported as missing.
 //!
-//! A thread that never sleeps ([`Sleeper::sleeps`]) spins until the deadline and announces nothing,
+//! A thread that never sleeps ([`Parker::sleeps`]) spins until the deadline and announces nothing,
 //! so that no producer makes a system call for it.
 
 use std::time::Duration;
 
 use crate::clock::{self, Deadline};
 use crate::delays;
-use crate::offers::Offers;
 use crate::sync::spin_hint;
+use crate::yield_backoff::YieldBackoff;
 use tidewater_protocol::planted::{self, Plant};
 
 /// Pollers look this long before they sleep: longer than a round trip over shared memory, shorter
 /// than a time slice that somebody else could use.
 pub const SPIN: Duration = Duration::from_micros(20);
 
-/// Where a thread that has nothing to do waits. The order is: `announce`, look once more, `sleep`
-/// (or not), `retract`; see `wake`.
-pub trait Sleeper: Send {
+/// Where a thread that has nothing to do waits. The order is: `prepare_park`, look once more, `sleep`
+/// (or not), `cancel_park`; see `wake`.
+pub trait Parker: Send {
     /// Tells all producers that from now on they must wake this thread.
-    fn announce(&mut self);
+    fn prepare_park(&mut self);
 
     /// Sleeps until woken or until the deadline.
-    fn sleep(&mut self, deadline: Deadline);
+    fn park_until(&mut self, deadline: Deadline);
 
     /// Tells them that it looks by itself again.
-    fn retract(&mut self);
+    fn cancel_park(&mut self);
 
     /// Whether a wait should spin before it sleeps, and for how long.
     fn spin(&self) -> Duration {
@@ -48,7 +48,7 @@ pub trait Sleeper: Send {
 
     /// What the thread has learned of offering its core while it spins; one that keeps nothing
     /// learns it anew in each wait.
-    fn offers(&mut self) -> Option<&mut Offers> {
+    fn yield_backoff(&mut self) -> Option<&mut YieldBackoff> {
         None
     }
 }
@@ -56,28 +56,28 @@ pub trait Sleeper: Send {
 /// Calls `look` until it returns a value or an error; `None` when the deadline passed first.
 ///
 /// `look` takes in what has arrived (polls its lanes) and never blocks. Everything it looks at
-/// must be announced to by `sleeper`: its doze words lie where the producers look, its sockets are
+/// must be announced to by `parker`: its parked flags lie where the producers look, its sockets are
 /// in its watch. Cost: nothing but the first look when there is something already; else a spin of
-/// [`Sleeper::spin`], in which the core is offered now and then (see [`Offers`]), then one system
+/// [`Parker::spin`], in which the core is offered now and then (see [`YieldBackoff`]), then one system
 /// call per sleep. Where the thread never sleeps: a look at the clock for each look.
 ///
 /// # Errors
 /// Those of `look`.
 pub fn wait_until<T, E>(
-    sleeper: &mut dyn Sleeper,
+    parker: &mut dyn Parker,
     deadline: Deadline,
     mut look: impl FnMut() -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
     loop {
-        if let Some(found) = spin(sleeper, deadline, &mut look)? {
+        if let Some(found) = spin(parker, deadline, &mut look)? {
             return Ok(Some(found));
         }
-        if !sleeper.sleeps() {
+        if !parker.sleeps() {
             // The spin went on until the deadline.
             return look();
         }
         delays::widen_window();
-        sleeper.announce();
+        parker.prepare_park();
         let second = if planted::on(Plant::SleepWithoutSecondLook) {
             Ok(None)
         } else {
@@ -85,18 +85,18 @@ pub fn wait_until<T, E>(
         };
         let over = deadline.passed();
         if !matches!(second, Ok(None)) || over {
-            sleeper.retract();
+            parker.cancel_park();
             return second;
         }
-        sleeper.sleep(deadline);
-        sleeper.retract();
+        parker.park_until(deadline);
+        parker.cancel_park();
     }
 }
 
-/// Looks at least once, then again and again for the sleeper's spin time; until the deadline if it
+/// Looks at least once, then again and again for the parker's spin time; until the deadline if it
 /// never sleeps.
 fn spin<T, E>(
-    sleeper: &mut dyn Sleeper,
+    parker: &mut dyn Parker,
     deadline: Deadline,
     look: &mut impl FnMut() -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
@@ -104,19 +104,19 @@ fn spin<T, E>(
     if let Some(found) = look()? {
         return Ok(Some(found));
     }
-    let until = match (sleeper.sleeps(), sleeper.spin()) {
+    let until = match (parker.sleeps(), parker.spin()) {
         (false, _) => deadline,
         (true, Duration::ZERO) => return Ok(None),
         (true, spin) => deadline.min(Deadline::at(clock::now() + spin)),
     };
-    let mut forgotten = Offers::default();
-    let offers = sleeper.offers().unwrap_or(&mut forgotten);
+    let mut forgotten = YieldBackoff::default();
+    let yield_backoff = parker.yield_backoff().unwrap_or(&mut forgotten);
     let (mut looks, mut made) = (0, 0);
     while !until.passed() {
         looks += 1;
-        if looks >= offers.every {
+        if looks >= yield_backoff.every {
             looks = 0;
-            offers.make();
+            yield_backoff.make();
             made += 1;
         } else {
             spin_hint();
@@ -125,7 +125,7 @@ fn spin<T, E>(
             return Ok(Some(found));
         }
     }
-    offers.in_vain(made);
+    yield_backoff.in_vain(made);
     Ok(None)
 }
 
@@ -140,25 +140,25 @@ mod tests {
     struct Script {
         calls: Vec<&'static str>,
         late: Option<Arc<AtomicBool>>,
-        offers: Offers,
+        yield_backoff: YieldBackoff,
         spin: Option<Duration>,
         never_sleeps: bool,
     }
 
-    impl Sleeper for Script {
-        fn announce(&mut self) {
+    impl Parker for Script {
+        fn prepare_park(&mut self) {
             self.calls.push("announce");
             if let Some(data) = &self.late {
                 data.store(true, Ordering::Release);
             }
         }
 
-        fn sleep(&mut self, deadline: Deadline) {
+        fn park_until(&mut self, deadline: Deadline) {
             self.calls.push("sleep");
             std::thread::sleep(deadline.left());
         }
 
-        fn retract(&mut self) {
+        fn cancel_park(&mut self) {
             self.calls.push("retract");
         }
 
@@ -170,8 +170,8 @@ mod tests {
             !self.never_sleeps
         }
 
-        fn offers(&mut self) -> Option<&mut Offers> {
-            Some(&mut self.offers)
+        fn yield_backoff(&mut self) -> Option<&mut YieldBackoff> {
+            Some(&mut self.yield_backoff)
         }
     }
 
@@ -179,9 +179,9 @@ mod tests {
 
     #[test]
     fn after_a_wait_in_vain_the_core_is_offered_as_often_as_at_first() {
-        let mut sleeper = Script::default();
-        let first = sleeper.offers.every;
-        sleeper.offers.every = 64 * first;
+        let mut parker = Script::default();
+        let first = parker.yield_backoff.every;
+        parker.yield_backoff.every = 64 * first;
         let found = |looks: u32| {
             let mut left = looks;
             move || {
@@ -190,76 +190,76 @@ mod tests {
             }
         };
         let minute = Duration::from_mins(1);
-        sleeper.spin = Some(minute);
-        let found = wait_until(&mut sleeper, Deadline::after(minute), found(3));
+        parker.spin = Some(minute);
+        let found = wait_until(&mut parker, Deadline::after(minute), found(3));
         assert_eq!(found, Ok(Some(())));
-        assert_eq!(sleeper.offers.every, 64 * first);
-        sleeper.spin = None;
+        assert_eq!(parker.yield_backoff.every, 64 * first);
+        parker.spin = None;
         let (soon, none) = (Deadline::after(SOON), || Ok::<Option<()>, ()>(None));
-        assert_eq!(wait_until(&mut sleeper, soon, none), Ok(None));
-        assert_eq!(sleeper.offers.every, first);
+        assert_eq!(wait_until(&mut parker, soon, none), Ok(None));
+        assert_eq!(parker.yield_backoff.every, first);
     }
 
     #[test]
     fn data_that_comes_just_before_the_announcement_is_found_without_sleeping() {
         let data = Arc::new(AtomicBool::new(false));
-        let mut sleeper = Script {
+        let mut parker = Script {
             late: Some(Arc::clone(&data)),
             ..Script::default()
         };
         let look = || Ok::<_, ()>(data.load(Ordering::Acquire).then_some(7));
-        let found = wait_until(&mut sleeper, Deadline::after(SOON), look);
+        let found = wait_until(&mut parker, Deadline::after(SOON), look);
         assert_eq!(found, Ok(Some(7)));
-        assert_eq!(sleeper.calls, ["announce", "retract"]);
+        assert_eq!(parker.calls, ["announce", "retract"]);
     }
 
     #[test]
     fn who_never_sleeps_announces_nothing_and_looks_until_the_deadline() {
-        let mut sleeper = Script {
+        let mut parker = Script {
             never_sleeps: true,
             spin: Some(Duration::ZERO),
             ..Script::default()
         };
         let (deadline, mut looks) = (Deadline::after(SOON), 0);
-        let found = wait_until(&mut sleeper, deadline, || {
+        let found = wait_until(&mut parker, deadline, || {
             looks += 1;
             Ok::<Option<()>, ()>(None)
         });
-        assert_eq!((found, sleeper.calls.len()), (Ok(None), 0));
+        assert_eq!((found, parker.calls.len()), (Ok(None), 0));
         assert!(deadline.passed() && looks > 100, "{looks} looks");
         let mut left = 1_000;
-        let found = wait_until(&mut sleeper, Deadline::after(60 * SOON), || {
+        let found = wait_until(&mut parker, Deadline::after(60 * SOON), || {
             left -= 1;
             Ok::<_, ()>((left == 0).then_some(7))
         });
-        assert_eq!((found, sleeper.calls.len()), (Ok(Some(7)), 0));
+        assert_eq!((found, parker.calls.len()), (Ok(Some(7)), 0));
     }
 
     #[test]
     fn what_is_there_already_costs_one_look() {
-        let mut sleeper = Script::default();
-        let found = wait_until(&mut sleeper, Deadline::after(SOON), || Ok::<_, ()>(Some(1)));
-        assert_eq!((found, sleeper.calls.len()), (Ok(Some(1)), 0));
+        let mut parker = Script::default();
+        let found = wait_until(&mut parker, Deadline::after(SOON), || Ok::<_, ()>(Some(1)));
+        assert_eq!((found, parker.calls.len()), (Ok(Some(1)), 0));
     }
 
     #[test]
     fn a_deadline_ends_the_wait_after_a_last_look() {
-        let mut sleeper = Script::default();
+        let mut parker = Script::default();
         let deadline = Deadline::after(SOON);
         let mut last_look_was_late = false;
-        let found = wait_until(&mut sleeper, deadline, || {
+        let found = wait_until(&mut parker, deadline, || {
             last_look_was_late = deadline.passed();
             Ok::<Option<()>, ()>(None)
         });
         assert_eq!(found, Ok(None));
         assert!(last_look_was_late);
-        assert_eq!(sleeper.calls.last(), Some(&"retract"));
+        assert_eq!(parker.calls.last(), Some(&"retract"));
     }
 
     #[test]
     fn an_error_of_the_second_look_retracts_the_announcement() {
         let data = Arc::new(AtomicBool::new(false));
-        let mut sleeper = Script {
+        let mut parker = Script {
             late: Some(Arc::clone(&data)),
             ..Script::default()
         };
@@ -268,9 +268,9 @@ mod tests {
             false => Ok(None::<()>),
         };
         assert_eq!(
-            wait_until(&mut sleeper, Deadline::after(SOON), look),
+            wait_until(&mut parker, Deadline::after(SOON), look),
             Err("broken")
         );
-        assert_eq!(sleeper.calls, ["announce", "retract"]);
+        assert_eq!(parker.calls, ["announce", "retract"]);
     }
 }

@@ -1,7 +1,7 @@
 //! Who may signal, and how no wake-up is lost.
 //!
 //! A *signal* is a WRITE with immediate data. It takes one of the receives that the other end has
-//! posted, and its completion there is what wakes a sleeper. A signal that finds no receive is sent
+//! posted, and its completion there is what wakes a parker. A signal that finds no receive is sent
 //! again a few times and then breaks the queue pair; so an end signals only while the other end is
 //! known to have receives left. Each end counts:
 //!

@@ -26,7 +26,7 @@ pub(super) const BATCH: usize = 32;
 
 /// A lane over RDMA: one pair that pushes, up to four that pull.
 ///
-/// It belongs to one thread, which sleeps on the `Watch` of its notifier. When it breaks, and when
+/// It belongs to one thread, which sleeps on the `Reactor` of its notifier. When it breaks, and when
 /// it is dropped, its pairs are destroyed before anything else: a destroyed pair touches no memory
 /// (F13, F14). Registered memory: 1 MiB for output, 512 KiB for each pulling pair, the mailbox.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! What wakes a thread for its completion queues.
 //!
-//! A thread has one completion channel, whose descriptor is in its `Watch`, and every queue of its
+//! A thread has one completion channel, whose descriptor is in its `Reactor`, and every queue of its
 //! lanes raises its events there. A queue raises one event for each time it is armed. So the thread
 //! arms on the way to sleep, looks once more, and sleeps (see `wait`):
 //!
@@ -22,8 +22,8 @@ use rustix::time::Timespec;
 use super::adapter::Adapter;
 use super::error::VerbsError;
 use super::queue::{Completion, CompletionChannel, CompletionQueue};
-use tidewater_lanes::fabric::Sleeper;
-use tidewater_lanes::wake::{Arm, Arms, Watch};
+use tidewater_lanes::fabric::Parker;
+use tidewater_lanes::wake::{Arm, Arms, Reactor};
 use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SPIN_MAX};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
@@ -66,7 +66,7 @@ impl Notifier {
     /// [`VerbsError::Call`] when there are no descriptors left.
     pub fn new(
         adapter: &Arc<Adapter>,
-        watch: &Watch,
+        watch: &Reactor,
         arms: &Arms,
     ) -> Result<Arc<Self>, VerbsError> {
         if let Some(shared) = arms.find(|n: &Self| Arc::ptr_eq(&n.adapter, adapter)) {
@@ -218,8 +218,8 @@ impl Waiter {
     }
 }
 
-impl Sleeper for Waiter {
-    fn announce(&mut self) {
+impl Parker for Waiter {
+    fn prepare_park(&mut self) {
         let sources = self.notifier.sources();
         self.notifier.take_events(&sources);
         self.arrivals.arm();
@@ -230,7 +230,7 @@ impl Sleeper for Waiter {
 
     /// After a sleep that was shorter than a look could have been, it looks longer: round trips of
     /// this device take that long. It ends when it is time to ask whether the peer is there.
-    fn sleep(&mut self, deadline: Deadline) {
+    fn park_until(&mut self, deadline: Deadline) {
         let began = clock::now();
         let left = deadline.left().min(VERBS_PROBE_EVERY);
         let timeout = Timespec {
@@ -249,7 +249,7 @@ impl Sleeper for Waiter {
     }
 
     /// An armed queue stays armed: at most one event more.
-    fn retract(&mut self) {}
+    fn cancel_park(&mut self) {}
 
     fn spin(&self) -> Duration {
         self.spin

@@ -430,14 +430,14 @@ mod tests {
 
         use super::super::{Adapter, ClientDomain, Patience, pair};
         use tidewater_lanes::fabric::{Exports, INBOX_KEY, Landing, Lane, ReadOp};
-        use tidewater_lanes::wake::OsSleeper;
+        use tidewater_lanes::wake::OsParker;
 
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
         let exports = Arc::new(Exports::new(1));
         let domain = Domain::with_windows(&adapter, &exports, Patience::default(), false).unwrap();
         let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
-        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let parker = OsParker::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
         let (mut lane, mut port, inbox) =
             pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
         let at = |addr| RemoteAddr {

@@ -10,7 +10,7 @@
 //! and 99th percentile, microseconds) and the rate with several in flight. What was written is read
 //! back and compared; the count of what differed is `wrong`.
 //!
-//! It gets what helps it and its interface offers: packets of 4096 bytes, 16 READs outstanding, long
+//! It gets what helps it and its interface yield_backoff: packets of 4096 bytes, 16 READs outstanding, long
 //! completion queues. Memory is registered, and connections made, before the clock runs. One thread a
 //! process: with several, an operation that follows another on the same memory fails at times with
 //! "locked by other ops", since the library wakes the caller before it releases the memory.

@@ -10,7 +10,7 @@ use tidewater_lanes::fabric::{
     Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
     RemoteAddr, Rights,
 };
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
@@ -48,7 +48,7 @@ pub(super) struct Ends {
     data: RemoteAddr,
     counter: RemoteAddr,
     /// Of the two ends' threads; kept as long as they may be woken.
-    _sleepers: [OsSleeper; 2],
+    _sleepers: [OsParker; 2],
     tail: u64,
 }
 
@@ -66,10 +66,10 @@ impl Ends {
         let counter = export(&exports, COUNTERS, Rights::Atomic, 1)?;
         let domain = Domain::new(&adapter, &exports, Patience::default()).map_err(failed)?;
         let client = ClientDomain::new(&adapter, Patience::default()).map_err(failed)?;
-        let sleeper = || OsSleeper::new(Duration::ZERO).map_err(|e| other(&e));
-        let sleepers = [sleeper()?, sleeper()?];
-        let thread = |s: &OsSleeper| Notifier::new(&adapter, s.watch(), s.arms()).map_err(failed);
-        let (applier, thread) = (thread(&sleepers[0])?, thread(&sleepers[1])?);
+        let parker = || OsParker::new(Duration::ZERO).map_err(|e| other(&e));
+        let parkers = [parker()?, parker()?];
+        let thread = |s: &OsParker| Notifier::new(&adapter, s.reactor(), s.arms()).map_err(failed);
+        let (applier, thread) = (thread(&parkers[0])?, thread(&parkers[1])?);
         let ends = pair((&domain, &applier), (&client, &thread), PULLS, RING, SALT);
         let (lane, port, inbox) = ends.map_err(failed)?;
         Ok(Self {
@@ -80,7 +80,7 @@ impl Ends {
             view: exports.view(),
             data,
             counter,
-            _sleepers: sleepers,
+            _sleepers: parkers,
             tail: 0,
         })
     }

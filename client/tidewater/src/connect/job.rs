@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::muster::Seat;
 use tidewater_launch::{EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
@@ -137,19 +137,19 @@ impl Job {
         config.rdma_timeout = self.rdma_timeout;
         config.workers = joined.workers_expected;
         let spin = tidewater_lanes::fabric::SPIN;
-        let sleeper = OsSleeper::new(spin).map_err(|e| {
+        let parker = OsParker::new(spin).map_err(|e| {
             ClientError::Environment(format!("cannot make an epoll: {e}; raise ulimit -n"))
         })?;
-        let mut sleeper = sleeper.patient();
+        let mut parker = parker.patient();
         let mut servers = Vec::new();
         for member in &members.servers {
-            let (link, lanes) = NetServerLink::open(member, &config, &mut sleeper, deadline)?;
+            let (link, lanes) = NetServerLink::open(member, &config, &mut parker, deadline)?;
             servers.push((Box::new(link) as Box<dyn ServerLink>, lanes));
         }
         let mut client = Client::from_parts(Parts {
             coordinator: Box::new(coordinator),
             servers,
-            sleeper: Box::new(sleeper),
+            parker: Box::new(parker),
             rank: WorkerId(joined.rank),
             workers: config.workers,
             sync: self.sync,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tidewater_control::conn::TimedStream;
 use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::send_at_once;
 
@@ -25,7 +25,7 @@ pub(super) enum Stream {
 pub(super) struct PassStream {
     socket: UnixStream,
     came: Descriptors,
-    goes: Option<Bell>,
+    goes: Option<Waker>,
 }
 
 impl Stream {
@@ -66,10 +66,10 @@ impl Stream {
         }
     }
 
-    /// The bell goes with the next message. On TCP there is nothing to ring it by.
-    pub(super) fn pass(&mut self, bell: &Bell) {
+    /// The waker goes with the next message. On TCP there is nothing to ring it by.
+    pub(super) fn pass(&mut self, waker: &Waker) {
         if let Self::Unix(stream) = self {
-            stream.goes = Some(bell.clone());
+            stream.goes = Some(waker.clone());
         }
     }
 
@@ -108,12 +108,12 @@ impl Write for Stream {
         match self {
             Self::Tcp(stream) => stream.write(bytes),
             Self::Unix(s) => {
-                let bell = s.goes.take();
-                let fd = bell.as_ref().map(AsFd::as_fd);
+                let waker = s.goes.take();
+                let fd = waker.as_ref().map(AsFd::as_fd);
                 let sent = pass::send(&s.socket, bytes, fd.as_slice()).map_err(io_error);
                 if sent.is_err() {
                     // Nothing went: it goes with the next try.
-                    s.goes = bell;
+                    s.goes = waker;
                 }
                 sent
             }

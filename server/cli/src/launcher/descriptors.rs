@@ -40,7 +40,7 @@ fn launcher(config: &RunConfig) -> u64 {
 }
 
 /// The least that a server of this host takes. Over shared memory a session is a control connection,
-/// two memories and a bell; over TCP a connection, and one for each applier; over verbs a connection.
+/// two memories and a waker; over TCP a connection, and one for each applier; over verbs a connection.
 /// A server that chooses its appliers itself has one or more.
 fn server(config: &RunConfig) -> u64 {
     if config.is_spread() {

@@ -1,4 +1,4 @@
-//! What a machine offers a server, what a server would choose on it, and what stands in its way:
+//! What a machine yield_backoff a server, what a server would choose on it, and what stands in its way:
 //! the insides of `tidewater info` and `tidewater doctor`.
 //!
 //! Everything is read once, from `/sys` and `/proc` below a root; the rest is a function of what

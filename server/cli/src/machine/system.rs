@@ -23,9 +23,9 @@ const CLOCKS_GOOD: [&str; 7] = [
     "tod",
     "riscv_clocksource",
 ];
-/// Files of a server without clients: sockets that listen, memories, bells.
+/// Files of a server without clients: sockets that listen, memories, wakers.
 const FILES_BASE: u64 = 64;
-/// Files of a client thread beside its lanes: connection, inbox, mailbox, bell.
+/// Files of a client thread beside its lanes: connection, inbox, mailbox, waker.
 const FILES_CLIENT: u64 = 4;
 /// Below this a shell and its tools run short.
 const FILES_LOW: u64 = 1024;

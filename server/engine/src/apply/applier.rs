@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use tidewater_lanes::fabric::{ExportView, Sleeper};
+use tidewater_lanes::fabric::{ExportView, Parker};
 use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
@@ -83,9 +83,9 @@ impl Applier {
     }
 
     /// Works until told to stop; sleeps when there is nothing to do.
-    pub fn run(&mut self, sleeper: &mut dyn Sleeper) {
+    pub fn run(&mut self, parker: &mut dyn Parker) {
         while !self.stopped {
-            let found = wait_until(sleeper, Deadline::after(self.look_within()), || {
+            let found = wait_until(parker, Deadline::after(self.look_within()), || {
                 Ok::<_, std::convert::Infallible>(self.step().then_some(()))
             });
             let _ = found;

@@ -2,7 +2,7 @@
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_lanes::fabric::{Inbox, Port};
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 
@@ -63,7 +63,7 @@ impl std::fmt::Debug for Command {
 #[derive(Debug, Clone)]
 pub struct ApplierHandle {
     commands: Sender<Command>,
-    bell: Option<Bell>,
+    waker: Option<Waker>,
 }
 
 /// The applier is gone.
@@ -72,10 +72,10 @@ pub struct ApplierHandle {
 pub struct ApplierGone;
 
 impl ApplierHandle {
-    /// A channel to an applier that sleeps on `bell` (none in the simulator, where it polls).
-    pub fn new(bell: Option<Bell>) -> (Self, Receiver<Command>) {
+    /// A channel to an applier that sleeps on `waker` (none in the simulator, where it polls).
+    pub fn new(waker: Option<Waker>) -> (Self, Receiver<Command>) {
         let (commands, rx) = unbounded();
-        (Self { commands, bell }, rx)
+        (Self { commands, waker }, rx)
     }
 
     /// Sends a command and wakes the applier.
@@ -84,8 +84,8 @@ impl ApplierHandle {
     /// [`ApplierGone`].
     pub fn send(&self, command: Command) -> Result<(), ApplierGone> {
         self.commands.send(command).map_err(|_| ApplierGone)?;
-        if let Some(bell) = &self.bell {
-            bell.ring();
+        if let Some(waker) = &self.waker {
+            waker.wake();
         }
         Ok(())
     }

@@ -3,8 +3,8 @@
 //! The server's memories and who was given which part of them.
 //!
 //! ```text
-//! public:  +0 superblock line | +64 bytes in use | +4096 doze lines, one an applier
-//!          (+0 doze word, +8 liveness word)
+//! public:  +0 superblock line | +64 bytes in use | +4096 parked flag lines, one an applier
+//!          (+0 parked flag, +8 liveness word)
 //!          +8192 directory, one line a block | then blocks
 //! private: +0 superblock line | +64 bytes in use | +8192 directory | then blocks
 //! counters: ticket lines, one an applier
@@ -29,7 +29,7 @@ use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
 use super::prepare::{Pace, STEP_BYTES};
 use super::status::StatusLine;
 
-/// First doze line in public memory.
+/// First parked flag line in public memory.
 pub const DOZE_AT: usize = 4096;
 const DIRECTORY_AT: usize = 8192;
 /// Blocks a memory can hold: 64 bytes of directory each.

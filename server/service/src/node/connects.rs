@@ -3,13 +3,13 @@
 //! To connect a queue pair, the kernel looks for the way to the peer's address: for a second, where
 //! nobody answers. A client that tells a wrong one is to hold up nobody but itself, so each lane is
 //! made on a thread of its own, at most [`VERBS_CONNECTS_MAX`] at once. The control thread hears of it
-//! by its bell, and does then what touches sessions.
+//! by its waker, and does then what touches sessions.
 
 use std::collections::VecDeque;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tidewater_lanes::fabric::Port;
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{ApplierId, SessionId};
 use tidewater_protocol::limits::VERBS_CONNECTS_MAX;
 use tidewater_protocol::wire::control::VerbsConnected;
@@ -38,7 +38,7 @@ pub(super) struct Asked {
 /// All lanes that are being made.
 pub(super) struct Connects {
     made: (Sender<Made>, Receiver<Made>),
-    bell: Bell,
+    waker: Waker,
     running: usize,
     /// At most one for each lane of a session: who has asked is refused until it is answered.
     waiting: VecDeque<(Asked, Make)>,
@@ -57,11 +57,11 @@ impl std::fmt::Debug for Connects {
 }
 
 impl Connects {
-    /// None. `bell` is rung when one is done.
-    pub(super) fn new(bell: Bell) -> Self {
+    /// None. `waker` is rung when one is done.
+    pub(super) fn new(waker: Waker) -> Self {
         Self {
             made: unbounded(),
-            bell,
+            waker,
             running: 0,
             waiting: VecDeque::new(),
         }
@@ -86,17 +86,17 @@ impl Connects {
             && let Some((asked, make)) = self.waiting.pop_front()
         {
             self.running += 1;
-            let (tx, bell) = (self.made.0.clone(), self.bell.clone());
+            let (tx, waker) = (self.made.0.clone(), self.waker.clone());
             let run = move || {
                 // Nobody hears it any more: the server ends, and the lane's end goes.
                 let _ = tx.send((asked, make()));
-                bell.ring();
+                waker.wake();
             };
             let thread = std::thread::Builder::new().name("tw-connect".into());
             if let Err(e) = thread.spawn(run) {
                 let refusal = Refusal::new(RefusalCode::Io, [0; 4]).with_text(e);
                 let _ = self.made.0.send((asked, Err(refusal)));
-                self.bell.ring();
+                self.waker.wake();
             }
         }
     }
@@ -114,7 +114,7 @@ mod tests {
     /// Some that take for ever do not hold up the others, and no more run at once than may.
     #[test]
     fn those_that_take_long_hold_up_nobody() {
-        let mut connects = Connects::new(Bell::new().unwrap());
+        let mut connects = Connects::new(Waker::new().unwrap());
         let asked = |request| Asked {
             conn: 1,
             request,

@@ -17,7 +17,7 @@ use crossbeam_channel::{Receiver, Sender};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_lanes::shm::pass::same_user;
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -72,7 +72,7 @@ pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
     policy: ServerPolicy,
     epoll: Arc<OwnedFd>,
-    bell: Bell,
+    waker: Waker,
     orders: Receiver<Order>,
     listeners: Listeners,
     /// Set while nobody is accepted.
@@ -96,7 +96,7 @@ impl Control {
         shared: Arc<Shared>,
         policy: ServerPolicy,
         listeners: Listeners,
-        (bell, orders): (Bell, Receiver<Order>),
+        (waker, orders): (Waker, Receiver<Order>),
     ) -> Result<Self, NodeError> {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
@@ -106,8 +106,8 @@ impl Control {
             shared,
             policy,
             epoll,
-            connects: Connects::new(bell.clone()),
-            bell,
+            connects: Connects::new(waker.clone()),
+            waker,
             orders,
             listeners,
             paused: None,
@@ -119,7 +119,9 @@ impl Control {
             lingering: VecDeque::new(),
             stopped: false,
         };
-        control.watch(&control.bell, BELL).map_err(system(failed))?;
+        control
+            .watch(&control.waker, BELL)
+            .map_err(system(failed))?;
         control.listen().map_err(system(failed))?;
         Ok(control)
     }
@@ -177,7 +179,7 @@ impl Control {
     }
 
     fn obey(&mut self) {
-        self.bell.silence();
+        self.waker.drain();
         while let Ok(order) = self.orders.try_recv() {
             match order {
                 Order::Epoch(epoch) => self.policy.ids.epoch = epoch,

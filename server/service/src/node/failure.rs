@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::{Arc, OnceLock};
 
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::limits::TEXT_BYTES_MAX;
 
 /// Bytes of a reason: the coordinator's notice puts the server's name in front of it.
@@ -15,7 +15,7 @@ const REASON_BYTES_MAX: usize = TEXT_BYTES_MAX / 2;
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     why: Arc<OnceLock<String>>,
-    bell: Bell,
+    waker: Waker,
 }
 
 impl Failure {
@@ -23,7 +23,7 @@ impl Failure {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             why: Arc::default(),
-            bell: Bell::new()?,
+            waker: Waker::new()?,
         })
     }
 
@@ -32,7 +32,7 @@ impl Failure {
         tracing::error!("the server ends: {why}");
         why.truncate(why.floor_char_boundary(REASON_BYTES_MAX));
         self.why.get_or_init(|| why);
-        self.bell.ring();
+        self.waker.wake();
     }
 
     /// The reason.
@@ -42,7 +42,7 @@ impl Failure {
 
     /// Readable from the first reason on.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.waker.as_fd()
     }
 }
 

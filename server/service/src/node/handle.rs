@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ScopedJoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
-use tidewater_lanes::wake::{Arms, Bell, Watch};
+use tidewater_lanes::wake::{Arms, Reactor, Waker};
 use tidewater_protocol::ids::{ApplierId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
@@ -46,14 +46,14 @@ pub(super) struct Shared {
 pub(super) struct Crew {
     pub(super) handle: ApplierHandle,
     /// The descriptors it sleeps on: sockets of its lanes are added.
-    pub(super) watch: Watch,
+    pub(super) watch: Reactor,
     /// What it arms before it sleeps: completion queues of its lanes.
     #[cfg_attr(
         not(any(feature = "verbs", feature = "verbs-dlopen")),
         expect(dead_code, reason = "read by `verbs`")
     )]
     pub(super) arms: Arms,
-    pub(super) bell: Bell,
+    pub(super) waker: Waker,
 }
 
 impl Shared {
@@ -109,7 +109,7 @@ pub struct NodeStatus {
 pub struct NodeHandle {
     pub(super) shared: Arc<Shared>,
     pub(super) control: Sender<Order>,
-    pub(super) bell: Bell,
+    pub(super) waker: Waker,
 }
 
 impl NodeHandle {
@@ -395,7 +395,7 @@ impl NodeHandle {
     fn order(&self, order: Order) {
         // A control thread that has ended needs no orders.
         let _ = self.control.send(order);
-        self.bell.ring();
+        self.waker.wake();
     }
 }
 

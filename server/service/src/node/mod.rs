@@ -43,7 +43,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::unbounded;
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
 use tidewater_protocol::planted::{self, Plant};
@@ -104,7 +104,7 @@ impl Node {
         }
         let memory = Arc::new(memory);
         let preparer = Preparer::start().map_err(system("start a thread"))?;
-        let bell = Bell::new().map_err(system("make a doorbell"))?;
+        let waker = Waker::new().map_err(system("make a doorbell"))?;
         let (control, orders) = unbounded();
         let failure = Failure::new().map_err(system("make a doorbell"))?;
         let (crews, appliers) = threads::start(&config, &memory, &placement, &failure)?;
@@ -122,7 +122,7 @@ impl Node {
         let handle = NodeHandle {
             shared: Arc::clone(&shared),
             control,
-            bell: bell.clone(),
+            waker: waker.clone(),
         };
         let mut node = Self {
             handle,
@@ -130,7 +130,7 @@ impl Node {
             appliers,
         };
         let policy = policy(&shared.config);
-        let mut control = Control::new(shared, policy, listeners, (bell, orders))?;
+        let mut control = Control::new(shared, policy, listeners, (waker, orders))?;
         let thread = std::thread::Builder::new().name("tw-control".into());
         let thread = thread.spawn(move || control.run());
         node.control = Some(thread.map_err(system("start the control thread"))?);
@@ -167,8 +167,8 @@ impl Drop for Node {
     }
 }
 
-/// Offset of an applier's doze word in public memory.
-const fn doze_at(applier: u16) -> usize {
+/// Offset of an applier's parked flag in public memory.
+const fn parked_flag_at(applier: u16) -> usize {
     DOZE_AT + applier as usize * LINE_BYTES
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crossbeam_channel::bounded;
 use tidewater_lanes::shm::{self, SessionMemory};
-use tidewater_lanes::wake::Bell;
+use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::SESSIONS_MAX;
 use tidewater_protocol::planted::{self, Plant};
@@ -28,7 +28,7 @@ use tidewater_engine::namespace::NamespaceId;
 #[derive(Debug)]
 enum Carrier {
     /// Shared memory, and the client's doorbell.
-    Shm(Bell),
+    Shm(Waker),
     /// A connection for each lane.
     Tcp,
     /// Queue pairs.
@@ -188,7 +188,7 @@ impl Sessions {
     ) -> Result<Carrier, Refusal> {
         match (transport, local, fds.pop()) {
             (Transport::Shm, None, Some(fd)) if fds.is_empty() => {
-                Ok(Carrier::Shm(Bell::from_peer(fd).map_err(io)?))
+                Ok(Carrier::Shm(Waker::from_peer(fd).map_err(io)?))
             }
             (Transport::Tcp, _, None) => Ok(Carrier::Tcp),
             (Transport::Verbs, Some(local), None) => {

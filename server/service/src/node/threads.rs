@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use core_affinity::CoreId;
 use tidewater_lanes::fabric::SPIN;
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::layout::session::ALIVE_AFTER_DOZE;
 use tidewater_protocol::planted::{self, Plant};
@@ -18,7 +18,7 @@ use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list
 use super::error::system;
 use super::failure::{Failure, panic_text};
 use super::handle::Crew;
-use super::{NodeConfig, NodeError, doze_at};
+use super::{NodeConfig, NodeError, parked_flag_at};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
@@ -69,15 +69,15 @@ fn start_one(
     placement: &Placement,
     failure: &Failure,
 ) -> Result<(Crew, JoinHandle<()>), NodeError> {
-    let sleeper = match config.busy_poll.sleeps() {
-        true => OsSleeper::new(spin(placement.room)).map(OsSleeper::patient),
-        false => OsSleeper::awake(),
+    let parker = match config.busy_poll.sleeps() {
+        true => OsParker::new(spin(placement.room)).map(OsParker::patient),
+        false => OsParker::awake(),
     };
-    let mut sleeper = sleeper.map_err(system("make a doorbell"))?;
-    sleeper.add_doze(Arc::clone(memory.public.region()), doze_at(a));
-    let (watch, bell) = (sleeper.watch().clone(), sleeper.bell().clone());
-    let arms = sleeper.arms().clone();
-    let (handle, commands) = ApplierHandle::new(Some(bell.clone()));
+    let mut parker = parker.map_err(system("make a doorbell"))?;
+    parker.add_parked_flag(Arc::clone(memory.public.region()), parked_flag_at(a));
+    let (watch, waker) = (parker.reactor().clone(), parker.waker().clone());
+    let arms = parker.arms().clone();
+    let (handle, commands) = ApplierHandle::new(Some(waker.clone()));
     let workers = (0..config.workers).map(WorkerId);
     let mut applier = Applier::new(Arc::clone(memory), u32::from(a), workers, commands)?;
     applier.engine().set_pending_bytes(config.pending_bytes);
@@ -87,7 +87,7 @@ fn start_one(
     let failure = failure.clone();
     let public = Arc::clone(memory.public.region());
     let run = move || {
-        let alive = Liveness::hold(&public, doze_at(a) + ALIVE_AFTER_DOZE);
+        let alive = Liveness::hold(&public, parked_flag_at(a) + ALIVE_AFTER_DOZE);
         if let Err(error) = &alive {
             tracing::warn!(
                 applier = a,
@@ -104,7 +104,7 @@ fn start_one(
                 "cannot pin the applier; it goes unpinned"
             );
         }
-        let ended = catch_unwind(AssertUnwindSafe(|| applier.run(&mut sleeper)));
+        let ended = catch_unwind(AssertUnwindSafe(|| applier.run(&mut parker)));
         let why = match &ended {
             Ok(()) => applier.failure().map(str::to_owned),
             Err(_) if planted::on(Plant::PanicUnnoticed) => None,
@@ -127,7 +127,7 @@ fn start_one(
         handle,
         watch,
         arms,
-        bell,
+        waker,
     };
     Ok((crew, thread))
 }

@@ -40,7 +40,7 @@ impl Mapping {
 
     /// The memory, to be used until the call that looks ends, as a read that was begun on an open
     /// lane; `None` when the server has closed the lane or the applier has ended (F10). Cost: a load of
-    /// a line that no thread writes, and one of the line with the applier's doze word.
+    /// a line that no thread writes, and one of the line with the applier's parked flag.
     #[inline]
     pub fn look(&self) -> Option<Mapped<'_>> {
         let memory = self.public.memory();

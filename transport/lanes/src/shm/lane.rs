@@ -7,13 +7,13 @@ use crate::fabric::{
     Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr,
     SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
 };
-use crate::wake::Bell;
+use crate::wake::Waker;
 use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use tidewater_runtime::clock::Deadline;
-use tidewater_runtime::doze::must_ring;
 use tidewater_runtime::liveness::LivenessView;
 use tidewater_runtime::mem::publish::publish;
 use tidewater_runtime::mem::{Region, WordsMut, versioned};
+use tidewater_runtime::parked_flag::must_wake;
 use tidewater_runtime::sync::{Arc, Ordering, fence};
 
 /// Which of the server's memories holds counters.
@@ -35,9 +35,9 @@ pub struct ShmLane {
     pub(super) inbox_at: usize,
     pub(super) inbox_bytes: usize,
     pub(super) mailbox: Mailbox,
-    pub(super) applier_doze_at: usize,
+    pub(super) applier_parked_flag_at: usize,
     pub(super) alive: LivenessView,
-    pub(super) applier: Bell,
+    pub(super) applier: Waker,
     pub(super) done: VecDeque<ReadBatch>,
     pub(super) broken: Option<String>,
 }
@@ -69,14 +69,14 @@ impl ShmLane {
         }
     }
 
-    /// The doze word by which the port knows whether to ring: for
-    /// [`crate::wake::OsSleeper::add_doze`].
-    pub fn doze(&self) -> (Arc<Region>, usize) {
+    /// The parked flag by which the port knows whether to ring: for
+    /// [`crate::wake::OsParker::add_parked_flag`].
+    pub fn parked_flag(&self) -> (Arc<Region>, usize) {
         (Arc::clone(&self.inbox), self.inbox_at + INBOX_DOZE_AT)
     }
 
     /// Whether the lane may still be used (F10). Cost: a load of a line that no thread writes, and one
-    /// of the line with the applier's doze word.
+    /// of the line with the applier's parked flag.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
         let closed = self.is_closed();
@@ -321,10 +321,10 @@ impl Lane for ShmLane {
         }
         self.store(OP, to, bytes)?;
         // F06. The word was inside when the lane was attached.
-        if let Ok(doze) = self.public.words(self.applier_doze_at, 8)
-            && must_ring(doze)
+        if let Ok(parked_flag) = self.public.words(self.applier_parked_flag_at, 8)
+            && must_wake(parked_flag)
         {
-            self.applier.ring();
+            self.applier.wake();
         }
         Ok(())
     }

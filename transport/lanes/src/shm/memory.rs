@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::{ShmError, ShmLane, ShmPort};
 use crate::fabric::{Inbox, Mailbox};
-use crate::wake::Bell;
+use crate::wake::Waker;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
     ALIVE_AFTER_DOZE, INBOX_DOZE_AT, MAILBOX_BYTES, inbox_bytes,
@@ -17,7 +17,7 @@ use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers, seal_for_wr
 use tidewater_runtime::mem::{MemError, Region};
 use tidewater_runtime::sync::Arc;
 
-/// Descriptors before the bells: public, counters, inbox, mailbox.
+/// Descriptors before the wakers: public, counters, inbox, mailbox.
 const MEMORIES: usize = 4;
 
 /// What a server process shares with all its clients on this host.
@@ -53,7 +53,7 @@ impl ServerMemory {
         })
     }
 
-    /// Parameters and META; appliers' doze words lie here.
+    /// Parameters and META; appliers' parked flags lie here.
     pub const fn public(&self) -> &Arc<Region> {
         &self.public
     }
@@ -67,11 +67,11 @@ impl ServerMemory {
 /// How a lane wakes its applier.
 #[derive(Debug, Clone)]
 pub struct ApplierEnd {
-    /// Offset of the applier's doze word in public memory, a multiple of 8. Its liveness word follows,
+    /// Offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word follows,
     /// at [`ALIVE_AFTER_DOZE`].
-    pub doze_at: u64,
+    pub parked_flag_at: u64,
     /// Its doorbell.
-    pub bell: Bell,
+    pub waker: Waker,
 }
 
 /// The server's side of one session: inbox and mailbox memory of all its lanes. Dropping it frees
@@ -104,7 +104,7 @@ impl SessionMemory {
         let ring = ring_of(ring_bytes as u64)?;
         let lanes = lanes_of(appliers.len())?;
         for applier in appliers {
-            doze_of(&server.public, applier.doze_at)?;
+            parked_flag_of(&server.public, applier.parked_flag_at)?;
         }
         let (inbox, inbox_fd) = Region::memfd("tidewater-inbox", lanes * inbox_bytes(ring_bytes))
             .map_err(memory("inbox"))?;
@@ -151,13 +151,13 @@ impl SessionMemory {
         Mailbox::new(Arc::clone(&self.mailbox), at, MAILBOX_BYTES).map_err(memory("mailbox"))
     }
 
-    /// The applier's end of a lane. `client` is the bell that the client passed
-    /// ([`Bell::from_peer`]); clones of it serve all lanes. A lane is recovered by destroying its
+    /// The applier's end of a lane. `client` is the waker that the client passed
+    /// ([`Waker::from_peer`]); clones of it serve all lanes. A lane is recovered by destroying its
     /// port and then making another one, which opens the lane again.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
-    pub fn port(&self, lane: usize, peer: &str, client: &Bell) -> Result<ShmPort, ShmError> {
+    pub fn port(&self, lane: usize, peer: &str, client: &Waker) -> Result<ShmPort, ShmError> {
         let (inbox, mailbox) = (self.inbox(lane)?, self.mailbox(lane)?);
         Ok(ShmPort::new(
             peer.to_owned(),
@@ -175,12 +175,12 @@ impl SessionMemory {
             counters_bytes: self.server.counters.len() as u64,
             ring_bytes: self.ring.bytes(),
             mailbox_bytes: MAILBOX_BYTES as u64,
-            doze_at: self.appliers.iter().map(|a| a.doze_at).collect(),
+            parked_flag_at: self.appliers.iter().map(|a| a.parked_flag_at).collect(),
         }
     }
 
     /// The descriptors to pass to the client, in this order: public memory (for reading), counters,
-    /// inbox, mailbox (for reading), then the bell of each lane's applier.
+    /// inbox, mailbox (for reading), then the waker of each lane's applier.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![
             self.server.public_fd.as_fd(),
@@ -188,7 +188,7 @@ impl SessionMemory {
             self.inbox_fd.as_fd(),
             self.mailbox_fd.as_fd(),
         ];
-        fds.extend(self.appliers.iter().map(|a| a.bell.as_fd()));
+        fds.extend(self.appliers.iter().map(|a| a.waker.as_fd()));
         fds
     }
 
@@ -202,26 +202,26 @@ impl SessionMemory {
             .iter()
             .map(BorrowedFd::try_clone_to_owned)
             .collect();
-        attach(&self.numbers(), fds.map_err(ShmError::Bell)?, peer)
+        attach(&self.numbers(), fds.map_err(ShmError::Waker)?, peer)
     }
 }
 
 /// How many descriptors belong to an attachment.
 pub const fn descriptors(told: &ShmAttach) -> usize {
-    MEMORIES + told.doze_at.len()
+    MEMORIES + told.parked_flag_at.len()
 }
 
 /// Attaches to a server: maps its memories and returns one lane for each applier, in order. Nothing
 /// that the peer said is believed: memories must be sealed and as large as told, sizes and offsets
-/// possible, bells eventfds. Descriptors are taken in the order of [`SessionMemory::descriptors`]
+/// possible, wakers eventfds. Descriptors are taken in the order of [`SessionMemory::descriptors`]
 /// and closed when they are no longer needed. `peer` names the server in messages.
 ///
-/// The caller adds [`ShmLane::doze`] of each lane to its sleeper.
+/// The caller adds [`ShmLane::parked_flag`] of each lane to its parker.
 ///
 /// # Errors
 /// [`ShmError`]; all descriptors are closed then.
 pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
-    let lanes = lanes_of(told.doze_at.len())?;
+    let lanes = lanes_of(told.parked_flag_at.len())?;
     let ring = ring_of(told.ring_bytes)?;
     if told.mailbox_bytes != MAILBOX_BYTES as u64 {
         return Err(number(
@@ -257,13 +257,16 @@ pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<Shm
     let inbox = map("inbox", (lanes * window) as u64, true)?;
     let mailbox = map("mailbox", (lanes * MAILBOX_BYTES) as u64, false)?;
     let mut made = Vec::with_capacity(lanes);
-    for (lane, (bell, doze_at)) in fds.zip(&told.doze_at).enumerate() {
+    for (lane, (waker, parked_flag_at)) in fds.zip(&told.parked_flag_at).enumerate() {
         made.push(ShmLane {
             peer: peer.to_owned(),
             key_check: told.key_check,
-            applier_doze_at: doze_of(&public, *doze_at)?,
-            alive: LivenessView::new(&public, doze_of(&public, *doze_at)? + ALIVE_AFTER_DOZE)
-                .map_err(memory("public"))?,
+            applier_parked_flag_at: parked_flag_of(&public, *parked_flag_at)?,
+            alive: LivenessView::new(
+                &public,
+                parked_flag_of(&public, *parked_flag_at)? + ALIVE_AFTER_DOZE,
+            )
+            .map_err(memory("public"))?,
             public: Arc::clone(&public),
             counters: Arc::clone(&counters),
             inbox: Arc::clone(&inbox),
@@ -271,7 +274,7 @@ pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<Shm
             inbox_bytes: window,
             mailbox: Mailbox::new(Arc::clone(&mailbox), lane * MAILBOX_BYTES, MAILBOX_BYTES)
                 .map_err(memory("mailbox"))?,
-            applier: Bell::from_peer(bell).map_err(ShmError::Bell)?,
+            applier: Waker::from_peer(waker).map_err(ShmError::Waker)?,
             done: VecDeque::new(),
             broken: None,
         });
@@ -300,7 +303,7 @@ pub struct ShmPair {
 pub fn pair(
     server: &Arc<ServerMemory>,
     applier: &ApplierEnd,
-    client: &Bell,
+    client: &Waker,
     ring_bytes: usize,
     salt: u64,
 ) -> Result<ShmPair, ShmError> {
@@ -330,8 +333,8 @@ fn lanes_of(lanes: usize) -> Result<usize, ShmError> {
     }
 }
 
-fn doze_of(public: &Region, at: u64) -> Result<usize, ShmError> {
-    let wrong = || number("doze_at", at, "an aligned word inside public memory");
+fn parked_flag_of(public: &Region, at: u64) -> Result<usize, ShmError> {
+    let wrong = || number("parked_flag_at", at, "an aligned word inside public memory");
     let at = usize::try_from(at).map_err(|_| wrong())?;
     let bytes = ALIVE_AFTER_DOZE + 8;
     public.check(at, bytes).map_err(|_| wrong())?;

@@ -6,9 +6,9 @@
 //!
 //! | memory | made by | client maps it | holds |
 //! |---|---|---|---|
-//! | public | server, one a process | for reading | parameters, version words, META, appliers' doze words |
+//! | public | server, one a process | for reading | parameters, version words, META, appliers' parked flags |
 //! | counters | server, one a process | for writing | advisory counters |
-//! | inbox | server, one a session | for writing | a tail cell, a doze word and a ring for each lane |
+//! | inbox | server, one a session | for writing | a tail cell, a parked flag and a ring for each lane |
 //! | mailbox | server, one a session | for reading | state line, clocks, rejects, reply slots for each lane |
 //!
 //! All are memfds sealed against resizing, so that neither end can end the other by truncating
@@ -72,7 +72,7 @@ pub enum ShmError {
     },
     /// A doorbell that is not one.
     #[error("doorbell: {0}; mount /proc and run the same version of Tidewater at both ends")]
-    Bell(#[source] std::io::Error),
+    Waker(#[source] std::io::Error),
 }
 
 #[cfg(test)]

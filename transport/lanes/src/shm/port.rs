@@ -1,10 +1,10 @@
 //! The applier's end of a lane over shared memory: it writes the mailbox and rings the client.
 
 use crate::fabric::{ExportView, Inbox, LaneError, Mailbox, Port, TransportKind};
-use crate::wake::Bell;
+use crate::wake::Waker;
 use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
-use tidewater_runtime::doze::must_ring;
 use tidewater_runtime::mem::publish::publish;
+use tidewater_runtime::parked_flag::must_wake;
 
 /// An applier's end, made by [`super::SessionMemory::port`].
 #[derive(Debug)]
@@ -12,12 +12,12 @@ pub struct ShmPort {
     peer: String,
     inbox: Inbox,
     mailbox: Mailbox,
-    client: Bell,
+    client: Waker,
     destroyed: bool,
 }
 
 impl ShmPort {
-    pub(super) fn new(peer: String, inbox: Inbox, mailbox: Mailbox, client: Bell) -> Self {
+    pub(super) fn new(peer: String, inbox: Inbox, mailbox: Mailbox, client: Waker) -> Self {
         let port = Self {
             peer,
             inbox,
@@ -72,8 +72,8 @@ impl ShmPort {
     /// Rings a client that sleeps or is about to. The word is the client's: if it lies it sleeps
     /// on, or costs the applier one system call a signal.
     fn ring(&self) {
-        if must_ring(self.inbox.window().slice(INBOX_DOZE_AT, 8).as_read()) {
-            self.client.ring();
+        if must_wake(self.inbox.window().slice(INBOX_DOZE_AT, 8).as_read()) {
+            self.client.wake();
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::fabric::{
     Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, Port, ReadBatch, ReadOp,
     RemoteAddr, SPIN,
 };
-use crate::wake::OsSleeper;
+use crate::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
@@ -25,14 +25,14 @@ use tidewater_runtime::wait::wait_until;
 const CHECK: u8 = 0x5a;
 const SALT: u64 = 0x7157;
 const PUBLIC_BYTES: usize = 64 << 10;
-/// The applier's doze word: the last line of public memory.
+/// The applier's parked flag: the last line of public memory.
 const DOZE_AT: usize = PUBLIC_BYTES - 64;
 
 /// A server with one applier and one client thread, connected.
 struct World {
     server: Arc<ServerMemory>,
-    applier: OsSleeper,
-    client: OsSleeper,
+    applier: OsParker,
+    client: OsParker,
     end: ApplierEnd,
     pair: ShmPair,
 }
@@ -47,16 +47,16 @@ fn world() -> World {
     let counters = (Arc::new(counters), counters_fd);
     let server = ServerMemory::new((Arc::clone(&public), public_fd), counters, CHECK).unwrap();
     let server = Arc::new(server);
-    let mut applier = OsSleeper::new(SPIN).unwrap();
-    applier.add_doze(public, DOZE_AT);
-    let mut client = OsSleeper::new(SPIN).unwrap();
+    let mut applier = OsParker::new(SPIN).unwrap();
+    applier.add_parked_flag(public, DOZE_AT);
+    let mut client = OsParker::new(SPIN).unwrap();
     let end = ApplierEnd {
-        doze_at: DOZE_AT as u64,
-        bell: applier.bell().clone(),
+        parked_flag_at: DOZE_AT as u64,
+        waker: applier.waker().clone(),
     };
-    let pair = pair(&server, &end, client.bell(), RING_BYTES_MIN, SALT).unwrap();
-    let (region, at) = pair.lane.doze();
-    client.add_doze(region, at);
+    let pair = pair(&server, &end, client.waker(), RING_BYTES_MIN, SALT).unwrap();
+    let (region, at) = pair.lane.parked_flag();
+    client.add_parked_flag(region, at);
     World {
         server,
         applier,
@@ -235,14 +235,14 @@ fn f04_f05_who_sees_a_later_write_or_atomic_sees_the_earlier_writes() {
 }
 
 /// Waits for the tail to reach `tail`.
-fn await_tail(sleeper: &mut OsSleeper, inbox: &Inbox, tail: u64) -> Option<u64> {
+fn await_tail(parker: &mut OsParker, inbox: &Inbox, tail: u64) -> Option<u64> {
     let look = || Ok::<_, LaneError>(inbox.tail().filter(|t| *t >= tail));
-    wait_until(sleeper, soon(), look).unwrap()
+    wait_until(parker, soon(), look).unwrap()
 }
 
 /// Waits for the state line to say that `seq` is applied.
-fn await_applied(sleeper: &mut OsSleeper, mailbox: &Mailbox, seq: u64) -> Option<u64> {
-    wait_until(sleeper, soon(), || {
+fn await_applied(parker: &mut OsParker, mailbox: &Mailbox, seq: u64) -> Option<u64> {
+    wait_until(parker, soon(), || {
         let line = StateLine::from_line(&mailbox.line(MAILBOX_STATE_AT), SALT);
         Ok::<_, LaneError>(line.map(|l| l.applied_seq).filter(|s| *s >= seq))
     })
@@ -309,7 +309,7 @@ fn f06_f15_f17_no_wake_up_is_lost_around_the_spin_limit() {
 fn f08_atomics_of_all_lanes_add_up() {
     const EACH: u64 = 20_000;
     let mut w = world();
-    let second = pair(&w.server, &w.end, w.client.bell(), RING_BYTES_MIN, SALT).unwrap();
+    let second = pair(&w.server, &w.end, w.client.waker(), RING_BYTES_MIN, SALT).unwrap();
     let counters = Arc::clone(w.server.counters());
     let mut other = second.lane;
     let thread = thread::spawn(move || {
@@ -369,7 +369,7 @@ fn f09_f10_f16_a_refused_access_changes_nothing_and_breaks_its_lane_only() {
     ];
     for (i, act) in acts.iter().enumerate() {
         let mut w = world();
-        let neighbour = pair(&w.server, &w.end, w.client.bell(), RING_BYTES_MIN, SALT).unwrap();
+        let neighbour = pair(&w.server, &w.end, w.client.waker(), RING_BYTES_MIN, SALT).unwrap();
         let image = |w: &World| -> Vec<u64> {
             let window = w.pair.inbox.window();
             let inbox = (0..window.len())
@@ -465,7 +465,7 @@ fn f11_a_destroyed_port_closes_the_lane_and_wakes_its_client() {
     let waiting = {
         let mut lane = pair.lane;
         thread::spawn(move || {
-            // Long enough to be asleep, so that only the bell can end it in time.
+            // Long enough to be asleep, so that only the waker can end it in time.
             let deadline = Deadline::after(Duration::from_secs(60));
             let error = wait_until(&mut client, deadline, || {
                 lane.poll().map(|moved| moved.then_some(()))
@@ -480,7 +480,7 @@ fn f11_a_destroyed_port_closes_the_lane_and_wakes_its_client() {
     assert!(matches!(error, Err(LaneError::Broken { .. })), "{error:?}");
     assert!(
         start.elapsed() < Duration::from_secs(30),
-        "the bell did not ring"
+        "the waker did not ring"
     );
     assert!(
         lane.write_signal(inbox(INBOX_TAIL_AT), &tail_cell(64))
@@ -500,7 +500,7 @@ fn a_recovered_lane_works_again_on_the_same_memory() {
     assert!(write(&mut w.pair.lane, 192).is_err());
     assert_eq!(w.pair.inbox.tail(), Some(128));
     w.pair.inbox.reset_tail(64);
-    let port = w.pair.session.port(0, "client", w.client.bell()).unwrap();
+    let port = w.pair.session.port(0, "client", w.client.waker()).unwrap();
     // The old end's drop must not close the new one.
     drop(std::mem::replace(&mut w.pair.port, port));
     assert!(
@@ -572,7 +572,7 @@ fn a_session_has_a_lane_for_each_applier_and_they_do_not_touch() {
         lane.write(inbox(INBOX_TAIL_AT), &tail_cell(64 * (1 + i as u64)))
             .unwrap();
         lane.write(inbox(last), &[i as u8; 8]).unwrap();
-        let mut port = session.port(i, "client", w.client.bell()).unwrap();
+        let mut port = session.port(i, "client", w.client.waker()).unwrap();
         port.post(MAILBOX_BYTES - 8, &[i as u8; 8]).unwrap();
     }
     for (i, lane) in lanes.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The state of a world, under one lock: time, tasks, events, sleepers, links. Everything here is
+//! The state of a world, under one lock: time, tasks, events, parkers, links. Everything here is
 //! deterministic; nothing here knows about operating system threads.
 
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ pub(super) struct Core {
     pub(super) timeouts: u64,
     pub(super) breaks: u64,
     pub(super) tasks: Vec<Task>,
-    pub(super) sleepers: Vec<SleeperState>,
+    pub(super) parkers: Vec<SleeperState>,
     pub(super) links: Vec<Link>,
     pub(super) failure: Option<Failure>,
     events: BTreeMap<(u64, u64), Event>,
@@ -109,7 +109,7 @@ impl Core {
             timeouts: 0,
             breaks: 0,
             tasks: Vec::new(),
-            sleepers: Vec::new(),
+            parkers: Vec::new(),
             links: Vec::new(),
             failure: None,
             events: BTreeMap::new(),
@@ -147,9 +147,9 @@ impl Core {
     }
 
     /// Rings a doorbell: it is heard only by who announced that it sleeps.
-    pub(super) fn ring(&mut self, sleeper: SleeperId) {
-        self.note(3, sleeper as u64);
-        let s = &mut self.sleepers[sleeper];
+    pub(super) fn ring(&mut self, parker: SleeperId) {
+        self.note(3, parker as u64);
+        let s = &mut self.parkers[parker];
         if s.announced {
             s.rung = true;
             if let Some(task) = s.sleeping {

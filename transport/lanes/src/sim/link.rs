@@ -149,8 +149,8 @@ impl Link {
             exports: spec.exports.view(),
             inbox: spec.inbox,
             mailbox: spec.mailbox,
-            client_sleeper: spec.client_bell.id(),
-            owner_sleeper: spec.owner_bell.id(),
+            client_sleeper: spec.client_waker.id(),
+            owner_sleeper: spec.owner_waker.id(),
             in_order: spec.in_order,
             to_server: Stream::default(),
             to_client: Stream::default(),
@@ -191,7 +191,7 @@ impl Core {
                 self.wake_client(id);
             }
             Event::Learn(id, way) => self.learn(id, way),
-            Event::Ring(sleeper) => self.ring(sleeper),
+            Event::Ring(parker) => self.ring(parker),
         }
     }
 
@@ -292,14 +292,14 @@ impl Core {
         match way {
             Way::ToClient => {
                 link.client_knows = true;
-                let sleeper = link.client_sleeper;
+                let parker = link.client_sleeper;
                 self.wake_client(id);
-                self.ring(sleeper);
+                self.ring(parker);
             }
             Way::ToServer => {
                 link.owner_knows = true;
-                let sleeper = link.owner_sleeper;
-                self.ring(sleeper);
+                let parker = link.owner_sleeper;
+                self.ring(parker);
             }
         }
     }

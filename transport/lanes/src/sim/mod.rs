@@ -2,7 +2,7 @@
 //! to the letter and not one promise more.
 //!
 //! A [`World`] holds tasks (ordinary blocking code on real threads, one at a time), virtual time,
-//! and links between tasks. Calls on lanes, ports and sleepers are its yield points; between any
+//! and links between tasks. Calls on lanes, ports and parkers are its yield points; between any
 //! two of them the seeded adversary may run other tasks, land pieces of packets in any allowed
 //! order, mix old and new bytes of one word, stall a task, or break a link with unknown outcome
 //! and late packets. One seed gives one run: [`Outcome::trace`] proves it, and [`sweep`] prints
@@ -14,7 +14,7 @@
 //! |---|---|
 //! | F02 | lines are sampled at different times in any order; some twice, with bytes of both times |
 //! | F04, F15 | words of one write land in any order and torn; writes that do not overlap land in any order, also past signals |
-//! | F06 | a plain write never wakes; a ring is heard only between `announce` and `retract` |
+//! | F06 | a plain write never wakes; a ring is heard only between `prepare_park` and `cancel_park` |
 //! | F10, F11 | after a break up to a dozen more pieces land, until the port is destroyed |
 //! | F12 | some breaks are silent for up to ten seconds |
 //! | F13 | the landing of a failed read is scribbled over before the call returns |
@@ -28,10 +28,10 @@ mod faults;
 mod lane;
 mod link;
 mod nic;
+mod parker;
 mod queue;
 mod read;
 mod rng;
-mod sleeper;
 mod sweep;
 mod world;
 
@@ -39,8 +39,8 @@ pub use self::core::Failure;
 pub use faults::Faults;
 pub use lane::{SimLane, SimPort};
 pub use link::LinkId;
+pub use parker::{SimParker, SimWaker};
 pub use queue::SimQueue;
 pub use rng::Rng;
-pub use sleeper::{SimBell, SimSleeper};
 pub use sweep::{Here, Swept, seeds, sweep};
 pub use world::{LinkSpec, Outcome, World};

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use super::core::{SleeperId, TaskId};
 use super::link::Event;
-use super::sleeper::SimSleeper;
+use super::parker::SimParker;
 use super::world::World;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
@@ -24,7 +24,7 @@ struct State<T> {
     items: VecDeque<(u64, T)>,
     receiver: Option<TaskId>,
     /// Rung when something arrives.
-    sleeper: Option<SleeperId>,
+    parker: Option<SleeperId>,
 }
 
 impl<T> Clone for SimQueue<T> {
@@ -42,7 +42,7 @@ impl<T> SimQueue<T> {
         let state = State {
             items: VecDeque::new(),
             receiver: None,
-            sleeper: None,
+            parker: None,
         };
         Self {
             world: world.clone(),
@@ -50,11 +50,11 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Whose receiver sleeps in `sleeper` when it has nothing to do, and looks with
+    /// Whose receiver sleeps in `parker` when it has nothing to do, and looks with
     /// [`SimQueue::try_recv`].
     #[must_use]
-    pub fn waking(self, sleeper: &SimSleeper) -> Self {
-        self.state().sleeper = Some(sleeper.id());
+    pub fn waking(self, parker: &SimParker) -> Self {
+        self.state().parker = Some(parker.id());
         self
     }
 
@@ -76,9 +76,9 @@ impl<T> SimQueue<T> {
         if let Some(task) = state.receiver {
             core.wake(task);
         }
-        if let Some(sleeper) = state.sleeper {
+        if let Some(parker) = state.parker {
             let after = due - core.now;
-            core.schedule(after, Event::Ring(sleeper));
+            core.schedule(after, Event::Ring(parker));
         }
     }
 

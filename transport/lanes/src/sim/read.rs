@@ -111,7 +111,7 @@ impl Batch {
         }
     }
 
-    /// Offers reads that are complete to a taker, some with what follows them. A read is offered
+    /// YieldBackoff reads that are complete to a taker, some with what follows them. A read is offered
     /// once at most, so that others land.
     pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Taker, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
@@ -331,7 +331,7 @@ impl Core {
     /// [`crate::fabric::Lane::take_read`] finds them.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
-        let sleeper = link.client_sleeper;
+        let parker = link.client_sleeper;
         let mut rings = false;
         let Link {
             batches, finished, ..
@@ -351,7 +351,7 @@ impl Core {
         });
         self.wake_client(id);
         if rings {
-            self.ring(sleeper);
+            self.ring(parker);
         }
     }
 }

@@ -3,7 +3,7 @@
 //! One thread has the turn; the others are parked. At each yield point the running thread lets the
 //! world advance, the seeded scheduler picks who goes on, and the turn is passed on. What a run
 //! does is therefore a function of the seed alone, as long as tasks take time from `clock`, chance
-//! from [`super::Rng`], and block on nothing but lanes, sleepers and the simulator's queues.
+//! from [`super::Rng`], and block on nothing but lanes, parkers and the simulator's queues.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -16,7 +16,7 @@ use super::core::{Core, Failure, SleeperState, Task, TaskId, TaskState};
 use super::faults::Faults;
 use super::lane::{SimLane, SimPort};
 use super::link::{Link, LinkId};
-use super::sleeper::{SimBell, SimSleeper};
+use super::parker::{SimParker, SimWaker};
 use crate::fabric::{Inbox, Mailbox};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -85,9 +85,9 @@ pub struct LinkSpec<'a> {
     /// What the server writes.
     pub mailbox: Mailbox,
     /// Rung by the port's `signal`, by finished batches and by a break.
-    pub client_bell: SimBell,
+    pub client_waker: SimWaker,
     /// Rung by the lane's `write_signal` and by a break.
-    pub owner_bell: SimBell,
+    pub owner_waker: SimWaker,
     /// WRITEs are placed one after the other, whatever [`Faults::reorder_writes`] says.
     pub in_order: bool,
 }
@@ -129,13 +129,13 @@ impl World {
         self.start(name, true, Box::new(task));
     }
 
-    /// A sleeper, to be given to one task and to the links that must wake it.
-    pub fn sleeper(&self) -> SimSleeper {
+    /// A parker, to be given to one task and to the links that must wake it.
+    pub fn parker(&self) -> SimParker {
         let mut core = self.0.lock();
-        core.sleepers.push(SleeperState::default());
-        let id = core.sleepers.len() - 1;
+        core.parkers.push(SleeperState::default());
+        let id = core.parkers.len() - 1;
         drop(core);
-        SimSleeper::new(self.clone(), id)
+        SimParker::new(self.clone(), id)
     }
 
     /// Connects a lane. May be called before `run` or from a task.

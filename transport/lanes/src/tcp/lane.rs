@@ -16,7 +16,7 @@ use crate::fabric::{
     SPIN, Taker, TransportKind,
 };
 use crate::num::count;
-use crate::wake::Watch;
+use crate::wake::Reactor;
 use tidewater_protocol::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES_MAX};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::SendList;
@@ -29,7 +29,7 @@ const EAGER_BYTES: usize = 64 << 10;
 
 /// A lane over TCP.
 ///
-/// It belongs to one thread, which sleeps on the `Watch` it was made with. Dropping it closes the
+/// It belongs to one thread, which sleeps on the `Reactor` it was made with. Dropping it closes the
 /// socket. Memory: 64 KiB for input and up to 320 KiB for output, kept.
 pub struct TcpLane {
     pub(super) peer: String,
@@ -124,7 +124,7 @@ impl TcpLane {
         stream: TcpStream,
         peer: String,
         mailbox: Mailbox,
-        watch: Watch,
+        watch: Reactor,
     ) -> Result<Self, LaneError> {
         let socket = Socket::new(stream, watch).map_err(|e| broken(&peer, "open", e))?;
         // On one core whoever spins keeps the peer from answering.

@@ -29,7 +29,7 @@
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use crate::fabric::{Inbox, LaneError, Mailbox};
-use crate::wake::Watch;
+use crate::wake::Reactor;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
 use tidewater_runtime::mem::Region;
@@ -62,8 +62,8 @@ pub use port::TcpPort;
 pub fn pair(
     ring_bytes: usize,
     salt: u64,
-    near: Watch,
-    far: Watch,
+    near: Reactor,
+    far: Reactor,
 ) -> Result<(TcpLane, TcpPort, Inbox), LaneError> {
     let ring = RingGeometry::new(ring_bytes).ok_or(LaneError::Usage {
         op: "pair",

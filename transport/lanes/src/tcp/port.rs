@@ -11,7 +11,7 @@ use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
 use crate::fabric::{AccessDenied, ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
 use crate::num::size;
-use crate::wake::Watch;
+use crate::wake::Reactor;
 use tidewater_protocol::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::{Place, RecvList};
@@ -28,7 +28,7 @@ const DISCARD_ROUNDS: usize = 16;
 
 /// The port of a TCP lane.
 ///
-/// It belongs to one applier's thread, which sleeps on the `Watch` it was made with; what lands in
+/// It belongs to one applier's thread, which sleeps on the `Reactor` it was made with; what lands in
 /// the inbox is stored by that thread inside [`Port::poll`], in the order of the stream, so the
 /// thread never sees a later write without the earlier ones (F04). Memory: 64 KiB for input, and
 /// for output what the client has not taken, at most `limits::LANE_POSTS_BYTES_MAX`.
@@ -94,7 +94,7 @@ impl TcpPort {
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
-    pub fn new(stream: TcpStream, peer: String, watch: Watch) -> Result<Self, LaneError> {
+    pub fn new(stream: TcpStream, peer: String, watch: Reactor) -> Result<Self, LaneError> {
         let socket = Socket::new(stream, watch).map_err(|e| broken(&peer, "open", e))?;
         Ok(Self {
             peer,

@@ -1,4 +1,4 @@
-//! A connected socket and what its thread's [`Watch`] knows of it.
+//! A connected socket and what its thread's [`Reactor`] knows of it.
 
 use std::cell::Cell;
 use std::io;
@@ -7,7 +7,7 @@ use std::net::{Shutdown, TcpStream};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::fabric::{LaneError, TransportKind};
-use crate::wake::{Told, Watch};
+use crate::wake::{Reactor, Readiness};
 use tidewater_protocol::limits::LANE_UNACKNOWLEDGED_MAX;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::{RecvList, SendList};
@@ -37,9 +37,9 @@ pub(super) enum Moved {
 /// The socket; closed when dropped.
 pub(super) struct Socket {
     stream: TcpStream,
-    watch: Watch,
+    watch: Reactor,
     interest: Interest,
-    told: Told,
+    told: Readiness,
     /// Looks that were left out since the last one.
     skipped: Cell<u8>,
     /// Sleeps of the thread before that.
@@ -51,14 +51,14 @@ pub(super) struct Socket {
 const LOOKS_SKIPPED_MAX: u8 = 3;
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, watch: Watch) -> io::Result<Self> {
+    pub(super) fn new(stream: TcpStream, watch: Reactor) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         send_at_once(&stream)?;
         // A path that fails is an error within a time, also of a lane that only waits. An applier that
         // saves or loads may leave its sockets full for longer than a control thread.
         give_up_after(&stream, LANE_UNACKNOWLEDGED_MAX)?;
         unpaced(&stream);
-        let told = watch.add_told(&stream)?;
+        let told = watch.add_readiness(&stream)?;
         Ok(Self {
             stream,
             watch,

@@ -98,8 +98,8 @@ impl Rig for Defective<'_> {
                     held,
                     dead,
                 });
-                let inner = end.sleeper;
-                end.sleeper = Box::new(BadSleeper { inner, defect });
+                let inner = end.parker;
+                end.parker = Box::new(BadParker { inner, defect });
                 task(end);
             })
         });
@@ -391,27 +391,27 @@ impl Port for Gone {
     fn destroy(&mut self) {}
 }
 
-struct BadSleeper {
-    inner: Box<dyn Sleeper>,
+struct BadParker {
+    inner: Box<dyn Parker>,
     defect: Defect,
 }
 
-impl Sleeper for BadSleeper {
-    fn announce(&mut self) {
+impl Parker for BadParker {
+    fn prepare_park(&mut self) {
         if self.defect != Defect::AnnounceForgotten {
-            self.inner.announce();
+            self.inner.prepare_park();
         }
     }
 
-    fn sleep(&mut self, deadline: Deadline) {
+    fn park_until(&mut self, deadline: Deadline) {
         let deadline = match self.defect {
             Defect::SleepReturnsAtOnce => deadline.min(Deadline::after(Duration::from_micros(1))),
             _ => deadline,
         };
-        self.inner.sleep(deadline);
+        self.inner.park_until(deadline);
     }
 
-    fn retract(&mut self) {
-        self.inner.retract();
+    fn cancel_park(&mut self) {
+        self.inner.cancel_park();
     }
 }

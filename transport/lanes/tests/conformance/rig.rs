@@ -148,7 +148,7 @@ pub(crate) struct Served {
 /// What a server task gets.
 pub(crate) struct Server {
     pub(crate) lanes: Vec<Served>,
-    pub(crate) sleeper: Box<dyn Sleeper>,
+    pub(crate) parker: Box<dyn Parker>,
     pub(crate) view: ExportView,
     pub(crate) public: Arc<Region>,
     pub(crate) counters: Arc<Region>,
@@ -159,7 +159,7 @@ pub(crate) struct Server {
 /// What a client task gets.
 pub(crate) struct Client {
     pub(crate) lane: Box<dyn Lane>,
-    pub(crate) sleeper: Box<dyn Sleeper>,
+    pub(crate) parker: Box<dyn Parker>,
     pub(crate) keys: Keys,
     pub(crate) machine: Arc<dyn Machine>,
     pub(crate) _done: Done,
@@ -214,12 +214,12 @@ impl Server {
             if self.poll() {
                 continue;
             }
-            self.sleeper.announce();
+            self.parker.prepare_park();
             if !self.poll() {
-                self.sleeper
-                    .sleep(Deadline::after(Duration::from_millis(2)));
+                self.parker
+                    .park_until(Deadline::after(Duration::from_millis(2)));
             }
-            self.sleeper.retract();
+            self.parker.cancel_park();
         }
     }
 
@@ -292,12 +292,12 @@ impl Client {
             if done(self) {
                 return Ok(true);
             }
-            self.sleeper.announce();
+            self.parker.prepare_park();
             self.lane.poll()?;
             if !done(self) && !deadline.passed() {
-                self.sleeper.sleep(deadline);
+                self.parker.park_until(deadline);
             }
-            self.sleeper.retract();
+            self.parker.cancel_park();
             if deadline.passed() {
                 return Ok(done(self));
             }

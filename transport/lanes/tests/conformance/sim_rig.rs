@@ -58,7 +58,7 @@ impl Rig for SimRig {
         let memory = Memory::new();
         let alive = Alive::new(clients.len());
         let machine: Arc<dyn Machine> = Arc::new(SimMachine(world.clone()));
-        let owner = world.sleeper();
+        let owner = world.parker();
         let mut lanes = Vec::new();
         for (n, task) in clients.into_iter().enumerate() {
             let name = format!("client {n}");
@@ -66,15 +66,15 @@ impl Rig for SimRig {
             let inbox = Inbox::new(ring, 0, Memory::ring(), SALT).unwrap();
             inbox.reset_tail(0);
             let mail = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
-            let sleeper = world.sleeper();
+            let parker = world.parker();
             let (lane, port) = world.connect(LinkSpec {
                 client: &name,
                 server: "the server",
                 exports: &memory.exports,
                 inbox: inbox.clone(),
                 mailbox: Mailbox::new(mail, 0, MAILBOX_BYTES).unwrap(),
-                client_bell: sleeper.bell(),
-                owner_bell: owner.bell(),
+                client_waker: parker.waker(),
+                owner_waker: owner.waker(),
                 in_order: false,
             });
             lanes.push(Served {
@@ -84,7 +84,7 @@ impl Rig for SimRig {
             });
             let client = Client {
                 lane: Box::new(lane),
-                sleeper: Box::new(sleeper),
+                parker: Box::new(parker),
                 keys: memory.keys,
                 machine: Arc::clone(&machine),
                 _done: Done::of(&alive),
@@ -93,7 +93,7 @@ impl Rig for SimRig {
         }
         let end = Server {
             lanes,
-            sleeper: Box::new(owner),
+            parker: Box::new(owner),
             view: memory.exports.view(),
             public: Arc::clone(&memory.public),
             counters: Arc::clone(&memory.counters),

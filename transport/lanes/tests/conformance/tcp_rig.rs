@@ -2,7 +2,7 @@
 
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_lanes::tcp;
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 
 use crate::rig::{Memory, RING_BYTES, SALT};
 use crate::threads::{Connect, ThreadRig};
@@ -14,9 +14,9 @@ pub(crate) const TCP: ThreadRig = ThreadRig {
     wire: tcp_wire,
 };
 
-fn tcp_wire(_memory: &Memory, _owner: &mut OsSleeper) -> Connect {
+fn tcp_wire(_memory: &Memory, _owner: &mut OsParker) -> Connect {
     Box::new(|client, owner| {
-        let (near, far) = (client.watch().clone(), owner.watch().clone());
+        let (near, far) = (client.reactor().clone(), owner.reactor().clone());
         let (lane, port, inbox) = tcp::pair(RING_BYTES, SALT, near, far).unwrap();
         (Box::new(lane), Box::new(port), inbox)
     })

@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 
 use tidewater_lanes::fabric::{Inbox, Lane, Port, SPIN, TransportKind};
 use tidewater_lanes::shm::{self, ApplierEnd, ServerMemory};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_runtime::sync::Arc;
 
 use crate::rig::{
@@ -13,20 +13,20 @@ use crate::rig::{
     Server, ServerTask, Threads,
 };
 
-/// The applier's doze word in public memory.
+/// The applier's parked flag in public memory.
 const DOZE_AT: usize = 0;
 
 pub(crate) type Ends = (Box<dyn Lane>, Box<dyn Port>, Inbox);
 
-/// Connects a client that sleeps in the first sleeper to the owner that sleeps in the second.
-pub(crate) type Connect = Box<dyn FnMut(&mut OsSleeper, &mut OsSleeper) -> Ends>;
+/// Connects a client that sleeps in the first parker to the owner that sleeps in the second.
+pub(crate) type Connect = Box<dyn FnMut(&mut OsParker, &mut OsParker) -> Ends>;
 
 pub(crate) struct ThreadRig {
     pub(crate) kind: TransportKind,
     pub(crate) rounds: u64,
     /// The owner never sleeps.
     pub(crate) awake: bool,
-    pub(crate) wire: fn(&Memory, &mut OsSleeper) -> Connect,
+    pub(crate) wire: fn(&Memory, &mut OsParker) -> Connect,
 }
 
 pub(crate) const SHM: ThreadRig = ThreadRig {
@@ -36,20 +36,20 @@ pub(crate) const SHM: ThreadRig = ThreadRig {
     wire: shm_wire,
 };
 
-fn shm_wire(memory: &Memory, owner: &mut OsSleeper) -> Connect {
+fn shm_wire(memory: &Memory, owner: &mut OsParker) -> Connect {
     let public = (Arc::clone(&memory.public), &memory.public_fd);
     let fd = memory.counters_fd.try_clone().unwrap();
     let counters = (Arc::clone(&memory.counters), fd);
     let server = Arc::new(ServerMemory::new(public, counters, KEY_CHECK).unwrap());
-    owner.add_doze(Arc::clone(&memory.public), DOZE_AT);
+    owner.add_parked_flag(Arc::clone(&memory.public), DOZE_AT);
     Box::new(move |client, owner| {
         let end = ApplierEnd {
-            doze_at: DOZE_AT as u64,
-            bell: owner.bell().clone(),
+            parked_flag_at: DOZE_AT as u64,
+            waker: owner.waker().clone(),
         };
-        let pair = shm::pair(&server, &end, client.bell(), RING_BYTES, SALT).unwrap();
-        let (region, at) = pair.lane.doze();
-        client.add_doze(region, at);
+        let pair = shm::pair(&server, &end, client.waker(), RING_BYTES, SALT).unwrap();
+        let (region, at) = pair.lane.parked_flag();
+        client.add_parked_flag(region, at);
         (Box::new(pair.lane), Box::new(pair.port), pair.inbox)
     })
 }
@@ -75,19 +75,19 @@ impl Rig for ThreadRig {
         let alive = Alive::new(clients.len());
         let machine: Arc<dyn Machine> = Arc::new(Threads);
         let mut owner = match self.awake {
-            false => OsSleeper::new(SPIN).unwrap(),
-            true => OsSleeper::awake().unwrap(),
+            false => OsParker::new(SPIN).unwrap(),
+            true => OsParker::awake().unwrap(),
         };
         let mut connect = (self.wire)(&memory, &mut owner);
         let (mut lanes, mut threads) = (Vec::new(), Vec::new());
         for (n, task) in clients.into_iter().enumerate() {
-            let mut sleeper = OsSleeper::new(SPIN).unwrap();
-            let (lane, port, inbox) = connect(&mut sleeper, &mut owner);
+            let mut parker = OsParker::new(SPIN).unwrap();
+            let (lane, port, inbox) = connect(&mut parker, &mut owner);
             let open = true;
             lanes.push(Served { port, inbox, open });
             let client = Client {
                 lane,
-                sleeper: Box::new(sleeper),
+                parker: Box::new(parker),
                 keys: memory.keys,
                 machine: Arc::clone(&machine),
                 _done: Done::of(&alive),
@@ -96,7 +96,7 @@ impl Rig for ThreadRig {
         }
         let end = Server {
             lanes,
-            sleeper: Box::new(owner),
+            parker: Box::new(owner),
             view: memory.exports.view(),
             public: Arc::clone(&memory.public),
             counters: Arc::clone(&memory.counters),

@@ -22,7 +22,7 @@ mod wired {
     use std::net::{IpAddr, Ipv4Addr};
 
     use tidewater_lanes::fabric::TransportKind;
-    use tidewater_lanes::wake::OsSleeper;
+    use tidewater_lanes::wake::OsParker;
     use tidewater_protocol::planted;
     use tidewater_runtime::sync::Arc;
     use tidewater_verbs::{
@@ -51,13 +51,13 @@ mod wired {
         })
     }
 
-    fn verbs_wire(memory: &Memory, owner: &mut OsSleeper) -> Connect {
+    fn verbs_wire(memory: &Memory, owner: &mut OsParker) -> Connect {
         let adapter = adapter().unwrap();
         let domain = Domain::new(&adapter, &memory.exports, Patience::default()).unwrap();
-        let applier = Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap();
+        let applier = Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap();
         let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
-        Box::new(move |sleeper, _owner| {
-            let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        Box::new(move |parker, _owner| {
+            let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
             let (server, client) = ((&domain, &applier), (&client, &thread));
             let (lane, port, inbox) = verbs::pair(server, client, PULLS, RING_BYTES, SALT).unwrap();
             (Box::new(lane), Box::new(port), inbox)

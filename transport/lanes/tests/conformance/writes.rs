@@ -26,7 +26,7 @@ fn slot_bytes(server: &Server, n: u64) -> [u8; SLOT_BYTES] {
     bytes
 }
 
-/// A client streams slots, each announced by `announce` after its bytes; the server checks that
+/// A client streams slots, each announced by `prepare_park` after its bytes; the server checks that
 /// what is announced is whole, at once if `strict` and else some time later, and gives credit back.
 fn stream(
     rig: &dyn Rig,
@@ -154,17 +154,17 @@ pub(crate) fn source_is_copied(rig: &dyn Rig) {
 
 /// Sleeps once if `quiet` still holds after the announcement; fails when nobody woke it.
 fn sleep_once(server: &mut Server, quiet: impl Fn(&Server) -> bool) {
-    server.sleeper.announce();
+    server.parker.prepare_park();
     if !server.poll() && quiet(server) {
         let began = clock::now();
-        server.sleeper.sleep(Deadline::after(2 * LOST));
+        server.parker.park_until(Deadline::after(2 * LOST));
         let slept = clock::now().duration_since(began);
         assert!(
             slept < LOST || !server.clients_left(),
             "a wake-up was lost: slept {slept:?}"
         );
     }
-    server.sleeper.retract();
+    server.parker.cancel_park();
 }
 
 /// Idle gaps around the spin limit, then a signal: the sleeping owner wakes each time.

@@ -9,7 +9,7 @@ use tidewater_lanes::fabric::{
     INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, ReadBatch, RemoteAddr,
 };
 use tidewater_lanes::tcp::{TcpLane, TcpPort};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{
@@ -29,21 +29,21 @@ pub(crate) fn sockets() -> (TcpStream, TcpStream) {
     (near, listener.accept().unwrap().0)
 }
 
-pub(crate) fn lane_over(stream: TcpStream) -> (TcpLane, OsSleeper) {
-    let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+pub(crate) fn lane_over(stream: TcpStream) -> (TcpLane, OsParker) {
+    let parker = OsParker::new(Duration::ZERO).unwrap();
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     let mailbox = Mailbox::new(region, 0, MAILBOX_BYTES).unwrap();
-    let lane = TcpLane::new(stream, "server".into(), mailbox, sleeper.watch().clone()).unwrap();
-    (lane, sleeper)
+    let lane = TcpLane::new(stream, "server".into(), mailbox, parker.reactor().clone()).unwrap();
+    (lane, parker)
 }
 
-pub(crate) fn port_over(stream: TcpStream) -> (TcpPort, Inbox, OsSleeper) {
-    let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
+pub(crate) fn port_over(stream: TcpStream) -> (TcpPort, Inbox, OsParker) {
+    let parker = OsParker::new(Duration::ZERO).unwrap();
     let region = Arc::new(Region::anonymous(inbox_bytes(RING)).unwrap());
     let inbox = Inbox::new(region, 0, RingGeometry::new(RING).unwrap(), SALT).unwrap();
     inbox.reset_tail(0);
-    let port = TcpPort::new(stream, "client".into(), sleeper.watch().clone()).unwrap();
-    (port, inbox, sleeper)
+    let port = TcpPort::new(stream, "client".into(), parker.reactor().clone()).unwrap();
+    (port, inbox, parker)
 }
 
 fn read(lane: &mut TcpLane, from: RemoteAddr, len: u32) -> Result<(), LaneError> {

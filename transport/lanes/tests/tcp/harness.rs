@@ -5,10 +5,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, Inbox, LaneError, Port, ReadOp, RemoteAddr, Rights, Sleeper,
+    Export, ExportView, Exports, Inbox, LaneError, Parker, Port, ReadOp, RemoteAddr, Rights,
 };
 use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_runtime::clock::Deadline;
@@ -94,7 +94,7 @@ pub(crate) struct Served {
 
 impl Served {
     pub(crate) fn new(
-        mut sleeper: OsSleeper,
+        mut parker: OsParker,
         port: TcpPort,
         mut view: ExportView,
         inbox: Inbox,
@@ -104,13 +104,13 @@ impl Served {
         let mut poll = move || shared.lock().unwrap().poll(&mut view, &inbox);
         let thread = std::thread::spawn(move || {
             loop {
-                sleeper.announce();
+                parker.prepare_park();
                 match poll() {
                     Err(e) => return e,
                     Ok(true) => {}
-                    Ok(false) => sleeper.sleep(Deadline::after(Duration::from_secs(5))),
+                    Ok(false) => parker.park_until(Deadline::after(Duration::from_secs(5))),
                 }
-                sleeper.retract();
+                parker.cancel_park();
             }
         });
         Self { thread, port }
@@ -122,20 +122,22 @@ impl Served {
     }
 }
 
-/// A lane, its client's sleeper, what serves it, and its inbox.
-pub(crate) fn served(memory: &Memory) -> (TcpLane, OsSleeper, Served, Inbox) {
-    let near = OsSleeper::new(Duration::ZERO).unwrap();
-    let far = OsSleeper::new(Duration::ZERO).unwrap();
-    let (lane, port, inbox) = pair(RING, SALT, near.watch().clone(), far.watch().clone()).unwrap();
+/// A lane, its client's parker, what serves it, and its inbox.
+pub(crate) fn served(memory: &Memory) -> (TcpLane, OsParker, Served, Inbox) {
+    let near = OsParker::new(Duration::ZERO).unwrap();
+    let far = OsParker::new(Duration::ZERO).unwrap();
+    let (lane, port, inbox) =
+        pair(RING, SALT, near.reactor().clone(), far.reactor().clone()).unwrap();
     let served = Served::new(far, port, memory.exports.view(), inbox.clone());
     (lane, near, served, inbox)
 }
 
 /// A lane and a port that nobody polls yet.
-pub(crate) fn unserved() -> (TcpLane, TcpPort, Inbox, [OsSleeper; 2]) {
-    let near = OsSleeper::new(Duration::ZERO).unwrap();
-    let far = OsSleeper::new(Duration::ZERO).unwrap();
-    let (lane, port, inbox) = pair(RING, SALT, near.watch().clone(), far.watch().clone()).unwrap();
+pub(crate) fn unserved() -> (TcpLane, TcpPort, Inbox, [OsParker; 2]) {
+    let near = OsParker::new(Duration::ZERO).unwrap();
+    let far = OsParker::new(Duration::ZERO).unwrap();
+    let (lane, port, inbox) =
+        pair(RING, SALT, near.reactor().clone(), far.reactor().clone()).unwrap();
     (lane, port, inbox, [near, far])
 }
 

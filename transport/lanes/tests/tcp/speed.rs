@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Landing, Lane, ReadBatch, Sleeper};
+use tidewater_lanes::fabric::{Landing, Lane, Parker, ReadBatch};
 use tidewater_runtime::clock::{self, Deadline};
 
 use crate::harness::{Memory, plain, served, soon};
@@ -35,11 +35,11 @@ fn small_reads_outstanding() {
         let begin = clock::now();
         let mut done = 0u64;
         while begin.elapsed() < Duration::from_secs(1) {
-            near.announce();
+            near.prepare_park();
             if !lane.poll().unwrap() {
-                near.sleep(Deadline::after(Duration::from_secs(1)));
+                near.park_until(Deadline::after(Duration::from_secs(1)));
             }
-            near.retract();
+            near.cancel_park();
             while let Some(batch) = lane.take_read() {
                 done += 1;
                 lane.post_read(batch).unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Lane, Port, ReadBatch, SPIN, Sleeper};
+use tidewater_lanes::fabric::{Lane, Parker, Port, ReadBatch, SPIN};
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_runtime::clock::{self, Deadline};
 
@@ -43,11 +43,11 @@ fn f06_f15_no_wake_up_is_lost_around_the_spin_limit() {
                 begin.elapsed() < Duration::from_secs(4),
                 "round {round}: the client sleeps"
             );
-            near.announce();
+            near.prepare_park();
             if !lane.poll().unwrap() {
-                near.sleep(Deadline::after(Duration::from_secs(2)));
+                near.park_until(Deadline::after(Duration::from_secs(2)));
             }
-            near.retract();
+            near.cancel_park();
         }
         slowest = slowest.max(begin.elapsed());
         poster.join().unwrap();
@@ -86,7 +86,7 @@ fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
         assert!(!until.passed(), "the port never stops");
     }
     let begin = clock::now();
-    far.sleep(Deadline::after(Duration::from_millis(100)));
+    far.park_until(Deadline::after(Duration::from_millis(100)));
     assert!(
         begin.elapsed() >= Duration::from_millis(90),
         "it was woken for nothing"
@@ -96,7 +96,7 @@ fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
     while back < 200 {
         while lane.poll().unwrap() {}
         back += std::iter::from_fn(|| lane.take_read()).count();
-        far.sleep(Deadline::after(Duration::from_millis(20)));
+        far.park_until(Deadline::after(Duration::from_millis(20)));
         while port.poll(&mut view, &inbox).unwrap() {}
         assert!(!until.passed(), "{back} of 200");
     }
@@ -108,7 +108,7 @@ fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
 #[test]
 fn f17_idle_ends_are_not_woken() {
     let memory = Memory::new();
-    let (mut lane, mut port, inbox, mut sleepers) = unserved();
+    let (mut lane, mut port, inbox, mut parkers) = unserved();
     let mut view = memory.exports.view();
     lane.write_signal(inbox_at(0), &tail_cell(0)).unwrap();
     while inbox.tail() != Some(0) || port.poll(&mut view, &inbox).unwrap() {}
@@ -117,11 +117,11 @@ fn f17_idle_ends_are_not_woken() {
     while lane.mailbox().line(0)[0] == 0 {
         lane.poll().unwrap();
     }
-    for sleeper in &mut sleepers {
+    for parker in &mut parkers {
         let begin = clock::now();
-        sleeper.announce();
-        sleeper.sleep(Deadline::after(Duration::from_millis(50)));
-        sleeper.retract();
+        parker.prepare_park();
+        parker.park_until(Deadline::after(Duration::from_millis(50)));
+        parker.cancel_park();
         assert!(
             begin.elapsed() >= Duration::from_millis(45),
             "woken for nothing"

@@ -3,7 +3,7 @@
 //! Inbox of one lane (client-written, server-read):
 //! ```text
 //! +0    tail cell: CheckedU64 of the monotonic tail, salted with the nonce
-//! +64   doze word of the client's thread (shared memory only): 1 while it sleeps or is about to
+//! +64   parked flag of the client's thread (shared memory only): 1 while it sleeps or is about to
 //! +4096 ring data
 //! ```
 //! Mailbox of one lane (server-written, client-read):
@@ -20,12 +20,12 @@ use crate::limits::{BLOCK_BYTES_MAX, DOMAINS_MAX, FRAMES_IN_FLIGHT_MAX, ROW_BYTE
 
 /// Tail cell in the inbox.
 pub const INBOX_TAIL_AT: usize = 0;
-/// The client's doze word in the inbox.
+/// The client's parked flag in the inbox.
 pub const INBOX_DOZE_AT: usize = 64;
 /// Ring data in the inbox.
 pub const INBOX_RING_AT: usize = 4096;
 
-/// Liveness word of an applier, in public memory behind its doze word, on one line with it.
+/// Liveness word of an applier, in public memory behind its parked flag, on one line with it.
 pub const ALIVE_AFTER_DOZE: usize = 8;
 
 /// Bytes of a lane's inbox.

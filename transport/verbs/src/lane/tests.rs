@@ -4,7 +4,7 @@ use std::time::Duration;
 use super::super::{Adapter, ClientDomain, Domain, Notifier, Patience, VerbsPort, pair};
 use super::*;
 use tidewater_lanes::fabric::{Export, Exports, Inbox, Port, Rights};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::limits::VERBS_SILENT_LOOKS;
 use tidewater_runtime::mem::Region;
 
@@ -19,7 +19,7 @@ struct Rig {
     inbox: Inbox,
     want: Vec<u8>,
     ops: [ReadOp; ROWS],
-    _sleeper: OsSleeper,
+    _sleeper: OsParker,
 }
 
 impl Rig {
@@ -40,8 +40,8 @@ impl Rig {
         let key = exports.add(export).unwrap();
         let domain = Domain::new(&adapter, &exports, patience).unwrap();
         let client = ClientDomain::new(&adapter, patience).unwrap();
-        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let parker = OsParker::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
         let (lane, port, inbox) =
             pair((&domain, &thread), (&client, &thread), 1, 1 << 16, 3).unwrap();
         let op = |n: usize| ReadOp {
@@ -62,7 +62,7 @@ impl Rig {
             inbox,
             want,
             ops: std::array::from_fn(op),
-            _sleeper: sleeper,
+            _sleeper: parker,
         }
     }
 

@@ -1,9 +1,9 @@
-//! Signals in excess, sleepers, and who waits for whom.
+//! Signals in excess, parkers, and who waits for whom.
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr, Sleeper};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::fabric::{INBOX_KEY, Lane, Parker, Port, RemoteAddr};
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_protocol::limits::VERBS_RECEIVES;
 use tidewater_runtime::clock::{self, Deadline};
@@ -42,27 +42,27 @@ fn a_client_that_does_not_look_is_told_all_the_same() {
         ends.poll_port().unwrap();
     }
     // The server sleeps. The client takes in what is there, which gives credit back, and sleeps.
-    host.owner.announce();
+    host.owner.prepare_park();
     assert!(!ends.poll_port().unwrap(), "nothing came yet");
     ends.lane.poll().unwrap();
     let received = ends.lane.counters().received;
-    ends.sleeper.announce();
+    ends.parker.prepare_park();
     ends.lane.poll().unwrap();
     assert_eq!(ends.lane.counters().received, received);
     // The credit wakes the server, which pays what it owes; and that wakes the client.
     sleep_until_woken(&mut host.owner);
     assert!(ends.poll_port().unwrap());
-    sleep_until_woken(&mut ends.sleeper);
+    sleep_until_woken(&mut ends.parker);
     ends.lane.poll().unwrap();
     assert!(ends.lane.counters().received > received);
 }
 
-fn sleep_until_woken(sleeper: &mut OsSleeper) {
+fn sleep_until_woken(parker: &mut OsParker) {
     let began = clock::now();
-    sleeper.sleep(Deadline::after(2 * LOST));
+    parker.park_until(Deadline::after(2 * LOST));
     let slept = clock::now().duration_since(began);
     assert!(slept < LOST, "a wake-up was lost: slept {slept:?}");
-    sleeper.retract();
+    parker.cancel_park();
 }
 
 /// An applier that is busy elsewhere takes nothing in: the client waits for it, and goes on when it
@@ -128,17 +128,17 @@ fn a_long_answer_goes_out_while_the_applier_sleeps() {
         let last = 8192 + SLOTS * ANSWER - 8;
         let mut looks = 0;
         while ends.lane.mailbox().words(last, 8).load(0) != round {
-            host.owner.announce();
+            host.owner.prepare_park();
             if !ends.poll_port().unwrap() {
                 sleep_until_woken(&mut host.owner);
                 looks += 1;
             }
-            host.owner.retract();
+            host.owner.cancel_park();
             assert!(looks < 200, "it does not come");
         }
-        ends.sleeper.announce();
+        ends.parker.prepare_park();
         if !ends.lane.poll().unwrap() {
-            sleep_until_woken(&mut ends.sleeper);
+            sleep_until_woken(&mut ends.parker);
         }
         assert!(
             ends.port.counters().stalls > 0,
@@ -159,7 +159,7 @@ fn signals_of_both_ends_cross_for_ever() {
         mut port,
         inbox,
         mut view,
-        mut sleeper,
+        mut parker,
         ..
     } = ends;
     const ROUNDS: u64 = 3000;
@@ -172,12 +172,12 @@ fn signals_of_both_ends_cross_for_ever() {
         }
         let end = late();
         while lane.mailbox().words(0, 8).load(0) != ROUNDS {
-            sleeper.announce();
+            parker.prepare_park();
             lane.poll().unwrap();
             if lane.mailbox().words(0, 8).load(0) != ROUNDS {
-                sleeper.sleep(Deadline::after(LOST));
+                parker.park_until(Deadline::after(LOST));
             }
-            sleeper.retract();
+            parker.cancel_park();
             assert!(!end.passed(), "{:?}", lane.counters());
         }
         lane

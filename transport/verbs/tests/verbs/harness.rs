@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewater_lanes::fabric::{
     Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
 };
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -33,7 +33,7 @@ pub(crate) struct Host {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) domain: Arc<Domain>,
     pub(crate) client: Arc<ClientDomain>,
-    pub(crate) owner: OsSleeper,
+    pub(crate) owner: OsParker,
     pub(crate) applier: Arc<Notifier>,
     pub(crate) exports: Arc<Exports>,
     pub(crate) data: Arc<Region>,
@@ -48,7 +48,7 @@ pub(crate) struct Ends {
     pub(crate) lane: VerbsLane,
     pub(crate) port: VerbsPort,
     pub(crate) inbox: Inbox,
-    pub(crate) sleeper: OsSleeper,
+    pub(crate) parker: OsParker,
     pub(crate) told: VerbsConnected,
     pub(crate) view: ExportView,
 }
@@ -83,11 +83,11 @@ impl Host {
         };
         let data_key = add(&data, Rights::Read, 0);
         let counters_key = add(&counters, Rights::Atomic, 1);
-        let owner = OsSleeper::new(Duration::ZERO).unwrap();
+        let owner = OsParker::new(Duration::ZERO).unwrap();
         Self {
             domain: Domain::new(&adapter, &exports, Patience::default()).unwrap(),
             client: ClientDomain::new(&adapter, Patience::default()).unwrap(),
-            applier: Notifier::new(&adapter, owner.watch(), owner.arms()).unwrap(),
+            applier: Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap(),
             adapter,
             owner,
             exports,
@@ -112,8 +112,8 @@ impl Host {
         tamper: impl FnOnce(&mut VerbsConnected),
     ) -> Ends {
         let inbox = self.inbox();
-        let sleeper = OsSleeper::new(Duration::ZERO).unwrap();
-        let thread = Notifier::new(&self.adapter, sleeper.watch(), sleeper.arms()).unwrap();
+        let parker = OsParker::new(Duration::ZERO).unwrap();
+        let thread = Notifier::new(&self.adapter, parker.reactor(), parker.arms()).unwrap();
         let offer = LaneOffer::new(&self.client, &thread, pulls).unwrap();
         let connect = offer.connect(ApplierId(0), SALT);
         let name = "the client".to_owned();
@@ -125,7 +125,7 @@ impl Host {
             lane,
             port,
             inbox,
-            sleeper,
+            parker,
             told,
             view: self.exports.view(),
         }

@@ -1,7 +1,7 @@
 //! Tails that the applier polls: written, not signalled.
 
 use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr};
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::limits::VERBS_RECEIVES;
@@ -127,8 +127,8 @@ fn tails_are_polled_only_where_nobody_sleeps_and_the_device_promises_order() {
         VerbsTails::Signalled,
         "its applier sleeps"
     );
-    let awake = OsSleeper::awake().unwrap();
-    host.applier = Notifier::new(&host.adapter, awake.watch(), awake.arms()).unwrap();
+    let awake = OsParker::awake().unwrap();
+    host.applier = Notifier::new(&host.adapter, awake.reactor(), awake.arms()).unwrap();
     let ends = host.connect(1);
     let name = host.adapter.device().name();
     println!("{name}: tails are {:?}", ends.told.tails);

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_lanes::fabric::{RemoteAddr, TransportKind};
-use tidewater_lanes::wake::{Arms, Bell, Dozes, Watch};
+use tidewater_lanes::wake::{Arms, ParkedFlags, Reactor, Waker};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
@@ -84,12 +84,12 @@ pub struct NetServerLink {
     session: SessionId,
     /// Where pushes are counted, by applier.
     counters: Vec<Option<RemoteAddr>>,
-    watch: Watch,
-    bell: Bell,
+    watch: Reactor,
+    waker: Waker,
     arms: Arms,
-    dozes: Dozes,
-    /// Of each lane over shared memory: the doze word by which its port knows whether to ring.
-    doze: Vec<Option<(Arc<Region>, usize)>>,
+    parked_flags: ParkedFlags,
+    /// Of each lane over shared memory: the parked flag by which its port knows whether to ring.
+    parked_flag: Vec<Option<(Arc<Region>, usize)>>,
     /// On verbs, what the lanes stand on.
     verbs: Option<Arc<VerbsSide>>,
 }
@@ -322,8 +322,8 @@ impl NetServerLink {
 
 impl Drop for NetServerLink {
     fn drop(&mut self) {
-        for (region, at) in self.doze.drain(..).flatten() {
-            self.dozes.remove(&region, at);
+        for (region, at) in self.parked_flag.drain(..).flatten() {
+            self.parked_flags.remove(&region, at);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
 use tidewater_lanes::fabric::TransportKind;
-use tidewater_lanes::wake::OsSleeper;
+use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::wire::control::ServerMember;
@@ -17,7 +17,7 @@ use crate::error::ClientError;
 use crate::link::OpenLane;
 
 impl NetServerLink {
-    /// Attaches the calling thread, which sleeps in `sleeper`, to a server. The lanes come in the
+    /// Attaches the calling thread, which sleeps in `parker`, to a server. The lanes come in the
     /// order of the server's appliers. `Auto` takes shared memory on one host, else verbs if both
     /// ends have them, else TCP, and says why (one line, level info); another choice is kept or
     /// fails.
@@ -30,7 +30,7 @@ impl NetServerLink {
     pub fn open(
         server: &ServerMember,
         config: &ConnectConfig,
-        sleeper: &mut OsSleeper,
+        parker: &mut OsParker,
         deadline: Deadline,
     ) -> Result<(Self, Vec<OpenLane>), ClientError> {
         let mut link = Self {
@@ -41,11 +41,11 @@ impl NetServerLink {
             conn: None,
             session: SessionId(0),
             counters: Vec::new(),
-            watch: sleeper.watch().clone(),
-            bell: sleeper.bell().clone(),
-            arms: sleeper.arms().clone(),
-            dozes: sleeper.dozes().clone(),
-            doze: Vec::new(),
+            watch: parker.reactor().clone(),
+            waker: parker.waker().clone(),
+            arms: parker.arms().clone(),
+            parked_flags: parker.parked_flags().clone(),
+            parked_flag: Vec::new(),
             verbs: None,
         };
         let opened = match config.transport {

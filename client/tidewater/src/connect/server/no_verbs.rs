@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use tidewater_lanes::fabric::Lane;
-use tidewater_lanes::wake::{Arms, Watch};
+use tidewater_lanes::wake::{Arms, Reactor};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
@@ -21,7 +21,7 @@ impl VerbsSide {
     pub(super) fn new(
         _: IpAddr,
         _: (Option<&RdmaDevice>, RdmaTimeout),
-        _: &Watch,
+        _: &Reactor,
         _: &Arms,
     ) -> Result<Self, String> {
         Err("this program was built without the cargo feature verbs or verbs-dlopen".into())

@@ -27,7 +27,7 @@ impl NetServerLink {
 
     fn attach_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         let mut conn = self.connect(Purpose::Control, deadline)?;
-        conn.stream_mut().pass(&self.bell);
+        conn.stream_mut().pass(&self.waker);
         let attached = self.attach(&mut conn, Transport::Shm, deadline)?;
         let told = attached.shm.as_ref();
         let told = told.ok_or_else(|| self.nonsense("a session without memory"))?;
@@ -38,7 +38,7 @@ impl NetServerLink {
         self.conn = Some(conn);
         self.attached(&attached);
         let open = |(grant, lane): (&LaneGrant, ShmLane)| {
-            self.set_doze(usize::from(grant.applier.0), &lane);
+            self.set_parked_flag(usize::from(grant.applier.0), &lane);
             OpenLane {
                 lane: Box::new(lane) as Box<dyn Lane>,
                 state: StateLine::default(),
@@ -58,7 +58,7 @@ impl NetServerLink {
         let (Some(lane), true) = (lanes.pop(), lanes.is_empty()) else {
             return Err(self.nonsense("not one lane's memory"));
         };
-        self.set_doze(a, &lane);
+        self.set_parked_flag(a, &lane);
         Ok(Box::new(lane))
     }
 
@@ -70,14 +70,14 @@ impl NetServerLink {
         shm::attach(told, fds, &self.name).map_err(|e| again(&e))
     }
 
-    fn set_doze(&mut self, lane: usize, open: &ShmLane) {
-        if self.doze.len() <= lane {
-            self.doze.resize(lane + 1, None);
+    fn set_parked_flag(&mut self, lane: usize, open: &ShmLane) {
+        if self.parked_flag.len() <= lane {
+            self.parked_flag.resize(lane + 1, None);
         }
-        let (region, at) = open.doze();
-        self.dozes.add(Arc::clone(&region), at);
-        if let Some((region, at)) = self.doze[lane].replace((region, at)) {
-            self.dozes.remove(&region, at);
+        let (region, at) = open.parked_flag();
+        self.parked_flags.add(Arc::clone(&region), at);
+        if let Some((region, at)) = self.parked_flag[lane].replace((region, at)) {
+            self.parked_flags.remove(&region, at);
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use tidewater_lanes::fabric::Lane;
-use tidewater_lanes::wake::{Arms, Watch};
+use tidewater_lanes::wake::{Arms, Reactor};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_runtime::mem::Buffer;
@@ -23,7 +23,7 @@ impl VerbsSide {
     pub(super) fn new(
         local: IpAddr,
         (wish, timeout): (Option<&RdmaDevice>, RdmaTimeout),
-        watch: &Watch,
+        watch: &Reactor,
         arms: &Arms,
     ) -> Result<Self, String> {
         let patience = Patience::with_timeout(timeout.exponent());

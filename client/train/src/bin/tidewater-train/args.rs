@@ -223,7 +223,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N")]
     pub(crate) size: Option<u32>,
     /// Launched: where they meet: a directory that all see, HOST:PORT of rank 0, or pmi [default:
-    /// TIDEWATER_RENDEZVOUS, or what the launcher offers].
+    /// TIDEWATER_RENDEZVOUS, or what the launcher yield_backoff].
     #[arg(long, value_name = "WHERE")]
     pub(crate) rendezvous: Option<String>,
     /// Launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE, or the

@@ -24,8 +24,8 @@ use tidewater_runtime::mem::Region;
 use super::{Carrier, Session, Sessions, WithMemory, bad, io, random, unknown};
 use crate::node::NodeError;
 use crate::node::connects::{Asked, End, Make};
-use crate::node::doze_at;
 use crate::node::handle::{Counts, Crew, ticket};
+use crate::node::parked_flag_at;
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
@@ -92,8 +92,8 @@ impl Sessions {
             None => private_inbox(session.ring_bytes, id)?,
         };
         let port = match (memory, &session.carrier) {
-            (Some(memory), Carrier::Shm(bell)) => {
-                Some(memory.port(a, &session.peer(), bell).map_err(io)?)
+            (Some(memory), Carrier::Shm(waker)) => {
+                Some(memory.port(a, &session.peer(), waker).map_err(io)?)
             }
             _ => None,
         };
@@ -110,10 +110,10 @@ impl Sessions {
     }
 
     fn end_of(&self, applier: u16) -> ApplierEnd {
-        let bell = self.shared.appliers[usize::from(applier)].bell.clone();
+        let waker = self.shared.appliers[usize::from(applier)].waker.clone();
         ApplierEnd {
-            doze_at: doze_at(applier) as u64,
-            bell,
+            parked_flag_at: parked_flag_at(applier) as u64,
+            waker,
         }
     }
 
@@ -156,12 +156,12 @@ impl Sessions {
             .map_err(ended)?;
         let state = state.ok_or_else(|| unknown(id))?;
         let memory = match &session.carrier {
-            Carrier::Shm(bell) => {
+            Carrier::Shm(waker) => {
                 let (bytes, end) = (session.ring_bytes, self.end_of(applier.0));
                 let memory =
                     SessionMemory::create(&self.memory, &[end], bytes, id.0).map_err(io)?;
                 let inbox = memory.inbox(0).map_err(io)?;
-                let port = Box::new(memory.port(0, &session.peer(), bell).map_err(io)?);
+                let port = Box::new(memory.port(0, &session.peer(), waker).map_err(io)?);
                 let renewed = crew.handle.ask(|tx| Command::Renew(id, inbox, port, tx));
                 if !renewed.map_err(ended)? {
                     return Err(unknown(id));

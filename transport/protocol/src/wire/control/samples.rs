@@ -202,7 +202,7 @@ impl Gen {
             counters_bytes: self.any(),
             ring_bytes: self.any(),
             mailbox_bytes: self.any(),
-            doze_at: self.list(4, Self::any),
+            parked_flag_at: self.list(4, Self::any),
         }
     }
 

@@ -70,7 +70,7 @@ pub struct LaneGrant {
 }
 
 /// The numbers of a session over shared memory, or of one of its lanes that was recovered. They
-/// travel beside the descriptors: public memory, counters, inbox, mailbox, then the bell of each
+/// travel beside the descriptors: public memory, counters, inbox, mailbox, then the waker of each
 /// lane's applier. Offsets of lanes follow: lane `i` has the `i`-th slice of inbox and mailbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShmAttach {
@@ -84,8 +84,8 @@ pub struct ShmAttach {
     pub ring_bytes: u64,
     /// Bytes of each lane's mailbox.
     pub mailbox_bytes: u64,
-    /// For each lane: offset of its applier's doze word in public memory.
-    pub doze_at: Vec<u64>,
+    /// For each lane: offset of its applier's parked flag in public memory.
+    pub parked_flag_at: Vec<u64>,
 }
 
 /// A session.
@@ -311,7 +311,11 @@ impl Remote {
 impl ShmAttach {
     /// The rest is compared with the memories themselves when they are mapped.
     fn validate(&self) -> Result<(), WireError> {
-        at_most("lanes", self.doze_at.len() as u64, u64::from(APPLIERS_MAX))
+        at_most(
+            "lanes",
+            self.parked_flag_at.len() as u64,
+            u64::from(APPLIERS_MAX),
+        )
     }
 }
 

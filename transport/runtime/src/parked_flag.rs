@@ -1,34 +1,34 @@
-//! The doze protocol: how a thread goes to sleep without losing a wake-up.
+//! The parked flag protocol: how a thread goes to sleep without losing a wake-up.
 //!
-//! Consumer (a client thread, an applier): set the doze word; full fence; look at everything once
-//! more; sleep only if nothing moved. Producer: store the data; full fence; load the doze word; if
+//! Consumer (a client thread, an applier): set the parked flag; full fence; look at everything once
+//! more; sleep only if nothing moved. Producer: store the data; full fence; load the parked flag; if
 //! it is set, ring. With a full fence on both sides at least one of them sees the other's store,
 //! so either the consumer finds the data in its second look or the producer rings.
 //!
-//! Pure: a word and two fences, modelled below. `wake` has the bells, `wait` the loop.
+//! Pure: a word and two fences, modelled below. `wake` has the wakers, `wait` the loop.
 
 use crate::mem::{Words, WordsMut};
 use crate::sync::{Ordering, fence};
 
 /// Consumer's half: from now on producers ring. Look once more after this.
 #[inline]
-pub fn announce(word: WordsMut<'_>) {
+pub fn set(word: WordsMut<'_>) {
     word.store(0, 1);
-    // SYNC: doze. Pairs with the fence in `must_ring`.
+    // SYNC: parked flag. Pairs with the fence in `must_wake`.
     fence(Ordering::SeqCst);
 }
 
 /// Consumer's half: producers need not ring any more. One that has not noticed yet rings once too
 /// often, which costs a spurious wake-up.
 #[inline]
-pub fn retract(word: WordsMut<'_>) {
+pub fn clear(word: WordsMut<'_>) {
     word.store(0, 0);
 }
 
 /// Producer's half, after the data was stored: whether the consumer has to be rung.
 #[inline]
-pub fn must_ring(word: Words<'_>) -> bool {
-    // SYNC: doze. Pairs with the fence in `announce`.
+pub fn must_wake(word: Words<'_>) -> bool {
+    // SYNC: parked flag. Pairs with the fence in [`set`].
     fence(Ordering::SeqCst);
     word.load(0) != 0
 }
@@ -43,12 +43,12 @@ mod tests {
 
     /// An eventfd: remembers rings, blocks while there is none.
     #[derive(Default)]
-    struct ModelBell {
+    struct ModelWaker {
         rung: Mutex<bool>,
         wake: Condvar,
     }
 
-    impl ModelBell {
+    impl ModelWaker {
         fn ring(&self) {
             *self.rung.lock().unwrap() = true;
             self.wake.notify_one();
@@ -65,30 +65,30 @@ mod tests {
 
     /// A producer signals twice; the consumer waits for both as `wait::wait_until` does. A lost
     /// wake-up leaves it asleep for ever, which loom reports as a deadlock.
-    fn doorbell(second_look: bool, must_ring: fn(Words<'_>) -> bool) {
+    fn doorbell(second_look: bool, must_wake: fn(Words<'_>) -> bool) {
         loom::model(move || {
             let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-            let bell = Arc::new(ModelBell::default());
+            let waker = Arc::new(ModelWaker::default());
             let producer = {
-                let (words, bell) = (Arc::clone(&words), Arc::clone(&bell));
+                let (words, waker) = (Arc::clone(&words), Arc::clone(&waker));
                 thread::spawn(move || {
                     for tail in 1..=2 {
                         WordsMut::new(&words[..1]).store(0, tail);
-                        if must_ring(Words::new(&words[1..])) {
-                            bell.ring();
+                        if must_wake(Words::new(&words[1..])) {
+                            waker.ring();
                         }
                     }
                 })
             };
             let look = || Words::new(&words[..1]).load(0) == 2;
-            let doze = WordsMut::new(&words[1..]);
+            let parked_flag = WordsMut::new(&words[1..]);
             while !look() {
-                announce(doze);
+                set(parked_flag);
                 if second_look && look() {
                     break;
                 }
-                bell.sleep();
-                retract(doze);
+                waker.sleep();
+                clear(parked_flag);
             }
             producer.join().unwrap();
         });
@@ -96,13 +96,13 @@ mod tests {
 
     #[test]
     fn loom_no_wake_up_is_lost() {
-        doorbell(true, must_ring);
+        doorbell(true, must_wake);
     }
 
     #[test]
     #[should_panic(expected = "deadlock")]
     fn loom_finds_the_lost_wake_up_without_the_second_look() {
-        doorbell(false, must_ring);
+        doorbell(false, must_wake);
     }
 
     #[test]

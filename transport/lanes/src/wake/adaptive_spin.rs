@@ -12,13 +12,13 @@ const PATIENT: Duration = Duration::from_micros(200);
 
 /// How long the next wait looks.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(super) struct AdaptiveSpin {
     least: Duration,
     learns: bool,
     now: Duration,
 }
 
-impl Patience {
+impl AdaptiveSpin {
     /// Always as long.
     pub(super) const fn steady(spin: Duration) -> Self {
         Self {
@@ -62,29 +62,29 @@ mod tests {
 
     #[test]
     fn a_short_sleep_makes_patient_and_a_long_one_ends_it() {
-        let mut patience = Patience::steady(SPIN).learning();
-        assert_eq!(patience.spin(), SPIN);
-        patience.slept(PATIENT, false);
-        assert_eq!(patience.spin(), SPIN, "too late");
-        patience.slept(PATIENT - SPIN, false);
-        assert_eq!(patience.spin(), PATIENT);
+        let mut adaptive_spin = AdaptiveSpin::steady(SPIN).learning();
+        assert_eq!(adaptive_spin.spin(), SPIN);
+        adaptive_spin.slept(PATIENT, false);
+        assert_eq!(adaptive_spin.spin(), SPIN, "too late");
+        adaptive_spin.slept(PATIENT - SPIN, false);
+        assert_eq!(adaptive_spin.spin(), PATIENT);
         // It looked for as long as it may, and slept all the same.
-        patience.slept(Duration::from_micros(1), false);
-        assert_eq!(patience.spin(), SPIN);
+        adaptive_spin.slept(Duration::from_micros(1), false);
+        assert_eq!(adaptive_spin.spin(), SPIN);
     }
 
     #[test]
     fn who_shares_its_core_or_has_none_is_not_patient() {
         let soon = Duration::from_micros(50);
-        let mut sharing = Patience::steady(SPIN).learning();
+        let mut sharing = AdaptiveSpin::steady(SPIN).learning();
         sharing.slept(soon, true);
         assert_eq!(sharing.spin(), SPIN);
         sharing.slept(soon, false);
         sharing.slept(soon, true);
         assert_eq!(sharing.spin(), SPIN);
         for mut steady in [
-            Patience::steady(Duration::ZERO).learning(),
-            Patience::steady(SPIN),
+            AdaptiveSpin::steady(Duration::ZERO).learning(),
+            AdaptiveSpin::steady(SPIN),
         ] {
             let before = steady.spin();
             steady.slept(soon, false);
