@@ -20,7 +20,8 @@ use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp, Verbs};
 use tidewater_lanes::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker, TransportKind,
+    ClientLane, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RemoteAddr,
+    TransportKind, Unpack,
 };
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::reject::RejectReason;
@@ -240,7 +241,7 @@ fn an_asynchronous_tick_waits_for_nothing() {
 
 /// Which lanes cannot be written to: those of server 1 while the flag is set.
 struct Cut {
-    lane: Box<dyn Lane>,
+    lane: Box<dyn ClientLane>,
     cut: Arc<AtomicBool>,
     /// What the client sees in place of the mailbox.
     old_mailbox: Option<Mailbox>,
@@ -260,7 +261,7 @@ impl Cut {
     }
 }
 
-impl Lane for Cut {
+impl ClientLane for Cut {
     fn transport(&self) -> TransportKind {
         self.lane.transport()
     }
@@ -272,39 +273,39 @@ impl Lane for Cut {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.lane.read(ops, into, deadline)
     }
 
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        self.lane.read_taking(ops, into, taker, deadline)
+        self.lane.read_unpack(ops, into, taker, deadline)
     }
 
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        self.lane.post_read(batch)
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        self.lane.submit_read(batch)
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
-        self.lane.take_read()
+    fn poll_read(&mut self) -> Option<ReadBatch> {
+        self.lane.poll_read()
     }
 
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Taker>,
+        taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        self.lane.finish_read(tag, ops, body, taker, deadline)
+        self.lane.wait_read(tag, ops, body, taker, deadline)
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {
@@ -519,7 +520,7 @@ fn a_lane_that_swallows_is_replaced() {
 }
 
 /// A lane whose mailbox stays as it was at the begin: no status reaches it.
-fn with_old_mailbox(lane: Box<dyn Lane>) -> Box<dyn Lane> {
+fn with_old_mailbox(lane: Box<dyn ClientLane>) -> Box<dyn ClientLane> {
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     Box::new(Cut {
         lane,

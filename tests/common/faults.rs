@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use tidewater_lanes::fabric::{
-    INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, Taker,
-    TransportKind,
+    ClientLane, INBOX_KEY, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RemoteAddr,
+    TransportKind, Unpack,
 };
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_runtime::clock::Deadline;
@@ -89,7 +89,7 @@ impl Faults {
     }
 
     /// A lane that will break; whether it comes in the place of one that did.
-    pub fn wrap(&self, lane: Box<dyn Lane>, again: bool) -> Box<dyn Lane> {
+    pub fn wrap(&self, lane: Box<dyn ClientLane>, again: bool) -> Box<dyn ClientLane> {
         let mut rng = Rng(self.seed.fetch_add(1, Ordering::Relaxed));
         let mapped = rng.below(2) == 0;
         Box::new(FaultyLane {
@@ -104,7 +104,7 @@ impl Faults {
 }
 
 struct FaultyLane {
-    lane: Box<dyn Lane>,
+    lane: Box<dyn ClientLane>,
     rng: Rng,
     faults: Faults,
     broken: bool,
@@ -147,7 +147,7 @@ impl FaultyLane {
             body_at: 0,
             fence: false,
         };
-        let into = Landing {
+        let into = ReadDest {
             head: &mut [0; 8],
             body: &mut [],
         };
@@ -189,7 +189,7 @@ impl FaultyLane {
     }
 }
 
-impl Lane for FaultyLane {
+impl ClientLane for FaultyLane {
     fn transport(&self) -> TransportKind {
         self.lane.transport()
     }
@@ -201,7 +201,7 @@ impl Lane for FaultyLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         let when = self.draw("read", self.faults.one_in)?;
@@ -214,11 +214,11 @@ impl Lane for FaultyLane {
         self.ended("read", when, ())
     }
 
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         let when = self.draw("read", self.faults.one_in)?;
@@ -227,35 +227,35 @@ impl Lane for FaultyLane {
         } else {
             ops
         };
-        self.lane.read_taking(ops, into, taker, deadline)?;
+        self.lane.read_unpack(ops, into, taker, deadline)?;
         self.ended("read", when, ())
     }
 
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        let when = self.draw("post_read", self.faults.one_in)?;
-        self.lane.post_read(batch)?;
-        self.ended("post_read", when, ())
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        let when = self.draw("submit_read", self.faults.one_in)?;
+        self.lane.submit_read(batch)?;
+        self.ended("submit_read", when, ())
     }
 
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Taker>,
+        taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        let when = self.draw("finish_read", self.faults.one_in)?;
+        let when = self.draw("wait_read", self.faults.one_in)?;
         let deadline = match when {
             When::Amid => deadline.min(Deadline::after(Duration::from_micros(50))),
             _ => deadline,
         };
-        let finished = self.lane.finish_read(tag, ops, body, taker, deadline)?;
-        self.ended("finish_read", when, finished)
+        let finished = self.lane.wait_read(tag, ops, body, taker, deadline)?;
+        self.ended("wait_read", when, finished)
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
-        self.lane.take_read()
+    fn poll_read(&mut self) -> Option<ReadBatch> {
+        self.lane.poll_read()
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {

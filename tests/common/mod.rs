@@ -34,9 +34,9 @@ use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::memory::DOZE_AT;
 use tidewater_engine::store::prepare::Preparer;
-use tidewater_lanes::fabric::{Inbox, Lane, Mailbox, Port, RemoteAddr, TransportKind};
+use tidewater_lanes::fabric::{ClientLane, Inbox, Mailbox, RemoteAddr, ServerLane, TransportKind};
 use tidewater_lanes::shm::memory::{ApplierEnd, SessionMemory};
-use tidewater_lanes::tcp::{TcpLane, TcpPort};
+use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor, Waker};
 use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
@@ -72,7 +72,7 @@ pub struct Server {
 }
 
 /// Puts a lane into another one.
-pub type Wrap = Arc<dyn Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync>;
+pub type Wrap = Arc<dyn Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + std::marker::Sync>;
 /// Takes a connection to a server, returns the client's end of one that leads there.
 pub type Through = Arc<dyn Fn(TcpStream) -> TcpStream + Send + std::marker::Sync>;
 
@@ -95,7 +95,7 @@ impl Default for Wiring {
 }
 
 /// Both ends of a lane and what lies between.
-type Wired = (Box<dyn Lane>, Box<dyn Port>, Inbox);
+type Wired = (Box<dyn ClientLane>, Box<dyn ServerLane>, Inbox);
 type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 
 /// The cluster.
@@ -135,7 +135,7 @@ impl Cluster {
         &self,
         rank: u32,
         sync: Sync,
-        wrap: impl Fn(Box<dyn Lane>) -> Box<dyn Lane> + Send + std::marker::Sync + 'static,
+        wrap: impl Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + std::marker::Sync + 'static,
     ) -> Client {
         let wrap: Wrap = Arc::new(wrap);
         let wiring = Wiring {
@@ -297,15 +297,15 @@ pub fn connection() -> (TcpStream, TcpStream) {
     (here, there)
 }
 
-fn tcp_lane(through: &Through, near: &Reactor, far: &Reactor) -> (TcpLane, TcpPort) {
+fn tcp_lane(through: &Through, near: &Reactor, far: &Reactor) -> (TcpClientLane, TcpServerLane) {
     let (here, there) = connection();
     let here = through(here);
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     let mailbox = Mailbox::new(region, 0, MAILBOX_BYTES).unwrap();
-    let lane = TcpLane::new(here, "server".into(), mailbox, near.clone()).unwrap();
+    let lane = TcpClientLane::new(here, "server".into(), mailbox, near.clone()).unwrap();
     (
         lane,
-        TcpPort::new(there, "client".into(), far.clone()).unwrap(),
+        TcpServerLane::new(there, "client".into(), far.clone()).unwrap(),
     )
 }
 
@@ -315,7 +315,7 @@ impl Link {
     }
 
     /// Both ends of a lane over tcp or verbs.
-    fn remote_lane(&self, a: usize, inbox: &Inbox) -> (Box<dyn Lane>, Box<dyn Port>) {
+    fn remote_lane(&self, a: usize, inbox: &Inbox) -> (Box<dyn ClientLane>, Box<dyn ServerLane>) {
         let server = self.server();
         if let (Some(asking), Some(serving)) = (&self.verbs, &server.verbs) {
             return asking.lane(serving, a, inbox);
@@ -455,7 +455,7 @@ impl ServerLink for Link {
             .ask(|tx| Command::Recover(session, tx))
             .unwrap()
             .unwrap();
-        let (lane, port): (Box<dyn Lane>, Box<dyn Port>) = match &self.shm {
+        let (lane, port): (Box<dyn ClientLane>, Box<dyn ServerLane>) = match &self.shm {
             Some(memory) => {
                 let port = memory.port(a, "client", &self.waker).unwrap();
                 let lane = memory.attach_here("server").unwrap().swap_remove(a);

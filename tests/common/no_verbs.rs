@@ -1,7 +1,7 @@
 //! Stands for `verbs` in a build without it: tests that need a device say what to build.
 
 use tidewater_engine::store::ServerMemory;
-use tidewater_lanes::fabric::{Inbox, Lane, Port};
+use tidewater_lanes::fabric::{ClientLane, Inbox, ServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_runtime::mem::Buffer;
 
@@ -26,7 +26,12 @@ impl Asking {
         match *self {}
     }
 
-    pub fn lane(&self, _: &Serving, _: usize, _: &Inbox) -> (Box<dyn Lane>, Box<dyn Port>) {
+    pub fn lane(
+        &self,
+        _: &Serving,
+        _: usize,
+        _: &Inbox,
+    ) -> (Box<dyn ClientLane>, Box<dyn ServerLane>) {
         match *self {}
     }
 }

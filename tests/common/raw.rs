@@ -1,7 +1,7 @@
 //! A session without a client: frames written by hand, for what no client of ours would send.
 
 use tidewater::link::{OpenLane, ServerLink};
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, RemoteAddr};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{
@@ -19,7 +19,7 @@ use super::{Cluster, Wiring};
 /// One session with server 0; its lane to applier 0 is used.
 pub struct RawSession {
     pub session: SessionId,
-    pub lane: Box<dyn Lane>,
+    pub lane: Box<dyn ClientLane>,
     parker: OsParker,
     _others: Vec<OpenLane>,
     _link: Box<dyn ServerLink>,

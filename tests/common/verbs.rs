@@ -4,13 +4,15 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use tidewater_engine::store::ServerMemory;
-use tidewater_lanes::fabric::{Inbox, Lane, Port};
+use tidewater_lanes::fabric::{ClientLane, Inbox, ServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::planted;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_runtime::mem::Buffer;
-use tidewater_verbs::{Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsPort};
+use tidewater_verbs::{
+    Adapter, ClientDomain, Domain, LaneOffer, Notifier, RetryTimeout, VerbsServerLane,
+};
 
 /// Queue pairs of a lane that pull.
 const PULLS: usize = 2;
@@ -34,7 +36,7 @@ impl Serving {
         let adapter = adapter();
         let notifier = |(watch, arms)| Notifier::new(&adapter, watch, arms).unwrap();
         Self {
-            domain: Domain::new(&adapter, &memory.exports, Patience::default()).unwrap(),
+            domain: Domain::new(&adapter, &memory.exports, RetryTimeout::default()).unwrap(),
             notifiers: appliers.map(notifier).collect(),
         }
     }
@@ -50,7 +52,7 @@ impl Asking {
     pub fn new(parker: &OsParker) -> Self {
         let adapter = adapter();
         Self {
-            domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
+            domain: ClientDomain::new(&adapter, RetryTimeout::default()).unwrap(),
             notifier: Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap(),
         }
     }
@@ -65,12 +67,12 @@ impl Asking {
         server: &Serving,
         applier: usize,
         inbox: &Inbox,
-    ) -> (Box<dyn Lane>, Box<dyn Port>) {
+    ) -> (Box<dyn ClientLane>, Box<dyn ServerLane>) {
         let offer = LaneOffer::new(&self.domain, &self.notifier, PULLS).unwrap();
         let connect = offer.connect(ApplierId(applier as u16), 0);
         let notifier = &server.notifiers[applier];
         let accepted =
-            VerbsPort::accept(&server.domain, notifier, inbox, &connect, "client".into());
+            VerbsServerLane::accept(&server.domain, notifier, inbox, &connect, "client".into());
         let (port, told) = accepted.unwrap();
         let polled = told.tails == VerbsTails::Polled;
         assert_eq!(

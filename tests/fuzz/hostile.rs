@@ -6,8 +6,8 @@ use std::time::Duration;
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
 use tidewater::{Client, ClientError, Parts, Sync};
 use tidewater_lanes::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, Parker, ReadBatch, ReadOp, RemoteAddr, Taker,
-    TransportKind, signal_then_count,
+    ClientLane, LaneError, Mailbox, Mapping, Parker, ReadBatch, ReadDest, ReadOp, RemoteAddr,
+    TransportKind, Unpack, signal_then_count,
 };
 use tidewater_protocol::ids::{ApplierId, DomainId, RegionKey, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
@@ -112,7 +112,7 @@ impl HostileLane {
         ops: &[ReadOp],
         head: &mut [u8],
         body: &mut [u8],
-        taker: &mut dyn Taker,
+        taker: &mut dyn Unpack,
     ) -> Result<(), LaneError> {
         for (n, op) in ops.iter().enumerate() {
             self.fill(&ops[n..=n], head, body)?;
@@ -126,7 +126,7 @@ impl HostileLane {
     }
 }
 
-impl Lane for HostileLane {
+impl ClientLane for HostileLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Tcp
     }
@@ -135,16 +135,16 @@ impl Lane for HostileLane {
         "hostile"
     }
 
-    fn read(&mut self, ops: &[ReadOp], into: Landing<'_>, _: Deadline) -> Result<(), LaneError> {
+    fn read(&mut self, ops: &[ReadOp], into: ReadDest<'_>, _: Deadline) -> Result<(), LaneError> {
         self.survives("read")?;
         self.fill(ops, into.head, into.body)
     }
 
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         _: Deadline,
     ) -> Result<(), LaneError> {
         taker.restart();
@@ -152,8 +152,8 @@ impl Lane for HostileLane {
         self.fill_taking(ops, into.head, into.body, taker)
     }
 
-    fn post_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
-        self.survives("post_read")?;
+    fn submit_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
+        self.survives("submit_read")?;
         let (mut head, mut body) = (
             std::mem::take(&mut batch.head),
             std::mem::take(&mut batch.body),
@@ -165,19 +165,19 @@ impl Lane for HostileLane {
         Ok(())
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
+    fn poll_read(&mut self) -> Option<ReadBatch> {
         self.landed.pop()
     }
 
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Taker>,
+        taker: Option<&mut dyn Unpack>,
         _: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        self.survives("finish_read")?;
+        self.survives("wait_read")?;
         let lent = self.landed.iter().position(|batch| batch.tag == tag);
         let declines = self.script.lock().unwrap().random.under(3) == 0;
         let Some(at) = lent.filter(|_| !declines) else {

@@ -89,7 +89,7 @@ fn verbs_lane() -> VerbsConnect {
 }
 
 fn lane(attached: &Attached, applier: u16) -> Purpose {
-    Purpose::Lane {
+    Purpose::ClientLane {
         session: attached.session,
         applier: ApplierId(applier),
         nonce: attached.lanes[usize::from(applier)].nonce,
@@ -133,7 +133,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(1, lane(&attached, 0)), RefusalCode::UnknownSession);
-    let Purpose::Lane {
+    let Purpose::ClientLane {
         session,
         applier,
         nonce,
@@ -145,7 +145,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
     assert_eq!(
         refused(
             0,
-            Purpose::Lane {
+            Purpose::ClientLane {
                 session: other,
                 applier,
                 nonce
@@ -156,7 +156,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
     assert_eq!(
         refused(
             0,
-            Purpose::Lane {
+            Purpose::ClientLane {
                 session,
                 applier: far,
                 nonce
@@ -168,7 +168,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
     assert_eq!(
         refused(
             0,
-            Purpose::Lane {
+            Purpose::ClientLane {
                 session,
                 applier,
                 nonce: guess
@@ -333,7 +333,7 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
 #[test]
 fn granted_status_is_the_sessions_state_line() {
     use tidewater::link::{OpenLane, ServerLink};
-    use tidewater_lanes::fabric::{Landing, ReadOp};
+    use tidewater_lanes::fabric::{ReadDest, ReadOp};
     use tidewater_protocol::layout::lines::StateLine;
     use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
     let rig = Rig::start();
@@ -346,7 +346,7 @@ fn granted_status_is_the_sessions_state_line() {
         let salt = link.session().0;
         let holds_state = |open: &mut OpenLane| {
             let mut line = [0; LINE_BYTES];
-            let into = Landing {
+            let into = ReadDest {
                 head: &mut [],
                 body: &mut line,
             };

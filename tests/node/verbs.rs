@@ -8,7 +8,7 @@ use tidewater::connect::ConnectConfig;
 use tidewater::link::ServerLink;
 use tidewater::{Client, PullOptions, TableBuilder};
 use tidewater_control::conn::{ConnError, ControlConn};
-use tidewater_lanes::fabric::{INBOX_KEY, Landing, LaneError, ReadOp, RemoteAddr};
+use tidewater_lanes::fabric::{INBOX_KEY, LaneError, ReadDest, ReadOp, RemoteAddr};
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::ApplierId;
@@ -21,7 +21,7 @@ use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 use tidewater_service::node::BusyPoll;
-use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience};
+use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, RetryTimeout};
 
 use crate::hostile::{connect, left, unharmed};
 use crate::rig::{CLUSTER, Rig, config, soon, token};
@@ -56,8 +56,8 @@ impl Hand {
         let adapter = Adapter::for_address(IpAddr::V4(address), None).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
         Self {
-            domain: ClientDomain::new(&adapter, Patience::default()).unwrap(),
-            notifier: Notifier::new(&adapter, parker.watch(), parker.arms()).unwrap(),
+            domain: ClientDomain::new(&adapter, RetryTimeout::default()).unwrap(),
+            notifier: Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap(),
             _sleeper: parker,
         }
     }
@@ -226,7 +226,7 @@ fn a_broken_lane_is_recovered_within_a_second() {
             body_at: 0,
             fence: false,
         };
-        let into = Landing {
+        let into = ReadDest {
             head: &mut [0; 8],
             body: &mut [],
         };

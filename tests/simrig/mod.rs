@@ -26,7 +26,7 @@ use tidewater_engine::namespace::{FrameSender, NamespaceId};
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prepare::Preparer;
 use tidewater_lanes::fabric::{Inbox, Mailbox, RemoteAddr, TransportKind};
-use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimLane, SimQueue, SimWaker, World};
+use tidewater_lanes::sim::{Faults, LinkSpec, Rng, SimClientLane, SimQueue, SimWaker, World};
 use tidewater_protocol::ids::{
     ApplierId, DomainId, Incarnation, ServerId, SessionId, TableId, WorkerId,
 };
@@ -343,7 +343,7 @@ impl Link {
     }
 
     /// Connects a lane; `None` when it broke before the applier had it.
-    fn attach(&mut self, a: usize) -> Option<SimLane> {
+    fn attach(&mut self, a: usize) -> Option<SimClientLane> {
         let seat = self.seat(a);
         if !self.keeps_mailbox {
             self.boxes[a].1 = mailbox();

@@ -2,7 +2,7 @@
 //! has applied come again, at other places of the ring. (Tidewater's own client never does that
 //! while its server lives; one that has lost its place does.)
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, Parker, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, Parker, RemoteAddr};
 use tidewater_lanes::sim::{Rng, SimParker};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{
@@ -20,7 +20,7 @@ use super::{LONG, Link, OpenLane, Rig};
 /// Pushes single rows of a sparse f64 table to one lane, one frame after the other.
 pub struct RawPusher {
     link: Link,
-    lane: Box<dyn Lane>,
+    lane: Box<dyn ClientLane>,
     parker: SimParker,
     rng: Rng,
     ring: RingGeometry,

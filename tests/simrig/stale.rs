@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port};
-use tidewater_lanes::sim::SimPort;
+use tidewater_lanes::fabric::{Inbox, LaneError, RegionTableView, ServerLane};
+use tidewater_lanes::sim::SimServerLane;
 use tidewater_protocol::layout::session::MAILBOX_STATE_AT;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
@@ -42,16 +42,16 @@ impl LostStatuses {
 
 /// A port over such a device.
 pub struct StalePort {
-    pub port: SimPort,
+    pub port: SimServerLane,
     pub lost: std::sync::Arc<LostStatuses>,
 }
 
-impl Port for StalePort {
+impl ServerLane for StalePort {
     fn peer(&self) -> &str {
         self.port.peer()
     }
 
-    fn poll(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError> {
         self.port.poll(exports, inbox)
     }
 
@@ -66,8 +66,8 @@ impl Port for StalePort {
         self.port.signal()
     }
 
-    fn look_within(&self) -> Option<Duration> {
-        self.port.look_within()
+    fn poll_hint(&self) -> Option<Duration> {
+        self.port.poll_hint()
     }
 
     fn destroy(&mut self) {

@@ -49,10 +49,10 @@ pub(crate) fn raised(error: ClientError) -> PyErr {
         }
         ClientError::Argument { .. } => PyValueError::new_err(text),
         ClientError::Deadline { .. }
-        | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
+        | ClientError::ClientLane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
             PyTimeoutError::new_err(text)
         }
-        ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::Lane(_) => {
+        ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::ClientLane(_) => {
             PyConnectionError::new_err(text)
         }
         ClientError::Refused(refusal)

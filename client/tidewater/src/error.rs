@@ -105,7 +105,7 @@ pub enum ClientError {
     },
     /// A lane broke in a way that recovery cannot mend.
     #[error(transparent)]
-    Lane(#[from] LaneError),
+    ClientLane(#[from] LaneError),
 }
 
 /// A reject in words.

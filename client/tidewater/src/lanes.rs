@@ -6,12 +6,14 @@
 //! goes on: frames are re-sent from staging, reads are repeated, requests that wait for a reply
 //! are asked again.
 
-mod silence;
+mod stall_detector;
 mod status;
 
 use std::time::{Duration, Instant};
 
-use tidewater_lanes::fabric::{Lane, LaneError, Mapped, Mapping, Parker, ReadBatch, TransportKind};
+use tidewater_lanes::fabric::{
+    ClientLane, LaneError, Mapped, Mapping, Parker, ReadBatch, TransportKind,
+};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::lines::{ClockLine, Reject, StateLine};
@@ -35,7 +37,7 @@ use crate::push::Ticket;
 use crate::push::rejects::{NO_PUSH, PushCall, Refused, Rejects};
 use crate::push::ring::PushRing;
 use crate::replies::Replies;
-use silence::Silence;
+use stall_detector::StallDetector;
 use status::{STATUS_TAG, StatusCopy};
 
 /// Control connections are looked at this often while calls are made: a small part of the time for
@@ -51,14 +53,14 @@ pub(crate) struct LaneState {
     pub(crate) replies: Replies,
     /// Posted reads that came back and have not been taken.
     pub(crate) finished: Vec<ReadBatch>,
-    lane: Box<dyn Lane>,
+    lane: Box<dyn ClientLane>,
     /// What `lane` has mapped.
     mapping: Option<Mapping>,
     broken: Option<LaneError>,
     rejects_seen: u64,
     rejects: Rejects,
     /// How long its server has not answered.
-    silence: Silence,
+    silence: StallDetector,
     /// The public copy of its status.
     status: StatusCopy,
     /// The push call of each frame in flight, by sequence number modulo its length.
@@ -130,7 +132,7 @@ impl LaneState {
             broken: None,
             rejects_seen: open.state.rejected,
             rejects: Rejects::default(),
-            silence: Silence::default(),
+            silence: StallDetector::default(),
             status: StatusCopy::new(open.status),
             calls: vec![NO_PUSH; FRAMES_IN_FLIGHT_MAX as usize].into(),
             reject_late: None,
@@ -139,7 +141,7 @@ impl LaneState {
     }
 
     /// The lane, for reads.
-    pub(crate) fn lane(&mut self) -> &mut dyn Lane {
+    pub(crate) fn lane(&mut self) -> &mut dyn ClientLane {
         &mut *self.lane
     }
 
@@ -151,7 +153,7 @@ impl LaneState {
     /// Takes in what the server told: state, and the rejects that came before it.
     fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
         self.lane.poll()?;
-        while let Some(batch) = self.lane.take_read() {
+        while let Some(batch) = self.lane.poll_read() {
             if batch.tag == STATUS_TAG {
                 if let Some(state) = self.status.arrived(batch, self.session.0) {
                     self.believe(state, counters)?;

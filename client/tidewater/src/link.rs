@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Lane, RemoteAddr, TransportKind};
+use tidewater_lanes::fabric::{ClientLane, RemoteAddr, TransportKind};
 use tidewater_protocol::ids::{ApplierId, DomainId, SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::table::TableSpec;
@@ -16,7 +16,7 @@ use crate::error::ClientError;
 /// A lane as a session begins with it, or as it came back.
 pub struct OpenLane {
     /// The lane.
-    pub lane: Box<dyn Lane>,
+    pub lane: Box<dyn ClientLane>,
     /// How far its ring is at the server.
     pub state: StateLine,
     /// The public copy of its state line, read when the mailbox shows no progress; `None` where the server

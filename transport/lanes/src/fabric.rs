@@ -2,10 +2,10 @@
 //!
 //! THE CONTRACT: what a lane promises, whatever carries it. Code above cannot tell which one it is.
 //!
-//! A *lane* connects one client thread with one applier. The client's end is a [`Lane`]: it reads
+//! A *lane* connects one client thread with one applier. The client's end is a [`ClientLane`]: it reads
 //! the server's registered memory, writes its own inbox there, and does atomics on counters, all
 //! without a server thread's consent (on `tcp` the applier's loop stands in for the NIC). The
-//! applier's end is a [`Port`]: it writes the client's mailbox. Each end belongs to one thread.
+//! applier's end is a [`ServerLane`]: it writes the client's mailbox. Each end belongs to one thread.
 //!
 //! The clauses are numbered; [`CLAUSES`] lists them, the conformance suite has a test for each and
 //! prints clause x transport x result, and a check fails when one is missing.
@@ -25,7 +25,7 @@
 //! | F11 | Once the port is destroyed, no byte that the lane's client posted lands any more. |
 //! | F12 | Every wait ends by its deadline, with an error that names operation and peer. |
 //! | F13 | A borrowed landing buffer is not touched after the call has returned, in error or not. |
-//! | F14 | An owned batch comes back from `take_read`, or stays with the lane until that is dropped; forgetting it frees nothing that is still written. |
+//! | F14 | An owned batch comes back from `poll_read`, or stays with the lane until that is dropped; forgetting it frees nothing that is still written. |
 //! | F15 | The port's posts into the mailbox become visible in any order until a signal posted after them has been received; then all of them are there whole. Of two that overlap the later one stands. `signal` wakes a client that sleeps or is about to. |
 //! | F16 | A lane that breaks leaves every other lane of both its ends working. |
 //! | F17 | An end that waits sleeps: no cycles after the spin, no lost wake-up. |
@@ -49,12 +49,12 @@ use tidewater_runtime::mem::{MemError, Region, Words, WordsMut, publish};
 use tidewater_runtime::sync::{Arc, Ordering, fence};
 
 mod mapping;
-mod taker;
+mod unpack;
 
 pub use mapping::Mapping;
-pub use taker::Taker;
 pub use tidewater_runtime::wait::{Parker, SPIN};
 pub use tidewater_runtime::yield_backoff::YieldBackoff;
+pub use unpack::Unpack;
 
 /// Every clause, for the conformance suite.
 pub const CLAUSES: &[&str] = &[
@@ -91,7 +91,7 @@ impl core::fmt::Display for TransportKind {
 
 /// What a peer may do with a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rights {
+pub enum AccessFlags {
     /// Read: parameters, META.
     Read,
     /// Write: a session's own inbox.
@@ -128,7 +128,7 @@ pub struct ReadOp {
 
 /// Where reads land.
 #[derive(Debug)]
-pub struct Landing<'a> {
+pub struct ReadDest<'a> {
     /// Headers and version words.
     pub head: &'a mut [u8],
     /// Payload.
@@ -256,7 +256,7 @@ impl LaneError {
 ///
 /// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the
 /// lane inside it.
-pub trait Lane: Send {
+pub trait ClientLane: Send {
     /// What carries it.
     fn transport(&self) -> TransportKind;
 
@@ -271,32 +271,32 @@ pub trait Lane: Send {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// As [`Lane::read`], offering what comes to `taker` before it lands, where it comes whole into memory
+    /// As [`ClientLane::read`], offering what comes to `taker` before it lands, where it comes whole into memory
     /// of the lane.
     ///
     /// # Errors
-    /// As [`Lane::read`].
-    fn read_taking(
+    /// As [`ClientLane::read`].
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
     /// Posts reads into owned memory (F14); they come back, in any order, from
-    /// [`Lane::take_read`]. Nothing is sent before [`Lane::flush`] or [`Lane::poll`].
+    /// [`ClientLane::poll_read`]. Nothing is sent before [`ClientLane::flush`] or [`ClientLane::poll`].
     ///
     /// # Errors
     /// [`LaneError`]; the batch stays with the lane.
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError>;
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError>;
 
     /// A finished batch, if there is one.
-    fn take_read(&mut self) -> Option<ReadBatch>;
+    fn poll_read(&mut self) -> Option<ReadBatch>;
 
     /// Waits for the batch `tag`, landing its bodies in `body` where they have not landed yet: all
     /// of them are there afterwards (F13), the heads in the batch that comes back, but for those of
@@ -307,12 +307,12 @@ pub trait Lane: Send {
     ///
     /// # Errors
     /// [`LaneError`].
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Taker>,
+        taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError>;
 
@@ -328,7 +328,7 @@ pub trait Lane: Send {
     /// [`LaneError`].
     fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Does a [`Lane::write_signal`] and behind it adds `add` to `counter` (F05, F08). Nobody waits for
+    /// Does a [`ClientLane::write_signal`] and behind it adds `add` to `counter` (F05, F08). Nobody waits for
     /// that: if the lane breaks later, whether it was done is unknown, as for the write. Cost above the
     /// signal: an atomic, on verbs in the same doorbell, on tcp in the same packet.
     ///
@@ -367,7 +367,7 @@ pub trait Lane: Send {
     /// [`LaneError`].
     fn flush(&mut self) -> Result<(), LaneError>;
 
-    /// Hands over like [`Lane::flush`]; or soon, if there are answers that this thread has yet to come
+    /// Hands over like [`ClientLane::flush`]; or soon, if there are answers that this thread has yet to come
     /// for: with what it posts next, at the latest when it waits. For who posts one batch for each
     /// that it finishes: a carrier may need one system call for many of them.
     ///
@@ -387,17 +387,17 @@ pub trait Lane: Send {
 
     /// The server's public memory, where this thread can load from it itself: unordered and torn as
     /// reads are (F02), with an Acquire fence where a read would have one (F03). `None` where reads
-    /// travel, and on a lane that failed: then [`Lane::read`] says why (F10).
+    /// travel, and on a lane that failed: then [`ClientLane::read`] says why (F10).
     fn mapping(&self) -> Option<Mapping>;
 }
 
-/// [`Lane::write_signal_count`] of a lane whose atomic is done when its call returns: a signal, then
+/// [`ClientLane::write_signal_count`] of a lane whose atomic is done when its call returns: a signal, then
 /// an atomic.
 ///
 /// # Errors
 /// [`LaneError`].
 pub fn signal_then_count(
-    lane: &mut (impl Lane + ?Sized),
+    lane: &mut (impl ClientLane + ?Sized),
     to: RemoteAddr,
     bytes: &[u8],
     counter: RemoteAddr,
@@ -409,7 +409,7 @@ pub fn signal_then_count(
 }
 
 /// An applier's end.
-pub trait Port: Send {
+pub trait ServerLane: Send {
     /// The other end, for messages.
     fn peer(&self) -> &str;
 
@@ -418,9 +418,9 @@ pub trait Port: Send {
     ///
     /// # Errors
     /// [`LaneError`]: the lane is broken and the port is to be destroyed.
-    fn poll(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError>;
+    fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError>;
 
-    /// Writes into the client's mailbox (F15). May be kept until [`Port::signal`].
+    /// Writes into the client's mailbox (F15). May be kept until [`ServerLane::signal`].
     ///
     /// # Errors
     /// [`LaneError`].
@@ -434,7 +434,7 @@ pub trait Port: Send {
 
     /// How soon it is to be polled although nobody wakes its thread; nothing if that may wait. For
     /// what the port has under way, and whose end wakes nobody.
-    fn look_within(&self) -> Option<Duration>;
+    fn poll_hint(&self) -> Option<Duration>;
 
     /// Ends the lane: when this returns, nothing of it lands any more (F11).
     fn destroy(&mut self);
@@ -588,7 +588,7 @@ impl Inbox {
     }
 }
 
-pub use crate::exports::{
-    AccessDenied, Export, ExportError, ExportView, Exports, INBOX_KEY, Mapped, ReadChecks,
-    Registrar, RegistrarError,
+pub use crate::region_table::{
+    AccessDenied, ExportError, INBOX_KEY, Mapped, ReadChecks, RegionTable, RegionTableView,
+    RegisteredRegion, Registrar, RegistrarError,
 };

@@ -16,9 +16,9 @@
 
 #![forbid(unsafe_code)]
 
-mod exports;
 pub mod fabric;
 pub mod num;
+mod region_table;
 pub mod shm;
 pub mod sim;
 pub mod tcp;

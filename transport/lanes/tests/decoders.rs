@@ -108,12 +108,12 @@ const COVERED: &[(&str, &[&str])] = &[
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("mod::decode", "decode_body of a frame, and nothing else"),
     (
-        "lane::TcpLane::early",
+        "lane::TcpClientLane::early",
         "keeps bytes that came with the handshake for the lane's own parser",
     ),
     ("plan::fits", "checks the caller's own landing"),
     (
-        "lend::same_reads",
+        "recv_direct::same_reads",
         "compares the caller's own reads with those it posted",
     ),
     (

@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::{FallocateFlags, SealFlags};
 use rustix::process::{Signal, WaitOptions};
-use tidewater_lanes::fabric::{Exports, Lane};
+use tidewater_lanes::fabric::{ClientLane, RegionTable};
 use tidewater_lanes::shm::{ApplierEnd, ServerMemory, SessionMemory};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::limits::RING_BYTES_MIN;
@@ -75,11 +75,11 @@ fn memory_for_reading_cannot_be_written_through_proc() {
     let lane = session.attach_here("server").unwrap().pop().unwrap();
     server.public().words_mut(WORD, 8).unwrap().store(0, 4712);
     let mapping = lane.mapping().unwrap();
-    let word = Exports::new(1).add(tidewater_lanes::fabric::Export {
+    let word = RegionTable::new(1).add(tidewater_lanes::fabric::RegisteredRegion {
         region: Arc::clone(server.public()),
         start: 0,
         len: PUBLIC_BYTES as u64,
-        rights: tidewater_lanes::fabric::Rights::Read,
+        rights: tidewater_lanes::fabric::AccessFlags::Read,
         memory: 0,
     });
     let words = mapping.look().unwrap().words(word.unwrap(), WORD as u64, 8);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
 use tidewater_lanes::fabric::{
-    Exports, INBOX_KEY, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, SPIN,
+    ClientLane, INBOX_KEY, LaneError, ReadDest, ReadOp, RegionTable, RemoteAddr, SPIN, ServerLane,
 };
 use tidewater_lanes::shm::pass::{self, Descriptors, PassError};
 use tidewater_lanes::shm::{
@@ -175,7 +175,7 @@ fn two_processes_read_write_count_and_wake_each_other() {
         key: INBOX_KEY,
         addr: at as u64,
     };
-    assert_eq!(Exports::memory_of(of(1, 0).key), 1);
+    assert_eq!(RegionTable::memory_of(of(1, 0).key), 1);
     for n in 1..=FRAMES {
         let place = INBOX_RING_AT + ((n as usize - 1) * 64) % RING_BYTES_MIN;
         lane.write(inbox(place), &line_bytes(&[n; 8])).unwrap();
@@ -198,7 +198,7 @@ fn two_processes_read_write_count_and_wake_each_other() {
         body_at: 0,
         fence: false,
     };
-    let landing = Landing {
+    let landing = ReadDest {
         head: &mut [],
         body: &mut body,
     };

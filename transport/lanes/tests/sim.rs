@@ -20,11 +20,11 @@ const RING: usize = 16 << 10;
 
 struct Pair {
     link: LinkId,
-    lane: Box<dyn Lane>,
-    port: Box<dyn Port>,
+    lane: Box<dyn ClientLane>,
+    port: Box<dyn ServerLane>,
     public: Arc<Region>,
     inbox: Inbox,
-    view: ExportView,
+    view: RegionTableView,
     client: SimParker,
     owner: SimParker,
     key: tidewater_protocol::ids::RegionKey,
@@ -32,13 +32,13 @@ struct Pair {
 
 fn pair(world: &World) -> Pair {
     let public = Arc::new(Region::anonymous(64 << 10).unwrap());
-    let exports = Arc::new(Exports::new(1));
+    let exports = Arc::new(RegionTable::new(1));
     let key = exports
-        .add(Export {
+        .add(RegisteredRegion {
             region: Arc::clone(&public),
             start: 0,
             len: 64 << 10,
-            rights: Rights::Read,
+            rights: AccessFlags::Read,
             memory: 0,
         })
         .unwrap();
@@ -97,7 +97,7 @@ fn traffic(seed: u64, faults: Faults) -> (Outcome, u64) {
                 fence: false,
             };
             let mut body = [0; 256];
-            let into = Landing {
+            let into = ReadDest {
                 head: &mut [],
                 body: &mut body,
             };
@@ -511,7 +511,7 @@ fn silence_ends_by_the_deadline() {
                 body_at: 0,
                 fence: false,
             };
-            let into = Landing {
+            let into = ReadDest {
                 head: &mut [],
                 body: &mut body,
             };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewater_lanes::fabric::*;
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{
-    Faults, LinkSpec, SimLane, SimParker, SimQueue, SimWaker, World, sweep,
+    Faults, LinkSpec, SimClientLane, SimParker, SimQueue, SimWaker, World, sweep,
 };
 use tidewater_protocol::layout::Line;
 use tidewater_protocol::layout::hash::line_chk;
@@ -44,20 +44,20 @@ fn frame(seq: u64, value: u64) -> Line {
 /// The server's end: applies frames in order, each once.
 struct Applier {
     world: World,
-    exports: Arc<Exports>,
+    exports: Arc<RegionTable>,
     inbox: Inbox,
     mailbox: Mailbox,
     client: SimWaker,
     parker: SimParker,
     attach: SimQueue<()>,
-    attached: SimQueue<(SimLane, u64)>,
-    port: Option<Box<dyn Port>>,
+    attached: SimQueue<(SimClientLane, u64)>,
+    port: Option<Box<dyn ServerLane>>,
     applied: u64,
     sum: Arc<AtomicU64>,
     /// Frames below the tail that were not what they must be.
     wrong: Arc<AtomicU64>,
     destroys: bool,
-    zombies: Vec<Box<dyn Port>>,
+    zombies: Vec<Box<dyn ServerLane>>,
 }
 
 impl Applier {
@@ -141,7 +141,7 @@ impl Applier {
 struct Pusher {
     parker: SimParker,
     attach: SimQueue<()>,
-    attached: SimQueue<(SimLane, u64)>,
+    attached: SimQueue<(SimClientLane, u64)>,
     value: fn(u64) -> u64,
 }
 
@@ -160,7 +160,11 @@ impl Pusher {
         }
     }
 
-    fn push_all(&mut self, lane: &mut SimLane, acknowledged: &mut u64) -> Result<(), LaneError> {
+    fn push_all(
+        &mut self,
+        lane: &mut SimClientLane,
+        acknowledged: &mut u64,
+    ) -> Result<(), LaneError> {
         let mut sent = *acknowledged;
         while *acknowledged < FRAMES {
             while sent < FRAMES && sent - *acknowledged < SLOTS {
@@ -180,7 +184,7 @@ impl Pusher {
 
     fn wait_for_more(
         &mut self,
-        lane: &mut SimLane,
+        lane: &mut SimClientLane,
         acknowledged: &mut u64,
     ) -> Result<(), LaneError> {
         let deadline = Deadline::after(WAIT);
@@ -206,7 +210,7 @@ impl Pusher {
     }
 }
 
-fn take_ack(lane: &mut SimLane, acknowledged: &mut u64) -> Result<bool, LaneError> {
+fn take_ack(lane: &mut SimClientLane, acknowledged: &mut u64) -> Result<bool, LaneError> {
     lane.poll()?;
     let words = lane.mailbox().words(0, 16);
     let told = CheckedU64([words.load_acquire(0), words.load_acquire(8)]).value(SALT);
@@ -236,7 +240,7 @@ fn ledger(seed: u64, destroys: bool, wrong: &Arc<AtomicU64>) -> tidewater_lanes:
     let value: fn(u64) -> u64 = |seq| seq * seq;
     let applier = Applier {
         world: world.clone(),
-        exports: Arc::new(Exports::new(1)),
+        exports: Arc::new(RegionTable::new(1)),
         inbox,
         mailbox,
         client: client.waker(),

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, INBOX_KEY, Inbox, Lane, Port, ReadBatch, ReadOp, RemoteAddr,
-    Rights,
+    AccessFlags, ClientLane, INBOX_KEY, Inbox, ReadBatch, ReadOp, RegionTable, RegionTableView,
+    RegisteredRegion, RemoteAddr, ServerLane,
 };
-use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
+use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane, pair};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, mailbox_reply_at};
@@ -44,10 +44,10 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 struct Rig {
-    lane: TcpLane,
-    port: TcpPort,
+    lane: TcpClientLane,
+    port: TcpServerLane,
     inbox: Inbox,
-    view: ExportView,
+    view: RegionTableView,
     data: RegionKey,
     _sleepers: [OsParker; 2],
 }
@@ -57,11 +57,11 @@ fn rig() -> Rig {
     let [near, far] = &parkers;
     let (lane, port, inbox) =
         pair(1 << 20, 7, near.reactor().clone(), far.reactor().clone()).unwrap();
-    let exports = Arc::new(Exports::new(3));
+    let exports = Arc::new(RegionTable::new(3));
     let region = Arc::new(Region::anonymous(2 << 20).unwrap());
-    let (start, len, rights, memory) = (0, 2 << 20, Rights::Read, 0);
+    let (start, len, rights, memory) = (0, 2 << 20, AccessFlags::Read, 0);
     let data = exports
-        .add(Export {
+        .add(RegisteredRegion {
             region,
             start,
             len,
@@ -119,9 +119,9 @@ fn round(rig: &mut Rig, frame: &[u8]) {
     while back < 8 {
         rig.port.poll(&mut rig.view, &rig.inbox).unwrap();
         rig.lane.poll().unwrap();
-        while let Some(batch) = rig.lane.take_read() {
+        while let Some(batch) = rig.lane.poll_read() {
             back += 1;
-            rig.lane.post_read(batch).unwrap();
+            rig.lane.submit_read(batch).unwrap();
         }
         assert!(!until.passed());
     }
@@ -133,7 +133,7 @@ fn f18_warm_lanes_allocate_nothing_and_deaf_clients_cost_nothing_that_grows() {
     let frame = vec![1; 100_000];
     for tag in 0..8 {
         let len = if tag % 2 == 0 { 256 } else { 50_000 };
-        warm.lane.post_read(batch(warm.data, len, tag)).unwrap();
+        warm.lane.submit_read(batch(warm.data, len, tag)).unwrap();
     }
     (0..300).for_each(|_| round(&mut warm, &frame));
     let before = CALLS.load(Ordering::Relaxed);
@@ -146,7 +146,7 @@ fn f18_warm_lanes_allocate_nothing_and_deaf_clients_cost_nothing_that_grows() {
     for tag in 0..20_000 {
         let mut batch = batch(deaf.data, 1000, tag % 8);
         batch.ops.truncate(1);
-        deaf.lane.post_read(batch).unwrap();
+        deaf.lane.submit_read(batch).unwrap();
     }
     let before = LIVE.load(Ordering::Relaxed);
     let until = Deadline::after(Duration::from_millis(300));

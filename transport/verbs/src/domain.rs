@@ -11,10 +11,12 @@ use super::adapter::Adapter;
 use super::device::Device;
 use super::error::VerbsError;
 use super::memory::{Access, MemoryRegion, ProtectionDomain};
-use super::pair::Patience;
+use super::pair::RetryTimeout;
 use super::scatter::Buffers;
 use super::send::memory;
-use tidewater_lanes::fabric::{Export, ExportError, Exports, Registrar, RegistrarError, Rights};
+use tidewater_lanes::fabric::{
+    AccessFlags, ExportError, RegionTable, RegisteredRegion, Registrar, RegistrarError,
+};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 use tidewater_protocol::limits::VERBS_REGIONS_MAX;
@@ -35,7 +37,7 @@ pub struct Domain {
     directory: Arc<MemoryRegion>,
     salt: u64,
     windows: bool,
-    patience: Patience,
+    patience: RetryTimeout,
 }
 
 impl Domain {
@@ -46,8 +48,8 @@ impl Domain {
     /// [`VerbsError`]: memory is limited, or the device does not take so many regions.
     pub fn new(
         adapter: &Arc<Adapter>,
-        exports: &Arc<Exports>,
-        patience: Patience,
+        exports: &Arc<RegionTable>,
+        patience: RetryTimeout,
     ) -> Result<Arc<Self>, VerbsError> {
         let windows = adapter.device().limits().windows;
         Self::with_windows(adapter, exports, patience, windows)
@@ -56,8 +58,8 @@ impl Domain {
     /// With or without memory windows.
     pub(super) fn with_windows(
         adapter: &Arc<Adapter>,
-        exports: &Arc<Exports>,
-        patience: Patience,
+        exports: &Arc<RegionTable>,
+        patience: RetryTimeout,
         windows: bool,
     ) -> Result<Arc<Self>, VerbsError> {
         let device = adapter.device();
@@ -91,7 +93,7 @@ impl Domain {
     }
 
     /// How patient the server's ends of lanes are.
-    pub(super) const fn patience(&self) -> Patience {
+    pub(super) const fn patience(&self) -> RetryTimeout {
         self.patience
     }
 
@@ -110,7 +112,12 @@ impl Domain {
         (remote, self.salt)
     }
 
-    fn try_register(&self, index: u32, key: RegionKey, export: &Export) -> Result<(), VerbsError> {
+    fn try_register(
+        &self,
+        index: u32,
+        key: RegionKey,
+        export: &RegisteredRegion,
+    ) -> Result<(), VerbsError> {
         if index as usize >= VERBS_REGIONS_MAX {
             return Err(VerbsError::Limit {
                 device: Arc::clone(self.pd.device().name()),
@@ -122,13 +129,13 @@ impl Domain {
         let access = match export.rights {
             // Readers lean on no order inside a READ; between two of them, the second starts after
             // the first has come back.
-            Rights::Read => Access::REMOTE_READ | Access::RELAXED_ORDERING,
-            Rights::Atomic if self.pd.device().limits().atomics => {
+            AccessFlags::Read => Access::REMOTE_READ | Access::RELAXED_ORDERING,
+            AccessFlags::Atomic if self.pd.device().limits().atomics => {
                 Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::LOCAL_WRITE
             }
-            Rights::Atomic => Access::REMOTE_READ,
+            AccessFlags::Atomic => Access::REMOTE_READ,
             // Nobody may write an export: each inbox is registered for its own lane.
-            Rights::Write => return Ok(()),
+            AccessFlags::Write => return Ok(()),
         };
         let range = export.start as usize..export.start.saturating_add(export.len) as usize;
         // Peers name its bytes by the same numbers as on every other carrier.
@@ -163,7 +170,12 @@ fn said(device: &Device, e: ExportError) -> VerbsError {
 }
 
 impl Registrar for Domain {
-    fn register(&self, index: u32, key: RegionKey, export: &Export) -> Result<(), RegistrarError> {
+    fn register(
+        &self,
+        index: u32,
+        key: RegionKey,
+        export: &RegisteredRegion,
+    ) -> Result<(), RegistrarError> {
         Ok(self.try_register(index, key, export)?)
     }
 }
@@ -173,7 +185,7 @@ impl Registrar for Domain {
 pub struct ClientDomain {
     adapter: Arc<Adapter>,
     pd: Arc<ProtectionDomain>,
-    patience: Patience,
+    patience: RetryTimeout,
     buffers: Buffers,
 }
 
@@ -182,7 +194,7 @@ impl ClientDomain {
     ///
     /// # Errors
     /// [`VerbsError::Call`].
-    pub fn new(adapter: &Arc<Adapter>, patience: Patience) -> Result<Arc<Self>, VerbsError> {
+    pub fn new(adapter: &Arc<Adapter>, patience: RetryTimeout) -> Result<Arc<Self>, VerbsError> {
         Ok(Arc::new(Self {
             patience,
             adapter: Arc::clone(adapter),
@@ -210,7 +222,7 @@ impl ClientDomain {
     }
 
     /// How patient the client's ends of its lanes are.
-    pub(super) const fn patience(&self) -> Patience {
+    pub(super) const fn patience(&self) -> RetryTimeout {
         self.patience
     }
 

@@ -4,7 +4,7 @@ use super::adapter::Adapter;
 use super::error::VerbsError;
 use super::memory::{Access, ProtectionDomain};
 use super::notifier::Queue;
-use super::pair::{Init, PairOptions, Patience, Peer, QueuePair};
+use super::pair::{Init, PairOptions, Peer, QueuePair, RetryTimeout};
 use super::send::RECEIVE;
 use super::sysfs::{Gid, Link};
 use tidewater_lanes::fabric::SIGNAL_BYTES_MAX;
@@ -37,7 +37,7 @@ impl Pairs {
         adapter: &Arc<Adapter>,
         (sends, arrivals): (&Queue, &Queue),
         pulls: usize,
-        (roles, patience): (Roles, Patience),
+        (roles, patience): (Roles, RetryTimeout),
     ) -> Result<Self, VerbsError> {
         let options = PairOptions {
             sends: VERBS_SENDS,

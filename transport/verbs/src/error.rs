@@ -110,7 +110,7 @@ pub enum VerbsError {
     },
     /// The chain cannot take the request: a fault of the caller, nothing was queued.
     #[error("a chain of {capacity} requests was given {asked} {what}, it takes {most}")]
-    Chain {
+    SendBatch {
         /// Requests that it holds.
         capacity: usize,
         /// Of what: requests, elements, inline bytes.

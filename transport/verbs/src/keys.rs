@@ -5,7 +5,7 @@
 //! key, is that of a key that this start of the server never gave out (F09).
 
 use super::memory::Target;
-use tidewater_lanes::fabric::{Exports, INBOX_KEY, RemoteAddr};
+use tidewater_lanes::fabric::{INBOX_KEY, RegionTable, RemoteAddr};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 
@@ -41,7 +41,7 @@ impl Keys {
         let rkey = if at.key == INBOX_KEY {
             self.inbox_rkey
         } else {
-            let cell = (*self.known.get(Exports::index_of(at.key) as usize)?)?;
+            let cell = (*self.known.get(RegionTable::index_of(at.key) as usize)?)?;
             if cell.key != at.key {
                 return None;
             }
@@ -55,7 +55,7 @@ impl Keys {
 
     /// The cell to look a key up in.
     pub(super) fn cell(&self, key: RegionKey) -> Result<Target, &'static str> {
-        let index = Exports::index_of(key);
+        let index = RegionTable::index_of(key);
         if index >= self.cells {
             return Err(UNKNOWN);
         }
@@ -71,7 +71,7 @@ impl Keys {
         key: RegionKey,
         bytes: &[u8; KEY_CELL_BYTES],
     ) -> Result<(), &'static str> {
-        let index = Exports::index_of(key);
+        let index = RegionTable::index_of(key);
         let cell = KeyCell::from_bytes(bytes, self.salt, index).filter(|cell| cell.key == key);
         let Some(cell) = cell.filter(|_| index < self.cells) else {
             return Err(UNKNOWN);

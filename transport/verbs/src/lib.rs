@@ -42,7 +42,7 @@
 #![allow(unsafe_code, reason = "libibverbs is a C library")]
 
 pub mod adapter;
-pub mod chain;
+pub mod client_lane;
 pub mod counters;
 mod credit;
 pub mod device;
@@ -50,39 +50,39 @@ pub mod domain;
 mod ends;
 pub mod error;
 pub mod events;
-mod fault;
 mod ffi;
-mod flight;
+mod in_flight;
 mod keys;
-pub mod lane;
+mod lane_failure;
 pub mod memory;
 pub mod notifier;
 mod offer;
 pub mod pair;
 mod plan;
-pub mod port;
 mod pull;
 pub mod queue;
+mod ring_allocator;
 mod scatter;
 mod send;
-mod silence;
-mod space;
+pub mod send_batch;
+pub mod server_lane;
+mod stall_detector;
 pub mod sysfs;
 
 pub use adapter::Adapter;
-pub use chain::{Chain, Flags};
+pub use client_lane::VerbsClientLane;
 pub use counters::Counters;
 pub use device::{Device, DeviceLimits, PortState, devices};
 pub use domain::{ClientDomain, Domain};
 pub use error::{Status, VerbsError};
 pub use events::{DeviceEvent, EventWeight};
-pub use lane::VerbsLane;
 pub use memory::{Access, MemoryRegion, MemoryWindow, ProtectionDomain, Sge, Target};
 pub use notifier::Notifier;
 pub use offer::LaneOffer;
-pub use pair::{Init, PairOptions, Patience, Peer, QueuePair, ReadyToSend};
-pub use port::VerbsPort;
+pub use pair::{Init, PairOptions, Peer, QueuePair, ReadyToSend, RetryTimeout};
 pub use queue::{Completion, CompletionChannel, CompletionQueue, Operation};
+pub use send_batch::{Flags, SendBatch};
+pub use server_lane::VerbsServerLane;
 pub use sysfs::{Gid, Link};
 
 use tidewater_lanes::fabric::Inbox;
@@ -104,7 +104,7 @@ pub fn pair(
     pulls: usize,
     ring_bytes: usize,
     salt: u64,
-) -> Result<(VerbsLane, VerbsPort, Inbox), VerbsError> {
+) -> Result<(VerbsClientLane, VerbsServerLane, Inbox), VerbsError> {
     let wrong = |errno| domain.adapter().device().failed("pair", errno);
     let ring = RingGeometry::new(ring_bytes).ok_or(wrong(rustix::io::Errno::INVAL))?;
     let memory = Region::anonymous(inbox_bytes(ring_bytes));
@@ -115,7 +115,7 @@ pub fn pair(
     let offer = LaneOffer::new(client, thread, pulls)?;
     let connect = offer.connect(ApplierId(0), salt);
     let name = "loopback client".to_owned();
-    let (port, told) = VerbsPort::accept(domain, applier, &inbox, &connect, name)?;
+    let (port, told) = VerbsServerLane::accept(domain, applier, &inbox, &connect, name)?;
     let lane = offer.open(&told, "loopback server".to_owned())?;
     Ok((lane, port, inbox))
 }

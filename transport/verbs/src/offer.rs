@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use super::client_lane::{BATCH, Engine, Live, VerbsClientLane};
 use super::credit::Credits;
 use super::domain::ClientDomain;
 use super::ends::{Pairs, Roles, peers};
 use super::error::VerbsError;
 use super::keys::Keys;
-use super::lane::{BATCH, Engine, Live, VerbsLane};
 use super::memory::{Access, MemoryRegion, Target};
 use super::notifier::{Notifier, Queue, Waiter};
 use super::pull::{LandingMemory, Pulls, READ_ELEMENTS};
@@ -97,7 +97,7 @@ impl LaneOffer {
     ///
     /// # Errors
     /// [`VerbsError`]: what it told cannot be, or there is no way to it.
-    pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsLane, VerbsError> {
+    pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsClientLane, VerbsError> {
         let adapter = self.domain.adapter();
         let mut peers = peers(adapter, &told.end, 1 + self.pairs.pulls.len())?.into_iter();
         let mut next = || {
@@ -138,7 +138,7 @@ impl LaneOffer {
             waiter,
             _mailbox: self.registered,
         };
-        Ok(VerbsLane::new(
+        Ok(VerbsClientLane::new(
             peer,
             self.mailbox,
             Box::new(live),

@@ -56,13 +56,13 @@ pub struct PairOptions {
     /// Class of traffic in the packets' IP header (DSCP << 2).
     pub traffic_class: u8,
     /// How long a silent peer is waited for.
-    pub patience: Patience,
+    pub patience: RetryTimeout,
 }
 
 /// How long a pair waits for a peer that does not answer: about
 /// `(retries + 1) x 4.096 us x 2^timeout`, some devices four times that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Patience {
+pub struct RetryTimeout {
     /// A packet is sent again after 4.096 us x 2^this.
     pub timeout: u8,
     /// As many times, at most 6.
@@ -73,7 +73,7 @@ pub struct Patience {
     pub rnr_timer: u8,
 }
 
-impl Patience {
+impl RetryTimeout {
     /// As usual, but packets are sent again after 4.096 us x 2^`timeout`.
     pub fn with_timeout(timeout: u8) -> Self {
         Self {
@@ -83,7 +83,7 @@ impl Patience {
     }
 }
 
-impl Default for Patience {
+impl Default for RetryTimeout {
     fn default() -> Self {
         Self {
             timeout: VERBS_TIMEOUT,

@@ -10,21 +10,21 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::chain::{Chain, Flags};
 use super::counters::Counters;
 use super::error::VerbsError;
-use super::fault::{Fault, Request};
-use super::flight::Flight;
+use super::in_flight::InFlight;
 use super::keys::{Keys, UNKNOWN};
+use super::lane_failure::{LaneFailure, Request};
 use super::memory::{Access, MemoryRegion, ProtectionDomain, Sge, Target};
 use super::pair::{QueuePair, ReadyToSend};
 use super::plan::{Fence, Load, Next, Planner, Step};
 use super::queue::Completion;
+use super::ring_allocator::RingAllocator;
 use super::scatter::Payload;
 use super::send::memory;
-use super::silence::Silence;
-use super::space::Space;
-use tidewater_lanes::fabric::{Landing, ReadBatch, ReadOp};
+use super::send_batch::{Flags, SendBatch};
+use super::stall_detector::StallDetector;
+use tidewater_lanes::fabric::{ReadBatch, ReadDest, ReadOp};
 use tidewater_protocol::layout::directory::KEY_CELL_BYTES;
 use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERBS_SENDS};
 use tidewater_runtime::mem::Region;
@@ -44,7 +44,7 @@ const BATCHES: usize = 64;
 pub(super) struct LandingMemory {
     registered: Arc<MemoryRegion>,
     region: Arc<Region>,
-    space: Space,
+    space: RingAllocator,
 }
 
 impl LandingMemory {
@@ -55,7 +55,7 @@ impl LandingMemory {
         Ok(Self {
             registered,
             region,
-            space: Space::new(VERBS_LANDING_BYTES),
+            space: RingAllocator::new(VERBS_LANDING_BYTES),
         })
     }
 }
@@ -147,9 +147,9 @@ struct Posted {
 #[derive(Debug)]
 struct Puller {
     pair: QueuePair<ReadyToSend>,
-    chain: Chain,
-    flight: Flight<Piece>,
-    silence: Silence,
+    chain: SendBatch,
+    flight: InFlight<Piece>,
+    silence: StallDetector,
     landing: LandingMemory,
 }
 
@@ -177,9 +177,9 @@ impl Pulls {
         fences: bool,
     ) -> Self {
         let puller = |(pair, landing): (QueuePair<ReadyToSend>, _)| Puller {
-            chain: Chain::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
-            flight: Flight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
-            silence: Silence::default(),
+            chain: SendBatch::new(VERBS_CHAIN_REQUESTS, READ_ELEMENTS, 0),
+            flight: InFlight::new(VERBS_SENDS.min(pair.granted().sends) as usize),
+            silence: StallDetector::default(),
             pair,
             landing,
         };
@@ -226,7 +226,7 @@ impl Pulls {
     }
 
     /// Asks for a cell of the directory; false when there is no room now.
-    pub(super) fn ask_cell(&mut self, from: Target, request: Request) -> Result<bool, Fault> {
+    pub(super) fn ask_cell(&mut self, from: Target, request: Request) -> Result<bool, LaneFailure> {
         self.cell = None;
         let Some(puller) = self.pullers.first_mut() else {
             return Ok(false);
@@ -255,7 +255,7 @@ impl Pulls {
         &mut self,
         keys: &Keys,
         caller: Option<&mut Caller<'_>>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaneFailure> {
         // Nothing to ask for, as at the look that finds what the call waited for. No chain is left:
         // each call that fills one posts it.
         let is_asked = |caller: &&mut Caller<'_>| caller.progress.is_asked(caller.ops);
@@ -271,7 +271,7 @@ impl Pulls {
     }
 
     /// Whether all batches are asked for now.
-    fn ask_batches(&mut self, keys: &Keys) -> Result<bool, Fault> {
+    fn ask_batches(&mut self, keys: &Keys) -> Result<bool, LaneFailure> {
         while let Some(&place) = self.asking.front() {
             let Some(mut posted) = self.batches[place].take() else {
                 self.asking.pop_front();
@@ -302,7 +302,7 @@ impl Pulls {
         whose: Whose,
         (ops, payload): (&[ReadOp], &Payload<'_>),
         progress: &mut Progress,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LaneFailure> {
         if progress.is_asked(ops) {
             return Ok(true);
         }
@@ -352,7 +352,7 @@ impl Pulls {
         piece: Piece,
         fence: Fence,
         stay: bool,
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LaneFailure> {
         let (bytes, landed) = (piece.len, piece.landed());
         let next = Next { bytes, fence, stay };
         let pullers = &self.pullers;
@@ -363,7 +363,7 @@ impl Pulls {
             return Ok(false);
         };
         let target = keys.target(piece.request.at);
-        let target = target.ok_or(Fault::Refused(piece.request, UNKNOWN))?;
+        let target = target.ok_or(LaneFailure::Refused(piece.request, UNKNOWN))?;
         // A range that ends past all addresses is refused by the peer's device.
         let from = Target {
             rkey: target.rkey,
@@ -379,7 +379,7 @@ impl Pulls {
     }
 
     /// To be told `now` when a look has found nothing over.
-    pub(super) fn silent(&mut self, now: Instant) -> Result<(), Fault> {
+    pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
         self.pullers.iter_mut().try_for_each(|puller| {
             puller
                 .silence
@@ -388,7 +388,7 @@ impl Pulls {
     }
 
     /// Hands all chains to the device: one doorbell for each pair that has one.
-    fn post(&mut self) -> Result<(), Fault> {
+    fn post(&mut self) -> Result<(), LaneFailure> {
         for puller in &mut self.pullers {
             puller.post(&mut self.counters)?;
         }
@@ -401,15 +401,18 @@ impl Pulls {
         &mut self,
         completion: &Completion,
         caller: &mut Option<&mut Caller<'_>>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaneFailure> {
         let pair = (completion.wr_id >> PAIR_SHIFT) as usize;
         let number = completion.wr_id & ((1 << PAIR_SHIFT) - 1);
         let Some(puller) = self.pullers.get_mut(pair) else {
-            return Err(Fault::Ended(None, completion.status));
+            return Err(LaneFailure::Ended(None, completion.status));
         };
         if !completion.status.is_success() {
             let piece = puller.flight.get(number);
-            return Err(Fault::Ended(piece.map(|p| p.request), completion.status));
+            return Err(LaneFailure::Ended(
+                piece.map(|p| p.request),
+                completion.status,
+            ));
         }
         self.counters.completions += 1;
         let LandingMemory { region, space, .. } = &mut puller.landing;
@@ -417,7 +420,7 @@ impl Pulls {
             match piece.whose {
                 Whose::Caller => {
                     if let Some(caller) = caller {
-                        let into = &mut Landing {
+                        let into = &mut ReadDest {
                             head: caller.head,
                             body: caller.payload.lent(),
                         };
@@ -428,7 +431,7 @@ impl Pulls {
                 Whose::Batch(place) => {
                     let posted = &mut self.batches[place];
                     if let Some(Posted { batch, progress }) = posted {
-                        let into = &mut Landing {
+                        let into = &mut ReadDest {
                             head: &mut batch.head,
                             body: &mut batch.body,
                         };
@@ -471,13 +474,15 @@ impl Puller {
         from: Target,
         fence: bool,
         counters: &mut Counters,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaneFailure> {
         if !self.chain.has_room() {
             self.post(counters)?;
         }
         let landed = piece.landed();
         let Some(at) = self.landing.space.take(landed) else {
-            return Err(Fault::Because("its lane has lost count of its landing"));
+            return Err(LaneFailure::Because(
+                "its lane has lost count of its landing",
+            ));
         };
         (piece.at, piece.end) = (at, self.landing.space.end());
         let land = self.landing.registered.sge(at, landed)?;
@@ -498,7 +503,7 @@ impl Puller {
         Ok(())
     }
 
-    fn post(&mut self, counters: &mut Counters) -> Result<(), Fault> {
+    fn post(&mut self, counters: &mut Counters) -> Result<(), LaneFailure> {
         if self.chain.is_empty() {
             return Ok(());
         }
@@ -521,7 +526,7 @@ impl Piece {
 
     /// Copies what landed to the places that its operation names; it was checked that they are
     /// there.
-    fn copy_to(&self, landing: &Region, ops: &[ReadOp], into: &mut Landing<'_>) {
+    fn copy_to(&self, landing: &Region, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         let len = self.landed();
         let (Some(op), Ok(words)) = (ops.get(self.op), landing.words(self.at, len)) else {
             return;

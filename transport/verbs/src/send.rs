@@ -11,18 +11,18 @@
 
 use std::time::Instant;
 
-use super::chain::{Chain, Flags};
 use super::counters::Counters;
 use super::credit::Credits;
 use super::error::VerbsError;
-use super::fault::{Fault, Request};
-use super::flight::Flight;
+use super::in_flight::InFlight;
+use super::lane_failure::{LaneFailure, Request};
 use super::memory::{Access, MemoryRegion, ProtectionDomain, Target};
 use super::notifier::Queue;
 use super::pair::{QueuePair, ReadyToSend};
 use super::queue::{Completion, Operation};
-use super::silence::Silence;
-use super::space::Space;
+use super::ring_allocator::RingAllocator;
+use super::send_batch::{Flags, SendBatch};
+use super::stall_detector::StallDetector;
 use tidewater_lanes::fabric::SIGNAL_BYTES_MAX;
 use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS};
 use tidewater_runtime::mem::Region;
@@ -50,7 +50,7 @@ const NOWHERE: Target = Target {
 pub(super) struct Copies {
     registered: Arc<MemoryRegion>,
     region: Arc<Region>,
-    space: Space,
+    space: RingAllocator,
 }
 
 impl Copies {
@@ -60,7 +60,7 @@ impl Copies {
         Ok(Self {
             registered,
             region,
-            space: Space::new(bytes),
+            space: RingAllocator::new(bytes),
         })
     }
 }
@@ -91,10 +91,10 @@ struct Sent {
 #[derive(Debug)]
 pub(super) struct Sender {
     pair: QueuePair<ReadyToSend>,
-    chain: Chain,
+    chain: SendBatch,
     queue: Queue,
-    flight: Flight<Sent>,
-    silence: Silence,
+    flight: InFlight<Sent>,
+    silence: StallDetector,
     credits: Credits,
     /// The other end polls what signals write, and needs none.
     polled: bool,
@@ -119,10 +119,10 @@ impl Sender {
         let granted = pair.granted();
         let inline = (granted.inline_bytes as usize).min(SIGNAL_BYTES_MAX);
         Self {
-            chain: Chain::new(VERBS_CHAIN_REQUESTS, 1, inline),
+            chain: SendBatch::new(VERBS_CHAIN_REQUESTS, 1, inline),
             // Of what was asked for: completions of more might not fit their queue.
-            flight: Flight::new(VERBS_SENDS.min(granted.sends) as usize),
-            silence: Silence::default(),
+            flight: InFlight::new(VERBS_SENDS.min(granted.sends) as usize),
+            silence: StallDetector::default(),
             pair,
             queue,
             credits,
@@ -167,7 +167,7 @@ impl Sender {
         request: Request,
         to: Target,
         bytes: &[u8],
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LaneFailure> {
         if !self.has_room(1)? {
             return Ok(false);
         }
@@ -181,7 +181,8 @@ impl Sender {
             };
             let at = COPIES_AT + at;
             let copy = self.copies.region.words_mut(at, bytes.len());
-            let copy = copy.map_err(|_| Fault::Because("its lane has lost count of its memory"))?;
+            let copy =
+                copy.map_err(|_| LaneFailure::Because("its lane has lost count of its memory"))?;
             copy.copy_in(0, bytes);
             let from = self.copies.registered.sge(at, bytes.len())?;
             self.chain.write(number, &[from], to, Flags::NONE)?;
@@ -202,7 +203,7 @@ impl Sender {
         request: Request,
         to: Target,
         bytes: &[u8],
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LaneFailure> {
         if self.polled && !(self.credits.is_worth_telling() && self.credits.may_signal()) {
             return self.write(request, to, bytes);
         }
@@ -228,7 +229,7 @@ impl Sender {
         to: Target,
         bytes: &[u8],
         (counted, counter, add): (Request, Target, u64),
-    ) -> Result<bool, Fault> {
+    ) -> Result<bool, LaneFailure> {
         // Room for all of it, so that the chain is not cut in two.
         if !self.has_room(3)? || !self.signal(request, to, bytes)? {
             return Ok(false);
@@ -250,7 +251,7 @@ impl Sender {
         at: Target,
         operand: u64,
         expected: Option<u64>,
-    ) -> Result<Option<u64>, Fault> {
+    ) -> Result<Option<u64>, LaneFailure> {
         if !self.has_room(1)? {
             return Ok(None);
         }
@@ -281,7 +282,7 @@ impl Sender {
     }
 
     /// The first signal of a client: its pairs are connected, and the server may send.
-    pub(super) fn greet(&mut self) -> Result<(), Fault> {
+    pub(super) fn greet(&mut self) -> Result<(), LaneFailure> {
         let immediate = self.credits.signal();
         self.give(immediate)
     }
@@ -292,14 +293,14 @@ impl Sender {
     }
 
     /// To be told `now` when a look has found nothing over.
-    pub(super) fn silent(&mut self, now: Instant) -> Result<(), Fault> {
+    pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
         self.silence.look(&self.flight, now, |sent| sent.request)
     }
 
     /// Asks whether the peer is there, by a WRITE of nothing: it touches no memory there, needs no
     /// key, takes no receive and wakes nobody. Its device answers; one that does not, or has no
     /// such pair any more, makes it fail. Only of a sender that is idle, which has room for it.
-    pub(super) fn probe(&mut self) -> Result<(), Fault> {
+    pub(super) fn probe(&mut self) -> Result<(), LaneFailure> {
         let number = self.flight.next();
         self.chain.write_inline(number, &[], NOWHERE, Flags::NONE)?;
         self.counters.probes += 1;
@@ -308,7 +309,7 @@ impl Sender {
     }
 
     /// Hands what is queued to the device: one doorbell.
-    pub(super) fn post(&mut self) -> Result<(), Fault> {
+    pub(super) fn post(&mut self) -> Result<(), LaneFailure> {
         if self.chain.is_empty() {
             return Ok(());
         }
@@ -322,7 +323,7 @@ impl Sender {
 
     /// Takes in what is over, and gives its room back; whether anything is. Cost: nothing when
     /// nothing is under way.
-    pub(super) fn poll(&mut self) -> Result<bool, Fault> {
+    pub(super) fn poll(&mut self) -> Result<bool, LaneFailure> {
         if self.flight.is_empty() {
             return Ok(false);
         }
@@ -340,10 +341,13 @@ impl Sender {
         }
     }
 
-    fn over(&mut self, completion: &Completion) -> Result<(), Fault> {
+    fn over(&mut self, completion: &Completion) -> Result<(), LaneFailure> {
         if !completion.status.is_success() {
             let sent = self.flight.get(completion.wr_id);
-            return Err(Fault::Ended(sent.map(|s| s.request), completion.status));
+            return Err(LaneFailure::Ended(
+                sent.map(|s| s.request),
+                completion.status,
+            ));
         }
         self.counters.completions += 1;
         for sent in self.flight.retire(completion.wr_id) {
@@ -353,17 +357,17 @@ impl Sender {
     }
 
     /// Takes in a signal of the other end: the completion of a receive.
-    pub(super) fn heard(&mut self, completion: &Completion) -> Result<(), Fault> {
+    pub(super) fn heard(&mut self, completion: &Completion) -> Result<(), LaneFailure> {
         if !completion.status.is_success() {
             // The pair is in error and gives its receives back. Why, a failed send may say.
             self.poll()?;
-            return Err(Fault::Ended(None, completion.status));
+            return Err(LaneFailure::Ended(None, completion.status));
         }
         let (Operation::Receive, Some(immediate)) = (completion.operation, completion.imm) else {
-            return Err(Fault::Because("it sent something that is no signal"));
+            return Err(LaneFailure::Because("it sent something that is no signal"));
         };
         let sane = self.credits.hear(immediate);
-        sane.map_err(|_| Fault::Because("it counts more signals than it was sent"))?;
+        sane.map_err(|_| LaneFailure::Because("it counts more signals than it was sent"))?;
         self.counters.received += 1;
         self.taken += 1;
         Ok(())
@@ -377,7 +381,7 @@ impl Sender {
     /// posted; and whoever finds no memory for a copy posts the chain. The queue of sends wakes from the refusal on, thus before the thread
     /// arms what wakes it, until all have found room; otherwise it does not, because the completion
     /// of each push would wake for nothing.
-    pub(super) fn settle(&mut self, waiting: bool) -> Result<(), Fault> {
+    pub(super) fn settle(&mut self, waiting: bool) -> Result<(), LaneFailure> {
         if self.taken > 0 {
             self.pair.post_receives(RECEIVE, self.taken as usize)?;
             // Only now may they be announced.
@@ -401,7 +405,7 @@ impl Sender {
     }
 
     /// An empty signal that has its credit.
-    fn give(&mut self, immediate: u32) -> Result<(), Fault> {
+    fn give(&mut self, immediate: u32) -> Result<(), LaneFailure> {
         self.counters.empty_signals += 1;
         self.immediate(Request::EMPTY_SIGNAL, NOWHERE, &[], immediate)?;
         self.post()
@@ -413,7 +417,7 @@ impl Sender {
         to: Target,
         bytes: &[u8],
         immediate: u32,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaneFailure> {
         let number = self.flight.next();
         self.chain
             .write_imm(number, bytes, to, immediate, Flags::NONE)?;
@@ -423,7 +427,7 @@ impl Sender {
     }
 
     /// Whether the send queue takes `requests` more; makes room for them in the chain.
-    fn has_room(&mut self, requests: usize) -> Result<bool, Fault> {
+    fn has_room(&mut self, requests: usize) -> Result<bool, LaneFailure> {
         if self.chain.capacity() - self.chain.len() < requests {
             self.post()?;
         }

@@ -99,7 +99,7 @@ struct Row {
 }
 
 /// One place of an operation in flight.
-struct Lane {
+struct ClientLane {
     local: LocalMr,
     remote: RemoteMr,
 }
@@ -125,14 +125,14 @@ async fn measure(address: &str, builder: RdmaBuilder, milliseconds: u64) -> io::
 }
 
 /// `depth` pairs of memory, ours filled with a byte that tells the lane.
-async fn lanes(rdma: &Rdma, bytes: usize, depth: usize) -> io::Result<Vec<Lane>> {
+async fn lanes(rdma: &Rdma, bytes: usize, depth: usize) -> io::Result<Vec<ClientLane>> {
     let layout = Layout::from_size_align(bytes, 8).map_err(|e| invalid(&e.to_string()))?;
     let mut lanes = Vec::with_capacity(depth);
     for lane in 0..depth {
         let mut local = rdma.alloc_local_mr(layout)?;
         local.as_mut_slice().fill(mark(lane));
         let remote = rdma.request_remote_mr_with_timeout(layout, LEASE).await?;
-        lanes.push(Lane { local, remote });
+        lanes.push(ClientLane { local, remote });
     }
     Ok(lanes)
 }
@@ -143,11 +143,11 @@ fn mark(lane: usize) -> u8 {
 
 async fn write_row(
     rdma: &Rdma,
-    lanes: &mut [Lane],
+    lanes: &mut [ClientLane],
     bytes: usize,
     time: Duration,
 ) -> io::Result<Row> {
-    let Lane { local, remote } = &mut lanes[0];
+    let ClientLane { local, remote } = &mut lanes[0];
     let mut samples = Samples::new(time);
     while samples.more() {
         rdma.write(&*local, remote).await?;
@@ -175,14 +175,14 @@ async fn write_row(
 /// Reads back what [`write_row`] wrote, and looks at it.
 async fn read_row(
     rdma: &Rdma,
-    lanes: &mut [Lane],
+    lanes: &mut [ClientLane],
     bytes: usize,
     time: Duration,
 ) -> io::Result<Row> {
     for lane in lanes.iter_mut() {
         lane.local.as_mut_slice().fill(0);
     }
-    let Lane { local, remote } = &mut lanes[0];
+    let ClientLane { local, remote } = &mut lanes[0];
     let mut samples = Samples::new(time);
     while samples.more() {
         rdma.read(local, &*remote).await?;

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadOp,
-    RemoteAddr, Rights,
+    AccessFlags, ClientLane, INBOX_KEY, Inbox, LaneError, ReadDest, ReadOp, RegionTable,
+    RegionTableView, RegisteredRegion, RemoteAddr, ServerLane,
 };
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::hash::mix64;
@@ -18,7 +18,8 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::{Buffer, Region};
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError, VerbsLane, VerbsPort, pair,
+    Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsClientLane, VerbsError,
+    VerbsServerLane, pair,
 };
 
 use crate::error::BenchError;
@@ -40,11 +41,11 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Both ends of a lane, and memory that it reads.
 pub(super) struct Ends {
-    lane: VerbsLane,
+    lane: VerbsClientLane,
     client: Arc<ClientDomain>,
-    port: VerbsPort,
+    port: VerbsServerLane,
     inbox: Inbox,
-    view: ExportView,
+    view: RegionTableView,
     data: RemoteAddr,
     counter: RemoteAddr,
     /// Of the two ends' threads; kept as long as they may be woken.
@@ -61,11 +62,11 @@ impl Ends {
         let failed = |e: VerbsError| other(&e);
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None);
         let adapter = adapter.map_err(failed)?;
-        let exports = Arc::new(Exports::new(KEYS));
-        let data = export(&exports, DATA, Rights::Read, 0)?;
-        let counter = export(&exports, COUNTERS, Rights::Atomic, 1)?;
-        let domain = Domain::new(&adapter, &exports, Patience::default()).map_err(failed)?;
-        let client = ClientDomain::new(&adapter, Patience::default()).map_err(failed)?;
+        let exports = Arc::new(RegionTable::new(KEYS));
+        let data = export(&exports, DATA, AccessFlags::Read, 0)?;
+        let counter = export(&exports, COUNTERS, AccessFlags::Atomic, 1)?;
+        let domain = Domain::new(&adapter, &exports, RetryTimeout::default()).map_err(failed)?;
+        let client = ClientDomain::new(&adapter, RetryTimeout::default()).map_err(failed)?;
         let parker = || OsParker::new(Duration::ZERO).map_err(|e| other(&e));
         let parkers = [parker()?, parker()?];
         let thread = |s: &OsParker| Notifier::new(&adapter, s.reactor(), s.arms()).map_err(failed);
@@ -128,15 +129,15 @@ impl Ends {
 
 /// Memory of `bytes` bytes for the lane's peer; where it begins.
 fn export(
-    exports: &Exports,
+    exports: &RegionTable,
     bytes: usize,
-    rights: Rights,
+    rights: AccessFlags,
     memory: u8,
 ) -> Result<RemoteAddr, BenchError> {
     let region = Arc::new(Region::anonymous(bytes).map_err(|e| other(&e))?);
     let words = region.words_mut(0, bytes).map_err(|e| other(&e))?;
     words.copy_in(0, &noise(0, bytes));
-    let export = Export {
+    let export = RegisteredRegion {
         region,
         start: 0,
         len: bytes as u64,
@@ -250,7 +251,7 @@ impl Work for Read {
             body_at: 0,
             fence: false,
         };
-        let into = Landing {
+        let into = ReadDest {
             head: &mut [],
             body: &mut self.landed,
         };

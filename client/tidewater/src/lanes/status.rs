@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use tidewater_lanes::fabric::{Lane, LaneError, ReadBatch, ReadOp, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadOp, RemoteAddr};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::STATUS_LOOK;
@@ -73,7 +73,7 @@ impl StatusCopy {
         &mut self,
         now: Instant,
         state: &StateLine,
-        lane: &mut dyn Lane,
+        lane: &mut dyn ClientLane,
     ) -> Result<(), LaneError> {
         let Some((since, before)) = &mut self.since else {
             return Ok(());
@@ -86,7 +86,7 @@ impl StatusCopy {
             return Ok(());
         }
         match self.batch.take() {
-            Some(batch) => lane.post_read(batch),
+            Some(batch) => lane.submit_read(batch),
             None => Ok(()),
         }
     }

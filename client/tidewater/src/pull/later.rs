@@ -363,7 +363,7 @@ impl LaterPull {
         batch.body.resize(part.rows.len() * row_bytes, 0);
         batch.tag = self.number;
         let lane = lanes.get(part.lane).lane();
-        let posted = lane.post_read(batch).and_then(|()| lane.flush_soon());
+        let posted = lane.submit_read(batch).and_then(|()| lane.flush_soon());
         match posted.map_err(|e| lanes.failed(part.lane, e)) {
             Ok(()) => Ok(()),
             // Reads of a lane that was replaced count as not landed: they are done again.
@@ -394,7 +394,7 @@ impl LaterPull {
                 rows: &mut part.rows,
                 row_bytes: table.row.payload_bytes,
             };
-            match lane.finish_read(self.number, ops, out, Some(&mut prover), slice) {
+            match lane.wait_read(self.number, ops, out, Some(&mut prover), slice) {
                 Ok(batch) => {
                     part.in_place = batch.is_some();
                     part.landed = batch;

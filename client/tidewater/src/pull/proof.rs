@@ -1,6 +1,6 @@
 //! Rows that are read from a lane, and what became of each.
 
-use tidewater_lanes::fabric::{RemoteAddr, Taker};
+use tidewater_lanes::fabric::{RemoteAddr, Unpack};
 use tidewater_protocol::layout::row::{
     Loc, ROW_HEADER_BYTES, RowCopy, RowVersion, copy_verifying, verify_row,
 };
@@ -66,7 +66,7 @@ pub(super) struct Prover<'a> {
     pub(super) row_bytes: usize,
 }
 
-impl Taker for Prover<'_> {
+impl Unpack for Prover<'_> {
     fn restart(&mut self) {
         self.rows.iter_mut().for_each(|row| row.taken = None);
     }

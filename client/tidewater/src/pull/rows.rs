@@ -1,6 +1,6 @@
 //! Pulls of rows by key or index.
 
-use tidewater_lanes::fabric::{Landing, Lane, LaneError, ReadOp, Taker};
+use tidewater_lanes::fabric::{ClientLane, LaneError, ReadDest, ReadOp, Unpack};
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
@@ -340,7 +340,7 @@ impl RowPull<'_> {
             } else {
                 let mut prover = Prover { rows, row_bytes };
                 let landing = (head, &mut *self.out);
-                read_taking(self.lanes, lane, ops, landing, &mut prover, deadline)?;
+                read_unpack(self.lanes, lane, ops, landing, &mut prover, deadline)?;
             }
             let reads = &s.reads[lane];
             let unproven = hogwild && !self.witness_holds(reads, &s.heads);
@@ -469,23 +469,23 @@ pub(crate) fn read_ops(
     deadline: Deadline,
 ) -> Result<(), ClientError> {
     mending(lanes, lane, deadline, |lane| {
-        let into = Landing { head, body };
+        let into = ReadDest { head, body };
         lane.read(ops, into, deadline)
     })
 }
 
 /// As [`read_ops`], offering what comes to `taker`.
-fn read_taking(
+fn read_unpack(
     lanes: &mut Lanes,
     lane: usize,
     ops: &[ReadOp],
     (head, body): (&mut [u8], &mut [u8]),
-    taker: &mut dyn Taker,
+    taker: &mut dyn Unpack,
     deadline: Deadline,
 ) -> Result<(), ClientError> {
     mending(lanes, lane, deadline, |lane| {
-        let into = Landing { head, body };
-        lane.read_taking(ops, into, taker, deadline)
+        let into = ReadDest { head, body };
+        lane.read_unpack(ops, into, taker, deadline)
     })
 }
 
@@ -493,7 +493,7 @@ fn mending(
     lanes: &mut Lanes,
     lane: usize,
     deadline: Deadline,
-    mut read: impl FnMut(&mut dyn Lane) -> Result<(), LaneError>,
+    mut read: impl FnMut(&mut dyn ClientLane) -> Result<(), LaneError>,
 ) -> Result<(), ClientError> {
     loop {
         // An earlier call may have given the lane up at its deadline; that is not this one's.

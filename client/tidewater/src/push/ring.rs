@@ -4,7 +4,7 @@
 //! Staging is kept until the server has applied a frame, so that a broken lane can be re-written:
 //! same offsets, same sequence numbers.
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, RemoteAddr};
 use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{
@@ -173,7 +173,7 @@ impl PushRing {
     }
 
     /// Writes what was built and tells the applier.
-    pub(crate) fn send(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
+    pub(crate) fn send(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         self.write_frames(lane)?;
         if self.signalled != self.tail {
             self.signal(lane)?;
@@ -181,7 +181,7 @@ impl PushRing {
         Ok(())
     }
 
-    fn write_frames(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
+    fn write_frames(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         while self.written < self.tail {
             let at = self.ring.offset(self.written);
             let len = (self.tail - self.written).min(self.ring.to_wrap(self.written));
@@ -199,7 +199,7 @@ impl PushRing {
         Ok(())
     }
 
-    fn signal(&mut self, lane: &mut dyn Lane) -> Result<(), LaneError> {
+    fn signal(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         let mut cell = [0; 16];
         let [value, chk] = CheckedU64::new(self.tail, self.session.0).0;
         cell[..8].copy_from_slice(&value.to_le_bytes());
@@ -219,7 +219,11 @@ impl PushRing {
 
     /// After recovery: the server has consumed `head_bytes`; everything behind it is written
     /// again, at the same offsets.
-    pub(crate) fn resend(&mut self, head_bytes: u64, lane: &mut dyn Lane) -> Result<(), LaneError> {
+    pub(crate) fn resend(
+        &mut self,
+        head_bytes: u64,
+        lane: &mut dyn ClientLane,
+    ) -> Result<(), LaneError> {
         // Whole lines, whatever a server tells.
         let head = head_bytes - head_bytes % LINE_BYTES as u64;
         self.written = head.clamp(self.state.head_bytes, self.tail);

@@ -15,7 +15,7 @@ const MTU_BEST: u32 = 4096;
 const MEMLOCK_LEAST: u64 = 64 << 20;
 
 /// A device and one of its ports.
-type Port<'a> = (&'a RdmaDevice, &'a RdmaPort);
+type ServerLane<'a> = (&'a RdmaDevice, &'a RdmaPort);
 
 pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
     let mut checks = vec![device(machine)];
@@ -27,8 +27,8 @@ pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
                 .flat_map(|rdma| rdma.ports.iter().map(move |p| (rdma, p)))
         };
         let active = || ports().filter(|(_, port)| port.state == PortState::Active);
-        let all: Vec<Port<'_>> = ports().collect();
-        let active: Vec<Port<'_>> = active().collect();
+        let all: Vec<ServerLane<'_>> = ports().collect();
+        let active: Vec<ServerLane<'_>> = active().collect();
         checks.extend([access(machine), link(&all, &active)]);
         if !active.is_empty() {
             checks.extend([gid(&active, question), mtu(machine, &active)]);
@@ -83,9 +83,9 @@ fn access(machine: &Machine) -> Check {
     )
 }
 
-fn link(all: &[Port<'_>], active: &[Port<'_>]) -> Check {
+fn link(all: &[ServerLane<'_>], active: &[ServerLane<'_>]) -> Check {
     const NAME: &str = "rdma-link";
-    let state = |(rdma, port): &Port<'_>| {
+    let state = |(rdma, port): &ServerLane<'_>| {
         let (name, number, physical) = (&rdma.name, port.number, &port.physical);
         match port.state {
             PortState::Active => format!("{name}:{number} active, {}", port.rate),
@@ -115,7 +115,7 @@ fn roce_v2(port: &RdmaPort) -> impl Iterator<Item = &Gid> {
     all.filter(|gid| gid.kind == GidKind::RoceV2 && gid.is_routable())
 }
 
-fn gid(active: &[Port<'_>], question: &Question) -> Check {
+fn gid(active: &[ServerLane<'_>], question: &Question) -> Check {
     const NAME: &str = "rdma-gid";
     let wanted = question
         .listens
@@ -157,9 +157,9 @@ fn gid(active: &[Port<'_>], question: &Question) -> Check {
 }
 
 /// The GID of one address.
-fn gid_of(active: &[Port<'_>], address: IpAddr) -> Check {
+fn gid_of(active: &[ServerLane<'_>], address: IpAddr) -> Check {
     const NAME: &str = "rdma-gid";
-    let has = |(_, port): &&Port<'_>| roce_v2(port).any(|gid| gid.address() == address);
+    let has = |(_, port): &&ServerLane<'_>| roce_v2(port).any(|gid| gid.address() == address);
     if let Some((rdma, port)) = active.iter().find(has) {
         return Check::ok(NAME, format!("{address} is {}:{}", rdma.name, port.number));
     }
@@ -180,9 +180,9 @@ fn gid_of(active: &[Port<'_>], address: IpAddr) -> Check {
     )
 }
 
-fn mtu(machine: &Machine, active: &[Port<'_>]) -> Check {
+fn mtu(machine: &Machine, active: &[ServerLane<'_>]) -> Check {
     const NAME: &str = "rdma-mtu";
-    let one = |(rdma, port): &Port<'_>| {
+    let one = |(rdma, port): &ServerLane<'_>| {
         let name = format!("{}:{}", rdma.name, port.number);
         let mtu = port
             .mtu

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::Receiver;
-use tidewater_lanes::fabric::{ExportView, Parker};
+use tidewater_lanes::fabric::{Parker, RegionTableView};
 use tidewater_protocol::ids::{DomainId, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameHeader, FrameKind};
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
@@ -34,7 +34,7 @@ const IDLE: Duration = Duration::from_secs(3600);
 pub struct Applier {
     engine: Engine,
     memory: Arc<ServerMemory>,
-    exports: ExportView,
+    exports: RegionTableView,
     rings: Vec<Ring>,
     commands: Receiver<Command>,
     payload: Vec<u8>,
@@ -85,7 +85,7 @@ impl Applier {
     /// Works until told to stop; sleeps when there is nothing to do.
     pub fn run(&mut self, parker: &mut dyn Parker) {
         while !self.stopped {
-            let found = wait_until(parker, Deadline::after(self.look_within()), || {
+            let found = wait_until(parker, Deadline::after(self.poll_hint()), || {
                 Ok::<_, std::convert::Infallible>(self.step().then_some(()))
             });
             let _ = found;
@@ -96,10 +96,10 @@ impl Applier {
     }
 
     /// How long it may sleep if nobody wakes it.
-    fn look_within(&self) -> Duration {
+    fn poll_hint(&self) -> Duration {
         let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
         ports
-            .filter_map(|port| port.look_within())
+            .filter_map(|port| port.poll_hint())
             .fold(IDLE, Duration::min)
     }
 
@@ -220,7 +220,11 @@ impl Applier {
         self.rings.iter().position(|r| r.session == session)
     }
 
-    fn attach(&mut self, session: SessionId, port: Box<dyn tidewater_lanes::fabric::Port>) -> bool {
+    fn attach(
+        &mut self,
+        session: SessionId,
+        port: Box<dyn tidewater_lanes::fabric::ServerLane>,
+    ) -> bool {
         let Some(n) = self.ring(session) else {
             return false;
         };

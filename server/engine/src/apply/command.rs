@@ -1,7 +1,7 @@
 //! What other threads ask of an applier. Never per row: control only.
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
-use tidewater_lanes::fabric::{Inbox, Port};
+use tidewater_lanes::fabric::{Inbox, ServerLane};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{SessionId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
@@ -16,9 +16,9 @@ pub enum Command {
     /// A new session's ring, its port already attached or to come.
     AddRing(Box<Ring>, Sender<()>),
     /// A ring's new port: after its lane was recovered, or the first one on tcp.
-    AttachPort(SessionId, Box<dyn Port>, Sender<bool>),
+    AttachPort(SessionId, Box<dyn ServerLane>, Sender<bool>),
     /// A recovered lane's new memory and port, where memory cannot be taken away from its client.
-    Renew(SessionId, Inbox, Box<dyn Port>, Sender<bool>),
+    Renew(SessionId, Inbox, Box<dyn ServerLane>, Sender<bool>),
     /// A lane is to be recovered: ends the old port, consumes what is whole, answers how far the
     /// ring is; `None` for a session that is not here.
     Recover(SessionId, Sender<Option<StateLine>>),

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port};
+use tidewater_lanes::fabric::{Inbox, LaneError, RegionTableView, ServerLane};
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::frame::{FRAME_HEADER_BYTES, FrameError, FrameHeader, FrameKind};
 use tidewater_protocol::layout::lines::{Reject, StateLine};
@@ -101,7 +101,7 @@ pub struct Ring {
     /// Whose frames these are.
     pub sender: FrameSender,
     /// The applier's end of the lane; `None` while it is broken.
-    pub port: Option<Box<dyn Port>>,
+    pub port: Option<Box<dyn ServerLane>>,
     /// Set while the next frame waits for the turn of its rank: the engine's count of changes when the
     /// frame was looked at.
     pub waiting: Option<u64>,
@@ -163,7 +163,7 @@ impl Ring {
     }
 
     /// Lets the port do what the client asked for; `None` while the lane is broken.
-    pub fn poll(&mut self, exports: &mut ExportView) -> Option<Result<bool, LaneError>> {
+    pub fn poll(&mut self, exports: &mut RegionTableView) -> Option<Result<bool, LaneError>> {
         self.port
             .as_mut()
             .map(|port| port.poll(exports, &self.inbox))
@@ -380,7 +380,7 @@ impl Ring {
     ///
     /// # Errors
     /// [`LaneError`] from the port.
-    pub fn attach(&mut self, port: Box<dyn Port>) -> Result<(), LaneError> {
+    pub fn attach(&mut self, port: Box<dyn ServerLane>) -> Result<(), LaneError> {
         self.port = Some(port);
         // What comes again has its time again.
         self.late = None;

@@ -21,12 +21,12 @@ const NOT_FINITE: RejectReason = RejectReason::NotFinite { row: 0, key: 0 };
 /// Notes where it was told to write.
 struct Notes(Arc<Mutex<Vec<usize>>>);
 
-impl Port for Notes {
+impl ServerLane for Notes {
     fn peer(&self) -> &str {
         "client"
     }
 
-    fn poll(&mut self, _: &mut ExportView, _: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _: &mut RegionTableView, _: &Inbox) -> Result<bool, LaneError> {
         Ok(false)
     }
 
@@ -39,7 +39,7 @@ impl Port for Notes {
         Ok(())
     }
 
-    fn look_within(&self) -> Option<Duration> {
+    fn poll_hint(&self) -> Option<Duration> {
         None
     }
 

@@ -49,5 +49,5 @@ pub enum StoreError {
     Mem(#[from] MemError),
     /// Memory could not be made accessible to clients.
     #[error(transparent)]
-    Export(#[from] ExportError),
+    RegisteredRegion(#[from] ExportError),
 }

@@ -343,7 +343,7 @@ impl Extents {
 
 #[cfg(test)]
 mod tests {
-    use tidewater_lanes::fabric::{Export, Registrar, RegistrarError};
+    use tidewater_lanes::fabric::{RegisteredRegion, Registrar, RegistrarError};
     use tidewater_protocol::ids::Incarnation;
     use tidewater_runtime::sync::{AtomicBool, Ordering};
 
@@ -392,7 +392,12 @@ mod tests {
     struct Gate(AtomicBool);
 
     impl Registrar for Gate {
-        fn register(&self, _: u32, _: RegionKey, _: &Export) -> Result<(), RegistrarError> {
+        fn register(
+            &self,
+            _: u32,
+            _: RegionKey,
+            _: &RegisteredRegion,
+        ) -> Result<(), RegistrarError> {
             match self.0.load(Ordering::Relaxed) {
                 true => Ok(()),
                 false => Err("closed".into()),

@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use tidewater_lanes::fabric::{Export, Exports, Rights};
+use tidewater_lanes::fabric::{AccessFlags, RegionTable, RegisteredRegion};
 use tidewater_protocol::ids::{Incarnation, PartitionId, RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
@@ -403,7 +403,7 @@ pub struct ServerMemory {
     /// Key of the counters.
     pub counters_key: RegionKey,
     /// What peers may read.
-    pub exports: Arc<Exports>,
+    pub exports: Arc<RegionTable>,
     /// Keys of public blocks by offset: a block has one for ever.
     keys: Mutex<HashMap<usize, RegionKey>>,
     /// Public state lines that no ring has.
@@ -438,13 +438,13 @@ impl ServerMemory {
         let (counters, counters_fd) =
             Region::memfd("tidewater-counters", APPLIERS_MAX as usize * LINE_BYTES)?;
         let counters = Arc::new(counters);
-        let exports = Arc::new(Exports::new(incarnation.0 as u8));
+        let exports = Arc::new(RegionTable::new(incarnation.0 as u8));
         let len = counters.len() as u64;
-        let export = Export {
+        let export = RegisteredRegion {
             region: Arc::clone(&counters),
             start: 0,
             len,
-            rights: Rights::Atomic,
+            rights: AccessFlags::Atomic,
             memory: 1,
         };
         let counters_key = exports.add(export)?;
@@ -504,11 +504,11 @@ impl ServerMemory {
         if let Some(&key) = keys.get(&block.at) {
             return Ok(key);
         }
-        let export = Export {
+        let export = RegisteredRegion {
             region: Arc::clone(self.public.region()),
             start: block.at as u64,
             len: block.len as u64,
-            rights: Rights::Read,
+            rights: AccessFlags::Read,
             memory: 0,
         };
         let key = self.exports.add(export)?;

@@ -95,7 +95,7 @@ impl ServerMemory {
 mod tests {
     use std::collections::BTreeSet;
 
-    use tidewater_lanes::fabric::Rights;
+    use tidewater_lanes::fabric::AccessFlags;
     use tidewater_protocol::ids::Incarnation;
 
     use super::*;
@@ -116,8 +116,12 @@ mod tests {
         for status in &made {
             let Remote { key, address, len } = status.remote();
             assert!(address.is_multiple_of(LINE_BYTES as u64));
-            assert!(exports.check(key, address, len, Rights::Read).is_ok());
-            assert!(exports.check(key, address, len, Rights::Write).is_err());
+            assert!(exports.check(key, address, len, AccessFlags::Read).is_ok());
+            assert!(
+                exports
+                    .check(key, address, len, AccessFlags::Write)
+                    .is_err()
+            );
         }
         let used = memory.public.usage();
         for &status in &made {

@@ -8,7 +8,7 @@
 use std::collections::VecDeque;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
-use tidewater_lanes::fabric::Port;
+use tidewater_lanes::fabric::ServerLane;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::{ApplierId, SessionId};
 use tidewater_protocol::limits::VERBS_CONNECTS_MAX;
@@ -18,7 +18,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::conn::ConnId;
 
 /// The server's end of a lane, and what its client is to be told.
-pub(super) type End = (Box<dyn Port>, VerbsConnected);
+pub(super) type End = (Box<dyn ServerLane>, VerbsConnected);
 
 /// Makes it; may take a second.
 pub(super) type Make = Box<dyn FnOnce() -> Result<End, Refusal> + Send>;

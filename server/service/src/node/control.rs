@@ -332,7 +332,7 @@ impl Control {
         {
             result = match self.hear(id, &mut conn) {
                 Ok(Turn::Go) => Ok(()),
-                Ok(Turn::Lane(session)) => {
+                Ok(Turn::ClientLane(session)) => {
                     self.hand_over(session, conn);
                     return;
                 }
@@ -418,8 +418,10 @@ impl Control {
                 Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("connections"))
             }
             Purpose::Control => Ok(()),
-            Purpose::Lane { .. } if is_unix => Err(super::sessions::bad("lanes come over TCP")),
-            Purpose::Lane {
+            Purpose::ClientLane { .. } if is_unix => {
+                Err(super::sessions::bad("lanes come over TCP"))
+            }
+            Purpose::ClientLane {
                 session,
                 applier,
                 nonce,
@@ -448,7 +450,7 @@ impl Control {
         let purpose = hello.purpose;
         tracing::debug!(from = conn.from, role = ?hello.role, rank = hello.rank, ?purpose, "peer");
         conn.hello = Some(hello);
-        let Purpose::Lane {
+        let Purpose::ClientLane {
             session, applier, ..
         } = purpose
         else {
@@ -463,7 +465,7 @@ impl Control {
         if !sent || !quiet {
             return Err("a lane's client spoke before it was welcomed".into());
         }
-        Ok(Some(Turn::Lane((session, applier))))
+        Ok(Some(Turn::ClientLane((session, applier))))
     }
 
     /// Gives a lane's connection to its applier.
@@ -483,7 +485,7 @@ impl Control {
 enum Turn {
     Go,
     /// The connection is a lane.
-    Lane((SessionId, tidewater_protocol::ids::ApplierId)),
+    ClientLane((SessionId, tidewater_protocol::ids::ApplierId)),
 }
 
 impl Listeners {

@@ -20,7 +20,8 @@ use tidewater_lanes::fabric::Inbox;
 use tidewater_protocol::wire::control::{Transport, VerbsConnect, VerbsTails};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_verbs::{
-    Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, Patience, VerbsError, VerbsPort,
+    Adapter, Device, DeviceEvent, Domain, EventWeight, Notifier, RetryTimeout, VerbsError,
+    VerbsServerLane,
 };
 
 use super::BusyPoll;
@@ -146,7 +147,7 @@ impl Verbs {
         local: IpAddr,
         namespace: &str,
     ) -> Result<VerbsSession, Refusal> {
-        let patience = Patience::with_timeout(shared.config.rdma_timeout.exponent());
+        let patience = RetryTimeout::with_timeout(shared.config.rdma_timeout.exponent());
         let wish = shared.config.rdma_device.as_ref();
         let adapter = Adapter::for_address(local, wish.map(|w| w.as_str())).map_err(unfit)?;
         let rail = match self
@@ -196,7 +197,7 @@ impl Rail {
         &mut self,
         namespace: &str,
         shared: &Shared,
-        patience: Patience,
+        patience: RetryTimeout,
     ) -> Result<Arc<Domain>, VerbsError> {
         {
             let jobs = shared.catalogue();
@@ -230,7 +231,7 @@ impl VerbsSession {
         let (domain, tails) = (Arc::clone(&self.domain), self.tails.clone());
         Ok(Box::new(move || {
             let (port, connected) =
-                VerbsPort::accept(&domain, &notifier, &inbox, &offer, peer).map_err(unfit)?;
+                VerbsServerLane::accept(&domain, &notifier, &inbox, &offer, peer).map_err(unfit)?;
             tails.check(connected.tails).map_err(unfit)?;
             Ok((Box::new(port), connected))
         }))

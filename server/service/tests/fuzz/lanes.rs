@@ -9,7 +9,7 @@ use tidewater_engine::apply::command::{ApplierHandle, Command};
 use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
 use tidewater_engine::store::ServerMemory;
-use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, TransportKind};
+use tidewater_lanes::fabric::{Inbox, LaneError, RegionTableView, ServerLane, TransportKind};
 use tidewater_protocol::ids::{Incarnation, SessionId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::line_bytes;
@@ -54,12 +54,12 @@ fn broken(op: &'static str) -> LaneError {
     }
 }
 
-impl Port for HostilePort {
+impl ServerLane for HostilePort {
     fn peer(&self) -> &str {
         "fuzz"
     }
 
-    fn poll(&mut self, _: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError> {
         let mut shared = self.shared.lock().unwrap();
         let Some(mut random) = shared.write.take() else {
             return Ok(false);
@@ -100,7 +100,7 @@ impl Port for HostilePort {
         Ok(())
     }
 
-    fn look_within(&self) -> Option<std::time::Duration> {
+    fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 

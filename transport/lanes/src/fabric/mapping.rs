@@ -1,7 +1,7 @@
 //! What a client loads from itself, where a server's memory is mapped.
 
 use super::Mailbox;
-use crate::exports::Mapped;
+use crate::region_table::Mapped;
 use tidewater_protocol::layout::session::MAILBOX_CLOSED_AT;
 use tidewater_runtime::liveness::LivenessView;
 use tidewater_runtime::mem::Region;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{ShmError, ShmLane, ShmPort};
+use super::{ShmClientLane, ShmError, ShmServerLane};
 use crate::fabric::{Inbox, Mailbox};
 use crate::wake::Waker;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -31,7 +31,7 @@ pub struct ServerMemory {
 }
 
 impl ServerMemory {
-    /// Of the server's memfds (`Region::memfd`); `key_check` is [`crate::fabric::Exports::check_bits`].
+    /// Of the server's memfds (`Region::memfd`); `key_check` is [`crate::fabric::RegionTable::check_bits`].
     /// The public one is passed on for reading only. Both are sealed: of the public one no further
     /// writable mapping can be made, also by this process, and none gets another seal.
     ///
@@ -157,9 +157,9 @@ impl SessionMemory {
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
-    pub fn port(&self, lane: usize, peer: &str, client: &Waker) -> Result<ShmPort, ShmError> {
+    pub fn port(&self, lane: usize, peer: &str, client: &Waker) -> Result<ShmServerLane, ShmError> {
         let (inbox, mailbox) = (self.inbox(lane)?, self.mailbox(lane)?);
-        Ok(ShmPort::new(
+        Ok(ShmServerLane::new(
             peer.to_owned(),
             inbox,
             mailbox,
@@ -196,7 +196,7 @@ impl SessionMemory {
     ///
     /// # Errors
     /// [`ShmError`].
-    pub fn attach_here(&self, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
+    pub fn attach_here(&self, peer: &str) -> Result<Vec<ShmClientLane>, ShmError> {
         let fds: Result<Vec<_>, _> = self
             .descriptors()
             .iter()
@@ -216,11 +216,15 @@ pub const fn descriptors(told: &ShmAttach) -> usize {
 /// possible, wakers eventfds. Descriptors are taken in the order of [`SessionMemory::descriptors`]
 /// and closed when they are no longer needed. `peer` names the server in messages.
 ///
-/// The caller adds [`ShmLane::parked_flag`] of each lane to its parker.
+/// The caller adds [`ShmClientLane::parked_flag`] of each lane to its parker.
 ///
 /// # Errors
 /// [`ShmError`]; all descriptors are closed then.
-pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<ShmLane>, ShmError> {
+pub fn attach(
+    told: &ShmAttach,
+    fds: Vec<OwnedFd>,
+    peer: &str,
+) -> Result<Vec<ShmClientLane>, ShmError> {
     let lanes = lanes_of(told.parked_flag_at.len())?;
     let ring = ring_of(told.ring_bytes)?;
     if told.mailbox_bytes != MAILBOX_BYTES as u64 {
@@ -258,7 +262,7 @@ pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<Shm
     let mailbox = map("mailbox", (lanes * MAILBOX_BYTES) as u64, false)?;
     let mut made = Vec::with_capacity(lanes);
     for (lane, (waker, parked_flag_at)) in fds.zip(&told.parked_flag_at).enumerate() {
-        made.push(ShmLane {
+        made.push(ShmClientLane {
             peer: peer.to_owned(),
             key_check: told.key_check,
             applier_parked_flag_at: parked_flag_of(&public, *parked_flag_at)?,
@@ -286,9 +290,9 @@ pub fn attach(told: &ShmAttach, fds: Vec<OwnedFd>, peer: &str) -> Result<Vec<Shm
 #[derive(Debug)]
 pub struct ShmPair {
     /// The client's.
-    pub lane: ShmLane,
+    pub lane: ShmClientLane,
     /// The applier's.
-    pub port: ShmPort,
+    pub port: ShmServerLane,
     /// What the applier reads.
     pub inbox: Inbox,
     /// The memory behind them.

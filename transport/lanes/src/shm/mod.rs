@@ -20,16 +20,16 @@
 //! the same user shared memory protects nobody, which is why only a peer with the same user id is
 //! let in ([`pass::same_user`]), and only after it has proved to know the job's token.
 
-pub mod lane;
+pub mod client_lane;
 pub mod memory;
 pub mod pass;
-pub mod port;
+pub mod server_lane;
 
-pub use lane::ShmLane;
+pub use client_lane::ShmClientLane;
 pub use memory::{
     ApplierEnd, ServerMemory, SessionMemory, ShmAttach, ShmPair, attach, descriptors, pair,
 };
-pub use port::ShmPort;
+pub use server_lane::ShmServerLane;
 
 use tidewater_runtime::mem::MemError;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::*;
 use crate::fabric::{
-    Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, Port, ReadBatch, ReadOp,
-    RemoteAddr, SPIN,
+    ClientLane, INBOX_KEY, Inbox, LaneError, Mailbox, ReadBatch, ReadDest, ReadOp, RegionTable,
+    RemoteAddr, SPIN, ServerLane,
 };
 use crate::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
@@ -99,13 +99,13 @@ fn tail_cell(tail: u64) -> Vec<u8> {
 }
 
 /// Reads one word through a lane.
-fn read_word(lane: &mut ShmLane, from: RemoteAddr) -> Result<u64, LaneError> {
+fn read_word(lane: &mut ShmClientLane, from: RemoteAddr) -> Result<u64, LaneError> {
     let mut body = [0; 8];
     let head = &mut [];
     let body_of = &mut body;
     lane.read(
         &[op(from, 8)],
-        Landing {
+        ReadDest {
             head,
             body: body_of,
         },
@@ -136,7 +136,7 @@ fn f01_reads_return_the_bytes_asked_for_and_touch_no_other() {
         },
     ];
     let (mut head, mut body) = ([0xee; 48], [0xee; 50]);
-    let landing = Landing {
+    let landing = ReadDest {
         head: &mut head,
         body: &mut body,
     };
@@ -179,7 +179,7 @@ fn f03_a_fenced_read_is_not_older_than_the_read_before_it() {
     ];
     let mut body = [0; 16];
     while !writer.is_finished() {
-        let landing = Landing {
+        let landing = ReadDest {
             head: &mut [],
             body: &mut body,
         };
@@ -337,7 +337,7 @@ fn f08_atomics_of_all_lanes_add_up() {
     assert_eq!(read_word(&mut other, at(1, 64)).unwrap(), 7);
 }
 
-type Act = fn(&mut ShmLane) -> Result<(), LaneError>;
+type Act = fn(&mut ShmClientLane) -> Result<(), LaneError>;
 
 #[test]
 fn f09_f10_f16_a_refused_access_changes_nothing_and_breaks_its_lane_only() {
@@ -423,7 +423,7 @@ fn a_fault_of_the_caller_is_told_and_breaks_nothing() {
             ..op(at(0, 0), 8)
         },
     ] {
-        let landing = Landing {
+        let landing = ReadDest {
             head: &mut [0; 64],
             body: &mut body,
         };
@@ -494,7 +494,7 @@ fn f11_a_destroyed_port_closes_the_lane_and_wakes_its_client() {
 #[test]
 fn a_recovered_lane_works_again_on_the_same_memory() {
     let mut w = world();
-    let write = |lane: &mut ShmLane, tail| lane.write(inbox(INBOX_TAIL_AT), &tail_cell(tail));
+    let write = |lane: &mut ShmClientLane, tail| lane.write(inbox(INBOX_TAIL_AT), &tail_cell(tail));
     write(&mut w.pair.lane, 128).unwrap();
     w.pair.port.destroy();
     assert!(write(&mut w.pair.lane, 192).is_err());
@@ -528,10 +528,10 @@ fn f14_owned_batches_come_back_filled() {
             body: vec![0; 8],
             tag,
         };
-        w.pair.lane.post_read(batch).unwrap();
+        w.pair.lane.submit_read(batch).unwrap();
     }
     w.pair.lane.flush().unwrap();
-    let mut tags: Vec<u64> = std::iter::from_fn(|| w.pair.lane.take_read())
+    let mut tags: Vec<u64> = std::iter::from_fn(|| w.pair.lane.poll_read())
         .map(|b| {
             assert_eq!(word_at(&b.body, 0), mix64(8 * b.tag));
             b.tag
@@ -585,6 +585,6 @@ fn a_session_has_a_lane_for_each_applier_and_they_do_not_touch() {
         );
         assert_eq!(lane.mailbox().words(MAILBOX_BYTES - 8, 8).load(0), want);
     }
-    let check = Exports::new(CHECK).check_bits();
+    let check = RegionTable::new(CHECK).check_bits();
     assert_eq!((session.numbers().key_check, check), (CHECK, CHECK));
 }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use super::core::{Core, SleeperId, TaskId};
 use super::read::{Batch, Read};
 use super::world::LinkSpec;
-use crate::exports::ExportView;
 use crate::fabric::{Inbox, LaneError, Mailbox, ReadBatch, RemoteAddr, TransportKind};
+use crate::region_table::RegionTableView;
 
 /// Names a link of a world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,7 +116,7 @@ impl Stream {
 pub(super) struct Link {
     pub(super) client: String,
     pub(super) server: String,
-    pub(super) exports: ExportView,
+    pub(super) exports: RegionTableView,
     pub(super) inbox: Inbox,
     pub(super) mailbox: Mailbox,
     pub(super) client_sleeper: SleeperId,

@@ -23,9 +23,9 @@
 //! Tasks must not block on anything else (a mutex held over a yield point, a channel, a join);
 //! [`SimQueue`] is the channel to use, and [`World::pause`] the sleep.
 
+mod client_lane;
 mod core;
 mod faults;
-mod lane;
 mod link;
 mod nic;
 mod parker;
@@ -36,8 +36,8 @@ mod sweep;
 mod world;
 
 pub use self::core::Failure;
+pub use client_lane::{SimClientLane, SimServerLane};
 pub use faults::Faults;
-pub use lane::{SimLane, SimPort};
 pub use link::LinkId;
 pub use parker::{SimParker, SimWaker};
 pub use queue::SimQueue;

@@ -4,7 +4,7 @@
 use super::core::Core;
 use super::link::{Action, Event, LinkId, Post, Way};
 use super::rng::Rng;
-use crate::fabric::{AccessDenied, INBOX_KEY, LaneError, Rights};
+use crate::fabric::{AccessDenied, AccessFlags, INBOX_KEY, LaneError};
 use tidewater_runtime::mem::WordsMut;
 
 impl Core {
@@ -79,7 +79,7 @@ impl Core {
                 };
                 let ok = if way == Way::ToServer && key != INBOX_KEY {
                     link.exports
-                        .check(key, addr, len, Rights::Write)
+                        .check(key, addr, len, AccessFlags::Write)
                         .map(drop)
                         .map_err(AccessDenied::text)
                 } else if addr.checked_add(len).is_none_or(|end| end > size) {
@@ -92,7 +92,7 @@ impl Core {
                 ("write", len, ok)
             }
             Action::Add(_) | Action::CompareSwap(..) => {
-                let ok = link.exports.check(key, addr, 8, Rights::Atomic);
+                let ok = link.exports.check(key, addr, 8, AccessFlags::Atomic);
                 ("atomic", 8, ok.map(drop).map_err(AccessDenied::text))
             }
             Action::Ring => ("signal", 0, Ok(())),
@@ -180,13 +180,13 @@ impl Core {
             Action::Ring => return self.ring(client),
             Action::Add(n) => link
                 .exports
-                .check(post.to.key, post.to.addr, 8, Rights::Atomic)
+                .check(post.to.key, post.to.addr, 8, AccessFlags::Atomic)
                 .ok()
                 .and_then(|e| e.region.words_mut(at, 8).ok())
                 .map(|w| w.fetch_add(0, n)),
             Action::CompareSwap(expect, new) => link
                 .exports
-                .check(post.to.key, post.to.addr, 8, Rights::Atomic)
+                .check(post.to.key, post.to.addr, 8, AccessFlags::Atomic)
                 .ok()
                 .and_then(|e| e.region.words_mut(at, 8).ok())
                 .map(|w| w.compare_swap(0, expect, new)),

@@ -4,8 +4,8 @@
 use super::core::Core;
 use super::link::{Event, Link, LinkId};
 use super::rng::Rng;
-use crate::exports::Export;
-use crate::fabric::{Landing, LaneError, ReadBatch, ReadOp, Rights, Taker};
+use crate::fabric::{AccessFlags, LaneError, ReadBatch, ReadDest, ReadOp, Unpack};
+use crate::region_table::RegisteredRegion;
 use tidewater_protocol::layout::LINE_BYTES;
 
 /// A read in flight.
@@ -52,7 +52,7 @@ struct Done {
 
 impl Done {
     /// Lands at the places of `op`. The head of a read that was taken is no value.
-    fn land(&self, op: &ReadOp, into: &mut Landing<'_>) {
+    fn land(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
         let (head, body) = self.data.split_at(op.head_len as usize);
         let to = &mut into.head[op.head_at..][..head.len()];
         if self.taken {
@@ -70,14 +70,14 @@ impl Batch {
     }
 
     /// Copies what was read, and was not taken, to where it belongs.
-    pub(super) fn deliver(&self, into: &mut Landing<'_>) {
+    pub(super) fn deliver(&self, into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.land(&done.op, into);
         }
     }
 
     /// The same, to the places that `ops` name: the same reads.
-    pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut Landing<'_>) {
+    pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.land(&ops[done.nth], into);
         }
@@ -113,7 +113,7 @@ impl Batch {
 
     /// YieldBackoff reads that are complete to a taker, some with what follows them. A read is offered
     /// once at most, so that others land.
-    pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Taker, body: &mut [u8]) {
+    pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Unpack, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
         let mut at = 0;
         while at < self.done.len() {
@@ -235,11 +235,13 @@ impl Core {
         self.schedule(delay, event);
     }
 
-    fn admit_read(&mut self, id: LinkId, read: &mut Read) -> Result<Export, LaneError> {
+    fn admit_read(&mut self, id: LinkId, read: &mut Read) -> Result<RegisteredRegion, LaneError> {
         let op = read.op;
         let link = &mut self.links[id.0];
         let (addr, len) = (op.from.addr, u64::from(op.len));
-        let checked = link.exports.check(op.from.key, addr, len, Rights::Read);
+        let checked = link
+            .exports
+            .check(op.from.key, addr, len, AccessFlags::Read);
         let export = checked.cloned().map_err(|why| LaneError::Access {
             peer: link.server.clone(),
             op: "read",
@@ -263,7 +265,7 @@ impl Core {
     }
 
     /// True when all of it was sampled for the last time.
-    fn sample_lines(&mut self, export: &Export, read: &mut Read) -> bool {
+    fn sample_lines(&mut self, export: &RegisteredRegion, read: &mut Read) -> bool {
         let Read {
             op,
             data,
@@ -328,7 +330,7 @@ impl Core {
     }
 
     /// Wakes the caller of a call that waits, and moves batches that are whole to where
-    /// [`crate::fabric::Lane::take_read`] finds them.
+    /// [`crate::fabric::ClientLane::poll_read`] finds them.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
         let parker = link.client_sleeper;
@@ -344,7 +346,7 @@ impl Core {
                 return true; // Borrowed: the caller takes it.
             };
             let (head, body) = (&mut owned.head[..], &mut owned.body[..]);
-            batch.deliver(&mut Landing { head, body });
+            batch.deliver(&mut ReadDest { head, body });
             finished.push_back(owned);
             rings = true;
             false

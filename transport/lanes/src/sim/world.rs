@@ -12,9 +12,9 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
+use super::client_lane::{SimClientLane, SimServerLane};
 use super::core::{Core, Failure, SleeperState, Task, TaskId, TaskState};
 use super::faults::Faults;
-use super::lane::{SimLane, SimPort};
 use super::link::{Link, LinkId};
 use super::parker::{SimParker, SimWaker};
 use crate::fabric::{Inbox, Mailbox};
@@ -79,7 +79,7 @@ pub struct LinkSpec<'a> {
     /// The server, as the client's messages name it.
     pub server: &'a str,
     /// What the client may read and count in.
-    pub exports: &'a Arc<crate::fabric::Exports>,
+    pub exports: &'a Arc<crate::fabric::RegionTable>,
     /// What the client writes.
     pub inbox: Inbox,
     /// What the server writes.
@@ -139,15 +139,15 @@ impl World {
     }
 
     /// Connects a lane. May be called before `run` or from a task.
-    pub fn connect(&self, spec: LinkSpec<'_>) -> (SimLane, SimPort) {
+    pub fn connect(&self, spec: LinkSpec<'_>) -> (SimClientLane, SimServerLane) {
         let (client, server) = (spec.client.to_owned(), spec.server.to_owned());
         let mailbox = spec.mailbox.clone();
         let mut core = self.0.lock();
         core.links.push(Link::new(spec));
         let id = LinkId(core.links.len() - 1);
         drop(core);
-        let lane = SimLane::new(self.clone(), id, server, mailbox);
-        (lane, SimPort::new(self.clone(), id, client))
+        let lane = SimClientLane::new(self.clone(), id, server, mailbox);
+        (lane, SimServerLane::new(self.clone(), id, client))
     }
 
     /// Breaks a link now, as the network would.

@@ -1,7 +1,7 @@
 //! What a port does with the memory that one request names, after the checks that a NIC would make.
 
 use super::op::{ENTRY_BYTES, Entry, Refused, RequestKind};
-use crate::fabric::{AccessDenied, ExportView, INBOX_KEY, Inbox, ReadChecks, Rights};
+use crate::fabric::{AccessDenied, AccessFlags, INBOX_KEY, Inbox, ReadChecks, RegionTableView};
 use crate::num::size;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Words, WordsMut};
@@ -75,7 +75,7 @@ pub(super) fn copy_run(
 
 /// Where in the inbox a write goes.
 pub(super) fn check_write(
-    exports: &mut ExportView,
+    exports: &mut RegionTableView,
     inbox: &Inbox,
     key: RegionKey,
     addr: u64,
@@ -83,7 +83,7 @@ pub(super) fn check_write(
 ) -> Result<usize, Refused> {
     let end = addr.checked_add(u64::from(len));
     let why = if key != INBOX_KEY {
-        let known = exports.check(key, addr, u64::from(len), Rights::Write);
+        let known = exports.check(key, addr, u64::from(len), AccessFlags::Write);
         known.err().unwrap_or(AccessDenied::NoRight)
     } else if end.is_none_or(|end| end > inbox.window().len() as u64) {
         AccessDenied::Outside
@@ -103,13 +103,13 @@ pub(super) fn check_write(
 
 /// Does an atomic on a counter.
 pub(super) fn count(
-    exports: &mut ExportView,
+    exports: &mut RegionTableView,
     kind: RequestKind,
     key: RegionKey,
     addr: u64,
     on: impl FnOnce(WordsMut<'_>) -> u64,
 ) -> Result<u64, Refused> {
-    let checked = exports.check(key, addr, 8, Rights::Atomic);
+    let checked = exports.check(key, addr, 8, AccessFlags::Atomic);
     let word = checked.and_then(|export| {
         let word = export.region.words_mut(size(addr), 8);
         word.map_err(|_| AccessDenied::NoRight)

@@ -1,11 +1,11 @@
 //! Atomics: those that somebody waits for, and those that nobody does.
 
-use super::lane::{Awaited, TcpLane, Whose};
+use super::client_lane::{Awaited, TcpClientLane, Whose};
 use super::op::{HEADER_BYTES, Request};
 use crate::fabric::{LaneError, RemoteAddr};
 use tidewater_runtime::clock::Deadline;
 
-impl TcpLane {
+impl TcpClientLane {
     /// Does an atomic and waits for what the word was.
     pub(super) fn count(
         &mut self,

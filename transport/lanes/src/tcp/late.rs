@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use super::lane::{TcpLane, Whose};
+use super::client_lane::{TcpClientLane, Whose};
 use crate::fabric::{LaneError, TransportKind};
 use tidewater_protocol::limits::LANE_QUIET_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
 
-impl TcpLane {
+impl TcpClientLane {
     /// Ends a read at its deadline. Its answers are dropped when they come, and the lane goes on, unless
     /// nothing has come for [`LANE_QUIET_MAX`]: another connection may do better than this one.
     #[cold]

@@ -1,7 +1,7 @@
 //! TCP: the applier's own loop stands in for the NIC.
 //!
-//! A lane is one socket. The client's end, [`TcpLane`], sends requests; the applier's end,
-//! [`TcpPort`], executes them in order against the export table and the session's inbox, after the
+//! A lane is one socket. The client's end, [`TcpClientLane`], sends requests; the applier's end,
+//! [`TcpServerLane`], executes them in order against the export table and the session's inbox, after the
 //! checks that a NIC would make, and answers in order. No thread belongs to a connection.
 //!
 //! | module | holds |
@@ -37,21 +37,21 @@ use tidewater_runtime::sync::Arc;
 
 mod access;
 mod buffer;
+mod client_lane;
 mod count;
-mod lane;
 mod late;
-mod lend;
 #[allow(clippy::cast_possible_truncation, reason = "takes words apart")]
 pub mod op;
 mod output;
 mod plan;
-mod port;
 mod receive;
+mod recv_direct;
+mod server_lane;
 mod socket;
 mod store;
 
-pub use lane::TcpLane;
-pub use port::TcpPort;
+pub use client_lane::TcpClientLane;
+pub use server_lane::TcpServerLane;
 
 /// Both ends of a lane over this host's loopback, without a handshake, for tests and measurements;
 /// `near` wakes the lane's thread, `far` the port's. The inbox is empty and salted with `salt`.
@@ -64,7 +64,7 @@ pub fn pair(
     salt: u64,
     near: Reactor,
     far: Reactor,
-) -> Result<(TcpLane, TcpPort, Inbox), LaneError> {
+) -> Result<(TcpClientLane, TcpServerLane, Inbox), LaneError> {
     let ring = RingGeometry::new(ring_bytes).ok_or(LaneError::Usage {
         op: "pair",
         what: "a ring that is no power of two from 256 on",
@@ -79,8 +79,8 @@ pub fn pair(
     let (mailbox, inbox, client, server) =
         made().map_err(|e| socket::broken("loopback", "pair", e))?;
     inbox.reset_tail(0);
-    let lane = TcpLane::new(client, "loopback server".to_owned(), mailbox, near)?;
-    let port = TcpPort::new(server, "loopback client".to_owned(), far)?;
+    let lane = TcpClientLane::new(client, "loopback server".to_owned(), mailbox, near)?;
+    let port = TcpServerLane::new(server, "loopback client".to_owned(), far)?;
     Ok((lane, port, inbox))
 }
 

@@ -3,7 +3,7 @@
 use super::buffer::Fifo;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Request};
 use super::receive::DIRECT_BYTES;
-use crate::fabric::{LaneError, ReadOp, Taker};
+use crate::fabric::{LaneError, ReadOp, Unpack};
 use crate::num::count;
 use tidewater_protocol::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use tidewater_runtime::mem::io::{Place, RecvList};
@@ -147,7 +147,7 @@ pub(super) struct Target<'a> {
     pub(super) head: &'a mut [u8],
     pub(super) body: &'a mut [u8],
     /// Is offered what has not landed.
-    pub(super) taker: Option<&'a mut dyn Taker>,
+    pub(super) taker: Option<&'a mut dyn Unpack>,
 }
 
 impl Target<'_> {
@@ -265,7 +265,7 @@ impl Target<'_> {
 }
 
 /// A taker, borrowed for less long.
-pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Taker>) -> Option<&'a mut dyn Taker> {
+pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut dyn Unpack> {
     match taker {
         Some(taker) => Some(&mut **taker),
         None => None,

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 
-use super::lane::{Inbound, Posted, Whose};
+use super::client_lane::{Inbound, Posted, Whose};
 use super::op::{HEADER_BYTES, Refused, Reply};
 use super::plan::Target;
 use super::socket::{Moved, Socket, broken};

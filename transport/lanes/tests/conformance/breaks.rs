@@ -17,7 +17,7 @@ type Wrong = fn(&mut Client) -> Result<(), LaneError>;
 
 fn read(client: &mut Client, key: RegionKey, addr: usize, len: usize) -> Result<(), LaneError> {
     let mut body = vec![0; len];
-    let into = Landing {
+    let into = ReadDest {
         head: &mut [],
         body: &mut body,
     };
@@ -258,7 +258,7 @@ pub(crate) fn allocations_none(rig: &dyn Rig) {
                     .write(at(INBOX_KEY, INBOX_RING_AT), &[1; 256])
                     .unwrap();
                 client.signal_tail(n).unwrap();
-                let into = Landing {
+                let into = ReadDest {
                     head: &mut [],
                     body: &mut body,
                 };

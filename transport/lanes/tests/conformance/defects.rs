@@ -108,7 +108,7 @@ impl Rig for Defective<'_> {
 }
 
 struct BadLane {
-    inner: Box<dyn Lane>,
+    inner: Box<dyn ClientLane>,
     defect: Defect,
     /// Writes that are overtaken.
     held: Vec<(RemoteAddr, Vec<u8>)>,
@@ -150,7 +150,7 @@ impl BadLane {
     }
 }
 
-impl Lane for BadLane {
+impl ClientLane for BadLane {
     fn transport(&self) -> TransportKind {
         self.inner.transport()
     }
@@ -162,15 +162,15 @@ impl Lane for BadLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
-        let Landing { head, body } = into;
+        let ReadDest { head, body } = into;
         let mut ops = ops.to_vec();
         if self.defect == Defect::FenceIgnored {
             ops.iter_mut().for_each(|op| op.fence = false);
         }
-        let landing = Landing {
+        let landing = ReadDest {
             head,
             body: &mut *body,
         };
@@ -182,34 +182,34 @@ impl Lane for BadLane {
     }
 
     /// Each defect of a read is one of this too.
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         if matches!(self.defect, Defect::ReadChangesAByte | Defect::FenceIgnored) {
             taker.restart();
             return self.read(ops, into, deadline);
         }
-        let done = self.inner.read_taking(ops, into, taker, deadline);
+        let done = self.inner.read_unpack(ops, into, taker, deadline);
         self.change(done)
     }
 
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        self.inner.post_read(batch)
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        self.inner.submit_read(batch)
     }
 
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Taker>,
+        taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        let done = self.inner.finish_read(tag, ops, body, taker, deadline);
+        let done = self.inner.wait_read(tag, ops, body, taker, deadline);
         let mut batch = self.change(done)?;
         if let Some(batch) = &mut batch {
             batch.tag ^= u64::from(self.defect == Defect::BatchesMixed);
@@ -217,8 +217,8 @@ impl Lane for BadLane {
         Ok(batch)
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
-        let mut batch = self.inner.take_read()?;
+    fn poll_read(&mut self) -> Option<ReadBatch> {
+        let mut batch = self.inner.poll_read()?;
         batch.tag ^= u64::from(self.defect == Defect::BatchesMixed);
         Some(batch)
     }
@@ -312,19 +312,19 @@ impl Lane for BadLane {
 }
 
 struct BadPort {
-    inner: Box<dyn Port>,
+    inner: Box<dyn ServerLane>,
     defect: Defect,
     /// Some port of this server broke.
     broke: Arc<AtomicBool>,
     held: Option<(usize, Vec<u8>)>,
 }
 
-impl Port for BadPort {
+impl ServerLane for BadPort {
     fn peer(&self) -> &str {
         self.inner.peer()
     }
 
-    fn poll(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError> {
         if self.defect == Defect::OneBreakBreaksAll && self.broke.load(Ordering::Relaxed) {
             self.inner.destroy();
         }
@@ -353,8 +353,8 @@ impl Port for BadPort {
         self.inner.signal()
     }
 
-    fn look_within(&self) -> Option<Duration> {
-        self.inner.look_within()
+    fn poll_hint(&self) -> Option<Duration> {
+        self.inner.poll_hint()
     }
 
     fn destroy(&mut self) {
@@ -367,12 +367,12 @@ impl Port for BadPort {
 /// Stands where a port was taken out.
 struct Gone;
 
-impl Port for Gone {
+impl ServerLane for Gone {
     fn peer(&self) -> &str {
         ""
     }
 
-    fn poll(&mut self, _: &mut ExportView, _: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _: &mut RegionTableView, _: &Inbox) -> Result<bool, LaneError> {
         Ok(false)
     }
 
@@ -384,7 +384,7 @@ impl Port for Gone {
         Ok(())
     }
 
-    fn look_within(&self) -> Option<Duration> {
+    fn poll_hint(&self) -> Option<Duration> {
         None
     }
 

@@ -96,13 +96,13 @@ fn read_some(client: &mut Client, round: u64) {
             }
         }
     }
-    let into = Landing {
+    let into = ReadDest {
         head: &mut head,
         body: &mut body,
     };
     client.lane.read(&ops, into, late()).unwrap();
     assert!(head == want.0 && body == want.1, "round {round}: {ops:?}");
-    let short = Landing {
+    let short = ReadDest {
         head: &mut head,
         body: &mut [],
     };
@@ -174,7 +174,7 @@ pub(crate) fn fence(rig: &dyn Rig) {
                     ..first
                 };
                 let mut body = [0; 32];
-                let into = Landing {
+                let into = ReadDest {
                     head: &mut [],
                     body: &mut body,
                 };
@@ -214,7 +214,7 @@ pub(crate) fn deadline(rig: &dyn Rig) {
             let mut body = [0; 64];
             let op = op_at(client.keys.data, DATA_AT, 64);
             let (began, limit) = (clock::now(), Duration::from_millis(30));
-            let into = Landing {
+            let into = ReadDest {
                 head: &mut [],
                 body: &mut body,
             };
@@ -239,7 +239,7 @@ pub(crate) fn deadline(rig: &dyn Rig) {
             assert_eq!(client.lane.poll().is_ok(), lives);
             assert_eq!(body, [0x77; 64]);
             if lives {
-                let into = Landing {
+                let into = ReadDest {
                     head: &mut [],
                     body: &mut body,
                 };
@@ -263,11 +263,11 @@ pub(crate) fn owned_batches(rig: &dyn Rig) {
                 }
             }),
             Box::new(|mut client| {
-                client.lane.post_read(batch(&client, 1)).unwrap();
+                client.lane.submit_read(batch(&client, 1)).unwrap();
                 client.lane.flush().unwrap();
             }),
             Box::new(|mut client| {
-                client.lane.post_read(batch(&client, 2)).unwrap();
+                client.lane.submit_read(batch(&client, 2)).unwrap();
                 client.lane.flush().unwrap();
                 let Client { lane, .. } = client;
                 std::mem::forget(lane);
@@ -293,13 +293,13 @@ fn batch(client: &Client, tag: u64) -> ReadBatch {
 fn take_batches(client: &mut Client, round: u64) {
     let mut tags: Vec<u64> = (0..5).map(|n| round * 5 + n).collect();
     for tag in &tags {
-        client.lane.post_read(batch(client, *tag)).unwrap();
+        client.lane.submit_read(batch(client, *tag)).unwrap();
     }
     // A borrowed read in between goes its own way.
     client.read(DATA_AT, 8).unwrap();
     let mut taken = Vec::new();
     let all = client.sleep_until(late(), |c| {
-        taken.extend(std::iter::from_fn(|| c.lane.take_read()));
+        taken.extend(std::iter::from_fn(|| c.lane.poll_read()));
         taken.len() == 5
     });
     assert!(all.unwrap(), "{} of 5 came back", taken.len());

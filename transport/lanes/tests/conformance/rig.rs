@@ -78,7 +78,7 @@ pub(crate) struct Memory {
     pub(crate) public_fd: OwnedFd,
     pub(crate) counters: Arc<Region>,
     pub(crate) counters_fd: OwnedFd,
-    pub(crate) exports: Arc<Exports>,
+    pub(crate) exports: Arc<RegionTable>,
     pub(crate) keys: Keys,
 }
 
@@ -93,11 +93,11 @@ impl Memory {
         let (public, public_fd) = Region::memfd("conformance-public", PUBLIC_BYTES).unwrap();
         let (counters, counters_fd) = Region::memfd("conformance-count", COUNTERS_BYTES).unwrap();
         let (public, counters) = (Arc::new(public), Arc::new(counters));
-        let exports = Arc::new(Exports::new(KEY_CHECK));
+        let exports = Arc::new(RegionTable::new(KEY_CHECK));
         let add = |region: &Arc<Region>, start, len, rights, memory| {
             let region = Arc::clone(region);
             let (start, len) = (start as u64, len as u64);
-            let export = Export {
+            let export = RegisteredRegion {
                 region,
                 start,
                 len,
@@ -107,8 +107,8 @@ impl Memory {
             exports.add(export).unwrap()
         };
         let keys = Keys {
-            data: add(&public, DATA_AT, DATA_BYTES, Rights::Read, 0),
-            counters: add(&counters, 0, COUNTERS_BYTES, Rights::Atomic, 1),
+            data: add(&public, DATA_AT, DATA_BYTES, AccessFlags::Read, 0),
+            counters: add(&counters, 0, COUNTERS_BYTES, AccessFlags::Atomic, 1),
         };
         Self {
             public,
@@ -140,7 +140,7 @@ impl Alive {
 }
 
 pub(crate) struct Served {
-    pub(crate) port: Box<dyn Port>,
+    pub(crate) port: Box<dyn ServerLane>,
     pub(crate) inbox: Inbox,
     pub(crate) open: bool,
 }
@@ -149,7 +149,7 @@ pub(crate) struct Served {
 pub(crate) struct Server {
     pub(crate) lanes: Vec<Served>,
     pub(crate) parker: Box<dyn Parker>,
-    pub(crate) view: ExportView,
+    pub(crate) view: RegionTableView,
     pub(crate) public: Arc<Region>,
     pub(crate) counters: Arc<Region>,
     pub(crate) machine: Arc<dyn Machine>,
@@ -158,7 +158,7 @@ pub(crate) struct Server {
 
 /// What a client task gets.
 pub(crate) struct Client {
-    pub(crate) lane: Box<dyn Lane>,
+    pub(crate) lane: Box<dyn ClientLane>,
     pub(crate) parker: Box<dyn Parker>,
     pub(crate) keys: Keys,
     pub(crate) machine: Arc<dyn Machine>,
@@ -259,7 +259,7 @@ impl Client {
     pub(crate) fn read(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, LaneError> {
         let mut body = vec![0; len];
         let op = op_at(self.keys.data, addr, len);
-        let into = Landing {
+        let into = ReadDest {
             head: &mut [],
             body: &mut body,
         };

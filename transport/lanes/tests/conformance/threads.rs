@@ -3,7 +3,7 @@
 use std::panic::resume_unwind;
 use std::thread::{self, JoinHandle};
 
-use tidewater_lanes::fabric::{Inbox, Lane, Port, SPIN, TransportKind};
+use tidewater_lanes::fabric::{ClientLane, Inbox, SPIN, ServerLane, TransportKind};
 use tidewater_lanes::shm::{self, ApplierEnd, ServerMemory};
 use tidewater_lanes::wake::OsParker;
 use tidewater_runtime::sync::Arc;
@@ -16,7 +16,7 @@ use crate::rig::{
 /// The applier's parked flag in public memory.
 const DOZE_AT: usize = 0;
 
-pub(crate) type Ends = (Box<dyn Lane>, Box<dyn Port>, Inbox);
+pub(crate) type Ends = (Box<dyn ClientLane>, Box<dyn ServerLane>, Inbox);
 
 /// Connects a client that sleeps in the first parker to the owner that sleeps in the second.
 pub(crate) type Connect = Box<dyn FnMut(&mut OsParker, &mut OsParker) -> Ends>;

@@ -52,7 +52,7 @@ fn read_rows(client: &mut Client, seen: &mut Seen) {
         body_at: row * LAYOUT.payload_bytes,
         fence: false,
     });
-    let into = Landing {
+    let into = ReadDest {
         head: &mut head,
         body: &mut body,
     };

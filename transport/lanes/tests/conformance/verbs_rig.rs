@@ -26,7 +26,7 @@ mod wired {
     use tidewater_protocol::planted;
     use tidewater_runtime::sync::Arc;
     use tidewater_verbs::{
-        self as verbs, Adapter, ClientDomain, Domain, Notifier, Patience, VerbsError,
+        self as verbs, Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsError,
     };
 
     use crate::rig::{Memory, RING_BYTES, SALT};
@@ -53,9 +53,9 @@ mod wired {
 
     fn verbs_wire(memory: &Memory, owner: &mut OsParker) -> Connect {
         let adapter = adapter().unwrap();
-        let domain = Domain::new(&adapter, &memory.exports, Patience::default()).unwrap();
+        let domain = Domain::new(&adapter, &memory.exports, RetryTimeout::default()).unwrap();
         let applier = Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap();
-        let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
+        let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
         Box::new(move |parker, _owner| {
             let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
             let (server, client) = ((&domain, &applier), (&client, &thread));

@@ -1,6 +1,6 @@
 //! One of each structure, built with the code that runs, and the numbers of the protocol.
 
-use tidewater_lanes::fabric::{AccessDenied, Exports, INBOX_KEY};
+use tidewater_lanes::fabric::{AccessDenied, INBOX_KEY, RegionTable};
 use tidewater_lanes::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
 use tidewater_lanes::tcp::op::{Entry, Refused as NoAccess, Reply, Request};
 use tidewater_protocol::ids::{ApplierId, ClusterId, Incarnation, RegionKey, SessionId};
@@ -382,7 +382,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         namespace: "default".to_owned(),
         role: Role::Worker,
         rank: 3,
-        purpose: Purpose::Lane {
+        purpose: Purpose::ClientLane {
             session: SessionId(SESSION),
             applier: ApplierId(1),
             nonce: 99,
@@ -466,11 +466,11 @@ fn hash_vectors() -> Vec<(&'static str, u64)> {
         ("stride(64)", RowLayout::new(64).stride as u64),
         (
             "memory_of(0x15a00003)",
-            u64::from(Exports::memory_of(RegionKey(0x15a0_0003))),
+            u64::from(RegionTable::memory_of(RegionKey(0x15a0_0003))),
         ),
         (
             "check_of(0x15a00003)",
-            u64::from(Exports::check_of(RegionKey(0x15a0_0003))),
+            u64::from(RegionTable::check_of(RegionKey(0x15a0_0003))),
         ),
         (
             "frame_bytes_max(1048576)",

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{
-    INBOX_KEY, Inbox, Landing, Lane, LaneError, Mailbox, ReadBatch, RemoteAddr,
+    ClientLane, INBOX_KEY, Inbox, LaneError, Mailbox, ReadBatch, ReadDest, RemoteAddr,
 };
-use tidewater_lanes::tcp::{TcpLane, TcpPort};
+use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -29,28 +29,29 @@ pub(crate) fn sockets() -> (TcpStream, TcpStream) {
     (near, listener.accept().unwrap().0)
 }
 
-pub(crate) fn lane_over(stream: TcpStream) -> (TcpLane, OsParker) {
+pub(crate) fn lane_over(stream: TcpStream) -> (TcpClientLane, OsParker) {
     let parker = OsParker::new(Duration::ZERO).unwrap();
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     let mailbox = Mailbox::new(region, 0, MAILBOX_BYTES).unwrap();
-    let lane = TcpLane::new(stream, "server".into(), mailbox, parker.reactor().clone()).unwrap();
+    let lane =
+        TcpClientLane::new(stream, "server".into(), mailbox, parker.reactor().clone()).unwrap();
     (lane, parker)
 }
 
-pub(crate) fn port_over(stream: TcpStream) -> (TcpPort, Inbox, OsParker) {
+pub(crate) fn port_over(stream: TcpStream) -> (TcpServerLane, Inbox, OsParker) {
     let parker = OsParker::new(Duration::ZERO).unwrap();
     let region = Arc::new(Region::anonymous(inbox_bytes(RING)).unwrap());
     let inbox = Inbox::new(region, 0, RingGeometry::new(RING).unwrap(), SALT).unwrap();
     inbox.reset_tail(0);
-    let port = TcpPort::new(stream, "client".into(), parker.reactor().clone()).unwrap();
+    let port = TcpServerLane::new(stream, "client".into(), parker.reactor().clone()).unwrap();
     (port, inbox, parker)
 }
 
-fn read(lane: &mut TcpLane, from: RemoteAddr, len: u32) -> Result<(), LaneError> {
+fn read(lane: &mut TcpClientLane, from: RemoteAddr, len: u32) -> Result<(), LaneError> {
     let mut body = vec![0; len as usize];
     lane.read(
         &[plain(from, len, 0)],
-        Landing {
+        ReadDest {
             head: &mut [],
             body: &mut body,
         },
@@ -60,7 +61,7 @@ fn read(lane: &mut TcpLane, from: RemoteAddr, len: u32) -> Result<(), LaneError>
 
 /// An access that is to be refused: the call, key, address, and what the error says.
 type Bad = (Try, RegionKey, u64, &'static str, &'static str);
-type Try = fn(&mut TcpLane, RemoteAddr) -> Result<(), LaneError>;
+type Try = fn(&mut TcpClientLane, RemoteAddr) -> Result<(), LaneError>;
 
 fn bad_accesses(memory: &Memory) -> Vec<Bad> {
     let (data, counters, inbox) = (memory.data_key, memory.counter_key, INBOX_KEY);
@@ -157,8 +158,8 @@ fn one_bad_read_in_a_list_is_refused_whole_and_earlier_answers_arrive() {
         tag,
         ..ReadBatch::default()
     };
-    lane.post_read(batch(8192, 1)).unwrap();
-    lane.post_read(batch(DATA_BYTES as u64, 2)).unwrap();
+    lane.submit_read(batch(8192, 1)).unwrap();
+    lane.submit_read(batch(DATA_BYTES as u64, 2)).unwrap();
     let until = soon();
     let e = loop {
         assert!(!until.passed());
@@ -167,9 +168,9 @@ fn one_bad_read_in_a_list_is_refused_whole_and_earlier_answers_arrive() {
         }
     };
     assert!(matches!(e, LaneError::Access { .. }), "{e}");
-    let first = lane.take_read().expect("the first batch was answered");
+    let first = lane.poll_read().expect("the first batch was answered");
     assert!(first.tag == 1 && first.body[..5000] == noise(5000));
-    assert!(lane.take_read().is_none());
+    assert!(lane.poll_read().is_none());
 }
 
 #[test]
@@ -194,7 +195,7 @@ fn f12_a_silent_server_costs_the_deadline_and_no_more() {
 }
 
 /// What a client does in the cut sessions; returns how far it came.
-fn script(lane: &mut TcpLane, memory: &Memory) -> Result<(), (u32, LaneError)> {
+fn script(lane: &mut TcpClientLane, memory: &Memory) -> Result<(), (u32, LaneError)> {
     let step = |n, r: Result<(), LaneError>| r.map_err(|e| (n, e));
     step(0, lane.write(inbox_at(INBOX_RING_AT), &[0x11; 128]))?;
     step(

@@ -5,9 +5,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, Inbox, LaneError, Parker, Port, ReadOp, RemoteAddr, Rights,
+    AccessFlags, Inbox, LaneError, Parker, ReadOp, RegionTable, RegionTableView, RegisteredRegion,
+    RemoteAddr, ServerLane,
 };
-use tidewater_lanes::tcp::{TcpLane, TcpPort, pair};
+use tidewater_lanes::tcp::{TcpClientLane, TcpServerLane, pair};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::hash::mix64;
@@ -24,7 +25,7 @@ pub(crate) struct Memory {
     pub(crate) data_key: RegionKey,
     pub(crate) counters: Arc<Region>,
     pub(crate) counter_key: RegionKey,
-    pub(crate) exports: Arc<Exports>,
+    pub(crate) exports: Arc<RegionTable>,
 }
 
 impl Memory {
@@ -41,11 +42,11 @@ impl Memory {
         let data = Arc::new(Region::anonymous(bytes).unwrap());
         let counters = Arc::new(Region::anonymous(4096).unwrap());
         data.words_mut(0, bytes).unwrap().copy_in(0, &noise(bytes));
-        let exports = Arc::new(Exports::new(0x11));
+        let exports = Arc::new(RegionTable::new(0x11));
         let add = |region: &Arc<Region>, rights, memory| {
             let len = region.len() as u64;
             let region = Arc::clone(region);
-            let export = Export {
+            let export = RegisteredRegion {
                 region,
                 start: 0,
                 len,
@@ -55,8 +56,8 @@ impl Memory {
             exports.add(export).unwrap()
         };
         Self {
-            data_key: add(&data, Rights::Read, 0),
-            counter_key: add(&counters, Rights::Atomic, 1),
+            data_key: add(&data, AccessFlags::Read, 0),
+            counter_key: add(&counters, AccessFlags::Atomic, 1),
             data,
             counters,
             exports,
@@ -89,14 +90,14 @@ pub(crate) fn noise(len: usize) -> Vec<u8> {
 /// Polls a port until told to stop or the lane breaks; sleeps as an applier does.
 pub(crate) struct Served {
     thread: JoinHandle<LaneError>,
-    pub(crate) port: Arc<Mutex<TcpPort>>,
+    pub(crate) port: Arc<Mutex<TcpServerLane>>,
 }
 
 impl Served {
     pub(crate) fn new(
         mut parker: OsParker,
-        port: TcpPort,
-        mut view: ExportView,
+        port: TcpServerLane,
+        mut view: RegionTableView,
         inbox: Inbox,
     ) -> Self {
         let port = Arc::new(Mutex::new(port));
@@ -123,7 +124,7 @@ impl Served {
 }
 
 /// A lane, its client's parker, what serves it, and its inbox.
-pub(crate) fn served(memory: &Memory) -> (TcpLane, OsParker, Served, Inbox) {
+pub(crate) fn served(memory: &Memory) -> (TcpClientLane, OsParker, Served, Inbox) {
     let near = OsParker::new(Duration::ZERO).unwrap();
     let far = OsParker::new(Duration::ZERO).unwrap();
     let (lane, port, inbox) =
@@ -133,7 +134,7 @@ pub(crate) fn served(memory: &Memory) -> (TcpLane, OsParker, Served, Inbox) {
 }
 
 /// A lane and a port that nobody polls yet.
-pub(crate) fn unserved() -> (TcpLane, TcpPort, Inbox, [OsParker; 2]) {
+pub(crate) fn unserved() -> (TcpClientLane, TcpServerLane, Inbox, [OsParker; 2]) {
     let near = OsParker::new(Duration::ZERO).unwrap();
     let far = OsParker::new(Duration::ZERO).unwrap();
     let (lane, port, inbox) =

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::Shutdown;
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, ReadBatch};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadBatch, ServerLane};
 use tidewater_lanes::tcp::op::{Entry, Reply, Request};
 
 use crate::faults::{lane_over, port_over, sockets};
@@ -97,7 +97,7 @@ fn hostile_servers_cannot_harm_a_lane() {
         let (client, mut server) = sockets();
         let (mut lane, _near) = lane_over(client);
         let ops = vec![plain(memory.at(0), 300, 1)];
-        lane.post_read(ReadBatch {
+        lane.submit_read(ReadBatch {
             ops,
             body: vec![0xee; 302],
             ..ReadBatch::default()
@@ -128,7 +128,7 @@ fn hostile_servers_cannot_harm_a_lane() {
             }
         };
         noticed += usize::from(!e.to_string().contains("closed"));
-        if let Some(batch) = lane.take_read() {
+        if let Some(batch) = lane.poll_read() {
             assert_eq!((batch.body[0], batch.body[301]), (0xee, 0xee));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Lane, LaneError, Port, ReadBatch, ReadOp};
+use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadOp, ServerLane};
 use tidewater_runtime::clock::Deadline;
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, plain, served, soon, unserved};
@@ -72,7 +72,7 @@ fn f13_f14_posted_reads_land_in_borrowed_memory_and_behind_them_nothing_is_lost(
         while under_way.len() < 1 + dice.below(8) as usize {
             let batch = random_batch(&memory, dice, posted);
             under_way.push_back((posted, batch.ops.clone()));
-            lane.post_read(batch).unwrap();
+            lane.submit_read(batch).unwrap();
             lane.flush_soon().unwrap();
             posted += 1;
         }
@@ -83,7 +83,7 @@ fn f13_f14_posted_reads_land_in_borrowed_memory_and_behind_them_nothing_is_lost(
         let (moved, bytes) = elsewhere(&ops);
         let mut body = vec![0xee; bytes];
         if let Some(batch) = lane
-            .finish_read(tag, &moved, &mut body, None, soon())
+            .wait_read(tag, &moved, &mut body, None, soon())
             .unwrap()
         {
             assert_eq!(batch.tag, tag);
@@ -93,7 +93,7 @@ fn f13_f14_posted_reads_land_in_borrowed_memory_and_behind_them_nothing_is_lost(
             continue;
         }
         // It has landed in its own memory: a poll took it in.
-        let batch = lane.take_read().unwrap();
+        let batch = lane.poll_read().unwrap();
         assert_eq!(batch.tag, tag, "round {round}");
         check(&ops, &batch.head, &batch.body, &data);
     }
@@ -112,14 +112,14 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
         .map(|n| plain(memory.at(n as u64 * 8), len, n * len as usize))
         .collect();
     let (moved, bytes) = elsewhere(&own);
-    lane.post_read(ReadBatch {
+    lane.submit_read(ReadBatch {
         ops: own.clone(),
         head: Vec::new(),
         body: vec![0; rows * len as usize],
         tag: 9,
     })
     .unwrap();
-    lane.post_read(ReadBatch {
+    lane.submit_read(ReadBatch {
         ops: own[..1].to_vec(),
         head: Vec::new(),
         body: vec![0; len as usize],
@@ -127,14 +127,14 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
     })
     .unwrap();
     let mut body = vec![0xee; bytes];
-    let younger = lane.finish_read(10, &own[..1], &mut body, None, soon());
+    let younger = lane.wait_read(10, &own[..1], &mut body, None, soon());
     assert!(younger.unwrap().is_none(), "it is not the oldest");
     let mut late = 0;
     let batch = loop {
         // Part of it comes each time, into memory that is then no longer ours to write.
         let deadline = Deadline::after(Duration::from_millis(2));
         if let Some(batch) = lane
-            .finish_read(9, &moved, &mut body, None, deadline)
+            .wait_read(9, &moved, &mut body, None, deadline)
             .unwrap()
         {
             break batch;
@@ -143,7 +143,7 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
         if late % 3 == 0 {
             body.fill(0xee);
             lane.poll().unwrap();
-            if let Some(batch) = lane.take_read() {
+            if let Some(batch) = lane.poll_read() {
                 // The last of it came between the two, on a busy machine.
                 check(&own, &batch.head, &batch.body, &data);
                 assert!(late > 3, "late {late} times: nothing tested");
@@ -158,7 +158,7 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
     let second = loop {
         port.poll(&mut view, &inbox).unwrap();
         lane.poll().unwrap();
-        if let Some(batch) = lane.take_read() {
+        if let Some(batch) = lane.poll_read() {
             break batch;
         }
     };
@@ -171,7 +171,7 @@ fn other_reads_than_were_posted_are_a_fault_of_the_caller_only() {
     let data = noise(DATA_BYTES);
     let (mut lane, _near, _server, _inbox) = served(&memory);
     let ops = vec![plain(memory.at(0), 64, 0), plain(memory.at(64), 8, 64)];
-    lane.post_read(ReadBatch {
+    lane.submit_read(ReadBatch {
         ops: ops.clone(),
         head: Vec::new(),
         body: vec![0; 72],
@@ -182,17 +182,17 @@ fn other_reads_than_were_posted_are_a_fault_of_the_caller_only() {
     let longer = [ops[0], plain(memory.at(64), 16, 64)];
     for (wrong, room) in [(&ops[..1], 72), (&longer[..], 72), (&ops[..], 71)] {
         let e = lane
-            .finish_read(1, wrong, &mut body[..room], None, soon())
+            .wait_read(1, wrong, &mut body[..room], None, soon())
             .unwrap_err();
         assert!(matches!(e, LaneError::Usage { .. }), "{e}");
     }
     assert!(
-        lane.finish_read(2, &ops, &mut body, None, soon())
+        lane.wait_read(2, &ops, &mut body, None, soon())
             .unwrap()
             .is_none()
     );
     let batch = lane
-        .finish_read(1, &ops, &mut body, None, soon())
+        .wait_read(1, &ops, &mut body, None, soon())
         .unwrap()
         .unwrap();
     check(&ops, &batch.head, &body, &data);

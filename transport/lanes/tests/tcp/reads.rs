@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Landing, Lane, LaneError, Port, ReadBatch, ReadOp};
+use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadDest, ReadOp, ServerLane};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::layout::row::{RowLayout, RowVersion, row_chk, row_hasher};
 use tidewater_runtime::clock::Deadline;
@@ -67,12 +67,12 @@ fn f01_f14_reads_return_what_was_asked_for_and_touch_nothing_else() {
                 body: vec![0xee; b],
                 tag: posted,
             };
-            lane.post_read(batch).unwrap();
+            lane.submit_read(batch).unwrap();
             posted += 1;
         }
         let (ops, h, b) = random_ops(&memory, dice);
         let (mut head, mut body) = (vec![0xee; h], vec![0xee; b]);
-        let landing = Landing {
+        let landing = ReadDest {
             head: &mut head,
             body: &mut body,
         };
@@ -83,7 +83,7 @@ fn f01_f14_reads_return_what_was_asked_for_and_touch_nothing_else() {
     let mut back = 0;
     while back < posted {
         lane.poll().unwrap();
-        while let Some(batch) = lane.take_read() {
+        while let Some(batch) = lane.poll_read() {
             assert_eq!(batch.tag, back);
             check(&batch.ops, &batch.head, &batch.body, &data);
             back += 1;
@@ -106,7 +106,7 @@ fn reads_beyond_every_limit_are_cut_and_put_together() {
     ];
     lane.read(
         &large,
-        Landing {
+        ReadDest {
             head: &mut [],
             body: &mut body,
         },
@@ -119,7 +119,7 @@ fn reads_beyond_every_limit_are_cut_and_put_together() {
         .collect();
     lane.read(
         &many,
-        Landing {
+        ReadDest {
             head: &mut [],
             body: &mut body,
         },
@@ -129,19 +129,19 @@ fn reads_beyond_every_limit_are_cut_and_put_together() {
     assert!((0..5000).all(|i| body[i * 16..][..16] == data[i * 64..][..16]));
     lane.read(
         &[],
-        Landing {
+        ReadDest {
             head: &mut [],
             body: &mut [],
         },
         soon(),
     )
     .unwrap();
-    lane.post_read(ReadBatch {
+    lane.submit_read(ReadBatch {
         tag: 5,
         ..ReadBatch::default()
     })
     .unwrap();
-    assert_eq!(lane.take_read().unwrap().tag, 5);
+    assert_eq!(lane.poll_read().unwrap().tag, 5);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_read_that_does_not_fit_its_landing_is_a_fault_of_the_caller_only() {
     let e = lane
         .read(
             &ops,
-            Landing {
+            ReadDest {
                 head: &mut [],
                 body: &mut body,
             },
@@ -166,13 +166,13 @@ fn a_read_that_does_not_fit_its_landing_is_a_fault_of_the_caller_only() {
         ..ReadBatch::default()
     };
     assert!(matches!(
-        lane.post_read(batch),
+        lane.submit_read(batch),
         Err(LaneError::Usage { .. })
     ));
     let ops = [plain(memory.at(0), 64, 0)];
     lane.read(
         &ops,
-        Landing {
+        ReadDest {
             head: &mut [],
             body: &mut body,
         },
@@ -235,7 +235,7 @@ fn f03_fenced_reads_make_a_seqlock() {
         while !until.passed() {
             lane.read(
                 &ops,
-                Landing {
+                ReadDest {
                     head: &mut head,
                     body: &mut body,
                 },
@@ -300,7 +300,7 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
                 let ops = [plain(memory.at(0), len, 0)];
                 lane.read(
                     &ops,
-                    Landing {
+                    ReadDest {
                         head: &mut [],
                         body: &mut body,
                     },
@@ -334,7 +334,7 @@ fn f14_a_lane_dropped_with_batches_on_their_way_disturbs_nothing() {
     let (mut lane, mut port, inbox, _sleepers) = unserved();
     for tag in 0..20 {
         let ops = vec![plain(memory.at(0), 100_000, 0)];
-        lane.post_read(ReadBatch {
+        lane.submit_read(ReadBatch {
             ops,
             body: vec![0; 100_000],
             tag,

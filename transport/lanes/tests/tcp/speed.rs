@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Landing, Lane, Parker, ReadBatch};
+use tidewater_lanes::fabric::{ClientLane, Parker, ReadBatch, ReadDest};
 use tidewater_runtime::clock::{self, Deadline};
 
 use crate::harness::{Memory, plain, served, soon};
@@ -24,7 +24,7 @@ fn small_reads_outstanding() {
         for tag in 0..outstanding {
             let ops = vec![plain(memory.at(tag * 4096), len, 0)];
             let body = vec![0; len as usize];
-            lane.post_read(ReadBatch {
+            lane.submit_read(ReadBatch {
                 ops,
                 body,
                 tag,
@@ -40,9 +40,9 @@ fn small_reads_outstanding() {
                 near.park_until(Deadline::after(Duration::from_secs(1)));
             }
             near.cancel_park();
-            while let Some(batch) = lane.take_read() {
+            while let Some(batch) = lane.poll_read() {
                 done += 1;
-                lane.post_read(batch).unwrap();
+                lane.submit_read(batch).unwrap();
             }
             lane.flush().unwrap();
         }
@@ -66,7 +66,7 @@ fn sync_read_against_echo() {
                 let ops = [plain(memory.at(0), 64, 0)];
                 lane.read(
                     &ops,
-                    Landing {
+                    ReadDest {
                         head: &mut [],
                         body: &mut body,
                     },

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Landing, Lane, Port, ReadBatch, ReadOp, Taker};
+use tidewater_lanes::fabric::{ClientLane, ReadBatch, ReadDest, ReadOp, ServerLane, Unpack};
 use tidewater_runtime::clock::Deadline;
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, served, soon, unserved};
@@ -40,7 +40,7 @@ impl<'a> Picky<'a> {
     }
 }
 
-impl Taker for Picky<'_> {
+impl Unpack for Picky<'_> {
     fn restart(&mut self) {
         self.begun += 1;
         assert!(!self.taken.contains(&true), "begun late");
@@ -98,11 +98,11 @@ fn f01_reads_are_offered_whole_and_land_unless_they_are_taken() {
         let (ops, h, b) = rows(&memory, dice, 1500);
         let (mut head, mut body) = (vec![0xee; h], vec![0xee; b]);
         let mut picky = Picky::new(&ops, round);
-        let into = Landing {
+        let into = ReadDest {
             head: &mut head,
             body: &mut body,
         };
-        lane.read_taking(&ops, into, &mut picky, soon()).unwrap();
+        lane.read_unpack(&ops, into, &mut picky, soon()).unwrap();
         picky.check(&head, &body, &data);
         assert_eq!(picky.begun, 1);
         let these = picky.taken.iter().filter(|taken| **taken).count();
@@ -130,13 +130,13 @@ fn f13_f14_what_was_taken_of_a_late_batch_goes_with_it() {
             body: vec![0xee; b],
             tag,
         };
-        lane.post_read(batch).unwrap();
+        lane.submit_read(batch).unwrap();
         let mut picky = Picky::new(&ops, tag);
         let (batch, body) = loop {
             let mut body = vec![0xee; b];
             let deadline = Deadline::after(Duration::from_micros(300));
-            let taker = Some(&mut picky as &mut dyn Taker);
-            let done = lane.finish_read(tag, &ops, &mut body, taker, deadline);
+            let taker = Some(&mut picky as &mut dyn Unpack);
+            let done = lane.wait_read(tag, &ops, &mut body, taker, deadline);
             if let Some(batch) = done.unwrap() {
                 break (batch, body);
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Lane, Parker, Port, ReadBatch, SPIN};
+use tidewater_lanes::fabric::{ClientLane, Parker, ReadBatch, SPIN, ServerLane};
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_runtime::clock::{self, Deadline};
 
@@ -66,7 +66,7 @@ fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
         let len = if tag % 2 == 0 { 1 << 20 } else { 1000 };
         let ops = vec![plain(memory.at(0), len, 0)];
         let body = vec![0; len as usize];
-        lane.post_read(ReadBatch {
+        lane.submit_read(ReadBatch {
             ops,
             body,
             tag,
@@ -95,7 +95,7 @@ fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
     let mut back = 0;
     while back < 200 {
         while lane.poll().unwrap() {}
-        back += std::iter::from_fn(|| lane.take_read()).count();
+        back += std::iter::from_fn(|| lane.poll_read()).count();
         far.park_until(Deadline::after(Duration::from_millis(20)));
         while port.poll(&mut view, &inbox).unwrap() {}
         assert!(!until.passed(), "{back} of 200");

@@ -1,7 +1,8 @@
 //! F04, F05, F07, F08, F11, F15: writes, atomics, posts.
 
 use tidewater_lanes::fabric::{
-    Exports, INBOX_KEY, Inbox, Landing, Lane, LaneError, Port, ReadBatch, RemoteAddr,
+    ClientLane, INBOX_KEY, Inbox, LaneError, ReadBatch, ReadDest, RegionTable, RemoteAddr,
+    ServerLane,
 };
 use tidewater_protocol::layout::lines::{CheckedU64, StateLine};
 use tidewater_protocol::layout::session::{
@@ -115,7 +116,7 @@ fn f08_atomics_of_many_lanes_lose_nothing_and_return_each_old_value_once() {
 #[test]
 fn f11_nothing_lands_after_the_port_is_destroyed() {
     let (mut lane, mut port, inbox, _sleepers) = unserved();
-    let mut view = std::sync::Arc::new(Exports::new(1)).view();
+    let mut view = std::sync::Arc::new(RegionTable::new(1)).view();
     lane.write(inbox_at(INBOX_RING_AT), &[1; 64]).unwrap();
     lane.write_signal(inbox_at(INBOX_TAIL_AT), &tail_cell(64))
         .unwrap();
@@ -128,7 +129,7 @@ fn f11_nothing_lands_after_the_port_is_destroyed() {
     assert_eq!((inbox.tail(), inbox.header(0)[0]), (Some(0), 0));
     let e = lane.read(
         &[plain(inbox_at(0), 8, 0)],
-        Landing {
+        ReadDest {
             head: &mut [],
             body: &mut [0; 8],
         },
@@ -192,7 +193,7 @@ fn posts_do_not_cut_an_answer_in_two() {
             .collect();
         let body = vec![0; 1_000_000];
         let head = Vec::new();
-        lane.post_read(ReadBatch {
+        lane.submit_read(ReadBatch {
             ops,
             head,
             body,
@@ -211,7 +212,7 @@ fn posts_do_not_cut_an_answer_in_two() {
     while back < 20 || lane.mailbox().line(MAILBOX_STATE_AT) != [1000; 8] {
         port.poll(&mut view, &inbox).unwrap();
         lane.poll().unwrap();
-        while let Some(batch) = lane.take_read() {
+        while let Some(batch) = lane.poll_read() {
             let data = noise(500 * 2048);
             let whole =
                 (0..500).all(|i| batch.body[i * 2000..][..2000] == data[i * 2048..][..2000]);
@@ -258,7 +259,7 @@ fn two_full_ends_do_not_wait_for_each_other() {
             tag,
             ..Default::default()
         };
-        lane.post_read(batch).unwrap();
+        lane.submit_read(batch).unwrap();
     }
     lane.flush().unwrap();
     for _ in 0..128 {
@@ -268,7 +269,7 @@ fn two_full_ends_do_not_wait_for_each_other() {
     let mut back = 0;
     while back < 64 {
         lane.poll().unwrap();
-        back += std::iter::from_fn(|| lane.take_read()).count();
+        back += std::iter::from_fn(|| lane.poll_read()).count();
         assert!(!until.passed(), "{back} of 64");
     }
     lane.fetch_add(memory.counter(0), 1, soon()).unwrap();

@@ -1,6 +1,6 @@
 //! What operations cost, in doorbells, work requests and packets.
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, ReadOp, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadOp, RemoteAddr, ServerLane};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_verbs::Counters;
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Parker, Port, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, Parker, RemoteAddr, ServerLane};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::session::INBOX_TAIL_AT;
 use tidewater_protocol::limits::VERBS_RECEIVES;

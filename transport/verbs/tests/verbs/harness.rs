@@ -6,7 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tidewater_lanes::fabric::{
-    Export, ExportView, Exports, Inbox, Landing, Lane, LaneError, Port, ReadOp, RemoteAddr, Rights,
+    AccessFlags, ClientLane, Inbox, LaneError, ReadDest, ReadOp, RegionTable, RegionTableView,
+    RegisteredRegion, RemoteAddr, ServerLane,
 };
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::{ApplierId, RegionKey};
@@ -18,7 +19,8 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{
-    Adapter, ClientDomain, Domain, LaneOffer, Notifier, Patience, VerbsLane, VerbsPort,
+    Adapter, ClientDomain, Domain, LaneOffer, Notifier, RetryTimeout, VerbsClientLane,
+    VerbsServerLane,
 };
 
 pub(crate) const RING: usize = 64 << 10;
@@ -35,7 +37,7 @@ pub(crate) struct Host {
     pub(crate) client: Arc<ClientDomain>,
     pub(crate) owner: OsParker,
     pub(crate) applier: Arc<Notifier>,
-    pub(crate) exports: Arc<Exports>,
+    pub(crate) exports: Arc<RegionTable>,
     pub(crate) data: Arc<Region>,
     pub(crate) data_key: RegionKey,
     pub(crate) counters: Arc<Region>,
@@ -45,12 +47,12 @@ pub(crate) struct Host {
 
 /// Both ends of a lane.
 pub(crate) struct Ends {
-    pub(crate) lane: VerbsLane,
-    pub(crate) port: VerbsPort,
+    pub(crate) lane: VerbsClientLane,
+    pub(crate) port: VerbsServerLane,
     pub(crate) inbox: Inbox,
     pub(crate) parker: OsParker,
     pub(crate) told: VerbsConnected,
-    pub(crate) view: ExportView,
+    pub(crate) view: RegionTableView,
 }
 
 impl Host {
@@ -68,11 +70,11 @@ impl Host {
         let counters = Arc::new(Region::anonymous(4096).unwrap());
         let words = data.words_mut(0, DATA_BYTES).unwrap();
         words.copy_in(0, &noise(DATA_BYTES));
-        let exports = Arc::new(Exports::new(0x11));
+        let exports = Arc::new(RegionTable::new(0x11));
         let add = |region: &Arc<Region>, rights, memory| {
             let (region, len) = (Arc::clone(region), region.len() as u64);
             let start = 0;
-            let export = Export {
+            let export = RegisteredRegion {
                 region,
                 start,
                 len,
@@ -81,12 +83,12 @@ impl Host {
             };
             exports.add(export).unwrap()
         };
-        let data_key = add(&data, Rights::Read, 0);
-        let counters_key = add(&counters, Rights::Atomic, 1);
+        let data_key = add(&data, AccessFlags::Read, 0);
+        let counters_key = add(&counters, AccessFlags::Atomic, 1);
         let owner = OsParker::new(Duration::ZERO).unwrap();
         Self {
-            domain: Domain::new(&adapter, &exports, Patience::default()).unwrap(),
-            client: ClientDomain::new(&adapter, Patience::default()).unwrap(),
+            domain: Domain::new(&adapter, &exports, RetryTimeout::default()).unwrap(),
+            client: ClientDomain::new(&adapter, RetryTimeout::default()).unwrap(),
             applier: Notifier::new(&adapter, owner.reactor(), owner.arms()).unwrap(),
             adapter,
             owner,
@@ -118,7 +120,7 @@ impl Host {
         let connect = offer.connect(ApplierId(0), SALT);
         let name = "the client".to_owned();
         let (port, mut told) =
-            VerbsPort::accept(&self.domain, &self.applier, &inbox, &connect, name).unwrap();
+            VerbsServerLane::accept(&self.domain, &self.applier, &inbox, &connect, name).unwrap();
         tamper(&mut told);
         let lane = offer.open(&told, "the server".to_owned()).unwrap();
         Ends {
@@ -182,7 +184,7 @@ impl Ends {
         let end = |at: fn(&ReadOp) -> usize| ops.iter().map(at).max().unwrap_or(0);
         let mut head = vec![0; end(|o| o.head_at + o.head_len as usize)];
         let mut body = vec![0; end(|o| o.body_at + (o.len - o.head_len) as usize)];
-        let into = Landing {
+        let into = ReadDest {
             head: &mut head,
             body: &mut body,
         };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, Port, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, RemoteAddr, ServerLane};
 use tidewater_protocol::layout::session::INBOX_RING_AT;
 use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_RECEIVES};
 use tidewater_runtime::clock;

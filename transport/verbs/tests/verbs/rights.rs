@@ -1,6 +1,6 @@
 //! What the device refuses, with the status it gives.
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, LaneError, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, RemoteAddr};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
 
 use crate::harness::{Ends, Host, RING, late, row};
@@ -104,7 +104,7 @@ fn keys_are_good_for_their_own_right_only() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn ranges_that_come_later_are_registered_before_their_keys() {
-    use tidewater_lanes::fabric::{Export, Rights};
+    use tidewater_lanes::fabric::{AccessFlags, RegisteredRegion};
     use tidewater_runtime::mem::Region;
     use tidewater_runtime::sync::Arc;
 
@@ -113,11 +113,11 @@ fn ranges_that_come_later_are_registered_before_their_keys() {
     for n in 0..20u64 {
         let region = Arc::new(Region::anonymous(8192).unwrap());
         region.words_mut(4096, 8).unwrap().store(0, n);
-        let key = host.exports.add(Export {
+        let key = host.exports.add(RegisteredRegion {
             region,
             start: 4096,
             len: 4096,
-            rights: Rights::Read,
+            rights: AccessFlags::Read,
             memory: 0,
         });
         let from = RemoteAddr {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{Landing, Lane, LaneError, Port, ReadOp};
+use tidewater_lanes::fabric::{ClientLane, LaneError, ReadDest, ReadOp, ServerLane};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Buffer;
 use tidewater_verbs::Counters;
@@ -38,7 +38,7 @@ fn read(
     deadline: Deadline,
 ) -> (Counters, Result<(), LaneError>) {
     let before = ends.lane.counters();
-    let done = ends.lane.read(ops, Landing { head, body }, deadline);
+    let done = ends.lane.read(ops, ReadDest { head, body }, deadline);
     (ends.lane.counters() - before, done)
 }
 
@@ -172,7 +172,7 @@ fn a_lane_that_breaks_in_mid_read_leaves_the_buffer_alone() {
                 std::thread::sleep(Duration::from_millis(20 + 20 * round));
                 port.destroy();
             });
-            let into = Landing {
+            let into = ReadDest {
                 head: &mut [],
                 body: &mut buffer,
             };

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tidewater_lanes::fabric::{INBOX_KEY, Landing, Lane, ReadOp, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadDest, ReadOp, RemoteAddr};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_runtime::clock;
 
@@ -27,7 +27,7 @@ fn reads(ends: &mut Ends, ops: &[ReadOp], n: usize) -> Duration {
     let mut head = vec![0; ops.len() * 16];
     let mut body = vec![0; ops.iter().map(|o| o.len as usize).sum()];
     let mut read = || {
-        let into = Landing {
+        let into = ReadDest {
             head: &mut head,
             body: &mut body,
         };

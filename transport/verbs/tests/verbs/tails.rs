@@ -1,6 +1,6 @@
 //! Tails that the applier polls: written, not signalled.
 
-use tidewater_lanes::fabric::{INBOX_KEY, Lane, Port, RemoteAddr};
+use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, RemoteAddr, ServerLane};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};

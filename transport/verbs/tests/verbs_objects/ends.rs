@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tidewater_runtime::clock;
 use tidewater_verbs::{
-    Access, Chain, CompletionChannel, CompletionQueue, Device, Flags, MemoryRegion, MemoryWindow,
-    ProtectionDomain, QueuePair, ReadyToSend, Status,
+    Access, CompletionChannel, CompletionQueue, Device, Flags, MemoryRegion, MemoryWindow,
+    ProtectionDomain, QueuePair, ReadyToSend, SendBatch, Status,
 };
 
 use crate::rig::{Memory, Rig, adapter};
@@ -101,7 +101,7 @@ fn objects_may_be_dropped_in_any_order() {
         adapter,
     } = rig;
     let region = Arc::clone(&open.region);
-    let mut chain = Chain::new(1, 1, 0);
+    let mut chain = SendBatch::new(1, 1, 0);
     let piece = local.mr.sge(0, 4096).unwrap();
     let mut near = near;
     chain
@@ -132,7 +132,7 @@ fn objects_go_to_other_threads() {
     fn send<T: Send>() {}
     fn shared<T: Send + Sync>() {}
     send::<QueuePair<ReadyToSend>>();
-    send::<Chain>();
+    send::<SendBatch>();
     send::<MemoryWindow>();
     shared::<Arc<CompletionQueue>>();
     shared::<Arc<CompletionChannel>>();

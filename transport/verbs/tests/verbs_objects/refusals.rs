@@ -5,14 +5,15 @@ use std::sync::Arc;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::mem::region::read_only_fd;
 use tidewater_verbs::{
-    Access, Adapter, Chain, CompletionChannel, CompletionQueue, Device, Flags, Gid, MemoryRegion,
-    MemoryWindow, PairOptions, Patience, Peer, ProtectionDomain, QueuePair, Status, VerbsError,
+    Access, Adapter, CompletionChannel, CompletionQueue, Device, Flags, Gid, MemoryRegion,
+    MemoryWindow, PairOptions, Peer, ProtectionDomain, QueuePair, RetryTimeout, SendBatch, Status,
+    VerbsError,
 };
 
 use crate::rig::{BYTES, HERE, Memory, Rig, SENDS, adapter, options, peer, unconnected};
 
 /// Posts, and how it and what is posted after it end.
-fn refused(rig: &mut Rig, chain: &mut Chain) -> (Status, String) {
+fn refused(rig: &mut Rig, chain: &mut SendBatch) -> (Status, String) {
     chain.signal_last();
     chain.post(&mut rig.near.pair).unwrap();
     let done = rig.near.completions(1)[0];
@@ -54,7 +55,7 @@ fn rights_and_bounds_are_the_regions() {
     let rig = Rig::new();
     drop(rig);
     let read_only = Access::REMOTE_READ;
-    type Post = fn(&mut Chain, &Memory, &Memory);
+    type Post = fn(&mut SendBatch, &Memory, &Memory);
     let cases: [(&str, Access, Post); 4] = [
         ("a write without the right", read_only, |c, _, open| {
             c.write_inline(1, b"tampered", open.mr.target(0), Flags::NONE)
@@ -163,10 +164,10 @@ fn a_peer_without_a_receive_is_not_waited_for_long() {
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_peer_that_is_gone_is_not_waited_for_long() {
     let hasty = PairOptions {
-        patience: Patience {
+        patience: RetryTimeout {
             timeout: 10,
             retries: 1,
-            ..Patience::default()
+            ..RetryTimeout::default()
         },
         ..options()
     };
@@ -174,7 +175,7 @@ fn a_peer_that_is_gone_is_not_waited_for_long() {
     let open = rig.open();
     let Rig { mut near, far, .. } = rig;
     drop(far);
-    let mut chain = Chain::new(1, 1, 8);
+    let mut chain = SendBatch::new(1, 1, 8);
     chain
         .write_inline(1, b"anybody?", open.mr.target(0), Flags::SIGNAL)
         .unwrap();
@@ -198,7 +199,7 @@ fn a_full_send_queue_names_the_request_that_it_refused() {
     let Rig { mut near, far, .. } = rig;
     drop(far); // nobody answers, so that nothing leaves the queue
     let piece = local.mr.sge(0, 8).unwrap();
-    let mut chain = Chain::new(MANY, 1, 0);
+    let mut chain = SendBatch::new(MANY, 1, 0);
     for i in 0..MANY as u64 {
         let id = 0x1000 + i;
         chain

@@ -7,8 +7,8 @@ use std::time::Duration;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_verbs::{
-    Access, Adapter, Chain, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion,
-    PairOptions, Patience, Peer, ProtectionDomain, QueuePair, ReadyToSend,
+    Access, Adapter, Completion, CompletionChannel, CompletionQueue, Init, MemoryRegion,
+    PairOptions, Peer, ProtectionDomain, QueuePair, ReadyToSend, RetryTimeout, SendBatch,
 };
 
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -73,7 +73,7 @@ impl End {
     }
 
     /// Posts and waits for the one completion, which must be a success.
-    pub(crate) fn run(&mut self, chain: &mut Chain) -> Completion {
+    pub(crate) fn run(&mut self, chain: &mut SendBatch) -> Completion {
         chain.signal_last();
         chain.post(&mut self.pair).unwrap();
         let done = self.completions(1)[0];
@@ -98,7 +98,7 @@ pub(crate) fn options() -> PairOptions {
         inline_bytes: 64,
         remote: Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC,
         traffic_class: 0,
-        patience: Patience::default(),
+        patience: RetryTimeout::default(),
     }
 }
 
@@ -167,8 +167,8 @@ impl Rig {
         Memory::new(&self.pd, 0x7000_0000_0000, all)
     }
 
-    pub(crate) fn chain(&self) -> Chain {
-        Chain::new(32, 2, 64)
+    pub(crate) fn chain(&self) -> SendBatch {
+        SendBatch::new(32, 2, 64)
     }
 }
 

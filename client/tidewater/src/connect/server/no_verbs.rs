@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use tidewater_lanes::fabric::Lane;
+use tidewater_lanes::fabric::ClientLane;
 use tidewater_lanes::wake::{Arms, Reactor};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::ids::ApplierId;
@@ -40,7 +40,7 @@ impl VerbsSide {
         _: LaneOffer,
         _: &VerbsConnected,
         _: &str,
-    ) -> Result<Box<dyn Lane>, String> {
+    ) -> Result<Box<dyn ClientLane>, String> {
         match *self {}
     }
 }

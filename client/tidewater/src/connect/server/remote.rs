@@ -1,8 +1,8 @@
 //! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one,
 //! each over a connection of its own or with queue pairs.
 
-use tidewater_lanes::fabric::{Landing, Lane, Mailbox, ReadOp, RemoteAddr, TransportKind};
-use tidewater_lanes::tcp::TcpLane;
+use tidewater_lanes::fabric::{ClientLane, Mailbox, ReadDest, ReadOp, RemoteAddr, TransportKind};
+use tidewater_lanes::tcp::TcpClientLane;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::session::MAILBOX_BYTES;
@@ -132,7 +132,7 @@ impl NetServerLink {
         &mut self,
         grant: &LaneGrant,
         deadline: Deadline,
-    ) -> Attempt<Box<dyn Lane>> {
+    ) -> Attempt<Box<dyn ClientLane>> {
         if self.transport == TransportKind::Verbs {
             self.verbs_lane(grant, deadline)
         } else {
@@ -140,8 +140,8 @@ impl NetServerLink {
         }
     }
 
-    fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpLane> {
-        let purpose = Purpose::Lane {
+    fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpClientLane> {
+        let purpose = Purpose::ClientLane {
             session: self.session,
             applier: grant.applier,
             nonce: grant.nonce,
@@ -157,13 +157,17 @@ impl NetServerLink {
             .set_read_timeout(None)
             .and_then(|()| stream.set_write_timeout(None));
         timeouts.map_err(|e| Failure::Again(e.to_string()))?;
-        TcpLane::new(stream, self.name.clone(), mailbox, self.watch.clone())
+        TcpClientLane::new(stream, self.name.clone(), mailbox, self.watch.clone())
             .and_then(|lane| lane.early(&rest))
             .map_err(|e| Failure::Again(e.to_string()))
     }
 
     /// Queue pairs here, queue pairs there, and each told of the other.
-    fn verbs_lane(&mut self, grant: &LaneGrant, deadline: Deadline) -> Attempt<Box<dyn Lane>> {
+    fn verbs_lane(
+        &mut self,
+        grant: &LaneGrant,
+        deadline: Deadline,
+    ) -> Attempt<Box<dyn ClientLane>> {
         let Some(side) = self.verbs.clone() else {
             return Err(Failure::Again("there is no adapter".into()));
         };
@@ -196,10 +200,14 @@ const fn pulling_pairs(appliers: u16) -> usize {
 
 /// Reads the public copy of a lane's state line once. The lane then has the device's key of that memory,
 /// so that no later read of the copy waits for a look into the server's directory of keys.
-fn read_status(lane: &mut dyn Lane, grant: &LaneGrant, deadline: Deadline) -> Result<(), String> {
+fn read_status(
+    lane: &mut dyn ClientLane,
+    grant: &LaneGrant,
+    deadline: Deadline,
+) -> Result<(), String> {
     let mut line = [0; LINE_BYTES];
     let op = ReadOp::of_body(status_of(grant), LINE_BYTES).map_err(|e| e.to_string())?;
-    let into = Landing {
+    let into = ReadDest {
         head: &mut [],
         body: &mut line,
     };
@@ -225,7 +233,7 @@ fn prove(attached: &Attached, lanes: &mut [OpenLane], deadline: Deadline) -> Res
         body_at: 0,
         fence: false,
     };
-    let into = Landing {
+    let into = ReadDest {
         head: &mut word,
         body: &mut [],
     };

@@ -1,7 +1,7 @@
 //! Sessions over shared memory: what a server and a client of one host map, and how each rings.
 
-use tidewater_lanes::fabric::{Lane, TransportKind};
-use tidewater_lanes::shm::{self, ShmAttach, ShmLane};
+use tidewater_lanes::fabric::{ClientLane, TransportKind};
+use tidewater_lanes::shm::{self, ShmAttach, ShmClientLane};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::wire::control::{LaneGrant, ServerMember, Transport};
 use tidewater_protocol::wire::hello::Purpose;
@@ -37,10 +37,10 @@ impl NetServerLink {
         }
         self.conn = Some(conn);
         self.attached(&attached);
-        let open = |(grant, lane): (&LaneGrant, ShmLane)| {
+        let open = |(grant, lane): (&LaneGrant, ShmClientLane)| {
             self.set_parked_flag(usize::from(grant.applier.0), &lane);
             OpenLane {
-                lane: Box::new(lane) as Box<dyn Lane>,
+                lane: Box::new(lane) as Box<dyn ClientLane>,
                 state: StateLine::default(),
                 status: Some(status_of(grant)),
             }
@@ -49,7 +49,7 @@ impl NetServerLink {
     }
 
     /// Lane `a` in its new memory, after it was recovered.
-    pub(super) fn renewed(&mut self, a: usize, told: &ShmAttach) -> Attempt<Box<dyn Lane>> {
+    pub(super) fn renewed(&mut self, a: usize, told: &ShmAttach) -> Attempt<Box<dyn ClientLane>> {
         let Some(mut conn) = self.conn.take() else {
             return Err(Failure::Again("the connection is cut".into()));
         };
@@ -63,14 +63,14 @@ impl NetServerLink {
     }
 
     /// Maps memory whose descriptors came with the last answer.
-    fn map(&self, conn: &mut Control, told: &ShmAttach) -> Attempt<Vec<ShmLane>> {
+    fn map(&self, conn: &mut Control, told: &ShmAttach) -> Attempt<Vec<ShmClientLane>> {
         let again = |e: &dyn std::fmt::Display| Failure::Again(e.to_string());
         let fds = conn.stream_mut().take(shm::descriptors(told));
         let fds = fds.map_err(|e| again(&e))?;
         shm::attach(told, fds, &self.name).map_err(|e| again(&e))
     }
 
-    fn set_parked_flag(&mut self, lane: usize, open: &ShmLane) {
+    fn set_parked_flag(&mut self, lane: usize, open: &ShmClientLane) {
         if self.parked_flag.len() <= lane {
             self.parked_flag.resize(lane + 1, None);
         }

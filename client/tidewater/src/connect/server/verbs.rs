@@ -3,13 +3,13 @@
 
 use std::net::IpAddr;
 
-use tidewater_lanes::fabric::Lane;
+use tidewater_lanes::fabric::ClientLane;
 use tidewater_lanes::wake::{Arms, Reactor};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::control::VerbsConnected;
 use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
-use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, Patience, VerbsError};
+use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, RetryTimeout, VerbsError};
 
 /// What the lanes of one link stand on.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl VerbsSide {
         watch: &Reactor,
         arms: &Arms,
     ) -> Result<Self, String> {
-        let patience = Patience::with_timeout(timeout.exponent());
+        let patience = RetryTimeout::with_timeout(timeout.exponent());
         let made = || {
             let adapter = Adapter::for_address(local, wish.map(RdmaDevice::as_str))?;
             Ok(Self {
@@ -53,7 +53,7 @@ impl VerbsSide {
         offer: LaneOffer,
         told: &VerbsConnected,
         peer: &str,
-    ) -> Result<Box<dyn Lane>, String> {
+    ) -> Result<Box<dyn ClientLane>, String> {
         match offer.open(told, peer.to_owned()) {
             Ok(lane) => Ok(Box::new(lane)),
             Err(e) => Err(e.to_string()),

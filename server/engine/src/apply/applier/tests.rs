@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use crossbeam_channel::{Sender, bounded, unbounded};
-use tidewater_lanes::fabric::{Inbox, LaneError, Port};
+use tidewater_lanes::fabric::{Inbox, LaneError, ServerLane};
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::frame::{
     FRAME_HEADER_BYTES, FrameFlags, FrameKind, PARTITION_ANY, RowsPayload,
@@ -51,12 +51,12 @@ fn lock(tape: &Tape) -> MutexGuard<'_, Vec<Event>> {
 /// A port that writes down what it is told.
 struct Recorder(Tape);
 
-impl Port for Recorder {
+impl ServerLane for Recorder {
     fn peer(&self) -> &str {
         "client"
     }
 
-    fn poll(&mut self, _: &mut ExportView, _: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _: &mut RegionTableView, _: &Inbox) -> Result<bool, LaneError> {
         Ok(false)
     }
 
@@ -77,7 +77,7 @@ impl Port for Recorder {
         Ok(())
     }
 
-    fn look_within(&self) -> Option<Duration> {
+    fn poll_hint(&self) -> Option<Duration> {
         None
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crossbeam_channel::bounded;
 use tidewater_lanes::fabric::Inbox;
 use tidewater_lanes::shm::{ApplierEnd, SessionMemory};
-use tidewater_lanes::tcp::TcpPort;
+use tidewater_lanes::tcp::TcpServerLane;
 use tidewater_protocol::ids::{ApplierId, SessionId, WorkerId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
@@ -235,7 +235,7 @@ impl Sessions {
         };
         *nonce = None;
         let failed = crate::node::error::system("open a lane");
-        let port = TcpPort::new(stream, from, crew.watch.clone());
+        let port = TcpServerLane::new(stream, from, crew.watch.clone());
         let port = port.map_err(|e| failed(std::io::Error::other(e)))?;
         // If the applier does not take it, the client finds the lane broken and recovers it.
         crew.handle

@@ -1,6 +1,6 @@
 //! The applier's end of a lane over shared memory: it writes the mailbox and rings the client.
 
-use crate::fabric::{ExportView, Inbox, LaneError, Mailbox, Port, TransportKind};
+use crate::fabric::{Inbox, LaneError, Mailbox, RegionTableView, ServerLane, TransportKind};
 use crate::wake::Waker;
 use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use tidewater_runtime::mem::publish::publish;
@@ -8,7 +8,7 @@ use tidewater_runtime::parked_flag::must_wake;
 
 /// An applier's end, made by [`super::SessionMemory::port`].
 #[derive(Debug)]
-pub struct ShmPort {
+pub struct ShmServerLane {
     peer: String,
     inbox: Inbox,
     mailbox: Mailbox,
@@ -16,7 +16,7 @@ pub struct ShmPort {
     destroyed: bool,
 }
 
-impl ShmPort {
+impl ShmServerLane {
     pub(super) fn new(peer: String, inbox: Inbox, mailbox: Mailbox, client: Waker) -> Self {
         let port = Self {
             peer,
@@ -78,13 +78,13 @@ impl ShmPort {
     }
 }
 
-impl Port for ShmPort {
+impl ServerLane for ShmServerLane {
     fn peer(&self) -> &str {
         &self.peer
     }
 
     /// Nothing to execute: the client does it all by itself.
-    fn poll(&mut self, _exports: &mut ExportView, _inbox: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.open("poll").map(|()| false)
     }
 
@@ -100,7 +100,7 @@ impl Port for ShmPort {
     }
 
     /// What is under way wakes the applier when it ends.
-    fn look_within(&self) -> Option<std::time::Duration> {
+    fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 
@@ -118,7 +118,7 @@ impl Port for ShmPort {
     }
 }
 
-impl Drop for ShmPort {
+impl Drop for ShmServerLane {
     fn drop(&mut self) {
         self.destroy();
     }

@@ -5,15 +5,15 @@ use super::link::{Action, LinkId, Post, Way};
 use super::read::Batch;
 use super::world::World;
 use crate::fabric::{
-    ExportView, Inbox, Landing, Lane, LaneError, Mailbox, Mapping, Port, ReadBatch, ReadOp,
-    RemoteAddr, SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
+    ClientLane, Inbox, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RegionTableView,
+    RemoteAddr, SIGNAL_BYTES_MAX, ServerLane, TransportKind, Unpack, signal_then_count,
 };
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::clock::Deadline;
 
 /// The client's end.
 #[derive(Debug)]
-pub struct SimLane {
+pub struct SimClientLane {
     world: World,
     id: LinkId,
     peer: String,
@@ -24,13 +24,13 @@ pub struct SimLane {
 
 /// The server's end.
 #[derive(Debug)]
-pub struct SimPort {
+pub struct SimServerLane {
     world: World,
     id: LinkId,
     peer: String,
 }
 
-impl SimLane {
+impl SimClientLane {
     pub(super) const fn new(world: World, id: LinkId, peer: String, mailbox: Mailbox) -> Self {
         Self {
             world,
@@ -117,8 +117,8 @@ impl SimLane {
     fn read_as(
         &mut self,
         ops: &[ReadOp],
-        mut into: Landing<'_>,
-        mut taker: Option<&mut dyn Taker>,
+        mut into: ReadDest<'_>,
+        mut taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         check_ops("read", ops, into.head.len(), into.body.len())?;
@@ -158,7 +158,7 @@ impl SimLane {
         let mut whole = whole;
         let mut owned = whole.take_owned()?;
         let head = &mut owned.head[..];
-        whole.deliver_as(ops, &mut Landing { head, body });
+        whole.deliver_as(ops, &mut ReadDest { head, body });
         self.spoil(&owned.ops, &mut owned.body, 1);
         Some(owned)
     }
@@ -241,11 +241,11 @@ fn same_reads(posted: &[ReadOp], ops: &[ReadOp]) -> Result<(), LaneError> {
     if posted.iter().map(shape).eq(ops.iter().map(shape)) {
         return Ok(());
     }
-    let (op, what) = ("finish_read", "other reads than were posted");
+    let (op, what) = ("wait_read", "other reads than were posted");
     Err(LaneError::Usage { op, what })
 }
 
-impl Lane for SimLane {
+impl ClientLane for SimClientLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Sim
     }
@@ -257,33 +257,38 @@ impl Lane for SimLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.read_as(ops, into, None, deadline)
     }
 
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         taker.restart();
         self.read_as(ops, into, Some(taker), deadline)
     }
 
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        check_ops("post_read", &batch.ops, batch.head.len(), batch.body.len())?;
-        let open = self.begin("post_read");
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        check_ops(
+            "submit_read",
+            &batch.ops,
+            batch.head.len(),
+            batch.body.len(),
+        )?;
+        let open = self.begin("submit_read");
         let mut core = self.world.0.lock();
         let ops = batch.ops.clone();
         core.queue_reads(self.id, &ops, Some(batch));
         open
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
+    fn poll_read(&mut self) -> Option<ReadBatch> {
         self.world.0.step();
         let mut core = self.world.0.lock();
         let finished = &mut core.link(self.id).finished;
@@ -294,15 +299,15 @@ impl Lane for SimLane {
     }
 
     /// Lends the oldest batch, but for one time in four: the contract lets a lane decline.
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        mut taker: Option<&mut dyn Taker>,
+        mut taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        self.begin("finish_read")?;
+        self.begin("wait_read")?;
         let id = self.id;
         let mut core = self.world.0.lock();
         let declines = core.rng.below(4) == 0;
@@ -315,7 +320,7 @@ impl Lane for SimLane {
         match oldest.owned() {
             Some(owned) if owned.tag == tag => {
                 same_reads(&owned.ops, ops)?;
-                check_ops("finish_read", ops, owned.head.len(), body.len())?;
+                check_ops("wait_read", ops, owned.head.len(), body.len())?;
             }
             _ => return Ok(None),
         }
@@ -324,7 +329,7 @@ impl Lane for SimLane {
         core.send_reads(id);
         drop(core);
         let landing = &mut *body;
-        let waited = self.wait_until("finish_read", deadline, |core| {
+        let waited = self.wait_until("wait_read", deadline, |core| {
             let Core { links, rng, .. } = core;
             let batches = &mut links[id.0].batches;
             let at = batches.iter().position(|b| b.id == batch)?;
@@ -432,7 +437,7 @@ impl Lane for SimLane {
     }
 }
 
-impl Drop for SimLane {
+impl Drop for SimClientLane {
     fn drop(&mut self) {
         let mut core = self.world.0.lock();
         core.break_link(self.id, "the client closed it");
@@ -442,7 +447,7 @@ impl Drop for SimLane {
     }
 }
 
-impl SimPort {
+impl SimServerLane {
     pub(super) const fn new(world: World, id: LinkId, peer: String) -> Self {
         Self { world, id, peer }
     }
@@ -471,14 +476,14 @@ impl SimPort {
     }
 }
 
-impl Port for SimPort {
+impl ServerLane for SimServerLane {
     fn peer(&self) -> &str {
         &self.peer
     }
 
     /// The simulated NIC needs no help and executes by itself, against a view of the same exports
     /// and inbox that the link was made with.
-    fn poll(&mut self, _exports: &mut ExportView, _inbox: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();
         Ok(std::mem::take(&mut core.link(self.id).moved))
@@ -507,7 +512,7 @@ impl Port for SimPort {
     }
 
     /// What is under way wakes the applier when it ends.
-    fn look_within(&self) -> Option<std::time::Duration> {
+    fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 
@@ -517,7 +522,7 @@ impl Port for SimPort {
     }
 }
 
-impl Drop for SimPort {
+impl Drop for SimServerLane {
     fn drop(&mut self) {
         self.world.0.lock().destroy(self.id);
     }

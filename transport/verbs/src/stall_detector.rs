@@ -12,13 +12,13 @@
 
 use std::time::Instant;
 
-use super::fault::{Fault, Request};
-use super::flight::Flight;
+use super::in_flight::InFlight;
+use super::lane_failure::{LaneFailure, Request};
 use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SILENT_LOOKS};
 
 /// For how long nothing has ended on a pair.
 #[derive(Debug, Default)]
-pub(super) struct Silence {
+pub(super) struct StallDetector {
     since: Option<Since>,
 }
 
@@ -32,18 +32,18 @@ struct Since {
     looks: u32,
 }
 
-impl Silence {
+impl StallDetector {
     /// To be told `now` when a look has found nothing over; `request` says what one under way does.
     /// Cost: nothing when nothing is under way.
     ///
     /// # Errors
-    /// [`Fault::Lost`] when the requests of `flight` have been under way in silence for too long.
+    /// [`LaneFailure::Lost`] when the requests of `flight` have been under way in silence for too long.
     pub(super) fn look<T>(
         &mut self,
-        flight: &Flight<T>,
+        flight: &InFlight<T>,
         now: Instant,
         request: impl FnOnce(&T) -> Request,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), LaneFailure> {
         let Some(oldest) = flight.oldest() else {
             self.since = None;
             return Ok(());
@@ -57,7 +57,7 @@ impl Silence {
                 if since.looks >= VERBS_SILENT_LOOKS
                     && let Some(lost) = flight.get(oldest)
                 {
-                    return Err(Fault::Lost(request(lost)));
+                    return Err(LaneFailure::Lost(request(lost)));
                 }
             }
             _ => {
@@ -82,15 +82,15 @@ mod tests {
     /// A flight under a clock that is set.
     struct Rig {
         begin: Instant,
-        flight: Flight<()>,
-        silence: Silence,
+        flight: InFlight<()>,
+        silence: StallDetector,
     }
 
     impl Rig {
         fn is_lost(&mut self, seconds: u32) -> bool {
             let now = self.begin + VERBS_PROBE_EVERY * seconds + Duration::from_millis(1);
             let lost = self.silence.look(&self.flight, now, |()| Request::PROBE);
-            matches!(lost, Err(Fault::Lost(_)))
+            matches!(lost, Err(LaneFailure::Lost(_)))
         }
     }
 
@@ -98,8 +98,8 @@ mod tests {
     fn only_silence_in_look_after_look_is_a_loss() {
         let mut rig = Rig {
             begin: clock::now(),
-            flight: Flight::new(4),
-            silence: Silence::default(),
+            flight: InFlight::new(4),
+            silence: StallDetector::default(),
         };
         assert!((0..100).all(|s| !rig.is_lost(s)), "nothing is under way");
         rig.flight.push(());

@@ -14,10 +14,13 @@ const PIECE: Sge = Sge {
 
 #[test]
 fn what_does_not_fit_is_refused_and_changes_nothing() {
-    let mut chain = Chain::new(2, 2, 16);
+    let mut chain = SendBatch::new(2, 2, 16);
     let refused = |r: Result<(), VerbsError>, word: &str| {
         let e = r.unwrap_err();
-        assert!(matches!(e, VerbsError::Chain { capacity: 2, .. }), "{e}");
+        assert!(
+            matches!(e, VerbsError::SendBatch { capacity: 2, .. }),
+            "{e}"
+        );
         assert!(e.to_string().contains(word), "{e}");
     };
     refused(
@@ -50,7 +53,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 
 #[test]
 fn a_request_that_takes_the_place_of_another_has_none_of_its_flags() {
-    let mut chain = Chain::new(1, 1, 8);
+    let mut chain = SendBatch::new(1, 1, 8);
     let both = Flags {
         signal: true,
         fence: true,
@@ -69,7 +72,7 @@ fn a_request_that_takes_the_place_of_another_has_none_of_its_flags() {
 
 #[test]
 fn a_chain_of_nothing_takes_nothing() {
-    let mut chain = Chain::new(0, 0, 0);
+    let mut chain = SendBatch::new(0, 0, 0);
     assert!(chain.write_inline(1, &[], TO, Flags::NONE).is_err());
     assert_eq!(
         (chain.capacity(), chain.len(), chain.has_room()),

@@ -7,14 +7,14 @@ use tidewater_protocol::limits::{LANE_SILENCE_DOUBLINGS, LANE_SILENCE_MAX};
 /// Detects a lane with unanswered frames whose server says nothing: a path that swallows what it is
 /// given without an error.
 #[derive(Debug, Default)]
-pub(super) struct Silence {
+pub(super) struct StallDetector {
     /// Since when nothing has moved, and what was applied then.
     since: Option<(Instant, u64)>,
     /// Times that the lane was given up in a row.
     given_up: u32,
 }
 
-impl Silence {
+impl StallDetector {
     /// A look at the ring's state: whether the lane is to be given up. `applied` is what its server has
     /// applied of the frames, of which some are unanswered.
     pub(super) fn look(&mut self, now: Instant, drained: bool, applied: u64) -> bool {
@@ -50,8 +50,8 @@ mod tests {
     #[test]
     fn a_silent_lane_is_given_up_less_and_less_often() {
         let begin = clock::now();
-        let mut silence = Silence::default();
-        let given_up = |silence: &mut Silence, applied| {
+        let mut silence = StallDetector::default();
+        let given_up = |silence: &mut StallDetector, applied| {
             let seconds = (0..400).filter(|&s| {
                 let now = begin + Duration::from_secs(s);
                 silence.look(now, false, applied)

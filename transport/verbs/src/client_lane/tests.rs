@@ -1,9 +1,9 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use super::super::{Adapter, ClientDomain, Domain, Notifier, Patience, VerbsPort, pair};
+use super::super::{Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsServerLane, pair};
 use super::*;
-use tidewater_lanes::fabric::{Export, Exports, Inbox, Port, Rights};
+use tidewater_lanes::fabric::{AccessFlags, Inbox, RegionTable, RegisteredRegion, ServerLane};
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::limits::VERBS_SILENT_LOOKS;
 use tidewater_runtime::mem::Region;
@@ -13,9 +13,9 @@ const ROWS: usize = 3;
 
 /// Both ends of a lane, and what its reads should bring.
 struct Rig {
-    lane: VerbsLane,
-    port: VerbsPort,
-    exports: Arc<Exports>,
+    lane: VerbsClientLane,
+    port: VerbsServerLane,
+    exports: Arc<RegionTable>,
     inbox: Inbox,
     want: Vec<u8>,
     ops: [ReadOp; ROWS],
@@ -24,17 +24,17 @@ struct Rig {
 
 impl Rig {
     /// Neither end sends anything again but as `patience` says.
-    fn new(patience: Patience) -> Self {
+    fn new(patience: RetryTimeout) -> Self {
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
-        let exports = Arc::new(Exports::new(1));
+        let exports = Arc::new(RegionTable::new(1));
         let data = Arc::new(Region::anonymous(4096).unwrap());
         let want: Vec<u8> = (0..ROWS * ROW).map(|n| (n % 251) as u8).collect();
         data.words_mut(0, want.len()).unwrap().copy_in(0, &want);
-        let export = Export {
+        let export = RegisteredRegion {
             region: data,
             start: 0,
             len: 4096,
-            rights: Rights::Read,
+            rights: AccessFlags::Read,
             memory: 0,
         };
         let key = exports.add(export).unwrap();
@@ -68,7 +68,7 @@ impl Rig {
 
     fn read(&mut self) -> Result<(), LaneError> {
         let mut body = vec![0; self.want.len()];
-        let into = Landing {
+        let into = ReadDest {
             head: &mut [],
             body: &mut body,
         };
@@ -84,8 +84,8 @@ fn late() -> Deadline {
 }
 
 /// With this a device waits for ever: what is lost is never sent again, and never fails.
-fn for_ever() -> Patience {
-    Patience::with_timeout(0)
+fn for_ever() -> RetryTimeout {
+    RetryTimeout::with_timeout(0)
 }
 
 #[track_caller]
@@ -122,7 +122,7 @@ fn a_request_that_never_ends_breaks_the_lane() {
                 body: vec![0; ROW],
                 tag: 0,
             };
-            rig.lane.post_read(batch).unwrap();
+            rig.lane.submit_read(batch).unwrap();
         }
         let end = late();
         let error = loop {
@@ -143,7 +143,7 @@ fn a_post_that_never_ends_breaks_the_port() {
     let mut rig = Rig::new(for_ever());
     let mut view = rig.exports.view();
     let end = late();
-    while rig.port.poll(&mut view, &rig.inbox).unwrap() || rig.port.look_within().is_some() {
+    while rig.port.poll(&mut view, &rig.inbox).unwrap() || rig.port.poll_hint().is_some() {
         assert!(!end.passed());
     }
     drop(rig.lane);
@@ -153,10 +153,10 @@ fn a_post_that_never_ends_breaks_the_port() {
         if let Err(error) = rig.port.poll(&mut view, &rig.inbox) {
             break error;
         }
-        assert_eq!(rig.port.look_within(), Some(VERBS_PROBE_EVERY));
+        assert_eq!(rig.port.poll_hint(), Some(VERBS_PROBE_EVERY));
         assert!(!end.passed());
         std::thread::sleep(Duration::from_millis(20));
     };
     assert_lost(&error);
-    assert_eq!(rig.port.look_within(), None);
+    assert_eq!(rig.port.poll_hint(), None);
 }

@@ -42,7 +42,7 @@ impl Request {
 
 /// What broke a lane.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum LaneFailure {
     /// A verb failed.
     Verbs(VerbsError),
     /// A request ended badly; or a receive did, and nothing more is known.
@@ -55,13 +55,13 @@ pub(super) enum Fault {
     Because(&'static str),
 }
 
-impl From<VerbsError> for Fault {
+impl From<VerbsError> for LaneFailure {
     fn from(e: VerbsError) -> Self {
         Self::Verbs(e)
     }
 }
 
-impl Fault {
+impl LaneFailure {
     /// As an error of opening a lane, which has nothing under way but verbs.
     #[cold]
     pub(super) fn into_verbs(self, adapter: &Adapter) -> VerbsError {
@@ -142,9 +142,9 @@ mod tests {
         let op = "write";
         let request = Request { op, at, len: 64 };
         for refusal in [
-            Fault::Refused(request, "misaligned"),
-            Fault::Ended(Some(request), Status::REMOTE_ACCESS),
-            Fault::Ended(Some(request), Status::REMOTE_INVALID),
+            LaneFailure::Refused(request, "misaligned"),
+            LaneFailure::Ended(Some(request), Status::REMOTE_ACCESS),
+            LaneFailure::Ended(Some(request), Status::REMOTE_INVALID),
         ] {
             let error = refusal.into_lane_error("s", "flush");
             assert!(
@@ -161,7 +161,7 @@ mod tests {
                 "{error}"
             );
         }
-        let lost = Fault::Ended(Some(request), Status::RETRY_EXCEEDED);
+        let lost = LaneFailure::Ended(Some(request), Status::RETRY_EXCEEDED);
         let text = lost.into_lane_error("server 3", "flush").to_string();
         for part in [
             "server 3",
@@ -171,13 +171,13 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        let lost = Fault::Lost(request).into_lane_error("server 3", "read");
+        let lost = LaneFailure::Lost(request).into_lane_error("server 3", "read");
         assert!(matches!(lost, LaneError::Broken { .. }), "{lost}");
         assert!(
             lost.to_string().contains("write of 64 bytes has not ended"),
             "{lost}"
         );
-        let flushed = Fault::Ended(None, Status::FLUSHED).into_lane_error("s", "poll");
+        let flushed = LaneFailure::Ended(None, Status::FLUSHED).into_lane_error("s", "poll");
         assert!(matches!(flushed, LaneError::Broken { .. }), "{flushed}");
     }
 }

@@ -9,7 +9,9 @@ use super::output::Output;
 use super::receive::DIRECT_BYTES;
 use super::socket::{Interest, Moved, Socket, broken};
 use super::store::store_bytes;
-use crate::fabric::{AccessDenied, ExportView, Inbox, LaneError, Port, SIGNAL_BYTES_MAX};
+use crate::fabric::{
+    AccessDenied, Inbox, LaneError, RegionTableView, SIGNAL_BYTES_MAX, ServerLane,
+};
 use crate::num::size;
 use crate::wake::Reactor;
 use tidewater_protocol::limits::{DATA_DEADLINE, LANE_POLL_BYTES, LANE_POLL_OPS};
@@ -29,10 +31,10 @@ const DISCARD_ROUNDS: usize = 16;
 /// The port of a TCP lane.
 ///
 /// It belongs to one applier's thread, which sleeps on the `Reactor` it was made with; what lands in
-/// the inbox is stored by that thread inside [`Port::poll`], in the order of the stream, so the
+/// the inbox is stored by that thread inside [`ServerLane::poll`], in the order of the stream, so the
 /// thread never sees a later write without the earlier ones (F04). Memory: 64 KiB for input, and
 /// for output what the client has not taken, at most `limits::LANE_POSTS_BYTES_MAX`.
-pub struct TcpPort {
+pub struct TcpServerLane {
     peer: String,
     /// `None` once the lane broke or was destroyed.
     socket: Option<Socket>,
@@ -88,7 +90,7 @@ enum Stop {
     Spent,
 }
 
-impl TcpPort {
+impl TcpServerLane {
     /// Takes over a connected stream, past the handshake; `peer` names the client in errors. The
     /// socket is registered with `watch`.
     ///
@@ -127,7 +129,7 @@ impl TcpPort {
         result
     }
 
-    fn work(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+    fn work(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError> {
         let mut any = self.send()?;
         self.out.take_posts();
         let mut budget = Budget {
@@ -233,7 +235,7 @@ impl TcpPort {
     /// Does what the input says, until it ends or something is in the way.
     fn execute(
         &mut self,
-        exports: &mut ExportView,
+        exports: &mut RegionTableView,
         inbox: &Inbox,
         budget: &mut Budget,
     ) -> Result<Stop, LaneError> {
@@ -274,7 +276,7 @@ impl TcpPort {
     /// Begins a request, or does it whole.
     fn execute_header(
         &mut self,
-        exports: &mut ExportView,
+        exports: &mut RegionTableView,
         inbox: &Inbox,
         budget: &mut Budget,
     ) -> Result<Option<Stop>, LaneError> {
@@ -343,7 +345,7 @@ impl TcpPort {
     /// Checks a whole list before the first of it is answered.
     fn check_reads(
         &self,
-        exports: &mut ExportView,
+        exports: &mut RegionTableView,
         entries: usize,
         bytes: u32,
     ) -> Result<Result<(), Refused>, LaneError> {
@@ -379,7 +381,7 @@ impl TcpPort {
     /// are read by the kernel when they are sent. Either way bytes may be torn (F02).
     fn execute_reads(
         &mut self,
-        exports: &mut ExportView,
+        exports: &mut RegionTableView,
         entries: usize,
         budget: &mut Budget,
     ) -> Result<Option<Stop>, LaneError> {
@@ -490,21 +492,21 @@ impl TcpPort {
     }
 }
 
-impl std::fmt::Debug for TcpPort {
+impl std::fmt::Debug for TcpServerLane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TcpPort")
+        f.debug_struct("TcpServerLane")
             .field("peer", &self.peer)
             .field("broken", &self.broken)
             .finish_non_exhaustive()
     }
 }
 
-impl Port for TcpPort {
+impl ServerLane for TcpServerLane {
     fn peer(&self) -> &str {
         &self.peer
     }
 
-    fn poll(&mut self, exports: &mut ExportView, inbox: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin()?;
         let worked = self.work(exports, inbox);
         self.end(worked)
@@ -530,7 +532,7 @@ impl Port for TcpPort {
     }
 
     /// What is under way wakes the applier when it ends.
-    fn look_within(&self) -> Option<std::time::Duration> {
+    fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 

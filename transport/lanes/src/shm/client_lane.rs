@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use crate::exports::PUBLIC;
 use crate::fabric::{
-    Exports, INBOX_KEY, Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr,
-    SIGNAL_BYTES_MAX, Taker, TransportKind, signal_then_count,
+    ClientLane, INBOX_KEY, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RegionTable,
+    RemoteAddr, SIGNAL_BYTES_MAX, TransportKind, Unpack, signal_then_count,
 };
+use crate::region_table::PUBLIC;
 use crate::wake::Waker;
 use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use tidewater_runtime::clock::Deadline;
@@ -26,7 +26,7 @@ const COUNTERS: u8 = 1;
 /// ranges registered inside it are not told to clients on this transport, since all of it is
 /// mapped and none of it is secret.
 #[derive(Debug)]
-pub struct ShmLane {
+pub struct ShmClientLane {
     pub(super) peer: String,
     pub(super) key_check: u8,
     pub(super) public: Arc<Region>,
@@ -50,7 +50,7 @@ struct Refused {
     why: &'static str,
 }
 
-impl ShmLane {
+impl ShmClientLane {
     /// Breaks the lane: the control connection told that the server is gone. Later operations fail
     /// with [`LaneError::Broken`] and `why`.
     pub fn mark_broken(&mut self, why: &str) {
@@ -134,19 +134,19 @@ impl ShmLane {
         if at.key == INBOX_KEY {
             return Err("no right to do that there");
         }
-        let region = match Exports::memory_of(at.key) {
+        let region = match RegionTable::memory_of(at.key) {
             PUBLIC => &self.public,
             COUNTERS => &self.counters,
             _ => return Err("unknown key"),
         };
-        if Exports::check_of(at.key) != self.key_check {
+        if RegionTable::check_of(at.key) != self.key_check {
             return Err("key of another start of this server");
         }
         Ok(region)
     }
 
     /// Copies all of `ops`, in order.
-    fn copy(&self, ops: &[ReadOp], into: &mut Landing<'_>) -> Result<(), Refused> {
+    fn copy(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) -> Result<(), Refused> {
         for op in ops {
             let (head_len, body_len) = (op.head_len as usize, (op.len - op.head_len) as usize);
             let words = self.memory(op.from).and_then(|region| {
@@ -161,7 +161,7 @@ impl ShmLane {
         Ok(())
     }
 
-    fn run(&mut self, ops: &[ReadOp], mut into: Landing<'_>) -> Result<(), LaneError> {
+    fn run(&mut self, ops: &[ReadOp], mut into: ReadDest<'_>) -> Result<(), LaneError> {
         const OP: &str = "read";
         self.open(OP)?;
         let (head, body) = (into.head.len(), into.body.len());
@@ -198,7 +198,7 @@ impl ShmLane {
     /// memory (F08).
     fn counter(&self, at: RemoteAddr) -> Result<WordsMut<'_>, &'static str> {
         let region = self.memory(at)?;
-        if Exports::memory_of(at.key) != COUNTERS {
+        if RegionTable::memory_of(at.key) != COUNTERS {
             return Err("no right to do that there");
         }
         let at = place(at.addr, 8, region.len())?;
@@ -253,7 +253,7 @@ const fn usage(op: &'static str, what: &'static str) -> LaneError {
     LaneError::Usage { op, what }
 }
 
-impl Lane for ShmLane {
+impl ClientLane for ShmClientLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Shm
     }
@@ -265,18 +265,18 @@ impl Lane for ShmLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         _deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.run(ops, into)
     }
 
     /// Nothing comes through memory of the lane: nothing is offered.
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         _deadline: Deadline,
     ) -> Result<(), LaneError> {
         taker.restart();
@@ -285,29 +285,29 @@ impl Lane for ShmLane {
 
     /// Copies at once: there is nobody to whom the copy could be left. A batch that fails is
     /// dropped: nothing writes it any more (F14).
-    fn post_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
+    fn submit_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
         let ReadBatch {
             ops, head, body, ..
         } = &mut batch;
-        self.run(ops, Landing { head, body })?;
+        self.run(ops, ReadDest { head, body })?;
         self.done.push_back(batch);
         Ok(())
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
+    fn poll_read(&mut self) -> Option<ReadBatch> {
         self.done.pop_front()
     }
 
     /// Batches have landed when they are posted.
-    fn finish_read(
+    fn wait_read(
         &mut self,
         _tag: u64,
         _ops: &[ReadOp],
         _body: &mut [u8],
-        _taker: Option<&mut dyn Taker>,
+        _taker: Option<&mut dyn Unpack>,
         _deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        self.open("finish_read").map(|()| None)
+        self.open("wait_read").map(|()| None)
     }
 
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError> {

@@ -11,13 +11,13 @@ use super::credit::Credits;
 use super::domain::Domain;
 use super::ends::{Pairs, Roles, peers};
 use super::error::VerbsError;
-use super::fault::{Fault, Request, broken};
+use super::lane_failure::{LaneFailure, Request, broken};
 use super::memory::{Access, MemoryRegion, MemoryWindow, Target};
 use super::notifier::{Notifier, Queue};
 use super::pair::{QueuePair, ReadyToSend};
 use super::queue::Completion;
 use super::send::{Copies, RECEIVE, Sender};
-use tidewater_lanes::fabric::{ExportView, Inbox, LaneError, Port, RemoteAddr};
+use tidewater_lanes::fabric::{Inbox, LaneError, RegionTableView, RemoteAddr, ServerLane};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::session::inbox_bytes;
 use tidewater_protocol::limits::{
@@ -40,7 +40,7 @@ const BIND: u64 = u64::MAX - 1;
 /// here. When it is destroyed, so are its pairs, before the inbox is let go (F11). Registered memory:
 /// 256 KiB for output, and the inbox.
 #[derive(Debug)]
-pub struct VerbsPort {
+pub struct VerbsServerLane {
     peer: String,
     /// `None` once it is destroyed.
     live: Option<Box<Live>>,
@@ -86,7 +86,7 @@ fn roles() -> Roles {
     }
 }
 
-impl VerbsPort {
+impl VerbsServerLane {
     /// Answers a client's offer: makes and connects as many pairs, opens `inbox` to them, and says
     /// what the client is to be told. Tails are polled where the notifier's thread never sleeps and
     /// the device places data in order, and else signalled (ADR 0022). The port belongs to the
@@ -172,12 +172,12 @@ impl VerbsPort {
     fn call<T>(
         &mut self,
         op: &'static str,
-        call: impl FnOnce(&mut Live) -> Result<T, Fault>,
+        call: impl FnOnce(&mut Live) -> Result<T, LaneFailure>,
     ) -> Result<T, LaneError> {
         let done = match (&self.broken, &mut self.live) {
             (None, Some(live)) => call(live),
             (Some(broken), _) => return Err(broken.clone()),
-            (None, None) => Err(Fault::Because("the port was destroyed")),
+            (None, None) => Err(LaneFailure::Because("the port was destroyed")),
         };
         done.map_err(|fault| {
             let error = fault.into_lane_error(&self.peer, op);
@@ -252,7 +252,7 @@ impl Live {
     }
 
     /// Queues as much as there is room for; how many bytes.
-    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<usize, Fault> {
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<usize, LaneFailure> {
         let mut done = 0;
         for piece in bytes.chunks(VERBS_WRITE_BYTES) {
             let (request, to) = self.mail(at + done, piece.len());
@@ -267,20 +267,20 @@ impl Live {
         Ok(done)
     }
 
-    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), Fault> {
+    fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneFailure> {
         let mut done = 0;
         if self.ready && self.backlog.is_empty() {
             done = self.write(at, bytes)?;
         }
         if done < bytes.len() && !self.backlog.push(at + done, &bytes[done..]) {
-            return Err(Fault::Because(
+            return Err(LaneFailure::Because(
                 "it does not take its mail and is too far behind",
             ));
         }
         Ok(())
     }
 
-    fn signal(&mut self) -> Result<(), Fault> {
+    fn signal(&mut self) -> Result<(), LaneFailure> {
         if !self.ready || !self.backlog.is_empty() {
             self.backlog.signal = true;
             return Ok(());
@@ -293,7 +293,7 @@ impl Live {
     }
 
     /// Sends what waits, as far as there is room; whether anything went.
-    fn drain(&mut self) -> Result<bool, Fault> {
+    fn drain(&mut self) -> Result<bool, LaneFailure> {
         let mut any = false;
         let mut backlog = std::mem::take(&mut self.backlog);
         while let Some((at, bytes)) = backlog.first() {
@@ -315,13 +315,13 @@ impl Live {
         Ok(any)
     }
 
-    fn poll(&mut self) -> Result<bool, Fault> {
+    fn poll(&mut self) -> Result<bool, LaneFailure> {
         let mut any = self.sender.poll()?;
         loop {
             let got = self.arrivals.poll(&mut self.batch)?;
             for completion in &self.batch[..got] {
                 if completion.wr_id != RECEIVE {
-                    return Err(Fault::Ended(None, completion.status));
+                    return Err(LaneFailure::Ended(None, completion.status));
                 }
                 self.sender.heard(completion)?;
                 self.ready = true;
@@ -386,12 +386,12 @@ impl Backlog {
     }
 }
 
-impl Port for VerbsPort {
+impl ServerLane for VerbsServerLane {
     fn peer(&self) -> &str {
         &self.peer
     }
 
-    fn poll(&mut self, _: &mut ExportView, _: &Inbox) -> Result<bool, LaneError> {
+    fn poll(&mut self, _: &mut RegionTableView, _: &Inbox) -> Result<bool, LaneError> {
         self.call("poll", Live::poll)
     }
 
@@ -403,7 +403,7 @@ impl Port for VerbsPort {
         self.call("signal", Live::signal)
     }
 
-    fn look_within(&self) -> Option<Duration> {
+    fn poll_hint(&self) -> Option<Duration> {
         let live = self.live.as_ref().filter(|_| self.broken.is_none())?;
         (!live.sender.is_idle()).then_some(VERBS_PROBE_EVERY)
     }
@@ -428,14 +428,15 @@ mod tests {
     fn lanes_work_without_windows() {
         use std::net::{IpAddr, Ipv4Addr};
 
-        use super::super::{Adapter, ClientDomain, Patience, pair};
-        use tidewater_lanes::fabric::{Exports, INBOX_KEY, Landing, Lane, ReadOp};
+        use super::super::{Adapter, ClientDomain, RetryTimeout, pair};
+        use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadDest, ReadOp, RegionTable};
         use tidewater_lanes::wake::OsParker;
 
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
-        let exports = Arc::new(Exports::new(1));
-        let domain = Domain::with_windows(&adapter, &exports, Patience::default(), false).unwrap();
-        let client = ClientDomain::new(&adapter, Patience::default()).unwrap();
+        let exports = Arc::new(RegionTable::new(1));
+        let domain =
+            Domain::with_windows(&adapter, &exports, RetryTimeout::default(), false).unwrap();
+        let client = ClientDomain::new(&adapter, RetryTimeout::default()).unwrap();
         let parker = OsParker::new(Duration::ZERO).unwrap();
         let thread = Notifier::new(&adapter, parker.reactor(), parker.arms()).unwrap();
         let (mut lane, mut port, inbox) =
@@ -458,7 +459,7 @@ mod tests {
             body_at: 0,
             fence: false,
         };
-        let into = Landing {
+        let into = ReadDest {
             head: &mut [],
             body: &mut [0; 64],
         };

@@ -3,8 +3,8 @@
 /// Lands reads itself, for who has to look at each of their bytes anyway: in one pass instead of two.
 ///
 /// A carrier that has reads whole in private memory of its own before they land yield_backoff them here; what
-/// is not taken lands as [`crate::fabric::Landing`] says. Whoever takes notes what it took.
-pub trait Taker {
+/// is not taken lands as [`crate::fabric::ReadDest`] says. Whoever takes notes what it took.
+pub trait Unpack {
     /// The list begins, or begins again on a lane that was replaced: nothing of it was taken.
     fn restart(&mut self);
 

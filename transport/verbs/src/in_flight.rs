@@ -10,14 +10,14 @@ use std::collections::VecDeque;
 /// Requests in the order in which they were queued, each with what is to be known about it when it
 /// is over. Numbers count up from 0.
 #[derive(Debug)]
-pub(super) struct Flight<T> {
+pub(super) struct InFlight<T> {
     items: VecDeque<T>,
     /// Number of the first of them.
     first: u64,
     most: usize,
 }
 
-impl<T> Flight<T> {
+impl<T> InFlight<T> {
     /// Room for `most` requests: what the send queue was granted. Allocates it.
     pub(super) fn new(most: usize) -> Self {
         Self {
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn one_completion_ends_all_before_it_and_gives_their_room_back() {
-        let mut flight = Flight::new(4);
+        let mut flight = InFlight::new(4);
         for n in 0..4 {
             assert_eq!(flight.next(), n);
             flight.push(n);
@@ -103,7 +103,7 @@ mod tests {
         #[test]
         fn nothing_is_lost_or_counted_twice(steps in proptest::collection::vec(0u64..9, 0..200)) {
             const MOST: usize = 8;
-            let mut flight = Flight::new(MOST);
+            let mut flight = InFlight::new(MOST);
             let (mut pushed, mut out) = (0u64, Vec::new());
             for step in steps {
                 match step {

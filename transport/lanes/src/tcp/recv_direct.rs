@@ -5,14 +5,14 @@
 //! long as that call lasts. While a batch is lent, no answer behind it is taken in: what came with
 //! it stays in the input buffer, and the next call finds it there without a system call.
 
-use super::lane::{Posted, TcpLane};
+use super::client_lane::{Posted, TcpClientLane};
 use super::plan::{Target, fits, lent};
 use super::receive::Link;
-use crate::fabric::{LaneError, ReadBatch, ReadOp, Taker};
+use crate::fabric::{LaneError, ReadBatch, ReadOp, Unpack};
 use tidewater_protocol::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
 use tidewater_runtime::clock::Deadline;
 
-impl TcpLane {
+impl TcpClientLane {
     /// Sends what was posted, unless there is something that the thread will come for at once.
     pub(super) fn send_soon(&mut self) -> Result<(), LaneError> {
         let posted = self.inbound.batches.len() - self.inbound.batches_asked;
@@ -34,7 +34,7 @@ impl TcpLane {
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        mut taker: Option<&mut dyn Taker>,
+        mut taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         let oldest = self.inbound.batches.front();
@@ -113,9 +113,9 @@ fn same_reads(posted: &Posted, ops: &[ReadOp], body: &[u8]) -> Result<(), LaneEr
         || !pairs.all(|(a, b)| (a.len, a.head_len, a.head_at) == (b.len, b.head_len, b.head_at))
     {
         return Err(LaneError::Usage {
-            op: "finish_read",
+            op: "wait_read",
             what: "other reads than were posted",
         });
     }
-    fits("finish_read", ops, &posted.batch.head, body)
+    fits("wait_read", ops, &posted.batch.head, body)
 }

@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::sync::{Mutex, MutexGuard, RwLock, Weak};
 
-use crate::fabric::Rights;
+use crate::fabric::AccessFlags;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Region, Words};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);
 
 /// One registered range.
 #[derive(Debug, Clone)]
-pub struct Export {
+pub struct RegisteredRegion {
     /// The memory.
     pub region: Arc<Region>,
     /// First byte in the region; peers name it by the same number.
@@ -22,7 +22,7 @@ pub struct Export {
     /// Bytes.
     pub len: u64,
     /// What peers may do.
-    pub rights: Rights,
+    pub rights: AccessFlags,
     /// Which of the server's memories it is: 0 public, 1 counters. On shared memory a peer maps
     /// each memory whole.
     pub memory: u8,
@@ -77,7 +77,7 @@ impl AccessDenied {
 /// What a registrar says when it cannot register.
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
-impl Export {
+impl RegisteredRegion {
     /// Whether `[addr, addr + len)` is in the range, from a whole word on.
     #[inline]
     fn holds(&self, addr: u64, len: u64) -> Result<(), AccessDenied> {
@@ -99,7 +99,12 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// When it cannot; the range is then exported to nobody.
-    fn register(&self, index: u32, key: RegionKey, export: &Export) -> Result<(), RegistrarError>;
+    fn register(
+        &self,
+        index: u32,
+        key: RegionKey,
+        export: &RegisteredRegion,
+    ) -> Result<(), RegistrarError>;
 }
 
 /// Why a range was not exported.
@@ -129,8 +134,8 @@ pub enum ExportError {
 /// The registration table of one server. Keys are `memory << 28 | check << 20 | index`; the check
 /// bits are random for each start of the server, so that a key of an earlier start is refused.
 #[derive(Debug)]
-pub struct Exports {
-    entries: RwLock<Arc<Vec<Option<Export>>>>,
+pub struct RegionTable {
+    entries: RwLock<Arc<Vec<Option<RegisteredRegion>>>>,
     version: AtomicU64,
     check: u32,
     /// Held while a range or a registrar is added, so that each registrar sees each entry; never
@@ -143,7 +148,7 @@ pub(crate) const PUBLIC: u8 = 0;
 const INDEX_BITS: u32 = 20;
 const MEMORY_SHIFT: u32 = 28;
 
-impl Exports {
+impl RegionTable {
     /// Empty; `check` comes from the server's incarnation.
     pub fn new(check: u8) -> Self {
         Self {
@@ -159,7 +164,7 @@ impl Exports {
     ///
     /// # Errors
     /// [`ExportError`]: there is no key left, or a registrar refused.
-    pub fn add(&self, export: Export) -> Result<RegionKey, ExportError> {
+    pub fn add(&self, export: RegisteredRegion) -> Result<RegionKey, ExportError> {
         let mut registrars = self.registrars();
         registrars.retain(|r| r.strong_count() > 0);
         let index = self.entries().len() as u32;
@@ -176,7 +181,7 @@ impl Exports {
             Err(poisoned) => poisoned.into_inner(),
         };
         Arc::make_mut(&mut guard).push(Some(export));
-        // SYNC: exports. Pairs with the Acquire load in `ExportView::refresh`.
+        // SYNC: exports. Pairs with the Acquire load in `RegionTableView::refresh`.
         self.version.fetch_add(1, Ordering::Release);
         Ok(key)
     }
@@ -201,11 +206,11 @@ impl Exports {
         key.0 & ((1 << INDEX_BITS) - 1)
     }
 
-    fn key(&self, index: u32, export: &Export) -> RegionKey {
+    fn key(&self, index: u32, export: &RegisteredRegion) -> RegionKey {
         RegionKey(u32::from(export.memory) << MEMORY_SHIFT | self.check | index)
     }
 
-    fn entries(&self) -> Arc<Vec<Option<Export>>> {
+    fn entries(&self) -> Arc<Vec<Option<RegisteredRegion>>> {
         let guard = match self.entries.read() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
@@ -236,8 +241,8 @@ impl Exports {
     }
 
     /// A view for one thread.
-    pub fn view(self: &Arc<Self>) -> ExportView {
-        ExportView {
+    pub fn view(self: &Arc<Self>) -> RegionTableView {
+        RegionTableView {
             exports: Arc::clone(self),
             entries: Arc::new(Vec::new()),
             version: 0,
@@ -247,13 +252,13 @@ impl Exports {
 
 /// A thread's cached copy of the table: looking a key up takes no lock unless the table grew.
 #[derive(Debug, Clone)]
-pub struct ExportView {
-    exports: Arc<Exports>,
-    entries: Arc<Vec<Option<Export>>>,
+pub struct RegionTableView {
+    exports: Arc<RegionTable>,
+    entries: Arc<Vec<Option<RegisteredRegion>>>,
     version: u64,
 }
 
-impl ExportView {
+impl RegionTableView {
     /// The range `[addr, addr + len)` of a key, if the peer may do `want` there.
     ///
     /// # Errors
@@ -264,8 +269,8 @@ impl ExportView {
         key: RegionKey,
         addr: u64,
         len: u64,
-        want: Rights,
-    ) -> Result<&Export, AccessDenied> {
+        want: AccessFlags,
+    ) -> Result<&RegisteredRegion, AccessDenied> {
         self.refresh();
         let export = self.find(key, want)?;
         export.holds(addr, len)?;
@@ -282,8 +287,8 @@ impl ExportView {
         }
     }
 
-    fn find(&self, key: RegionKey, want: Rights) -> Result<&Export, AccessDenied> {
-        let index = Exports::index_of(key);
+    fn find(&self, key: RegionKey, want: AccessFlags) -> Result<&RegisteredRegion, AccessDenied> {
+        let index = RegionTable::index_of(key);
         let Some(Some(export)) = self.entries.get(index as usize) else {
             return Err(AccessDenied::UnknownKey);
         };
@@ -291,9 +296,9 @@ impl ExportView {
             return Err(AccessDenied::OldKey);
         }
         let allowed = match want {
-            Rights::Read => matches!(export.rights, Rights::Read | Rights::Atomic),
-            Rights::Write => false,
-            Rights::Atomic => matches!(export.rights, Rights::Atomic),
+            AccessFlags::Read => matches!(export.rights, AccessFlags::Read | AccessFlags::Atomic),
+            AccessFlags::Write => false,
+            AccessFlags::Atomic => matches!(export.rights, AccessFlags::Atomic),
         };
         if !allowed {
             return Err(AccessDenied::NoRight);
@@ -303,7 +308,7 @@ impl ExportView {
 
     #[inline]
     fn refresh(&mut self) {
-        // SYNC: exports. Pairs with the Release in `Exports::add`.
+        // SYNC: exports. Pairs with the Release in `RegionTable::add`.
         let version = self.exports.version.load(Ordering::Acquire);
         if version != self.version {
             self.entries = self.exports.entries();
@@ -315,12 +320,12 @@ impl ExportView {
 /// Checks reads one after the other; the range that several in a row name is looked up once.
 #[derive(Debug)]
 pub struct ReadChecks<'a> {
-    view: &'a ExportView,
-    last: Option<(RegionKey, &'a Export)>,
+    view: &'a RegionTableView,
+    last: Option<(RegionKey, &'a RegisteredRegion)>,
 }
 
 impl<'a> ReadChecks<'a> {
-    /// As [`ExportView::check`] for reading.
+    /// As [`RegionTableView::check`] for reading.
     ///
     /// # Errors
     /// Which check failed.
@@ -330,11 +335,11 @@ impl<'a> ReadChecks<'a> {
         key: RegionKey,
         addr: u64,
         len: u64,
-    ) -> Result<&'a Export, AccessDenied> {
+    ) -> Result<&'a RegisteredRegion, AccessDenied> {
         let export = match self.last {
             Some((last, export)) if last == key => export,
             _ => {
-                let export = self.view.find(key, Rights::Read)?;
+                let export = self.view.find(key, AccessFlags::Read)?;
                 self.last = Some((key, export));
                 export
             }
@@ -348,7 +353,7 @@ fn register(
     registrar: &dyn Registrar,
     index: u32,
     key: RegionKey,
-    export: &Export,
+    export: &RegisteredRegion,
 ) -> Result<(), ExportError> {
     let registered = registrar.register(index, key, export);
     registered.map_err(|source| ExportError::Refused {
@@ -379,8 +384,8 @@ impl<'a> Mapped<'a> {
     /// The words of a read. `None` where it would be refused: the lane's own read says why.
     #[inline]
     pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
-        let known =
-            Exports::memory_of(key) == PUBLIC && u64::from(Exports::check_of(key)) == self.check;
+        let known = RegionTable::memory_of(key) == PUBLIC
+            && u64::from(RegionTable::check_of(key)) == self.check;
         if !known {
             return None;
         }
@@ -399,7 +404,12 @@ mod tests {
     const REFUSED_LEN: u64 = 4096;
 
     impl Registrar for Book {
-        fn register(&self, index: u32, key: RegionKey, e: &Export) -> Result<(), RegistrarError> {
+        fn register(
+            &self,
+            index: u32,
+            key: RegionKey,
+            e: &RegisteredRegion,
+        ) -> Result<(), RegistrarError> {
             if e.len == REFUSED_LEN {
                 return Err("no room on the device".into());
             }
@@ -410,13 +420,13 @@ mod tests {
 
     #[test]
     fn registrars_are_told_of_every_range_before_its_key() {
-        let exports = Exports::new(0x11);
+        let exports = RegionTable::new(0x11);
         let region = Arc::new(Region::anonymous(1 << 16).unwrap());
-        let export = |start, len| Export {
+        let export = |start, len| RegisteredRegion {
             region: Arc::clone(&region),
             start,
             len,
-            rights: Rights::Read,
+            rights: AccessFlags::Read,
             memory: 0,
         };
         let first = exports.add(export(0, 64)).unwrap();
@@ -430,7 +440,11 @@ mod tests {
             "{refused:?}"
         );
         let second = exports.add(export(128, 64)).unwrap();
-        assert_eq!(Exports::index_of(second), 1, "a refused range takes no key");
+        assert_eq!(
+            RegionTable::index_of(second),
+            1,
+            "a refused range takes no key"
+        );
         let told = [(0, first.0, 0), (1, second.0, 128)];
         assert_eq!(*book.0.lock().unwrap(), told);
         drop(book);
@@ -439,35 +453,35 @@ mod tests {
 
     #[test]
     fn only_registered_ranges_with_the_right_pass() {
-        let exports = Arc::new(Exports::new(0x5a));
+        let exports = Arc::new(RegionTable::new(0x5a));
         let mut view = exports.view();
         let region = Arc::new(Region::anonymous(1 << 16).unwrap());
-        let export = |rights, memory| Export {
+        let export = |rights, memory| RegisteredRegion {
             region: Arc::clone(&region),
             start: 4096,
             len: 8192,
             rights,
             memory,
         };
-        let read = exports.add(export(Rights::Read, 0)).unwrap();
-        let count = exports.add(export(Rights::Atomic, 1)).unwrap();
-        assert!(view.check(read, 4096, 8192, Rights::Read).is_ok());
-        assert!(view.check(count, 4096, 8, Rights::Atomic).is_ok());
+        let read = exports.add(export(AccessFlags::Read, 0)).unwrap();
+        let count = exports.add(export(AccessFlags::Atomic, 1)).unwrap();
+        assert!(view.check(read, 4096, 8192, AccessFlags::Read).is_ok());
+        assert!(view.check(count, 4096, 8, AccessFlags::Atomic).is_ok());
         let mut checks = view.reads();
         for (key, memory) in [(read, 0), (read, 0), (count, 1), (read, 0)] {
             assert_eq!(checks.check(key, 4096, 8).map(|e| e.memory), Ok(memory));
         }
-        assert_eq!(Exports::memory_of(count), 1);
+        assert_eq!(RegionTable::memory_of(count), 1);
         for (key, addr, len, want) in [
-            (read, 4095, 8, Rights::Read),
-            (read, 4096, 8193, Rights::Read),
-            (read, u64::MAX - 7, 16, Rights::Read),
-            (read, 4097, 8, Rights::Read),
-            (read, 4096, 8, Rights::Write),
-            (read, 4096, 8, Rights::Atomic),
-            (RegionKey(read.0 + 2), 4096, 8, Rights::Read),
-            (RegionKey(read.0 ^ 1 << 21), 4096, 8, Rights::Read),
-            (RegionKey(read.0 | 1 << 28), 4096, 8, Rights::Read),
+            (read, 4095, 8, AccessFlags::Read),
+            (read, 4096, 8193, AccessFlags::Read),
+            (read, u64::MAX - 7, 16, AccessFlags::Read),
+            (read, 4097, 8, AccessFlags::Read),
+            (read, 4096, 8, AccessFlags::Write),
+            (read, 4096, 8, AccessFlags::Atomic),
+            (RegionKey(read.0 + 2), 4096, 8, AccessFlags::Read),
+            (RegionKey(read.0 ^ 1 << 21), 4096, 8, AccessFlags::Read),
+            (RegionKey(read.0 | 1 << 28), 4096, 8, AccessFlags::Read),
         ] {
             assert!(
                 view.check(key, addr, len, want).is_err(),
@@ -476,7 +490,7 @@ mod tests {
             // In a list the same, whatever was looked up before.
             let mut checks = view.reads();
             assert!(checks.check(read, 4096, 8).is_ok());
-            let listed = want != Rights::Read || checks.check(key, addr, len).is_err();
+            let listed = want != AccessFlags::Read || checks.check(key, addr, len).is_err();
             assert!(listed, "{key:?} {addr} {len} in a list");
         }
     }

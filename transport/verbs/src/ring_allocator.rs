@@ -6,7 +6,7 @@ const ALIGN: usize = 64;
 
 /// A ring of bytes. A piece never crosses the ring's end; what is left there is skipped.
 #[derive(Debug)]
-pub(super) struct Space {
+pub(super) struct RingAllocator {
     bytes: u64,
     /// Monotonic: everything below is free again.
     head: u64,
@@ -16,7 +16,7 @@ pub(super) struct Space {
     at: u64,
 }
 
-impl Space {
+impl RingAllocator {
     /// Of `bytes` bytes, a multiple of 64.
     pub(super) const fn new(bytes: usize) -> Self {
         Self {
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_piece_as_long_as_the_space_fits_when_it_is_empty() {
-        let mut space = Space::new(256);
+        let mut space = RingAllocator::new(256);
         assert_eq!(space.take(64), Some(0));
         let first = space.end();
         assert!(!space.fits(256));
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_is_left_at_the_end_is_skipped() {
-        let mut space = Space::new(256);
+        let mut space = RingAllocator::new(256);
         space.take(128);
         let first = space.end();
         space.take(64);
@@ -112,7 +112,7 @@ mod tests {
         #[test]
         fn pieces_are_apart(steps in proptest::collection::vec((0usize..400, 0usize..3), 0..300)) {
             const BYTES: usize = 1024;
-            let mut space = Space::new(BYTES);
+            let mut space = RingAllocator::new(BYTES);
             let mut taken: VecDeque<(usize, usize, u64)> = VecDeque::new();
             for (len, frees) in steps {
                 if let Some(at) = space.take(len) {

@@ -47,9 +47,9 @@ impl Flags {
 /// # Invariants
 /// - `requests`, `elements` and `inline` have their final length. Request `i` uses the `width`
 ///   elements from `i * width` on, and the `inline_most` bytes from `i * inline_most` on.
-/// - No pointer in them is valid but within [`Chain::post`], which sets all that are followed.
+/// - No pointer in them is valid but within [`SendBatch::post`], which sets all that are followed.
 #[doc(alias = "ibv_send_wr")]
-pub struct Chain {
+pub struct SendBatch {
     requests: Box<[ibv_send_wr]>,
     elements: Box<[ibv_sge]>,
     inline: Box<[u8]>,
@@ -59,11 +59,11 @@ pub struct Chain {
 }
 
 // SAFETY: its pointers mean nothing outside of `post` (invariant); the rest is numbers.
-unsafe impl Send for Chain {}
+unsafe impl Send for SendBatch {}
 // SAFETY: as above.
-unsafe impl Sync for Chain {}
+unsafe impl Sync for SendBatch {}
 
-impl Chain {
+impl SendBatch {
     /// Room for `requests` of at most `elements` elements or `inline_bytes` bytes each. Both should
     /// be what the pair was [`granted`](QueuePair::granted). Allocates.
     pub fn new(requests: usize, elements: usize, inline_bytes: usize) -> Self {
@@ -117,7 +117,7 @@ impl Chain {
     /// Reads from the peer into `to`, one piece after the other.
     ///
     /// # Errors
-    /// [`VerbsError::Chain`] when it is full or there are too many pieces; nothing is queued then.
+    /// [`VerbsError::SendBatch`] when it is full or there are too many pieces; nothing is queued then.
     #[doc(alias = "IBV_WR_RDMA_READ")]
     #[inline]
     pub fn read(
@@ -134,7 +134,7 @@ impl Chain {
     /// executes it: they must stay until its completion.
     ///
     /// # Errors
-    /// [`VerbsError::Chain`] when it is full or there are too many pieces; nothing is queued then.
+    /// [`VerbsError::SendBatch`] when it is full or there are too many pieces; nothing is queued then.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
     #[inline]
     pub fn write(
@@ -150,7 +150,7 @@ impl Chain {
     /// Writes bytes that travel with the request; they are copied here.
     ///
     /// # Errors
-    /// [`VerbsError::Chain`] when it is full or there are too many bytes; nothing is queued then.
+    /// [`VerbsError::SendBatch`] when it is full or there are too many bytes; nothing is queued then.
     #[doc(alias = "IBV_SEND_INLINE")]
     #[inline]
     pub fn write_inline(
@@ -164,12 +164,12 @@ impl Chain {
         self.inlined(wr_id, opcode, bytes, to, flags).map(|_| ())
     }
 
-    /// Like [`Chain::write_inline`], and takes one receive of the peer, whose completion carries
+    /// Like [`SendBatch::write_inline`], and takes one receive of the peer, whose completion carries
     /// `imm` and says that all earlier writes of this pair have landed. `bytes` may be empty: then
     /// nothing is written, and `to` is not looked at.
     ///
     /// # Errors
-    /// [`VerbsError::Chain`] when it is full or there are too many bytes; nothing is queued then.
+    /// [`VerbsError::SendBatch`] when it is full or there are too many bytes; nothing is queued then.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
     #[inline]
     pub fn write_imm(
@@ -189,7 +189,7 @@ impl Chain {
     /// Adds to a 64-bit word of the peer; what was there lands in `old`, 8 bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Chain`] when it is full; nothing is queued then.
+    /// [`VerbsError::SendBatch`] when it is full; nothing is queued then.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     #[inline]
     pub fn fetch_add(
@@ -211,7 +211,7 @@ impl Chain {
     /// 8 bytes.
     ///
     /// # Errors
-    /// [`VerbsError::Chain`] when it is full; nothing is queued then.
+    /// [`VerbsError::SendBatch`] when it is full; nothing is queued then.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     #[inline]
     pub fn compare_swap(
@@ -371,7 +371,7 @@ impl Chain {
 
     #[cold]
     fn too_many(&self, what: &'static str, asked: usize, most: usize) -> VerbsError {
-        VerbsError::Chain {
+        VerbsError::SendBatch {
             capacity: self.capacity(),
             what,
             asked,
@@ -418,9 +418,9 @@ const fn name(opcode: u32) -> &'static str {
     }
 }
 
-impl fmt::Debug for Chain {
+impl fmt::Debug for SendBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chain")
+        f.debug_struct("SendBatch")
             .field("len", &self.len)
             .field("capacity", &self.capacity())
             .finish_non_exhaustive()

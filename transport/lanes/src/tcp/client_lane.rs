@@ -12,8 +12,8 @@ use super::plan::{Plan, Target, fits, lent};
 use super::receive::{Incoming, Link};
 use super::socket::{Interest, Moved, Socket, broken};
 use crate::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
-    SPIN, Taker, TransportKind,
+    ClientLane, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RemoteAddr,
+    SIGNAL_BYTES_MAX, SPIN, TransportKind, Unpack,
 };
 use crate::num::count;
 use crate::wake::Reactor;
@@ -31,7 +31,7 @@ const EAGER_BYTES: usize = 64 << 10;
 ///
 /// It belongs to one thread, which sleeps on the `Reactor` it was made with. Dropping it closes the
 /// socket. Memory: 64 KiB for input and up to 320 KiB for output, kept.
-pub struct TcpLane {
+pub struct TcpClientLane {
     pub(super) peer: String,
     pub(super) mailbox: Mailbox,
     /// `None` once the lane broke.
@@ -114,7 +114,7 @@ impl Posted {
     }
 }
 
-impl TcpLane {
+impl TcpClientLane {
     /// Takes over a connected stream, past the handshake; `peer` names the other end in errors.
     /// The socket is registered with `watch`.
     ///
@@ -434,8 +434,8 @@ impl TcpLane {
     fn read_as(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        mut taker: Option<&mut dyn Taker>,
+        into: ReadDest<'_>,
+        mut taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.begin("read")?;
@@ -479,9 +479,9 @@ impl TcpLane {
     }
 }
 
-impl std::fmt::Debug for TcpLane {
+impl std::fmt::Debug for TcpClientLane {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TcpLane")
+        f.debug_struct("TcpClientLane")
             .field("peer", &self.peer)
             .field("broken", &self.broken)
             .field("waiting_bytes", &self.out.len())
@@ -489,7 +489,7 @@ impl std::fmt::Debug for TcpLane {
     }
 }
 
-impl Lane for TcpLane {
+impl ClientLane for TcpClientLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Tcp
     }
@@ -501,26 +501,26 @@ impl Lane for TcpLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         self.read_as(ops, into, None, deadline)
     }
 
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         taker.restart();
         self.read_as(ops, into, Some(taker), deadline)
     }
 
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        self.begin("post_read")?;
-        fits("post_read", &batch.ops, &batch.head, &batch.body)?;
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        self.begin("submit_read")?;
+        fits("submit_read", &batch.ops, &batch.head, &batch.body)?;
         if batch.ops.is_empty() {
             self.inbound.done.push_back(batch);
         } else {
@@ -530,19 +530,19 @@ impl Lane for TcpLane {
         Ok(())
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
+    fn poll_read(&mut self) -> Option<ReadBatch> {
         self.inbound.done.pop_front()
     }
 
-    fn finish_read(
+    fn wait_read(
         &mut self,
         tag: u64,
         ops: &[ReadOp],
         body: &mut [u8],
-        taker: Option<&mut dyn Taker>,
+        taker: Option<&mut dyn Unpack>,
         deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
-        self.begin("finish_read")?;
+        self.begin("wait_read")?;
         let finished = self.finish_lent(tag, ops, body, taker, deadline);
         self.end(finished)
     }

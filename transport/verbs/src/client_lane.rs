@@ -2,8 +2,8 @@
 
 use super::counters::Counters;
 use super::domain::ClientDomain;
-use super::fault::{Fault, Request, broken};
 use super::keys::Keys;
+use super::lane_failure::{LaneFailure, Request, broken};
 use super::memory::{MemoryRegion, Target};
 use super::notifier::{Queue, Waiter};
 use super::pull::{Caller, Pulls};
@@ -11,8 +11,8 @@ use super::queue::Completion;
 use super::scatter::Known;
 use super::send::{RECEIVE, Sender};
 use tidewater_lanes::fabric::{
-    Landing, Lane, LaneError, Mailbox, Mapping, ReadBatch, ReadOp, RemoteAddr, SIGNAL_BYTES_MAX,
-    Taker, TransportKind,
+    ClientLane, LaneError, Mailbox, Mapping, ReadBatch, ReadDest, ReadOp, RemoteAddr,
+    SIGNAL_BYTES_MAX, TransportKind, Unpack,
 };
 use tidewater_protocol::limits::{DATA_DEADLINE, VERBS_PROBE_EVERY, VERBS_WRITE_BYTES};
 use tidewater_runtime::clock::{self, Deadline};
@@ -30,7 +30,7 @@ pub(super) const BATCH: usize = 32;
 /// it is dropped, its pairs are destroyed before anything else: a destroyed pair touches no memory
 /// (F13, F14). Registered memory: 1 MiB for output, 512 KiB for each pulling pair, the mailbox.
 #[derive(Debug)]
-pub struct VerbsLane {
+pub struct VerbsClientLane {
     peer: String,
     mailbox: Mailbox,
     /// `None` once the lane broke, and while a call uses it.
@@ -70,7 +70,7 @@ pub(super) struct Engine {
 impl Engine {
     /// Takes in what has come, gives receives back, and asks for reads; whether anything moved. Where
     /// nothing did for long, the lane breaks (see `silence`): a look at the clock if nothing came.
-    fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, Fault> {
+    fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, LaneFailure> {
         let mut any = self.sender.poll()?;
         loop {
             let got = self.arrivals.poll(&mut self.batch)?;
@@ -98,7 +98,7 @@ impl Engine {
     /// Takes in what has come, for who waits for what the peer does by itself. While nothing is
     /// under way no device would notice that the peer is gone, so it is asked now and then. Cost
     /// above [`Self::advance`]: a look at the clock if nothing came.
-    fn listen(&mut self) -> Result<bool, Fault> {
+    fn listen(&mut self) -> Result<bool, LaneFailure> {
         let any = self.advance(None)?;
         if any || !self.sender.is_idle() {
             self.probe_at = None;
@@ -119,13 +119,13 @@ impl Engine {
 
 /// Why a call did not come to its end.
 enum Stop {
-    Fault(Fault),
+    LaneFailure(LaneFailure),
     Late,
 }
 
-impl<F: Into<Fault>> From<F> for Stop {
+impl<F: Into<LaneFailure>> From<F> for Stop {
     fn from(fault: F) -> Self {
-        Self::Fault(fault.into())
+        Self::LaneFailure(fault.into())
     }
 }
 
@@ -135,7 +135,7 @@ impl Live {
         &mut self,
         deadline: Deadline,
         for_sends: bool,
-        mut look: impl FnMut(&mut Engine) -> Result<Option<T>, Fault>,
+        mut look: impl FnMut(&mut Engine) -> Result<Option<T>, LaneFailure>,
     ) -> Result<T, Stop> {
         self.waiter.for_sends = for_sends;
         let engine = &mut self.engine;
@@ -150,13 +150,13 @@ impl Live {
         deadline: impl FnOnce() -> Deadline,
     ) -> Result<Target, Stop> {
         if !request.at.addr.is_multiple_of(8) {
-            return Err(Fault::Refused(request, "misaligned").into());
+            return Err(LaneFailure::Refused(request, "misaligned").into());
         }
         if let Some(target) = self.engine.keys.target(request.at) {
             return Ok(target);
         }
         self.look_up(request, deadline())?;
-        let unknown = Fault::Refused(request, super::keys::UNKNOWN);
+        let unknown = LaneFailure::Refused(request, super::keys::UNKNOWN);
         let target = self.engine.keys.target(request.at).ok_or(unknown)?;
         Ok(target)
     }
@@ -164,7 +164,7 @@ impl Live {
     #[cold]
     fn look_up(&mut self, request: Request, deadline: Deadline) -> Result<(), Stop> {
         let key = request.at.key;
-        let refused = |why| Fault::Refused(request, why);
+        let refused = |why| LaneFailure::Refused(request, why);
         let from = self.engine.keys.cell(key).map_err(refused)?;
         let at = RemoteAddr {
             key,
@@ -263,7 +263,7 @@ impl Live {
     }
 }
 
-impl VerbsLane {
+impl VerbsClientLane {
     pub(super) fn new(
         peer: String,
         mailbox: Mailbox,
@@ -310,7 +310,7 @@ impl VerbsLane {
     #[cold]
     fn end(&mut self, stop: Stop) -> LaneError {
         let error = match stop {
-            Stop::Fault(fault) => fault.into_lane_error(&self.peer, self.op),
+            Stop::LaneFailure(fault) => fault.into_lane_error(&self.peer, self.op),
             Stop::Late => LaneError::Deadline {
                 transport: TransportKind::Verbs,
                 peer: self.peer.clone(),
@@ -324,7 +324,7 @@ impl VerbsLane {
     }
 }
 
-impl Lane for VerbsLane {
+impl ClientLane for VerbsClientLane {
     fn transport(&self) -> TransportKind {
         TransportKind::Verbs
     }
@@ -336,7 +336,7 @@ impl Lane for VerbsLane {
     fn read(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
+        into: ReadDest<'_>,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         fits("read", ops, into.head, into.body)?;
@@ -355,37 +355,37 @@ impl Lane for VerbsLane {
     }
 
     /// The network card places reads where they belong: nothing is offered.
-    fn read_taking(
+    fn read_unpack(
         &mut self,
         ops: &[ReadOp],
-        into: Landing<'_>,
-        taker: &mut dyn Taker,
+        into: ReadDest<'_>,
+        taker: &mut dyn Unpack,
         deadline: Deadline,
     ) -> Result<(), LaneError> {
         taker.restart();
         self.read(ops, into, deadline)
     }
 
-    fn post_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
-        fits("post_read", &batch.ops, &batch.head, &batch.body)?;
-        self.call("post_read", |live| {
+    fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError> {
+        fits("submit_read", &batch.ops, &batch.head, &batch.body)?;
+        self.call("submit_read", |live| {
             live.know(&batch.ops, data_deadline)?;
             live.engine.pulls.take(batch);
             Ok(())
         })
     }
 
-    fn take_read(&mut self) -> Option<ReadBatch> {
+    fn poll_read(&mut self) -> Option<ReadBatch> {
         self.live.as_mut()?.engine.pulls.done()
     }
 
     /// Work requests name their memory when they are posted.
-    fn finish_read(
+    fn wait_read(
         &mut self,
         _tag: u64,
         _ops: &[ReadOp],
         _body: &mut [u8],
-        _taker: Option<&mut dyn Taker>,
+        _taker: Option<&mut dyn Unpack>,
         _deadline: Deadline,
     ) -> Result<Option<ReadBatch>, LaneError> {
         Ok(None)
