@@ -15,7 +15,7 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
@@ -140,8 +140,8 @@ impl Drift {
                 let (cluster, all) = (&cluster, &all);
                 scope.spawn(move || {
                     let sync = match self.staleness {
-                        0 => Sync::Bsp,
-                        s => Sync::Ssp(s),
+                        0 => SyncMode::Bsp,
+                        s => SyncMode::Ssp(s),
                     };
                     let mut client = cluster.client(rank, sync);
                     let table = TableBuilder::rows::<i64>("t", ROWS, 1);
@@ -241,7 +241,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
         let made = Barrier::new(2);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut writer = cluster.client(0, Sync::Bsp);
+                let mut writer = cluster.client(0, SyncMode::Bsp);
                 let table = writer.create_table::<i64>(spec.spec()).unwrap();
                 made.wait();
                 let deadline = Deadline::after(Duration::from_secs(60));
@@ -268,7 +268,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
                 done.store(true, Ordering::Release);
             });
             made.wait();
-            let mut reader = cluster.client(0, Sync::Asp);
+            let mut reader = cluster.client(0, SyncMode::Asp);
             let table = reader.open_table::<i64>("t").unwrap();
             let options = PullOptions::default().mode(PullMode::Snapshot);
             let (mut out, mut last) = (vec![0; ELEMENTS], 0);
@@ -300,7 +300,7 @@ fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
     const ELEMENTS: usize = 3_000;
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 2, 2, 1);
-        let mut client = cluster.client(0, Sync::Bsp);
+        let mut client = cluster.client(0, SyncMode::Bsp);
         let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
             .block_bytes(4096)
             .partitions(4)
@@ -336,7 +336,9 @@ fn every_mode_sees_the_last_tick_of_a_table_with_snapshots() {
 fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 2, 1, 3);
-        let mut clients: Vec<Client> = (0..3).map(|r| cluster.client(r, Sync::Ssp(1))).collect();
+        let mut clients: Vec<Client> = (0..3)
+            .map(|r| cluster.client(r, SyncMode::Ssp(1)))
+            .collect();
         for _ in 0..2 {
             for client in &mut clients {
                 client.tick().unwrap();

@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater::link::CoordinatorLink as _;
 use tidewater::table::TableBuilder;
-use tidewater::{Client, ClientError, Parts, PullOptions, Sync};
+use tidewater::{Client, ClientError, Parts, PullOptions, SyncMode};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims};
 use tidewater_lanes::wake::OsParker;
@@ -65,10 +65,15 @@ fn join(cluster: &Cluster, rank: u32, namespace: &str) -> Result<NetCoordinatorL
 }
 
 fn client(cluster: &Cluster, rank: u32, transport: TransportChoice) -> Client {
-    client_in_step(cluster, rank, transport, Sync::Asp)
+    client_in_step(cluster, rank, transport, SyncMode::Asp)
 }
 
-fn client_in_step(cluster: &Cluster, rank: u32, transport: TransportChoice, sync: Sync) -> Client {
+fn client_in_step(
+    cluster: &Cluster,
+    rank: u32,
+    transport: TransportChoice,
+    sync: SyncMode,
+) -> Client {
     let environment = cluster.environment();
     let mut link = join(cluster, rank, "default").unwrap();
     let members = link.wait_servers(environment.servers, long()).unwrap();
@@ -260,11 +265,11 @@ fn a_cluster_ends_with_its_owner_whoever_is_connected() {
 fn a_worker_that_waits_for_a_clock_is_told_who_will_never_tick() {
     for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
         let cluster = start(1, 2, 3);
-        let mut waiting = client_in_step(&cluster, 0, transport, Sync::Bsp);
+        let mut waiting = client_in_step(&cluster, 0, transport, SyncMode::Bsp);
         waiting.set_clock_timeout(Duration::from_secs(20));
         let (idle, lost) = (
-            client_in_step(&cluster, 1, transport, Sync::Bsp),
-            client_in_step(&cluster, 2, transport, Sync::Bsp),
+            client_in_step(&cluster, 1, transport, SyncMode::Bsp),
+            client_in_step(&cluster, 2, transport, SyncMode::Bsp),
         );
         waiting.tick().unwrap();
         std::thread::scope(|scope| {
@@ -533,7 +538,7 @@ fn join_as(address: &str, rank: u32, deadline: Deadline) -> Result<(Client, Stri
         parker: Box::new(parker),
         rank: WorkerId(rank),
         workers: 2,
-        sync: Sync::Asp,
+        sync: SyncMode::Asp,
     })?;
     Ok((client, members.servers[0].endpoints.tcp.clone()))
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
-use tidewater::{Client, ClientError, PullOptions, Sync, Table, TableBuilder, Ticket};
+use tidewater::{Client, ClientError, PullOptions, SyncMode, Table, TableBuilder, Ticket};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::namespace::NamespaceId;
@@ -84,7 +84,7 @@ fn push(client: &mut Client, table: &Table<f32>, key: u64, value: f32) -> Ticket
 fn completion_calls_return_unclaimed_refusals() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 2, 2, 1);
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<f32>("t", 1);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         client.flush().unwrap();
@@ -135,7 +135,7 @@ fn completion_calls_return_unclaimed_refusals() {
 #[test]
 fn a_push_of_many_frames_is_refused_once() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
-    let mut client = cluster.client(0, Sync::Asp);
+    let mut client = cluster.client(0, SyncMode::Asp);
     let elements = 1 << 19;
     let spec = TableBuilder::blocks::<f32>("t", elements as u64, 1).partitions(4);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
@@ -164,7 +164,7 @@ fn a_push_of_many_frames_is_refused_once() {
 fn a_refused_push_keeps_the_iteration_open() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 2, 1, 1);
-        let mut client = cluster.client(0, Sync::Bsp);
+        let mut client = cluster.client(0, SyncMode::Bsp);
         let spec = TableBuilder::rows::<f32>("t", 2, 1)
             .at_clock(Reduce::Sum)
             .partitions(2);
@@ -189,7 +189,7 @@ fn a_refused_push_keeps_the_iteration_open() {
 #[test]
 fn a_tick_waits_for_every_answer() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
-    let mut client = cluster.client(0, Sync::Bsp);
+    let mut client = cluster.client(0, SyncMode::Bsp);
     let spec = TableBuilder::rows::<f32>("t", 2, 1)
         .at_clock(Reduce::Sum)
         .partitions(2);
@@ -222,7 +222,7 @@ fn a_tick_waits_for_every_answer() {
 #[test]
 fn an_asynchronous_tick_waits_for_nothing() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
-    let mut client = cluster.client(0, Sync::Asp);
+    let mut client = cluster.client(0, SyncMode::Asp);
     let spec = TableBuilder::rows::<f32>("t", 2, 1).partitions(2);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let (release, released) = std::sync::mpsc::channel::<()>();
@@ -375,7 +375,7 @@ impl ClientLane for Cut {
 /// goes on where it was, and what was pushed meanwhile belongs to the next iteration on every lane.
 #[test]
 fn a_tick_goes_on_where_it_was() {
-    for sync in [Sync::Asp, Sync::Bsp] {
+    for sync in [SyncMode::Asp, SyncMode::Bsp] {
         let cluster = Cluster::start(Shm, 2, 1, 1);
         let cut = Arc::new(AtomicBool::new(false));
         let opened = Arc::new(std::sync::Mutex::new(0));
@@ -433,7 +433,7 @@ fn a_tick_goes_on_where_it_was() {
 #[test]
 fn a_flush_sends_what_a_failed_push_left() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
-    let mut client = cluster.client(0, Sync::Asp);
+    let mut client = cluster.client(0, SyncMode::Asp);
     let elements = 1u64 << 20;
     let spec = TableBuilder::blocks::<f32>("b", elements, 1).partitions(2);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
@@ -499,7 +499,7 @@ fn a_lane_that_swallows_is_replaced() {
         through: Arc::new(through),
         ..common::Wiring::default()
     };
-    let mut client = cluster.client_over(0, Sync::Bsp, &wiring);
+    let mut client = cluster.client_over(0, SyncMode::Bsp, &wiring);
     let spec = TableBuilder::rows::<f32>("t", 1, 1);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
     let before = push(&mut client, &table, 0, 1.0);
@@ -532,7 +532,7 @@ fn with_old_mailbox(lane: Box<dyn ClientLane>) -> Box<dyn ClientLane> {
 /// Completion calls end within their deadline by the public copy of the status, without a recovery.
 fn completes_without_mailbox(transport: TransportKind) {
     let cluster = Cluster::start(transport, 2, 1, 2);
-    let mut client = cluster.client_with(0, Sync::Asp, with_old_mailbox);
+    let mut client = cluster.client_with(0, SyncMode::Asp, with_old_mailbox);
     client.set_timeout(Duration::from_secs(20));
     let spec = TableBuilder::sparse::<f32>("t", 1).partitions(2);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
@@ -546,7 +546,7 @@ fn completes_without_mailbox(transport: TransportKind) {
         }
     }
     assert_eq!(client.counters().recoveries, 0, "{transport}");
-    let mut other = cluster.client(1, Sync::Asp);
+    let mut other = cluster.client(1, SyncMode::Asp);
     let table = other.open_table::<f32>("t").unwrap();
     assert_eq!(pull(&mut other, &table, &keys), [6.0; 32], "{transport}");
 }

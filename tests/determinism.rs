@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater::{Client, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::{Init, Optimizer, PushOp, Reduce};
@@ -123,7 +123,7 @@ fn train(transport: TransportKind, servers: u32, appliers: u16, delays: u64) -> 
         let worker = |rank: u32| {
             let cluster = &cluster;
             scope.spawn(move || {
-                let mut client = cluster.client(rank, Sync::Bsp);
+                let mut client = cluster.client(rank, SyncMode::Bsp);
                 let model = Model::open(&mut client);
                 let mut rng = Rng(delays ^ u64::from(rank) << 40);
                 for iteration in 0..iterations {

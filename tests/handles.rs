@@ -8,7 +8,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use common::Cluster;
-use tidewater::{AnyTable, Client, ClientError, PullOptions, Sync, TableBuilder, Ticket};
+use tidewater::{AnyTable, Client, ClientError, PullOptions, SyncMode, TableBuilder, Ticket};
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -32,7 +32,10 @@ fn number(client: &Client) -> String {
 fn handles_of_another_client_are_refused() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 1);
-        let (mut a, mut b) = (cluster.client(0, Sync::Asp), cluster.client(0, Sync::Asp));
+        let (mut a, mut b) = (
+            cluster.client(0, SyncMode::Asp),
+            cluster.client(0, SyncMode::Asp),
+        );
         let one = TableBuilder::sparse::<f32>("one", 2);
         let two = TableBuilder::sparse::<f64>("two", 1);
         let range = TableBuilder::blocks::<f32>("range", 4, 1);
@@ -81,7 +84,10 @@ fn handles_of_another_client_are_refused() {
 fn tickets_of_another_client_are_refused() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 1);
-        let (mut a, mut b) = (cluster.client(0, Sync::Asp), cluster.client(0, Sync::Asp));
+        let (mut a, mut b) = (
+            cluster.client(0, SyncMode::Asp),
+            cluster.client(0, SyncMode::Asp),
+        );
         let spec = TableBuilder::sparse::<i64>("t", 1);
         let table = a.create_table::<i64>(spec.spec()).unwrap();
         let table_b = b.create_table::<i64>(spec.spec()).unwrap();
@@ -127,7 +133,10 @@ fn released_tables_leave_nothing_behind() {
             || told.split("tables: ").nth(1).unwrap().starts_with("1,")
     };
     let cluster = Cluster::start(Shm, 1, 1, 1);
-    let (mut a, mut b) = (cluster.client(0, Sync::Asp), cluster.client(0, Sync::Asp));
+    let (mut a, mut b) = (
+        cluster.client(0, SyncMode::Asp),
+        cluster.client(0, SyncMode::Asp),
+    );
     a.set_timeout(Duration::from_secs(60));
     let kept = TableBuilder::sparse::<i64>("kept", 1);
     let kept_a = a.create_table::<i64>(kept.spec()).unwrap();

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, SealFlags, fcntl_get_seals, flock};
-use tidewater::{Embedded, PullOptions, Sync, TableBuilder};
+use tidewater::{Embedded, PullOptions, SyncMode, TableBuilder};
 use tidewater_engine::store::hugepages::{NoHugepages, choose};
 use tidewater_engine::store::memory::{BlockKind, BlockOwner};
 use tidewater_engine::store::{Backing, Hugepages, ServerMemory, StoreError};
@@ -123,7 +123,7 @@ fn tables_live_in_hugepages_over_each_transport() {
         })
         .unwrap();
         assert_eq!(before - available(), 2 * PAGES, "{transport:?}");
-        let mut client = cluster.client(0, Sync::Asp).unwrap();
+        let mut client = cluster.client(0, SyncMode::Asp).unwrap();
         let spec = TableBuilder::sparse::<f32>("t", 16);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let keys: Vec<u64> = (0..5_000).map(|k| k * 0x9e37_79b9).collect();

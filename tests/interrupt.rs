@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
 use common::Cluster;
-use tidewater::{Client, ClientError, Sync, TableBuilder, interrupt};
+use tidewater::{Client, ClientError, SyncMode, TableBuilder, interrupt};
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
@@ -34,7 +34,7 @@ fn waits_end_on_request_and_client_goes_on() {
     interrupt::install(|| STOP.load(Ordering::Acquire)).unwrap();
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 2);
-        let mut client = cluster.client(0, Sync::Bsp);
+        let mut client = cluster.client(0, SyncMode::Bsp);
         let table = TableBuilder::sparse::<i64>("t", 1);
         let table = client.create_table::<i64>(table.spec()).unwrap();
         client.set_clock_timeout(Duration::from_secs(20));

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
 use tidewater::link::ServerLink;
-use tidewater::{Client, ClientError, Parts, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, ClientError, Parts, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::{ApplierId, DomainId, WorkerId};
@@ -31,7 +31,7 @@ fn long() -> Deadline {
 }
 
 /// A client of a job that has as many workers as the cluster says.
-fn client(cluster: &Cluster, rank: u32, job: &str, sync: Sync) -> Client {
+fn client(cluster: &Cluster, rank: u32, job: &str, sync: SyncMode) -> Client {
     client_over(cluster, TransportChoice::Auto, (rank, job), sync)
 }
 
@@ -39,7 +39,7 @@ fn client_over(
     cluster: &Cluster,
     transport: TransportChoice,
     (rank, job): (u32, &str),
-    sync: Sync,
+    sync: SyncMode,
 ) -> Client {
     let environment = cluster.environment();
     let mut config = JoinConfig::new(&environment.coordinator, environment.token.clone());
@@ -129,8 +129,8 @@ fn value(client: &mut Client, table: &Table<f32>, key: u64) -> f32 {
 #[test]
 fn full_memory_refuses_the_push_not_the_tick() {
     let cluster = small(1, 1);
-    let mut one = client(&cluster, 0, "one", Sync::Bsp);
-    let mut other = client(&cluster, 0, "other", Sync::Bsp);
+    let mut one = client(&cluster, 0, "one", SyncMode::Bsp);
+    let mut other = client(&cluster, 0, "other", SyncMode::Bsp);
     let theirs = rows(&mut other);
     push_ones(&mut other, &theirs, &[7]).unwrap();
     let table = rows(&mut one);
@@ -187,7 +187,7 @@ fn applier_panic_ends_its_server_with_reason() {
     let clients: Vec<Client> = ["one", "one", "other"]
         .iter()
         .zip([0, 1, 0])
-        .map(|(job, rank)| client(&cluster, rank, job, Sync::Bsp))
+        .map(|(job, rank)| client(&cluster, rank, job, SyncMode::Bsp))
         .collect();
     let server = cluster.server(1).unwrap();
     let asked = server.with_engine(ApplierId(0), |_| -> () { panic!("a deliberate panic") });
@@ -203,8 +203,8 @@ fn applier_panic_ends_its_server_with_reason() {
 #[test]
 fn lost_acknowledged_push_ends_the_server() {
     let cluster = small(1, 1);
-    let mut one = client(&cluster, 0, "one", Sync::Bsp);
-    let other = client(&cluster, 0, "other", Sync::Bsp);
+    let mut one = client(&cluster, 0, "one", SyncMode::Bsp);
+    let other = client(&cluster, 0, "other", SyncMode::Bsp);
     let table = rows(&mut one);
     push_ones(&mut one, &table, &[u64::MAX]).unwrap();
     let held = fill(&mut one, &table, 0);
@@ -243,7 +243,8 @@ fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f
 #[test]
 fn early_push_waits_for_its_turn() {
     let cluster = job(2, 0);
-    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    let [mut first, mut early] =
+        [0, 1].map(|rank| client(&cluster, rank, "default", SyncMode::Bsp));
     let range = vector(&mut first, "range", 1_000, 0);
     let spec = TableBuilder::sparse::<f32>("keys", 1).at_clock(Reduce::Sum);
     let keys = first.create_table::<f32>(spec.spec()).unwrap();
@@ -300,9 +301,10 @@ fn deadlines_of_held_pushes_name_awaited_rank() {
     // More than a ring.
     const ELEMENTS: usize = 1 << 20;
     let cluster = job(3, 0);
-    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    let [mut first, mut early] =
+        [0, 1].map(|rank| client(&cluster, rank, "default", SyncMode::Bsp));
     // Rank 2 comes after rank 1: it is not awaited.
-    let _last = client(&cluster, 2, "default", Sync::Bsp);
+    let _last = client(&cluster, 2, "default", SyncMode::Bsp);
     vector(&mut first, "range", ELEMENTS as u64, 0);
     let theirs = early.open_table::<f32>("range").unwrap();
     let names_turn = |op: &str, error: ClientError| {
@@ -326,7 +328,8 @@ fn deadlines_of_held_pushes_name_awaited_rank() {
 #[test]
 fn two_domains_are_refused_what_is_needed() {
     let cluster = job(2, 0);
-    let [mut first, mut early] = [0, 1].map(|rank| client(&cluster, rank, "default", Sync::Bsp));
+    let [mut first, mut early] =
+        [0, 1].map(|rank| client(&cluster, rank, "default", SyncMode::Bsp));
     vector(&mut first, "zero", 1_000, 0);
     vector(&mut first, "one", 1_000, 1);
     early.set_timeout(Duration::from_secs(5));
@@ -358,7 +361,7 @@ fn push_that_others_wait_for_ends_at_its_deadline() {
         for rank in 0..2 {
             let (cluster, all_pushed) = (&cluster, &all_pushed);
             scope.spawn(move || {
-                let mut client = client(cluster, rank, "default", Sync::Bsp);
+                let mut client = client(cluster, rank, "default", SyncMode::Bsp);
                 let table = vector(&mut client, "range", ELEMENTS as u64, 0);
                 client.set_timeout(Duration::from_secs(1));
                 let pushed = client.push_dense(&table, 0, &vec![1.0; ELEMENTS], PushOp::Sum);
@@ -392,7 +395,12 @@ fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u6
     let cluster = job(RANKS, pending);
     let ones = vec![1.0; elements];
     let connect = |rank| {
-        let mut client = client_over(&cluster, TransportChoice::Tcp, (rank, "default"), Sync::Bsp);
+        let mut client = client_over(
+            &cluster,
+            TransportChoice::Tcp,
+            (rank, "default"),
+            SyncMode::Bsp,
+        );
         client.set_timeout(Duration::from_secs(600));
         client
     };

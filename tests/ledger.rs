@@ -15,7 +15,9 @@ use std::sync::Arc;
 use common::faults::{Faults, Rng, full, seed};
 use common::proxy::{Direction, Proxy};
 use common::{Cluster, Wiring};
-use tidewater::{Client, ClientError, PullMode, PullOptions, Sync, Table, TableBuilder, Ticket};
+use tidewater::{
+    Client, ClientError, PullMode, PullOptions, SyncMode, Table, TableBuilder, Ticket,
+};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
@@ -294,7 +296,7 @@ fn exact_under_disconnects(transport: TransportKind) {
             let (cluster, faults) = (&cluster, faults.clone());
             scope.spawn(move || {
                 let lanes = AtomicU32::new(0);
-                let mut client = cluster.client_with(rank, Sync::Asp, move |lane| {
+                let mut client = cluster.client_with(rank, SyncMode::Asp, move |lane| {
                     let before = lanes.fetch_add(1, Ordering::Relaxed);
                     faults.wrap(lane, before >= SERVERS * u32::from(APPLIERS))
                 });
@@ -329,7 +331,7 @@ fn exact_under_disconnects(transport: TransportKind) {
             frames += counted.frames;
         }
     });
-    let mut client = cluster.client(WORKERS, Sync::Asp);
+    let mut client = cluster.client(WORKERS, SyncMode::Asp);
     let tables = Tables::open(&mut client);
     let seen = Ledger::read(&mut client, &tables);
     assert!(
@@ -406,7 +408,7 @@ fn cut_once(cluster: &Cluster, watcher: &mut Client, runs: &mut i64, proxy: Prox
         through: Arc::new(move |server| passes.through(server)),
         ..Wiring::default()
     };
-    let mut client = cluster.client_over(1, Sync::Asp, &wiring);
+    let mut client = cluster.client_over(1, SyncMode::Asp, &wiring);
     script(&mut client);
     drop(client);
     *runs += 1;
@@ -422,7 +424,7 @@ fn cut_once(cluster: &Cluster, watcher: &mut Client, runs: &mut i64, proxy: Prox
 #[test]
 fn a_tcp_session_cut_after_any_byte_is_exact() {
     let cluster = Cluster::start(Tcp, 1, 1, 2);
-    let mut watcher = cluster.client(0, Sync::Asp);
+    let mut watcher = cluster.client(0, SyncMode::Asp);
     let spec = TableBuilder::sparse::<i64>("t", 1);
     watcher.create_table::<i64>(spec.spec()).unwrap();
     let mut runs = 0;

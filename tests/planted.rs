@@ -10,7 +10,7 @@
 mod common;
 
 use common::Cluster;
-use tidewater::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_lanes::fabric::TransportKind::{Shm, Tcp};
 use tidewater_protocol::table::{PushOp, Reduce};
@@ -28,7 +28,7 @@ fn pull(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Vec<i64> {
 fn a_frame_that_comes_twice_is_applied_once() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 2);
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<i64>("t", 2);
         let table = client.create_table::<i64>(spec.spec()).unwrap();
         let mut raw = cluster.raw(1);
@@ -52,7 +52,7 @@ fn a_frame_that_comes_twice_is_applied_once() {
 fn an_old_reply_in_the_slot_answers_nothing() {
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 1);
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<i64>("t", 1);
         let table = client.create_table::<i64>(spec.spec()).unwrap();
         let keys: Vec<u64> = (1..200).collect();
@@ -77,7 +77,7 @@ fn a_push_by_a_stale_location_reaches_its_own_key() {
     const ROWS: u64 = 2_000;
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 2);
-        let mut holder = cluster.client(0, Sync::Asp);
+        let mut holder = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<i64>("t", 1).partitions(4);
         let table = holder.create_table::<i64>(spec.spec()).unwrap();
         let old: Vec<u64> = (0..ROWS).collect();
@@ -93,7 +93,7 @@ fn a_push_by_a_stale_location_reaches_its_own_key() {
                 gone.count()
             });
         assert_eq!(removed.unwrap(), ROWS as usize);
-        let mut other = cluster.client(1, Sync::Asp);
+        let mut other = cluster.client(1, SyncMode::Asp);
         let theirs = other.open_table::<i64>("t").unwrap();
         pull(&mut other, &theirs, &new);
         let ticket = holder
@@ -115,7 +115,7 @@ fn the_clock_moves_after_its_pushes_took_effect() {
     const ELEMENTS: usize = 1 << 20;
     const LOOKED_AT: usize = 256;
     let cluster = Cluster::start(Shm, 1, 1, 1);
-    let mut client = cluster.client(0, Sync::Bsp);
+    let mut client = cluster.client(0, SyncMode::Bsp);
     let spec = TableBuilder::blocks::<i64>("t", ELEMENTS as u64, 1)
         .at_clock(Reduce::Sum)
         .partitions(1);

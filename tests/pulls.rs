@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::Cluster;
 use common::faults::{Faults, Rng, full, seed, transports};
 use storm::{DIM, Seen, Storm};
-use tidewater::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, ClientError, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::table::PushOp;
@@ -49,8 +49,10 @@ fn storm(transport: TransportKind, seed: u64, one_in: u64) -> Seen {
                 let (cluster, faults) = (&cluster, faults.clone());
                 scope.spawn(move || {
                     let mut client = match one_in {
-                        0 => cluster.client(rank, Sync::Asp),
-                        _ => cluster.client_with(rank, Sync::Asp, move |l| faults.wrap(l, false)),
+                        0 => cluster.client(rank, SyncMode::Asp),
+                        _ => {
+                            cluster.client_with(rank, SyncMode::Asp, move |l| faults.wrap(l, false))
+                        }
                     };
                     client.set_timeout(LONG);
                     let spec = TableBuilder::sparse::<i64>("t", DIM as u32);
@@ -123,7 +125,7 @@ fn hold(cluster: &Cluster, server: usize) -> std::sync::mpsc::Sender<()> {
 
 /// A client whose hints know `keys`, each with the row `(k, -k)`.
 fn warm(cluster: &Cluster, keys: &[u64]) -> (Client, Table<f64>) {
-    let mut client = cluster.client(0, Sync::Asp);
+    let mut client = cluster.client(0, SyncMode::Asp);
     client.set_timeout(LONG);
     let table = client
         .create_table::<f64>(TableBuilder::sparse::<f64>("t", 2).spec())
@@ -256,7 +258,7 @@ fn ranges_of_more_than_4_gib_are_whole() {
             ..ClusterConfig::default()
         };
         let cluster = Embedded::with(&config).unwrap();
-        let mut client = cluster.client(0, Sync::Asp).unwrap();
+        let mut client = cluster.client(0, SyncMode::Asp).unwrap();
         client.set_timeout(Duration::from_secs(600));
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let mut out = vec![0f32; elements as usize];

@@ -10,7 +10,7 @@
 use std::os::fd::BorrowedFd;
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use tidewater::{Embedded, PullOptions, Sync, TableBuilder};
+use tidewater::{Embedded, PullOptions, SyncMode, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_service::embedded::ClusterConfig;
@@ -48,7 +48,7 @@ fn tcp_connections_send_at_once() {
         ..ClusterConfig::default()
     };
     let cluster = Embedded::with(&config).unwrap();
-    let mut client = cluster.client(0, Sync::Asp).unwrap();
+    let mut client = cluster.client(0, SyncMode::Asp).unwrap();
     let table = TableBuilder::sparse::<i64>("t", 1).partitions(4);
     let table = client.create_table::<i64>(table.spec()).unwrap();
     let keys: Vec<u64> = (0..64).collect();

@@ -16,7 +16,7 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater::{Client, ClientError, PullMode, PullOptions, Sync, TableBuilder};
+use tidewater::{Client, ClientError, PullMode, PullOptions, SyncMode, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::{PushOp, Reduce};
@@ -44,7 +44,7 @@ fn slowest_of_pushes(
     rng: &mut Rng,
 ) -> Duration {
     let cluster = Cluster::start(transport, 1, 1, 1);
-    let mut client = cluster.client(0, Sync::Asp);
+    let mut client = cluster.client(0, SyncMode::Asp);
     let spec = TableBuilder::sparse::<i64>("t", 1);
     let table = client.create_table::<i64>(spec.spec()).unwrap();
     let mut slowest = Duration::ZERO;
@@ -148,7 +148,7 @@ fn idle_appliers_sleep(transports: &[TransportKind]) {
     let _alone = alone();
     for &transport in transports {
         let cluster = Cluster::start(transport, 2, 2, 4);
-        let mut clients: Vec<Client> = (0..4).map(|r| cluster.client(r, Sync::Asp)).collect();
+        let mut clients: Vec<Client> = (0..4).map(|r| cluster.client(r, SyncMode::Asp)).collect();
         for client in &mut clients {
             let spec = TableBuilder::sparse::<f32>("t", 4);
             let table = client.create_table::<f32>(spec.spec()).unwrap();
@@ -198,7 +198,7 @@ fn memory_does_not_grow_with_pushes() {
     let times = if full() { 10 } else { 1 };
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 1, 1);
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let sparse = TableBuilder::sparse::<f32>("sparse", 8);
         let sparse = client.create_table::<f32>(sparse.spec()).unwrap();
         let blocks = TableBuilder::blocks::<f32>("blocks", 4_096, 1).block_bytes(4096);
@@ -309,7 +309,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
     let _alone = alone();
     for transport in [Shm, Tcp] {
         let cluster = Cluster::start(transport, 1, 2, 1);
-        let mut owner = cluster.client(0, Sync::Asp);
+        let mut owner = cluster.client(0, SyncMode::Asp);
         let init = tidewater_protocol::table::Init::Constant(5.0);
         let n = LEN as u64;
         let specs = [
@@ -333,7 +333,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
                 let (cluster, told, streaming) = (&cluster, &told, &streaming);
                 let released = &released;
                 scope.spawn(move || {
-                    let mut client = cluster.client(0, Sync::Asp);
+                    let mut client = cluster.client(0, SyncMode::Asp);
                     streaming.wait();
                     let error = stream(&mut client, kind);
                     assert!(is_released(&error), "reader {kind}: {error}");

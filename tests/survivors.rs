@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use tidewater::walltime::Walltime;
-use tidewater::{Client, ClientError, Embedded, PullOptions, Sync, TableBuilder};
+use tidewater::{Client, ClientError, Embedded, PullOptions, SyncMode, TableBuilder};
 use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_service::coordinator::LostWorker;
@@ -30,7 +30,7 @@ fn cluster(on_lost: LostWorker) -> Embedded {
     Embedded::with(&config).unwrap()
 }
 
-fn each<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + std::marker::Sync) -> Vec<T> {
+fn each<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = clients
@@ -41,7 +41,7 @@ fn each<T: Send>(clients: Vec<Client>, work: impl Fn(Client) -> T + std::marker:
     })
 }
 
-fn clients(cluster: &Embedded, sync: Sync) -> Vec<Client> {
+fn clients(cluster: &Embedded, sync: SyncMode) -> Vec<Client> {
     (0..WORKERS)
         .map(|rank| cluster.client(rank, sync).unwrap())
         .collect()
@@ -52,7 +52,7 @@ fn clients(cluster: &Embedded, sync: Sync) -> Vec<Client> {
 fn barriers_open_for_those_that_are_left() {
     for is_lost in [false, true] {
         let cluster = cluster(LostWorker::GoOn);
-        let mut all = clients(&cluster, Sync::Bsp);
+        let mut all = clients(&cluster, SyncMode::Bsp);
         let mut leaver = all.remove(1);
         if !is_lost {
             leaver.finish().unwrap();
@@ -78,7 +78,7 @@ fn pushes_of_a_lost_iteration_are_dropped() {
     const ELEMENTS: u64 = 3_000;
     for lost in 0..WORKERS as usize {
         let cluster = cluster(LostWorker::GoOn);
-        let mut all = clients(&cluster, Sync::Bsp);
+        let mut all = clients(&cluster, SyncMode::Bsp);
         let range = TableBuilder::blocks::<f32>("range", ELEMENTS, 1).at_clock(Reduce::Sum);
         let rows = TableBuilder::sparse::<f32>("rows", 1).at_clock(Reduce::Sum);
         all[0].create_table::<f32>(range.spec()).unwrap();
@@ -130,7 +130,7 @@ fn pushes_of_a_lost_iteration_are_dropped() {
 #[test]
 fn survivors_end_together_on_sigterm() {
     let cluster = cluster(LostWorker::GoOn);
-    let all = clients(&cluster, Sync::Ssp(1));
+    let all = clients(&cluster, SyncMode::Ssp(1));
     let ends = each(all, |mut client| -> Result<_, ClientError> {
         let mut walltime = Walltime::watch(&mut client, 1)?;
         client.barrier("begun", LONG)?;
@@ -170,8 +170,8 @@ fn a_latecomer_of_a_service_is_refused() {
         ..ClusterConfig::default()
     };
     let cluster = Embedded::with(&config).unwrap();
-    let mut first = cluster.client(0, Sync::Bsp).unwrap();
-    let mut second = cluster.client(1, Sync::Bsp).unwrap();
+    let mut first = cluster.client(0, SyncMode::Bsp).unwrap();
+    let mut second = cluster.client(1, SyncMode::Bsp).unwrap();
     let spec = TableBuilder::rows::<f32>("t", 4, 1);
     let table = first.create_table::<f32>(spec.spec()).unwrap();
     first.tick().unwrap();
@@ -181,7 +181,7 @@ fn a_latecomer_of_a_service_is_refused() {
     while first.global_clock().unwrap() == 0 {
         assert!(!soon.passed(), "at {:?}", clock::now());
     }
-    let refused = cluster.client(2, Sync::Bsp);
+    let refused = cluster.client(2, SyncMode::Bsp);
     let Err(ClientError::Environment(text)) = refused else {
         panic!("{refused:?}");
     };
@@ -191,7 +191,7 @@ fn a_latecomer_of_a_service_is_refused() {
     );
     assert!(text.contains("workers=N"), "{text}");
     // It may push and pull as it likes.
-    let mut late = cluster.client(3, Sync::Asp).unwrap();
+    let mut late = cluster.client(3, SyncMode::Asp).unwrap();
     let table_of = late.open_table::<f32>("t").unwrap();
     let ticket = late
         .push_rows(&table_of, &[1], &[2.0], PushOp::Sum)

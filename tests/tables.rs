@@ -5,7 +5,7 @@ mod common;
 
 use common::Cluster;
 use common::faults::transports;
-use tidewater::{ClientError, Missing, PullMode, PullOptions, Sync, TableBuilder};
+use tidewater::{ClientError, Missing, PullMode, PullOptions, SyncMode, TableBuilder};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::limits::REJECTS_KEPT_MAX;
 use tidewater_protocol::table::{Init, Optimizer, PushOp};
@@ -21,7 +21,7 @@ fn each_transport(servers: u32, appliers: u16, test: impl Fn(&Cluster)) {
 #[test]
 fn sparse_rows_come_back_in_the_callers_order_in_every_mode() {
     each_transport(2, 2, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<f32>("emb", 5).init(Init::Constant(0.5), 1);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let keys: Vec<u64> = (0..1000u64)
@@ -54,7 +54,7 @@ fn sparse_rows_come_back_in_the_callers_order_in_every_mode() {
 #[test]
 fn unknown_keys_are_created_or_answered_as_the_call_says() {
     each_transport(1, 1, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let init = Init::Uniform {
             low: -1.0,
             high: 1.0,
@@ -90,7 +90,7 @@ fn unknown_keys_are_created_or_answered_as_the_call_says() {
 #[test]
 fn dense_rows_and_ranges() {
     each_transport(2, 1, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::rows::<i64>("rows", 1000, 3).init(Init::Constant(7.0), 0);
         let rows = client.create_table::<i64>(spec.spec()).unwrap();
         let spec = TableBuilder::blocks::<f32>("blocks", 1000, 77).block_bytes(4096);
@@ -130,7 +130,7 @@ fn dense_rows_and_ranges() {
 #[test]
 fn a_refused_push_fails_alone_and_says_why() {
     each_transport(1, 1, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<f32>("t", 2).optimizer(Optimizer::Sgd { lr: 1.0 });
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let plain = TableBuilder::sparse::<f32>("plain", 1).optimizer(Optimizer::None);
@@ -166,7 +166,7 @@ fn a_refused_push_fails_alone_and_says_why() {
             .pull_rows(&table, &[1, 2], &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, [1.0, 1.0, 0.0, 0.0], "nothing of the refused frame");
-        let mut other = cluster.client(0, Sync::Asp);
+        let mut other = cluster.client(0, SyncMode::Asp);
         let still = other.open_table::<f32>("t").unwrap();
         client.release_table(table).unwrap();
         let gone = other
@@ -181,7 +181,7 @@ fn a_refused_push_fails_alone_and_says_why() {
 #[test]
 fn a_push_that_was_refused_long_ago_is_not_taken_for_applied() {
     each_transport(1, 1, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<f32>("t", 1).optimizer(Optimizer::None);
         let table = client.create_table::<f32>(spec.spec()).unwrap();
         let push = |client: &mut tidewater::Client, value: f32| {
@@ -225,7 +225,7 @@ fn a_push_that_was_refused_long_ago_is_not_taken_for_applied() {
 #[test]
 fn a_thousand_assigns_arrive_in_order() {
     each_transport(2, 2, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::sparse::<i64>("t", 1);
         let table = client.create_table::<i64>(spec.spec()).unwrap();
         let mut last = None;
@@ -248,7 +248,7 @@ fn a_thousand_assigns_arrive_in_order() {
 #[test]
 fn arguments_that_do_not_fit_are_refused_here() {
     each_transport(1, 1, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let table = client
             .create_table::<f32>(TableBuilder::rows::<f32>("r", 10, 2).spec())
             .unwrap();
@@ -278,7 +278,7 @@ fn arguments_that_do_not_fit_are_refused_here() {
 #[test]
 fn pulls_are_started_now_and_finished_in_any_order() {
     each_transport(2, 1, |cluster| {
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let table = client
             .create_table::<f32>(TableBuilder::sparse::<f32>("t", 2).spec())
             .unwrap();

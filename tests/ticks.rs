@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::Cluster;
 use common::faults::transports;
-use tidewater::{Client, Element, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, Element, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
@@ -24,7 +24,7 @@ const BIG: f32 = 16_777_216.0;
 
 fn clients(cluster: &Cluster, workers: u32) -> Vec<Client> {
     let client = |rank| {
-        let mut client = cluster.client(rank, Sync::Bsp);
+        let mut client = cluster.client(rank, SyncMode::Bsp);
         client.set_clock_timeout(CLOCK_WAIT);
         client
     };

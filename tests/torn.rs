@@ -16,7 +16,7 @@ use tidewater_runtime::sync::{AtomicBool, AtomicU32, Ordering};
 
 use common::Cluster;
 use common::faults::{Rng, full, seed};
-use tidewater::{Counters, PullOptions, Sync, TableBuilder};
+use tidewater::{Counters, PullOptions, SyncMode, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp, Verbs};
 use tidewater_protocol::table::PushOp;
 
@@ -45,7 +45,7 @@ impl Seen {
 
 /// Adds ones to random rows until told to stop.
 fn write(cluster: &Cluster, rank: u32, table: &TableBuilder, until: &AtomicU32, ready: &Barrier) {
-    let mut client = cluster.client(rank, Sync::Asp);
+    let mut client = cluster.client(rank, SyncMode::Asp);
     let table = client.create_table::<f32>(table.spec()).unwrap();
     let mut rng = Rng(seed() ^ u64::from(rank));
     let keys: Vec<u64> = (0..ROWS).collect();
@@ -66,7 +66,7 @@ fn write(cluster: &Cluster, rank: u32, table: &TableBuilder, until: &AtomicU32, 
 
 /// Pulls until `reads` rows were seen; each must be one version, and no older than the one before.
 fn read(cluster: &Cluster, rank: u32, reads: u64) -> Counters {
-    let mut client = cluster.client(rank, Sync::Asp);
+    let mut client = cluster.client(rank, SyncMode::Asp);
     let table = client.open_table::<f32>("t").unwrap();
     let mut rng = Rng(seed() ^ u64::from(rank) << 20);
     let dim = table.dim();
@@ -215,10 +215,10 @@ fn no_block_is_torn(transports: &[TransportKind]) {
     for &transport in transports {
         let cluster = Cluster::start(transport, 1, 2, 2);
         let done = AtomicBool::new(false);
-        let mut writer = cluster.client(0, Sync::Asp);
+        let mut writer = cluster.client(0, SyncMode::Asp);
         let spec = TableBuilder::blocks::<f32>("t", (BLOCKS * BLOCK) as u64, 1).block_bytes(4096);
         let table = writer.create_table::<f32>(spec.spec()).unwrap();
-        let mut reader = cluster.client(1, Sync::Asp);
+        let mut reader = cluster.client(1, SyncMode::Asp);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let mut rng = Rng(seed());

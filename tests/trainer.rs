@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use common::Cluster;
 use tempfile::TempDir;
-use tidewater::{Client, Embedded, Missing, PullOptions, Sync};
+use tidewater::{Client, Embedded, Missing, PullOptions, SyncMode};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::Optimizer;
 use tidewater_service::checkpoint::{Manifest, read_manifest};
@@ -105,7 +105,7 @@ fn train(
 
 /// The same with these clients.
 fn train_with(
-    connect: impl Fn(u32) -> Client + std::marker::Sync,
+    connect: impl Fn(u32) -> Client + Sync,
     workers: u32,
     config: &Config,
     (keys, signal): (&[u64], Option<(u32, usize)>),
@@ -234,9 +234,9 @@ fn stale_and_asynchronous_runs_reach_the_references_quality() {
     config.test_each_epoch = true;
     let test = read(config.test.as_ref().unwrap(), &ReadOptions::default()).unwrap();
     for (transport, workers, sync) in [
-        (Shm, 1, Sync::Asp),
-        (Shm, 4, Sync::Ssp(2)),
-        (Tcp, 4, Sync::Asp),
+        (Shm, 1, SyncMode::Asp),
+        (Shm, 4, SyncMode::Ssp(2)),
+        (Tcp, 4, SyncMode::Asp),
     ] {
         config.sync = sync;
         let due = reference(&config, workers).evaluate(&test).unwrap();
@@ -278,7 +278,12 @@ fn workers_with_unequal_parts_end_together() {
     config.batch_rows = NonZeroUsize::new(3).unwrap();
     let rows = |w| read_part(&config.train, w, 4, &config.read).unwrap().rows();
     assert_eq!([0, 1, 2, 3].map(rows), [41, 0, 0, 0]);
-    for sync in [Sync::Bsp, Sync::Ssp(0), Sync::Ssp(2), Sync::Asp] {
+    for sync in [
+        SyncMode::Bsp,
+        SyncMode::Ssp(0),
+        SyncMode::Ssp(2),
+        SyncMode::Asp,
+    ] {
         config.sync = sync;
         let ends = train(&cluster(Shm, 4), 4, &config, (&[], None));
         let figures = report(&ends);
@@ -292,10 +297,10 @@ fn a_signal_stops_all_workers_at_one_step() {
     let (_dir, mut config) = files();
     config.epochs = 1_000_000;
     for (sync, signalled) in [
-        (Sync::Bsp, 2),
-        (Sync::Ssp(3), 1),
-        (Sync::Bsp, 0),
-        (Sync::Asp, 3),
+        (SyncMode::Bsp, 2),
+        (SyncMode::Ssp(3), 1),
+        (SyncMode::Bsp, 0),
+        (SyncMode::Asp, 3),
     ] {
         config.sync = sync;
         let ends = train(&cluster(Shm, 4), 4, &config, (&[], Some((signalled, 7))));
@@ -306,7 +311,10 @@ fn a_signal_stops_all_workers_at_one_step() {
                 matches!(end.outcome, Ok(Outcome::Stopped(15))),
                 "{sync}: {outcomes:?}"
             );
-            assert!(sync == Sync::Asp || end.clock == ends[0].clock, "{sync}");
+            assert!(
+                sync == SyncMode::Asp || end.clock == ends[0].clock,
+                "{sync}"
+            );
         }
         // Without a bound on staleness the others may be behind it.
         let clock = ends[signalled as usize].clock;
@@ -347,7 +355,7 @@ fn a_model_that_diverges_is_an_error() {
     // One weight becomes infinite, another minus infinite, their sum no number.
     config.train = dir.path().join("steep");
     std::fs::write(&config.train, "1 1:99\n-1 2:99\n1 1:99 2:99\n".repeat(99)).unwrap();
-    config.sync = Sync::Asp;
+    config.sync = SyncMode::Asp;
     let ends = train(&cluster(Shm, 1), 1, &config, (&[], None));
     let e = ends[0].outcome.as_ref().unwrap_err();
     assert!(e.to_string().contains("NaN") && e.exit_code() == 1, "{e}");

@@ -16,7 +16,7 @@ use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
 use tidewater_engine::store::sparse::SparseShard;
 use tidewater_protocol::ids::{Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::table::{Optimizer, PushOp};
 
 /// Elements of a row.
@@ -32,7 +32,7 @@ const MEMORY: usize = 2 << 30;
 struct Shard {
     redo: Redo,
     shard: SparseShard,
-    locs: Vec<Loc>,
+    locs: Vec<RowLocation>,
     lsn: u64,
 }
 
@@ -175,7 +175,7 @@ fn insert(criterion: &mut Criterion) {
             || Index::new(Arc::clone(&memory), Preparer::none(), owner).expect("an empty index"),
             |mut index| {
                 for row in 0..CACHED {
-                    let done = index.insert(key(row), Loc::new(1, 1, row as u32));
+                    let done = index.insert(key(row), RowLocation::new(1, 1, row as u32));
                     done.expect("room");
                 }
                 index.release()

@@ -15,7 +15,7 @@ use tidewater_protocol::layout::frame::{
     FrameFlags, FrameHeader, FrameKind, PARTITION_ANY, RowsPayload,
 };
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::table::{DType, Optimizer, PushOp};
 
 use crate::error::BenchError;
@@ -198,7 +198,7 @@ impl Applier {
         let locs = match self.engine.table(TABLE).map(|t| &t.store) {
             Some(Store::Sparse(shard)) => {
                 let found = keys.iter().map(|&k| shard.find(k));
-                Some(found.map(|loc| loc.unwrap_or(Loc::NONE)).collect())
+                Some(found.map(|loc| loc.unwrap_or(RowLocation::NONE)).collect())
             }
             _ => None,
         };
@@ -272,7 +272,7 @@ const fn key_of(row: u32) -> u64 {
 /// A frame that pushes `value` to every element of some rows.
 fn frame(
     keys: &[u64],
-    locs: Option<Vec<Loc>>,
+    locs: Option<Vec<RowLocation>>,
     op: PushOp,
     dim: usize,
     value: f32,

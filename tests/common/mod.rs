@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use barrier::Barrier;
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
-use tidewater::{Client, ClientError, Parts, Sync};
+use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
 use tidewater_engine::apply::table::Table;
@@ -72,9 +72,9 @@ pub struct Server {
 }
 
 /// Puts a lane into another one.
-pub type Wrap = Arc<dyn Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + std::marker::Sync>;
+pub type Wrap = Arc<dyn Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + Sync>;
 /// Takes a connection to a server, returns the client's end of one that leads there.
-pub type Through = Arc<dyn Fn(TcpStream) -> TcpStream + Send + std::marker::Sync>;
+pub type Through = Arc<dyn Fn(TcpStream) -> TcpStream + Send + Sync>;
 
 /// What lies between a client and its servers.
 #[derive(Clone)]
@@ -126,7 +126,7 @@ impl Cluster {
     }
 
     /// A client of worker `rank`.
-    pub fn client(&self, rank: u32, sync: Sync) -> Client {
+    pub fn client(&self, rank: u32, sync: SyncMode) -> Client {
         self.client_with(rank, sync, |lane| lane)
     }
 
@@ -134,8 +134,8 @@ impl Cluster {
     pub fn client_with(
         &self,
         rank: u32,
-        sync: Sync,
-        wrap: impl Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + std::marker::Sync + 'static,
+        sync: SyncMode,
+        wrap: impl Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + Sync + 'static,
     ) -> Client {
         let wrap: Wrap = Arc::new(wrap);
         let wiring = Wiring {
@@ -167,7 +167,7 @@ impl Cluster {
     }
 
     /// A client of worker `rank`, wired like this.
-    pub fn client_over(&self, rank: u32, sync: Sync, wiring: &Wiring) -> Client {
+    pub fn client_over(&self, rank: u32, sync: SyncMode, wiring: &Wiring) -> Client {
         let mut parker = OsParker::new(Duration::from_micros(20)).unwrap();
         let mut parts = Vec::new();
         for s in 0..self.servers.len() {

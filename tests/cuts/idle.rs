@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater::connect::ConnectConfig;
-use tidewater::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, ClientError, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_lanes::shm::pass::{self, Descriptors};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
@@ -57,7 +57,7 @@ fn live_on(rig: &Rig, rank: u32, habit: Habit) {
     member.endpoints.tcp.clone_from(&proxy.address);
     let mut config = ConnectConfig::new(token(), CLUSTER, rank);
     config.transport = crate::rig::BOTH[1];
-    let mut client = rig.client_with(&member, &config, Sync::Ssp(1)).unwrap();
+    let mut client = rig.client_with(&member, &config, SyncMode::Ssp(1)).unwrap();
     let longer = Duration::from_secs(4);
     client.set_clock_timeout(longer);
     let spec = TableBuilder::sparse::<i64>(&format!("t{rank}"), 1);
@@ -93,7 +93,7 @@ fn a_client_whose_session_has_ended_is_told_so() {
                 ..ConnectConfig::new(token(), CLUSTER, rank)
             };
             let control = tcp.count();
-            let mut client = rig.client_with(&member, &config, Sync::Ssp(1)).unwrap();
+            let mut client = rig.client_with(&member, &config, SyncMode::Ssp(1)).unwrap();
             let spec = TableBuilder::sparse::<i64>(&format!("{transport:?}-{habit}"), 1);
             let table = client.create_table::<i64>(spec.spec()).unwrap();
             // Lanes live on until the server closes them.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
-use tidewater::{Client, ClientError, Parts, Sync};
+use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_lanes::fabric::{
     ClientLane, LaneError, Mailbox, Mapping, Parker, ReadBatch, ReadDest, ReadOp, RemoteAddr,
     TransportKind, Unpack, signal_then_count,
@@ -349,7 +349,7 @@ impl Parker for Awake {
 }
 
 /// A client of one hostile server with one applier.
-pub(crate) fn client(script: &Shared, sync: Sync) -> Result<Client, ClientError> {
+pub(crate) fn client(script: &Shared, sync: SyncMode) -> Result<Client, ClientError> {
     let mut client = Client::from_parts(Parts {
         coordinator: Box::new(Link(Arc::clone(script))),
         servers: vec![(Box::new(Link(Arc::clone(script))), vec![open(script)])],

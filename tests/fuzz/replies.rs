@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewater::{ClientError, PullMode, PullOptions, Sync};
+use tidewater::{ClientError, PullMode, PullOptions, SyncMode};
 use tidewater_lanes::fabric::Mailbox;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::extent::ExtentEntry;
@@ -198,7 +198,7 @@ fn any_mailbox_and_any_memory_end_in_time() {
     let (mut good, mut slowest) = (0u64, Duration::ZERO);
     crate::run("replies", execs, |random| {
         let script = hostile(random);
-        let sync = [Sync::Asp, Sync::Bsp, Sync::Ssp(1)][random.under(3)];
+        let sync = [SyncMode::Asp, SyncMode::Bsp, SyncMode::Ssp(1)][random.under(3)];
         let mut client = client(&script, sync).unwrap();
         let table = client.open_table::<f32>("t").unwrap();
         for _ in 0..4 {
@@ -222,7 +222,7 @@ fn no_row_of_noise_is_believed() {
         let mut script = script(random);
         script.breaks = 0;
         let shared = Arc::new(Mutex::new(script));
-        let mut client = client(&shared, Sync::Asp).unwrap();
+        let mut client = client(&shared, SyncMode::Asp).unwrap();
         let table = client.open_table::<f32>("t").unwrap();
         let options = PullOptions {
             mode: [PullMode::Consistent, PullMode::Snapshot, PullMode::Gather][random.under(3)],
@@ -252,7 +252,7 @@ fn a_refusal_without_its_cell_leaves_the_outcome_unknown() {
     let mut script = script(&mut random);
     script.poll = |_, mailbox, _| put(mailbox, MAILBOX_STATE_AT, &one_refused().to_line(SESSION.0));
     let shared = Arc::new(Mutex::new(script));
-    let mut client = client(&shared, Sync::Asp).unwrap();
+    let mut client = client(&shared, SyncMode::Asp).unwrap();
     client.set_timeout(Duration::from_millis(100));
     let table = client.open_table::<f32>("t").unwrap();
     let row = vec![1.0; table.dim()];

@@ -4,12 +4,12 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, PullMode, PullOptions, Sync, Table};
+use tidewater::{Client, ClientError, PullMode, PullOptions, SyncMode, Table};
 use tidewater_protocol::ids::{ApplierId, DomainId, PartitionId, RegionKey, ServerId, TableId};
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{
-    DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 use tidewater_protocol::wire::control::{
     ApplierPart, PartitionDescriptor, Remote, TableDescriptor, TableInfo,
@@ -21,7 +21,7 @@ use crate::hostile::{RING_BYTES, Script, client};
 const EXTENT_BYTES: u64 = 1 << 20;
 pub(crate) const SALT: u64 = 0x5a17;
 
-pub(crate) fn spec(shape: Shape, effect: Effect) -> TableSpec {
+pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
     TableSpec {
         name: "t".into(),
         shape,
@@ -37,7 +37,7 @@ pub(crate) fn spec(shape: Shape, effect: Effect) -> TableSpec {
 }
 
 /// One table of each kind, all of it on the one applier.
-pub(crate) fn shapes() -> [(Shape, Effect); 4] {
+pub(crate) fn shapes() -> [(Shape, Apply); 4] {
     let blocks = |snapshot| DenseLayout::Blocks {
         block_bytes: 4096,
         snapshot,
@@ -48,10 +48,10 @@ pub(crate) fn shapes() -> [(Shape, Effect); 4] {
         layout,
     };
     [
-        (Shape::Sparse { dim: 4 }, Effect::Immediate),
-        (dense(DenseLayout::Rows), Effect::Immediate),
-        (dense(blocks(false)), Effect::Immediate),
-        (dense(blocks(true)), Effect::AtClock(Reduce::Sum)),
+        (Shape::Sparse { dim: 4 }, Apply::Immediate),
+        (dense(DenseLayout::Rows), Apply::Immediate),
+        (dense(blocks(false)), Apply::Immediate),
+        (dense(blocks(true)), Apply::AtTick(Reduce::Sum)),
     ]
 }
 
@@ -258,7 +258,7 @@ fn any_description_is_adopted_whole_or_refused() {
         }
         script.info = Some(info);
         script.descriptor = Some(told);
-        let mut client = match client(&Arc::new(Mutex::new(script)), Sync::Asp) {
+        let mut client = match client(&Arc::new(Mutex::new(script)), SyncMode::Asp) {
             Ok(client) => client,
             Err(ClientError::Protocol { .. }) => return refused += 1,
             Err(e) => panic!("{e}"),

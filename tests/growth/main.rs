@@ -19,7 +19,7 @@ use common::Cluster;
 use common::faults::{Rng, full, seed};
 use still::{Bystanders, Queue, Stops, fresh_pages};
 use stranger::Stranger;
-use tidewater::{Client, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock;
@@ -171,11 +171,11 @@ fn a_growing_table_holds_no_reader_up() {
     for &transport in transports {
         let cluster = Cluster::start(transport, 1, 2, 3);
         let spec = TableBuilder::sparse::<i64>("t", 2);
-        let mut client = cluster.client(0, Sync::Asp);
+        let mut client = cluster.client(0, SyncMode::Asp);
         let table = client.create_table::<i64>(spec.spec()).unwrap();
         let [known, phase] = [(); 2].map(|()| AtomicU64::new(0));
         let read = |rank| {
-            let mut client = cluster.client(rank, Sync::Asp);
+            let mut client = cluster.client(rank, SyncMode::Asp);
             let mut rng = Rng(seed() ^ u64::from(rank));
             let pulls = read_while(&mut client, &mut rng, [&known, &phase]);
             assert!(client.counters().pulls > 100);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, NetServerLink};
 use tidewater::link::{OpenLane, ServerLink as _};
-use tidewater::{Client, ClientError, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, ClientError, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_lanes::fabric::{INBOX_KEY, RemoteAddr};
 use tidewater_launch::TransportChoice;
@@ -45,7 +45,7 @@ fn of_job(job: &str, rank: u32, workers: u32, transport: TransportChoice) -> Con
 /// A worker of a job of two.
 fn worker(rig: &Rig, job: &str, rank: u32, transport: TransportChoice) -> Client {
     let config = of_job(job, rank, 2, transport);
-    let client = rig.client_with(&rig.member(), &config, Sync::Bsp);
+    let client = rig.client_with(&rig.member(), &config, SyncMode::Bsp);
     let mut client = client.unwrap();
     client.set_clock_timeout(Duration::from_millis(150));
     client
@@ -311,7 +311,8 @@ fn a_latecomer_is_refused_with_the_remedy() {
         let rig = service();
         let open = |rank| {
             let config = of_job("a", rank, 0, transport);
-            rig.client_with(&rig.member(), &config, Sync::Bsp).unwrap()
+            rig.client_with(&rig.member(), &config, SyncMode::Bsp)
+                .unwrap()
         };
         let mut first = open(0);
         first.tick().unwrap();

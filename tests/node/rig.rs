@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidewater::connect::{ConnectConfig, NetServerLink};
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane};
-use tidewater::{Client, ClientError, Parts, Sync};
+use tidewater::{Client, ClientError, Parts, SyncMode};
 use tidewater_lanes::fabric::SPIN;
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
@@ -110,14 +110,14 @@ impl Rig {
         at: &ServerMember,
         config: &ConnectConfig,
     ) -> Result<Client, ClientError> {
-        self.client_with(at, config, Sync::Asp)
+        self.client_with(at, config, SyncMode::Asp)
     }
 
     pub(crate) fn client_with(
         &self,
         at: &ServerMember,
         config: &ConnectConfig,
-        sync: Sync,
+        sync: SyncMode,
     ) -> Result<Client, ClientError> {
         let mut parker = OsParker::new(SPIN).unwrap();
         let (link, lanes) = NetServerLink::open(at, config, &mut parker, soon())?;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater::{Client, PullMode, PullOptions, Sync, Table, TableBuilder};
+use tidewater::{Client, PullMode, PullOptions, SyncMode, Table, TableBuilder};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_lanes::here;
@@ -100,7 +100,7 @@ struct Worker {
 
 impl Worker {
     fn new(rig: &Rig, rank: u32, slack: u64, board: &Arc<Board>) -> Self {
-        let mut client = rig.client(rank, 0, Sync::Ssp(slack));
+        let mut client = rig.client(rank, 0, SyncMode::Ssp(slack));
         Self {
             rank: rank as usize,
             slack,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
+use tidewater::{Client, ClientError, Missing, PullMode, PullOptions, SyncMode, Table};
 use tidewater::{TableBuilder, Ticket};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, Rng, sweep};
@@ -52,7 +52,7 @@ struct Push {
 
 impl Worker {
     fn new(rig: &Rig, rank: u32, life: u32) -> Self {
-        let mut client = rig.client(rank, life, Sync::Asp);
+        let mut client = rig.client(rank, life, SyncMode::Asp);
         Self {
             sparse: open(&mut client, "sparse"),
             rows: open(&mut client, "rows"),

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tidewater::{Sync, TableBuilder};
+use tidewater::{SyncMode, TableBuilder};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, sweep};
 
@@ -26,7 +26,7 @@ fn world(seed: u64, seen: &Arc<Mutex<Seen>>) -> Outcome {
     for rank in 0..2 {
         let seen = Arc::clone(seen);
         rig.spawn(&format!("worker {rank}"), move |rig, mut rng| {
-            let mut client = rig.client(rank, 0, Sync::Asp);
+            let mut client = rig.client(rank, 0, SyncMode::Asp);
             let table = open(&mut client, "t");
             let mut below = |n| rng.below(n);
             let mut storm = Storm::new(client, table, (KEYS, HURRY_US), LONG, &mut below);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, Missing, PullMode, PullOptions, Sync, Table};
+use tidewater::{Client, ClientError, Missing, PullMode, PullOptions, SyncMode, Table};
 use tidewater::{TableBuilder, Ticket};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::namespace::FrameSender;
@@ -181,7 +181,7 @@ impl Worker {
 }
 
 fn work(rig: &Rig, rank: u32, mut rng: Rng, books: &Shared, seen: &Seen) {
-    let mut client = rig.client(rank, 0, Sync::Asp);
+    let mut client = rig.client(rank, 0, SyncMode::Asp);
     let table = open(&mut client, "t");
     let mut worker = Worker {
         client,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater::{Client, ClientError, Sync, Table, TableBuilder};
+use tidewater::{Client, ClientError, SyncMode, Table, TableBuilder};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Faults, Outcome, Rng, sweep};
 use tidewater_protocol::table::PushOp;
@@ -72,7 +72,7 @@ fn run(seed: u64, faults: Faults, one_in: u64, lost: &Arc<AtomicU64>) -> (Outcom
     let (count, of) = (Arc::clone(&recoveries), Arc::clone(&statuses));
     rig.spawn("worker", move |rig, mut rng| {
         let ledger = Ledger::default();
-        let mut client = rig.client_losing(0, 0, Sync::Asp, &of);
+        let mut client = rig.client_losing(0, 0, SyncMode::Asp, &of);
         client.set_timeout(DEADLINE);
         let table = open::<f64>(&mut client, "sparse");
         for round in 0..ROUNDS {

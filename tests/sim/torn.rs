@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidewater::{PullOptions, Sync, TableBuilder};
+use tidewater::{PullOptions, SyncMode, TableBuilder};
 use tidewater_lanes::here;
 use tidewater_lanes::sim::{Outcome, sweep};
 use tidewater_protocol::table::PushOp;
@@ -20,7 +20,7 @@ const BLOCKS: usize = 4;
 const ROUNDS: u64 = 40;
 
 fn write(rig: &Rig, rank: u32, mut rng: tidewater_lanes::sim::Rng) {
-    let mut client = rig.client(rank, 0, Sync::Asp);
+    let mut client = rig.client(rank, 0, SyncMode::Asp);
     let rows = open::<i64>(&mut client, "rows");
     let sparse = open::<i64>(&mut client, "sparse");
     let blocks = open::<i64>(&mut client, "blocks");
@@ -50,7 +50,7 @@ fn one_version(what: &str, values: &[i64]) {
 }
 
 fn read(rig: &Rig, rank: u32, rejected: &AtomicU64) {
-    let mut client = rig.client(rank, 0, Sync::Asp);
+    let mut client = rig.client(rank, 0, SyncMode::Asp);
     let rows = open::<i64>(&mut client, "rows");
     let sparse = open::<i64>(&mut client, "sparse");
     let blocks = open::<i64>(&mut client, "blocks");

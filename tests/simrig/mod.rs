@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 use tidewater::link::{CoordinatorLink, Loaded, OpenLane, ServerLink};
-use tidewater::{Client, ClientError, Element, Parts, Sync, Table as ClientTable};
+use tidewater::{Client, ClientError, Element, Parts, SyncMode, Table as ClientTable};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::{ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
@@ -243,7 +243,7 @@ impl Rig {
 
     /// A client of worker `rank`; to be called from a task. `life` tells its sessions from those
     /// of the worker's earlier and later clients.
-    pub fn client(&self, rank: u32, life: u32, sync: Sync) -> Client {
+    pub fn client(&self, rank: u32, life: u32, sync: SyncMode) -> Client {
         self.client_losing(rank, life, sync, &Arc::default())
     }
 
@@ -252,7 +252,7 @@ impl Rig {
         &self,
         rank: u32,
         life: u32,
-        sync: Sync,
+        sync: SyncMode,
         lost: &Arc<LostStatuses>,
     ) -> Client {
         let parker = self.world.parker();

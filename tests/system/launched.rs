@@ -16,7 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tidewater::connect::Wanted;
 use tidewater::launched::{Entered, Launch};
-use tidewater::{ClientError, Sync};
+use tidewater::{ClientError, SyncMode};
 use tidewater_launch::{Card, directory};
 use tidewater_protocol::wire::control::Part;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -476,7 +476,7 @@ fn bound(said: [Wanted; 3]) -> (Vec<Bound>, (i32, String)) {
         .map(|(wanted, rank): (Wanted, u32)| {
             let vars = variables(&vars.replace('%', &rank.to_string()));
             std::thread::spawn(move || {
-                let mut client = wanted.job_from_vars(vars)?.sync(Sync::Bsp).connect()?;
+                let mut client = wanted.job_from_vars(vars)?.sync(SyncMode::Bsp).connect()?;
                 let told = (client.rank().0, client.workers());
                 client.finish()?;
                 Ok(told)
@@ -577,7 +577,7 @@ fn a_program_brings_the_card_to_its_processes_itself() {
                 let Ok(Entered::Worker(seat)) = entered else {
                     panic!("{entered:?}")
                 };
-                let mut client = seat.job().clone().sync(Sync::Bsp).connect().unwrap();
+                let mut client = seat.job().clone().sync(SyncMode::Bsp).connect().unwrap();
                 assert_eq!(client.rank().0, rank - 1);
                 client.finish().unwrap();
                 drop(client);

@@ -10,7 +10,7 @@ use tidewater_protocol::layout::frame::FRAME_HEADER_BYTES;
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::limits::RING_BYTES_DEFAULT;
 use tidewater_protocol::table::{DType, PushOp};
 
@@ -61,7 +61,7 @@ fn keys(count: u64, distinct: u64) -> Body {
 fn known() -> hints::Hints {
     let mut hints = hints::Hints::new();
     for n in 0..HINTS_KNOWN {
-        hints.put(mix64(n), Loc::new(0, 1, n as u32));
+        hints.put(mix64(n), RowLocation::new(0, 1, n as u32));
     }
     hints
 }
@@ -84,7 +84,7 @@ fn hints_put() -> Body {
         from = (from + HINTS) % HINTS_KNOWN;
         for n in from..from + HINTS {
             let n = n % HINTS_KNOWN;
-            hints.put(mix64(n), Loc::new(0, 2, n as u32));
+            hints.put(mix64(n), RowLocation::new(0, 2, n as u32));
         }
     })
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 use tidewater::connect::JoinConfig;
-use tidewater::{Client, Job, Sync};
+use tidewater::{Client, Job, SyncMode};
 use tidewater_launch::{RdmaDevice, RdmaTimeout};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_service::coordinator::{
@@ -152,7 +152,7 @@ impl Bed {
     ///
     /// # Errors
     /// When a server cannot be reached over the transport that was asked for.
-    pub fn client(&self, rank: u32, sync: Sync) -> Result<Client, BenchError> {
+    pub fn client(&self, rank: u32, sync: SyncMode) -> Result<Client, BenchError> {
         let mut join = JoinConfig::new(self.coordinator.clone(), self.token.clone());
         join.rank = Some(rank);
         let mut job = Job::new(join, self.config.transport.choice()).sync(sync);
@@ -165,7 +165,7 @@ impl Bed {
     }
 
     /// What a worker in a process of its own needs.
-    pub fn invitation(&self, rank: u32, sync: Sync) -> worker::Start {
+    pub fn invitation(&self, rank: u32, sync: SyncMode) -> worker::Start {
         worker::Start {
             coordinator: self.coordinator.clone(),
             token: self.token.to_hex(),

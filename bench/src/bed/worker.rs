@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tidewater::connect::JoinConfig;
-use tidewater::{Client, Job, PullOptions, Sync};
+use tidewater::{Client, Job, PullOptions, SyncMode};
 use tidewater_protocol::wire::handshake::JobToken;
 
 use super::Bed;
@@ -105,7 +105,7 @@ impl Crew {
     ///
     /// # Errors
     /// When a process cannot be started or does not come up.
-    pub fn start(bed: &Bed, first: u32, task: Task, sync: Sync) -> Result<Self, BenchError> {
+    pub fn start(bed: &Bed, first: u32, task: Task, sync: SyncMode) -> Result<Self, BenchError> {
         let mut crew = Vec::new();
         for rank in first..bed.config().workers {
             let mut process = Process::start(ROLE, format!("worker {rank}"), None)?;
@@ -236,7 +236,7 @@ fn join(start: &Start) -> Result<Client, BenchError> {
         why,
     };
     let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
-    let sync: Sync = start.sync.parse().map_err(failed)?;
+    let sync: SyncMode = start.sync.parse().map_err(failed)?;
     let device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
     let mut config = JoinConfig::new(start.coordinator.clone(), token);
     config.rank = Some(start.rank);

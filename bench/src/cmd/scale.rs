@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater::Sync;
+use tidewater::SyncMode;
 
 use crate::args::Common;
 use crate::bed::worker::{Crew, Slice, Task, Together};
@@ -72,7 +72,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
             workers: most,
             seed: common.seed,
         };
-        let mut crew = Crew::start(&bed, 0, task, Sync::Asp)?;
+        let mut crew = Crew::start(&bed, 0, task, SyncMode::Asp)?;
         let mut best = 0.0_f64;
         for &workers in &args.workers {
             let (row, all) = measure(args, servers, workers, &mut bed, &mut crew)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater::{PullOptions, Sync};
+use tidewater::{PullOptions, SyncMode};
 use tidewater_runtime::clock::Deadline;
 
 use super::{pin_client, plan};
@@ -113,7 +113,7 @@ pub(crate) fn soak(
     tell: &mut dyn FnMut(Row, (u64, u64)) -> Result<(), BenchError>,
 ) -> Result<Soaked, BenchError> {
     let common = &args.common;
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     let mut plot = Plot::scattered(Kind::Sparse, DIM, ROWS, 1, common.seed);
     plot.batches = 4096;
     let mut subject = Subject::new(&mut client, plot, common.plant_wrong)?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater::{PullOptions, Sync};
+use tidewater::{PullOptions, SyncMode};
 
 use super::{pin_client, plan};
 use crate::args::{Common, Mode, OpChoice, Wire, parse_limit};
@@ -93,7 +93,7 @@ pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
         pin: common.pin_servers,
     })?;
     pin_client(common)?;
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
     let mut sheet = Sheet::new(
         common,

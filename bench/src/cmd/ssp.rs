@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater::{Client, Sync};
+use tidewater::{Client, SyncMode};
 
 use super::pin_client;
 use super::scale::together;
@@ -99,7 +99,7 @@ fn bed(args: &SspArgs, workers: u32) -> Result<Bed, BenchError> {
 
 fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, BenchError> {
     let mut bed = bed(args, workers)?;
-    let clients = (0..workers).map(|rank| bed.client(rank, Sync::Bsp));
+    let clients = (0..workers).map(|rank| bed.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let plan = super::plan(&args.common, (Op::Pull, 1), Pace::Closed, timer);
@@ -117,7 +117,7 @@ fn of_a_thread(args: &SspArgs, workers: u32, timer: Duration) -> Result<Row, Ben
 
 fn of_processes(args: &SspArgs, workers: u32, task: Task) -> Result<Row, BenchError> {
     let mut bed = bed(args, workers)?;
-    let mut crew = Crew::start(&bed, 0, task, Sync::Bsp)?;
+    let mut crew = Crew::start(&bed, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: args.common.iters.unwrap_or(SLICE_TICKS),
         millis: SLICE_LIMIT.as_millis() as u64,

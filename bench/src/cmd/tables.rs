@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use tidewater::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, SyncMode};
 
 use super::{pin_client, plan};
 use crate::args::{Common, Mode, OpChoice, TableChoice, Transport, Wire, parse_limit};
@@ -158,7 +158,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
         pin: common.pin_servers,
     })?;
     pin_client(common)?;
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     let timer = timer_cost();
     let fingerprint = Fingerprint::take(shape.test, common, (args.servers, 1), timer);
     let mut sheet = Sheet::new(common, fingerprint)?;

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use tidewater::{Counters, Job, Missing, PullMode, PullOptions, Sync};
+use tidewater::{Counters, Job, Missing, PullMode, PullOptions, SyncMode};
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_launch::{RdmaDevice, TransportChoice};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
 use tidewater_protocol::table::{
-    DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 use crate::abi::types::*;
@@ -92,10 +92,10 @@ pub(crate) const fn transport_code(kind: Option<TransportKind>) -> i32 {
     }
 }
 
-pub(crate) fn sync(value: i32, staleness: u32) -> Result<Sync, Failure> {
+pub(crate) fn sync(value: i32, staleness: u32) -> Result<SyncMode, Failure> {
     use tw_sync::*;
     choice!("sync", value, {
-        TW_ASP => Sync::Asp, TW_BSP => Sync::Bsp, TW_SSP => Sync::Ssp(staleness.into()),
+        TW_ASP => SyncMode::Asp, TW_BSP => SyncMode::Bsp, TW_SSP => SyncMode::Ssp(staleness.into()),
     })
 }
 
@@ -233,20 +233,20 @@ fn init(options: &tw_table_options) -> Result<Init, Failure> {
     })
 }
 
-fn effect(options: &tw_table_options) -> Result<Effect, Failure> {
+fn effect(options: &tw_table_options) -> Result<Apply, Failure> {
     use tw_effect::*;
     choice!("effect", options.effect, {
-        TW_IMMEDIATE => Effect::Immediate,
-        TW_CLOCK_SUM => Effect::AtClock(Reduce::Sum),
-        TW_CLOCK_MEAN => Effect::AtClock(Reduce::Mean),
+        TW_IMMEDIATE => Apply::Immediate,
+        TW_CLOCK_SUM => Apply::AtTick(Reduce::Sum),
+        TW_CLOCK_MEAN => Apply::AtTick(Reduce::Mean),
     })
 }
 
-pub(crate) const fn effect_code(effect: Effect) -> i32 {
+pub(crate) const fn effect_code(effect: Apply) -> i32 {
     let effect = match effect {
-        Effect::Immediate => tw_effect::TW_IMMEDIATE,
-        Effect::AtClock(Reduce::Sum) => tw_effect::TW_CLOCK_SUM,
-        Effect::AtClock(Reduce::Mean) => tw_effect::TW_CLOCK_MEAN,
+        Apply::Immediate => tw_effect::TW_IMMEDIATE,
+        Apply::AtTick(Reduce::Sum) => tw_effect::TW_CLOCK_SUM,
+        Apply::AtTick(Reduce::Mean) => tw_effect::TW_CLOCK_MEAN,
     };
     effect as i32
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use tidewater::{Missing, PullMode, PullOptions, Sync};
+use tidewater::{Missing, PullMode, PullOptions, SyncMode};
 use tidewater_protocol::ids::DomainId;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::limits::DOMAINS_MAX;
-use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp, Reduce};
+use tidewater_protocol::table::{DType, Apply, Init, Optimizer, PushOp, Reduce};
 
 use crate::arrays::numpy_name;
 
@@ -32,16 +32,16 @@ pub(crate) fn op(given: &str) -> PyResult<PushOp> {
     word("op", given, &known)
 }
 
-pub(crate) fn effect(given: &str) -> PyResult<Effect> {
+pub(crate) fn effect(given: &str) -> PyResult<Apply> {
     let known = [
-        ("immediate", Effect::Immediate),
-        ("clock_sum", Effect::AtClock(Reduce::Sum)),
-        ("clock_mean", Effect::AtClock(Reduce::Mean)),
+        ("immediate", Apply::Immediate),
+        ("clock_sum", Apply::AtTick(Reduce::Sum)),
+        ("clock_mean", Apply::AtTick(Reduce::Mean)),
     ];
     word("effect", given, &known)
 }
 
-pub(crate) fn sync(given: &str) -> PyResult<Sync> {
+pub(crate) fn sync(given: &str) -> PyResult<SyncMode> {
     given.parse().map_err(PyValueError::new_err)
 }
 

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Entered, Job, Launch, PullOptions, Sync, Table, TableBuilder,
+    Client, ClientError, Entered, Job, Launch, PullOptions, SyncMode, Table, TableBuilder,
 };
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
@@ -69,7 +69,7 @@ fn main() -> Result<(), ClientError> {
 
 /// A worker's part, from joining the job to leaving it.
 fn simulate(job: &Job) -> Result<(), ClientError> {
-    let mut client = job.clone().sync(Sync::Bsp).connect()?;
+    let mut client = job.clone().sync(SyncMode::Bsp).connect()?;
     let (rank, workers) = (client.rank().0 as usize, client.workers() as usize);
     let tables = tables(&mut client, workers)?;
     let mut strip = Strip::new(rank, workers);

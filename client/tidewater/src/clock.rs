@@ -15,7 +15,7 @@ use crate::push::Ticket;
 
 /// How far workers may drift apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sync {
+pub enum SyncMode {
     /// Bulk synchronous: an iteration begins when all workers have ended the one before.
     Bsp,
     /// Stale synchronous: a worker is at most this many iterations ahead of the slowest.
@@ -25,7 +25,7 @@ pub enum Sync {
     Asp,
 }
 
-impl Sync {
+impl SyncMode {
     /// Ticks the slowest worker may lag behind; `None` for any number.
     pub(crate) const fn staleness(self) -> Option<u64> {
         match self {
@@ -36,7 +36,7 @@ impl Sync {
     }
 }
 
-impl core::str::FromStr for Sync {
+impl core::str::FromStr for SyncMode {
     type Err = String;
 
     fn from_str(s: &str) -> Result<Self, String> {
@@ -52,7 +52,7 @@ impl core::str::FromStr for Sync {
     }
 }
 
-impl core::fmt::Display for Sync {
+impl core::fmt::Display for SyncMode {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
             Self::Bsp => f.write_str("bsp"),
@@ -65,7 +65,7 @@ impl core::fmt::Display for Sync {
 /// One worker's clocks.
 #[derive(Debug)]
 pub(crate) struct WorkerClock {
-    pub(crate) sync: Sync,
+    pub(crate) sync: SyncMode,
     pub(crate) deadline: Duration,
     clocks: [u64; DOMAINS_MAX],
     /// The CLOCK that is built in the ring of every lane, by domain. Above `clocks` after a tick whose
@@ -80,7 +80,7 @@ pub(crate) struct WorkerClock {
 }
 
 impl WorkerClock {
-    pub(crate) fn new(sync: Sync) -> Self {
+    pub(crate) fn new(sync: SyncMode) -> Self {
         Self {
             sync,
             deadline: CLOCK_DEADLINE,

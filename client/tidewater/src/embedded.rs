@@ -7,7 +7,7 @@ use tidewater_service::embedded::{Cluster, ClusterConfig};
 
 use tidewater_launch::TransportChoice;
 
-use crate::clock::Sync;
+use crate::clock::SyncMode;
 use crate::connect::{Job, JoinConfig};
 use crate::error::ClientError;
 use crate::session::Client;
@@ -53,7 +53,7 @@ impl Embedded {
     ///
     /// # Errors
     /// As [`Job::connect`].
-    pub fn client(&self, rank: u32, sync: Sync) -> Result<Client, ClientError> {
+    pub fn client(&self, rank: u32, sync: SyncMode) -> Result<Client, ClientError> {
         let environment = self.cluster.environment();
         let mut join = JoinConfig::new(&environment.coordinator, environment.token.clone());
         join.rank = Some(rank);

@@ -12,7 +12,7 @@
 //!     let job = Job::from_env()?.ok_or_else(|| {
 //!         ClientError::Environment("start this under `tidewater run`".into())
 //!     })?;
-//!     let mut client: Client = job.sync(Sync::Asp).connect()?;
+//!     let mut client: Client = job.sync(SyncMode::Asp).connect()?;
 //!     let table = client.create_table::<i64>(TableBuilder::sparse::<i64>("counts", 1).spec())?;
 //!     let ticket = client.push_rows(&table, keys, &vec![1; keys.len()], PushOp::Sum)?;
 //!     client.wait_applied(&ticket)?;
@@ -28,7 +28,7 @@
 //! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
 //! | [`RegisteredBuffer`] | memory that what is pulled over verbs lands in without a copy |
 //! | [`Ticket`] | when a push is applied, or why not |
-//! | [`Sync`] | BSP, SSP, ASP |
+//! | [`SyncMode`] | BSP, SSP, ASP |
 //! | [`walltime::Walltime`] | ending at one step of all workers before the batch system kills |
 //! | [`Counters`] | which path really ran |
 //!
@@ -71,7 +71,7 @@ pub mod table;
 pub mod walltime;
 
 pub use buffer::RegisteredBuffer;
-pub use clock::Sync;
+pub use clock::SyncMode;
 pub use connect::Job;
 pub use counters::Counters;
 #[cfg(feature = "embedded")]

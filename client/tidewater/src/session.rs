@@ -17,7 +17,7 @@ use tidewater_protocol::wire::control::TableInfo;
 use tidewater_runtime::clock::Deadline;
 
 use crate::buffer::{Buffers, RegisteredBuffer};
-use crate::clock::{Sync, WorkerClock, check_member};
+use crate::clock::{SyncMode, WorkerClock, check_member};
 use crate::counters::Counters;
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
@@ -41,7 +41,7 @@ pub struct Parts {
     /// Workers of the job.
     pub workers: u32,
     /// How far workers may drift apart.
-    pub sync: Sync,
+    pub sync: SyncMode,
 }
 
 /// A worker's client. It belongs to one thread; other threads of the worker make their own.
@@ -150,7 +150,7 @@ impl Client {
     }
 
     /// How far workers may drift apart.
-    pub const fn sync(&self) -> Sync {
+    pub const fn sync(&self) -> SyncMode {
         self.clock.sync
     }
 

@@ -8,7 +8,7 @@ use tidewater_protocol::table::{Optimizer, TableSpec};
 use super::defaults;
 use super::model::LogisticConfig;
 use crate::data::ReadOptions;
-use tidewater::clock::Sync;
+use tidewater::clock::SyncMode;
 use tidewater::table::TableBuilder;
 
 /// Name of the model's table: `f32` by feature key, one column.
@@ -25,7 +25,7 @@ pub struct Config {
     /// Format of both, and what becomes of labels.
     pub read: ReadOptions,
     /// How far workers may drift apart. The client must have been made with the same.
-    pub sync: Sync,
+    pub sync: SyncMode,
     /// The rule by which servers apply gradients.
     pub optimizer: Optimizer,
     /// Weight of the penalty `l2 / 2 * w^2` that the gradient includes.
@@ -52,7 +52,7 @@ impl Config {
             train: train.into(),
             test: None,
             read: ReadOptions::default(),
-            sync: Sync::Bsp,
+            sync: SyncMode::Bsp,
             optimizer: defaults::ADAGRAD,
             l2: 0.0,
             batch_rows: defaults::BATCH_ROWS,
@@ -76,8 +76,8 @@ impl Config {
     pub fn table(&self) -> TableSpec {
         let table = TableBuilder::sparse::<f32>(WEIGHTS, 1).optimizer(self.optimizer);
         let table = match self.sync {
-            Sync::Bsp => table.at_clock(defaults::REDUCE),
-            Sync::Ssp(_) | Sync::Asp => table,
+            SyncMode::Bsp => table.at_clock(defaults::REDUCE),
+            SyncMode::Ssp(_) | SyncMode::Asp => table,
         };
         table.spec().clone()
     }

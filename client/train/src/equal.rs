@@ -98,7 +98,7 @@ fn told(kind: As, value: i64, otherwise: &str) -> String {
 mod tests {
     use super::*;
     use crate::exit;
-    use tidewater::clock::Sync;
+    use tidewater::clock::SyncMode;
 
     /// Each setting that one worker has otherwise is found and told by its flag, with both ranks.
     #[test]
@@ -118,7 +118,7 @@ mod tests {
         };
         let flags = settings(&base).map(|(flag, kind, _)| (flag, kind));
         let others = [
-            with(|c| c.sync = Sync::Ssp(2)),
+            with(|c| c.sync = SyncMode::Ssp(2)),
             with(|c| c.epochs += 1),
             with(|c| c.test = Some("t".into())),
             with(|c| c.test_each_epoch = true),

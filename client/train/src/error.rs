@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use tidewater_protocol::layout::lines::RejectCode;
-use tidewater_protocol::table::{Effect, TableSpec};
+use tidewater_protocol::table::{Apply, TableSpec};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::metrics::MetricsError;
@@ -109,8 +109,8 @@ impl TrainError {
             // Config::table: only under BSP pushes take effect at the tick.
             match have.effect {
                 effect if effect == want.effect => {}
-                Effect::AtClock(_) => flags.push("--sync bsp"),
-                Effect::Immediate => flags.push("--sync asp or --sync ssp:S"),
+                Apply::AtTick(_) => flags.push("--sync bsp"),
+                Apply::Immediate => flags.push("--sync asp or --sync ssp:S"),
             }
             if have.optimizer != want.optimizer {
                 flags.push("the optimizer of its training (lr or ftrl, and their flags)");
@@ -159,7 +159,7 @@ const fn client_code(e: &ClientError) -> u8 {
 mod tests {
     use super::*;
     use crate::{Config, defaults};
-    use tidewater::clock::Sync;
+    use tidewater::clock::SyncMode;
 
     #[test]
     fn each_kind_of_error_has_its_exit_code() {
@@ -192,9 +192,9 @@ mod tests {
             (config.sync, config.optimizer) = (sync, optimizer);
             config.table()
         };
-        let bsp = table(Sync::Bsp, defaults::ADAGRAD);
-        let ssp = table(Sync::Ssp(2), defaults::ADAGRAD);
-        let ftrl = table(Sync::Bsp, defaults::FTRL);
+        let bsp = table(SyncMode::Bsp, defaults::ADAGRAD);
+        let ssp = table(SyncMode::Ssp(2), defaults::ADAGRAD);
+        let ftrl = table(SyncMode::Bsp, defaults::FTRL);
         let why = Refusal::new(RefusalCode::TableDiffers, [3, 0, 0, 0]).with_text("table \"w\"");
         for (have, want, says) in [
             (Some(&bsp), &ssp, "give --sync bsp"),

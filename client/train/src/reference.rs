@@ -3,7 +3,7 @@
 //! It takes mini-batches, models and optimizers as the distributed trainer does, without servers,
 //! clocks or threads. Workers are imitated: at each step every worker's batch is computed at the
 //! same weights, gradients are reduced in rank order, and each touched row takes one optimizer
-//! step (what BSP with [`Effect::AtClock`](tidewater_protocol::table::Effect) promises).
+//! step (what BSP with [`Apply::AtTick`](tidewater_protocol::table::Effect) promises).
 //!
 //! Optimizer state is `f32` and each formula is the one documented at [`Optimizer`], operations in
 //! the server's order: the bits are those of the server's kernels, except for Adam, whose powers

@@ -19,7 +19,7 @@ use tidewater_engine::store::redo::{Progress, Redo, RowPlace};
 use tidewater_engine::store::redo_block::{BlockPlace, StatePiece};
 use tidewater_protocol::ids::Incarnation;
 use tidewater_protocol::layout::dense::TaggedU32;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_runtime::mem::Region;
 
 const DIRECTORY_AT: usize = 8192;
@@ -48,7 +48,9 @@ fn structures() -> Vec<(&'static str, Vec<u8>)> {
         owner(BlockKind::Index, 3),
     )
     .unwrap();
-    index.insert(0xfeed_beef, Loc::new(0, 2, 0x10)).unwrap();
+    index
+        .insert(0xfeed_beef, RowLocation::new(0, 2, 0x10))
+        .unwrap();
     let redo = Redo::new(Arc::clone(&memory), 1, 256, 64).unwrap();
     let place = RowPlace {
         row_at: rows.at + 32,

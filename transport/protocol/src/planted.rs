@@ -41,7 +41,7 @@ plants! {
     PushByStaleLocation = "push-by-stale-location";
     /// Rows before the offending one of a refused frame are applied.
     ApplyHalfRefusedFrame = "apply-half-refused-frame";
-    /// Pushes of an `AtClock` table are applied on arrival.
+    /// Pushes of an `AtTick` table are applied on arrival.
     AtClockOff = "at-clock-off";
     /// A tick leaves the sum of the gradients of a `Reduce::Mean` table undivided.
     MeanWithoutDivision = "mean-without-division";
@@ -74,7 +74,7 @@ plants! {
     FinishForgetsBuffer = "finish-forgets-buffer";
     /// A `finish_pull` that misses its deadline loses the pull.
     FinishForgetsPull = "finish-forgets-pull";
-    /// Rows of an `AtClock` push are made at the tick, when the push cannot be refused any more.
+    /// Rows of an `AtTick` push are made at the tick, when the push cannot be refused any more.
     RowsReservedAtTick = "rows-reserved-at-tick";
     /// An applier that lost acknowledged pushes goes on.
     ApplierGoesOn = "applier-goes-on";

@@ -187,11 +187,11 @@ pub enum Reduce {
 
 /// When a push takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Effect {
+pub enum Apply {
     /// On arrival.
     Immediate,
     /// At the tick that closes its iteration: reduced in rank order, one optimizer step a row.
-    AtClock(Reduce),
+    AtTick(Reduce),
 }
 
 /// Rows and how they are addressed.
@@ -222,7 +222,7 @@ pub enum DenseLayout {
     Blocks {
         /// Bytes of a block; a power of two, 4 KiB to 256 KiB.
         block_bytes: u32,
-        /// Double buffered with a snapshot descriptor (needs [`Effect::AtClock`]).
+        /// Double buffered with a snapshot descriptor (needs [`Apply::AtTick`]).
         snapshot: bool,
     },
 }
@@ -243,7 +243,7 @@ pub struct TableSpec {
     /// Seed of `init`.
     pub seed: u64,
     /// When pushes take effect.
-    pub effect: Effect,
+    pub effect: Apply,
     /// Refuse a frame that holds NaN or infinity (float tables).
     pub finite_check: bool,
     /// Tables of one domain tick together.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater::{PullOptions, Sync};
+use tidewater::{PullOptions, SyncMode};
 use tidewater_runtime::clock::{self, Deadline};
 
 use super::arena::{Arena, Title};
@@ -63,7 +63,7 @@ fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchErr
     if !arena.wants(&[&id]) {
         return Ok(());
     }
-    let client = bed.client(1, Sync::Asp)?;
+    let client = bed.client(1, SyncMode::Asp)?;
     let title = Title {
         id: &id,
         what: "processor time of idle servers with a session open",
@@ -87,7 +87,7 @@ fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
     let remote = arena.args.transport.wire() != Some(Wire::Memory);
     let apart = OneCore::enter()?;
     let apart = apart.keep_off(bed)?.then_some(apart);
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     for (op, rows) in [
         (Op::Pull, 1),
         (Op::Pull, CALL_ROWS),

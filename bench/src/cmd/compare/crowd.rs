@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater::Sync;
+use tidewater::SyncMode;
 
 use super::arena::{Arena, Title};
 use crate::bed::worker::{Crew, Slice, Task, Together};
@@ -62,7 +62,7 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
         return Ok(());
     }
     let bed = bed(arena, TICKERS, 1)?;
-    let mut crew = Crew::start(&bed, 0, Task::Ticks, Sync::Bsp)?;
+    let mut crew = Crew::start(&bed, 0, Task::Ticks, SyncMode::Bsp)?;
     let slice = Slice {
         iters: TICKS,
         millis: PATIENCE_MS,
@@ -93,7 +93,7 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
         workers: CROWD,
         seed: arena.args.seed,
     };
-    let mut crew = Crew::start(&bed, 0, task, Sync::Asp)?;
+    let mut crew = Crew::start(&bed, 0, task, SyncMode::Asp)?;
     let slice = Slice {
         iters: u64::MAX,
         millis: CROWD_TIME.as_millis() as u64,
@@ -140,7 +140,7 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         bytes: DENSE_BYTES,
         workers: DENSE_WORKERS,
     };
-    let mut crew = Crew::start(&bed, 0, task, Sync::Bsp)?;
+    let mut crew = Crew::start(&bed, 0, task, SyncMode::Bsp)?;
     let slice = Slice {
         iters: DENSE_STEPS,
         millis: PATIENCE_MS,

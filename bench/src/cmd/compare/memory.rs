@@ -1,6 +1,6 @@
 //! Contests over shared memory: against a copy, a bare gather, a ping.
 
-use tidewater::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, SyncMode};
 
 use super::arena::{Arena, Metric};
 use crate::applier::{Applier, ROWS_CACHED, ROWS_MANY, rules};
@@ -30,7 +30,7 @@ const DENSE_BYTES: u64 = 64 << 20;
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
         let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
-        let mut client = bed.client(0, Sync::Asp)?;
+        let mut client = bed.client(0, SyncMode::Asp)?;
         one_row(arena, &mut bed, &mut client)?;
         many_rows(arena, &mut bed, &mut client)?;
         dense(arena, &mut bed, &mut client)?;

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-use tidewater::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, SyncMode};
 use tidewater_runtime::clock::Deadline;
 
 use super::arena::{Arena, Metric, Title};
@@ -44,7 +44,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         workers: 1,
         pin: None,
     })?;
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     match arena.args.transport.wire() {
         Some(Wire::Memory) => {
             mpi(arena, &mut bed, &mut client)?;

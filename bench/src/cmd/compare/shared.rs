@@ -2,7 +2,7 @@
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tidewater::{Client, Sync};
+use tidewater::{Client, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::{audits, crowd, train};
@@ -63,7 +63,7 @@ pub(super) fn clock_of_a_thread(
         workers: SESSIONS,
         pin: core,
     })?;
-    let clients = (0..SESSIONS).map(|rank| bed.client(rank, Sync::Bsp));
+    let clients = (0..SESSIONS).map(|rank| bed.client(rank, SyncMode::Bsp));
     let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
     let mut work = Ticks::new(&mut clients)?;
     let what = "the last of 8 sessions' CLOCK frame until it sees the minimum";

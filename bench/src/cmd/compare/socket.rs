@@ -1,6 +1,6 @@
 //! Contests over TCP: against a blocking echo, a plain stream, and a bare gather behind a socket.
 
-use tidewater::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::memory::CALL_ROWS;
@@ -47,7 +47,7 @@ fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         return Ok(());
     }
     let mut bed = bed(arena, None)?;
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         let id = format!("tcp.free.{}.256", op.name());
         small(arena, &mut bed, &mut client, (&id, op, 256), None)?;
@@ -67,7 +67,7 @@ fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     let guard = OneCore::enter()?;
     let core = Some(guard.core());
     let mut bed = bed(arena, core)?;
-    let mut client = bed.client(0, Sync::Asp)?;
+    let mut client = bed.client(0, SyncMode::Asp)?;
     for op in [Op::Pull, Op::Push] {
         for size in [8, 256, 4096] {
             let id = format!("tcp.core.{}.{size}", op.name());

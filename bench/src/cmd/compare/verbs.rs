@@ -3,7 +3,7 @@
 //! The rival moves as many bytes by the plainest means: no server behind the memory, nothing
 //! checked. A row of 256 bytes is one of 272 on the wire, as its header comes with it.
 
-use tidewater::{Client, PullOptions, Sync};
+use tidewater::{Client, PullOptions, SyncMode};
 
 use super::arena::{Arena, Metric};
 use super::peers::pair;
@@ -54,7 +54,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         "verbs.push.applied",
     ]) {
         let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
-        let mut client = bed.client(0, Sync::Asp)?;
+        let mut client = bed.client(0, SyncMode::Asp)?;
         one_row(arena, &mut bed, &mut client)?;
         many_rows(arena, &mut bed, &mut client)?;
         dense(arena, &mut bed, &mut client)?;

@@ -11,7 +11,7 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 
 use super::{ConnectConfig, JoinConfig, NetCoordinatorLink, NetServerLink};
-use crate::clock::Sync;
+use crate::clock::SyncMode;
 use crate::error::ClientError;
 use crate::link::ServerLink;
 use crate::session::{Client, Parts};
@@ -31,7 +31,7 @@ pub struct Job {
     /// How soon queue pairs send a packet again.
     pub rdma_timeout: RdmaTimeout,
     /// How far workers may drift apart.
-    pub sync: Sync,
+    pub sync: SyncMode,
     /// Longest time until everybody is there.
     pub patience: Duration,
     /// Of a worker that a launcher started.
@@ -81,7 +81,7 @@ impl Job {
             transport,
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
-            sync: Sync::Asp,
+            sync: SyncMode::Asp,
             patience: PATIENCE,
             seat: None,
         }
@@ -110,7 +110,7 @@ impl Job {
 
     /// With another synchronisation.
     #[must_use]
-    pub const fn sync(mut self, sync: Sync) -> Self {
+    pub const fn sync(mut self, sync: SyncMode) -> Self {
         self.sync = sync;
         self
     }

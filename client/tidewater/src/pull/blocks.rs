@@ -11,9 +11,9 @@ use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::rounds::word_op;
+use super::batched_ranges::word_op;
 use super::rows::read_ops;
-use super::{PullMode, PullOptions, rounds};
+use super::{PullMode, PullOptions, batched_ranges};
 use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
@@ -32,7 +32,7 @@ const SNAPSHOT_ASKS: u32 = 16;
 
 /// A run of elements inside one partition.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
+pub(super) struct RangePart {
     pub(super) part: DensePart,
     /// First block of the partition.
     base: u64,
@@ -44,11 +44,11 @@ pub(super) struct Piece {
 /// Memory of a pull, kept between calls so that none allocates once warm.
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch {
-    pieces: Vec<Piece>,
+    pieces: Vec<RangePart>,
     pub(super) head: Vec<u8>,
     spare: Vec<u8>,
-    todo: Vec<Piece>,
-    again: Vec<Piece>,
+    todo: Vec<RangePart>,
+    again: Vec<RangePart>,
 }
 
 /// Pulls elements `first ..` into `out`.
@@ -90,7 +90,7 @@ fn cut(
     table: &TableState,
     first: u64,
     bytes: usize,
-    pieces: &mut Vec<Piece>,
+    pieces: &mut Vec<RangePart>,
 ) -> Result<(), ClientError> {
     let argument = |what: String| ClientError::Argument {
         op: "pull_dense",
@@ -124,7 +124,7 @@ fn cut(
         } else {
             end.min(stop).min(longest)
         };
-        pieces.push(Piece {
+        pieces.push(RangePart {
             part,
             base,
             first: at,
@@ -163,7 +163,7 @@ pub(super) struct BlockPull<'a> {
 impl BlockPull<'_> {
     fn pieces(
         &mut self,
-        pieces: &[Piece],
+        pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
         mode: PullMode,
@@ -175,7 +175,7 @@ impl BlockPull<'_> {
             return self.snapshot(pieces, first, out);
         }
         if mode == PullMode::Consistent {
-            return rounds::pull(self, pieces, first, out);
+            return batched_ranges::pull(self, pieces, first, out);
         }
         for piece in pieces {
             let at = size(piece.first - first) * self.layout.element_bytes;
@@ -190,23 +190,23 @@ impl BlockPull<'_> {
     }
 
     /// Bytes from the partition's first block to an element.
-    fn offset(&self, piece: &Piece, element: u64) -> u64 {
+    fn offset(&self, piece: &RangePart, element: u64) -> u64 {
         (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
     }
 
     /// Bytes of a piece.
-    pub(super) fn bytes(&self, piece: &Piece) -> usize {
+    pub(super) fn bytes(&self, piece: &RangePart) -> usize {
         size(piece.end - piece.first) * self.layout.element_bytes
     }
 
     /// Blocks that a piece touches.
-    pub(super) fn blocks_of(&self, piece: &Piece) -> usize {
+    pub(super) fn blocks_of(&self, piece: &RangePart) -> usize {
         let per_block = self.layout.block_elements();
         size((piece.end - 1) / per_block + 1 - piece.first / per_block)
     }
 
     /// Where the version words of a piece's blocks are.
-    pub(super) fn words_of(&self, piece: &Piece) -> Result<RemoteAddr, ClientError> {
+    pub(super) fn words_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         let versions = piece.part.versions;
         let versions = versions.ok_or_else(|| self.nonsense("no version words"))?;
         let block = piece.first / self.layout.block_elements() - piece.base;
@@ -217,11 +217,11 @@ impl BlockPull<'_> {
     }
 
     /// The windows of a piece. They end at block boundaries, so that a block is verified once.
-    pub(super) fn windows(&self, piece: &Piece) -> impl Iterator<Item = Piece> + use<> {
+    pub(super) fn windows(&self, piece: &RangePart) -> impl Iterator<Item = RangePart> + use<> {
         let (per_block, mut rest) = (self.layout.block_elements(), *piece);
         std::iter::from_fn(move || {
             let end = (rest.first / per_block + WINDOW_BLOCKS) * per_block;
-            let window = Piece {
+            let window = RangePart {
                 end: end.min(rest.end),
                 ..rest
             };
@@ -230,7 +230,11 @@ impl BlockPull<'_> {
         })
     }
 
-    pub(super) fn consistent(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+    pub(super) fn consistent(
+        &mut self,
+        piece: &RangePart,
+        out: &mut [u8],
+    ) -> Result<(), ClientError> {
         let mut out = out;
         for window in self.windows(piece) {
             let (here, rest) = out.split_at_mut(self.bytes(&window));
@@ -241,7 +245,7 @@ impl BlockPull<'_> {
     }
 
     /// One window: read until every block of it proved itself, or have the server copy it.
-    pub(super) fn window(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+    pub(super) fn window(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
         let blocks = piece.first / self.layout.block_elements()
             ..(piece.end - 1) / self.layout.block_elements() + 1;
         let mut todo = std::mem::take(&mut self.scratch.todo);
@@ -258,13 +262,13 @@ impl BlockPull<'_> {
     /// Tries the pieces of a window that are in `todo` until none is left, at last by the server.
     fn window_until(
         &mut self,
-        piece: &Piece,
+        piece: &RangePart,
         out: &mut [u8],
-        todo: &mut Vec<Piece>,
-        again: &mut Vec<Piece>,
+        todo: &mut Vec<RangePart>,
+        again: &mut Vec<RangePart>,
     ) -> Result<(), ClientError> {
         let bytes = self.layout.element_bytes;
-        let place = |part: &Piece| {
+        let place = |part: &RangePart| {
             let at = size(part.first - piece.first) * bytes;
             at..at + size(part.end - part.first) * bytes
         };
@@ -292,9 +296,9 @@ impl BlockPull<'_> {
     /// odd or changed go to `again`, one piece each.
     fn try_window(
         &mut self,
-        piece: &Piece,
+        piece: &RangePart,
         out: &mut [u8],
-        again: &mut Vec<Piece>,
+        again: &mut Vec<RangePart>,
     ) -> Result<(), ClientError> {
         let words = self.words_of(piece)?;
         let bytes = 8 * self.blocks_of(piece);
@@ -317,7 +321,7 @@ impl BlockPull<'_> {
 
     /// Compares the words of a piece's blocks before and after its payload, which lie in the head
     /// from these places on; blocks that did not prove themselves go to `again`.
-    pub(super) fn judge(&self, piece: &Piece, words: [usize; 2], again: &mut Vec<Piece>) {
+    pub(super) fn judge(&self, piece: &RangePart, words: [usize; 2], again: &mut Vec<RangePart>) {
         let per_block = self.layout.block_elements();
         let first_block = piece.first / per_block;
         let word = |at: usize| {
@@ -332,7 +336,7 @@ impl BlockPull<'_> {
             let [before, after] = words.map(|at| word(at + block * 8));
             if !before.accepts(after, piece.part.salt) {
                 let from = (first_block + block as u64) * per_block;
-                again.push(Piece {
+                again.push(RangePart {
                     first: from.max(piece.first),
                     end: (from + per_block).min(piece.end),
                     ..*piece
@@ -342,7 +346,7 @@ impl BlockPull<'_> {
     }
 
     /// The payload as it is; one version word behind it tells whether the table is still there.
-    fn unchecked(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+    fn unchecked(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
         let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len())?;
         let word = ReadOp {
             fence: true,
@@ -360,13 +364,13 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    fn gather(&mut self, piece: &Piece, out: &mut [u8]) -> Result<(), ClientError> {
+    fn gather(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
         self.lanes
             .gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
     }
 
     /// Where a piece's payload begins.
-    pub(super) fn payload_at(&self, piece: &Piece, base: RemoteAddr) -> RemoteAddr {
+    pub(super) fn payload_at(&self, piece: &RangePart, base: RemoteAddr) -> RemoteAddr {
         RemoteAddr {
             key: base.key,
             addr: base.addr + self.offset(piece, piece.first),
@@ -376,7 +380,7 @@ impl BlockPull<'_> {
     /// The read of a piece's payload, and how many bytes before it are read too.
     pub(super) fn payload_op(
         &self,
-        piece: &Piece,
+        piece: &RangePart,
         base: RemoteAddr,
         len: usize,
     ) -> Result<(ReadOp, usize), ClientError> {
@@ -407,7 +411,7 @@ impl BlockPull<'_> {
     /// Every piece as of one epoch.
     fn snapshot(
         &mut self,
-        pieces: &[Piece],
+        pieces: &[RangePart],
         first: u64,
         out: &mut [u8],
     ) -> Result<(), ClientError> {
@@ -456,7 +460,7 @@ impl BlockPull<'_> {
     #[cold]
     fn ask_whether_there(
         &mut self,
-        pieces: &[Piece],
+        pieces: &[RangePart],
         epochs: &[Option<u64>],
     ) -> Result<(), ClientError> {
         let unread = pieces.iter().zip(epochs).find(|(_, epoch)| epoch.is_none());
@@ -469,7 +473,11 @@ impl BlockPull<'_> {
 
     /// Descriptor, the buffer it names, descriptor again. The buffer of epoch e is first written
     /// again when e + 2 is being built.
-    fn try_snapshot(&mut self, piece: &Piece, out: &mut [u8]) -> Result<Option<u64>, ClientError> {
+    fn try_snapshot(
+        &mut self,
+        piece: &RangePart,
+        out: &mut [u8],
+    ) -> Result<Option<u64>, ClientError> {
         let (Some(line), Some(back)) = (piece.part.snapshot, piece.part.back) else {
             return Err(ClientError::Argument {
                 op: "pull_dense",

@@ -5,7 +5,7 @@
 
 use tidewater_lanes::fabric::Mapped;
 use tidewater_lanes::num::count;
-use tidewater_protocol::layout::row::{Loc, RowVersion};
+use tidewater_protocol::layout::row::{RowLocation, RowVersion};
 use tidewater_runtime::mem::Words;
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::mem::rows::{copy_row, copy_row_unproven};
@@ -35,7 +35,7 @@ pub(super) struct Tried {
 struct Place<'a> {
     row: Words<'a>,
     salt: u64,
-    loc: Loc,
+    loc: RowLocation,
     lane: usize,
 }
 

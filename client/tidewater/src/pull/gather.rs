@@ -3,7 +3,7 @@
 use tidewater_lanes::num::{self, count};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_runtime::clock::Deadline;
@@ -121,7 +121,7 @@ impl Lanes {
         keys: &[u64],
         create: bool,
         deadline: Deadline,
-        mut found: impl FnMut(usize, Loc),
+        mut found: impl FnMut(usize, RowLocation),
     ) -> Result<(), ClientError> {
         let most = self.keys_per_request(lane, 8);
         let mut reply = Vec::new();
@@ -134,7 +134,7 @@ impl Lanes {
                 return Err(self.nonsense(lane, "locations", chunk.len(), locs.len()));
             }
             for (n, loc) in locs.iter().enumerate() {
-                found(chunk_at * most + n, Loc(u64::from_le_bytes(*loc)));
+                found(chunk_at * most + n, RowLocation(u64::from_le_bytes(*loc)));
             }
             self.counters.resolved_keys += chunk.len() as u64;
         }

@@ -2,36 +2,36 @@
 
 #![deny(clippy::cast_possible_truncation)]
 
+mod async_pull;
+mod batched_ranges;
 mod blocks;
 mod direct;
 mod gather;
-mod later;
-mod proof;
-mod rounds;
 mod rows;
+mod validation;
 
 use std::time::Duration;
 
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_runtime::clock::Deadline;
 
+pub(crate) use async_pull::LaterPulls;
+pub use async_pull::PullTicket;
 pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;
-pub(crate) use later::LaterPulls;
-pub use later::PullTicket;
 pub(crate) use rows::{RowScratch, pull as pull_rows, read_ops};
 
 /// When a pull gives up. The clock is read when the first wait begins, not before: most pulls from
 /// memory that is mapped never wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Due {
+pub(crate) enum Timeout {
     /// So long after its first wait begins.
     In(Duration),
     /// Then.
     At(Deadline),
 }
 
-impl Due {
+impl Timeout {
     /// The deadline of a wait that begins now.
     fn deadline(self) -> Deadline {
         match self {

@@ -2,13 +2,13 @@
 
 use tidewater_lanes::fabric::{ClientLane, LaneError, ReadDest, ReadOp, Unpack};
 use tidewater_lanes::num::count;
-use tidewater_protocol::layout::row::{Loc, ROW_HEADER_BYTES, verify_row};
+use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLocation, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::proof::{Prover, RowRead, Verdict};
-use super::{Due, Missing, PullMode, PullOptions, direct};
+use super::validation::{RowRead, RowValidator, Verdict};
+use super::{Missing, PullMode, PullOptions, Timeout, direct};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::table::state::{RowSource, TableState};
@@ -37,7 +37,13 @@ struct LaneReads {
 
 impl LaneReads {
     #[inline]
-    fn add(&mut self, key: u64, row: u32, (source, loc): (RowSource, Loc), row_bytes: usize) {
+    fn add(
+        &mut self,
+        key: u64,
+        row: u32,
+        (source, loc): (RowSource, RowLocation),
+        row_bytes: usize,
+    ) {
         let at = row as usize;
         self.ops.push(ReadOp {
             from: source.from,
@@ -87,7 +93,7 @@ pub(crate) fn pull(
     keys: &[u64],
     out: &mut [u8],
     options: PullOptions,
-    due: Due,
+    due: Timeout,
 ) -> Result<(), ClientError> {
     lanes.counters.pulls += 1;
     lanes.counters.bytes_pulled += out.len() as u64;
@@ -257,7 +263,7 @@ impl RowPull<'_> {
             if s.keys.is_empty() {
                 continue;
             }
-            let mut locs = vec![Loc::NONE; s.keys.len()];
+            let mut locs = vec![RowLocation::NONE; s.keys.len()];
             self.lanes.resolve(
                 lane,
                 self.table,
@@ -295,7 +301,7 @@ impl RowPull<'_> {
         lines: &mut Vec<u8>,
         row: u32,
         lane: usize,
-        loc: Loc,
+        loc: RowLocation,
     ) -> Result<RowSource, ClientError> {
         let number = match self.table.sparse_row(lane, loc) {
             Ok(source) => return Ok(source),
@@ -338,7 +344,7 @@ impl RowPull<'_> {
                 put_witness_last(ops, attempt);
                 read_ops(self.lanes, lane, ops, head, self.out, deadline)?;
             } else {
-                let mut prover = Prover { rows, row_bytes };
+                let mut prover = RowValidator { rows, row_bytes };
                 let landing = (head, &mut *self.out);
                 read_unpack(self.lanes, lane, ops, landing, &mut prover, deadline)?;
             }

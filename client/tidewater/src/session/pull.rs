@@ -6,7 +6,7 @@ use zerocopy::IntoBytes;
 
 use super::Client;
 use crate::error::ClientError;
-use crate::pull::{self, Due, PullMode, PullOptions, PullTicket};
+use crate::pull::{self, PullMode, PullOptions, PullTicket, Timeout};
 use crate::table::{Element, Table};
 
 impl Client {
@@ -42,7 +42,7 @@ impl Client {
             keys,
             out.as_mut_bytes(),
             options,
-            Due::In(options.timeout),
+            Timeout::In(options.timeout),
         )
     }
 

@@ -3,7 +3,7 @@
 use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_protocol::table::PushOp;
@@ -340,7 +340,7 @@ fn fill_rows(
         let key = combiner.keys.get(row).copied().unwrap_or_default();
         put(to, n * 8, &key.to_le_bytes());
         if state.is_sparse() {
-            let loc = state.hints.get(key).unwrap_or(Loc::NONE);
+            let loc = state.hints.get(key).unwrap_or(RowLocation::NONE);
             put(to, parts.locs_at + n * 8, &loc.0.to_le_bytes());
         }
         let values = combiner.values.get(row * row_bytes..(row + 1) * row_bytes);

@@ -2,7 +2,7 @@
 //! is removed, and a wrong one is noticed by the row's hash: nothing here has to be correct.
 
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_runtime::mem::prefetch;
 
 /// Entries looked at for one key.
@@ -42,14 +42,14 @@ impl Entries {
 
     /// An entry; one that was cut off is empty.
     #[inline]
-    fn at(&self, slot: usize) -> (u64, Loc) {
+    fn at(&self, slot: usize) -> (u64, RowLocation) {
         match self.words.get(2 * slot..2 * slot + 2) {
-            Some(&[key, loc]) => (key, Loc(loc)),
-            _ => (0, Loc::NONE),
+            Some(&[key, loc]) => (key, RowLocation(loc)),
+            _ => (0, RowLocation::NONE),
         }
     }
 
-    fn set(&mut self, slot: usize, key: u64, loc: Loc) {
+    fn set(&mut self, slot: usize, key: u64, loc: RowLocation) {
         if let Some([k, l]) = self.words.get_mut(2 * slot..2 * slot + 2) {
             (*k, *l) = (key, loc.0);
         }
@@ -71,7 +71,7 @@ impl Entries {
         for n in 0..PROBES {
             let slot = (home + n) & self.mask;
             let (k, loc) = self.at(slot);
-            if k == key || loc == Loc::NONE {
+            if k == key || loc == RowLocation::NONE {
                 return Ok(slot);
             }
         }
@@ -80,20 +80,20 @@ impl Entries {
 
     /// Most keys are where the search begins.
     #[inline]
-    fn get(&self, key: u64) -> Option<Loc> {
+    fn get(&self, key: u64) -> Option<RowLocation> {
         let home = mix64(key) as usize & self.mask;
         match self.at(home) {
-            (_, Loc::NONE) => None,
+            (_, RowLocation::NONE) => None,
             (k, loc) if k == key => Some(loc),
             _ => self.get_beyond(home, key),
         }
     }
 
     #[inline(never)]
-    fn get_beyond(&self, home: usize, key: u64) -> Option<Loc> {
+    fn get_beyond(&self, home: usize, key: u64) -> Option<RowLocation> {
         for n in 1..PROBES {
             let (k, loc) = self.at((home + n) & self.mask);
-            if loc == Loc::NONE {
+            if loc == RowLocation::NONE {
                 return None;
             }
             if k == key {
@@ -113,7 +113,7 @@ impl Entries {
     }
 }
 
-/// An open-addressing cache of `key -> Loc`.
+/// An open-addressing cache of `key -> RowLocation`.
 #[derive(Debug)]
 pub(crate) struct Hints {
     entries: Entries,
@@ -133,7 +133,7 @@ impl Hints {
 
     /// Where a key was last seen.
     #[inline]
-    pub(crate) fn get(&self, key: u64) -> Option<Loc> {
+    pub(crate) fn get(&self, key: u64) -> Option<RowLocation> {
         let here = self.entries.get(key);
         if here.is_some() {
             return here;
@@ -148,7 +148,7 @@ impl Hints {
     }
 
     /// Remembers a key. Bounded work.
-    pub(crate) fn put(&mut self, key: u64, loc: Loc) {
+    pub(crate) fn put(&mut self, key: u64, loc: RowLocation) {
         if !loc.is_some() {
             return;
         }
@@ -162,7 +162,7 @@ impl Hints {
             self.grow();
         }
         let slot = self.entries.find(key);
-        self.len += usize::from(slot.is_ok_and(|s| self.entries.at(s).1 == Loc::NONE));
+        self.len += usize::from(slot.is_ok_and(|s| self.entries.at(s).1 == RowLocation::NONE));
         self.entries
             .set(slot.unwrap_or_else(|victim| victim), key, loc);
     }
@@ -174,9 +174,9 @@ impl Hints {
         for entries in [Some(&mut self.entries), old].into_iter().flatten() {
             if let Ok(slot) = entries.find(key)
                 && entries.at(slot).0 == key
-                && entries.at(slot).1 != Loc::NONE
+                && entries.at(slot).1 != RowLocation::NONE
             {
-                entries.set(slot, key, Loc(1));
+                entries.set(slot, key, RowLocation(1));
             }
         }
     }
@@ -200,7 +200,7 @@ impl Hints {
             // What was learned since is newer.
             if loc.is_some()
                 && let Ok(slot) = self.entries.find(key)
-                && self.entries.at(slot).1 == Loc::NONE
+                && self.entries.at(slot).1 == RowLocation::NONE
             {
                 self.entries.set(slot, key, loc);
                 self.len += 1;
@@ -223,17 +223,17 @@ mod tests {
         // Twice: a hint that a crowded place lost while the table moved is learned again.
         for _ in 0..2 {
             for k in 0..20_000u64 {
-                hints.put(k << 40, Loc::new(0, 1, k as u32));
+                hints.put(k << 40, RowLocation::new(0, 1, k as u32));
             }
         }
         let known = (0..20_000u64)
-            .filter(|&k| hints.get(k << 40) == Some(Loc::new(0, 1, k as u32)))
+            .filter(|&k| hints.get(k << 40) == Some(RowLocation::new(0, 1, k as u32)))
             .count();
         assert_eq!(known, 20_000);
         hints.forget(5 << 40);
         assert!(hints.get(5 << 40).is_none_or(|l| !l.is_some()));
-        hints.put(5 << 40, Loc::new(1, 1, 5));
-        assert_eq!(hints.get(5 << 40), Some(Loc::new(1, 1, 5)));
+        hints.put(5 << 40, RowLocation::new(1, 1, 5));
+        assert_eq!(hints.get(5 << 40), Some(RowLocation::new(1, 1, 5)));
     }
 
     /// While a table moves, what was there before is found, and what was learned or forgotten
@@ -243,12 +243,12 @@ mod tests {
         let mut hints = Hints::new();
         for k in 0..50_000u64 {
             let moving = hints.old.is_some();
-            hints.put(k, Loc::new(0, 1, k as u32));
+            hints.put(k, RowLocation::new(0, 1, k as u32));
             if k % 3 == 0 {
-                hints.put(k / 2, Loc::new(9, 1, (k / 2) as u32));
+                hints.put(k / 2, RowLocation::new(9, 1, (k / 2) as u32));
                 assert_eq!(
                     hints.get(k / 2),
-                    Some(Loc::new(9, 1, (k / 2) as u32)),
+                    Some(RowLocation::new(9, 1, (k / 2) as u32)),
                     "{k}"
                 );
             }
@@ -274,7 +274,7 @@ mod tests {
                 .old
                 .as_ref()
                 .map_or(0, |(old, _)| old.words.capacity());
-            hints.put(k, Loc::new(0, 1, k as u32));
+            hints.put(k, RowLocation::new(0, 1, k as u32));
             let Some((old, left)) = &hints.old else {
                 assert!(before * 8 <= 2 * GIVEN_BACK_BYTES, "{before} words at once");
                 continue;

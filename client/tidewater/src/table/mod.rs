@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::table::{
-    DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec,
 };
 
 pub use any::AnyTable;
@@ -81,7 +81,7 @@ impl TableBuilder {
             optimizer,
             init: Init::Zeros,
             seed: 0,
-            effect: Effect::Immediate,
+            effect: Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 64,
@@ -160,7 +160,7 @@ impl TableBuilder {
     /// Pushes take effect at the tick, reduced in rank order.
     #[must_use]
     pub fn at_clock(mut self, reduce: Reduce) -> Self {
-        self.0.effect = Effect::AtClock(reduce);
+        self.0.effect = Apply::AtTick(reduce);
         self
     }
 

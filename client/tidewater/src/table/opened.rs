@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tidewater_protocol::ids::{DomainId, TableId};
 use tidewater_protocol::planted::{Plant, on};
-use tidewater_protocol::table::{DType, Effect};
+use tidewater_protocol::table::{Apply, DType};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
 use super::state::TableState;
@@ -90,7 +90,7 @@ impl Tables {
 
     /// The clock domains of tables that take effect at the clock: of one table, or of all.
     pub(crate) fn domains_at_clock(&self, of: Option<TableId>) -> BTreeSet<DomainId> {
-        let at_clock = |t: &&TableState| matches!(t.spec.effect, Effect::AtClock(_));
+        let at_clock = |t: &&TableState| matches!(t.spec.effect, Apply::AtTick(_));
         let meant = |t: &&TableState| of.is_none_or(|id| t.id == id);
         let tables = self.open().filter(at_clock).filter(meant);
         tables.map(|t| t.spec.domain).collect()

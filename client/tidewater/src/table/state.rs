@@ -7,7 +7,7 @@ use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::dense::{BlockLayout, RangeIndex, Ranges};
 use tidewater_protocol::layout::extent::ExtentEntry;
-use tidewater_protocol::layout::row::{Loc, RowLayout};
+use tidewater_protocol::layout::row::{RowLayout, RowLocation};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_protocol::wire::control::{PartitionDescriptor, Remote, TableDescriptor, TableInfo};
@@ -291,9 +291,11 @@ impl TableState {
 
     /// Where a row is, if that is known without asking; a row of a dense table has no location.
     #[inline]
-    pub(crate) fn place(&self, key: u64) -> Option<(RowSource, Loc)> {
+    pub(crate) fn place(&self, key: u64) -> Option<(RowSource, RowLocation)> {
         if !self.is_sparse() {
-            return self.dense_row(key).map(|source| (source, Loc::NONE));
+            return self
+                .dense_row(key)
+                .map(|source| (source, RowLocation::NONE));
         }
         let loc = self.hints.get(key).filter(|l| l.is_some())?;
         let lane = self.lane_of(key)?;
@@ -340,7 +342,7 @@ impl TableState {
 
     /// Where a sparse row is, if its extent is known; `Err` names the extent to be asked for.
     #[inline]
-    pub(crate) fn sparse_row(&self, lane: usize, loc: Loc) -> Result<RowSource, u16> {
+    pub(crate) fn sparse_row(&self, lane: usize, loc: RowLocation) -> Result<RowSource, u16> {
         let number = loc.extent();
         let known = (number as usize)
             .checked_sub(1)
@@ -499,11 +501,11 @@ mod tests {
                 .collect();
             state.learn_extents(0, first, &lines);
             for n in first..=last {
-                let known = state.sparse_row(0, Loc::new(0, n, 7));
+                let known = state.sparse_row(0, RowLocation::new(0, n, 7));
                 assert_eq!(known.is_ok(), n % 5 != 4 || n == last, "{n} of {entries}");
                 assert!(known.is_err() || known.is_ok_and(|s| s.salt == u64::from(n)));
             }
-            assert!(state.sparse_row(0, Loc::new(0, last, 8)).is_err());
+            assert!(state.sparse_row(0, RowLocation::new(0, last, 8)).is_err());
         }
     }
 }

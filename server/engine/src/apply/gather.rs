@@ -3,7 +3,7 @@
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::reply::REPLY_HEADER_BYTES;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 
 use super::Refusal;
@@ -105,7 +105,7 @@ impl Engine {
         self.check_keys(namespace, header, payload)?;
         if header.flags.create {
             self.find_rows(header.table, header.count as usize, |row| {
-                (word(payload, row * 8), Loc::NONE)
+                (word(payload, row * 8), RowLocation::NONE)
             })?;
         }
         let Some(table) = self.tables.get_mut(&header.table) else {
@@ -128,7 +128,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Locations of keys; [`Loc::NONE`] for one that has no row and is not to get one.
+    /// Locations of keys; [`RowLocation::NONE`] for one that has no row and is not to get one.
     pub(super) fn resolve(
         &mut self,
         namespace: NamespaceId,
@@ -162,7 +162,7 @@ impl Engine {
                     Err(e) => return Err(self.no_memory(&e)),
                 }
             } else {
-                s.find(key).unwrap_or(Loc::NONE)
+                s.find(key).unwrap_or(RowLocation::NONE)
             };
             self.reply.extend_from_slice(&loc.0.to_le_bytes());
         }

@@ -1,6 +1,6 @@
 //! Pushes held back until their rank's turn in the iteration that they belong to.
 //!
-//! An applier takes frames of tables with `AtClock` out of the ring into private memory, a
+//! An applier takes frames of tables with `AtTick` out of the ring into private memory, a
 //! [`Stream`] for each rank and iteration; they count as applied, and take effect exactly once, at
 //! the tick. Ranks are folded into the iteration's sums in ascending order, each when it has
 //! ticked. The rank whose turn it is is *staged*: its frames are always admitted. Frames of all

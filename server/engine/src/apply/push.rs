@@ -2,7 +2,7 @@
 
 use tidewater_protocol::layout::frame::{FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::{PushOp, Shape};
 
@@ -188,8 +188,8 @@ impl Engine {
         };
         let (locs, _) = told.as_chunks::<8>();
         let hint = |row: usize| match hints {
-            true => Loc(u64::from_le_bytes(locs[row])),
-            false => Loc(0),
+            true => RowLocation(u64::from_le_bytes(locs[row])),
+            false => RowLocation(0),
         };
         self.find_rows(table, count, |row| {
             (u64::from_le_bytes(keys[row]), hint(row))
@@ -202,7 +202,7 @@ impl Engine {
         &mut self,
         table: u32,
         count: usize,
-        row: impl Fn(usize) -> (u64, Loc),
+        row: impl Fn(usize) -> (u64, RowLocation),
     ) -> Result<(), Refusal> {
         let progress = self.progress(0);
         self.places.clear();
@@ -403,7 +403,7 @@ mod tests {
             optimizer: Optimizer::None,
             init: Init::Zeros,
             seed: 1,
-            effect: tidewater_protocol::table::Effect::Immediate,
+            effect: tidewater_protocol::table::Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 2,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId};
-use tidewater_protocol::table::{DenseLayout, Effect, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DenseLayout, Shape, TableSpec};
 
 use super::Refusal;
 use super::kernels::RowKernel;
@@ -91,7 +91,7 @@ impl Table {
     /// Whether pushes wait for the tick.
     pub fn at_clock(&self) -> bool {
         use tidewater_protocol::planted::{Plant, on};
-        matches!(self.spec.effect, Effect::AtClock(_)) && !on(Plant::AtClockOff)
+        matches!(self.spec.effect, Apply::AtTick(_)) && !on(Plant::AtClockOff)
     }
 
     /// The rule for rows, if the table has rows.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::Reduce;
 
@@ -209,7 +209,7 @@ impl Engine {
         let keys: Vec<u64> = rows.keys().copied().collect();
         // Rows exist since their pushes were held. One that was removed meanwhile is made again;
         // without memory for it an acknowledged push would be lost.
-        let found = self.find_rows(id, keys.len(), |row| (keys[row], Loc::NONE));
+        let found = self.find_rows(id, keys.len(), |row| (keys[row], RowLocation::NONE));
         if let Err(reason) = found {
             self.fail(format_args!(
                 "a tick of table {id} found no place for rows of acknowledged pushes ({reason:?}); \
@@ -252,7 +252,7 @@ fn by_table(streams: &[Stream]) -> BTreeMap<u32, Vec<Held>> {
 
 pub(super) fn reduce_of(table: &Table) -> Reduce {
     match table.spec.effect {
-        tidewater_protocol::table::Effect::AtClock(reduce) => reduce,
-        tidewater_protocol::table::Effect::Immediate => Reduce::Sum,
+        tidewater_protocol::table::Apply::AtTick(reduce) => reduce,
+        tidewater_protocol::table::Apply::Immediate => Reduce::Sum,
     }
 }

@@ -3,7 +3,7 @@
 //! Saving, moving and copying a partition read it through a cursor. A row that is removed drops
 //! out, a row created meanwhile comes at the end or in a reused slot; no row comes twice.
 
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 
 use super::redo::RowPlace;
 use super::sparse::SparseShard;
@@ -29,7 +29,7 @@ impl SparseShard {
                 };
                 continue;
             }
-            let slot = Loc::new(0, run.extent, run.first + cursor.slot);
+            let slot = RowLocation::new(0, run.extent, run.first + cursor.slot);
             cursor.slot += 1;
             if let Some(place) = self.extents.place(slot)
                 && let Some(loc) = rows.index.get(place.key)

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{PartitionId, RegionKey, TableId};
 use tidewater_protocol::layout::dense::{BlockLayout, Ranges};
 use tidewater_protocol::layout::lines::SnapshotLine;
-use tidewater_protocol::table::{DenseLayout, Effect, PushOp, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DenseLayout, PushOp, Shape, TableSpec};
 
 use super::StoreError;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
@@ -363,7 +363,7 @@ fn shape(spec: &TableSpec) -> Result<(BlockLayout, bool), ShardError> {
         let remedy = "give a power of two from 4096 to 262144";
         return Err(refuse("block_bytes", block_bytes.into(), remedy));
     }
-    if snapshot && spec.effect == Effect::Immediate {
+    if snapshot && spec.effect == Apply::Immediate {
         let remedy = "a snapshot needs pushes that take effect at the clock";
         return Err(refuse("snapshot", 1, remedy));
     }

@@ -260,7 +260,7 @@ impl DenseRows {
 mod tests {
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
-    use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp};
+    use tidewater_protocol::table::{Apply, DType, Init, Optimizer, PushOp};
 
     use super::*;
     use crate::apply::kernels::RowKernel;
@@ -288,7 +288,7 @@ mod tests {
                 high: 1.0,
             },
             seed: 9,
-            effect: Effect::Immediate,
+            effect: Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{RegionKey, TableId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::extent::ExtentEntry;
-use tidewater_protocol::layout::row::{Loc, RowLayout};
+use tidewater_protocol::layout::row::{RowLayout, RowLocation};
 use tidewater_runtime::mem::{MemError, WordsMut};
 
 use super::StoreError;
@@ -265,7 +265,7 @@ impl Extents {
     /// Where a location's row is, keyed by the key that stands in its slot; `None` for a location
     /// that was never given out.
     #[inline]
-    pub fn place(&self, loc: Loc) -> Option<RowPlace> {
+    pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         let extent = self.extent_of(loc)?;
         let key = self.key_word(extent, loc).ok()?.as_read().load(0);
         Some(self.place_in(extent, loc, key))
@@ -273,13 +273,13 @@ impl Extents {
 
     /// The same for a location whose key is known: without a look at the slot.
     #[inline]
-    pub fn place_of_key(&self, loc: Loc, key: u64) -> Option<RowPlace> {
+    pub fn place_of_key(&self, loc: RowLocation, key: u64) -> Option<RowPlace> {
         Some(self.place_in(self.extent_of(loc)?, loc, key))
     }
 
     /// Asks for what [`Self::place`] will look at.
     #[inline]
-    pub fn prefetch(&self, loc: Loc) {
+    pub fn prefetch(&self, loc: RowLocation) {
         if let Some(extent) = self.extent_of(loc) {
             let region = self.memory.private.region();
             region.prefetch(extent.keys.at + loc.slot() as usize * 8, 8);
@@ -287,19 +287,19 @@ impl Extents {
     }
 
     #[inline]
-    fn extent_of(&self, loc: Loc) -> Option<&Extent> {
+    fn extent_of(&self, loc: RowLocation) -> Option<&Extent> {
         let extent = self.list.get((loc.extent() as usize).checked_sub(1)?)?;
         (loc.slot() < extent.used).then_some(extent)
     }
 
     #[inline]
-    fn key_word(&self, extent: &Extent, loc: Loc) -> Result<WordsMut<'_>, MemError> {
+    fn key_word(&self, extent: &Extent, loc: RowLocation) -> Result<WordsMut<'_>, MemError> {
         let at = extent.keys.at + loc.slot() as usize * 8;
         self.memory.private.region().words_mut(at, 8)
     }
 
     #[inline]
-    const fn place_in(&self, extent: &Extent, loc: Loc, key: u64) -> RowPlace {
+    const fn place_in(&self, extent: &Extent, loc: RowLocation, key: u64) -> RowPlace {
         let slot = loc.slot() as usize;
         RowPlace {
             row_at: extent.rows.at + slot * self.plan.layout.stride,
@@ -313,7 +313,7 @@ impl Extents {
     ///
     /// # Errors
     /// [`StoreError::Mem`] for a location that was never given out.
-    pub fn set_key(&self, loc: Loc, key: u64) -> Result<(), StoreError> {
+    pub fn set_key(&self, loc: RowLocation, key: u64) -> Result<(), StoreError> {
         if let Some(extent) = self.extent_of(loc) {
             self.key_word(extent, loc)?.store(0, key);
         }
@@ -456,7 +456,7 @@ mod tests {
         let mut slots = 0;
         while slots < 2_000_000 {
             let (number, first, n) = extents.take(1_000).unwrap();
-            let last = Loc::new(0, number, first + n - 1);
+            let last = RowLocation::new(0, number, first + n - 1);
             extents.set_key(last, 7).unwrap();
             assert_eq!(extents.place(last).unwrap().key, 7);
             slots += n;

@@ -1,4 +1,4 @@
-//! A partition's index: u64 key to [`Loc`], open addressing with linear probing in private memory.
+//! A partition's index: u64 key to [`RowLocation`], open addressing with linear probing in private memory.
 //!
 //! It grows step by step, so that no insert does more than a little of it: at half full the helper is
 //! asked for a table of twice the size, at three quarters that table takes over, and each insert moves
@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_protocol::layout::row::Loc;
+use tidewater_protocol::layout::row::RowLocation;
 use tidewater_runtime::mem::{Region, WordsMut};
 
 use super::StoreError;
@@ -30,7 +30,7 @@ const CLEARED_PER_INSERT: usize = 8 * ENTRY_BYTES;
 const ORDERED_BYTES: usize = STEP_BYTES;
 /// In an old table, the location of a key that was removed. No extent has the number 0; and unlike an
 /// empty bucket it ends no search.
-const GONE: Loc = Loc(1);
+const GONE: RowLocation = RowLocation(1);
 
 /// One table of buckets.
 #[derive(Debug, Clone, Copy)]
@@ -97,7 +97,7 @@ impl Index {
 
     /// Where a key's row is.
     #[inline]
-    pub fn get(&self, key: u64) -> Option<Loc> {
+    pub fn get(&self, key: u64) -> Option<RowLocation> {
         let region = self.memory.private.region();
         let here = find(&self.table.words(region)?, self.table.mask, key);
         if let Ok((_, loc)) = here {
@@ -129,7 +129,7 @@ impl Index {
     ///
     /// # Errors
     /// [`StoreError::NoMemory`] when it has to grow and cannot; nothing was added.
-    pub fn insert(&mut self, key: u64, loc: Loc) -> Result<(), StoreError> {
+    pub fn insert(&mut self, key: u64, loc: RowLocation) -> Result<(), StoreError> {
         self.make_room()?;
         self.add(key, loc);
         Ok(())
@@ -144,7 +144,7 @@ impl Index {
     }
 
     /// Adds a key that is not there, and for which room was made.
-    pub(super) fn add(&mut self, key: u64, loc: Loc) {
+    pub(super) fn add(&mut self, key: u64, loc: RowLocation) {
         debug_assert!(!self.is_over(7), "no room was made");
         let region = Arc::clone(self.memory.private.region());
         if let Some(words) = self.table.words(&region) {
@@ -154,7 +154,7 @@ impl Index {
     }
 
     /// Removes a key and returns where its row was.
-    pub fn remove(&mut self, key: u64) -> Option<Loc> {
+    pub fn remove(&mut self, key: u64) -> Option<RowLocation> {
         let region = Arc::clone(self.memory.private.region());
         let words = self.table.words(&region)?;
         let here = find(&words, self.table.mask, key).ok();
@@ -267,9 +267,9 @@ impl Index {
         let end = (next + MOVED_PER_INSERT).min(old.mask + 1);
         if let (Some(from), Some(to)) = (old.words(region), self.table.words(region)) {
             for bucket in next..end {
-                let loc = Loc(from.as_read().load(bucket * ENTRY_BYTES + 8));
+                let loc = RowLocation(from.as_read().load(bucket * ENTRY_BYTES + 8));
                 // The old table keeps its entries: lookups probe through them until the end.
-                if loc != Loc::NONE && loc != GONE {
+                if loc != RowLocation::NONE && loc != GONE {
                     let key = from.as_read().load(bucket * ENTRY_BYTES);
                     put(&to, self.table.mask, key, loc);
                 }
@@ -318,7 +318,7 @@ impl Table {
 
 /// The bucket of a key, or the empty bucket where it would go.
 #[inline]
-fn find(words: &WordsMut<'_>, mask: usize, key: u64) -> Result<(usize, Loc), usize> {
+fn find(words: &WordsMut<'_>, mask: usize, key: u64) -> Result<(usize, RowLocation), usize> {
     let words = words.as_read();
     let mut at = mix64(key) as usize & mask;
     // Ends: a table is never more than seven eighths full.
@@ -328,13 +328,13 @@ fn find(words: &WordsMut<'_>, mask: usize, key: u64) -> Result<(usize, Loc), usi
             return Err(at);
         }
         if words.load(at * ENTRY_BYTES) == key {
-            return Ok((at, Loc(loc)));
+            return Ok((at, RowLocation(loc)));
         }
         at = (at + 1) & mask;
     }
 }
 
-fn put(words: &WordsMut<'_>, mask: usize, key: u64, loc: Loc) {
+fn put(words: &WordsMut<'_>, mask: usize, key: u64, loc: RowLocation) {
     if let Err(at) = find(words, mask, key) {
         words.store(at * ENTRY_BYTES, key);
         words.store(at * ENTRY_BYTES + 8, loc.0);

@@ -78,9 +78,7 @@ mod tests {
 
     use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
     use tidewater_protocol::layout::row::RowVersion;
-    use tidewater_protocol::table::{
-        DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec,
-    };
+    use tidewater_protocol::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
     use tidewater_runtime::clock::Deadline;
 
     use super::*;
@@ -99,7 +97,7 @@ mod tests {
             optimizer: Optimizer::None,
             init: Init::Constant(1.0),
             seed: 1,
-            effect: Effect::Immediate,
+            effect: Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 4,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId};
-use tidewater_protocol::layout::row::{Loc, RowVersion};
+use tidewater_protocol::layout::row::{RowLocation, RowVersion};
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::TableSpec;
@@ -41,7 +41,7 @@ pub(super) struct Partition {
     pub(super) index: Index,
     pub(super) runs: Vec<Run>,
     /// Slots of removed rows, oldest first, with their next generation.
-    pub(super) vacant: std::collections::VecDeque<Loc>,
+    pub(super) vacant: std::collections::VecDeque<RowLocation>,
 }
 
 /// A removed slot is given out again only after this many others were removed: a late reader that
@@ -175,7 +175,7 @@ impl SparseShard {
 
     /// Where a key's row is; `None` for a key that has none, or is not this applier's.
     #[inline]
-    pub fn find(&self, key: u64) -> Option<Loc> {
+    pub fn find(&self, key: u64) -> Option<RowLocation> {
         self.partitions
             .get(self.partition_of(key))?
             .as_ref()?
@@ -201,14 +201,14 @@ impl SparseShard {
     }
 
     /// Puts the places of `count` rows into `places`, creating those that are missing. Each is told by
-    /// its key and the client's hint, or [`Loc::NONE`].
+    /// its key and the client's hint, or [`RowLocation::NONE`].
     ///
     /// # Errors
     /// As [`Self::find_or_create`]; those before it have been created.
     pub fn find_rows(
         &mut self,
         count: usize,
-        row: impl Fn(usize) -> (u64, Loc),
+        row: impl Fn(usize) -> (u64, RowLocation),
         (redo, progress): (&Redo, Progress),
         places: &mut Vec<RowPlace>,
     ) -> Result<(), StoreError> {
@@ -244,21 +244,21 @@ impl SparseShard {
     /// holds the row. One that holds none has key 0; whose row is key 0's, its version tells, which is
     /// a look at another line.
     #[inline]
-    pub fn find_hinted(&self, key: u64, hint: Loc) -> Option<RowPlace> {
+    pub fn find_hinted(&self, key: u64, hint: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(hint)?;
         let is_its = place.key == key && (key != NO_KEY || self.is_of_generation(place, hint));
         (is_its || planted::on(Plant::PushByStaleLocation)).then_some(place)
     }
 
     #[cold]
-    fn is_of_generation(&self, place: RowPlace, hint: Loc) -> bool {
+    fn is_of_generation(&self, place: RowPlace, hint: RowLocation) -> bool {
         let ver = self.rows.version(place).unwrap_or_default();
         ver.generation() == hint.generation() && ver.is_valid()
     }
 
     /// A row's place in memory.
     #[inline]
-    pub fn place(&self, loc: Loc) -> Option<RowPlace> {
+    pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         self.extents.place(loc)
     }
 
@@ -272,7 +272,7 @@ impl SparseShard {
         key: u64,
         redo: &Redo,
         progress: Progress,
-    ) -> Result<Loc, StoreError> {
+    ) -> Result<RowLocation, StoreError> {
         if let Some(loc) = self.find(key) {
             return Ok(loc);
         }
@@ -296,7 +296,7 @@ impl SparseShard {
         Ok(loc)
     }
 
-    fn take_slot(&mut self, p: usize) -> Result<Loc, StoreError> {
+    fn take_slot(&mut self, p: usize) -> Result<RowLocation, StoreError> {
         let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
             return Err(not_owned(p));
         };
@@ -321,7 +321,7 @@ impl SparseShard {
         };
         let slot = run.first + run.used;
         run.used += 1;
-        Ok(Loc::new(0, run.extent, slot))
+        Ok(RowLocation::new(0, run.extent, slot))
     }
 
     /// Removes a key's row; its slot is given to another key later, as the next generation. True
@@ -341,9 +341,11 @@ impl SparseShard {
         if let Some(place) = self.extents.place(loc) {
             let next: RowVersion = self.rows.vacate(place)?;
             self.extents.set_key(loc, NO_KEY)?;
-            partition
-                .vacant
-                .push_back(Loc::new(next.generation(), loc.extent(), loc.slot()));
+            partition.vacant.push_back(RowLocation::new(
+                next.generation(),
+                loc.extent(),
+                loc.slot(),
+            ));
         }
         self.len -= 1;
         Ok(true)
@@ -375,7 +377,7 @@ mod tests {
 
     use proptest::prelude::*;
     use tidewater_protocol::ids::{DomainId, Incarnation};
-    use tidewater_protocol::table::{DType, Effect, Init, Optimizer, PushOp, Shape};
+    use tidewater_protocol::table::{Apply, DType, Init, Optimizer, PushOp, Shape};
 
     use super::super::memory::Arena;
     use super::*;
@@ -388,7 +390,7 @@ mod tests {
             optimizer: Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 },
             init: Init::Constant(1.0),
             seed: 1,
-            effect: Effect::Immediate,
+            effect: Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 16,
@@ -451,7 +453,7 @@ mod tests {
         let (_memory, redo, mut shard) = shard(4);
         let progress = Progress::default();
         let keys: Vec<u64> = (0..2_000).collect();
-        let old: Vec<Loc> = keys
+        let old: Vec<RowLocation> = keys
             .iter()
             .map(|&k| shard.find_or_create(k, &redo, progress).unwrap())
             .collect();
@@ -481,7 +483,7 @@ mod tests {
         let (_memory, redo, mut shard) = shard(4);
         let progress = Progress::default();
         let loc = shard.find_or_create(1, &redo, progress).unwrap();
-        let vacant = Loc::new(0, loc.extent(), loc.slot() + 1);
+        let vacant = RowLocation::new(0, loc.extent(), loc.slot() + 1);
         assert_eq!(shard.place(vacant).map(|p| p.key), Some(0));
         for key in [0, 1, 2] {
             assert_eq!(shard.find_hinted(key, vacant), None, "key {key}");
@@ -505,7 +507,7 @@ mod tests {
                 .find_or_create(k << 32, &redo, Progress::default())
                 .unwrap();
         }
-        let all: std::collections::HashSet<Loc> = (0..50_000u64)
+        let all: std::collections::HashSet<RowLocation> = (0..50_000u64)
             .map(|k| shard.find(k << 32).unwrap())
             .collect();
         assert_eq!(all.len(), 50_000);

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use tidewater_protocol::ids::{DomainId, PartitionId};
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::decoders::Decode;
-use tidewater_protocol::table::{DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
 
 use super::chunk::{Bytes, CHUNK, Line, fold, open, payload_check, seal};
 use super::manifest::{MANIFEST_NAME, Manifest, SavedFile, part_name};
@@ -158,7 +158,7 @@ pub fn specs() -> [TableSpec; 4] {
         optimizer,
         init: Init::Zeros,
         seed: 1,
-        effect: Effect::Immediate,
+        effect: Apply::Immediate,
         finite_check: dtype == DType::F32,
         domain: DomainId(0),
         partitions: 3,

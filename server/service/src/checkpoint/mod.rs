@@ -8,7 +8,7 @@
 //! does nothing else meanwhile. The shares of two appliers are consistent with each other when no
 //! push is on its way: when all workers wait at a barrier, or at a clock boundary, and have waited
 //! for their tickets. Pushes that are held back for an iteration that is still open
-//! (`Effect::AtClock`) are not in the save.
+//! (`Apply::AtTick`) are not in the save.
 //!
 //! **A crash at any point leaves the previous save loadable.** Parts have names that were never
 //! used before. A part is written under a temporary name, made durable, renamed, its directory made

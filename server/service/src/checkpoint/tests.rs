@@ -14,7 +14,7 @@ use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, ServerId, TableI
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::placement::{Owner, Placement};
 use tidewater_protocol::table::{
-    DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec,
 };
 use tidewater_protocol::wire::control::TableInfo;
 
@@ -50,7 +50,7 @@ struct Cluster {
     tables: Vec<TableInfo>,
 }
 
-fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Effect) -> TableSpec {
+fn spec(name: &str, shape: Shape, dtype: DType, optimizer: Optimizer, effect: Apply) -> TableSpec {
     TableSpec {
         name: name.into(),
         shape,
@@ -96,7 +96,7 @@ fn specs() -> Vec<TableSpec> {
         block_bytes: 4096,
         snapshot,
     };
-    let now = Effect::Immediate;
+    let now = Apply::Immediate;
     vec![
         spec("sparse", Shape::Sparse { dim: 3 }, DType::F32, adam, now),
         spec(
@@ -125,7 +125,7 @@ fn specs() -> Vec<TableSpec> {
             dense(999, 7, blocks(true)),
             DType::F32,
             adam,
-            Effect::AtClock(Reduce::Sum),
+            Apply::AtTick(Reduce::Sum),
         ),
     ]
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerId};
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_protocol::table::{DType, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DType, Init, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{
     CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock, Endpoints, Join, Members,
     Notice, Order, OrderAnswer, SavedPart, WorkerState,
@@ -41,7 +41,7 @@ fn spec(name: &str) -> TableSpec {
         optimizer: Optimizer::Sgd { lr: 0.1 },
         init: Init::Zeros,
         seed: 1,
-        effect: Effect::Immediate,
+        effect: Apply::Immediate,
         finite_check: true,
         domain: DomainId(0),
         partitions: 8,

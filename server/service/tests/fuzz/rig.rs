@@ -14,7 +14,7 @@ use tidewater_protocol::layout::frame::{
 };
 use tidewater_protocol::placement::partition_of_key;
 use tidewater_protocol::table::{
-    DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 /// Memory of a server: small enough that keys which are made up use it up.
@@ -31,7 +31,7 @@ pub(crate) const SNAPSHOT: u32 = 4;
 pub(crate) const HELD: u32 = 5;
 pub(crate) const RELEASED: u32 = 6;
 
-fn spec(name: &str, shape: Shape, dtype: DType, effect: Effect) -> TableSpec {
+fn spec(name: &str, shape: Shape, dtype: DType, effect: Apply) -> TableSpec {
     let float = dtype.is_float();
     TableSpec {
         name: name.into(),
@@ -65,8 +65,8 @@ pub(crate) fn specs() -> Vec<(u32, TableSpec)> {
         block_bytes: 4096,
         snapshot,
     };
-    let at_clock = Effect::AtClock(Reduce::Mean);
-    let now = Effect::Immediate;
+    let at_clock = Apply::AtTick(Reduce::Mean);
+    let now = Apply::Immediate;
     vec![
         (
             SPARSE,

@@ -19,7 +19,7 @@ use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, REPLY_MAGIC, ReplyHeader};
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::row::{
-    COUNTER_BITS, Loc, ROW_HEADER_BYTES, RowLayout, RowVersion, row_chk,
+    COUNTER_BITS, ROW_HEADER_BYTES, RowLayout, RowLocation, RowVersion, row_chk,
 };
 use tidewater_protocol::layout::session::{
     ALIVE_AFTER_DOZE, INBOX_DOZE_AT, INBOX_RING_AT, INBOX_TAIL_AT, MAILBOX_BYTES,
@@ -45,7 +45,7 @@ pub(crate) const TYPES: &[&str] = &[
     "ExtentEntry",
     "FrameHeader",
     "KeyCell",
-    "Loc",
+    "RowLocation",
     "Reject",
     "ReplyHeader",
     "Reply",
@@ -108,7 +108,7 @@ fn rows_and_words() -> Vec<(&'static str, Vec<u8>)> {
             "row-f32x1-counter-wrapped",
             row(5, RowVersion::new(9, u64::MAX).next(), &f32s(&[1.0])),
         ),
-        ("loc", words(&[Loc::new(3, 2, 0x10).0])),
+        ("loc", words(&[RowLocation::new(3, 2, 0x10).0])),
         ("tagged-u32-stable", words(&[TaggedU32::new(6, SALT).0])),
         (
             "tagged-u32-being-written",
@@ -236,7 +236,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
             frame(push, &rows_payload(&keys, &[], &values)),
         ),
         ("frame-push-rows-located", {
-            let locs = words(&[Loc::new(3, 2, 0x10).0, Loc::NONE.0]);
+            let locs = words(&[RowLocation::new(3, 2, 0x10).0, RowLocation::NONE.0]);
             frame(located, &rows_payload(&keys, &locs, &values))
         }),
         ("frame-push-dense", frame(dense, &range)),

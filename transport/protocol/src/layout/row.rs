@@ -167,9 +167,9 @@ pub fn row_head(ver: RowVersion, chk: u64) -> [u8; ROW_HEADER_BYTES] {
 
 /// Where a sparse row is: `gen16 | extent16 | slot32`. Never 0: extents are numbered from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct Loc(pub u64);
+pub struct RowLocation(pub u64);
 
-impl Loc {
+impl RowLocation {
     /// Nowhere.
     pub const NONE: Self = Self(0);
 
@@ -262,11 +262,11 @@ mod tests {
 
     #[test]
     fn locations_keep_their_parts() {
-        let loc = Loc::new(65_535, 1, u32::MAX);
+        let loc = RowLocation::new(65_535, 1, u32::MAX);
         assert_eq!(
             (loc.generation(), loc.extent(), loc.slot()),
             (65_535, 1, u32::MAX)
         );
-        assert!(loc.is_some() && !Loc::NONE.is_some());
+        assert!(loc.is_some() && !RowLocation::NONE.is_some());
     }
 }

@@ -5,7 +5,7 @@ use crate::limits::{
     BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DENSE_BYTES_MAX, DOMAINS_MAX, PARTITIONS_MAX, ROW_BYTES_MAX,
     ROW_DIM_MAX, TABLE_NAME_BYTES_MAX,
 };
-use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
 
 /// What is wrong with a table's definition.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -53,7 +53,7 @@ pub enum SpecError {
         bytes: u32,
     },
     /// A snapshot is flipped by the clock, so the table must be applied at the clock.
-    #[error("a snapshot table takes effect at the clock: set effect to AtClock")]
+    #[error("a snapshot table takes effect at the clock: set effect to AtTick")]
     SnapshotNeedsAtClock,
     /// Gradients are real numbers.
     #[error("optimizers and random initialisers need f32 or f64 elements, not {dtype:?}")]
@@ -149,7 +149,7 @@ impl TableSpec {
         if !in_range || !block_bytes.is_power_of_two() {
             return Err(SpecError::BlockBytes { bytes: block_bytes });
         }
-        if snapshot && !matches!(self.effect, Effect::AtClock(_)) {
+        if snapshot && !matches!(self.effect, Apply::AtTick(_)) {
             return Err(SpecError::SnapshotNeedsAtClock);
         }
         Ok(())

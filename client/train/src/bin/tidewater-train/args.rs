@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use tidewater::Sync;
+use tidewater::SyncMode;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::limits::{NAMESPACE_BYTES_MAX, WORKERS_MAX};
 use tidewater_protocol::table::Optimizer;
@@ -165,7 +165,7 @@ pub(crate) struct TrainArgs {
     /// How far workers may drift apart: bsp (in step), ssp:S (the slowest at most S steps behind)
     /// or asp (nobody waits).
     #[arg(long, default_value = "bsp")]
-    pub(crate) sync: Sync,
+    pub(crate) sync: SyncMode,
     /// Rows of a worker's mini-batch.
     #[arg(long, value_name = "ROWS", default_value_t = defaults::BATCH_ROWS)]
     pub(crate) batch: NonZeroUsize,
@@ -319,12 +319,12 @@ mod tests {
             panic!("not lr");
         };
         assert_eq!(lr.optimizer(), defaults::ADAGRAD);
-        assert_eq!(lr.common.sync, Sync::Bsp);
+        assert_eq!(lr.common.sync, SyncMode::Bsp);
         let Command::Ftrl(ftrl) = parse("t ftrl --train a --sync ssp:2").unwrap().command else {
             panic!("not ftrl");
         };
         assert_eq!(ftrl.optimizer(), defaults::FTRL);
-        assert_eq!(ftrl.common.sync, Sync::Ssp(2));
+        assert_eq!(ftrl.common.sync, SyncMode::Ssp(2));
         let Command::Lr(sgd) = parse("t lr --train a --optimizer sgd").unwrap().command else {
             panic!("not lr");
         };

@@ -176,7 +176,7 @@ impl Rig {
             optimizer: Optimizer::None,
             init: Init::Zeros,
             seed: 0,
-            effect: tidewater_protocol::table::Effect::Immediate,
+            effect: tidewater_protocol::table::Apply::Immediate,
             finite_check: true,
             domain: DomainId(0),
             partitions: 1,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId, WorkerId};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader};
 use tidewater_protocol::layout::hash::mix64;
-use tidewater_protocol::table::{DenseLayout, Effect, Init, Optimizer, Shape, TableSpec};
+use tidewater_protocol::table::{Apply, DenseLayout, Init, Optimizer, Shape, TableSpec};
 
 use super::super::pending::{Stream, StreamKey};
 use super::*;
@@ -33,7 +33,7 @@ fn spec() -> TableSpec {
         optimizer: Optimizer::Sgd { lr: LR.into() },
         init: Init::Zeros,
         seed: 1,
-        effect: Effect::AtClock(Reduce::Mean),
+        effect: Apply::AtTick(Reduce::Mean),
         finite_check: true,
         domain: DOMAIN,
         partitions: 3,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, Incarnation, PartitionId, TableId};
 use tidewater_protocol::layout::dense::TaggedU32;
 use tidewater_protocol::table::{
-    DType, DenseLayout, Effect, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+    Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
 use super::{BlocksError, DenseBlocks};
@@ -38,9 +38,9 @@ fn spec(elements: u64, partitions: u32, block_bytes: u32, snapshot: bool) -> Tab
         },
         seed: 9,
         effect: if snapshot {
-            Effect::AtClock(Reduce::Sum)
+            Apply::AtTick(Reduce::Sum)
         } else {
-            Effect::Immediate
+            Apply::Immediate
         },
         finite_check: true,
         domain: DomainId(0),
@@ -139,7 +139,7 @@ fn shapes_that_cannot_be_are_refused_and_keep_no_memory() {
         shard(&memory, spec).unwrap_err()
     };
     assert!(matches!(
-        with(|s| s.effect = Effect::Immediate),
+        with(|s| s.effect = Apply::Immediate),
         ShardError::Shape { .. }
     ));
     assert!(matches!(

@@ -48,7 +48,7 @@ proptest! {
             if remove {
                 prop_assert_eq!(index.remove(key), model.remove(&key));
             } else if let std::collections::hash_map::Entry::Vacant(slot) = model.entry(key) {
-                let loc = Loc::new(0, 1, n as u32);
+                let loc = RowLocation::new(0, 1, n as u32);
                 index.insert(key, loc).unwrap();
                 slot.insert(loc);
             }
@@ -64,11 +64,13 @@ proptest! {
 fn every_key_is_found_while_it_grows() {
     let mut index = index();
     for key in 0..100_000u64 {
-        index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        index
+            .insert(key, RowLocation::new(0, 1, key as u32))
+            .unwrap();
         let probe = key / 2;
         assert_eq!(
             index.get(probe),
-            Some(Loc::new(0, 1, probe as u32)),
+            Some(RowLocation::new(0, 1, probe as u32)),
             "{probe} at {key}"
         );
     }
@@ -88,7 +90,9 @@ fn fresh_pages_come_evenly_also_when_all_indexes_double() {
         let before = faults();
         for key in first..first + BATCH {
             let index = &mut indexes[(key % INDEXES) as usize];
-            index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+            index
+                .insert(key, RowLocation::new(0, 1, key as u32))
+                .unwrap();
         }
         let came = faults() - before;
         all += came;
@@ -111,7 +115,9 @@ fn the_helper_makes_the_tables() {
     let mut index = index_with(&memory, Preparer::start().unwrap(), 0);
     let (mut ordered, before) = (0, faults());
     for key in 0..KEYS {
-        index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        index
+            .insert(key, RowLocation::new(0, 1, key as u32))
+            .unwrap();
         if let Growth::Ordered(order) = &index.growth
             && index.len == index.table.mask.div_ceil(2) + 1
         {
@@ -144,9 +150,11 @@ fn a_late_helper_is_done_without() {
     let mut index = index_with(&memory, helper, 0);
     let mut fullest = 0;
     for key in 0..100_000u64 {
-        index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+        index
+            .insert(key, RowLocation::new(0, 1, key as u32))
+            .unwrap();
         fullest = fullest.max(index.len * 1_000 / (index.table.mask + 1));
-        assert_eq!(index.get(key), Some(Loc::new(0, 1, key as u32)));
+        assert_eq!(index.get(key), Some(RowLocation::new(0, 1, key as u32)));
     }
     assert!((850..=875).contains(&fullest), "{fullest}/1000 full");
     index.release().unwrap();
@@ -171,7 +179,9 @@ fn outgrown_tables_are_used_again() {
         let before = memory.private.usage().0;
         let mut index = index_in(&memory, part);
         for key in 0..50_000u64 {
-            index.insert(key, Loc::new(0, 1, key as u32)).unwrap();
+            index
+                .insert(key, RowLocation::new(0, 1, key as u32))
+                .unwrap();
         }
         // What was there before is not taken for a key.
         assert!((50_000..60_000).all(|key| index.get(key).is_none()));

@@ -28,7 +28,7 @@ fn spec_of_table() -> TableSpec {
             snapshot: false,
         },
     };
-    let mut spec = spec("v", shape, DType::F32, adam, Effect::Immediate);
+    let mut spec = spec("v", shape, DType::F32, adam, Apply::Immediate);
     (spec.partitions, spec.init) = (2, Init::Zeros);
     spec
 }

@@ -8,7 +8,7 @@ use crate::ids::{
 use crate::layout::LINE_BYTES;
 use crate::layout::session::MAILBOX_BYTES;
 use crate::placement::{Owner, Placement};
-use crate::table::{DType, DenseLayout, Effect, Init, Optimizer, Reduce, Shape, TableSpec};
+use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec};
 use crate::wire::refusal::RefusalCode;
 
 /// Values for messages, from a seed.
@@ -95,7 +95,7 @@ impl Gen {
                 high: 1.0,
             },
             seed: self.any(),
-            effect: Effect::AtClock(Reduce::Mean),
+            effect: Apply::AtTick(Reduce::Mean),
             finite_check: self.under(2) == 0,
             domain: DomainId(self.under(64) as u8),
             partitions: 1 + self.under(40) as u32,

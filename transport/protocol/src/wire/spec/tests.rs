@@ -13,7 +13,7 @@ fn dense(layout: DenseLayout) -> TableSpec {
         optimizer: Optimizer::None,
         init: Init::Zeros,
         seed: 1,
-        effect: Effect::Immediate,
+        effect: Apply::Immediate,
         finite_check: true,
         domain: DomainId(0),
         partitions: 4,
@@ -105,7 +105,7 @@ fn blocks_and_snapshots() {
     assert_eq!(spec.validate(), Err(SpecError::SnapshotNeedsAtClock));
     assert_eq!(
         TableSpec {
-            effect: Effect::AtClock(Reduce::Sum),
+            effect: Apply::AtTick(Reduce::Sum),
             ..spec
         }
         .validate(),

@@ -14,7 +14,7 @@
 use tidewater_lanes::fabric::{ReadOp, RemoteAddr, TransportKind};
 use tidewater_lanes::num::{count, size};
 
-use super::blocks::{BlockPull, Piece};
+use super::blocks::{BlockPull, RangePart};
 use super::rows::read_ops;
 use crate::error::ClientError;
 
@@ -27,7 +27,7 @@ const ROUND_WINDOWS: usize = 64;
 /// Pulls all pieces of a range that begins at element `first` into `out`.
 pub(super) fn pull(
     pull: &mut BlockPull<'_>,
-    pieces: &[Piece],
+    pieces: &[RangePart],
     first: u64,
     out: &mut [u8],
 ) -> Result<(), ClientError> {
@@ -41,7 +41,7 @@ pub(super) fn pull(
         }
     }
     // Stable: each lane's windows stay in their order.
-    windows.sort_by_key(|window: &Piece| window.part.lane);
+    windows.sort_by_key(|window: &RangePart| window.part.lane);
     let mut rest = &windows[..];
     while !rest.is_empty() {
         let (round, behind) = rest.split_at(pull.round_len(rest));
@@ -53,7 +53,7 @@ pub(super) fn pull(
 
 impl BlockPull<'_> {
     /// Whether a piece's reads travel, and begin at whole words.
-    fn travels_whole(&mut self, piece: &Piece) -> bool {
+    fn travels_whole(&mut self, piece: &RangePart) -> bool {
         let lane = self.lanes.get(piece.part.lane).lane();
         lane.transport() == TransportKind::Verbs
             && piece.part.versions.is_some()
@@ -64,7 +64,7 @@ impl BlockPull<'_> {
     }
 
     /// How many of these windows, at least one, are one lane's and fit a round.
-    fn round_len(&self, windows: &[Piece]) -> usize {
+    fn round_len(&self, windows: &[RangePart]) -> usize {
         let Some(first) = windows.first() else {
             return 0;
         };
@@ -76,7 +76,12 @@ impl BlockPull<'_> {
         fit.count().max(1)
     }
 
-    fn round(&mut self, windows: &[Piece], first: u64, out: &mut [u8]) -> Result<(), ClientError> {
+    fn round(
+        &mut self,
+        windows: &[RangePart],
+        first: u64,
+        out: &mut [u8],
+    ) -> Result<(), ClientError> {
         let Some(lane) = windows.first().map(|window| window.part.lane) else {
             return Ok(());
         };
@@ -115,7 +120,7 @@ impl BlockPull<'_> {
     }
 
     /// Reads of the version words of all windows, one after the other in the head from `at` on.
-    fn word_ops(&self, windows: &[Piece], mut at: usize) -> Result<Vec<ReadOp>, ClientError> {
+    fn word_ops(&self, windows: &[RangePart], mut at: usize) -> Result<Vec<ReadOp>, ClientError> {
         let mut ops = Vec::with_capacity(windows.len());
         for window in windows {
             let words = self.words_of(window)?;
@@ -127,7 +132,7 @@ impl BlockPull<'_> {
     }
 
     /// The place of a piece in the memory of its range.
-    fn landing<'o>(&self, piece: &Piece, first: u64, out: &'o mut [u8]) -> &'o mut [u8] {
+    fn landing<'o>(&self, piece: &RangePart, first: u64, out: &'o mut [u8]) -> &'o mut [u8] {
         let at = size(piece.first - first) * self.layout.element_bytes;
         out.get_mut(at..at + self.bytes(piece)).unwrap_or_default()
     }

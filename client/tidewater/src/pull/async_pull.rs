@@ -12,8 +12,8 @@ use tidewater_protocol::limits::COORDINATOR_LOOK;
 use tidewater_protocol::planted::{Plant, on};
 use tidewater_runtime::clock::Deadline;
 
-use super::proof::{Prover, RowRead, Verdict};
-use super::{Due, PullMode, PullOptions, pull_rows};
+use super::validation::{RowRead, RowValidator, Verdict};
+use super::{PullMode, PullOptions, Timeout, pull_rows};
 use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::pull::rows::{HINTS_AHEAD, RowScratch};
@@ -300,7 +300,7 @@ impl LaterPull {
             &keys,
             &mut rows,
             self.options,
-            Due::At(deadline),
+            Timeout::At(deadline),
         )?;
         for (row, bytes) in self.rest.iter().zip(rows.chunks_exact(row_bytes)) {
             let at = *row as usize * row_bytes;
@@ -390,7 +390,7 @@ impl LaterPull {
             }
             part.reads(table, ops, |_, row| row);
             let lane = lanes.get(part.lane).lane();
-            let mut prover = Prover {
+            let mut prover = RowValidator {
                 rows: &mut part.rows,
                 row_bytes: table.row.payload_bytes,
             };

@@ -2,7 +2,7 @@
 
 use tidewater_lanes::fabric::{RemoteAddr, Unpack};
 use tidewater_protocol::layout::row::{
-    Loc, ROW_HEADER_BYTES, RowCopy, RowVersion, copy_verifying, verify_row,
+    ROW_HEADER_BYTES, RowCopy, RowLocation, RowVersion, copy_verifying, verify_row,
 };
 
 /// A row that is to be read.
@@ -11,7 +11,7 @@ pub(super) struct RowRead {
     pub(super) key: u64,
     pub(super) salt: u64,
     pub(super) from: RemoteAddr,
-    pub(super) loc: Loc,
+    pub(super) loc: RowLocation,
     /// Number in the caller's order.
     pub(super) row: u32,
     /// Of what a lane handed over; it is in the caller's memory then.
@@ -59,14 +59,14 @@ impl RowRead {
 }
 
 /// Proves rows as they come, and puts their payload where it belongs, in one pass.
-pub(super) struct Prover<'a> {
+pub(super) struct RowValidator<'a> {
     /// In the order in which they are read.
     pub(super) rows: &'a mut [RowRead],
     /// Bytes of a payload.
     pub(super) row_bytes: usize,
 }
 
-impl Unpack for Prover<'_> {
+impl Unpack for RowValidator<'_> {
     fn restart(&mut self) {
         self.rows.iter_mut().for_each(|row| row.taken = None);
     }
