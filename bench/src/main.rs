@@ -7,14 +7,14 @@ use clap::{CommandFactory as _, Parser};
 use tidewater_bench::args::{Cli, Command};
 use tidewater_bench::sheet::Failures;
 use tidewater_bench::{BenchError, alloc, bed, ceiling, cmd};
-use tidewater_cli::pages;
+use tidewater_cli::manpages;
 
 /// Counts what operations allocate.
 #[global_allocator]
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 
 fn main() -> ExitCode {
-    tidewater_topology::host::raise_open_files();
+    tidewater_topology::hostinfo::raise_open_files();
     match run(&Cli::parse().command) {
         Ok(failures) if failures.is_empty() => ExitCode::SUCCESS,
         Ok(failures) => {
@@ -43,14 +43,15 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
         Command::Server => bed::server::run().map(|()| Failures::new()),
         Command::Worker => bed::worker::run().map(|()| Failures::new()),
         Command::Wire => ceiling::serve().map(|()| Failures::new()),
-        Command::Pages { prefix } => match pages::write("tidewater-bench", &Cli::command(), prefix)
-        {
-            Ok(()) => Ok(Failures::new()),
-            Err(e) => Err(BenchError::File {
-                path: prefix.clone(),
-                why: e.to_string(),
-            }),
-        },
+        Command::Pages { prefix } => {
+            match manpages::write("tidewater-bench", &Cli::command(), prefix) {
+                Ok(()) => Ok(Failures::new()),
+                Err(e) => Err(BenchError::File {
+                    path: prefix.clone(),
+                    why: e.to_string(),
+                }),
+            }
+        }
     }
 }
 

@@ -6,12 +6,12 @@ use tidewater::connect::ConnectConfig;
 use tidewater::{Client, ClientError, TableBuilder};
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
-use tidewater_service::node::NodeConfig;
+use tidewater_service::server::ServerConfig;
 
 use crate::rig::{CLUSTER, Proxy, Rig, config, token, wait};
 
-fn counting() -> NodeConfig {
-    NodeConfig {
+fn counting() -> ServerConfig {
+    ServerConfig {
         count_pushes: true,
         ..config()
     }

@@ -14,7 +14,7 @@ use tidewater_protocol::wire::frame::{self, HEADER_BYTES, kind};
 use tidewater_protocol::wire::handshake::{ClientHandshake, JobToken, Namespaces};
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, Role};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_service::node::{Node, NodeError};
+use tidewater_service::server::{Server, ServerError};
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, info, token};
 
@@ -200,8 +200,8 @@ fn a_port_in_use_says_what_to_do() {
     let rig = Rig::start();
     let mut second = config();
     second.tcp = Some(rig.member().endpoints.tcp.parse().unwrap());
-    let error = Node::start(second).unwrap_err();
-    assert!(matches!(error, NodeError::Listen { .. }));
+    let error = Server::start(second).unwrap_err();
+    assert!(matches!(error, ServerError::Listen { .. }));
     assert!(error.to_string().contains("choose another port"), "{error}");
 }
 

@@ -19,7 +19,7 @@ use tidewater_protocol::layout::session::{
 };
 use tidewater_protocol::table::{DType, PushOp, Reduce};
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_service::node::NodeConfig;
+use tidewater_service::server::ServerConfig;
 
 use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};
 
@@ -28,7 +28,7 @@ const D: DomainId = DomainId(0);
 /// A server that any job may use, with one applier.
 fn service() -> Rig {
     let (workers, appliers) = (0, 1);
-    Rig::with(NodeConfig {
+    Rig::with(ServerConfig {
         workers,
         appliers,
         ..config()

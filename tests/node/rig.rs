@@ -18,7 +18,7 @@ use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{ServerMember, TableInfo};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::node::{Node, NodeConfig, NodeHandle};
+use tidewater_service::server::{Server, ServerConfig, ServerHandle};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
 
@@ -44,8 +44,8 @@ pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-pub(crate) fn config() -> NodeConfig {
-    let mut config = NodeConfig::new(token(), CLUSTER).unwrap();
+pub(crate) fn config() -> ServerConfig {
+    let mut config = ServerConfig::new(token(), CLUSTER).unwrap();
     config.capacity = 4 << 30;
     config.workers = 4;
     config
@@ -56,7 +56,7 @@ type Tables = Arc<Mutex<Vec<(String, TableInfo)>>>;
 
 /// A server.
 pub(crate) struct Rig {
-    pub(crate) node: Node,
+    pub(crate) node: Server,
     tables: Tables,
     _shared: Option<RwLockReadGuard<'static, ()>>,
 }
@@ -66,22 +66,22 @@ impl Rig {
         Self::with(config())
     }
 
-    pub(crate) fn with(config: NodeConfig) -> Self {
+    pub(crate) fn with(config: ServerConfig) -> Self {
         let mut rig = Self::alone(config);
         rig._shared = Some(ALONE.read().unwrap_or_else(|e| e.into_inner()));
         rig
     }
 
     /// For a test that holds [`ALONE`].
-    fn alone(config: NodeConfig) -> Self {
+    fn alone(config: ServerConfig) -> Self {
         Self {
-            node: Node::start(config).unwrap(),
+            node: Server::start(config).unwrap(),
             tables: Arc::default(),
             _shared: None,
         }
     }
 
-    pub(crate) fn handle(&self) -> NodeHandle {
+    pub(crate) fn handle(&self) -> ServerHandle {
         self.node.handle()
     }
 
@@ -146,7 +146,7 @@ impl Rig {
 }
 
 /// Runs alone in this process.
-pub(crate) fn alone(config: NodeConfig, test: impl FnOnce(Rig)) {
+pub(crate) fn alone(config: ServerConfig, test: impl FnOnce(Rig)) {
     let _guard = ALONE.write().unwrap_or_else(|e| e.into_inner());
     test(Rig::alone(config));
 }
@@ -161,12 +161,12 @@ pub(crate) fn wait(mut done: impl FnMut() -> bool, what: &str) {
 
 /// The part of the coordinator that tables need.
 struct Catalogue {
-    handle: NodeHandle,
+    handle: ServerHandle,
     namespace: String,
     tables: Tables,
 }
 
-pub(crate) fn info(handle: &NodeHandle, id: u32, spec: &TableSpec) -> TableInfo {
+pub(crate) fn info(handle: &ServerHandle, id: u32, spec: &TableSpec) -> TableInfo {
     let appliers = handle.appliers();
     let owner = |p| Owner {
         server: ServerId(0),

@@ -8,7 +8,7 @@ use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
 use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::refusal::RefusalCode;
-use tidewater_service::node::NodeError;
+use tidewater_service::server::ServerError;
 
 use crate::rig::{BOTH, CLUSTER, Rig, info, soon, token};
 
@@ -58,7 +58,7 @@ fn a_table_is_made_once_and_released_once() {
     handle.create_table("default", &told).unwrap();
     handle.create_table("default", &told).unwrap();
     let differs = handle.create_table("other", &told).unwrap_err();
-    assert!(matches!(differs, NodeError::Differs { .. }), "{differs}");
+    assert!(matches!(differs, ServerError::Differs { .. }), "{differs}");
     assert_eq!(differs.refusal().code, RefusalCode::TableDiffers);
     assert_eq!(handle.tables().len(), 1);
     let mut stray = told.clone();
@@ -76,11 +76,11 @@ fn a_table_is_made_once_and_released_once() {
     handle.release_table(told.id).unwrap();
     assert!(matches!(
         handle.release_table(TableId(77)),
-        Err(NodeError::UnknownTable(_))
+        Err(ServerError::UnknownTable(_))
     ));
     assert!(matches!(
         handle.create_table("default", &told),
-        Err(NodeError::Released(_))
+        Err(ServerError::Released(_))
     ));
     // Memory is used again.
     for id in 20..40 {

@@ -20,7 +20,7 @@ use tidewater_protocol::wire::control::{
 use tidewater_protocol::wire::hello::Purpose;
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
-use tidewater_service::node::BusyPoll;
+use tidewater_service::server::BusyPoll;
 use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, RetryTimeout};
 
 use crate::hostile::{connect, left, unharmed};

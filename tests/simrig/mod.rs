@@ -58,13 +58,13 @@ pub struct Shape {
 
 /// One applier as the others reach it.
 #[derive(Clone)]
-pub struct Seat {
+pub struct Membership {
     world: World,
     commands: SimQueue<Command>,
     waker: SimWaker,
 }
 
-impl Seat {
+impl Membership {
     /// Sends a command and waits for its answer.
     pub fn ask<T>(&self, make: impl FnOnce(Sender<T>) -> Command) -> T {
         let (tx, answer) = bounded(1);
@@ -93,7 +93,7 @@ impl Seat {
 /// One server.
 pub struct Server {
     memory: Arc<ServerMemory>,
-    pub seats: Vec<Seat>,
+    pub seats: Vec<Membership>,
 }
 
 /// The cluster. Clones share it.
@@ -135,7 +135,7 @@ fn start_server(
             applier.engine().add_table(table);
         }
         prepare(applier.engine());
-        let seat = Seat {
+        let seat = Membership {
             world: world.clone(),
             commands: commands.clone(),
             waker: parker.waker(),
@@ -207,13 +207,13 @@ impl Rig {
     }
 
     /// The applier of a key of a sparse table.
-    pub fn seat_of(&self, table: TableId, key: u64) -> &Seat {
+    pub fn seat_of(&self, table: TableId, key: u64) -> &Membership {
         let (server, applier) = self.owner(table, key);
         &self.servers[server].seats[applier]
     }
 
     /// Every applier.
-    pub fn seats(&self) -> impl Iterator<Item = &Seat> {
+    pub fn seats(&self) -> impl Iterator<Item = &Membership> {
         self.servers.iter().flat_map(|s| &s.seats)
     }
 
@@ -308,7 +308,7 @@ fn mailbox() -> Mailbox {
 }
 
 impl Link {
-    fn seat(&self, applier: usize) -> Seat {
+    fn seat(&self, applier: usize) -> Membership {
         self.rig.servers[self.server].seats[applier].clone()
     }
 

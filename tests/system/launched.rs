@@ -14,10 +14,10 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tidewater::connect::Wanted;
-use tidewater::launched::{Entered, Launch};
+use tidewater::connect::JoinOptions;
+use tidewater::launched::{Launch, LaunchRole};
 use tidewater::{ClientError, SyncMode};
-use tidewater_launch::{Card, directory};
+use tidewater_launch::{BootstrapRecord, directory};
 use tidewater_protocol::wire::control::Part;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
@@ -249,7 +249,7 @@ fn a_card_that_an_earlier_job_left_is_no_harm() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = closed.local_addr().unwrap().to_string();
     drop(closed);
-    let old = Card::new(3, JobToken::new([1; 32]), [address]);
+    let old = BootstrapRecord::new(3, JobToken::new([1; 32]), [address]);
     std::mem::forget(directory::post(&job.folder.path().join("meet"), &old).unwrap());
     for rank in [1, 2] {
         job.train(rank, BY_HAND, &[]);
@@ -453,19 +453,19 @@ fn variables(text: &str) -> Vec<(OsString, OsString)> {
 }
 
 /// Nothing said but a patience that a test has.
-fn patient() -> Wanted {
-    Wanted {
+fn patient() -> JoinOptions {
+    JoinOptions {
         patience: Some(Duration::from_secs(20)),
-        ..Wanted::default()
+        ..JoinOptions::default()
     }
 }
 
 /// Which worker it is, and of how many.
 type Bound = Result<(u32, u32), ClientError>;
 
-/// Four processes of Flux: a server that keeps the coordinator, and three workers by `Wanted`; what
+/// Four processes of Flux: a server that keeps the coordinator, and three workers by `JoinOptions`; what
 /// became of these, and how the server ended.
-fn bound(said: [Wanted; 3]) -> (Vec<Bound>, (i32, String)) {
+fn bound(said: [JoinOptions; 3]) -> (Vec<Bound>, (i32, String)) {
     let mut started = Started::new();
     let meet = started.folder.path().join("meet");
     let vars = format!("{FLUX} TIDEWATER_RENDEZVOUS={}", meet.display());
@@ -473,7 +473,7 @@ fn bound(said: [Wanted; 3]) -> (Vec<Bound>, (i32, String)) {
     let workers = said
         .into_iter()
         .zip(1..)
-        .map(|(wanted, rank): (Wanted, u32)| {
+        .map(|(wanted, rank): (JoinOptions, u32)| {
             let vars = variables(&vars.replace('%', &rank.to_string()));
             std::thread::spawn(move || {
                 let mut client = wanted.job_from_vars(vars)?.sync(SyncMode::Bsp).connect()?;
@@ -489,7 +489,7 @@ fn bound(said: [Wanted; 3]) -> (Vec<Bound>, (i32, String)) {
 
 #[test]
 fn a_binding_finds_the_job_of_its_launcher() {
-    let agrees = Wanted {
+    let agrees = JoinOptions {
         rank: Some(2),
         workers: Some(3),
         ..patient()
@@ -515,7 +515,7 @@ fn a_binding_finds_the_job_of_its_launcher() {
 #[test]
 fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
     // As an MPI library says that does not know this launcher.
-    let singleton = Wanted {
+    let singleton = JoinOptions {
         rank: Some(0),
         workers: Some(1),
         ..patient()
@@ -528,7 +528,7 @@ fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
         "{said}"
     );
     // Beside a service, each would have been a job of one.
-    let told = |wanted: &Wanted, text: &str| {
+    let told = |wanted: &JoinOptions, text: &str| {
         let job = wanted.job_from_vars(variables(text));
         job.unwrap_err().to_string()
     };
@@ -539,12 +539,12 @@ fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
         said.contains("only worker, and Open MPI says that it is rank 1 of 2"),
         "{said}"
     );
-    let named = Wanted {
+    let named = JoinOptions {
         coordinator: Some("localhost:1".into()),
         ..singleton.clone()
     };
     assert!(told(&named, ompi).contains("only worker"));
-    let own = Wanted {
+    let own = JoinOptions {
         namespace: Some("mine".into()),
         ..singleton
     };
@@ -566,7 +566,7 @@ fn a_program_brings_the_card_to_its_processes_itself() {
     std::thread::scope(|scope| {
         let server = scope.spawn(move || {
             let entered = launch.enter_by_card(card, (0, 3), Part::Server, Some(host));
-            let Ok(Entered::Server(seat)) = entered else {
+            let Ok(LaunchRole::Server(seat)) = entered else {
                 panic!("{entered:?}")
             };
             seat.run(&[]).unwrap();
@@ -574,7 +574,7 @@ fn a_program_brings_the_card_to_its_processes_itself() {
         for rank in [1, 2] {
             scope.spawn(move || {
                 let entered = launch.enter_by_card(card, (rank, 3), Part::Worker, None);
-                let Ok(Entered::Worker(seat)) = entered else {
+                let Ok(LaunchRole::Worker(seat)) = entered else {
                     panic!("{entered:?}")
                 };
                 let mut client = seat.job().clone().sync(SyncMode::Bsp).connect().unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater::connect::{ConnectConfig, NetCoordinatorLink, NetServerLink, Wanted};
+use tidewater::connect::{ConnectConfig, JoinOptions, NetCoordinatorLink, NetServerLink};
 use tidewater::link::ServerLink as _;
 use tidewater_lanes::fabric::{SPIN, TransportKind};
 use tidewater_lanes::wake::OsParker;
@@ -101,10 +101,10 @@ fn a_worker_takes_its_timeout_from_the_environment_whoever_names_its_job() {
             ("TIDEWATER_TOKEN_FILE", file.clone().into_os_string()),
             ("TIDEWATER_RDMA_TIMEOUT", timeout.into()),
         ];
-        let wanted = Wanted {
+        let wanted = JoinOptions {
             coordinator: coordinator.map(str::to_owned),
             token_file: coordinator.map(|_| file.clone()),
-            ..Wanted::default()
+            ..JoinOptions::default()
         };
         wanted.job_from_vars(said.map(|(name, value)| (name.into(), value)))
     };

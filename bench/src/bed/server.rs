@@ -11,7 +11,7 @@ use tidewater_protocol::ids::ServerId;
 use tidewater_protocol::limits::COORDINATOR_START_TIMEOUT;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::process::{Server, ServerConfig};
+use tidewater_service::process::{ServerProcess, ServerProcessConfig};
 
 use super::child::{Orders, answer};
 use crate::alloc;
@@ -59,7 +59,7 @@ pub fn run() -> Result<(), BenchError> {
         why,
     };
     let token = JobToken::from_hex(&start.token).ok_or_else(|| failed("no token".into()))?;
-    let mut config = ServerConfig::new(&start.coordinator, token, ServerId(start.number));
+    let mut config = ServerProcessConfig::new(&start.coordinator, token, ServerId(start.number));
     config.appliers = start.appliers;
     config.local_rank = start.number;
     config.local_servers = start.servers;
@@ -67,7 +67,7 @@ pub fn run() -> Result<(), BenchError> {
     config.rdma_device = super::device(start.rdma_device.as_deref()).map_err(failed)?;
     config.rdma_timeout = super::rdma_timeout().map_err(failed)?;
     let deadline = Deadline::after(COORDINATOR_START_TIMEOUT);
-    let server = Server::start(&config, deadline).map_err(|e| failed(e.to_string()))?;
+    let server = ServerProcess::start(&config, deadline).map_err(|e| failed(e.to_string()))?;
     let system = |what: &'static str| {
         move |source: io::Error| BenchError::System {
             what: what.into(),

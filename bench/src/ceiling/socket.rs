@@ -69,14 +69,14 @@ pub fn serve() -> Result<(), BenchError> {
     std::thread::spawn(move || {
         for connection in listener.incoming() {
             // A connection that ends ends its job; the next one begins another.
-            let _ = connection.and_then(attend);
+            let _ = connection.and_then(register);
         }
     });
     Orders::new().to_the_end();
     Ok(())
 }
 
-fn attend(mut peer: TcpStream) -> io::Result<()> {
+fn register(mut peer: TcpStream) -> io::Result<()> {
     peer.set_nodelay(true)?;
     let mut words = [0; 3];
     for word in &mut words {

@@ -18,7 +18,7 @@ use crate::table::Table;
 /// What a session was asked for: all that a copy in another process needs to join the same job.
 /// The token is not in it, but the name of its file.
 #[derive(Debug, Clone)]
-struct Wanted {
+struct JoinOptions {
     coordinator: Option<String>,
     token_file: Option<String>,
     rank: Option<u32>,
@@ -36,15 +36,15 @@ struct Wanted {
 pub(crate) struct Session {
     process: ForkGuard,
     client: Mutex<Option<Client>>,
-    wanted: Wanted,
+    wanted: JoinOptions,
     pub(crate) timeout: Duration,
 }
 
-impl Wanted {
+impl JoinOptions {
     /// What the client makes a job of. That may wait for others: not under the interpreter lock.
-    fn told(&self) -> PyResult<connect::Wanted> {
+    fn told(&self) -> PyResult<connect::JoinOptions> {
         let transport = self.transport.as_deref().map(options::transport);
-        Ok(connect::Wanted {
+        Ok(connect::JoinOptions {
             coordinator: self.coordinator.clone(),
             token_file: self.token_file.as_ref().map(Into::into),
             namespace: self.namespace.clone(),
@@ -118,7 +118,7 @@ impl Session {
         clock_timeout: Option<f64>,
         patience: Option<f64>,
     ) -> PyResult<Self> {
-        let wanted = Wanted {
+        let wanted = JoinOptions {
             coordinator,
             token_file,
             rank,

@@ -17,7 +17,7 @@
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Entered, Job, Launch, PullOptions, SyncMode, Table, TableBuilder,
+    Client, ClientError, Job, Launch, LaunchRole, PullOptions, SyncMode, Table, TableBuilder,
 };
 use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
@@ -54,12 +54,12 @@ struct Tables {
 
 fn main() -> Result<(), ClientError> {
     match Launch::default().enter()? {
-        Entered::Worker(seat) => {
+        LaunchRole::Worker(seat) => {
             simulate(seat.job())?;
             seat.end();
             Ok(())
         }
-        Entered::Server(seat) => seat.run(&[]),
+        LaunchRole::Server(seat) => seat.run(&[]),
         _ => simulate(&Job::from_env()?.ok_or_else(|| {
             let what = "start this under `tidewater run --servers 2 --workers 2 --`, or mpirun";
             ClientError::Environment(what.into())

@@ -10,7 +10,7 @@
 //! launchers are known, is in `docs/HPC.md`.
 //!
 //! A program that has a broadcast of its own needs none of that: rank 0 calls [`Launch::host`], the
-//! program broadcasts [`CardHost::card`], and all call [`Launch::enter_by_card`]. It is also the way
+//! program broadcasts [`BootstrapHost::card`], and all call [`Launch::enter_by_card`]. It is also the way
 //! for programs that use an MPI library under a launcher that speaks PMI, as the library does.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -19,17 +19,16 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tidewater_launch::{
-    Card, Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, counts_from_env,
-    detect, servers_in_ranks_from_env,
+    BootstrapRecord, Decision, Explicit, LaunchEnv, Place, RdmaDevice, RdmaTimeout,
+    counts_from_env, detect, servers_in_ranks_from_env,
 };
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
 use tidewater_service::launched::{
-    Hosted, LaunchedError, Seated, host as host_coordinator, is_server, take_seat,
-    take_seat_by_card,
+    Hosted, JobMember, LaunchedError, host as host_coordinator, is_server, join_by_record, join_job,
 };
-use tidewater_service::process::Server;
+use tidewater_service::process::ServerProcess;
 use tidewater_topology::appliers_that_fit;
 
 use crate::connect::Job;
@@ -67,7 +66,7 @@ impl Default for Launch {
 /// What this process is.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Entered {
+pub enum LaunchRole {
     /// Nobody launched it, or it alone was.
     Alone,
     /// `TIDEWATER_*` name a coordinator: [`Job::from_env`] has the rest.
@@ -85,7 +84,7 @@ pub struct WorkerSeat {
     line: String,
     /// The server beside the worker; ends before the coordinator does.
     serving: Option<Serving>,
-    seated: Seated,
+    seated: JobMember,
 }
 
 /// A server on a thread of this process. Dropping it ends it, and with it the job.
@@ -100,15 +99,15 @@ struct Serving {
 #[derive(Debug)]
 pub struct ServerSeat {
     line: String,
-    seated: Seated,
+    seated: JobMember,
     patience: Duration,
 }
 
 /// The coordinator of a job that meets by a card, on a thread of this process.
 #[derive(Debug)]
-pub struct CardHost(Hosted);
+pub struct BootstrapHost(Hosted);
 
-impl CardHost {
+impl BootstrapHost {
     /// What the others need, to be broadcast. **It is a secret**: who has it can join the job. At
     /// most 1,000 bytes.
     pub fn card(&self) -> Vec<u8> {
@@ -125,12 +124,12 @@ impl Launch {
     ///
     /// # Cost
     /// One connection to rank 0, and at rank 0 a thread.
-    pub fn enter(&self) -> Result<Entered, ClientError> {
-        let around = Surroundings::here(self.explicit.clone()).map_err(environment)?;
+    pub fn enter(&self) -> Result<LaunchRole, ClientError> {
+        let around = LaunchEnv::here(self.explicit.clone()).map_err(environment)?;
         match detect(&around).decision.map_err(environment)? {
-            Decision::Member => Ok(Entered::Member),
+            Decision::Member => Ok(LaunchRole::Member),
             Decision::Launched(place) if place.size > 1 => self.sit(&place),
-            _ => Ok(Entered::Alone),
+            _ => Ok(LaunchRole::Alone),
         }
     }
 
@@ -139,9 +138,9 @@ impl Launch {
     ///
     /// # Errors
     /// [`ClientError::Environment`] when it cannot listen.
-    pub fn host(&self, size: u32) -> Result<CardHost, ClientError> {
+    pub fn host(&self, size: u32) -> Result<BootstrapHost, ClientError> {
         let hosted = host_coordinator(size, self.interface()?.as_deref());
-        Ok(CardHost(hosted.map_err(launch)?))
+        Ok(BootstrapHost(hosted.map_err(launch)?))
     }
 
     /// Comes to the job of a card, as process `rank` of `size`; `part` says what it is going to be.
@@ -154,18 +153,18 @@ impl Launch {
         card: &[u8],
         (rank, size): (u32, u32),
         part: Part,
-        host: Option<CardHost>,
-    ) -> Result<Entered, ClientError> {
-        let card = Card::parse(card).map_err(environment)?;
+        host: Option<BootstrapHost>,
+    ) -> Result<LaunchRole, ClientError> {
+        let card = BootstrapRecord::parse(card).map_err(environment)?;
         let place = Place::by_card(rank, size);
         let deadline = Deadline::after(self.patience);
         let interface = self.interface()?;
         let host = host.map(|host| host.0);
-        let seated = take_seat_by_card(&card, &place, part, interface.as_deref(), host, deadline);
+        let seated = join_by_record(&card, &place, part, interface.as_deref(), host, deadline);
         self.seated(&place, part, seated.map_err(launch)?)
     }
 
-    fn sit(&self, place: &Place) -> Result<Entered, ClientError> {
+    fn sit(&self, place: &Place) -> Result<LaunchRole, ClientError> {
         let (_, servers) = counts_from_env().map_err(environment)?;
         let servers = self.servers.or(servers).unwrap_or(0);
         let both = self.servers_in_ranks || servers_in_ranks_from_env().map_err(environment)?;
@@ -191,14 +190,19 @@ impl Launch {
         };
         let interface = self.interface()?;
         let deadline = Deadline::after(self.patience);
-        let seated = take_seat(place, part, interface.as_deref(), deadline).map_err(launch)?;
+        let seated = join_job(place, part, interface.as_deref(), deadline).map_err(launch)?;
         self.seated(place, part, seated)
     }
 
-    fn seated(&self, place: &Place, part: Part, seated: Seated) -> Result<Entered, ClientError> {
+    fn seated(
+        &self,
+        place: &Place,
+        part: Part,
+        seated: JobMember,
+    ) -> Result<LaunchRole, ClientError> {
         let line = seated.describe(place, part);
         if part == Part::Server {
-            return Ok(Entered::Server(ServerSeat {
+            return Ok(LaunchRole::Server(ServerSeat {
                 line,
                 seated,
                 patience: self.patience,
@@ -207,7 +211,7 @@ impl Launch {
         let mut job = Job::of_seat(seated.seat())?;
         job.patience = self.patience;
         let serving = (part == Part::Both).then(|| Serving::start(&seated, self.patience));
-        Ok(Entered::Worker(WorkerSeat {
+        Ok(LaunchRole::Worker(WorkerSeat {
             job,
             line,
             serving: serving.transpose()?,
@@ -266,7 +270,7 @@ impl ServerSeat {
 }
 
 impl Serving {
-    fn start(seated: &Seated, patience: Duration) -> Result<Self, ClientError> {
+    fn start(seated: &JobMember, patience: Duration) -> Result<Self, ClientError> {
         let server = start_server(seated, patience)?;
         let cannot = |error| {
             environment(format_args!(
@@ -307,7 +311,7 @@ impl Drop for Serving {
 }
 
 /// A server on this seat that has joined.
-fn start_server(seated: &Seated, patience: Duration) -> Result<Server, ClientError> {
+fn start_server(seated: &JobMember, patience: Duration) -> Result<ServerProcess, ClientError> {
     let mut config = seated.server_config();
     let (appliers, _) = counts_from_env().map_err(environment)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -315,7 +319,7 @@ fn start_server(seated: &Seated, patience: Duration) -> Result<Server, ClientErr
     config.rdma_device = RdmaDevice::from_env().map_err(environment)?;
     let timeout = RdmaTimeout::from_env().map_err(environment)?;
     config.rdma_timeout = timeout.unwrap_or_default();
-    Server::start(&config, Deadline::after(patience)).map_err(failed)
+    ServerProcess::start(&config, Deadline::after(patience)).map_err(failed)
 }
 
 fn failed(error: impl std::fmt::Display) -> ClientError {
@@ -328,7 +332,7 @@ fn environment(error: impl std::fmt::Display) -> ClientError {
 
 fn launch(error: LaunchedError) -> ClientError {
     match error {
-        LaunchedError::Muster(_) | LaunchedError::Taken { .. } => {
+        LaunchedError::Register(_) | LaunchedError::Taken { .. } => {
             ClientError::Launch(error.to_string())
         }
         _ => ClientError::Environment(error.to_string()),

@@ -78,7 +78,7 @@ pub use counters::Counters;
 pub use embedded::Embedded;
 pub use error::ClientError;
 #[cfg(feature = "embedded")]
-pub use launched::{Entered, Launch};
+pub use launched::{Launch, LaunchRole};
 pub use link::Loaded;
 pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;

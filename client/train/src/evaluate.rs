@@ -7,7 +7,7 @@
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{Optimizer, PushOp};
 
-use super::board::{ASIDE, Board, Row, WIDTH, join};
+use super::all_gather::{ASIDE, AllGather, Row, WIDTH, join};
 use super::error::TrainError;
 use super::metrics::{Evaluation, MetricsError, Scored, auc_exact};
 use super::model::{LogisticConfig, LogisticStep};
@@ -53,7 +53,7 @@ impl Evaluator {
     /// All workers call it; `None` if there is no row at all.
     pub(crate) fn new(
         client: &mut Client,
-        board: &Board,
+        board: &AllGather,
         part: Dataset,
         model: LogisticConfig,
     ) -> Result<Option<Self>, ClientError> {
@@ -84,7 +84,7 @@ impl Evaluator {
     pub(crate) fn run(
         &mut self,
         client: &mut Client,
-        board: &Board,
+        board: &AllGather,
         weights: &Table<f32>,
     ) -> Result<Option<Quality>, TrainError> {
         self.predict(client, weights)?;

@@ -7,12 +7,10 @@
 //! is what distributed runs are compared with. [`generate`] makes training sets where there are
 //! none.
 
-mod board;
-mod census;
+mod all_gather;
 pub mod config;
 pub mod data;
 pub mod defaults;
-mod equal;
 mod error;
 mod evaluate;
 pub mod generate;
@@ -23,12 +21,14 @@ mod position;
 pub mod reference;
 pub mod report;
 pub mod run;
+mod settings_check;
 mod step;
+mod weight_stats;
 
-pub use census::Census;
 pub use config::Config;
 pub use error::{TrainError, exit};
 pub use evaluate::Quality;
 pub use position::POSITION;
 pub use report::Report;
 pub use run::{EpochReport, Host, Outcome, Resumed, run};
+pub use weight_stats::WeightStats;

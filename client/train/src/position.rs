@@ -5,7 +5,7 @@
 
 use tidewater_protocol::table::PushOp;
 
-use super::board::ASIDE;
+use super::all_gather::ASIDE;
 use super::error::TrainError;
 use tidewater::error::ClientError;
 use tidewater::pull::PullOptions;

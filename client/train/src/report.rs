@@ -10,11 +10,11 @@ use serde::Serialize;
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_protocol::table::Optimizer;
 
-use super::census::Census;
 use super::config::Config;
 use super::error::TrainError;
 use super::evaluate::Quality;
 use super::latency::{Kind, Latencies};
+use super::weight_stats::WeightStats;
 
 /// Figures of a run, over all workers. What was not measured is `None`, in JSON `null`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -102,7 +102,7 @@ impl Report {
         (transport, servers, workers): (Option<TransportKind>, u32, u32),
         training: &Training,
         quality: Option<Quality>,
-        census: Census,
+        census: WeightStats,
         latencies: &Latencies,
         counters: BTreeMap<String, u64>,
     ) -> Self {

@@ -27,17 +27,17 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 
-use super::board::{Board, Row, WIDTH, meet};
-use super::census::{self, Census};
+use super::all_gather::{AllGather, Row, WIDTH, meet};
 use super::config::{Config, WEIGHTS};
-use super::equal;
 use super::error::TrainError;
 use super::evaluate::{Evaluator, Quality};
 #[cfg(doc)]
 use super::position::POSITION;
 use super::position::{Course, Position, PositionTable};
 use super::report::{Report, Training};
+use super::settings_check;
 use super::step::Worker;
+use super::weight_stats::{self, WeightStats};
 use crate::data::{BatchPlan, Dataset, read_part};
 use tidewater::counters::Counters;
 use tidewater::error::ClientError;
@@ -114,8 +114,8 @@ pub fn run(
 ) -> Result<Outcome, TrainError> {
     let (rank, workers) = (client.rank().0, client.workers());
     let data = read_part(&config.train, rank, workers, &config.read)?;
-    let board = Board::new(client)?;
-    equal::check(client, &board, config)?;
+    let board = AllGather::new(client)?;
+    settings_check::check(client, &board, config)?;
     if let Some(dir) = &config.load {
         if rank == 0 {
             client.load(dir, CLOCK_DEADLINE)?;
@@ -147,7 +147,7 @@ struct Run<'a> {
     config: &'a Config,
     weights: Table<f32>,
     position: PositionTable,
-    board: Board,
+    board: AllGather,
     stop: StopSign,
     worker: Worker,
     rank: u32,
@@ -173,7 +173,7 @@ impl<'a> Run<'a> {
     fn new(
         client: &mut Client,
         config: &'a Config,
-        board: Board,
+        board: AllGather,
         weights: Table<f32>,
     ) -> Result<Self, TrainError> {
         Ok(Self {
@@ -383,8 +383,8 @@ impl<'a> Run<'a> {
             Some(evaluator) => evaluator.run(client, &self.board, &self.weights)?,
             None => None,
         };
-        let keys = census::keys_of(data, self.config.model().bias_key);
-        let census = census::take(client, &self.board, &self.weights, &keys)?;
+        let keys = weight_stats::keys_of(data, self.config.model().bias_key);
+        let census = weight_stats::take(client, &self.board, &self.weights, &keys)?;
         self.worker.latencies.join(client)?;
         if self.rank != 0 {
             return Ok(Outcome::Done(None));
@@ -405,7 +405,7 @@ impl<'a> Run<'a> {
         training: Training,
         counters: BTreeMap<String, u64>,
         quality: Option<Quality>,
-        census: Census,
+        census: WeightStats,
     ) -> Report {
         let place = (
             client.transport(),

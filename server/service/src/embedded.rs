@@ -16,8 +16,8 @@ use tidewater_runtime::clock::Deadline;
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
-use crate::node::{BusyPoll, CAPACITY_DEFAULT, Failure, NodeHandle};
-use crate::process::{Server, ServerConfig, ServerError};
+use crate::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
+use crate::server::{BusyPoll, CAPACITY_DEFAULT, Failure, ServerHandle};
 use tidewater_engine::store::Hugepages;
 
 /// Time that all servers have to join.
@@ -115,7 +115,7 @@ pub enum ClusterError {
         /// Its number.
         number: u32,
         /// Why.
-        source: ServerError,
+        source: ServerProcessError,
     },
     /// A thread or socket could not be had.
     #[error(
@@ -140,7 +140,7 @@ pub struct Cluster {
     stop: Option<UnixStream>,
     coordinator: Option<JoinHandle<()>>,
     servers: Vec<JoinHandle<()>>,
-    nodes: Vec<NodeHandle>,
+    nodes: Vec<ServerHandle>,
     failure: Failure,
 }
 
@@ -204,7 +204,7 @@ impl Cluster {
     }
 
     /// A hand on one of its servers.
-    pub fn server(&self, number: u32) -> Option<&NodeHandle> {
+    pub fn server(&self, number: u32) -> Option<&ServerHandle> {
         self.nodes.get(number as usize)
     }
 
@@ -222,7 +222,7 @@ impl Cluster {
         let Environment {
             coordinator, token, ..
         } = &self.environment;
-        let mut server = ServerConfig::new(coordinator, token.clone(), ServerId(number));
+        let mut server = ServerProcessConfig::new(coordinator, token.clone(), ServerId(number));
         server.appliers = config.appliers;
         server.local_rank = number;
         server.local_servers = config.servers;
@@ -236,7 +236,7 @@ impl Cluster {
         server.hugepages = config.hugepages;
         server.listen = Some(SocketAddr::new(config.listen.ip(), 0));
         server.advertise = host_of(config.advertise.as_deref());
-        let server = Server::start(&server, Deadline::after(START))
+        let server = ServerProcess::start(&server, Deadline::after(START))
             .map_err(|source| ClusterError::Server { number, source })?;
         self.nodes.push(server.handle());
         let failure = self.failure.clone();

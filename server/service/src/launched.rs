@@ -14,19 +14,19 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 
 use tidewater_launch::meeting::{self, MeetError, Pending};
-use tidewater_launch::muster::{self, MusterError, Seat};
-use tidewater_launch::{Card, Place, Rendezvous, TokenError, token};
+use tidewater_launch::rendezvous::{self, Membership, RendezvousError};
+use tidewater_launch::{BootstrapRecord, Place, Rendezvous, TokenError, token};
 use tidewater_protocol::ids::ServerId;
-use tidewater_protocol::wire::control::{Mustered, Part};
+use tidewater_protocol::wire::control::{Part, Roster};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 use tidewater_topology::{NoInterface, interface_address, routable_addresses};
 
 use crate::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, ServeError, serve,
 };
-use crate::process::ServerConfig;
+use crate::process::ServerProcessConfig;
 
 /// Why a launched process is no part of its job.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ use crate::process::ServerConfig;
 pub enum LaunchedError {
     /// It does not meet the others, or somebody is missing.
     #[error(transparent)]
-    Muster(#[from] MusterError),
+    Register(#[from] RendezvousError),
     /// Rank 0 cannot listen.
     #[error("rank 0 keeps the coordinator: {0}")]
     Coordinator(#[from] ServeError),
@@ -69,8 +69,8 @@ pub enum LaunchedError {
 
 /// A seat in a job, and at rank 0 the coordinator. Dropping it ends the job if it still runs.
 #[derive(Debug)]
-pub struct Seated {
-    seat: Seat,
+pub struct JobMember {
+    seat: Membership,
     listen: IpAddr,
     /// Ends after the seat: it waits until the coordinator has.
     hosted: Option<Hosted>,
@@ -81,12 +81,12 @@ pub struct Seated {
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
-pub fn take_seat(
+pub fn join_job(
     place: &Place,
     part: Part,
     interface: Option<&str>,
     deadline: Deadline,
-) -> Result<Seated, LaunchedError> {
+) -> Result<JobMember, LaunchedError> {
     let own = interface.map(interface_address).transpose()?;
     let mut hosted = match place.rank {
         0 => Some(Hosted::start(place, own, deadline)?),
@@ -95,18 +95,18 @@ pub fn take_seat(
     let seat = match &mut hosted {
         // Through the same door as the others, but without looking for it.
         Some(hosted) => {
-            let attended = muster::attend_by(&hosted.card, place, part, (deadline, deadline));
+            let attended = rendezvous::attend_by(&hosted.card, place, part, (deadline, deadline));
             // All have come, or this is the end: nobody needs the card, and it stays nowhere if
             // this process is killed, as launchers do when another one has ended.
             let pending = std::mem::take(&mut hosted.pending);
             let seat = attended?;
-            pending.settle().map_err(MusterError::Meet)?;
+            pending.settle().map_err(RendezvousError::Meet)?;
             seat
         }
-        None => muster::attend(place, part, deadline)?,
+        None => rendezvous::register(place, part, deadline)?,
     };
     let listen = own.unwrap_or_else(|| reached_from_elsewhere(place, &seat));
-    Ok(Seated {
+    Ok(JobMember {
         seat,
         listen,
         hosted,
@@ -123,31 +123,31 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
     Hosted::listen(&Place::by_card(0, size), own)
 }
 
-/// As [`take_seat`], by a card that the program has brought itself; rank 0 has `hosted`.
+/// As [`join_job`], by a card that the program has brought itself; rank 0 has `hosted`.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
-pub fn take_seat_by_card(
-    card: &Card,
+pub fn join_by_record(
+    card: &BootstrapRecord,
     place: &Place,
     part: Part,
     interface: Option<&str>,
     hosted: Option<Hosted>,
     deadline: Deadline,
-) -> Result<Seated, LaunchedError> {
+) -> Result<JobMember, LaunchedError> {
     let own = interface.map(interface_address).transpose()?;
-    let seat = muster::attend_by(card, place, part, (deadline, deadline))?;
+    let seat = rendezvous::attend_by(card, place, part, (deadline, deadline))?;
     let listen = own.unwrap_or(seat.local);
-    Ok(Seated {
+    Ok(JobMember {
         seat,
         listen,
         hosted,
     })
 }
 
-impl Seated {
+impl JobMember {
     /// Its numbers, and where the coordinator is.
-    pub const fn seat(&self) -> &Seat {
+    pub const fn seat(&self) -> &Membership {
         &self.seat
     }
 
@@ -158,14 +158,15 @@ impl Seated {
 
     /// What a server on this seat is told: it listens on the address by which the coordinator was
     /// reached, or on the interface that was named.
-    pub fn server_config(&self) -> ServerConfig {
-        let Seat {
+    pub fn server_config(&self) -> ServerProcessConfig {
+        let Membership {
             numbers,
             coordinator,
             token,
             ..
         } = &self.seat;
-        let mut config = ServerConfig::new(coordinator, token.clone(), ServerId(numbers.number));
+        let mut config =
+            ServerProcessConfig::new(coordinator, token.clone(), ServerId(numbers.number));
         config.local_rank = numbers.local_number;
         config.local_servers = numbers.local_servers.max(1);
         config.local_clients = numbers.local_workers;
@@ -178,7 +179,7 @@ impl Seated {
         let Place {
             rank, size, source, ..
         } = place;
-        let Mustered {
+        let Roster {
             number,
             servers,
             workers,
@@ -188,8 +189,8 @@ impl Seated {
             Part::Server => servers,
             Part::Worker | Part::Both => workers,
         };
-        let (host, part) = (host::host_name(), part.name());
-        let Seat {
+        let (host, part) = (hostinfo::host_name(), part.name());
+        let Membership {
             coordinator, local, ..
         } = &self.seat;
         let local = if self.listen == *local {
@@ -217,7 +218,7 @@ impl Seated {
 /// The coordinator, on a thread of the process of rank 0.
 #[derive(Debug)]
 pub struct Hosted {
-    card: Card,
+    card: BootstrapRecord,
     /// Its end of file tells the coordinator to end.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
@@ -231,8 +232,8 @@ impl Hosted {
         own: Option<IpAddr>,
         deadline: Deadline,
     ) -> Result<Self, LaunchedError> {
-        let met = |error: MeetError| LaunchedError::Muster(error.into());
-        if let Some(other) = muster::is_taken(place).map_err(met)? {
+        let met = |error: MeetError| LaunchedError::Register(error.into());
+        if let Some(other) = rendezvous::is_taken(place).map_err(met)? {
             let at = place.rendezvous.as_ref().map(ToString::to_string);
             return Err(LaunchedError::Taken {
                 place: at.unwrap_or_default(),
@@ -247,13 +248,13 @@ impl Hosted {
 
     /// A coordinator of whom nobody knows yet.
     fn listen(place: &Place, own: Option<IpAddr>) -> Result<Self, LaunchedError> {
-        let met = |error: MeetError| LaunchedError::Muster(error.into());
+        let met = |error: MeetError| LaunchedError::Register(error.into());
         let token = match &place.rendezvous {
             Some(Rendezvous::Address(address)) => meeting::token_for(address).map_err(met)?,
             _ => token::random()?,
         };
         let listening = listen(place, own, &token)?.gathering(place.size, place.hosts.clone());
-        let card = Card::new(place.size, token, reachable_at(place, own, &listening));
+        let card = BootstrapRecord::new(place.size, token, reachable_at(place, own, &listening));
         let (stop, told) = UnixStream::pair().map_err(|source| LaunchedError::System {
             operation: "make a socket pair",
             source,
@@ -277,7 +278,7 @@ impl Hosted {
     }
 
     /// What the others need. It is a secret.
-    pub const fn card(&self) -> &Card {
+    pub const fn card(&self) -> &BootstrapRecord {
         &self.card
     }
 
@@ -358,13 +359,13 @@ fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Ve
         _ => {}
     }
     let mut addresses: Vec<String> = routable_addresses().into_iter().map(told).collect();
-    addresses.push(format!("{}:{port}", host::host_name()));
+    addresses.push(format!("{}:{port}", hostinfo::host_name()));
     addresses
 }
 
 /// The address of this process on its way to the coordinator; but where a host's own name leads it
 /// to loopback (Debian's 127.0.1.1), one by which others reach it too.
-fn reached_from_elsewhere(place: &Place, seat: &Seat) -> IpAddr {
+fn reached_from_elsewhere(place: &Place, seat: &Membership) -> IpAddr {
     let went_by_name = is_name(&seat.coordinator) && seat.local.is_loopback();
     let elsewhere = || routable_addresses().first().copied();
     let needed = went_by_name && !place.is_one_host();

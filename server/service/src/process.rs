@@ -9,13 +9,13 @@ use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
-use crate::agent::{Agent, AgentError, Ended, Enlisted};
-use crate::node::{BusyPoll, CAPACITY_DEFAULT, Node, NodeConfig, NodeError, NodeHandle};
+use crate::coordinator_client::{Agent, AgentError, Ended, Enlisted};
+use crate::server::{BusyPoll, CAPACITY_DEFAULT, Server, ServerConfig, ServerError, ServerHandle};
 use tidewater_engine::store::Hugepages;
 
 /// What a server is told when it starts.
 #[derive(Debug, Clone)]
-pub struct ServerConfig {
+pub struct ServerProcessConfig {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
     /// The job's secret.
@@ -56,7 +56,7 @@ pub struct ServerConfig {
     pub advertise: Option<String>,
 }
 
-impl ServerConfig {
+impl ServerProcessConfig {
     /// The only server of this host, with one applier.
     pub fn new(coordinator: impl Into<String>, token: JobToken, number: ServerId) -> Self {
         Self {
@@ -85,13 +85,13 @@ impl ServerConfig {
 /// Why a server does not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ServerError {
+pub enum ServerProcessError {
     /// It is no part of its cluster.
     #[error(transparent)]
     Agent(#[from] AgentError),
     /// It cannot serve.
     #[error(transparent)]
-    Node(#[from] NodeError),
+    Server(#[from] ServerError),
     /// The system gives no random bytes.
     #[error("no random bytes: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
@@ -100,17 +100,20 @@ pub enum ServerError {
 /// A server that has joined its cluster. Dropping it ends it: without a goodbye, which the
 /// coordinator takes for a failure.
 #[derive(Debug)]
-pub struct Server {
-    node: Node,
+pub struct ServerProcess {
+    node: Server,
     enlisted: Enlisted,
 }
 
-impl Server {
+impl ServerProcess {
     /// Finds the coordinator (until `deadline`), starts to serve, and joins.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
-    pub fn start(config: &ServerConfig, deadline: Deadline) -> Result<Self, ServerError> {
+    /// [`ServerProcessError`]; nothing is left behind.
+    pub fn start(
+        config: &ServerProcessConfig,
+        deadline: Deadline,
+    ) -> Result<Self, ServerProcessError> {
         let mut agent =
             Agent::connect(&config.coordinator, &config.token, config.number, deadline)?;
         let listen = match config.listen {
@@ -118,8 +121,8 @@ impl Server {
             None => SocketAddr::new(agent.local()?, 0),
         };
         let ids = agent.ids();
-        let mut node =
-            NodeConfig::new(config.token.clone(), ids.cluster).map_err(ServerError::Random)?;
+        let mut node = ServerConfig::new(config.token.clone(), ids.cluster)
+            .map_err(ServerProcessError::Random)?;
         node.epoch = ids.epoch;
         node.server = config.number;
         node.appliers = config.appliers;
@@ -138,13 +141,13 @@ impl Server {
         node.tcp = Some(listen);
         node.advertise.clone_from(&config.advertise);
         node.workers = agent.workers();
-        let node = Node::start(node)?;
+        let node = Server::start(node)?;
         let (enlisted, _) = agent.join(&node.handle().member())?;
         Ok(Self { node, enlisted })
     }
 
     /// A hand on its node for other threads.
-    pub fn handle(&self) -> NodeHandle {
+    pub fn handle(&self) -> ServerHandle {
         self.node.handle()
     }
 

@@ -61,8 +61,8 @@ const COVERED: &[(&str, &[&str])] = &[
             "error::text_at_most",
         ],
     ),
-    ("order", &["impl Message for Order"]),
-    ("order-answer", &["impl Message for OrderAnswer"]),
+    ("order", &["impl Message for Command"]),
+    ("order-answer", &["impl Message for CommandReply"]),
     ("server-request", &["impl Message for ServerRequest"]),
     ("server-answer", &["impl Message for ServerAnswer"]),
     ("notice", &["impl Message for Notice", "mod::decode_body"]),
@@ -172,9 +172,13 @@ fn every_entry_of_a_registry_says_what_it_runs() {
 fn the_search_finds_decoders() {
     let text = "impl Foo {\n    pub const fn from_code(code: u16) -> Option<Self> {\n    }\n    \
                 pub fn put(\n        to: &mut [u8],\n    ) -> Result<(), E> {\n    }\n}\n\
-                pub fn take(\n    bytes: &[u8],\n) -> Option<Foo> {\n}\nimpl Message for Order {\n}\n";
+                pub fn take(\n    bytes: &[u8],\n) -> Option<Foo> {\n}\nimpl Message for Command {\n}\n";
     assert_eq!(
         found("foo", text),
-        ["foo::Foo::from_code", "foo::take", "impl Message for Order"]
+        [
+            "foo::Foo::from_code",
+            "foo::take",
+            "impl Message for Command"
+        ]
     );
 }

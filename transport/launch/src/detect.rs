@@ -45,7 +45,7 @@ pub enum Source {
     /// Scripts for ps-lite.
     Dmlc,
     /// The program itself, which has a broadcast of its own.
-    Card,
+    BootstrapRecord,
 }
 
 impl Source {
@@ -61,7 +61,7 @@ impl Source {
             Self::Slurm => "Slurm",
             Self::Torchrun => "torchrun",
             Self::Dmlc => "DMLC",
-            Self::Card => "a card",
+            Self::BootstrapRecord => "a card",
         }
     }
 }
@@ -123,7 +123,7 @@ impl Place {
     /// Of a program that brings the card to its processes itself.
     pub const fn by_card(rank: u32, size: u32) -> Self {
         Self {
-            source: Source::Card,
+            source: Source::BootstrapRecord,
             rank,
             size,
             local_rank: None,
@@ -242,7 +242,7 @@ pub struct Explicit {
 }
 
 /// What [`detect`] looks at.
-pub struct Surroundings<'a> {
+pub struct LaunchEnv<'a> {
     vars: Vec<(String, OsString)>,
     /// The working directory, for the default meeting place.
     pub directory: PathBuf,
@@ -252,9 +252,9 @@ pub struct Surroundings<'a> {
     pub explicit: Explicit,
 }
 
-impl fmt::Debug for Surroundings<'_> {
+impl fmt::Debug for LaunchEnv<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Surroundings")
+        f.debug_struct("LaunchEnv")
             .field("vars", &self.vars.len())
             .field("directory", &self.directory)
             .field("explicit", &self.explicit)
@@ -262,7 +262,7 @@ impl fmt::Debug for Surroundings<'_> {
     }
 }
 
-impl<'a> Surroundings<'a> {
+impl<'a> LaunchEnv<'a> {
     /// Of given variables; an empty one is as one that is not set.
     pub fn new(
         vars: impl IntoIterator<Item = (OsString, OsString)>,
@@ -386,15 +386,15 @@ impl<'a> Surroundings<'a> {
 ///
 /// # Cost
 /// Two dozen looks at variables; at most one at a descriptor.
-pub fn detect(around: &Surroundings<'_>) -> Detection {
+pub fn detect(around: &LaunchEnv<'_>) -> Detection {
     let mut findings = Vec::new();
     let mut decision: Option<Result<Decision, DetectError>> = None;
     for look in sources::ALL {
         let Some(sight) = look(around) else { continue };
         let verdict = match (&sight.says, &decision) {
-            (sources::Says::Passed(why), _) => Verdict::Passed(why.clone()),
+            (sources::Evidence::Passed(why), _) => Verdict::Passed(why.clone()),
             (_, Some(_)) => Verdict::Passed("a closer one has decided".into()),
-            (sources::Says::Decided(decided), None) => {
+            (sources::Evidence::Decided(decided), None) => {
                 decision = Some(decided.clone());
                 Verdict::Taken
             }

@@ -17,7 +17,7 @@ fn with(vars: &str, explicit: Explicit) -> Detection {
     };
     let is_socket = |fd| fd == 7;
     let vars = vars.split_whitespace().map(pair);
-    let around = Surroundings::new(vars, PathBuf::from("/j"), &is_socket, explicit);
+    let around = LaunchEnv::new(vars, PathBuf::from("/j"), &is_socket, explicit);
     detect(&around)
 }
 

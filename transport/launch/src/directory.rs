@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-use super::card::{Card, CardError};
+use super::bootstrap::{BootstrapError, BootstrapRecord};
 use tidewater_protocol::limits::CARD_BYTES_MAX;
 
 /// The card's name.
@@ -56,7 +56,7 @@ pub enum DirectoryError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: CardError,
+        source: BootstrapError,
     },
 }
 
@@ -71,7 +71,7 @@ pub struct Posted {
 ///
 /// # Errors
 /// [`DirectoryError::System`].
-pub fn post(directory: &Path, card: &Card) -> Result<Posted, DirectoryError> {
+pub fn post(directory: &Path, card: &BootstrapRecord) -> Result<Posted, DirectoryError> {
     let mut make = fs::DirBuilder::new();
     make.recursive(true).mode(0o700);
     make.create(directory)
@@ -106,7 +106,7 @@ pub fn post(directory: &Path, card: &Card) -> Result<Posted, DirectoryError> {
 ///
 /// # Cost
 /// Six system calls; never waits.
-pub fn read(directory: &Path) -> Result<Option<(Card, i64)>, DirectoryError> {
+pub fn read(directory: &Path) -> Result<Option<(BootstrapRecord, i64)>, DirectoryError> {
     // Over NFS it is the listing that asks the server whether there is something new.
     let _ = fs::read_dir(directory).map(Iterator::count);
     let path = directory.join(NAME);
@@ -132,7 +132,7 @@ pub fn read(directory: &Path) -> Result<Option<(Card, i64)>, DirectoryError> {
     file.take(CARD_BYTES_MAX as u64 + 2)
         .read_to_end(&mut text)
         .map_err(system("read", &path))?;
-    match Card::parse(&text) {
+    match BootstrapRecord::parse(&text) {
         Ok(card) => Ok(Some((card, found.mtime()))),
         Err(source) => Err(DirectoryError::NoCard { path, source }),
     }
@@ -172,8 +172,8 @@ mod tests {
 
     use std::os::unix::fs::PermissionsExt as _;
 
-    fn card(port: u16) -> Card {
-        Card::new(2, JobToken::new([3; 32]), [format!("127.0.0.1:{port}")])
+    fn card(port: u16) -> BootstrapRecord {
+        BootstrapRecord::new(2, JobToken::new([3; 32]), [format!("127.0.0.1:{port}")])
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //!
 //! Other launchers' variables: [`detect()`]. How processes that they started meet: [`meeting`].
 
-pub mod card;
+pub mod bootstrap;
 pub mod detect;
 #[cfg(test)]
 mod detect_tests;
@@ -17,8 +17,8 @@ pub mod hostlist;
 #[allow(unsafe_code, reason = "a launcher names a descriptor by its number")]
 mod inherited;
 pub mod meeting;
-pub mod muster;
 mod pmi1;
+pub mod rendezvous;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -27,9 +27,9 @@ pub mod token;
 use std::ffi::{OsStr, OsString};
 use std::str::FromStr;
 
-pub use card::{Card, CardError};
+pub use bootstrap::{BootstrapError, BootstrapRecord};
 pub use detect::{
-    Decision, DetectError, Detection, Explicit, Finding, Place, Rendezvous, Source, Surroundings,
+    Decision, DetectError, Detection, Explicit, Finding, LaunchEnv, Place, Rendezvous, Source,
     Verdict, detect,
 };
 pub use device::{RdmaDevice, RdmaTimeout};

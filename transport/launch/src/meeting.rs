@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::card::Card;
+use super::bootstrap::BootstrapRecord;
 use super::directory::{self, DirectoryError, Posted};
 use super::pmi1::{Pmi, PmiError};
 use super::{Place, Rendezvous, TokenError, inherited, token};
@@ -76,7 +76,7 @@ pub enum MeetError {
     NotPut,
     /// What it has is none.
     #[error("the launcher's card: {0}")]
-    Garbled(#[from] super::card::CardError),
+    Garbled(#[from] super::bootstrap::BootstrapError),
     /// There is nobody to meet.
     #[error("a process that is alone meets nobody")]
     Alone,
@@ -126,7 +126,11 @@ impl Pending {
 ///
 /// # Cost
 /// By PMI it waits until every process is there to take it, or for three quarters of the time.
-pub fn publish(place: &Place, card: &Card, deadline: Deadline) -> Result<Pending, MeetError> {
+pub fn publish(
+    place: &Place,
+    card: &BootstrapRecord,
+    deadline: Deadline,
+) -> Result<Pending, MeetError> {
     match &place.rendezvous {
         None => Err(MeetError::Alone),
         Some(Rendezvous::Directory(path)) => Ok(Pending {
@@ -157,13 +161,13 @@ pub fn publish(place: &Place, card: &Card, deadline: Deadline) -> Result<Pending
 ///
 /// # Errors
 /// [`MeetError`].
-pub fn find(place: &Place, deadline: Deadline) -> Result<(Card, Pending), MeetError> {
+pub fn find(place: &Place, deadline: Deadline) -> Result<(BootstrapRecord, Pending), MeetError> {
     let card = match &place.rendezvous {
         None => return Err(MeetError::Alone),
         Some(Rendezvous::Pmi { fd }) => return find_by_pmi(*fd, deadline),
         Some(Rendezvous::Address(address)) => {
             let token = token_for(address)?;
-            Card::new(place.size, token, [address.clone()])
+            BootstrapRecord::new(place.size, token, [address.clone()])
         }
         Some(Rendezvous::Directory(path)) => {
             let waited = deadline.left();
@@ -177,13 +181,13 @@ pub fn find(place: &Place, deadline: Deadline) -> Result<(Card, Pending), MeetEr
     Ok((card, Pending::default()))
 }
 
-fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(Card, Pending), MeetError> {
+fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending), MeetError> {
     let waited = deadline.left();
     let mut pmi = begin(fd, deadline)?;
     if pmi.barrier(most_of(deadline))? {
         let text = pmi.get(KEY)?.ok_or(MeetError::NotPut)?;
         pmi.finish()?;
-        return Ok((Card::parse(text.as_bytes())?, Pending::default()));
+        return Ok((BootstrapRecord::parse(text.as_bytes())?, Pending::default()));
     }
     let path = beside(&pmi);
     let found = find_in(&path, deadline)?;
@@ -200,7 +204,7 @@ fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(Card, Pending), MeetError
 }
 
 /// The card that lies in a directory, or comes to lie there before the deadline.
-fn find_in(path: &Path, deadline: Deadline) -> Result<Option<Card>, MeetError> {
+fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, MeetError> {
     let mut pause = PAUSE[0];
     loop {
         if let Some((card, _)) = directory::read(path)? {

@@ -1,14 +1,14 @@
 //! The launchers, one function each: what its documented variables say.
 
 use super::detect::{
-    Decision, DetectError, Place, Rendezvous, Source, Surroundings, Verdict, invalid,
+    Decision, DetectError, LaunchEnv, Place, Rendezvous, Source, Verdict, invalid,
 };
 use super::hostlist;
 use tidewater_protocol::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
 
 /// What a source says.
 #[derive(Debug)]
-pub(super) enum Says {
+pub(super) enum Evidence {
     /// The decision, if no closer source has made it.
     Decided(Result<Decision, DetectError>),
     /// Traces that mean nothing, because.
@@ -20,13 +20,13 @@ pub(super) enum Says {
 pub(super) struct Sight {
     pub(super) source: Source,
     pub(super) seen: Vec<(String, String)>,
-    pub(super) says: Says,
+    pub(super) says: Evidence,
 }
 
-type Look = fn(&Surroundings<'_>) -> Option<Sight>;
+type Detector = fn(&LaunchEnv<'_>) -> Option<Sight>;
 
 /// Closest first; `detect` has the reasons.
-pub(super) const ALL: &[Look] = &[
+pub(super) const ALL: &[Detector] = &[
     flags, member, tidewater, pmi, pmi_port, open_mpi, flux, slurm, prrte, torchrun, dmlc,
 ];
 
@@ -60,7 +60,7 @@ impl Told {
         }
     }
 
-    fn decide(self, around: &Surroundings<'_>) -> Result<Decision, DetectError> {
+    fn decide(self, around: &LaunchEnv<'_>) -> Result<Decision, DetectError> {
         let source_name = self.source.name();
         let incomplete = |missing: &str| DetectError::Incomplete {
             source_name,
@@ -106,7 +106,7 @@ impl Told {
 
 /// Builds a sight: `fill` reads the numbers, and an error in one of them decides.
 fn sight(
-    around: &Surroundings<'_>,
+    around: &LaunchEnv<'_>,
     source: Source,
     names: &[&str],
     fill: impl FnOnce(&mut Told) -> Result<(), DetectError>,
@@ -116,19 +116,19 @@ fn sight(
     Sight {
         source,
         seen: around.seen(names),
-        says: Says::Decided(filled.and_then(|()| told.decide(around))),
+        says: Evidence::Decided(filled.and_then(|()| told.decide(around))),
     }
 }
 
-fn passed(around: &Surroundings<'_>, source: Source, names: &[&str], why: &str) -> Sight {
+fn passed(around: &LaunchEnv<'_>, source: Source, names: &[&str], why: &str) -> Sight {
     Sight {
         source,
         seen: around.seen(names),
-        says: Says::Passed(why.to_owned()),
+        says: Evidence::Passed(why.to_owned()),
     }
 }
 
-fn flags(around: &Surroundings<'_>) -> Option<Sight> {
+fn flags(around: &LaunchEnv<'_>) -> Option<Sight> {
     let explicit = &around.explicit;
     let (rank, size) = (explicit.rank?, explicit.size?);
     let mut sight = sight(around, Source::Flags, &[], |told| {
@@ -151,17 +151,17 @@ fn flags(around: &Surroundings<'_>) -> Option<Sight> {
 }
 
 /// `tidewater run`, or by hand: the coordinator is there, or this is it.
-fn member(around: &Surroundings<'_>) -> Option<Sight> {
+fn member(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["TIDEWATER_ROLE", "TIDEWATER_COORDINATOR"];
     names.iter().find_map(|name| around.raw(name))?;
     Some(Sight {
         source: Source::Tidewater,
         seen: around.seen(&names),
-        says: Says::Decided(Ok(Decision::Member)),
+        says: Evidence::Decided(Ok(Decision::Member)),
     })
 }
 
-fn tidewater(around: &Surroundings<'_>) -> Option<Sight> {
+fn tidewater(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["TIDEWATER_RANK", "TIDEWATER_SIZE", "TIDEWATER_RENDEZVOUS"];
     around.raw("TIDEWATER_SIZE")?;
     let has_rank = around.explicit.rank.is_some() || around.raw("TIDEWATER_RANK").is_some();
@@ -178,7 +178,7 @@ fn tidewater(around: &Surroundings<'_>) -> Option<Sight> {
 }
 
 /// PMI-1: hydra, Flux, and Slurm's pmi2 plugin speak it.
-fn pmi(around: &Surroundings<'_>) -> Option<Sight> {
+fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "PMI_FD",
         "PMI_RANK",
@@ -228,7 +228,7 @@ fn pmi(around: &Surroundings<'_>) -> Option<Sight> {
 }
 
 /// `mpiexec -pmi-port`: the size is told over the port only.
-fn pmi_port(around: &Surroundings<'_>) -> Option<Sight> {
+fn pmi_port(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["PMI_PORT", "PMI_ID"];
     around.raw("PMI_PORT")?;
     let mut sight = sight(around, Source::Hydra, &names, |told| {
@@ -237,14 +237,14 @@ fn pmi_port(around: &Surroundings<'_>) -> Option<Sight> {
         Ok(())
     });
     if around.explicit.size.is_none()
-        && let Says::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says
+        && let Evidence::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says
     {
         "Start without -pmi-port".clone_into(remedy);
     }
     Some(sight)
 }
 
-fn open_mpi(around: &Surroundings<'_>) -> Option<Sight> {
+fn open_mpi(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
@@ -266,7 +266,7 @@ fn open_mpi(around: &Surroundings<'_>) -> Option<Sight> {
     }))
 }
 
-fn flux(around: &Surroundings<'_>) -> Option<Sight> {
+fn flux(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "FLUX_TASK_RANK",
         "FLUX_JOB_SIZE",
@@ -286,7 +286,7 @@ fn flux(around: &Surroundings<'_>) -> Option<Sight> {
     }))
 }
 
-fn slurm(around: &Surroundings<'_>) -> Option<Sight> {
+fn slurm(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "SLURM_JOB_ID",
         "SLURM_STEP_ID",
@@ -331,7 +331,7 @@ fn slurm(around: &Surroundings<'_>) -> Option<Sight> {
 }
 
 /// PRRTE without Open MPI: a rank, and no size.
-fn prrte(around: &Surroundings<'_>) -> Option<Sight> {
+fn prrte(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["PMIX_RANK", "PMIX_NAMESPACE", "TIDEWATER_SIZE"];
     around.raw("PMIX_RANK")?;
     let is_another = ["OMPI_COMM_WORLD_RANK", "SLURM_STEP_ID", "FLUX_TASK_RANK"];
@@ -345,13 +345,13 @@ fn prrte(around: &Surroundings<'_>) -> Option<Sight> {
         told.job = name.map(|name| format!("pmix-{name}"));
         Ok(())
     });
-    if let Says::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
+    if let Evidence::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
         "Set TIDEWATER_SIZE for all, or give --size".clone_into(remedy);
     }
     Some(sight)
 }
 
-fn torchrun(around: &Surroundings<'_>) -> Option<Sight> {
+fn torchrun(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "RANK",
         "WORLD_SIZE",
@@ -382,7 +382,7 @@ fn torchrun(around: &Surroundings<'_>) -> Option<Sight> {
 }
 
 /// Scripts for ps-lite: workers and servers have a scheduler's address, workers perhaps a number.
-fn dmlc(around: &Surroundings<'_>) -> Option<Sight> {
+fn dmlc(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "DMLC_ROLE",
         "DMLC_WORKER_ID",
@@ -415,7 +415,7 @@ fn dmlc(around: &Surroundings<'_>) -> Option<Sight> {
         told.otherwise = "DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT are not set";
         Ok(())
     });
-    if let Says::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
+    if let Evidence::Decided(Err(DetectError::Incomplete { remedy, .. })) = &mut sight.says {
         "Set DMLC_WORKER_ID for workers; start servers with --rank N (from 0) and --size (servers \
          and workers together); there is no scheduler: rank 0 is it"
             .clone_into(remedy);
@@ -424,13 +424,13 @@ fn dmlc(around: &Surroundings<'_>) -> Option<Sight> {
 }
 
 /// Tasks of this node: entry `SLURM_NODEID` of a list like `2(x2),1`.
-fn slurm_local_size(around: &Surroundings<'_>) -> Option<u32> {
+fn slurm_local_size(around: &LaunchEnv<'_>) -> Option<u32> {
     let node = around.number("SLURM_NODEID", LAUNCHED_MAX).ok()??;
     hostlist::tasks_of(around.text("SLURM_STEP_TASKS_PER_NODE")?, node)
 }
 
 /// Hosts of the step; none if the list does not parse, which is not worth failing for.
-fn slurm_hosts(around: &Surroundings<'_>) -> Vec<String> {
+fn slurm_hosts(around: &LaunchEnv<'_>) -> Vec<String> {
     let list = around.text("SLURM_STEP_NODELIST");
     let hosts = list.and_then(|list| hostlist::expand(list, HOSTLIST_HOSTS_MAX).ok());
     hosts.unwrap_or_default()

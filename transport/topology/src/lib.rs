@@ -24,7 +24,7 @@
 mod addresses;
 mod cores;
 mod devices;
-pub mod host;
+pub mod hostinfo;
 mod hugepages;
 #[cfg(feature = "hwloc")]
 mod hwloc;

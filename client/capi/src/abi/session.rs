@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::time::Duration;
 
-use tidewater::connect::Wanted;
+use tidewater::connect::JoinOptions;
 
 use super::types::{tw_counters, tw_session_info, tw_session_options, tw_status};
 use crate::convert::{self, SessionChoices};
@@ -213,7 +213,7 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         // SAFETY: the contract of the module.
         unsafe { raw::optional_text(pointer, what) }
     };
-    let wanted = Wanted {
+    let wanted = JoinOptions {
         coordinator: optional(options.coordinator, "coordinator")?.map(str::to_owned),
         token_file: optional(options.token_file, "token_file")?.map(Into::into),
         namespace: optional(options.job_namespace, "job_namespace")?.map(str::to_owned),

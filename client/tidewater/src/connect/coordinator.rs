@@ -18,7 +18,7 @@ use tidewater_protocol::wire::handshake::{HandshakeError, JobToken};
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use crate::error::ClientError;
 use crate::interrupt;
@@ -78,7 +78,7 @@ impl NetCoordinatorLink {
     /// [`ClientError::Control`] when it cannot be reached or the handshake fails;
     /// [`ClientError::Refused`] with the coordinator's reason, also for one given in the handshake.
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
-        let host_id = host::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
+        let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
         let address = config.coordinator.clone();
         let claims = Claims {
             ids: Ids::default(),
@@ -105,7 +105,7 @@ impl NetCoordinatorLink {
             members: None,
         };
         let join = Join {
-            host: host::host_name(),
+            host: hostinfo::host_name(),
             host_id,
             pid: std::process::id(),
             incarnation: Incarnation(0),

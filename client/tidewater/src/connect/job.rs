@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use tidewater_lanes::wake::OsParker;
-use tidewater_launch::muster::Seat;
+use tidewater_launch::rendezvous::Membership;
 use tidewater_launch::{EnvError, JobEnv, RdmaDevice, RdmaTimeout, Role, TransportChoice};
 use tidewater_protocol::ids::WorkerId;
 use tidewater_runtime::clock::Deadline;
@@ -35,7 +35,7 @@ pub struct Job {
     /// Longest time until everybody is there.
     pub patience: Duration,
     /// Of a worker that a launcher started.
-    seat: Option<Arc<Seat>>,
+    seat: Option<Arc<Membership>>,
 }
 
 impl Job {
@@ -89,7 +89,7 @@ impl Job {
 
     /// The job of a worker that a launcher started; transport, device and timeout are the
     /// environment's.
-    pub(crate) fn of_seat(seat: &Seat) -> Result<Self, ClientError> {
+    pub(crate) fn of_seat(seat: &Membership) -> Result<Self, ClientError> {
         let wrong = |error: EnvError| ClientError::Environment(error.to_string());
         let mut join = JoinConfig::new(&seat.coordinator, seat.token.clone());
         join.rank = Some(seat.numbers.number);
@@ -103,7 +103,7 @@ impl Job {
 
     /// Keeps the seat, by which the coordinator knows until this worker has joined that it lives.
     #[must_use]
-    pub(crate) fn keeping(mut self, seat: Seat) -> Self {
+    pub(crate) fn keeping(mut self, seat: Membership) -> Self {
         self.seat = Some(Arc::new(seat));
         self
     }

@@ -15,7 +15,7 @@ use tidewater_protocol::wire::handshake::JobToken;
 pub use coordinator::{JoinConfig, NetCoordinatorLink};
 pub use job::Job;
 pub use server::NetServerLink;
-pub use wanted::Wanted;
+pub use wanted::JoinOptions;
 
 /// Who a client thread is, and how it wants to be connected.
 #[derive(Debug, Clone)]

@@ -9,10 +9,9 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tidewater_launch::muster;
+use tidewater_launch::rendezvous;
 use tidewater_launch::{
-    Decision, Explicit, Place, RdmaDevice, RdmaTimeout, Surroundings, TransportChoice, detect,
-    token,
+    Decision, Explicit, LaunchEnv, Place, RdmaDevice, RdmaTimeout, TransportChoice, detect, token,
 };
 use tidewater_protocol::limits::GATHER_TIMEOUT;
 use tidewater_protocol::wire::control::Part;
@@ -23,7 +22,7 @@ use crate::error::ClientError;
 
 /// What a program says of its job. What it says wins over the environment.
 #[derive(Debug, Clone, Default)]
-pub struct Wanted {
+pub struct JoinOptions {
     /// `HOST:PORT` of the coordinator; `None`: the job that the environment names.
     pub coordinator: Option<String>,
     /// The file that holds the job's token; needed with `coordinator`.
@@ -45,7 +44,7 @@ pub struct Wanted {
 /// Variables of an environment.
 type Vars = Vec<(OsString, OsString)>;
 
-impl Wanted {
+impl JoinOptions {
     /// The job. The one place that decides which: the one that the program names, the one that
     /// `TIDEWATER_*` name, or the one of the processes that a launcher started with this one.
     ///
@@ -61,10 +60,10 @@ impl Wanted {
         self.job_from_vars(std::env::vars_os())
     }
 
-    /// As [`Wanted::job`], from variables given.
+    /// As [`JoinOptions::job`], from variables given.
     ///
     /// # Errors
-    /// As [`Wanted::job`].
+    /// As [`JoinOptions::job`].
     pub fn job_from_vars(
         &self,
         vars: impl IntoIterator<Item = (OsString, OsString)>,
@@ -119,7 +118,7 @@ impl Wanted {
             return Err(ClientError::Environment(what));
         }
         let deadline = Deadline::after(self.patience.unwrap_or(GATHER_TIMEOUT));
-        let seat = muster::attend(place, Part::Worker, deadline);
+        let seat = rendezvous::register(place, Part::Worker, deadline);
         let seat = seat.map_err(|error| ClientError::Launch(error.to_string()))?;
         let (number, workers) = (seat.numbers.number, seat.numbers.workers);
         let said = (self.rank.unwrap_or(number), self.workers.unwrap_or(workers));
@@ -206,7 +205,7 @@ const PAIRING: &str = "If it takes its number from an MPI library, that one does
                        launcher: start it with its own MPI's mpirun (`ldd PROGRAM` shows which).";
 
 fn decide(vars: Vars) -> Result<Decision, ClientError> {
-    let around = Surroundings::of(vars, Explicit::default());
+    let around = LaunchEnv::of(vars, Explicit::default());
     let around = around.map_err(|error| {
         ClientError::Environment(format!("there is no working directory: {error}"))
     })?;

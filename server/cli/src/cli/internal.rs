@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _};
-use tidewater_cli::launcher::{self, shim};
+use tidewater_cli::launcher::{self, exec_shim};
 
 /// The arguments of `__child`.
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(crate) fn child(args: &ChildArgs) -> ExitCode {
     let Some((program, rest)) = args.command.split_first() else {
         return ExitCode::from(2);
     };
-    match shim::enter(args.launcher, program, rest) {
+    match exec_shim::enter(args.launcher, program, rest) {
         Ok(never) => match never {},
         Err(error) => {
             super::complain(&error);
@@ -75,7 +75,7 @@ pub(crate) struct PagesArgs {
 
 /// Writes man pages and completions, for whoever installs.
 pub(crate) fn pages(args: &PagesArgs) -> ExitCode {
-    match tidewater_cli::pages::write("tidewater", &super::Cli::command(), &args.prefix) {
+    match tidewater_cli::manpages::write("tidewater", &super::Cli::command(), &args.prefix) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             super::complain(format_args!("{}: {error}", args.prefix.display()));

@@ -9,13 +9,13 @@ use std::process::ExitCode;
 use clap::Args;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use tidewater_launch::{
-    Decision, Detection, Explicit, Place, Surroundings, Verdict, counts_from_env, detect,
+    Decision, Detection, Explicit, LaunchEnv, Place, Verdict, counts_from_env, detect,
 };
 use tidewater_protocol::wire::control::Part;
 use tidewater_runtime::clock::Deadline;
-use tidewater_service::launched::{LaunchedError, take_seat};
-use tidewater_service::process::Server;
-use tidewater_topology::host;
+use tidewater_service::launched::{LaunchedError, join_job};
+use tidewater_service::process::ServerProcess;
+use tidewater_topology::hostinfo;
 
 use super::roles::{Outcome, ServerArgs, complain};
 
@@ -96,9 +96,9 @@ pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     let variable = std::env::var("TIDEWATER_INTERFACE").ok();
     let interface = args.interface.clone().or(variable);
     let interface = interface.as_deref().filter(|name| !name.is_empty());
-    let seated = take_seat(place, Part::Server, interface, deadline).map_err(|error| {
+    let seated = join_job(place, Part::Server, interface, deadline).map_err(|error| {
         let exit = match error {
-            LaunchedError::Muster(_) | LaunchedError::Taken { .. } => 4,
+            LaunchedError::Register(_) | LaunchedError::Taken { .. } => 4,
             _ => 3,
         };
         complain(exit, error)
@@ -108,7 +108,7 @@ pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     let mut config = seated.server_config();
     args.fill(&mut config, appliers, None)?;
     let stop = stop_at_the_second().map_err(|error| complain(3, error))?;
-    let server = Server::start(&config, deadline).map_err(|error| complain(4, error))?;
+    let server = ServerProcess::start(&config, deadline).map_err(|error| complain(4, error))?;
     let ended = server.run(&[stop.as_fd()]);
     let ended = ended.map_err(|error| complain(4, error))?;
     tracing::info!(?ended, "the server has ended");
@@ -140,7 +140,7 @@ fn stop_at_the_second() -> std::io::Result<UnixStream> {
 }
 
 fn look(launch: &LaunchArgs) -> Result<Detection, ExitCode> {
-    match Surroundings::here(launch.explicit()) {
+    match LaunchEnv::here(launch.explicit()) {
         Ok(around) => Ok(detect(&around)),
         Err(error) => Err(complain(
             3,
@@ -172,7 +172,7 @@ fn decided(decision: &Decision, brief: bool) -> String {
     match decision {
         Decision::Launched(place) if brief => {
             let Place { rank, size, .. } = place;
-            let host = host::host_name();
+            let host = hostinfo::host_name();
             format!("rank {rank} of {size} on {host}, by {}\n", place.source)
         }
         Decision::Launched(place) => launched(place),
@@ -192,7 +192,7 @@ fn launched(place: &Place) -> String {
     let mut line = |name: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(text, "  {name}: {value}");
     };
-    line("host", &host::host_name());
+    line("host", &hostinfo::host_name());
     if let Some(local) = place.local_rank {
         line("rank on this host", &local);
     }

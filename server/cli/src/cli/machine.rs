@@ -7,9 +7,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde::Serialize;
-use tidewater_cli::machine::{Chosen, Machine, Question, choose, draw, examine};
+use tidewater_cli::doctor::{Chosen, Machine, Question, choose, draw, examine};
 use tidewater_engine::store::Hugepages;
-use tidewater_service::node::CAPACITY_DEFAULT;
+use tidewater_service::server::CAPACITY_DEFAULT;
 
 /// What is to run on the machine.
 #[derive(Debug, Args)]

@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use tidewater_engine::store::Hugepages;
 use tidewater_launch::unknown_variables;
-use tidewater_service::node::BusyPoll;
+use tidewater_service::server::BusyPoll;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -92,7 +92,7 @@ struct BusyPollArgs {
 
 /// Does what the command line says. A wrong one exits with code 2, as clap does by itself.
 pub(crate) fn main() -> ExitCode {
-    tidewater_topology::host::raise_open_files();
+    tidewater_topology::hostinfo::raise_open_files();
     match Cli::parse().command {
         Command::Run(args) => run::run(args),
         Command::Coordinator(args) => roles::coordinator(args),

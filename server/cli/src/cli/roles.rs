@@ -25,8 +25,8 @@ use tidewater_service::coordinator::{
     CoordinatorConfig, Lifetime, Listening, LostWorker, ServeConfig, serve as coordinate,
 };
 use tidewater_service::embedded::{Cluster, ClusterConfig};
-use tidewater_service::node::CAPACITY_DEFAULT;
-use tidewater_service::process::{Server, ServerConfig, ServerError};
+use tidewater_service::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
+use tidewater_service::server::CAPACITY_DEFAULT;
 use tidewater_topology::appliers_that_fit;
 
 /// What a lost worker means.
@@ -247,19 +247,20 @@ fn run_server(args: ServerArgs) -> Outcome {
     let coordinator = needed(args.coordinator.clone(), coordinator, "--coordinator")?;
     let number = needed(args.number, known.map(|env| env.rank), "--number")?;
     let token = token(args.token_file.clone(), known)?;
-    let mut config = ServerConfig::new(coordinator, token, ServerId(number));
+    let mut config = ServerProcessConfig::new(coordinator, token, ServerId(number));
     config.local_rank = known.map_or(0, |env| env.local_rank);
     config.local_servers = known.map_or(1, |env| env.local_servers.max(1));
     config.local_clients = known.map_or(0, |env| env.workers);
     args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
-    let server = Server::start(&config, Deadline::after(args.patience)).map_err(|error| {
-        let exit = if matches!(error, ServerError::Agent(_)) {
-            4
-        } else {
-            3
-        };
-        complain(exit, error)
-    })?;
+    let server =
+        ServerProcess::start(&config, Deadline::after(args.patience)).map_err(|error| {
+            let exit = if matches!(error, ServerProcessError::Agent(_)) {
+                4
+            } else {
+                3
+            };
+            complain(exit, error)
+        })?;
     // Until here a signal ends the process by itself: it may be waiting for its coordinator.
     let stop = Stop::new(known)?;
     let ended = server
@@ -304,7 +305,7 @@ impl ServerArgs {
     /// What flags and environment say of a server, however it came to its number.
     pub(super) fn fill(
         &self,
-        config: &mut ServerConfig,
+        config: &mut ServerProcessConfig,
         appliers: Option<u16>,
         env: Option<&JobEnv>,
     ) -> Outcome {

@@ -10,7 +10,7 @@ use clap::Args;
 use tidewater_cli::launcher::{self, Host, Prefix, ProcessCommand, RunConfig};
 use tidewater_engine::store::Hugepages;
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
-use tidewater_service::node::BusyPoll;
+use tidewater_service::server::BusyPoll;
 
 use super::parse_duration;
 

@@ -1,7 +1,7 @@
 //! How many open files a job takes, known before its first process is started.
 
 use tidewater_launch::TransportChoice;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use super::config::RunConfig;
 use super::error::LaunchError;
@@ -16,9 +16,9 @@ const OF_A_SERVER: u64 = 32;
 /// Refuses a job for whose processes on this host the limit of open files is too low. The limits of
 /// other hosts are not known here.
 pub(super) fn check(config: &RunConfig) -> Result<(), LaunchError> {
-    let limit = host::open_files_max();
+    let limit = hostinfo::open_files_max();
     let needs = [
-        ("the launcher", launcher(config) + host::open_files()),
+        ("the launcher", launcher(config) + hostinfo::open_files()),
         ("a server", server(config)),
     ];
     let most = needs.into_iter().max_by_key(|(_, needed)| *needed);

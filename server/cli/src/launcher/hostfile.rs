@@ -9,7 +9,7 @@ use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 use tidewater_protocol::limits::{HOST_BYTES_MAX, HOSTFILE_BYTES_MAX, LOCAL_PROCESSES_MAX};
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 /// A host, and how many processes it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub enum HostfileError {
 impl Host {
     /// Whether it is the host of this process, which needs no remote shell.
     pub fn is_this(&self) -> bool {
-        let own = host::host_name();
+        let own = hostinfo::host_name();
         let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
         self.name == "localhost" || self.name == own || self.name == short(&own)
     }

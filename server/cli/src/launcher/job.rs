@@ -12,11 +12,11 @@ use tidewater_runtime::clock::Deadline;
 use super::config::{Prefix, ProcessCommand, RunConfig};
 use super::control::ReadyLine;
 use super::error::{Exit, Failure, LaunchError, Member, Outcome};
-use super::far::Far;
 use super::output::{Lines, Sink, Stream, Taken};
 use super::process::{Input, Local, Process, Spawner, Told, take_pipes};
+use super::remote_hosts::Far;
+use super::shutdown::Stage;
 use super::signals::Signals;
-use super::stages::Stage;
 use super::token::TokenFile;
 
 /// Bytes read from a child at once: a pipe's default size.

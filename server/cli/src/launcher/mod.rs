@@ -15,7 +15,7 @@
 //!
 //! **Nothing is left.** Three means, each for what the one before cannot reach:
 //! 1. each child is its own process group, which gets every signal, and SIGKILL at the end;
-//! 2. each child starts as a shim ([`shim::enter`]) that asks the kernel for SIGKILL at the
+//! 2. each child starts as a shim ([`exec_shim::enter`]) that asks the kernel for SIGKILL at the
 //!    launcher's death (`PR_SET_PDEATHSIG`) before it becomes the program. A program with
 //!    set-user-id bits or file capabilities loses this, and grandchildren never had it;
 //! 3. the guard waits for the end of its control socket, which the launcher's death brings
@@ -35,23 +35,23 @@ mod config;
 mod control;
 mod descriptors;
 mod error;
-mod far;
-mod guard;
+pub mod exec_shim;
 mod hostfile;
 mod job;
 mod output;
 mod process;
+mod reaper;
 mod remote;
-pub mod shim;
+mod remote_hosts;
+mod shutdown;
 mod signals;
-mod stages;
 mod token;
 
 pub use config::{EXPORTED, Prefix, ProcessCommand, RunConfig};
 pub use control::{Control, ReadyLine};
 pub use error::{Exit, Failure, LaunchError, Member, Outcome};
-pub use guard::guard;
 pub use hostfile::{Host, HostfileError, read as read_hostfile};
+pub use reaper::guard;
 pub use remote::{RemoteError, remote};
 
 /// Runs a job and waits until it has ended and nothing of it is left.

@@ -22,13 +22,13 @@ use std::path::PathBuf;
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tidewater_launch::muster;
+use tidewater_launch::rendezvous;
 use tidewater_protocol::limits::{
     COORDINATOR_START_TIMEOUT, HANDSHAKE_TIMEOUT, KILL_TIMEOUT, REMOTE_ORDER_BYTES_MAX,
 };
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use super::config::ProcessCommand;
 use super::error::{Exit, Member};
@@ -81,7 +81,7 @@ pub(super) fn greeted(line: &[u8]) -> Option<i32> {
 #[non_exhaustive]
 pub enum RemoteError {
     /// A system call failed.
-    #[error("on {}: cannot {operation}: {source}", host::host_name())]
+    #[error("on {}: cannot {operation}: {source}", hostinfo::host_name())]
     System {
         /// What was tried.
         operation: &'static str,
@@ -91,7 +91,7 @@ pub enum RemoteError {
     /// The launcher's directory is not here.
     #[error(
         "on {}: cannot enter {}: {source}; start the job in a directory that all hosts see",
-        host::host_name(), directory.display()
+        hostinfo::host_name(), directory.display()
     )]
     Directory {
         /// Which.
@@ -106,7 +106,7 @@ pub enum RemoteError {
     #[error(
         "on {}: the coordinator is not reached from here: {why}. Name the network (tidewater run \
          --interface), and look at the firewall",
-        host::host_name()
+        hostinfo::host_name()
     )]
     NoWay {
         /// What came of the last try.
@@ -275,7 +275,7 @@ fn coordinator(order: &Order) -> Result<String, RemoteError> {
     let token =
         JobToken::from_hex(&order.token).ok_or(RemoteError::NoOrder("its token is none"))?;
     let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
-    muster::reach(&addresses, &token, deadline).map_err(|why| RemoteError::NoWay { why })
+    rendezvous::reach(&addresses, &token, deadline).map_err(|why| RemoteError::NoWay { why })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Each check fails, or warns, on a machine that has just its defect.
 
-use tidewater_cli::machine::{Check, Machine, Question, Report, Verdict, examine};
+use tidewater_cli::doctor::{Check, Machine, Question, Report, Verdict, examine};
 
 use super::fake::Machine as Fake;
 use super::{golden, sound};

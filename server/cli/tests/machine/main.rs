@@ -13,7 +13,7 @@ mod rdma;
 mod system;
 
 use fake::Machine as Fake;
-use tidewater_cli::machine::{Machine, Question, choose, draw};
+use tidewater_cli::doctor::{Machine, Question, choose, draw};
 
 /// A machine without a fault: two nodes of four cores with two siblings, a card on each.
 fn sound() -> Fake {

@@ -1,6 +1,6 @@
 //! Faults of RDMA: devices, links, GIDs, packets, locked memory.
 
-use tidewater_cli::machine::{Question, Verdict};
+use tidewater_cli::doctor::{Question, Verdict};
 
 use super::doctor::{assert_fault, fault, only_fault, question, report};
 use super::fake::Machine as Fake;

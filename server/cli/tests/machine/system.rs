@@ -1,6 +1,6 @@
 //! Faults of what every server needs: memory, loopback, kernel, cores, clock, files.
 
-use tidewater_cli::machine::{Machine, Question, Verdict, examine};
+use tidewater_cli::doctor::{Machine, Question, Verdict, examine};
 use tidewater_engine::store::Hugepages;
 use tidewater_runtime::mem::Pages;
 

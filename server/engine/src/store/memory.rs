@@ -108,7 +108,7 @@ pub struct Block {
 }
 
 #[derive(Debug, Default)]
-struct Books {
+struct AllocatorState {
     used: usize,
     entries: u32,
     free: HashMap<usize, Vec<Block>>,
@@ -124,7 +124,7 @@ pub struct Arena {
     fd: OwnedFd,
     /// Whether blocks are locked as they are given out.
     locked: bool,
-    books: Mutex<Books>,
+    books: Mutex<AllocatorState>,
 }
 
 impl Arena {
@@ -145,9 +145,9 @@ impl Arena {
         region
             .words_mut(0, LINE_BYTES)?
             .store_line(0, &[a, b, c, d, e, chk, 0, 0]);
-        let books = Mutex::new(Books {
+        let books = Mutex::new(AllocatorState {
             used: BLOCKS_AT,
-            ..Books::default()
+            ..AllocatorState::default()
         });
         Ok(Self {
             name,
@@ -180,7 +180,7 @@ impl Arena {
         (self.books().used, self.region.len())
     }
 
-    fn books(&self) -> MutexGuard<'_, Books> {
+    fn books(&self) -> MutexGuard<'_, AllocatorState> {
         match self.books.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
@@ -274,7 +274,7 @@ impl Arena {
         Ok((block, false))
     }
 
-    fn fresh(&self, books: &mut Books, len: usize) -> Result<Block, StoreError> {
+    fn fresh(&self, books: &mut AllocatorState, len: usize) -> Result<Block, StoreError> {
         let capacity = self.region.len();
         if len > capacity - books.used {
             return Err(StoreError::NoMemory {
@@ -327,7 +327,7 @@ impl Arena {
     fn give_back(
         &self,
         block: Block,
-        list: impl FnOnce(&mut Books) -> &mut HashMap<usize, Vec<Block>>,
+        list: impl FnOnce(&mut AllocatorState) -> &mut HashMap<usize, Vec<Block>>,
     ) -> Result<(), StoreError> {
         let none = BlockOwner {
             kind: BlockKind::Free,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::{ServerId, WorkerId};
 use tidewater_protocol::limits::SHUTDOWN_GRACE;
-use tidewater_protocol::wire::control::{CoordinatorAnswer, Notice, Order, Part, WorkerState};
+use tidewater_protocol::wire::control::{Command, CoordinatorAnswer, Notice, Part, WorkerState};
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -41,7 +41,7 @@ impl Coordinator {
         });
         self.actions.extend(told);
         for server in self.joined_servers() {
-            self.order(server, Purpose::Shutdown, Order::Shutdown);
+            self.order(server, Purpose::Shutdown, Command::Shutdown);
         }
         if self.servers.is_empty() && !self.is_still_telling() {
             self.phase = Phase::Ended;
@@ -256,7 +256,7 @@ impl Coordinator {
                 server.untold.retain(|name| name != namespace);
             }
             let (namespace, members, admitted) = (namespace.to_owned(), nobody.clone(), None);
-            let order = Order::MembersChanged {
+            let order = Command::MembersChanged {
                 namespace,
                 members,
                 admitted,

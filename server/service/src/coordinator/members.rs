@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use tidewater_protocol::ids::{ServerId, WorkerId};
 use tidewater_protocol::limits::JOBS_MAX;
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, Join, Joined, Members, Order, Part, ServerMember, WorkerState,
+    Command, CoordinatorAnswer, Join, Joined, Members, Part, ServerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::{Hello, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -254,7 +254,7 @@ impl Coordinator {
         }
         server.telling = true;
         let (namespace, admitted) = (namespace.to_owned(), None);
-        let order = Order::MembersChanged {
+        let order = Command::MembersChanged {
             namespace,
             members,
             admitted,

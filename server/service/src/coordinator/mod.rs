@@ -19,7 +19,7 @@ mod files;
 mod jobs;
 mod members;
 mod models;
-mod muster;
+mod rendezvous;
 pub mod serve;
 pub mod state;
 mod tables;

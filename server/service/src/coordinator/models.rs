@@ -9,7 +9,7 @@ use tidewater_protocol::ids::{DomainId, ServerId, TableId};
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, DomainClock, Order, OrderAnswer, SavedPart,
+    Command, CommandReply, CoordinatorAnswer, DomainClock, SavedPart,
 };
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -171,7 +171,7 @@ impl Coordinator {
         };
         let (namespace, dir) = (model.namespace.clone(), model.dir.clone());
         for server in servers {
-            let order = Order::Save {
+            let order = Command::Save {
                 namespace: namespace.clone(),
                 dir: dir.clone(),
             };
@@ -180,7 +180,7 @@ impl Coordinator {
     }
 
     /// A server has written its part, or cannot.
-    pub(super) fn part_saved(&mut self, op: u64, server: ServerId, answer: OrderAnswer) {
+    pub(super) fn part_saved(&mut self, op: u64, server: ServerId, answer: CommandReply) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
         };
@@ -195,7 +195,7 @@ impl Coordinator {
         };
         missing.remove(&server);
         match answer {
-            OrderAnswer::Saved(part) => parts.push(saved_file(server, part)),
+            CommandReply::Saved(part) => parts.push(saved_file(server, part)),
             other => {
                 refused.get_or_insert(refusal_of(server, other));
             }
@@ -308,7 +308,7 @@ impl Coordinator {
                 continue;
             };
             for &server in &servers {
-                let order = Order::Load {
+                let order = Command::Load {
                     id,
                     name: name.clone(),
                     dir: dir.clone(),
@@ -319,7 +319,7 @@ impl Coordinator {
     }
 
     /// A server has filled its share of a table, or cannot.
-    pub(super) fn part_loaded(&mut self, op: u64, server: ServerId, answer: OrderAnswer) {
+    pub(super) fn part_loaded(&mut self, op: u64, server: ServerId, answer: CommandReply) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
         };
@@ -330,7 +330,7 @@ impl Coordinator {
             return;
         };
         *orders = orders.saturating_sub(1);
-        if answer != OrderAnswer::Done {
+        if answer != CommandReply::Done {
             refused.get_or_insert(refusal_of(server, answer));
         }
         if *orders > 0 {

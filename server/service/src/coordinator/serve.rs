@@ -17,7 +17,7 @@ use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
 use tidewater_protocol::wire::hello::{Features, Ids, RANDOM_BYTES, Role, Roles};
 use tidewater_protocol::wire::peer::{ControlPeer, PeerEvent};
 use tidewater_runtime::clock::{self, Deadline};
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use super::files::Files;
 use super::state::{Action, Coordinator, CoordinatorConfig, PeerId};
@@ -112,7 +112,7 @@ impl Listening {
         let address = match config.advertise {
             Some(host) if tidewater_launch::is_address(&host) => host,
             Some(host) => format!("{host}:{port}"),
-            None if listen.ip().is_unspecified() => format!("{}:{port}", host::host_name()),
+            None if listen.ip().is_unspecified() => format!("{}:{port}", hostinfo::host_name()),
             None => SocketAddr::new(listen.ip(), port).to_string(),
         };
         let random = || {
@@ -472,7 +472,7 @@ impl Server {
             for action in actions {
                 match action {
                     Action::Answer(peer, id, answer) => self.send(peer, id, &answer),
-                    Action::Order(peer, id, order) => self.send(peer, id, &order),
+                    Action::Command(peer, id, order) => self.send(peer, id, &order),
                     Action::Notify(peer, notice) => self.send(peer, 0, &notice),
                     Action::Files(op, task) => {
                         if let Some(done) = self.files.perform(op, task) {

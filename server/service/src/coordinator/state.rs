@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, Notice, Order, OrderAnswer, ServerMember, WorkerState,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Notice, ServerMember, WorkerState,
 };
 use tidewater_protocol::wire::hello::{RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -14,7 +14,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::barriers::Waiter;
 use super::jobs::{EndingJob, Job};
 use super::models::ModelOp;
-use super::muster::Gathering;
+use super::rendezvous::Gathering;
 use super::tables::TableEntry;
 use crate::checkpoint::Manifest;
 
@@ -72,7 +72,7 @@ pub enum Action {
     /// Answer a request.
     Answer(PeerId, u64, CoordinatorAnswer),
     /// Order a server, under this request id.
-    Order(PeerId, u64, Order),
+    Command(PeerId, u64, Command),
     /// Tell something.
     Notify(PeerId, Notice),
     /// Do something with files, then call [`Coordinator::files_done`] with the operation's number.
@@ -248,7 +248,7 @@ impl Coordinator {
     }
 
     /// A server's answer to an order.
-    pub fn answered(&mut self, now: Duration, peer: PeerId, id: u64, answer: OrderAnswer) {
+    pub fn answered(&mut self, now: Duration, peer: PeerId, id: u64, answer: CommandReply) {
         self.tick(now);
         // Nobody answers for another: an id that is not this peer's is as unknown.
         let Some(&(_, purpose)) = self.orders.get(&id).filter(|(to, _)| *to == peer) else {
@@ -318,7 +318,7 @@ impl Coordinator {
                 return Ok(Some(CoordinatorAnswer::Members(self.members(&namespace))));
             }
             (Ask::Join(_), Role::Server | Role::Worker, false) => {}
-            (Ask::Muster(_), Role::Admin, false) => {}
+            (Ask::Register(_), Role::Admin, false) => {}
             (Ask::Join(_), _, true) => return Err(bad("it has joined before")),
             (_, _, false) => return Err(bad("join first")),
             (Ask::Failed { .. }, ..) | (Ask::Finished, Role::Worker, _) => {}
@@ -327,7 +327,7 @@ impl Coordinator {
         }
         match request {
             Ask::Join(join) => self.join(asker, join),
-            Ask::Muster(told) => self.muster(asker, told),
+            Ask::Register(told) => self.rendezvous(asker, told),
             Ask::CreateTable(spec) => self.create_table(asker, &namespace, spec),
             Ask::OpenTable { name } => self.open_table(asker, &namespace, &name),
             Ask::ReleaseTable { id } => self.release_table(asker, &namespace, id),
@@ -457,12 +457,12 @@ impl Coordinator {
         }
     }
 
-    pub(super) fn order(&mut self, number: ServerId, purpose: Purpose, order: Order) {
+    pub(super) fn order(&mut self, number: ServerId, purpose: Purpose, order: Command) {
         if let Some(server) = self.servers.get(&number) {
             self.last_order += 1;
             self.orders.insert(self.last_order, (server.peer, purpose));
             self.actions
-                .push(Action::Order(server.peer, self.last_order, order));
+                .push(Action::Command(server.peer, self.last_order, order));
         }
     }
 

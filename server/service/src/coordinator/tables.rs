@@ -6,7 +6,7 @@ use tidewater_protocol::ids::{ServerId, TableId};
 use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Placement;
 use tidewater_protocol::table::TableSpec;
-use tidewater_protocol::wire::control::{CoordinatorAnswer, Order, OrderAnswer, TableInfo};
+use tidewater_protocol::wire::control::{Command, CommandReply, CoordinatorAnswer, TableInfo};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, Purpose};
@@ -162,7 +162,7 @@ impl Coordinator {
         };
         let (namespace, info) = (table.namespace.clone(), table.info.clone());
         for server in servers {
-            let order = Order::CreateTable {
+            let order = Command::CreateTable {
                 namespace: namespace.clone(),
                 table: info.clone(),
             };
@@ -171,7 +171,7 @@ impl Coordinator {
     }
 
     /// A server has made its share, or cannot.
-    pub(super) fn table_created(&mut self, id: TableId, server: ServerId, answer: OrderAnswer) {
+    pub(super) fn table_created(&mut self, id: TableId, server: ServerId, answer: CommandReply) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
         };
@@ -185,7 +185,7 @@ impl Coordinator {
         };
         missing.remove(&server);
         match answer {
-            OrderAnswer::Done => made.push(server),
+            CommandReply::Done => made.push(server),
             other => {
                 refused.get_or_insert(refusal_of(server, other));
             }
@@ -231,7 +231,7 @@ impl Coordinator {
             job.tables.remove(&table.info.spec.name);
         }
         for server in made {
-            self.order(server, Purpose::Cleanup, Order::ReleaseTable { id });
+            self.order(server, Purpose::Cleanup, Command::ReleaseTable { id });
         }
         for asker in table.askers {
             self.answer(asker, CoordinatorAnswer::Refused(refusal.clone()));
@@ -248,7 +248,7 @@ impl Coordinator {
             job.tables.remove(&table.info.spec.name);
         }
         for server in servers {
-            self.order(server, Purpose::Release(id), Order::ReleaseTable { id });
+            self.order(server, Purpose::Release(id), Command::ReleaseTable { id });
         }
     }
 
@@ -297,9 +297,9 @@ impl Coordinator {
 }
 
 /// What a server answered instead of what was due.
-pub(super) fn refusal_of(server: ServerId, answer: OrderAnswer) -> Refusal {
+pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
     match answer {
-        OrderAnswer::Refused(mut refusal) => {
+        CommandReply::Refused(mut refusal) => {
             let text = std::mem::take(&mut refusal.text);
             refusal.with_text(format!("server {server}: {text}"))
         }

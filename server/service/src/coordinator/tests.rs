@@ -1,7 +1,7 @@
 //! The state machine without sockets: what is answered, and what servers are ordered. (long: one rig.)
 
 mod models;
-mod muster;
+mod rendezvous;
 mod service;
 
 use std::time::Duration;
@@ -10,8 +10,8 @@ use tidewater_protocol::ids::{ApplierId, DomainId, Incarnation, TableId, WorkerI
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
 use tidewater_protocol::table::{Apply, DType, Init, Optimizer, Shape, TableSpec};
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock, Endpoints, Join, Members,
-    Notice, Order, OrderAnswer, SavedPart, WorkerState,
+    Command, CommandReply, CoordinatorAnswer as Answer, CoordinatorRequest as Ask, DomainClock,
+    Endpoints, Join, Members, Notice, SavedPart, WorkerState,
 };
 use tidewater_protocol::wire::hello::{Features, Hello, Ids, Purpose, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -148,19 +148,19 @@ impl Rig {
     }
 
     /// Orders of a server, which it has then taken.
-    fn orders(&mut self, server: PeerId) -> Vec<(u64, Order)> {
-        let is_its = |a: &Action| matches!(a, Action::Order(p, ..) if *p == server);
+    fn orders(&mut self, server: PeerId) -> Vec<(u64, Command)> {
+        let is_its = |a: &Action| matches!(a, Action::Command(p, ..) if *p == server);
         let taken = self.actions.extract_if(.., |action| is_its(action));
         taken
             .filter_map(|action| match action {
-                Action::Order(_, id, order) => Some((id, order)),
+                Action::Command(_, id, order) => Some((id, order)),
                 _ => None,
             })
             .collect()
     }
 
     /// The server answers all of its orders in the same way.
-    fn obey(&mut self, server: PeerId, answer: &OrderAnswer) -> Vec<Order> {
+    fn obey(&mut self, server: PeerId, answer: &CommandReply) -> Vec<Command> {
         let orders = self.orders(server);
         for (id, _) in &orders {
             self.state.answered(self.now, server, *id, answer.clone());
@@ -197,9 +197,9 @@ impl Rig {
     }
 }
 
-fn members_of(order: &Order) -> &Members {
+fn members_of(order: &Command) -> &Members {
     match order {
-        Order::MembersChanged { members, .. } => members,
+        Command::MembersChanged { members, .. } => members,
         other => panic!("{other:?}"),
     }
 }
@@ -211,8 +211,8 @@ fn a_table_is_made_when_the_last_server_comes_and_told_when_all_have_it() {
     rig.ask(w0, 2, Ask::CreateTable(spec("a")));
     assert!(rig.orders(s0).is_empty(), "not all servers are there");
     let s1 = rig.server(1);
-    let made = rig.obey(s0, &OrderAnswer::Done);
-    let [Order::CreateTable { namespace, table }] = &made[..] else {
+    let made = rig.obey(s0, &CommandReply::Done);
+    let [Command::CreateTable { namespace, table }] = &made[..] else {
         panic!("{made:?}")
     };
     assert_eq!((namespace.as_str(), table.spec.name.as_str()), ("job", "a"));
@@ -230,7 +230,7 @@ fn a_table_is_made_when_the_last_server_comes_and_told_when_all_have_it() {
     // A second creator waits for the same table, and is no second creation.
     let w1 = rig.worker(1);
     rig.ask(w1, 2, Ask::CreateTable(spec("a")));
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s1, &CommandReply::Done);
     let (Some(Answer::Table(a)), Some(Answer::Table(b))) = (rig.answer(w0, 2), rig.answer(w1, 2))
     else {
         panic!("{:?}", rig.actions)
@@ -258,7 +258,7 @@ fn another_definition_is_refused_with_the_difference() {
             "{text}"
         );
         assert!(!text.contains("optimizer"), "{text}");
-        rig.obey(s0, &OrderAnswer::Done);
+        rig.obey(s0, &CommandReply::Done);
     }
 }
 
@@ -267,26 +267,26 @@ fn what_one_server_cannot_make_is_taken_back_from_the_others() {
     let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
     let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
     rig.ask(w0, 2, Ask::CreateTable(spec("a")));
-    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
     let full = Refusal::new(RefusalCode::OutOfMemory, [9, 0, 0, 0]).with_text("full");
-    rig.obey(s1, &OrderAnswer::Refused(full));
+    rig.obey(s1, &CommandReply::Refused(full));
     let refusal = rig.refusal(w0, 2);
     assert_eq!(
         (refusal.code, refusal.numbers[0]),
         (RefusalCode::OutOfMemory, 9)
     );
     assert!(refusal.text.contains("server 1: full"), "{}", refusal.text);
-    let undone = rig.obey(s0, &OrderAnswer::Done);
+    let undone = rig.obey(s0, &CommandReply::Done);
     assert!(
-        matches!(undone[..], [Order::ReleaseTable { .. }]),
+        matches!(undone[..], [Command::ReleaseTable { .. }]),
         "{undone:?}"
     );
     assert!(rig.orders(s1).is_empty());
     // The name is free again, its number is not used twice.
     rig.ask(w0, 3, Ask::CreateTable(spec("a")));
-    let again = rig.obey(s0, &OrderAnswer::Done);
-    rig.obey(s1, &OrderAnswer::Done);
-    let [Order::CreateTable { table, .. }] = &again[..] else {
+    let again = rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
+    let [Command::CreateTable { table, .. }] = &again[..] else {
         panic!("{again:?}")
     };
     assert_eq!(table.id, TableId(2));
@@ -298,13 +298,13 @@ fn a_release_is_done_when_all_servers_say_so() {
     let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
     let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
     rig.ask(w0, 2, Ask::CreateTable(spec("a")));
-    rig.obey(s0, &OrderAnswer::Done);
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
     let id = TableId(1);
     rig.ask(w0, 3, Ask::ReleaseTable { id });
-    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
     assert_eq!(rig.answer(w0, 3), None);
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s1, &CommandReply::Done);
     assert_eq!(rig.answer(w0, 3), Some(Answer::Done));
     rig.ask(w0, 4, Ask::OpenTable { name: "a".into() });
     assert_eq!(rig.refusal(w0, 4).code, RefusalCode::UnknownTable);
@@ -487,7 +487,7 @@ fn a_lost_worker_fails_the_job_and_ends_the_cluster() {
         (RefusalCode::ShuttingDown, &refusal.text)
     );
     assert_eq!(notices[1], shutdown);
-    assert_eq!(rig.obey(s0, &OrderAnswer::Done), [Order::Shutdown]);
+    assert_eq!(rig.obey(s0, &CommandReply::Done), [Command::Shutdown]);
     assert!(!rig.state.is_ended());
     rig.close(s0);
     assert!(rig.state.is_ended());
@@ -515,7 +515,7 @@ fn under_a_launcher_a_failure_is_told_and_the_launcher_ends_the_processes() {
     assert_eq!(rig.refusal(w0, 3).code, RefusalCode::PeerFailed);
     rig.state.stop(rig.now, "told to");
     rig.actions.extend(rig.state.take_actions());
-    assert_eq!(rig.obey(s0, &OrderAnswer::Done), [Order::Shutdown]);
+    assert_eq!(rig.obey(s0, &CommandReply::Done), [Command::Shutdown]);
     rig.close(s0);
     assert!(rig.state.is_ended());
 }
@@ -545,20 +545,20 @@ fn a_cluster_that_goes_on_tells_servers_and_workers_who_is_lost() {
     assert!(
         !rig.actions
             .iter()
-            .any(|a| { matches!(a, Action::Order(_, _, Order::MembersChanged { .. })) })
+            .any(|a| { matches!(a, Action::Command(_, _, Command::MembersChanged { .. })) })
     );
     rig.state
-        .answered(rig.now, s0, first[0].0, OrderAnswer::Done);
+        .answered(rig.now, s0, first[0].0, CommandReply::Done);
     rig.actions.extend(rig.state.take_actions());
-    let orders: Vec<Order> = rig.orders(s0).into_iter().map(|(_, order)| order).collect();
+    let orders: Vec<Command> = rig.orders(s0).into_iter().map(|(_, order)| order).collect();
     let last = orders
         .iter()
-        .rfind(|o| matches!(o, Order::MembersChanged { .. }))
+        .rfind(|o| matches!(o, Command::MembersChanged { .. }))
         .unwrap();
     assert_eq!(state_of(members_of(last), 0), WorkerState::Finished);
     assert_eq!(state_of(members_of(last), 2), WorkerState::Finished);
     // All have come to their end, so the cluster ends.
-    assert!(orders.contains(&Order::Shutdown));
+    assert!(orders.contains(&Command::Shutdown));
     assert_eq!(
         rig.enter(Role::Worker, 1, "job").unwrap_err().code,
         RefusalCode::ShuttingDown
@@ -600,11 +600,11 @@ fn answers_to_orders_of_others_change_nothing() {
     rig.ask(w0, 2, Ask::CreateTable(spec("a")));
     let (id, _) = rig.orders(s1)[0];
     for (peer, id) in [(s0, id), (w0, id), (s0, 0), (s0, u64::MAX)] {
-        rig.state.answered(rig.now, peer, id, OrderAnswer::Done);
+        rig.state.answered(rig.now, peer, id, CommandReply::Done);
     }
-    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
     assert_eq!(rig.answer(w0, 2), None, "server 1 has not answered");
-    rig.state.answered(rig.now, s1, id, OrderAnswer::Done);
+    rig.state.answered(rig.now, s1, id, CommandReply::Done);
     rig.actions.extend(rig.state.take_actions());
     assert!(matches!(rig.answer(w0, 2), Some(Answer::Table(_))));
 }

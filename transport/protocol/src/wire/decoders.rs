@@ -6,7 +6,7 @@
 //! entry by position.
 
 use super::control::{
-    CoordinatorAnswer, CoordinatorRequest, Message, Notice, Order, OrderAnswer, ServerAnswer,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Message, Notice, ServerAnswer,
     ServerRequest, decode_body,
 };
 use super::frame::{self, Decoder};
@@ -30,8 +30,8 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("handshake-server", server),
     ("coordinator-request", control::<CoordinatorRequest>),
     ("coordinator-answer", control::<CoordinatorAnswer>),
-    ("order", control::<Order>),
-    ("order-answer", control::<OrderAnswer>),
+    ("order", control::<Command>),
+    ("order-answer", control::<CommandReply>),
     ("server-request", control::<ServerRequest>),
     ("server-answer", control::<ServerAnswer>),
     ("notice", control::<Notice>),

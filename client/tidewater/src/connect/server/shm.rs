@@ -7,7 +7,7 @@ use tidewater_protocol::wire::control::{LaneGrant, ServerMember, Transport};
 use tidewater_protocol::wire::hello::Purpose;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;
@@ -87,8 +87,8 @@ fn obstacle(server: &ServerMember) -> Option<String> {
     if server.endpoints.unix.is_empty() {
         return Some("the server listens on no unix socket".into());
     }
-    if !host::is_here(&server.host_id) {
-        let (there, here) = (&server.host, host::host_name());
+    if !hostinfo::is_here(&server.host_id) {
+        let (there, here) = (&server.host, hostinfo::host_name());
         return Some(format!(
             "the server runs on {there}, this process on {here}: they share no kernel"
         ));

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use tidewater::launched::{Entered, Launch, ServerSeat, WorkerSeat};
+use tidewater::launched::{Launch, LaunchRole, ServerSeat, WorkerSeat};
 use tidewater::{Client, Embedded, Job};
 use tidewater_launch::{Explicit, unknown_variables};
 use tidewater_service::embedded::ClusterConfig;
@@ -61,12 +61,12 @@ pub(crate) fn connect(args: &TrainArgs) -> Result<Call, Failure> {
         ..Launch::default()
     };
     match launch.enter()? {
-        Entered::Worker(seat) => launched(args, seat).map(|work| Call::Work(Box::new(work))),
-        Entered::Server(seat) => {
+        LaunchRole::Worker(seat) => launched(args, seat).map(|work| Call::Work(Box::new(work))),
+        LaunchRole::Server(seat) => {
             say(format_args!("tidewater-train: {}", seat.describe()));
             Ok(Call::Serve(Box::new(seat)))
         }
-        Entered::Member => member(args).map(|work| Call::Work(Box::new(work))),
+        LaunchRole::Member => member(args).map(|work| Call::Work(Box::new(work))),
         _ => alone(args).map(|work| Call::Work(Box::new(work))),
     }
 }

@@ -12,7 +12,7 @@ use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser as _};
-use tidewater_cli::pages;
+use tidewater_cli::manpages;
 use tidewater_train::{TrainError, exit};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
@@ -50,7 +50,7 @@ impl From<tidewater::ClientError> for Failure {
 }
 
 fn main() -> ExitCode {
-    tidewater_topology::host::raise_open_files();
+    tidewater_topology::hostinfo::raise_open_files();
     let cli = Cli::parse();
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::WARN.into());
     tracing_subscriber::fmt()
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         Command::Ftrl(args) => train::run(args.optimizer(), 0.0, args.common),
         Command::Generate(args) => generate::run(&args),
         Command::Pages { prefix } => {
-            match pages::write("tidewater-train", &Cli::command(), &prefix) {
+            match manpages::write("tidewater-train", &Cli::command(), &prefix) {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 Err(e) => {
                     let what = format_args!("{}: {e}", prefix.display());

@@ -22,8 +22,8 @@ fn with_table() -> (Rig, [PeerId; 2], PeerId) {
     let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
     let (s0, s1, w0) = (rig.server(0), rig.server(1), rig.worker(0));
     rig.ask(w0, 2, Ask::CreateTable(spec("a")));
-    rig.obey(s0, &OrderAnswer::Done);
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
     assert!(matches!(rig.answer(w0, 2), Some(Answer::Table(_))));
     (rig, [s0, s1], w0)
 }
@@ -35,8 +35,8 @@ fn save(rig: &mut Rig, servers: [PeerId; 2], w0: PeerId) -> (u64, Manifest) {
     assert_eq!(task, FileTask::BeginSave("/m".into()));
     rig.file_done(op, Ok(FileDone::Begun));
     for (number, server) in servers.into_iter().enumerate() {
-        let orders = rig.obey(server, &OrderAnswer::Saved(part(number as u32)));
-        assert!(matches!(&orders[..], [Order::Save { namespace, .. }] if namespace == "job"));
+        let orders = rig.obey(server, &CommandReply::Saved(part(number as u32)));
+        assert!(matches!(&orders[..], [Command::Save { namespace, .. }] if namespace == "job"));
     }
     match rig.file_task() {
         (same, FileTask::Commit(manifest)) if same == op => (op, *manifest),
@@ -75,8 +75,8 @@ fn a_save_that_one_server_cannot_do_writes_no_manifest() {
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Begun));
     let full = Refusal::new(RefusalCode::Io, [28, 0, 0, 0]).with_text("no space");
-    rig.obey(s0, &OrderAnswer::Refused(full));
-    rig.obey(s1, &OrderAnswer::Saved(part(1)));
+    rig.obey(s0, &CommandReply::Refused(full));
+    rig.obey(s1, &CommandReply::Saved(part(1)));
     assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(1).file])));
     assert!(rig.refusal(w0, 3).text.contains("server 0: no space"));
     save(&mut rig, [s0, s1], w0);
@@ -92,16 +92,16 @@ fn a_load_makes_and_fills_the_tables_before_anybody_gets_them() {
     let (op, task) = rig.file_task();
     assert_eq!(task, FileTask::BeginLoad("/m".into()));
     rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest.clone()))));
-    rig.obey(s0, &OrderAnswer::Done);
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
+    rig.obey(s1, &CommandReply::Done);
     rig.ask(w1, 2, Ask::CreateTable(spec("a")));
-    let fill = rig.obey(s0, &OrderAnswer::Done);
+    let fill = rig.obey(s0, &CommandReply::Done);
     assert!(
-        matches!(&fill[..], [Order::Load { name, .. }] if name == "a"),
+        matches!(&fill[..], [Command::Load { name, .. }] if name == "a"),
         "{fill:?}"
     );
     assert_eq!((rig.answer(w1, 2), rig.answer(w0, 2)), (None, None));
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s1, &CommandReply::Done);
     let loaded = Answer::Loaded {
         tables: vec!["a".into()],
         rows: 20,
@@ -126,9 +126,9 @@ fn a_load_that_fails_leaves_no_table() {
     rig.ask(w0, 2, Ask::Load { dir: "/m".into() });
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest))));
-    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
     let damaged = Refusal::new(RefusalCode::BadCheckpoint, [0; 4]).with_text("part-5 is damaged");
-    rig.obey(s0, &OrderAnswer::Refused(damaged));
+    rig.obey(s0, &CommandReply::Refused(damaged));
     let refusal = rig.refusal(w0, 2);
     assert_eq!(refusal.code, RefusalCode::BadCheckpoint);
     assert!(
@@ -137,8 +137,8 @@ fn a_load_that_fails_leaves_no_table() {
         refusal.text
     );
     assert!(matches!(
-        rig.obey(s0, &OrderAnswer::Done)[..],
-        [Order::ReleaseTable { .. }]
+        rig.obey(s0, &CommandReply::Done)[..],
+        [Command::ReleaseTable { .. }]
     ));
     rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
     assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
@@ -183,7 +183,7 @@ fn hung_save_ends_and_names_the_server() {
     rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Begun));
-    rig.obey(s0, &OrderAnswer::Saved(part(0)));
+    rig.obey(s0, &CommandReply::Saved(part(0)));
     expires(&mut rig);
     let refusal = rig.refusal(w0, 3);
     assert_eq!(refusal.code, RefusalCode::Timeout);
@@ -191,7 +191,7 @@ fn hung_save_ends_and_names_the_server() {
     // The directory is unlocked, and what was written is removed.
     assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(0).file])));
     // The late part is of no save; the next one is.
-    rig.obey(s1, &OrderAnswer::Saved(part(1)));
+    rig.obey(s1, &CommandReply::Saved(part(1)));
     assert!(rig.actions.is_empty(), "{:?}", rig.actions);
     let (op, _) = save(&mut rig, [s0, s1], w0);
     rig.file_done(op, Ok(FileDone::Committed));
@@ -205,10 +205,10 @@ fn hung_load_ends_and_leaves_no_table() {
     // While tables are made, and while they are filled.
     for filling in [false, true] {
         let (mut rig, [s0, s1], w0, op) = load(&manifest);
-        rig.obey(s0, &OrderAnswer::Done);
+        rig.obey(s0, &CommandReply::Done);
         if filling {
-            rig.obey(s1, &OrderAnswer::Done);
-            rig.obey(s0, &OrderAnswer::Done);
+            rig.obey(s1, &CommandReply::Done);
+            rig.obey(s0, &CommandReply::Done);
         }
         expires(&mut rig);
         let refusal = rig.refusal(w0, 2);
@@ -217,8 +217,8 @@ fn hung_load_ends_and_leaves_no_table() {
         assert_eq!(rig.file_task(), (op, FileTask::EndLoad), "{filling}");
         // Server 1 goes on after all. Whatever both have made is released.
         for _ in 0..3 {
-            rig.obey(s1, &OrderAnswer::Done);
-            rig.obey(s0, &OrderAnswer::Done);
+            rig.obey(s1, &CommandReply::Done);
+            rig.obey(s0, &CommandReply::Done);
         }
         rig.ask(w0, 3, Ask::OpenTable { name: "a".into() });
         assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
@@ -234,7 +234,7 @@ fn server_lost_in_a_save_is_named() {
     rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Begun));
-    rig.obey(s0, &OrderAnswer::Saved(part(0)));
+    rig.obey(s0, &CommandReply::Saved(part(0)));
     rig.close(s1);
     let refusal = rig.refusal(w0, 3);
     assert_eq!(refusal.code, RefusalCode::PeerFailed);
@@ -254,7 +254,7 @@ fn clocks_of_a_resumed_model_go_on() {
     manifest.files[1].clocks.push(clock(3, 40));
     let (mut rig, servers, w0, op) = load(&manifest);
     for server in servers.into_iter().chain(servers) {
-        rig.obey(server, &OrderAnswer::Done);
+        rig.obey(server, &CommandReply::Done);
     }
     assert_eq!(rig.file_task(), (op, FileTask::EndLoad));
     let Some(Answer::Loaded { clocks, .. }) = rig.answer(w0, 2) else {

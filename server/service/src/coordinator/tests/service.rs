@@ -40,7 +40,7 @@ impl Rig {
     fn table(&mut self, worker: PeerId, servers: [PeerId; 2]) -> TableId {
         self.ask(worker, 9, Ask::CreateTable(spec("w")));
         for server in servers {
-            self.obey(server, &OrderAnswer::Done);
+            self.obey(server, &CommandReply::Done);
         }
         match self.answer(worker, 9) {
             Some(Answer::Table(table)) => table.id,
@@ -56,8 +56,8 @@ impl Rig {
 }
 
 /// The order that says of a job that it is over.
-fn is_end(order: &Order) -> bool {
-    matches!(order, Order::MembersChanged { namespace, members, .. }
+fn is_end(order: &Command) -> bool {
+    matches!(order, Command::MembersChanged { namespace, members, .. }
         if namespace == "job" && members.workers.is_empty())
 }
 
@@ -68,7 +68,7 @@ fn jobs_do_not_see_each_other() {
     let a = rig.enter(Role::Worker, RANK_ANY, "a").unwrap();
     let b = rig.enter(Role::Worker, RANK_ANY, "b").unwrap();
     rig.ask(a, 2, Ask::CreateTable(spec("t")));
-    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
     rig.ask(b, 2, Ask::OpenTable { name: "t".into() });
     assert_eq!(rig.refusal(b, 2).code, RefusalCode::UnknownTable);
     rig.ask(b, 3, Ask::ReleaseTable { id: TableId(1) });
@@ -89,9 +89,9 @@ fn jobs_do_not_see_each_other() {
     rig.close(b);
     assert!(rig.notices(a).is_empty());
     // Servers learn that b is over, by members without a worker, and a is not.
-    let told = rig.obey(s0, &OrderAnswer::Done);
+    let told = rig.obey(s0, &CommandReply::Done);
     let [
-        Order::MembersChanged {
+        Command::MembersChanged {
             namespace, members, ..
         },
     ] = &told[..]
@@ -113,7 +113,7 @@ fn a_job_is_over_when_all_its_workers_have_gone_and_its_tables_go_with_it() {
         let id = rig.table(w0, servers);
         rig.leaves(w0);
         for server in servers {
-            rig.obey(server, &OrderAnswer::Done);
+            rig.obey(server, &CommandReply::Done);
         }
         // The other one is there still: so is the job.
         let taken = rig.connects(Role::Worker, 0, "job").unwrap_err();
@@ -121,9 +121,9 @@ fn a_job_is_over_when_all_its_workers_have_gone_and_its_tables_go_with_it() {
         assert!(taken.text.contains("not over"), "{taken}");
         rig.leaves(w1);
         for server in servers {
-            let orders = rig.obey(server, &OrderAnswer::Done);
+            let orders = rig.obey(server, &CommandReply::Done);
             let at = orders.iter().position(is_end).expect("told of the end");
-            assert_eq!(orders[at - 1], Order::ReleaseTable { id });
+            assert_eq!(orders[at - 1], Command::ReleaseTable { id });
             assert_eq!(at, orders.len() - 1);
         }
         let next = rig.comes(0, told);
@@ -148,10 +148,10 @@ fn the_next_job_of_a_name_begins_when_all_servers_have_let_go_of_the_last() {
     let gone = rig.comes(2, 9);
     rig.close(gone);
     let answered = |rig: &mut Rig| next.map(|peer| rig.answer(peer, 1).is_some());
-    let end = rig.obey(s0, &OrderAnswer::Done).pop().unwrap();
+    let end = rig.obey(s0, &CommandReply::Done).pop().unwrap();
     assert!(is_end(&end), "{end:?}");
     assert_eq!(answered(&mut rig), [false, false]);
-    rig.obey(s1, &OrderAnswer::Done);
+    rig.obey(s1, &CommandReply::Done);
     assert_eq!(answered(&mut rig), [true, true]);
 }
 
@@ -163,7 +163,7 @@ fn a_server_that_is_lost_is_not_waited_for() {
     rig.leaves(last);
     let next = rig.comes(0, 1);
     rig.close(s1);
-    rig.obey(s0, &OrderAnswer::Done);
+    rig.obey(s0, &CommandReply::Done);
     // It is let in, to hear that its job has failed.
     let refused = rig.answer(next, 1);
     assert!(matches!(refused, Some(Answer::Joined(_))), "{refused:?}");
@@ -184,10 +184,10 @@ fn a_job_that_failed_leaves_nothing() {
     assert_eq!(late.code, RefusalCode::PeerFailed);
     rig.close(w0);
     for server in servers {
-        let orders = rig.obey(server, &OrderAnswer::Done);
+        let orders = rig.obey(server, &CommandReply::Done);
         assert!(orders.iter().any(is_end), "{orders:?}");
         for id in [id, TableId(id.0 + 1)] {
-            assert!(orders.contains(&Order::ReleaseTable { id }), "{orders:?}");
+            assert!(orders.contains(&Command::ReleaseTable { id }), "{orders:?}");
         }
     }
     let next = rig.comes(1, 2);
@@ -202,7 +202,7 @@ fn tables_of_a_job_of_unknown_size_wait_for_whoever_comes() {
     let id = rig.table(first, servers);
     rig.leaves(first);
     for server in servers {
-        assert!(!rig.obey(server, &OrderAnswer::Done).iter().any(is_end));
+        assert!(!rig.obey(server, &CommandReply::Done).iter().any(is_end));
     }
     let second = rig.comes(RANK_ANY, 0);
     rig.joined(second);
@@ -211,7 +211,7 @@ fn tables_of_a_job_of_unknown_size_wait_for_whoever_comes() {
     rig.ask(second, 3, Ask::ReleaseTable { id });
     rig.leaves(second);
     for server in servers {
-        let orders = rig.obey(server, &OrderAnswer::Done);
+        let orders = rig.obey(server, &CommandReply::Done);
         let ends = orders.iter().filter(|order| is_end(order));
         assert_eq!(ends.count(), 1, "{orders:?}");
     }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::members::{DomainClock, Endpoints, Members, clocks, hosts, owner, worker_id};
-use super::muster::{Muster, Mustered};
+use super::rendezvous::{Register, Roster};
 use super::{Answer, Message, Request};
 use crate::ids::{Incarnation, TableId, WorkerId};
 use crate::limits::{
@@ -113,8 +113,8 @@ pub enum CoordinatorRequest {
     /// The process is about to close; its end is no loss. Answer: Done.
     Goodbye,
     /// Instead of Join, by a process of a launch that has a rank, and no number yet. Answer:
-    /// [`CoordinatorAnswer::Mustered`], when all have come, or a refusal that names who has not.
-    Muster(Muster),
+    /// [`CoordinatorAnswer::Roster`], when all have come, or a refusal that names who has not.
+    Register(Register),
 }
 
 /// Coordinator to worker or server.
@@ -149,13 +149,13 @@ pub enum CoordinatorAnswer {
     /// No.
     Refused(Refusal),
     /// To Muster.
-    Mustered(Mustered),
+    Roster(Roster),
 }
 
 /// Coordinator to server, over the connection that the server opened, and only after the answer to
 /// its Join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum Order {
+pub enum Command {
     /// Answer: Done, when its partitions can be described, pulled and pushed.
     CreateTable {
         /// The job that owns it.
@@ -169,7 +169,7 @@ pub enum Order {
         id: TableId,
     },
     /// Stops the clocks of a namespace, so that somebody can join. Answer:
-    /// [`OrderAnswer::Clocks`].
+    /// [`CommandReply::Clocks`].
     HoldClocks {
         /// The job.
         namespace: String,
@@ -183,7 +183,7 @@ pub enum Order {
         /// The worker that joins, if one does, starts at these clocks.
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
     },
-    /// Writes this server's part of a save. Answer: [`OrderAnswer::Saved`].
+    /// Writes this server's part of a save. Answer: [`CommandReply::Saved`].
     Save {
         /// The job.
         namespace: String,
@@ -220,7 +220,7 @@ pub struct SavedPart {
 
 /// Server to coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub enum OrderAnswer {
+pub enum CommandReply {
     /// It is done.
     Done,
     /// To `HoldClocks`: the furthest tick consumed in each domain.
@@ -278,7 +278,7 @@ impl Message for CoordinatorRequest {
             }
             Self::Save { dir } | Self::Load { dir } => path(dir),
             Self::Failed { reason } => text_at_most("reason", reason, TEXT_BYTES_MAX),
-            Self::Muster(muster) => muster.validate(),
+            Self::Register(register) => register.validate(),
             Self::ReleaseTable { id: _ } | Self::Members | Self::Finished | Self::Goodbye => Ok(()),
         }
     }
@@ -323,7 +323,7 @@ impl Message for CoordinatorAnswer {
                     .try_for_each(|n| name_at_most("table name", n, TABLE_NAME_BYTES_MAX))
             }
             Self::Refused(refusal) => refusal.validate(),
-            Self::Mustered(mustered) => mustered.validate(),
+            Self::Roster(roster) => roster.validate(),
         }
     }
 }
@@ -338,7 +338,7 @@ impl Answer for CoordinatorAnswer {
     }
 }
 
-impl Message for Order {
+impl Message for Command {
     const KIND: u16 = kind::ORDER;
     const NAME: &'static str = "order of the coordinator";
 
@@ -381,11 +381,11 @@ impl Message for Order {
     }
 }
 
-impl Request for Order {
-    type Answer = OrderAnswer;
+impl Request for Command {
+    type Answer = CommandReply;
 }
 
-impl Message for OrderAnswer {
+impl Message for CommandReply {
     const KIND: u16 = kind::ORDER_ANSWER;
     const NAME: &'static str = "answer to an order";
 
@@ -409,7 +409,7 @@ impl Message for OrderAnswer {
     }
 }
 
-impl Answer for OrderAnswer {
+impl Answer for CommandReply {
     fn accepted(self) -> Result<Self, Refusal> {
         if let Self::Refused(refusal) = self {
             Err(refusal)

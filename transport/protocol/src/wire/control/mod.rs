@@ -9,13 +9,13 @@
 //! | who asks whom | request | answer |
 //! |---|---|---|
 //! | worker, server or launched process the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
-//! | coordinator a server | [`Order`] | [`OrderAnswer`] |
+//! | coordinator a server | [`Command`] | [`CommandReply`] |
 //! | worker a server | [`ServerRequest`] | [`ServerAnswer`] |
 //! | coordinator or server tells | [`Notice`] | none |
 
 mod coordinator;
 mod members;
-mod muster;
+mod rendezvous;
 #[cfg(test)]
 pub(super) mod samples;
 mod server;
@@ -27,13 +27,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use coordinator::{
-    CoordinatorAnswer, CoordinatorRequest, Join, Joined, Notice, Order, OrderAnswer, SavedPart,
+    Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Notice, SavedPart,
     TableInfo,
 };
 pub use members::{
     DomainClock, Endpoints, Members, ServerMember, WorkerClock, WorkerMember, WorkerState,
 };
-pub use muster::{Muster, Mustered, Part};
+pub use rendezvous::{Part, Register, Roster};
 pub use server::{
     ApplierPart, Attach, Attached, LaneGrant, PartitionDescriptor, Recovered, Remote, ServerAnswer,
     ServerRequest, ShmAttach, TableDescriptor, Transport,

@@ -310,7 +310,7 @@ impl Gen {
             },
             R::Goodbye,
             // Neither are these drawn.
-            R::Muster(Muster {
+            R::Register(Register {
                 rank: 5,
                 size: 6,
                 part: Part::Worker,
@@ -347,7 +347,7 @@ impl Gen {
                 clocks: self.clocks(),
             },
             A::Refused(self.refusal()),
-            A::Mustered(Mustered {
+            A::Roster(Roster {
                 number: 3,
                 servers: 2,
                 workers: 4,
@@ -358,48 +358,48 @@ impl Gen {
         ]
     }
 
-    pub(in crate::wire) fn orders(&mut self) -> Vec<Order> {
+    pub(in crate::wire) fn orders(&mut self) -> Vec<Command> {
         vec![
-            Order::CreateTable {
+            Command::CreateTable {
                 namespace: self.name(64),
                 table: self.table(),
             },
-            Order::ReleaseTable {
+            Command::ReleaseTable {
                 id: TableId(self.any() as u32),
             },
-            Order::HoldClocks {
+            Command::HoldClocks {
                 namespace: self.name(64),
             },
-            Order::MembersChanged {
+            Command::MembersChanged {
                 namespace: self.name(64),
                 members: self.members(),
                 admitted: self.maybe(|g| (WorkerId(g.under(65_536) as u32), g.clocks())),
             },
-            Order::Save {
+            Command::Save {
                 namespace: self.name(64),
                 dir: self.name(99),
             },
-            Order::Load {
+            Command::Load {
                 id: TableId(self.any() as u32),
                 name: self.name(9),
                 dir: self.name(99),
             },
-            Order::Shutdown,
+            Command::Shutdown,
         ]
     }
 
-    pub(in crate::wire) fn order_answers(&mut self) -> Vec<OrderAnswer> {
+    pub(in crate::wire) fn order_answers(&mut self) -> Vec<CommandReply> {
         vec![
-            OrderAnswer::Done,
-            OrderAnswer::Clocks(self.clocks()),
-            OrderAnswer::Saved(SavedPart {
+            CommandReply::Done,
+            CommandReply::Clocks(self.clocks()),
+            CommandReply::Saved(SavedPart {
                 file: self.name(20),
                 rows: self.any(),
                 bytes: self.any(),
                 check: self.any(),
                 clocks: self.clocks(),
             }),
-            OrderAnswer::Refused(self.refusal()),
+            CommandReply::Refused(self.refusal()),
         ]
     }
 

@@ -113,7 +113,7 @@ fn text_limits_hold_at_both_ends() {
     refuses(&CoordinatorRequest::Failed {
         reason: "\u{1b}[2J".into(),
     });
-    refuses(&Order::HoldClocks {
+    refuses(&Command::HoldClocks {
         namespace: long(NAMESPACE_BYTES_MAX),
     });
     for file in ["", "..", "a/b", "/etc/passwd"] {
@@ -125,31 +125,31 @@ fn text_limits_hold_at_both_ends() {
             check: 0,
             clocks,
         };
-        refuses(&OrderAnswer::Saved(part));
+        refuses(&CommandReply::Saved(part));
     }
 }
 
 #[test]
 fn a_process_of_a_launch_that_cannot_be_is_refused_at_both_ends() {
     let mut g = Gen(2);
-    let Some(CoordinatorRequest::Muster(muster)) = g.coordinator_requests().pop() else {
+    let Some(CoordinatorRequest::Register(register)) = g.coordinator_requests().pop() else {
         panic!("the last sample is another");
     };
     for wrong in [
-        Muster {
+        Register {
             rank: LAUNCHED_MAX,
-            ..muster.clone()
+            ..register.clone()
         },
-        Muster {
+        Register {
             size: LAUNCHED_MAX + 1,
-            ..muster.clone()
+            ..register.clone()
         },
-        Muster {
+        Register {
             host: "\u{7}".into(),
-            ..muster
+            ..register
         },
     ] {
-        refuses(&CoordinatorRequest::Muster(wrong));
+        refuses(&CoordinatorRequest::Register(wrong));
     }
 }
 
@@ -203,7 +203,7 @@ fn number_limits_hold_at_both_ends() {
         domain: DomainId(64),
         clock: 0,
     };
-    refuses(&OrderAnswer::Clocks(vec![clocks]));
+    refuses(&CommandReply::Clocks(vec![clocks]));
     refuses(&ServerRequest::Clocks {
         domain: DomainId(64),
     });

@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use tidewater_protocol::limits::{SERVERS_MAX, SHUTDOWN_GRACE, TEXT_BYTES_MAX, WORKERS_MAX};
-use tidewater_protocol::wire::control::{CoordinatorAnswer, Muster, Mustered, Part};
+use tidewater_protocol::wire::control::{CoordinatorAnswer, Part, Register, Roster};
 use tidewater_protocol::wire::hello::Role;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
@@ -22,7 +22,7 @@ const NAMED_MAX: usize = 16;
 #[derive(Debug)]
 struct Arrival {
     asker: Asker,
-    told: Muster,
+    told: Register,
     /// Its number among those of its part, once all have come.
     number: Option<u32>,
     /// It has joined by that number.
@@ -101,7 +101,7 @@ impl Gathering {
 
     /// Numbers in the order of ranks, and the whole answer of each. Who is both has one number for
     /// both, as all are.
-    fn number(&mut self) -> Vec<(Asker, Mustered)> {
+    fn number(&mut self) -> Vec<(Asker, Roster)> {
         let (servers, workers) = (self.count(Part::Server), self.count(Part::Worker));
         let mut next: BTreeMap<Part, u32> = BTreeMap::new();
         let mut local: BTreeMap<(String, Part), u32> = BTreeMap::new();
@@ -124,7 +124,7 @@ impl Gathering {
                     .filter(|((host, own), _)| *host == arrival.told.host_id && own.includes(part));
                 those.map(|(_, count)| count).sum()
             };
-            let mustered = Mustered {
+            let roster = Roster {
                 number,
                 servers,
                 workers,
@@ -132,7 +132,7 @@ impl Gathering {
                 local_servers: here(Part::Server),
                 local_workers: here(Part::Worker),
             };
-            (arrival.asker, mustered)
+            (arrival.asker, roster)
         };
         self.came.values().zip(numbers).map(answer).collect()
     }
@@ -144,7 +144,7 @@ impl Gathering {
     }
 
     /// Somebody who is server and worker at once, and somebody who is not.
-    fn mixed(&self) -> Option<[&Muster; 2]> {
+    fn mixed(&self) -> Option<[&Register; 2]> {
         let mut told = self.came.values().map(|arrival| &arrival.told);
         let both = told.clone().find(|told| told.part == Part::Both)?;
         let other = told.find(|told| told.part != Part::Both)?;
@@ -153,8 +153,8 @@ impl Gathering {
 }
 
 /// A process as messages name it.
-fn describe(told: &Muster) -> String {
-    let Muster {
+fn describe(told: &Register) -> String {
+    let Register {
         rank, pid, host, ..
     } = told;
     format!("rank {rank} (pid {pid} on {host})")
@@ -193,10 +193,10 @@ impl Coordinator {
     }
 
     /// A process of the launch has come.
-    pub(super) fn muster(
+    pub(super) fn rendezvous(
         &mut self,
         asker: Asker,
-        told: Muster,
+        told: Register,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         let now = self.now;
         let Some(gathering) = &mut self.gathering else {
@@ -286,8 +286,8 @@ impl Coordinator {
         }
         gathering.complete = true;
         (self.config.servers, self.config.workers) = (first.servers, first.workers);
-        for (asker, mustered) in numbered {
-            self.answer(asker, CoordinatorAnswer::Mustered(mustered));
+        for (asker, roster) in numbered {
+            self.answer(asker, CoordinatorAnswer::Roster(roster));
         }
     }
 

@@ -37,7 +37,7 @@ impl Part {
 /// A launched process says who it is. It has come as an admin: it has no number among those of its
 /// part yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Muster {
+pub struct Register {
     /// Its number among all that were launched.
     pub rank: u32,
     /// How many were launched.
@@ -58,7 +58,7 @@ pub struct Muster {
 
 /// The answer to all, when the last one has come.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Mustered {
+pub struct Roster {
     /// Its number among those of its part.
     pub number: u32,
     /// Servers of the job.
@@ -73,7 +73,7 @@ pub struct Mustered {
     pub local_workers: u32,
 }
 
-impl Muster {
+impl Register {
     pub(super) fn validate(&self) -> Result<(), WireError> {
         let most = u64::from(LAUNCHED_MAX);
         at_most("rank", u64::from(self.rank), most - 1)?;
@@ -83,7 +83,7 @@ impl Muster {
     }
 }
 
-impl Mustered {
+impl Roster {
     pub(super) fn validate(&self) -> Result<(), WireError> {
         let number = u64::from(self.number.max(self.local_number));
         at_most("number", number, u64::from(LAUNCHED_MAX) - 1)?;

@@ -9,7 +9,7 @@ use tidewater_protocol::limits::JOBS_MAX;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
 use tidewater_protocol::wire::control::{ApplierPart, TableDescriptor};
 
-use super::NodeError;
+use super::ServerError;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::StoreError;
 
@@ -63,11 +63,11 @@ impl Catalogue {
     }
 
     /// A job, known here from now on.
-    pub(super) fn open_job(&mut self, namespace: &str) -> Result<&mut Job, NodeError> {
+    pub(super) fn open_job(&mut self, namespace: &str) -> Result<&mut Job, ServerError> {
         if !self.jobs.contains_key(namespace) {
             let have = self.jobs.len() as u64 + 1;
             if have > JOBS_MAX as u64 {
-                return Err(NodeError::Store(StoreError::Limit {
+                return Err(ServerError::Store(StoreError::Limit {
                     what: "jobs at a time",
                     have,
                     limit: JOBS_MAX as u64,

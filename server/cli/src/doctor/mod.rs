@@ -9,18 +9,18 @@
 //! | `facts` | what is read beside the topology: limits, kernel, clock, loopback |
 //! | `choice` | what servers would choose |
 //! | `draw` | the picture of it |
-//! | `doctor`, `rdma`, `system` | the checks |
+//! | `checks`, `rdma`, `system` | the checks |
 //! | `text` | lines of 100 columns |
 
+mod checks;
 mod choice;
-mod doctor;
 mod draw;
 mod facts;
 mod rdma;
 mod system;
 mod text;
 
+pub use checks::{Check, Report, Verdict, examine};
 pub use choice::{Chosen, Question, choose};
-pub use doctor::{Check, Report, Verdict, examine};
 pub use draw::draw;
 pub use facts::{Clock, Limit, Machine};

@@ -60,14 +60,14 @@ impl std::str::FromStr for BusyPoll {
 
 /// A server's place in its cluster, and its sizes.
 #[derive(Debug, Clone)]
-pub struct NodeConfig {
+pub struct ServerConfig {
     /// The job's secret.
     pub token: JobToken,
     /// The cluster; not 0.
     pub cluster: ClusterId,
-    /// The cluster's epoch; not 0. Changes with [`super::NodeHandle::set_epoch`].
+    /// The cluster's epoch; not 0. Changes with [`super::ServerHandle::set_epoch`].
     pub epoch: u64,
-    /// This start of the server; not 0. [`NodeConfig::new`] draws one.
+    /// This start of the server; not 0. [`ServerConfig::new`] draws one.
     pub incarnation: Incarnation,
     /// The server's number.
     pub server: ServerId,
@@ -118,7 +118,7 @@ pub struct NodeConfig {
     pub handshake: Duration,
 }
 
-impl NodeConfig {
+impl ServerConfig {
     /// Server 0 of a cluster of one, with two applier threads, one worker, any namespace, listening
     /// on loopback and on a unix socket.
     ///

@@ -50,11 +50,11 @@ use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_topology::Topology;
-use tidewater_topology::host::host_id;
+use tidewater_topology::hostinfo::host_id;
 
-pub use config::{BusyPoll, CAPACITY_DEFAULT, NodeConfig};
-pub use error::NodeError;
-pub use handle::{NodeHandle, NodeStatus};
+pub use config::{BusyPoll, CAPACITY_DEFAULT, ServerConfig};
+pub use error::ServerError;
+pub use handle::{NodeStatus, ServerHandle};
 
 use control::Control;
 use error::system;
@@ -67,19 +67,19 @@ use tidewater_engine::store::{Backing, Hugepages, ServerMemory};
 
 /// A running server. Dropping it ends it and waits for its threads.
 #[derive(Debug)]
-pub struct Node {
-    handle: NodeHandle,
+pub struct Server {
+    handle: ServerHandle,
     control: Option<JoinHandle<()>>,
     appliers: Vec<JoinHandle<()>>,
 }
 
-impl Node {
+impl Server {
     /// Starts a server: it listens when this returns, and has no tables. Cost: reserves address
     /// space, starts a thread for each applier, one for control and one that prepares extents.
     ///
     /// # Errors
-    /// [`NodeError`]; nothing is left behind.
-    pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
+    /// [`ServerError`]; nothing is left behind.
+    pub fn start(config: ServerConfig) -> Result<Self, ServerError> {
         check(&config)?;
         let host_id = host_id().map_err(system("name this host"))?;
         let (listeners, endpoints) = Listeners::open(&config)?;
@@ -119,7 +119,7 @@ impl Node {
             config,
         });
         // From here on a failure drops the node, which stops its appliers.
-        let handle = NodeHandle {
+        let handle = ServerHandle {
             shared: Arc::clone(&shared),
             control,
             waker: waker.clone(),
@@ -140,11 +140,11 @@ impl Node {
     }
 
     /// A hand on it for other threads.
-    pub fn handle(&self) -> NodeHandle {
+    pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
     }
 
-    /// Waits until somebody calls [`NodeHandle::shutdown`] and every thread has ended.
+    /// Waits until somebody calls [`ServerHandle::shutdown`] and every thread has ended.
     pub fn join(mut self) {
         self.wait();
     }
@@ -160,7 +160,7 @@ impl Node {
     }
 }
 
-impl Drop for Node {
+impl Drop for Server {
     fn drop(&mut self) {
         self.handle.shutdown();
         self.wait();
@@ -173,7 +173,7 @@ const fn parked_flag_at(applier: u16) -> usize {
 }
 
 /// Whom a server lets in.
-fn policy(config: &NodeConfig) -> ServerPolicy {
+fn policy(config: &ServerConfig) -> ServerPolicy {
     ServerPolicy {
         token: config.token.clone(),
         features: Features::default(),
@@ -191,7 +191,7 @@ fn policy(config: &NodeConfig) -> ServerPolicy {
     }
 }
 
-fn check(config: &NodeConfig) -> Result<(), NodeError> {
+fn check(config: &ServerConfig) -> Result<(), ServerError> {
     let numbers = [
         (
             "the number of appliers",
@@ -238,7 +238,7 @@ fn check(config: &NodeConfig) -> Result<(), NodeError> {
     ];
     for (what, value, least, most, must) in numbers {
         if !(least..=most).contains(&value) {
-            return Err(NodeError::Config { what, value, must });
+            return Err(ServerError::Config { what, value, must });
         }
     }
     Ok(())

@@ -12,13 +12,13 @@ use tidewater_protocol::layout::session::TICKET_WORD_BYTES;
 use tidewater_protocol::limits::TABLES_MAX;
 use tidewater_protocol::placement::Owner;
 use tidewater_protocol::wire::control::{ApplierPart, Endpoints, Remote, ServerMember, TableInfo};
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use super::catalogue::{Catalogue, Entry, State, descriptor};
-use super::control::Order;
+use super::control::ControlCommand;
 use super::error::system;
 use super::failure::Failure;
-use super::{NodeConfig, NodeError};
+use super::{ServerConfig, ServerError};
 use tidewater_engine::apply::command::{ApplierGone, ApplierHandle, Command};
 use tidewater_engine::apply::engine::Engine;
 use tidewater_engine::apply::table::Table;
@@ -29,11 +29,11 @@ use tidewater_engine::store::{ServerMemory, StoreError};
 /// What all threads of a server share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) config: NodeConfig,
+    pub(super) config: ServerConfig,
     pub(super) memory: Arc<ServerMemory>,
     pub(super) preparer: Preparer,
     /// By applier.
-    pub(super) appliers: Vec<Crew>,
+    pub(super) appliers: Vec<ApplierControl>,
     /// Why the server cannot continue, if an applier has ended.
     pub(super) failure: Failure,
     pub(super) endpoints: Endpoints,
@@ -43,7 +43,7 @@ pub(super) struct Shared {
 
 /// One applier as others see it.
 #[derive(Debug)]
-pub(super) struct Crew {
+pub(super) struct ApplierControl {
     pub(super) handle: ApplierHandle,
     /// The descriptors it sleeps on: sockets of its lanes are added.
     pub(super) watch: Reactor,
@@ -65,9 +65,9 @@ impl Shared {
     }
 
     /// The error of a call that an applier does not answer any more.
-    pub(super) fn gone(&self) -> NodeError {
+    pub(super) fn gone(&self) -> ServerError {
         match self.failure.get() {
-            Some(why) => NodeError::Failed {
+            Some(why) => ServerError::Failed {
                 server: self.config.server,
                 why: why.to_owned(),
             },
@@ -79,7 +79,7 @@ impl Shared {
     pub(super) fn ask_all<T>(
         &self,
         mut make: impl FnMut(u16, Sender<T>) -> Command,
-    ) -> Result<Vec<T>, NodeError> {
+    ) -> Result<Vec<T>, ServerError> {
         let mut answers = Vec::with_capacity(self.appliers.len());
         for (a, crew) in (0..).zip(&self.appliers) {
             let (tx, rx) = bounded(1);
@@ -103,16 +103,16 @@ pub struct NodeStatus {
     pub public_bytes: (usize, usize),
 }
 
-/// A hand on a running [`super::Node`]; clones share it. Its calls wait for the appliers, so they
+/// A hand on a running [`super::Server`]; clones share it. Its calls wait for the appliers, so they
 /// are not for an applier's or the control thread.
 #[derive(Debug, Clone)]
-pub struct NodeHandle {
+pub struct ServerHandle {
     pub(super) shared: Arc<Shared>,
-    pub(super) control: Sender<Order>,
+    pub(super) control: Sender<ControlCommand>,
     pub(super) waker: Waker,
 }
 
-impl NodeHandle {
+impl ServerHandle {
     /// Where the server listens.
     pub fn endpoints(&self) -> &Endpoints {
         &self.shared.endpoints
@@ -138,7 +138,7 @@ impl NodeHandle {
         ServerMember {
             id: self.shared.config.server,
             incarnation: self.incarnation(),
-            host: host::host_name(),
+            host: hostinfo::host_name(),
             host_id: self.shared.host_id.clone(),
             endpoints: self.shared.endpoints.clone(),
             appliers: self.appliers(),
@@ -150,8 +150,8 @@ impl NodeHandle {
     /// written whole, by one thread an applier.
     ///
     /// # Errors
-    /// [`NodeError`]; nothing is left of the table then.
-    pub fn create_table(&self, namespace: &str, info: &TableInfo) -> Result<(), NodeError> {
+    /// [`ServerError`]; nothing is left of the table then.
+    pub fn create_table(&self, namespace: &str, info: &TableInfo) -> Result<(), ServerError> {
         let Some(job) = self.reserve(namespace, info)? else {
             return Ok(());
         };
@@ -173,8 +173,12 @@ impl NodeHandle {
     }
 
     /// Takes the table's number, for the job that is returned; `None` if the table is there already.
-    fn reserve(&self, namespace: &str, info: &TableInfo) -> Result<Option<NamespaceId>, NodeError> {
-        let spec = |why| NodeError::Spec {
+    fn reserve(
+        &self,
+        namespace: &str,
+        info: &TableInfo,
+    ) -> Result<Option<NamespaceId>, ServerError> {
+        let spec = |why| ServerError::Spec {
             table: info.spec.name.clone(),
             why,
         };
@@ -183,7 +187,7 @@ impl NodeHandle {
         let server = self.shared.config.server;
         let stray = |o: &&Owner| o.server == server && usize::from(o.applier.0) >= appliers;
         if let Some(owner) = info.placement.0.iter().find(stray) {
-            return Err(NodeError::Config {
+            return Err(ServerError::Config {
                 what: "an applier in a table's placement",
                 value: u64::from(owner.applier.0),
                 must: "one of this server's",
@@ -193,9 +197,9 @@ impl NodeHandle {
         if let Some(entry) = catalogue.entries.get(&info.id) {
             let same = entry.namespace == namespace && entry.spec == info.spec;
             return match entry.state {
-                State::Released if same => Err(NodeError::Released(info.id)),
+                State::Released if same => Err(ServerError::Released(info.id)),
                 State::Alive(_) if same => Ok(None),
-                _ => Err(NodeError::Differs {
+                _ => Err(ServerError::Differs {
                     id: info.id,
                     namespace: entry.namespace.clone(),
                     table: info.spec.name.clone(),
@@ -205,7 +209,7 @@ impl NodeHandle {
         let alive = |e: &&Entry| e.namespace == namespace && !matches!(e.state, State::Released);
         let have = catalogue.entries.values().filter(alive).count();
         if have >= TABLES_MAX {
-            return Err(NodeError::Store(StoreError::Limit {
+            return Err(ServerError::Store(StoreError::Limit {
                 what: "tables of a namespace",
                 have: have as u64 + 1,
                 limit: TABLES_MAX as u64,
@@ -221,7 +225,7 @@ impl NodeHandle {
         Ok(Some(job))
     }
 
-    fn make(&self, job: NamespaceId, info: &TableInfo) -> Result<Vec<ApplierPart>, NodeError> {
+    fn make(&self, job: NamespaceId, info: &TableInfo) -> Result<Vec<ApplierPart>, ServerError> {
         let tables = self.make_tables(info)?;
         let mut parts = Vec::with_capacity(tables.len());
         for (a, table) in tables {
@@ -236,10 +240,10 @@ impl NodeHandle {
     }
 
     /// One thread makes the share of one applier: a dense table takes as long as writing it.
-    fn make_tables(&self, info: &TableInfo) -> Result<Vec<(ApplierId, Table)>, NodeError> {
+    fn make_tables(&self, info: &TableInfo) -> Result<Vec<(ApplierId, Table)>, ServerError> {
         let spec = Arc::new(info.spec.clone());
         let shared = &*self.shared;
-        let share = |a: u16| -> Result<Option<Table>, NodeError> {
+        let share = |a: u16| -> Result<Option<Table>, ServerError> {
             let mine = |o: &Owner| (o.server, o.applier) == (shared.config.server, ApplierId(a));
             let owners = (0..).zip(&info.placement.0);
             let owned: Vec<_> = owners
@@ -257,7 +261,7 @@ impl NodeHandle {
                 &spec,
                 owned.into_iter(),
             );
-            made.map(Some).map_err(|source| NodeError::Table {
+            made.map(Some).map_err(|source| ServerError::Table {
                 table: spec.name.clone(),
                 source,
             })
@@ -282,14 +286,14 @@ impl NodeHandle {
     /// are still read do not prove themselves. Calling it again changes nothing.
     ///
     /// # Errors
-    /// [`NodeError::UnknownTable`]; [`NodeError::Gone`] when the server ends.
-    pub fn release_table(&self, id: TableId) -> Result<(), NodeError> {
+    /// [`ServerError::UnknownTable`]; [`ServerError::Gone`] when the server ends.
+    pub fn release_table(&self, id: TableId) -> Result<(), ServerError> {
         {
             let mut catalogue = self.shared.catalogue();
             match catalogue.entries.get_mut(&id) {
-                None => return Err(NodeError::UnknownTable(id)),
+                None => return Err(ServerError::UnknownTable(id)),
                 Some(entry) => match entry.state {
-                    State::Coming => return Err(NodeError::UnknownTable(id)),
+                    State::Coming => return Err(ServerError::UnknownTable(id)),
                     State::Alive(_) => entry.state = State::Released,
                     State::Released => return Ok(()),
                 },
@@ -324,8 +328,8 @@ impl NodeHandle {
     /// A worker of a job is gone for good: the job's clocks wait for it no more.
     ///
     /// # Errors
-    /// [`NodeError::Gone`]; [`NodeError::Store`] for a job too many.
-    pub fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), NodeError> {
+    /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
+    pub fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), ServerError> {
         let job = self.shared.catalogue().open_job(namespace)?.id;
         self.shared
             .ask_all(|_, tx| Command::RemoveWorker(job, worker, tx))
@@ -336,12 +340,12 @@ impl NodeHandle {
     /// Changes nothing while it has tables.
     ///
     /// # Errors
-    /// [`NodeError::Gone`].
-    pub fn end_job(&self, namespace: &str) -> Result<(), NodeError> {
+    /// [`ServerError::Gone`].
+    pub fn end_job(&self, namespace: &str) -> Result<(), ServerError> {
         let job = self.shared.catalogue().end_job(namespace);
         let Some(job) = job else { return Ok(()) };
         let (tx, rx) = bounded(1);
-        self.order(Order::EndSessions(job, tx));
+        self.command(ControlCommand::EndSessions(job, tx));
         // A control thread that has ended has no sessions.
         let _ = rx.recv();
         self.shared
@@ -353,12 +357,12 @@ impl NodeHandle {
     /// else that the applier does waits meanwhile.
     ///
     /// # Errors
-    /// [`NodeError::Gone`], also for an applier that there is not.
+    /// [`ServerError::Gone`], also for an applier that there is not.
     pub fn with_engine<T: Send + 'static>(
         &self,
         applier: ApplierId,
         f: impl FnOnce(&mut Engine) -> T + Send + 'static,
-    ) -> Result<T, NodeError> {
+    ) -> Result<T, ServerError> {
         let crew = self.shared.appliers.get(usize::from(applier.0));
         let crew = crew.ok_or(ApplierGone)?;
         crew.handle.with(f).map_err(|_| self.shared.gone())
@@ -376,25 +380,25 @@ impl NodeHandle {
 
     /// The membership has changed: from now on peers must know this epoch.
     pub fn set_epoch(&self, epoch: u64) {
-        self.order(Order::Epoch(epoch));
+        self.command(ControlCommand::Epoch(epoch));
     }
 
     /// How much the server holds; `None` once it has ended.
     pub fn status(&self) -> Option<NodeStatus> {
         let (tx, rx) = bounded(1);
-        self.order(Order::Status(tx));
+        self.command(ControlCommand::Status(tx));
         rx.recv().ok()
     }
 
-    /// Ends the server: connections close, appliers stop. Returns at once; [`super::Node::join`]
+    /// Ends the server: connections close, appliers stop. Returns at once; [`super::Server::join`]
     /// waits.
     pub fn shutdown(&self) {
-        self.order(Order::Stop);
+        self.command(ControlCommand::Stop);
     }
 
-    fn order(&self, order: Order) {
+    fn command(&self, command: ControlCommand) {
         // A control thread that has ended needs no orders.
-        let _ = self.control.send(order);
+        let _ = self.control.send(command);
         self.waker.wake();
     }
 }
@@ -402,8 +406,8 @@ impl NodeHandle {
 /// Runs `f` for each applier on a thread of its own.
 fn in_parallel<T: Send>(
     appliers: u16,
-    f: impl Fn(u16) -> Result<T, NodeError> + Sync,
-) -> Vec<Result<T, NodeError>> {
+    f: impl Fn(u16) -> Result<T, ServerError> + Sync,
+) -> Vec<Result<T, ServerError>> {
     const WHAT: &str = "make a table on a thread of its own";
     let f = &f;
     std::thread::scope(|scope| {

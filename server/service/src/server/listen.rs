@@ -6,9 +6,9 @@ use std::os::unix::net::UnixListener;
 
 use tidewater_lanes::shm::pass::{self, PassError};
 use tidewater_protocol::wire::control::Endpoints;
-use tidewater_topology::host::host_name;
+use tidewater_topology::hostinfo::host_name;
 
-use super::{NodeConfig, NodeError};
+use super::{ServerConfig, ServerError};
 
 /// The listening sockets; they do not block.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Listeners {
 
 impl Listeners {
     /// Listens where the configuration says.
-    pub(super) fn open(config: &NodeConfig) -> Result<(Self, Endpoints), NodeError> {
+    pub(super) fn open(config: &ServerConfig) -> Result<(Self, Endpoints), ServerError> {
         let mut endpoints = Endpoints {
             tcp: String::new(),
             unix: String::new(),
@@ -40,7 +40,7 @@ impl Listeners {
             None
         };
         if tcp.is_none() && unix.is_none() {
-            return Err(NodeError::Config {
+            return Err(ServerError::Config {
                 what: "number of listening sockets",
                 value: 0,
                 must: "at least 1: TCP, unix, or both",
@@ -57,7 +57,7 @@ fn tcp(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
     Ok((listener, bound))
 }
 
-fn unix(name: &str) -> Result<UnixListener, NodeError> {
+fn unix(name: &str) -> Result<UnixListener, ServerError> {
     pass::listen(name).map_err(|e| {
         let source = match e {
             PassError::Os { source, .. } => source,
@@ -77,7 +77,7 @@ fn told(bound: SocketAddr, advertise: Option<&str>) -> String {
     }
 }
 
-fn cannot(address: String, source: io::Error) -> NodeError {
+fn cannot(address: String, source: io::Error) -> ServerError {
     let remedy = match source.kind() {
         io::ErrorKind::AddrInUse => {
             "another process has it: choose another port, or 0 for any free one"
@@ -86,7 +86,7 @@ fn cannot(address: String, source: io::Error) -> NodeError {
         io::ErrorKind::PermissionDenied => "ports below 1024 need privileges: choose a higher one",
         _ => "choose another address",
     };
-    NodeError::Listen {
+    ServerError::Listen {
         address,
         source,
         remedy,

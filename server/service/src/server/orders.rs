@@ -6,12 +6,12 @@ use tidewater_protocol::ids::{ApplierId, TableId, WorkerId};
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_protocol::wire::refusal::Refusal;
 
-use super::NodeHandle;
-use crate::agent::Orders;
+use super::ServerHandle;
 use crate::checkpoint::Appliers;
+use crate::coordinator_client::Orders;
 use tidewater_engine::apply::engine::Engine;
 
-impl Appliers for NodeHandle {
+impl Appliers for ServerHandle {
     fn count(&self) -> u16 {
         self.appliers()
     }
@@ -21,7 +21,7 @@ impl Appliers for NodeHandle {
     }
 }
 
-impl Orders for NodeHandle {
+impl Orders for ServerHandle {
     fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal> {
         Self::create_table(self, namespace, table).map_err(|error| error.refusal())
     }

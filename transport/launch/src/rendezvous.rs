@@ -9,19 +9,19 @@ use std::io;
 use std::net::{IpAddr, TcpStream};
 use std::time::Duration;
 
-use crate::card::Card;
+use crate::bootstrap::BootstrapRecord;
 use crate::meeting::{self, MeetError};
 use crate::{Place, Rendezvous, directory};
 use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::wire::control::{
-    CoordinatorAnswer, CoordinatorRequest, Muster, Mustered, Part,
+    CoordinatorAnswer, CoordinatorRequest, Part, Register, Roster,
 };
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_protocol::wire::hello::{Ids, NAMESPACE_DEFAULT, RANK_ANY, Role};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 /// One address is tried for so long before the next has its turn.
 const TRY: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ const HEAD_START: Duration = Duration::from_millis(500);
 /// Why a process is no part of its launch's job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum MusterError {
+pub enum RendezvousError {
     /// It does not meet the others.
     #[error(transparent)]
     Meet(#[from] MeetError),
@@ -105,9 +105,9 @@ pub enum MusterError {
 /// A place among the servers or workers of a job. As long as it is kept the coordinator knows that
 /// this process lives.
 #[derive(Debug)]
-pub struct Seat {
+pub struct Membership {
     /// Its numbers.
-    pub numbers: Mustered,
+    pub numbers: Roster,
     /// `HOST:PORT` of the coordinator, as it was reached.
     pub coordinator: String,
     /// The job's secret.
@@ -120,8 +120,12 @@ pub struct Seat {
 /// Comes to the coordinator by the card that rank 0 has published, and waits for all others.
 ///
 /// # Errors
-/// [`MusterError`]; nothing is left behind.
-pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, MusterError> {
+/// [`RendezvousError`]; nothing is left behind.
+pub fn register(
+    place: &Place,
+    part: Part,
+    deadline: Deadline,
+) -> Result<Membership, RendezvousError> {
     loop {
         let (card, pending) = meeting::find(place, deadline)?;
         // A card in a directory may be one that an earlier job left: it is read again.
@@ -134,7 +138,7 @@ pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, Mus
             deadline.min(Deadline::after(TRY * tries))
         };
         match attend_by(&card, place, part, (limit, deadline)) {
-            Err(MusterError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
+            Err(RendezvousError::Unreached { .. }) if !is_final && deadline.left() > PAUSE => {
                 std::thread::sleep(PAUSE);
             }
             Ok(seat) => {
@@ -153,18 +157,18 @@ pub fn attend(place: &Place, part: Part, deadline: Deadline) -> Result<Seat, Mus
 /// waits for the others until the second.
 ///
 /// # Errors
-/// [`MusterError`].
+/// [`RendezvousError`].
 pub fn attend_by(
-    card: &Card,
+    card: &BootstrapRecord,
     place: &Place,
     part: Part,
     (reach, deadline): (Deadline, Deadline),
-) -> Result<Seat, MusterError> {
+) -> Result<Membership, RendezvousError> {
     let (rank, size) = (place.rank, place.size);
     let origin = place.rendezvous.as_ref();
     let origin = origin.map_or_else(|| "a card".to_owned(), ToString::to_string);
     if card.size != size {
-        return Err(MusterError::OtherSize {
+        return Err(RendezvousError::OtherSize {
             origin,
             theirs: card.size,
             ours: size,
@@ -173,12 +177,12 @@ pub fn attend_by(
     let token = card.token.clone();
     let (coordinator, mut conn) =
         reach_one(&card.addresses, &token, reach).map_err(|why| match why {
-            Unreached::Refused(refusal) => MusterError::Refused {
+            Unreached::Refused(refusal) => RendezvousError::Refused {
                 rank,
                 size,
                 refusal,
             },
-            Unreached::Nobody(why) => MusterError::Unreached {
+            Unreached::Nobody(why) => RendezvousError::Unreached {
                 rank,
                 size,
                 card: card.to_string(),
@@ -186,7 +190,7 @@ pub fn attend_by(
                 why,
             },
         })?;
-    let lost = |source| MusterError::Lost {
+    let lost = |source| RendezvousError::Lost {
         rank,
         size,
         card: card.to_string(),
@@ -199,19 +203,20 @@ pub fn attend_by(
     })?;
     let left = deadline.left();
     let wait = left.saturating_sub(HEAD_START.min(left / 2));
-    let host_id = host::host_id().map_err(|source| MusterError::Host { rank, size, source })?;
-    let request = CoordinatorRequest::Muster(Muster {
+    let host_id =
+        hostinfo::host_id().map_err(|source| RendezvousError::Host { rank, size, source })?;
+    let request = CoordinatorRequest::Register(Register {
         rank,
         size,
         part,
-        host: host::host_name(),
+        host: hostinfo::host_name(),
         host_id,
         pid: std::process::id(),
         local_size: place.local_size.unwrap_or(0),
         timeout_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
     });
     match conn.call(&request, || deadline.left()) {
-        Ok(CoordinatorAnswer::Mustered(numbers)) => Ok(Seat {
+        Ok(CoordinatorAnswer::Roster(numbers)) => Ok(Membership {
             numbers,
             coordinator,
             token,
@@ -219,7 +224,7 @@ pub fn attend_by(
             _conn: conn,
         }),
         Ok(_) => Err(lost(ConnError::Broken)),
-        Err(ConnError::Refused(refusal)) => Err(MusterError::Refused {
+        Err(ConnError::Refused(refusal)) => Err(RendezvousError::Refused {
             rank,
             size,
             refusal,
@@ -244,7 +249,7 @@ pub fn reach(addresses: &[String], token: &JobToken, deadline: Deadline) -> Resu
 ///
 /// # Errors
 /// What lies there is no card.
-pub fn is_taken(place: &Place) -> Result<Option<Card>, MeetError> {
+pub fn is_taken(place: &Place) -> Result<Option<BootstrapRecord>, MeetError> {
     let Some(Rendezvous::Directory(path)) = &place.rendezvous else {
         return Ok(None);
     };

@@ -7,7 +7,7 @@
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
 
-use super::board::{ASIDE, Board, Row, WIDTH, join};
+use super::all_gather::{ASIDE, AllGather, Row, WIDTH, join};
 use crate::data::Dataset;
 use tidewater::error::ClientError;
 use tidewater::pull::{Missing, PullOptions};
@@ -20,7 +20,7 @@ const NAME: &str = "tidewater-train/claims";
 
 /// Of all weights that the training set touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Census {
+pub struct WeightStats {
     /// How many.
     pub weights: u64,
     /// How many are exactly zero.
@@ -30,7 +30,7 @@ pub struct Census {
     pub fingerprint: u64,
 }
 
-impl Census {
+impl WeightStats {
     fn count(&mut self, key: u64, weight: f32) {
         self.weights += 1;
         self.zeros += u64::from(weight == 0.0);
@@ -59,10 +59,10 @@ pub(crate) fn keys_of(data: &Dataset, bias: Option<u64>) -> Vec<u64> {
 /// Counts the weights of all workers' `keys`. All workers call it, once a run.
 pub(crate) fn take(
     client: &mut Client,
-    board: &Board,
+    board: &AllGather,
     weights: &Table<f32>,
     keys: &[u64],
-) -> Result<Census, ClientError> {
+) -> Result<WeightStats, ClientError> {
     let spec = TableBuilder::sparse::<i64>(NAME, 1).domain(ASIDE);
     let claims: Table<i64> = client.create_table(spec.spec())?;
     let me = i64::from(client.rank().0) + 1;
@@ -76,7 +76,7 @@ pub(crate) fn take(
         client.wait_applied(&sent)?;
     }
     board.meet(client)?;
-    let mut census = Census::default();
+    let mut census = WeightStats::default();
     let options = PullOptions::default().missing(Missing::Initial);
     let (mut owners, mut values) = (Vec::new(), Vec::new());
     for keys in keys.chunks(CHUNK) {
@@ -93,7 +93,7 @@ pub(crate) fn take(
     let mut row: Row = [0; WIDTH];
     let counted = [census.weights, census.zeros, census.fingerprint];
     row[..3].copy_from_slice(&counted.map(u64::cast_signed));
-    let mut all = Census::default();
+    let mut all = WeightStats::default();
     for row in board.exchange(client, &row)? {
         all.add([row[0], row[1], row[2]]);
     }

@@ -33,7 +33,7 @@ use super::connects::Connects;
 use super::handle::{NodeStatus, Shared};
 use super::listen::Listeners;
 use super::sessions::Sessions;
-use super::{NodeError, error::system};
+use super::{ServerError, error::system};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
 use tidewater_engine::namespace::NamespaceId;
 
@@ -55,7 +55,7 @@ const FIRST_CONN: ConnId = 16;
 
 /// What other threads want of the control thread.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum ControlCommand {
     /// The cluster's epoch changed.
     Epoch(u64),
     /// Says how much there is.
@@ -73,7 +73,7 @@ pub(super) struct Control {
     policy: ServerPolicy,
     epoll: Arc<OwnedFd>,
     waker: Waker,
-    orders: Receiver<Order>,
+    orders: Receiver<ControlCommand>,
     listeners: Listeners,
     /// Set while nobody is accepted.
     paused: Option<Deadline>,
@@ -96,8 +96,8 @@ impl Control {
         shared: Arc<Shared>,
         policy: ServerPolicy,
         listeners: Listeners,
-        (waker, orders): (Waker, Receiver<Order>),
-    ) -> Result<Self, NodeError> {
+        (waker, orders): (Waker, Receiver<ControlCommand>),
+    ) -> Result<Self, ServerError> {
         let failed = "watch the listening sockets";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system(failed))?;
         let epoll = Arc::new(epoll);
@@ -182,19 +182,19 @@ impl Control {
         self.waker.drain();
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Epoch(epoch) => self.policy.ids.epoch = epoch,
-                Order::Status(tx) => {
+                ControlCommand::Epoch(epoch) => self.policy.ids.epoch = epoch,
+                ControlCommand::Status(tx) => {
                     let _ = tx.send(NodeStatus {
                         sessions: self.sessions.len(),
                         connections: self.conns.len(),
                         public_bytes: self.shared.memory.public.usage(),
                     });
                 }
-                Order::EndSessions(job, tx) => {
+                ControlCommand::EndSessions(job, tx) => {
                     self.sessions.end_all(job);
                     let _ = tx.send(());
                 }
-                Order::Stop => self.stopped = true,
+                ControlCommand::Stop => self.stopped = true,
             }
         }
         self.finish_connects();

@@ -3,7 +3,7 @@
 use tidewater_runtime::mem::Pages;
 use tidewater_topology::{CoresWhy, NodeWhy, Room, format_list};
 
-use super::doctor::{Check, Verdict};
+use super::checks::{Check, Verdict};
 use super::text::size;
 use super::{Chosen, Limit, Machine, Question};
 

@@ -6,7 +6,7 @@
 
 use tidewater_protocol::layout::hash::mix64;
 
-use super::board::{Board, Row, WIDTH};
+use super::all_gather::{AllGather, Row, WIDTH};
 use super::config::Config;
 use super::error::TrainError;
 use tidewater::session::Client;
@@ -53,7 +53,11 @@ fn hash(value: &impl std::fmt::Debug) -> u64 {
 ///
 /// # Errors
 /// [`TrainError::Differs`] at all workers, if two were told something different.
-pub(crate) fn check(client: &mut Client, board: &Board, config: &Config) -> Result<(), TrainError> {
+pub(crate) fn check(
+    client: &mut Client,
+    board: &AllGather,
+    config: &Config,
+) -> Result<(), TrainError> {
     let settings = settings(config);
     let mut row: Row = [0; WIDTH];
     for (cell, (_, _, value)) in row.iter_mut().zip(settings) {

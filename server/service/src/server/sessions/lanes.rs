@@ -22,10 +22,10 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::mem::Region;
 
 use super::{Carrier, Session, Sessions, WithMemory, bad, io, random, unknown};
-use crate::node::NodeError;
-use crate::node::connects::{Asked, End, Make};
-use crate::node::handle::{Counts, Crew, ticket};
-use crate::node::parked_flag_at;
+use crate::server::ServerError;
+use crate::server::connects::{Asked, End, Make};
+use crate::server::handle::{ApplierControl, Counts, ticket};
+use crate::server::parked_flag_at;
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
@@ -101,7 +101,7 @@ impl Sessions {
             verbs.keep(&inbox);
         }
         let ring = Ring::new(owner, inbox, &self.shared.memory);
-        let mut ring = ring.map_err(|e| NodeError::from(e).refusal())?;
+        let mut ring = ring.map_err(|e| ServerError::from(e).refusal())?;
         session.status.push(ring.status());
         if let Some(port) = port {
             ring.attach(Box::new(port)).map_err(io)?;
@@ -133,7 +133,7 @@ impl Sessions {
     }
 
     /// An applier as others see it.
-    fn crew(&self, applier: ApplierId) -> Result<&Crew, Refusal> {
+    fn crew(&self, applier: ApplierId) -> Result<&ApplierControl, Refusal> {
         let crews = &self.shared.appliers;
         crews.get(usize::from(applier.0)).ok_or_else(|| {
             let numbers = [u64::from(applier.0), crews.len() as u64, 0, 0];
@@ -142,7 +142,7 @@ impl Sessions {
     }
 
     /// Recovers a lane. May be repeated: it ends what it made before.
-    pub(in crate::node) fn recover(
+    pub(in crate::server) fn recover(
         &mut self,
         id: SessionId,
         applier: ApplierId,
@@ -190,7 +190,7 @@ impl Sessions {
     }
 
     /// Whether the connection of a lane is the one that was granted.
-    pub(in crate::node) fn check_lane(
+    pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
         (id, applier, nonce): (SessionId, ApplierId, u64),
@@ -222,19 +222,19 @@ impl Sessions {
     }
 
     /// Hands the connection of a lane, which was checked, to its applier.
-    pub(in crate::node) fn connect_lane(
+    pub(in crate::server) fn connect_lane(
         &mut self,
         (id, applier): (SessionId, ApplierId),
         stream: TcpStream,
         from: String,
-    ) -> Result<(), NodeError> {
+    ) -> Result<(), ServerError> {
         let a = usize::from(applier.0);
         let nonce = self.all.get_mut(&id).and_then(|s| s.nonces.get_mut(a));
         let (Some(nonce), Some(crew)) = (nonce, self.shared.appliers.get(a)) else {
             return Ok(());
         };
         *nonce = None;
-        let failed = crate::node::error::system("open a lane");
+        let failed = crate::server::error::system("open a lane");
         let port = TcpServerLane::new(stream, from, crew.watch.clone());
         let port = port.map_err(|e| failed(std::io::Error::other(e)))?;
         // If the applier does not take it, the client finds the lane broken and recovers it.
@@ -245,7 +245,7 @@ impl Sessions {
 
     /// What makes the server's end of a verbs session's lane, which then is this offer's: until
     /// [`Self::connected`] no other one is taken for it.
-    pub(in crate::node) fn connect_verbs(
+    pub(in crate::server) fn connect_verbs(
         &mut self,
         id: SessionId,
         offer: VerbsConnect,
@@ -269,7 +269,7 @@ impl Sessions {
 
     /// The end of a lane is made, or could not be: hands it to its applier, unless the lane was
     /// recovered meanwhile or its session is over.
-    pub(in crate::node) fn connected(
+    pub(in crate::server) fn connected(
         &mut self,
         asked: &Asked,
         made: Result<End, Refusal>,

@@ -17,7 +17,7 @@ use tidewater_protocol::wire::control::{Attach, Attached, Remote, Transport};
 use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
-use super::NodeError;
+use super::ServerError;
 use super::conn::ConnId;
 use super::handle::Shared;
 use super::verbs::{Verbs, VerbsSession};
@@ -107,7 +107,7 @@ pub(super) struct Sessions {
 
 impl Sessions {
     /// None; RDMA devices that get sessions are watched by `epoll`, as `DEVICES`.
-    pub(super) fn new(shared: Arc<Shared>, epoll: Arc<OwnedFd>) -> Result<Self, NodeError> {
+    pub(super) fn new(shared: Arc<Shared>, epoll: Arc<OwnedFd>) -> Result<Self, ServerError> {
         let m = &shared.memory;
         let dup = super::error::system("duplicate a descriptor");
         let counters = (

@@ -16,7 +16,7 @@ const BEGIN: &str = "tidewater-card-1";
 /// Addresses of rank 0, and the token. `Debug` does not show the token.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
-pub struct Card {
+pub struct BootstrapRecord {
     /// Processes of the launch.
     pub size: u32,
     /// The job's secret.
@@ -32,17 +32,17 @@ pub struct Card {
 /// Why bytes are no card. They may be a secret and are not quoted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes that are no card of this version of Tidewater: {why}")]
-pub struct CardError {
+pub struct BootstrapError {
     bytes: usize,
     why: &'static str,
 }
 
-impl Card {
+impl BootstrapRecord {
     /// Of a launch of `size`, whose rank 0 is this process and listens at `addresses`, of which the
     /// first that fit are told.
     pub fn new(size: u32, token: JobToken, addresses: impl IntoIterator<Item = String>) -> Self {
         let is_told = |address: &String| is_address(address) && !address.contains(',');
-        let host: String = tidewater_topology::host::host_name();
+        let host: String = tidewater_topology::hostinfo::host_name();
         let mut card = Self {
             size,
             token,
@@ -73,9 +73,9 @@ impl Card {
     ///
     /// # Errors
     /// It is none.
-    pub fn parse(text: &[u8]) -> Result<Self, CardError> {
+    pub fn parse(text: &[u8]) -> Result<Self, BootstrapError> {
         let bytes = text.len();
-        let error = |why| CardError { bytes, why };
+        let error = |why| BootstrapError { bytes, why };
         let end = text
             .iter()
             .rposition(|b| *b != 0)
@@ -118,7 +118,7 @@ impl Card {
     }
 }
 
-impl fmt::Display for Card {
+impl fmt::Display for BootstrapRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, host, .. } = self;
         write!(
@@ -137,9 +137,9 @@ const fn is_plain(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn card(addresses: &[&str]) -> Card {
+    fn card(addresses: &[&str]) -> BootstrapRecord {
         let addresses = addresses.iter().map(|a| (*a).to_owned());
-        Card::new(6, JobToken::new([7; 32]), addresses)
+        BootstrapRecord::new(6, JobToken::new([7; 32]), addresses)
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
                 text.len() <= CARD_BYTES_MAX && !text.contains(' '),
                 "{text}"
             );
-            let read = Card::parse(format!("{text}\n\0\0").as_bytes()).unwrap();
+            let read = BootstrapRecord::parse(format!("{text}\n\0\0").as_bytes()).unwrap();
             assert_eq!(read.addresses, made.addresses);
             assert!(!read.addresses.is_empty());
             assert_eq!((read.size, read.pid), (6, std::process::id()));
@@ -187,21 +187,21 @@ mod tests {
         ];
         bad.extend((0..good.len()).map(|end| good[..end].to_owned()));
         for bad in bad {
-            let error = Card::parse(bad.as_bytes()).map(|card| card.encode());
+            let error = BootstrapRecord::parse(bad.as_bytes()).map(|card| card.encode());
             let error = error.expect_err(&bad).to_string();
             assert!(!error.contains("0707"), "{error}");
         }
-        assert!(Card::parse(&[0xff; 40]).is_err());
+        assert!(BootstrapRecord::parse(&[0xff; 40]).is_err());
     }
 
     proptest::proptest! {
         #[test]
         fn no_bytes_harm(bytes: Vec<u8>, at: usize, byte: u8) {
-            let _ = Card::parse(&bytes);
+            let _ = BootstrapRecord::parse(&bytes);
             let mut changed = card(&["[fe80::1]:4000", "h:1"]).encode().into_bytes();
             let at = at % changed.len();
             changed[at] = byte;
-            if let Ok(card) = Card::parse(&changed) {
+            if let Ok(card) = BootstrapRecord::parse(&changed) {
                 assert!(card.addresses.iter().all(|address| is_address(address)));
             }
         }

@@ -34,11 +34,11 @@ pub(crate) type Row = [i64; WIDTH];
 
 /// An all-gather of one row a worker.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct AllGather {
     table: Table<i64>,
 }
 
-impl Board {
+impl AllGather {
     pub(crate) fn new(client: &mut Client) -> Result<Self, ClientError> {
         let workers = u64::from(client.workers());
         let spec = TableBuilder::rows::<i64>(NAME, workers, WIDTH as u32)

@@ -8,7 +8,7 @@ use tidewater_topology::{Near, NoSuchNic, Placement, Wish, appliers_that_fit};
 use super::Machine;
 use tidewater_engine::store::Hugepages;
 use tidewater_engine::store::hugepages::{self, Choice, Shortfall};
-use tidewater_service::node::CAPACITY_DEFAULT;
+use tidewater_service::server::CAPACITY_DEFAULT;
 
 /// What is to run on the machine.
 #[derive(Debug, Clone)]

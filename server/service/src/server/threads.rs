@@ -17,19 +17,19 @@ use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list
 
 use super::error::system;
 use super::failure::{Failure, panic_text};
-use super::handle::Crew;
-use super::{NodeConfig, NodeError, parked_flag_at};
+use super::handle::ApplierControl;
+use super::{ServerConfig, ServerError, parked_flag_at};
 use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
 
 /// Starts one thread an applier.
 pub(super) fn start(
-    config: &NodeConfig,
+    config: &ServerConfig,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
     failure: &Failure,
-) -> Result<(Vec<Crew>, Vec<JoinHandle<()>>), NodeError> {
+) -> Result<(Vec<ApplierControl>, Vec<JoinHandle<()>>), ServerError> {
     let (mut crews, mut threads) = (Vec::new(), Vec::new());
     for a in 0..config.appliers {
         let started = start_one(a, config, memory, placement, failure);
@@ -48,7 +48,7 @@ pub(super) fn start(
 }
 
 /// Stops appliers and waits for them.
-pub(super) fn stop(crews: &[Crew], threads: Vec<JoinHandle<()>>) {
+pub(super) fn stop(crews: &[ApplierControl], threads: Vec<JoinHandle<()>>) {
     for crew in crews {
         // One that has ended needs no order.
         let _ = crew
@@ -64,11 +64,11 @@ pub(super) fn stop(crews: &[Crew], threads: Vec<JoinHandle<()>>) {
 
 fn start_one(
     a: u16,
-    config: &NodeConfig,
+    config: &ServerConfig,
     memory: &Arc<ServerMemory>,
     placement: &Placement,
     failure: &Failure,
-) -> Result<(Crew, JoinHandle<()>), NodeError> {
+) -> Result<(ApplierControl, JoinHandle<()>), ServerError> {
     let parker = match config.busy_poll.sleeps() {
         true => OsParker::new(spin(placement.room)).map(OsParker::patient),
         false => OsParker::awake(),
@@ -123,7 +123,7 @@ fn start_one(
     let thread = thread
         .spawn(run)
         .map_err(system("start an applier's thread"))?;
-    let crew = Crew {
+    let crew = ApplierControl {
         handle,
         watch,
         arms,
@@ -133,7 +133,7 @@ fn start_one(
 }
 
 /// Where the server goes on this machine.
-pub(super) fn place(config: &NodeConfig, topology: &Topology) -> Result<Placement, NoSuchNic> {
+pub(super) fn place(config: &ServerConfig, topology: &Topology) -> Result<Placement, NoSuchNic> {
     let wish = Wish {
         appliers: config.appliers,
         local_rank: config.local_rank,
@@ -158,16 +158,16 @@ pub(super) fn place(config: &NodeConfig, topology: &Topology) -> Result<Placemen
 /// core is slower than one that sleeps, by time slices: that is refused. Where others have to wait
 /// for theirs, somebody may want it so.
 pub(super) fn check_busy_poll(
-    config: &NodeConfig,
+    config: &ServerConfig,
     placement: &Placement,
     cores: usize,
-) -> Result<(), NodeError> {
+) -> Result<(), ServerError> {
     if config.busy_poll.sleeps() {
         return Ok(());
     }
     let appliers = config.local_appliers.max(u32::from(config.appliers));
     if appliers as usize > cores {
-        return Err(NodeError::BusyPoll { appliers, cores });
+        return Err(ServerError::BusyPoll { appliers, cores });
     }
     if placement.room != Room::Ample && config.local_rank == 0 {
         let clients = config.local_clients;
@@ -184,7 +184,7 @@ pub(super) fn check_busy_poll(
 }
 
 /// The address by which clients come, if that is known.
-fn listens(config: &NodeConfig) -> Option<IpAddr> {
+fn listens(config: &ServerConfig) -> Option<IpAddr> {
     let told = config.advertise.as_ref().and_then(|host| host.parse().ok());
     told.or_else(|| config.tcp.map(|address| address.ip()))
 }
@@ -209,8 +209,8 @@ mod tests {
     use super::super::BusyPoll;
     use super::*;
 
-    fn config() -> NodeConfig {
-        NodeConfig::new(JobToken::new([1; 32]), ClusterId(1)).unwrap()
+    fn config() -> ServerConfig {
+        ServerConfig::new(JobToken::new([1; 32]), ClusterId(1)).unwrap()
     }
 
     #[test]

@@ -23,8 +23,8 @@ use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::DATA_DEADLINE;
 use tidewater_protocol::wire::WireError;
 use tidewater_protocol::wire::control::{
-    self, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members, Message, Notice, Order,
-    OrderAnswer, SavedPart, ServerMember, TableInfo, WorkerState,
+    self, Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Join, Joined, Members,
+    Message, Notice, SavedPart, ServerMember, TableInfo, WorkerState,
 };
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::JobToken;
@@ -335,8 +335,8 @@ impl Enlisted {
             let frame = self.peer.next_message();
             let (id, order) = match frame {
                 Ok(None) => return Ok(false),
-                Ok(Some(frame)) if frame.kind() == Order::KIND => {
-                    match control::decode::<Order>(&frame) {
+                Ok(Some(frame)) if frame.kind() == Command::KIND => {
+                    match control::decode::<Command>(&frame) {
                         Ok(order) => order,
                         Err(error) => return Err(self.lost(error)),
                     }
@@ -351,16 +351,16 @@ impl Enlisted {
                 // So do late answers.
                 Ok(Some(frame)) if frame.kind() == kind::COORDINATOR_ANSWER => continue,
                 Ok(Some(frame)) => {
-                    let (found, expected) = (frame.kind(), Order::KIND);
+                    let (found, expected) = (frame.kind(), Command::KIND);
                     return Err(self.lost(WireError::Kind { found, expected }));
                 }
                 Err(error) => return Err(self.lost(error)),
             };
-            let is_end = order == Order::Shutdown;
+            let is_end = order == Command::Shutdown;
             tracing::debug!(id, ?order, "an order");
             let answer = self.carry_out(node, order).unwrap_or_else(|refusal| {
                 tracing::warn!(%refusal, "an order cannot be carried out");
-                OrderAnswer::Refused(refusal)
+                CommandReply::Refused(refusal)
             });
             let queued = self.peer.queue(id, &answer);
             queued.map_err(|error| self.lost(error))?;
@@ -375,34 +375,34 @@ impl Enlisted {
         }
     }
 
-    fn carry_out(&mut self, node: &dyn Orders, order: Order) -> Result<OrderAnswer, Refusal> {
+    fn carry_out(&mut self, node: &dyn Orders, order: Command) -> Result<CommandReply, Refusal> {
         match order {
-            Order::CreateTable { namespace, table } => {
+            Command::CreateTable { namespace, table } => {
                 node.create_table(&namespace, &table)?;
                 self.tables.insert(table.id, (namespace, table));
             }
-            Order::ReleaseTable { id } => {
+            Command::ReleaseTable { id } => {
                 self.tables.remove(&id);
                 node.release_table(id)?;
             }
-            Order::MembersChanged {
+            Command::MembersChanged {
                 namespace,
                 members,
                 admitted: None,
             } => {
                 self.members_changed(node, &namespace, &members)?;
             }
-            Order::HoldClocks { .. } | Order::MembersChanged { .. } => {
+            Command::HoldClocks { .. } | Command::MembersChanged { .. } => {
                 let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
                 return Err(refusal.with_text("no worker can join a job that is running"));
             }
-            Order::Save { namespace, dir } => {
-                return self.save(node, &namespace, &dir).map(OrderAnswer::Saved);
+            Command::Save { namespace, dir } => {
+                return self.save(node, &namespace, &dir).map(CommandReply::Saved);
             }
-            Order::Load { id, name, dir } => self.load(node, id, &name, &dir)?,
-            Order::Shutdown => {}
+            Command::Load { id, name, dir } => self.load(node, id, &name, &dir)?,
+            Command::Shutdown => {}
         }
-        Ok(OrderAnswer::Done)
+        Ok(CommandReply::Done)
     }
 
     fn members_changed(

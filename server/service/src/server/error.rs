@@ -15,7 +15,7 @@ use tidewater_engine::store::sparse::ShardError;
 /// Why a server did not start, or did not do what it was asked for. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NodeError {
+pub enum ServerError {
     /// It cannot listen.
     #[error("cannot listen on {address}: {source}; {remedy}")]
     Listen {
@@ -112,7 +112,7 @@ pub enum NodeError {
     Released(TableId),
 }
 
-impl NodeError {
+impl ServerError {
     /// What a peer is told.
     pub fn refusal(&self) -> Refusal {
         let (code, number) = match self {
@@ -136,8 +136,8 @@ impl NodeError {
 }
 
 /// For `map_err`: names what was tried.
-pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> NodeError {
-    move |source| NodeError::System {
+pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerError {
+    move |source| ServerError::System {
         what,
         source: source.into(),
     }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 
 use tidewater_launch::VARIABLES;
 use tidewater_protocol::limits::REMOTE_ORDER_BYTES_MAX;
-use tidewater_topology::host;
+use tidewater_topology::hostinfo;
 
 use super::config::{EXPORTED, Placement, ProcessCommand, RunConfig};
 use super::error::{LaunchError, Member};
@@ -59,7 +59,7 @@ impl Far {
                     ips.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
                 }
                 let told = ips.into_iter().map(bracketed);
-                told.chain([host::host_name()]).collect()
+                told.chain([hostinfo::host_name()]).collect()
             }
         };
         let directory = std::env::current_dir();

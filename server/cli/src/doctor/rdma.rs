@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tidewater_topology::{Gid, GidKind, LinkLayer, PortState, RdmaDevice, RdmaPort, roce_mtu_of};
 
-use super::doctor::{Check, Verdict};
+use super::checks::{Check, Verdict};
 use super::text::size;
 use super::{Limit, Machine, Question};
 

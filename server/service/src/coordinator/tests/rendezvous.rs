@@ -1,13 +1,13 @@
 //! The processes of a launch gather.
 
-use tidewater_protocol::wire::control::{Muster, Mustered, Part};
+use tidewater_protocol::wire::control::{Part, Register, Roster};
 
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn told(rank: u32, size: u32, part: Part) -> Muster {
-    Muster {
+fn told(rank: u32, size: u32, part: Part) -> Register {
+    Register {
         rank,
         size,
         part,
@@ -27,9 +27,9 @@ fn gathering(size: u32) -> Rig {
 }
 
 impl Rig {
-    fn arrives(&mut self, muster: Muster) -> PeerId {
+    fn arrives(&mut self, rendezvous: Register) -> PeerId {
         let peer = self.connects(Role::Admin, RANK_ANY, "default").unwrap();
-        self.ask(peer, 1, Ask::Muster(muster));
+        self.ask(peer, 1, Ask::Register(rendezvous));
         peer
     }
 
@@ -40,10 +40,10 @@ impl Rig {
         }
     }
 
-    fn mustered(&mut self, peer: PeerId) -> Mustered {
+    fn roster(&mut self, peer: PeerId) -> Roster {
         match self.answer(peer, 1) {
-            Some(Answer::Mustered(mustered)) => mustered,
-            other => panic!("not mustered: {other:?}"),
+            Some(Answer::Roster(roster)) => roster,
+            other => panic!("not roster: {other:?}"),
         }
     }
 }
@@ -75,14 +75,14 @@ fn when_all_have_come_each_is_told_its_number() {
 
     let mut rig = gathering(6);
     let peers = complete(&mut rig);
-    let all: Vec<Mustered> = peers.iter().map(|&peer| rig.mustered(peer)).collect();
+    let all: Vec<Roster> = peers.iter().map(|&peer| rig.roster(peer)).collect();
     let numbers: Vec<u32> = all.iter().map(|told| told.number).collect();
     assert_eq!(numbers, [0, 0, 1, 1, 2, 3]);
     assert!(
         all.iter()
             .all(|told| (told.servers, told.workers) == (2, 4))
     );
-    let local = |told: &Mustered| (told.local_number, told.local_servers, told.local_workers);
+    let local = |told: &Roster| (told.local_number, told.local_servers, told.local_workers);
     let local: Vec<_> = all.iter().map(local).collect();
     assert_eq!(
         local,
@@ -113,7 +113,7 @@ fn when_all_have_come_each_is_told_its_number() {
     }
     assert!(!rig.state.is_ended());
     let orders = rig.actions.iter();
-    let ends = orders.filter(|a| matches!(a, Action::Order(_, _, Order::Shutdown)));
+    let ends = orders.filter(|a| matches!(a, Action::Command(_, _, Command::Shutdown)));
     assert_eq!(ends.count(), 2, "the servers are told to end");
 }
 
@@ -153,7 +153,7 @@ fn all_may_serve_and_work_at_once_or_none() {
     let mut rig = gathering(4);
     let peers = [2, 0, 3, 1].map(|rank| (rank, rig.arrives(told(rank, 4, Part::Both))));
     for (rank, peer) in peers {
-        let told = rig.mustered(peer);
+        let told = rig.roster(peer);
         assert_eq!((told.number, told.servers, told.workers), (rank, 4, 4));
         let local = (told.local_number, told.local_servers, told.local_workers);
         assert_eq!(local, (rank % 2, 2, 2));
@@ -222,7 +222,7 @@ fn a_stranger_does_not_harm_a_job_that_is_complete() {
         "{refusal}"
     );
     rig.close(stranger);
-    rig.mustered(peers[0]);
+    rig.roster(peers[0]);
     rig.enter(Role::Server, 0, "default").unwrap();
 }
 
