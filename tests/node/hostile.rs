@@ -89,7 +89,7 @@ fn verbs_lane() -> VerbsConnect {
 }
 
 fn lane(attached: &Attached, applier: u16) -> Purpose {
-    Purpose::ClientLane {
+    Purpose::Lane {
         session: attached.session,
         applier: ApplierId(applier),
         nonce: attached.lanes[usize::from(applier)].nonce,
@@ -133,7 +133,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
         other => panic!("{other:?}"),
     };
     assert_eq!(refused(1, lane(&attached, 0)), RefusalCode::UnknownSession);
-    let Purpose::ClientLane {
+    let Purpose::Lane {
         session,
         applier,
         nonce,
@@ -145,7 +145,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
     assert_eq!(
         refused(
             0,
-            Purpose::ClientLane {
+            Purpose::Lane {
                 session: other,
                 applier,
                 nonce
@@ -156,7 +156,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
     assert_eq!(
         refused(
             0,
-            Purpose::ClientLane {
+            Purpose::Lane {
                 session,
                 applier: far,
                 nonce
@@ -168,7 +168,7 @@ fn a_lane_is_connected_once_and_by_its_own_client() {
     assert_eq!(
         refused(
             0,
-            Purpose::ClientLane {
+            Purpose::Lane {
                 session,
                 applier,
                 nonce: guess

@@ -58,7 +58,7 @@ impl From<ClientError> for Failure {
             }
             ClientError::Deadline { .. }
             | ClientError::Interrupted { .. }
-            | ClientError::ClientLane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
+            | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
                 tw_status::TW_ERR_DEADLINE
             }
             ClientError::Refused(refusal) => match refusal.code {
@@ -146,7 +146,7 @@ mod tests {
             op,
             why: "cut".into(),
         };
-        let status = |e| Failure::from(ClientError::ClientLane(e)).status;
+        let status = |e| Failure::from(ClientError::Lane(e)).status;
         assert_eq!(status(late), tw_status::TW_ERR_DEADLINE);
         assert_eq!(status(deadline), tw_status::TW_ERR_DEADLINE);
         assert_eq!(status(broken), tw_status::TW_ERR_LOST);

@@ -49,10 +49,10 @@ pub(crate) fn raised(error: ClientError) -> PyErr {
         }
         ClientError::Argument { .. } => PyValueError::new_err(text),
         ClientError::Deadline { .. }
-        | ClientError::ClientLane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
+        | ClientError::Lane(LaneError::Deadline { .. } | LaneError::Late { .. }) => {
             PyTimeoutError::new_err(text)
         }
-        ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::ClientLane(_) => {
+        ClientError::ServerLost { .. } | ClientError::Control { .. } | ClientError::Lane(_) => {
             PyConnectionError::new_err(text)
         }
         ClientError::Refused(refusal)

@@ -105,7 +105,7 @@ pub enum ClientError {
     },
     /// A lane broke in a way that recovery cannot mend.
     #[error(transparent)]
-    ClientLane(#[from] LaneError),
+    Lane(#[from] LaneError),
 }
 
 /// A reject in words.

@@ -332,7 +332,7 @@ fn environment(error: impl std::fmt::Display) -> ClientError {
 
 fn launch(error: LaunchedError) -> ClientError {
     match error {
-        LaunchedError::Register(_) | LaunchedError::Taken { .. } => {
+        LaunchedError::Rendezvous(_) | LaunchedError::Taken { .. } => {
             ClientError::Launch(error.to_string())
         }
         _ => ClientError::Environment(error.to_string()),

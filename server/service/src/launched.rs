@@ -34,7 +34,7 @@ use crate::process::ServerProcessConfig;
 pub enum LaunchedError {
     /// It does not meet the others, or somebody is missing.
     #[error(transparent)]
-    Register(#[from] RendezvousError),
+    Rendezvous(#[from] RendezvousError),
     /// Rank 0 cannot listen.
     #[error("rank 0 keeps the coordinator: {0}")]
     Coordinator(#[from] ServeError),
@@ -232,7 +232,7 @@ impl Hosted {
         own: Option<IpAddr>,
         deadline: Deadline,
     ) -> Result<Self, LaunchedError> {
-        let met = |error: MeetError| LaunchedError::Register(error.into());
+        let met = |error: MeetError| LaunchedError::Rendezvous(error.into());
         if let Some(other) = rendezvous::is_taken(place).map_err(met)? {
             let at = place.rendezvous.as_ref().map(ToString::to_string);
             return Err(LaunchedError::Taken {
@@ -248,7 +248,7 @@ impl Hosted {
 
     /// A coordinator of whom nobody knows yet.
     fn listen(place: &Place, own: Option<IpAddr>) -> Result<Self, LaunchedError> {
-        let met = |error: MeetError| LaunchedError::Register(error.into());
+        let met = |error: MeetError| LaunchedError::Rendezvous(error.into());
         let token = match &place.rendezvous {
             Some(Rendezvous::Address(address)) => meeting::token_for(address).map_err(met)?,
             _ => token::random()?,

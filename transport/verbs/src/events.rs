@@ -62,7 +62,7 @@ impl DeviceEvent {
 
     /// The port that it is of, counted from 1.
     pub fn port(&self) -> Option<u32> {
-        (self.kind.of == Element::ServerLane).then_some(self.of)
+        (self.kind.of == Element::Port).then_some(self.of)
     }
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for DeviceEvent {
             device, kind, of, ..
         } = self;
         match kind.of {
-            Element::ServerLane => write!(f, "port {of} of {device}")?,
+            Element::Port => write!(f, "port {of} of {device}")?,
             Element::Pair => write!(f, "queue pair {of:#x} of {device}")?,
             Element::Other => write!(f, "{device}")?,
         }
@@ -98,7 +98,7 @@ fn kind(number: i32) -> &'static Kind {
 
 /// By number, as `infiniband/verbs.h` has them.
 static KINDS: [Kind; 20] = {
-    use Element::{Other, Pair, ServerLane};
+    use Element::{Other, Pair, Port};
     use EventWeight::{Change, Detail, Failure};
     const fn event(
         name: &'static str,
@@ -157,20 +157,20 @@ static KINDS: [Kind; 20] = {
         ),
         event(
             "IBV_EVENT_PORT_ACTIVE",
-            ServerLane,
+            Port,
             Change,
             "is up: lanes over it can be recovered",
         ),
         event(
             "IBV_EVENT_PORT_ERR",
-            ServerLane,
+            Port,
             Failure,
             "is down: lanes over it break, and are recovered when it is up again; look at the cable, \
              the switch, `rdma link` and `ip link`",
         ),
-        event("IBV_EVENT_LID_CHANGE", ServerLane, Change, SUBNET),
-        event("IBV_EVENT_PKEY_CHANGE", ServerLane, Change, SUBNET),
-        event("IBV_EVENT_SM_CHANGE", ServerLane, Change, SUBNET),
+        event("IBV_EVENT_LID_CHANGE", Port, Change, SUBNET),
+        event("IBV_EVENT_PKEY_CHANGE", Port, Change, SUBNET),
+        event("IBV_EVENT_SM_CHANGE", Port, Change, SUBNET),
         event(
             "IBV_EVENT_SRQ_ERR",
             Other,
@@ -189,10 +189,10 @@ static KINDS: [Kind; 20] = {
             Detail,
             "takes nothing more",
         ),
-        event("IBV_EVENT_CLIENT_REREGISTER", ServerLane, Change, SUBNET),
+        event("IBV_EVENT_CLIENT_REREGISTER", Port, Change, SUBNET),
         event(
             "IBV_EVENT_GID_CHANGE",
-            ServerLane,
+            Port,
             Change,
             "has other addresses: lanes made by one that it has no more break, and clients that come \
              from now on take one that it has",

@@ -207,7 +207,7 @@ const _: () = assert!(align_of::<AsyncEvent>() == align_of::<sys::ibv_async_even
 /// What an event is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Element {
-    ServerLane,
+    Port,
     Pair,
     Other,
 }
@@ -233,7 +233,7 @@ pub(super) unsafe fn take_async_event(
     done(unsafe { sys::ibv_get_async_event(context.as_ptr(), place) })?;
     let of = match element(event.number) {
         // SAFETY: any value of it is valid, and it was written: at least by the null above.
-        Element::ServerLane => unsafe { event.element.port_num as u32 },
+        Element::Port => unsafe { event.element.port_num as u32 },
         Element::Pair => {
             // SAFETY: as above.
             let pair = unsafe { event.element.qp };

@@ -98,7 +98,7 @@ pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     let interface = interface.as_deref().filter(|name| !name.is_empty());
     let seated = join_job(place, Part::Server, interface, deadline).map_err(|error| {
         let exit = match error {
-            LaunchedError::Register(_) | LaunchedError::Taken { .. } => 4,
+            LaunchedError::Rendezvous(_) | LaunchedError::Taken { .. } => 4,
             _ => 3,
         };
         complain(exit, error)

@@ -332,7 +332,7 @@ impl Control {
         {
             result = match self.hear(id, &mut conn) {
                 Ok(Turn::Go) => Ok(()),
-                Ok(Turn::ClientLane(session)) => {
+                Ok(Turn::Lane(session)) => {
                     self.hand_over(session, conn);
                     return;
                 }
@@ -418,10 +418,10 @@ impl Control {
                 Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("connections"))
             }
             Purpose::Control => Ok(()),
-            Purpose::ClientLane { .. } if is_unix => {
+            Purpose::Lane { .. } if is_unix => {
                 Err(super::sessions::bad("lanes come over TCP"))
             }
-            Purpose::ClientLane {
+            Purpose::Lane {
                 session,
                 applier,
                 nonce,
@@ -450,7 +450,7 @@ impl Control {
         let purpose = hello.purpose;
         tracing::debug!(from = conn.from, role = ?hello.role, rank = hello.rank, ?purpose, "peer");
         conn.hello = Some(hello);
-        let Purpose::ClientLane {
+        let Purpose::Lane {
             session, applier, ..
         } = purpose
         else {
@@ -465,7 +465,7 @@ impl Control {
         if !sent || !quiet {
             return Err("a lane's client spoke before it was welcomed".into());
         }
-        Ok(Some(Turn::ClientLane((session, applier))))
+        Ok(Some(Turn::Lane((session, applier))))
     }
 
     /// Gives a lane's connection to its applier.
@@ -485,7 +485,7 @@ impl Control {
 enum Turn {
     Go,
     /// The connection is a lane.
-    ClientLane((SessionId, tidewater_protocol::ids::ApplierId)),
+    Lane((SessionId, tidewater_protocol::ids::ApplierId)),
 }
 
 impl Listeners {

@@ -382,7 +382,7 @@ fn control() -> Vec<(&'static str, Vec<u8>)> {
         namespace: "default".to_owned(),
         role: Role::Worker,
         rank: 3,
-        purpose: Purpose::ClientLane {
+        purpose: Purpose::Lane {
             session: SessionId(SESSION),
             applier: ApplierId(1),
             nonce: 99,

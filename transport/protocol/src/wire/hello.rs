@@ -92,7 +92,7 @@ pub enum Purpose {
     /// Control messages.
     Control,
     /// One lane of a session: after the handshake the connection belongs to its applier.
-    ClientLane {
+    Lane {
         /// The session.
         session: SessionId,
         /// The applier.
@@ -168,7 +168,7 @@ impl Hello {
         name_at_most("namespace", &self.namespace, NAMESPACE_BYTES_MAX)?;
         let (purpose, session, nonce, applier) = match self.purpose {
             Purpose::Control => (1, 0, 0, 0),
-            Purpose::ClientLane {
+            Purpose::Lane {
                 session,
                 applier,
                 nonce,
@@ -220,7 +220,7 @@ impl Hello {
         name_at_most("namespace", namespace, NAMESPACE_BYTES_MAX)?;
         let purpose = match purpose {
             1 if session == 0 && nonce == 0 && applier == 0 => Purpose::Control,
-            2 => Purpose::ClientLane {
+            2 => Purpose::Lane {
                 session: SessionId(session),
                 applier: ApplierId(applier),
                 nonce,

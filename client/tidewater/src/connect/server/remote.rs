@@ -141,7 +141,7 @@ impl NetServerLink {
     }
 
     fn tcp_lane(&self, grant: &LaneGrant, deadline: Deadline) -> Attempt<TcpClientLane> {
-        let purpose = Purpose::ClientLane {
+        let purpose = Purpose::Lane {
             session: self.session,
             applier: grant.applier,
             nonce: grant.nonce,

@@ -41,7 +41,7 @@ pub(crate) fn control_hello() -> Hello {
 }
 
 fn lane_hello() -> Hello {
-    let purpose = Purpose::ClientLane {
+    let purpose = Purpose::Lane {
         session: SessionId(8),
         applier: ApplierId(0),
         nonce: 9,

@@ -14,7 +14,7 @@ pub(crate) fn hello() -> Hello {
         namespace: "job-7".into(),
         role: Role::Worker,
         rank: 3,
-        purpose: Purpose::ClientLane {
+        purpose: Purpose::Lane {
             session: SessionId(0x1122),
             applier: ApplierId(2),
             nonce: 0x3344,
