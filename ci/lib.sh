@@ -13,13 +13,13 @@ no_color_unless_terminal
 # One build serves every stage: flags from outside would make a second one.
 unset RUSTFLAGS CARGO_ENCODED_RUSTFLAGS CARGO_BUILD_RUSTFLAGS RUSTDOCFLAGS CARGO_BUILD_TARGET
 unset CARGO_TARGET_DIR
-# Nor may a job's environment, or a planted defect, leak in; a seed to repeat may.
+# Nor may a job's environment, or a mutant, leak in; a seed to repeat may.
 for _name in "${!TIDEWATER_@}"; do
     [[ $_name =~ ^TIDEWATER_(SEED$|TEST_|FUZZ_) ]] || unset "$_name"
 done
 
 NOTHING_TO_RUN=77
-FEATURES=planted,verbs-dlopen     # of the one build
+FEATURES=mutants,verbs-dlopen     # of the one build
 FLAKES=$REPO_ROOT/ci/flakes.tsv   # tests that may be repeated once
 TEST_BINARIES=target/ci-tests.tsv # crate, target, package folder, executable
 

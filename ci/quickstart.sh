@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a newcomer types, in a clean clone of HEAD, with nothing beside it and a build of its own: a release build without the
-# planted defects, which is what is shipped. The tests of processes run on that build, because all other stages
+# mutants, which is what is shipped. The tests of processes run on that build, because all other stages
 # test a build with checks and with the defects.
 source "$(dirname "$0")/lib.sh"
 git cat-file -e HEAD:scripts/quickstart.sh 2>/dev/null || nothing_to_run "no scripts/quickstart.sh in HEAD"

@@ -105,7 +105,7 @@ test_homes() {
         <<<'fn f() { core::sync::atomic::fence(x) }'
     finds ci/tidy.sh "names std::time::Instant::now" client/tidewater/src/pull.rs \
         <<<'fn f() { std::time::Instant::now(); }'
-    finds ci/tidy.sh "names SystemTime::now" tests/ledger.rs <<<'fn f() { SystemTime::now(); }'
+    finds ci/tidy.sh "names SystemTime::now" tests/exactly_once.rs <<<'fn f() { SystemTime::now(); }'
     finds ci/tidy.sh "names rdma_sys::ibv_qp" transport/verbs/src/pair.rs <<<'use rdma_sys::ibv_qp;'
     allows ci/tidy.sh transport/runtime/src/mem.rs "comments and literals" <<'RUST'
 //! Says std::sync::atomic::AtomicU64 and imports nothing.
@@ -210,7 +210,7 @@ test_all_sh() {
 }
 
 # A fake cargo "builds" this test binary: it fails as told when its defect is planted.
-test_planted() {
+test_mutants() {
     fresh_copy
     mkdir -p "$SCRATCH/bin"
     cat >"$SCRATCH/bin/cargo" <<'SH'
@@ -220,8 +220,8 @@ SH
     cat >"$SCRATCH/bin/fake" <<'SH'
 #!/usr/bin/env bash
 [[ $2 == known ]] && echo "running 1 test" || { echo "running 0 tests"; exit 0; }
-[[ -z ${TIDEWATER_PLANT:-} || $TIDEWATER_PLANT == at-clock-off ]] || kill -ABRT $$
-[[ ${TIDEWATER_PLANT:-} != "$CATCHES" ]] || { echo "test result: FAILED. 0 passed; 1 failed;"; exit 101; }
+[[ -z ${TIDEWATER_MUTANT:-} || $TIDEWATER_MUTANT == at-clock-off ]] || kill -ABRT $$
+[[ ${TIDEWATER_MUTANT:-} != "$CATCHES" ]] || { echo "test result: FAILED. 0 passed; 1 failed;"; exit 101; }
 echo "test result: ok. 1 passed; 0 failed;"
 SH
     chmod +x "$SCRATCH/bin"/*
@@ -237,9 +237,9 @@ planted_case() {
     local code=0
     printf '\n| plant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \
         "$1" "$3" >"$COPY/docs/TESTING.md"
-    (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$2 ./ci/planted.sh) >"$OUT" 2>&1 || code=$?
-    if [[ $code -eq $5 ]] && grep -qE "$4" "$OUT"; then outcome ok "planted.sh says: $4"; else
-        outcome no "planted.sh must say: $4 (exit code $code)"
+    (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$2 ./ci/mutants.sh) >"$OUT" 2>&1 || code=$?
+    if [[ $code -eq $5 ]] && grep -qE "$4" "$OUT"; then outcome ok "mutants.sh says: $4"; else
+        outcome no "mutants.sh must say: $4 (exit code $code)"
     fi
 }
 
@@ -251,6 +251,6 @@ git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost commit -qm copy
 test_homes
 test_tidy
 test_all_sh
-test_planted
+test_mutants
 CI_REPORT=$REPORT_TO report selftest "$passed" "$failed" 0
 ((failed == 0))

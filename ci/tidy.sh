@@ -89,23 +89,23 @@ headings() {
         sub(/^#+ +/, ""); $0 = tolower($0); gsub(/[^a-z0-9 _-]/, ""); gsub(/ /, "-"); print }' "$1"
 }
 
-# Each planted defect has a row in docs/TESTING.md, and each row a test that exists.
-planted_table() {
-    local plant crate target test
+# Each mutant has a row in docs/TESTING.md, and each row a test that exists.
+mutant_table() {
+    local mutant crate target test
     [[ -f docs/TESTING.md ]] || { say "docs/TESTING.md:1: missing"; return; }
-    planted_rows | while IFS=$'\t' read -r plant crate target test; do
-        grep -qxF -- "$plant" <<<"$(plants)" ||
-            say "docs/TESTING.md:1: $plant is not in transport/protocol/src/planted.rs"
+    mutant_rows | while IFS=$'\t' read -r mutant crate target test; do
+        grep -qxF -- "$mutant" <<<"$(mutants)" ||
+            say "docs/TESTING.md:1: $mutant is not in transport/protocol/src/mutants.rs"
         git_files "$(crate_folder "$crate")/*.rs" | xargs -0 -r grep -Eqs "fn ${test##*::}\b" ||
-            say "docs/TESTING.md:1: $plant: no test ${test##*::} in $crate"
+            say "docs/TESTING.md:1: $mutant: no test ${test##*::} in $crate"
     done
     # <<<: grep -q ends early, and with pipefail its writer's SIGPIPE would be a finding.
-    plants | while IFS= read -r plant; do
-        grep -qxF -- "$plant" <<<"$(planted_rows | cut -f1)" && continue
-        if [[ $(budget | awk -F '\t' '$1 == "stage.planted" && $2 == "required" { print $3 }') == true ]]; then
-            say "docs/TESTING.md:1: no test catches the planted defect $plant"
+    mutants | while IFS= read -r mutant; do
+        grep -qxF -- "$mutant" <<<"$(mutant_rows | cut -f1)" && continue
+        if [[ $(budget | awk -F '\t' '$1 == "stage.mutants" && $2 == "required" { print $3 }') == true ]]; then
+            say "docs/TESTING.md:1: no test catches the mutant $mutant"
         else
-            warn "no test catches the planted defect $plant yet"
+            warn "no test catches the mutant $mutant yet"
         fi
     done
 }
@@ -116,7 +116,7 @@ flakes() {
         print FILENAME ":" FNR ": not: crate target name, a tab, commit, a tab, cause" }' "$FLAKES"
 }
 
-source ci/lib/planted.sh
+source ci/lib/mutants.sh
 {
     flakes
     long_files
@@ -127,7 +127,7 @@ source ci/lib/planted.sh
     unargued_unsafe
     paths_at_home
     dead_links
-    planted_table
+    mutant_table
 } >"$findings"
 if [[ -s $findings ]]; then
     sort -u "$findings"

@@ -28,7 +28,7 @@ fn interrupted(client: &mut Client, wait: impl FnOnce(&mut Client) -> Result<(),
     assert!(error.to_string().contains("interrupted"), "{error}");
 }
 
-/// Catches `TIDEWATER_PLANT=interrupt-ignored`.
+/// Catches `TIDEWATER_MUTANT=interrupt-ignored`.
 #[test]
 fn waits_end_on_request_and_client_goes_on() {
     interrupt::install(|| STOP.load(Ordering::Acquire)).unwrap();

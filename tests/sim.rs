@@ -11,13 +11,13 @@ mod storm;
 
 #[path = "sim/clocks.rs"]
 mod clocks;
-#[path = "sim/ledger.rs"]
-mod ledger;
+#[path = "sim/exactly_once.rs"]
+mod exactly_once;
 #[path = "sim/pulls.rs"]
 mod pulls;
 #[path = "sim/slots.rs"]
 mod slots;
 #[path = "sim/status.rs"]
 mod status;
-#[path = "sim/torn.rs"]
-mod torn;
+#[path = "sim/torn_reads.rs"]
+mod torn_reads;

@@ -90,7 +90,7 @@ fn wake_ups_are_not_lost(transports: &[TransportKind]) {
 }
 
 /// The window between the last look and the announcement takes 1 ms here, not 20 ns. (A pause of the producer
-/// between its store and its look at the parked flag would hide a lost wake-up: the flag is set by then.) Catches `TIDEWATER_PLANT=sleep-without-second-look`.
+/// between its store and its look at the parked flag would hide a lost wake-up: the flag is set by then.) Catches `TIDEWATER_MUTANT=sleep-without-second-look`.
 #[test]
 fn no_wake_up_is_lost_in_widened_windows() {
     const WINDOW: Duration = Duration::from_millis(1);

@@ -44,8 +44,8 @@ use tidewater_protocol::ids::{
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::ring::RingGeometry;
 use tidewater_protocol::layout::session::{MAILBOX_BYTES, inbox_bytes};
+use tidewater_protocol::mutants;
 use tidewater_protocol::placement::{Owner, Placement};
-use tidewater_protocol::planted;
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{Remote, TableDescriptor, TableInfo};
 use tidewater_runtime::clock::Deadline;
@@ -208,7 +208,7 @@ impl Server {
         let mut seats = Vec::new();
         let mut threads = Vec::new();
         for a in 0..u32::from(appliers) {
-            let mut parker = match transport == TransportKind::Verbs && planted::data_in_order() {
+            let mut parker = match transport == TransportKind::Verbs && mutants::data_in_order() {
                 false => OsParker::new(Duration::from_micros(20)).unwrap(),
                 // The tails of its lanes are polled.
                 true => OsParker::awake().unwrap(),

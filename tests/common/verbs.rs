@@ -7,7 +7,7 @@ use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{ClientLane, Inbox, ServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_protocol::ids::ApplierId;
-use tidewater_protocol::planted;
+use tidewater_protocol::mutants;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_runtime::mem::Buffer;
 use tidewater_verbs::{
@@ -77,7 +77,7 @@ impl Asking {
         let polled = told.tails == VerbsTails::Polled;
         assert_eq!(
             polled,
-            planted::data_in_order(),
+            mutants::data_in_order(),
             "the other tails are under test"
         );
         let lane = offer.open(&told, "server".into()).unwrap();

@@ -5,9 +5,9 @@
 #![allow(clippy::print_stdout, reason = "tests say the times they measured")]
 
 mod arrivals;
+mod auth;
 mod buffers;
-mod cuts;
-mod doors;
+mod disconnects;
 mod hostile;
 mod jobs;
 mod rig;

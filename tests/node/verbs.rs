@@ -12,7 +12,7 @@ use tidewater_lanes::fabric::{INBOX_KEY, LaneError, ReadDest, ReadOp, RemoteAddr
 use tidewater_lanes::wake::OsParker;
 use tidewater_launch::TransportChoice;
 use tidewater_protocol::ids::ApplierId;
-use tidewater_protocol::planted;
+use tidewater_protocol::mutants;
 use tidewater_protocol::table::PushOp;
 use tidewater_protocol::wire::control::{
     Attach, Attached, ServerAnswer, ServerRequest, Transport, VerbsConnect,
@@ -344,7 +344,7 @@ fn tails_are_polled_where_the_device_places_data_in_order_and_else_refused() {
         let mut config = config();
         (config.appliers, config.local_appliers, config.busy_poll) = (1, 1, busy_poll);
         let rig = Rig::with(config);
-        if busy_poll == BusyPoll::Tails && !planted::data_in_order() {
+        if busy_poll == BusyPoll::Tails && !mutants::data_in_order() {
             let error = rig.link(&wants_verbs(0)).map(drop).unwrap_err().to_string();
             for part in [
                 "rxe",

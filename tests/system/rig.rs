@@ -51,7 +51,7 @@ pub(crate) fn command(program: &Path, mark: &str) -> Command {
     for (name, _) in std::env::vars_os() {
         let is_of_a_job = name.as_encoded_bytes().starts_with(b"TIDEWATER_");
         // A planted defect is of the test: its programs shall have it too.
-        if is_of_a_job && name != "TIDEWATER_PLANT" {
+        if is_of_a_job && name != "TIDEWATER_MUTANT" {
             command.env_remove(name);
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameFlags, FrameHeader, FrameKind};
 use tidewater_protocol::limits::{CLOCK_DEADLINE, CLOCK_NAG, DOMAINS_MAX};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
 use crate::error::ClientError;
@@ -155,7 +155,7 @@ impl WorkerClock {
         rank: WorkerId,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        if planted::on(Plant::TickBeforeAnswers) {
+        if mutants::on(Mutant::TickBeforeAnswers) {
             return Ok(());
         }
         match lanes.settle("tick", deadline) {
@@ -181,7 +181,7 @@ impl WorkerClock {
         let before = |worker, clock| clock < open || (clock == open && worker < rank);
         let Behind { workers, silent } = behind(lanes, domain, before);
         let mut names = vec![missing];
-        if !workers.is_empty() && !planted::on(Plant::TurnUnnamed) {
+        if !workers.is_empty() && !mutants::on(Mutant::TurnUnnamed) {
             names.push(format!(
                 "what worker {rank} pushes in iteration {open} of clock domain {domain} comes after \
                  what these push: {}; let them tick first, or raise the servers' --pending-bytes, up \
@@ -213,7 +213,7 @@ impl WorkerClock {
         if next == 1 && self.is_bounded() {
             check_member(lanes, domain, rank, deadline)?;
         }
-        let again = planted::on(Plant::TickSentAgain);
+        let again = mutants::on(Mutant::TickSentAgain);
         if !self.is_halfway(domain) || again {
             self.sent = build_clock(lanes, domain, next, deadline)?;
             self.built[domain.0 as usize] = next;
@@ -314,7 +314,7 @@ pub(crate) fn check_member(
     rank: WorkerId,
     deadline: Deadline,
 ) -> Result<(), ClientError> {
-    if planted::on(Plant::LatecomerLetIn) {
+    if mutants::on(Mutant::LatecomerLetIn) {
         return Ok(());
     }
     for server in 0..lanes.servers() {

@@ -8,7 +8,7 @@
 
 use std::sync::OnceLock;
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 use crate::error::ClientError;
 
@@ -33,7 +33,7 @@ pub fn install(hook: fn() -> bool) -> Result<(), fn() -> bool> {
 
 /// Whether the hook asks the current call to end.
 pub(crate) fn requested() -> bool {
-    HOOK.get().is_some_and(|hook| hook()) && !planted::on(Plant::InterruptIgnored)
+    HOOK.get().is_some_and(|hook| hook()) && !mutants::on(Mutant::InterruptIgnored)
 }
 
 /// The error of a call that ends on request.

@@ -23,8 +23,8 @@ use tidewater_protocol::limits::{
     COORDINATOR_LOOK, DOMAINS_MAX, FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX, LANE_SILENCE_MAX,
     RING_BYTES_MAX, RING_BYTES_MIN, STATUS_LOOK,
 };
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
-use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::wait::wait_until;
@@ -202,7 +202,7 @@ impl LaneState {
         };
         let found: Vec<Reject> = (first..=last).filter_map(record).collect();
         let arrived = found.len() as u64;
-        if arrived < due && due <= last + 1 - first && !planted::on(Plant::RejectNotAwaited) {
+        if arrived < due && due <= last + 1 - first && !mutants::on(Mutant::RejectNotAwaited) {
             let late = || Deadline::after(FRAME_LATE_MAX);
             if !self.reject_late.get_or_insert_with(late).passed() {
                 return Ok(false);
@@ -480,7 +480,7 @@ impl Lanes {
 
     /// Marks lanes over TCP as broken whose frames go unanswered for too long.
     fn give_up_silent(&mut self) {
-        if planted::on(Plant::SilentLaneKept) {
+        if mutants::on(Mutant::SilentLaneKept) {
             return;
         }
         let now = clock::now();
@@ -706,7 +706,7 @@ impl Lanes {
         op: &'static str,
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        if !planted::on(Plant::FlushWithoutSend) {
+        if !mutants::on(Mutant::FlushWithoutSend) {
             self.send_all(deadline)?;
         }
         self.wait(op, deadline, |lanes| {
@@ -729,7 +729,7 @@ impl Lanes {
 
     /// Takes the refusal of the earliest push that nothing has claimed; claims all of that push.
     pub(crate) fn claim_refusal(&mut self) -> Option<(usize, Refused)> {
-        if planted::on(Plant::UnclaimedRefusalIgnored) {
+        if mutants::on(Mutant::UnclaimedRefusalIgnored) {
             return None;
         }
         let open = self.all.iter().enumerate();

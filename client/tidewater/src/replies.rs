@@ -106,8 +106,8 @@ impl Replies {
         let (header, chk) = ReplyHeader::from_line(&mailbox.line(at))?;
         let len = header.payload_len as usize;
         let fits = len <= REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
-        let planted = tidewater_protocol::planted::on(
-            tidewater_protocol::planted::Plant::ReplySlotOutsideHash,
+        let planted = tidewater_protocol::mutants::on(
+            tidewater_protocol::mutants::Mutant::ReplySlotOutsideHash,
         );
         // With the check over tag and slot these comparisons only save work; it decides.
         if !fits || (!planted && (header.user_tag != tag || header.slot as usize != slot)) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tidewater_lanes::fabric::{Parker, TransportKind};
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::limits::{DATA_DEADLINE, DOMAINS_MAX};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::TableInfo;
 use tidewater_runtime::clock::Deadline;
@@ -126,7 +126,7 @@ impl Client {
             Err(e) => return Err(self.lanes.blame(e)),
         };
         let lowest = live.iter().map(|&(rank, _)| rank).min();
-        Ok(lowest == Some(self.rank) && !planted::on(Plant::RankZeroLeads))
+        Ok(lowest == Some(self.rank) && !mutants::on(Mutant::RankZeroLeads))
     }
 
     /// This worker's rank.
@@ -308,7 +308,7 @@ impl Client {
                 what: format!("domain {domain}; there are 0 to {}", DOMAINS_MAX - 1),
             });
         }
-        let domain = match planted::on(Plant::TickOfDomainZero) {
+        let domain = match mutants::on(Mutant::TickOfDomainZero) {
             true => DomainId(0),
             false => domain,
         };

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tidewater_protocol::limits::CLOCK_DEADLINE;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::refusal::RefusalCode;
 use tidewater_runtime::clock;
 
@@ -252,7 +252,7 @@ impl<'a> Run<'a> {
             None => saved,
             Some(_) => Position { step: 0, ..saved },
         };
-        if planted::on(Plant::ResumeAtFirstEpoch) {
+        if mutants::on(Mutant::ResumeAtFirstEpoch) {
             start = Position::default();
         }
         if self.rank == 0 && self.config.epochs > 0 {

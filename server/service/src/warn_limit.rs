@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
 /// Least time between two equal warnings.
@@ -29,7 +29,7 @@ impl WarnLimit {
     pub(crate) fn event(&mut self) -> Option<u64> {
         self.count += 1;
         let is_quiet = self.quiet.is_some_and(|until| !until.passed());
-        if is_quiet && !planted::on(Plant::AcceptWarnedEachTime) {
+        if is_quiet && !mutants::on(Mutant::AcceptWarnedEachTime) {
             return None;
         }
         self.quiet = Some(Deadline::after(self.every));

@@ -14,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll};
 
 use crate::fabric::{Parker, YieldBackoff};
 use adaptive_spin::AdaptiveSpin;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::mem::{Region, WordsMut};
 use tidewater_runtime::parked_flag;
@@ -200,7 +200,7 @@ impl Reactor {
     fn sleep(&self, timeout: Duration) -> bool {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         let mut rest = timespec(timeout);
-        if timeout < PRECISE && !planted::on(Plant::SleepInMilliseconds) {
+        if timeout < PRECISE && !mutants::on(Mutant::SleepInMilliseconds) {
             let mut ready = [PollFd::new(&self.0.epoll, PollFlags::IN)];
             // Its outcome is that of the look that follows: nothing there, or a reason to wake.
             let _ = rustix::event::poll(&mut ready, Some(&rest));

@@ -73,8 +73,8 @@ pub const VARIABLES: &[Variable] = &[
         "servers of the job on this host; else all of them",
     ),
     variable(
-        "TIDEWATER_PLANT",
-        "defect switched on for a test, builds with feature `planted`",
+        "TIDEWATER_MUTANT",
+        "defect switched on for a test, builds with feature `mutants`",
     ),
     variable(
         "TIDEWATER_RANK",

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// Longest time to a deadline, 100 years: `Instant` holds it, and so does every timeout of the
 /// kernel that is computed from it.
@@ -19,7 +19,7 @@ pub struct Deadline(Instant);
 impl Deadline {
     /// `after` from now; at most 100 years, so that `Duration::MAX` means "no limit".
     pub fn after(after: Duration) -> Self {
-        if planted::on(Plant::DeadlineOverflows) {
+        if mutants::on(Mutant::DeadlineOverflows) {
             return Self(now() + after);
         }
         Self(now() + after.min(FARTHEST))

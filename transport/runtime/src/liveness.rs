@@ -14,7 +14,7 @@ use std::marker::PhantomData;
 
 use crate::mem::{MemError, Region, Words};
 use crate::sync::Arc;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// The bit that the kernel sets in the futex of a thread that has ended, `FUTEX_OWNER_DIED`.
 pub const OWNER_DIED: u64 = 0x4000_0000;
@@ -79,7 +79,7 @@ impl Liveness {
             former: (0, 0),
             _of_this_thread: PhantomData,
         };
-        if planted::on(Plant::LivenessNotHeld) {
+        if mutants::on(Mutant::LivenessNotHeld) {
             return Ok(held);
         }
         let (list, _) = Region::memfd("tidewater-robust", LIST_BYTES)?;
@@ -191,7 +191,7 @@ impl LivenessView {
     /// Whether the applier has ended. Cost: a load.
     #[inline]
     pub fn has_ended(&self) -> bool {
-        self.memory().load(self.at) & OWNER_DIED != 0 && !planted::on(Plant::LivenessIgnored)
+        self.memory().load(self.at) & OWNER_DIED != 0 && !mutants::on(Mutant::LivenessIgnored)
     }
 }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// Turns Nagle's algorithm off: small messages are awaited by the other end.
 ///
 /// # Errors
 /// The system's.
 pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
-    match planted::on(Plant::NagleLeftOn) {
+    match mutants::on(Mutant::NagleLeftOn) {
         false => stream.set_nodelay(true),
         true => Ok(()),
     }

@@ -17,7 +17,7 @@ use crate::clock::{self, Deadline};
 use crate::delays;
 use crate::sync::spin_hint;
 use crate::yield_backoff::YieldBackoff;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// Pollers look this long before they sleep: longer than a round trip over shared memory, shorter
 /// than a time slice that somebody else could use.
@@ -78,7 +78,7 @@ pub fn wait_until<T, E>(
         }
         delays::widen_window();
         parker.prepare_park();
-        let second = if planted::on(Plant::SleepWithoutSecondLook) {
+        let second = if mutants::on(Mutant::SleepWithoutSecondLook) {
             Ok(None)
         } else {
             look()

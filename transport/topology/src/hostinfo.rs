@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
@@ -24,7 +24,7 @@ pub fn host_id() -> io::Result<String> {
     }
     let id = match fs::read_to_string(BOOT_ID) {
         Ok(id) => id.trim().to_owned(),
-        Err(_) if planted::on(Plant::HostUnnamed) => return Ok(String::new()),
+        Err(_) if mutants::on(Mutant::HostUnnamed) => return Ok(String::new()),
         Err(source) => {
             let remedy = match source.raw_os_error().map(Errno::from_raw_os_error) {
                 Some(Errno::MFILE | Errno::NFILE) => {
@@ -63,7 +63,7 @@ pub fn host_name() -> String {
 /// descriptors from 1,024 on needs the lower limit.
 #[doc(alias = "RLIMIT_NOFILE")]
 pub fn raise_open_files() -> u64 {
-    if planted::on(Plant::DescriptorsNotRaised) {
+    if mutants::on(Mutant::DescriptorsNotRaised) {
         return open_files_max();
     }
     let mut limit = getrlimit(Resource::Nofile);
@@ -121,7 +121,7 @@ mod tests {
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
                 "--exact",
-                "host::tests::host_id_in_this_process",
+                "hostinfo::tests::host_id_in_this_process",
                 "--ignored",
             ])
             .output()

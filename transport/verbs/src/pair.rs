@@ -24,7 +24,7 @@ use super::sysfs::{Gid, Link};
 use tidewater_protocol::limits::{
     VERBS_HOP_LIMIT, VERBS_RETRIES, VERBS_RNR_RETRIES, VERBS_RNR_TIMER, VERBS_TIMEOUT,
 };
-use tidewater_protocol::planted;
+use tidewater_protocol::mutants;
 use tidewater_runtime::sync::Arc;
 
 /// Queue pair numbers and packet numbers have 24 bits.
@@ -318,7 +318,7 @@ impl QueuePair<ReadyToSend> {
     /// the library is too old to be asked. Cost: a call of the provider, on some devices a system call.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self) -> Option<bool> {
-        if planted::data_in_order() {
+        if mutants::data_in_order() {
             return Some(true);
         }
         // SAFETY: the pair lives (invariant).

@@ -8,7 +8,7 @@ use tidewater_control::conn::{ConnError, ControlConn};
 use tidewater_control::dial::{self, Claims, DialError};
 use tidewater_protocol::ids::{ClusterId, Incarnation, TableId};
 use tidewater_protocol::limits::TEXT_BYTES_MAX;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{
     CoordinatorAnswer, CoordinatorRequest, Endpoints, Join, Joined, Members, Message as _, Notice,
@@ -221,7 +221,7 @@ impl NetCoordinatorLink {
             Err(ConnError::Refused(refusal)) => Err(match self.failed.clone() {
                 Some(failed)
                     if refusal.code == RefusalCode::ShuttingDown
-                        && !planted::on(Plant::RefusalBeforeNotice) =>
+                        && !mutants::on(Mutant::RefusalBeforeNotice) =>
                 {
                     failed.into()
                 }
@@ -432,7 +432,7 @@ impl CoordinatorLink for NetCoordinatorLink {
 /// The directory of a model as servers open it: a relative path is the caller's, whose working
 /// directory is not that of the servers.
 fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError> {
-    if planted::on(Plant::RelativeModelDirectory) {
+    if mutants::on(Mutant::RelativeModelDirectory) {
         return Ok(dir.to_owned());
     }
     let wrong = |what| ClientError::Argument {

@@ -11,7 +11,7 @@ use tidewater_lanes::fabric::{ClientLane, LaneError, ReadBatch, ReadOp, RemoteAd
 use tidewater_protocol::layout::lines::StateLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::STATUS_LOOK;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// Tag of the batch that reads the copy. Pulls are numbered from 1 and do not reach it.
 pub(super) const STATUS_TAG: u64 = u64::MAX;
@@ -82,7 +82,7 @@ impl StatusCopy {
             return Ok(());
         }
         *since = now;
-        if planted::on(Plant::StatusCopyNotRead) {
+        if mutants::on(Mutant::StatusCopyNotRead) {
             return Ok(());
         }
         match self.batch.take() {

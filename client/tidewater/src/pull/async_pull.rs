@@ -9,7 +9,7 @@ use tidewater_lanes::fabric::{ReadBatch, ReadOp};
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, copy_verifying};
 use tidewater_protocol::limits::COORDINATOR_LOOK;
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use super::validation::{RowRead, RowValidator, Verdict};
@@ -202,7 +202,7 @@ impl LaterPulls {
                 | ClientError::Interrupted { .. }
                 | ClientError::Argument { .. })
         );
-        if goes_on && !on(Plant::FinishForgetsPull) {
+        if goes_on && !on(Mutant::FinishForgetsPull) {
             self.all[n].take_back(row_bytes, out);
             return done;
         }
@@ -413,7 +413,7 @@ impl LaterPull {
     /// bring another buffer.
     fn take_back(&mut self, row_bytes: usize, out: &[u8]) {
         for part in self.parts.iter_mut().filter(|part| part.in_place) {
-            if on(Plant::FinishForgetsBuffer) {
+            if on(Mutant::FinishForgetsBuffer) {
                 continue;
             }
             part.in_place = false;

@@ -8,7 +8,7 @@ use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::layout::{LINE_BYTES, line_from_bytes};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use super::batched_ranges::word_op;
@@ -119,7 +119,7 @@ fn cut(
         let part = part.ok_or_else(|| argument(format!("partition {partition} is unknown")))?;
         let base = ranges.start(partition);
         let longest = (block + PIECE_BYTES / layout.block_bytes as u64) * layout.block_elements();
-        let stop = if on(Plant::LongReadWraps) {
+        let stop = if on(Mutant::LongReadWraps) {
             end.min(stop)
         } else {
             end.min(stop).min(longest)
@@ -144,7 +144,7 @@ fn payload_read(at: RemoteAddr, len: usize) -> Result<(ReadOp, usize), ClientErr
         ..at
     };
     let len = len + size(skew);
-    let len = if on(Plant::LongReadWraps) {
+    let len = if on(Mutant::LongReadWraps) {
         len & u32::MAX as usize
     } else {
         len

@@ -4,7 +4,7 @@ use tidewater_lanes::fabric::{ClientLane, LaneError, ReadDest, ReadOp, Unpack};
 use tidewater_lanes::num::count;
 use tidewater_protocol::layout::row::{ROW_HEADER_BYTES, RowLocation, verify_row};
 use tidewater_protocol::limits::PULL_RETRIES_MAX;
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 use super::validation::{RowRead, RowValidator, Verdict};
@@ -512,7 +512,7 @@ fn mending(
                 if e.is_fatal() {
                     lanes.failed(lane, e.clone());
                 }
-                if on(Plant::LateReadIsLost) {
+                if on(Mutant::LateReadIsLost) {
                     return Err(e.into());
                 }
                 return Err(lanes.late_read(lane));

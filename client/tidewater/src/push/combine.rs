@@ -1,6 +1,6 @@
 //! Duplicate keys of one push: sums and gradients are added, of assigns the last wins.
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
 /// Scratch memory, kept between calls so that none allocates once warm.
@@ -63,7 +63,7 @@ fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
             }
         }};
     }
-    if planted::on(Plant::DuplicateF64LastWins) && dtype == DType::F64 {
+    if mutants::on(Mutant::DuplicateF64LastWins) && dtype == DType::F64 {
         acc.copy_from_slice(row);
         return;
     }

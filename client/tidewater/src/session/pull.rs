@@ -1,6 +1,6 @@
 //! Pulls, as calls of the client.
 
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
 
@@ -102,7 +102,7 @@ impl Client {
     ) -> Result<(), ClientError> {
         let deadline = self.deadline();
         let state = self.tables.find_mut("finish_pull", ticket.named)?;
-        if T::DTYPE != ticket.named.dtype && !on(Plant::ForeignHandle) {
+        if T::DTYPE != ticket.named.dtype && !on(Mutant::ForeignHandle) {
             let (have, given) = (ticket.named.dtype, T::DTYPE);
             let what = format!("the pull is of {have:?}, the buffer of {given:?}");
             return Err(state.wrong("finish_pull", what));

@@ -5,7 +5,7 @@ use tidewater_protocol::ids::TableId;
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, RowsPayload};
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_protocol::limits::FRAME_ROWS_MAX;
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock::Deadline;
 use zerocopy::IntoBytes;
@@ -240,7 +240,7 @@ impl Client {
     /// Refuses a ticket of another client.
     #[inline]
     fn own(&self, op: &'static str, ticket: &Ticket) -> Result<(), ClientError> {
-        if ticket.is_of(self.tables.client) || on(Plant::ForeignHandle) {
+        if ticket.is_of(self.tables.client) || on(Mutant::ForeignHandle) {
             return Ok(());
         }
         let table = self.table_name(ticket.table());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use tidewater_protocol::ids::{DomainId, TableId};
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_protocol::table::{Apply, DType};
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
@@ -132,7 +132,7 @@ impl Tables {
 
     /// Forgets a table: its handles name nothing any more.
     pub(crate) fn remove(&mut self, named: Named) {
-        if on(Plant::ReleaseKeepsTable) {
+        if on(Mutant::ReleaseKeepsTable) {
             return;
         }
         if let Some(slot) = self.slots.get_mut(named.index)
@@ -201,5 +201,5 @@ impl Tables {
 
 #[inline]
 fn is_meant(table: &TableState, handle: HandleId) -> bool {
-    table.handle == handle || on(Plant::ForeignHandle)
+    table.handle == handle || on(Mutant::ForeignHandle)
 }

@@ -17,7 +17,7 @@ use rustix::process::{
 use serde::{Deserialize, Serialize};
 use tidewater_launch::Role;
 use tidewater_protocol::limits::KILL_TIMEOUT;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
 use super::config::ProcessCommand;
@@ -301,7 +301,7 @@ impl Spawner {
             // What this launcher was itself told, perhaps as a worker of another job, ends here.
             .env_remove("TIDEWATER_COORDINATOR")
             .env_remove("TIDEWATER_READY_FD");
-        if !planted::on(Plant::TokenFdInherited) {
+        if !mutants::on(Mutant::TokenFdInherited) {
             command.env_remove("TIDEWATER_TOKEN_FD");
         }
         if let Some(device) = &told.rdma_device {

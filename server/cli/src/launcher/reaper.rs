@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tidewater_protocol::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
 /// The variable whose value marks the processes of a job, as `environ` holds it.
@@ -109,7 +109,7 @@ impl Sweep {
 fn until_clean(mut look: impl FnMut() -> io::Result<usize>, pause: Duration) -> io::Result<()> {
     let deadline = Deadline::after(KILL_TIMEOUT);
     // A process that forks during a look can hide its child from this look, not from two.
-    let enough = match planted::on(Plant::GuardLooksOnce) {
+    let enough = match mutants::on(Mutant::GuardLooksOnce) {
         false => 2,
         true => 1,
     };

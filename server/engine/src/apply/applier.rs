@@ -15,7 +15,7 @@ use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_protocol::layout::session::{REPLY_SLOTS, mailbox_clock_at, mailbox_reply_at};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::{APPLY_BATCH_BYTES, APPLY_BATCH_ROWS};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::wait::wait_until;
 
@@ -140,7 +140,7 @@ impl Applier {
 
     /// Whether acknowledged work was lost.
     fn has_failed(&self) -> bool {
-        self.engine.failed.is_some() && !planted::on(Plant::ApplierGoesOn)
+        self.engine.failed.is_some() && !mutants::on(Mutant::ApplierGoesOn)
     }
 
     /// Why it has stopped, if not by [`Command::Stop`].

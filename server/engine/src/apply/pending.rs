@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::limits::PENDING_BYTES_DEFAULT;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 use super::Refusal;
 use crate::namespace::NamespaceId;
@@ -131,7 +131,7 @@ impl Pending {
     /// included.
     pub fn room(&self, payload_len: usize) -> Result<(), Refusal> {
         let needed = self.early + cost(payload_len);
-        if needed > self.limit && !planted::on(Plant::UnboundedHeldPushes) {
+        if needed > self.limit && !mutants::on(Mutant::UnboundedHeldPushes) {
             return Err(RejectReason::PendingFull {
                 needed: needed as u64,
                 limit: self.limit as u64,

@@ -3,7 +3,7 @@
 use tidewater_protocol::layout::frame::{FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{PushOp, Shape};
 
 use super::Refusal;
@@ -126,7 +126,7 @@ impl Engine {
         let parts = RowsPayload::new(count, row_bytes, header.flags.locs);
         check_len(payload, parts.len)?;
         if let Err((good, refusal)) = check_rows(table, payload, parts, count) {
-            if planted::on(Plant::ApplyHalfRefusedFrame) {
+            if mutants::on(Mutant::ApplyHalfRefusedFrame) {
                 self.apply_rows(header.table, op, payload, parts, good, false)?;
             }
             return Err(refusal);
@@ -137,7 +137,7 @@ impl Engine {
             };
             // A tick cannot refuse: rows that are missing are made now, while this push still can
             // be refused.
-            if !planted::on(Plant::RowsReservedAtTick) {
+            if !mutants::on(Mutant::RowsReservedAtTick) {
                 self.locate_rows(header.table, payload, parts, count, header.flags.locs)?;
             }
             self.hold(sender, staged, header, payload)?;
@@ -251,7 +251,7 @@ impl Engine {
             });
         }
         if !blocks.owns_range(first, u64::from(header.count)) {
-            let count = match planted::on(Plant::RejectPartitionForCount) {
+            let count = match mutants::on(Mutant::RejectPartitionForCount) {
                 true => header.partition,
                 false => header.count,
             };
@@ -324,8 +324,8 @@ impl Engine {
         };
         let of_job = self.tables.values().filter(|t| t.namespace == namespace);
         let domains = of_job.fold(ticked, |seen, t| seen | 1 << t.spec.domain.0);
-        let several = domains.count_ones() > 1 && !planted::on(Plant::WaitAcrossDomains);
-        match several || planted::on(Plant::EarlyFrameRefused) {
+        let several = domains.count_ones() > 1 && !mutants::on(Mutant::WaitAcrossDomains);
+        match several || mutants::on(Mutant::EarlyFrameRefused) {
             true => Err(full),
             false => Ok(None),
         }

@@ -1,7 +1,7 @@
 //! What ticks of rows and of ranges share: the order of operations, and the divisor of a mean.
 
 use tidewater_protocol::ids::WorkerId;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
 use super::kernels::divide;
@@ -9,7 +9,7 @@ use super::kernels::divide;
 /// The operations of a tick on one row or block, in the order in which they are applied: the last
 /// assign, the sum of the sums, one step with the reduced gradient.
 pub(super) fn tick_order() -> [PushOp; 3] {
-    if planted::on(Plant::AssignLastAtTick) {
+    if mutants::on(Mutant::AssignLastAtTick) {
         return [PushOp::Sum, PushOp::Gradient, PushOp::Assign];
     }
     [PushOp::Assign, PushOp::Sum, PushOp::Gradient]
@@ -25,14 +25,14 @@ pub(super) struct Ranks {
 impl Ranks {
     /// Adds the rank of one push.
     pub(super) fn add(&mut self, rank: WorkerId) {
-        if self.last != Some(rank) || planted::on(Plant::MeanOverPushes) {
+        if self.last != Some(rank) || mutants::on(Mutant::MeanOverPushes) {
             (self.last, self.count) = (Some(rank), self.count + 1);
         }
     }
 
     /// Makes the mean of a sum of gradients: divides each element by the number of ranks.
     pub(super) fn mean(&self, dtype: DType, sum: &mut [u8]) {
-        if !planted::on(Plant::MeanWithoutDivision) {
+        if !mutants::on(Mutant::MeanWithoutDivision) {
             divide(dtype, sum, self.count.max(1));
         }
     }

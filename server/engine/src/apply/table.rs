@@ -90,8 +90,8 @@ impl Table {
 
     /// Whether pushes wait for the tick.
     pub fn at_clock(&self) -> bool {
-        use tidewater_protocol::planted::{Plant, on};
-        matches!(self.spec.effect, Apply::AtTick(_)) && !on(Plant::AtClockOff)
+        use tidewater_protocol::mutants::{Mutant, on};
+        matches!(self.spec.effect, Apply::AtTick(_)) && !on(Mutant::AtClockOff)
     }
 
     /// The rule for rows, if the table has rows.

@@ -11,7 +11,7 @@ use tidewater_protocol::ids::{DomainId, WorkerId};
 use tidewater_protocol::layout::frame::{CLOCK_FINISHED, FrameHeader, RowsPayload};
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::row::RowLocation;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::Reduce;
 
 use super::Refusal;
@@ -37,7 +37,7 @@ impl Engine {
             });
         }
         let domain = DomainId(header.partition as u8);
-        if told == CLOCK_FINISHED && !planted::on(Plant::FinishLeavesOneDomain) {
+        if told == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
             // Of every domain: also of those that this worker never ticked in. What it pushed after
             // its last tick counts.
             self.leave(sender.namespace, sender.rank);
@@ -66,7 +66,7 @@ impl Engine {
         let domains: Vec<DomainId> = clocks.domains().collect();
         for domain in domains {
             if let Some(iteration) = self.clocks(namespace).clock(domain, rank)
-                && !planted::on(Plant::LostIterationKept)
+                && !mutants::on(Mutant::LostIterationKept)
             {
                 self.pending.forget_rank(StreamKey {
                     namespace,
@@ -120,7 +120,7 @@ impl Engine {
 
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
         for moved in moved {
-            if planted::on(Plant::TickBeforeApply) {
+            if mutants::on(Mutant::TickBeforeApply) {
                 // The defect: announced now, applied at the next call.
                 self.deferred.push((namespace, moved));
             } else {

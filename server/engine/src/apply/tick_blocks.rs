@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use tidewater_protocol::layout::dense::BlockLayout;
 use tidewater_protocol::layout::frame::FrameKind;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp, Reduce};
 
 use super::Refusal;
@@ -221,7 +221,7 @@ impl Buffers {
                 if rules.reduce == Reduce::Mean {
                     self.ranks.mean(rules.dtype, &mut self.values);
                 }
-                if planted::on(Plant::TickStepsWholeBlocks) {
+                if mutants::on(Mutant::TickStepsWholeBlocks) {
                     self.runs.clear();
                     self.runs.push(0..used);
                 }

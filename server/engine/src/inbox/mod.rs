@@ -14,7 +14,7 @@ use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::layout::session::{MAILBOX_STATE_AT, mailbox_reject_at};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::{FRAME_LATE_MAX, FRAMES_IN_FLIGHT_MAX};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::Remote;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::publish::publish;
@@ -226,7 +226,7 @@ impl Ring {
             return self.not_yet();
         }
         self.late = None;
-        let duplicate = header.seq < expected && !planted::on(Plant::SkipDuplicateCheck);
+        let duplicate = header.seq < expected && !mutants::on(Mutant::SkipDuplicateCheck);
         if header.kind == FrameKind::Pad || duplicate {
             self.skip(len);
             return Ok(Next::Skipped);

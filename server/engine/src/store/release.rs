@@ -1,6 +1,6 @@
 //! Release of row memory: every row of a share is void before any of its memory has a new owner.
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::sync::{Ordering, fence};
 
 use super::StoreError;
@@ -43,7 +43,7 @@ pub(super) fn release_rows(
     memory: &ServerMemory,
     slabs: impl Iterator<Item = RowSlab> + Clone,
 ) -> Result<(), StoreError> {
-    if planted::on(Plant::ReleaseSlabBySlab) {
+    if mutants::on(Mutant::ReleaseSlabBySlab) {
         for slab in slabs {
             void(memory, slab)?;
             memory.public.free(slab.block)?;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tidewater_protocol::ids::{PartitionId, TableId};
 use tidewater_protocol::layout::row::{RowLocation, RowVersion};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::partition_of_key;
-use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::TableSpec;
 
 use super::StoreError;
@@ -247,7 +247,7 @@ impl SparseShard {
     pub fn find_hinted(&self, key: u64, hint: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(hint)?;
         let is_its = place.key == key && (key != NO_KEY || self.is_of_generation(place, hint));
-        (is_its || planted::on(Plant::PushByStaleLocation)).then_some(place)
+        (is_its || mutants::on(Mutant::PushByStaleLocation)).then_some(place)
     }
 
     #[cold]

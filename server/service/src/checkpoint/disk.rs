@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// What a save does to a directory. Nothing else touches it.
 pub trait Disk: Send {
@@ -59,7 +59,7 @@ impl Disk for OsDisk {
     }
 
     fn sync(&mut self, file: &File, _path: &Path) -> io::Result<()> {
-        if planted::on(Plant::ModelNotSynced) {
+        if mutants::on(Mutant::ModelNotSynced) {
             return Ok(());
         }
         file.sync_all()
@@ -70,7 +70,7 @@ impl Disk for OsDisk {
     }
 
     fn sync_dir(&mut self, dir: &Path) -> io::Result<()> {
-        if planted::on(Plant::ModelNotSynced) {
+        if mutants::on(Mutant::ModelNotSynced) {
             return Ok(());
         }
         File::open(dir)?.sync_all()

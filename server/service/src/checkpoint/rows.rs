@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crossbeam_channel::bounded;
 use tidewater_protocol::ids::{ApplierId, PartitionId, ServerId, TableId};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::placement::Owner;
-use tidewater_protocol::planted::{self, Plant};
 use tidewater_protocol::table::TableSpec;
 use tidewater_protocol::wire::control::{DomainClock, TableInfo};
 
@@ -82,7 +82,7 @@ pub fn save_part(
         writer = written?;
         for (domain, clock) in told {
             match clocks.iter_mut().find(|known| known.domain == domain) {
-                Some(known) if planted::on(Plant::NewestPartClocks) => {
+                Some(known) if mutants::on(Mutant::NewestPartClocks) => {
                     known.clock = known.clock.max(clock);
                 }
                 Some(known) => known.clock = known.clock.min(clock),

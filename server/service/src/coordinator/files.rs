@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::refusal::Refusal;
 
 use super::state::{FileDone, FileTask};
@@ -76,7 +76,7 @@ impl Files {
     fn lock(&mut self, op: u64, dir: PathBuf, how: FlockOperation) -> Result<(), CheckpointError> {
         let lock = File::open(&dir).map_err(CheckpointError::io("open", &dir))?;
         match rustix::fs::flock(&lock, how) {
-            Err(Errno::WOULDBLOCK) if !planted::on(Plant::ModelLockIgnored) => {
+            Err(Errno::WOULDBLOCK) if !mutants::on(Mutant::ModelLockIgnored) => {
                 return Err(CheckpointError::Locked { path: dir });
             }
             // Some network file systems lock no directories: then two saves at a time into one
@@ -98,7 +98,7 @@ fn abandon_uncommitted(dir: &Path, names: &[String]) {
         manifest.files.iter().any(|file| names.contains(&file.file))
     };
     match checkpoint::read_manifest(dir) {
-        Ok(manifest) if is_named(&manifest) && !planted::on(Plant::AbandonCommittedParts) => {}
+        Ok(manifest) if is_named(&manifest) && !mutants::on(Mutant::AbandonCommittedParts) => {}
         Ok(_) | Err(CheckpointError::Missing { .. }) => {
             checkpoint::abandon(&mut OsDisk, dir, names);
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use tidewater_protocol::ids::{DomainId, ServerId, TableId, WorkerId};
 use tidewater_protocol::limits::WORKERS_MAX;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{Join, WorkerMember, WorkerState};
 use tidewater_protocol::wire::hello::RANK_ANY;
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -167,7 +167,7 @@ impl Job {
     /// not left: finished and lost workers are not waited for. One of fewer workers needs that many, and
     /// fails when fewer are left.
     pub(super) fn barrier(&self, count: u32, present: &[WorkerId]) -> Outcome {
-        let count_lost = planted::on(Plant::BarrierCountsTheLost);
+        let count_lost = mutants::on(Mutant::BarrierCountsTheLost);
         let may_come = |w: &Worker| matches!(w.state, WorkerState::Expected | WorkerState::Live);
         let mut left = self.workers.iter().filter(|(_, w)| may_come(w));
         if self.expected == 0 || count != self.expected || count_lost {

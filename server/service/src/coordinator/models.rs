@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidewater_protocol::ids::{DomainId, ServerId, TableId};
 use tidewater_protocol::limits::FILE_ORDERS_TIMEOUT;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, DomainClock, SavedPart,
 };
@@ -463,7 +463,7 @@ impl Coordinator {
     }
 
     pub(super) fn expire_models(&mut self) {
-        if planted::on(Plant::HungSaveWaits) {
+        if mutants::on(Mutant::HungSaveWaits) {
             return;
         }
         let over = self
@@ -484,7 +484,7 @@ impl Coordinator {
 
 /// Makes a job's clocks those of its model: `base` is what the model that the job has loaded brought.
 fn add_base(files: &mut [SavedFile], base: &BTreeMap<DomainId, u64>) {
-    if planted::on(Plant::ModelClocksBeginAgain) {
+    if mutants::on(Mutant::ModelClocksBeginAgain) {
         return;
     }
     for (&domain, &base) in base {

@@ -10,7 +10,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use tidewater_control::dial;
 use tidewater_protocol::ids::{ClusterId, Incarnation};
 use tidewater_protocol::limits::{HANDSHAKE_TIMEOUT, UNPROVEN_CONNECTIONS_MAX};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{self, Message};
 use tidewater_protocol::wire::frame::kind;
 use tidewater_protocol::wire::handshake::{JobToken, Namespaces, ServerPolicy};
@@ -318,7 +318,7 @@ impl Server {
             .count();
         let room = unproven < UNPROVEN_CONNECTIONS_MAX;
         let is_over = self.paused.is_some_and(|until| until.passed());
-        if room && is_over && !planted::on(Plant::AcceptPausedForEver) {
+        if room && is_over && !mutants::on(Mutant::AcceptPausedForEver) {
             self.paused = None;
             self.listen(true);
         } else if !room && self.paused.is_none() {

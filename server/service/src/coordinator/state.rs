@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use tidewater_protocol::ids::{ServerId, TableId, WorkerId};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{
     Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Notice, ServerMember, WorkerState,
 };
@@ -359,7 +359,7 @@ impl Coordinator {
     /// The failure comes first: a lost worker fails its job and, with a lifetime of one job, stops the
     /// cluster in the same step.
     fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
-        if planted::on(Plant::ShutdownBeforeFailure) {
+        if mutants::on(Mutant::ShutdownBeforeFailure) {
             self.check_running()?;
         }
         let failed = self.jobs.get(namespace).and_then(|job| job.failed.clone());

@@ -20,7 +20,7 @@ use tidewater_lanes::shm::pass::same_user;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::{CONNECTIONS_MAX, UNPROVEN_CONNECTIONS_MAX};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::ServerAnswer;
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Hello, Purpose, RANDOM_BYTES};
@@ -209,7 +209,7 @@ impl Control {
             self.sessions.expire(id, cut);
         }
         let is_over = self.paused.is_some_and(|d| d.passed());
-        if is_over && !planted::on(Plant::AcceptPausedForEver) {
+        if is_over && !mutants::on(Mutant::AcceptPausedForEver) {
             self.paused = None;
             if self.listen().is_err() {
                 self.pause();
@@ -418,9 +418,7 @@ impl Control {
                 Err(Refusal::new(RefusalCode::TooMany, numbers).with_text("connections"))
             }
             Purpose::Control => Ok(()),
-            Purpose::Lane { .. } if is_unix => {
-                Err(super::sessions::bad("lanes come over TCP"))
-            }
+            Purpose::Lane { .. } if is_unix => Err(super::sessions::bad("lanes come over TCP")),
             Purpose::Lane {
                 session,
                 applier,

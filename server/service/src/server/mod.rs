@@ -46,7 +46,7 @@ use crossbeam_channel::unbounded;
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::limits::{APPLIERS_MAX, SERVERS_MAX, WORKERS_MAX};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::handshake::ServerPolicy;
 use tidewater_protocol::wire::hello::{Features, Ids, Role, Roles};
 use tidewater_topology::Topology;
@@ -93,7 +93,7 @@ impl Server {
         if let Some(why) = without.filter(|_| config.local_rank == 0) {
             // A setting that the user did not choose is no cause for a warning.
             let chosen = config.hugepages != Hugepages::Default;
-            if chosen || planted::on(Plant::WarnOfDefaultPages) {
+            if chosen || mutants::on(Mutant::WarnOfDefaultPages) {
                 tracing::warn!("ordinary pages: {why}; or --hugepages off");
             } else {
                 tracing::info!("ordinary pages: {why}");

@@ -12,7 +12,7 @@ use tidewater_lanes::shm::{self, SessionMemory};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::limits::SESSIONS_MAX;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::wire::control::{Attach, Attached, Remote, Transport};
 use tidewater_protocol::wire::hello::{Hello, RANK_ANY};
 use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
@@ -82,7 +82,7 @@ impl Presence {
     /// Whether the session ends now that the linger of cut number `cut` is over: it has not been
     /// resumed since, even if it was cut again.
     fn has_ended(&self, cut: u64) -> bool {
-        self.owner.is_none() && (self.cuts == cut || planted::on(Plant::LingerOfEarlierCut))
+        self.owner.is_none() && (self.cuts == cut || mutants::on(Mutant::LingerOfEarlierCut))
     }
 }
 

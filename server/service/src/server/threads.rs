@@ -11,7 +11,7 @@ use tidewater_lanes::fabric::SPIN;
 use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::layout::session::ALIVE_AFTER_DOZE;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::liveness::Liveness;
 use tidewater_topology::{NoSuchNic, Placement, Room, Topology, Wish, format_list};
 
@@ -107,7 +107,7 @@ fn start_one(
         let ended = catch_unwind(AssertUnwindSafe(|| applier.run(&mut parker)));
         let why = match &ended {
             Ok(()) => applier.failure().map(str::to_owned),
-            Err(_) if planted::on(Plant::PanicUnnoticed) => None,
+            Err(_) if mutants::on(Mutant::PanicUnnoticed) => None,
             Err(panic) => Some(format!(
                 "panicked: {}; this is a defect of the server, please report it",
                 panic_text(&**panic)

@@ -41,9 +41,9 @@ impl Here {
         } else {
             "--lib".to_owned()
         };
-        let (plant, feature) = match std::env::var("TIDEWATER_PLANT") {
-            Ok(name) if cfg!(feature = "planted") => {
-                (format!("TIDEWATER_PLANT={name} "), " --features planted")
+        let (plant, feature) = match std::env::var("TIDEWATER_MUTANT") {
+            Ok(name) if cfg!(feature = "mutants") => {
+                (format!("TIDEWATER_MUTANT={name} "), " --features mutants")
             }
             _ => (String::new(), ""),
         };

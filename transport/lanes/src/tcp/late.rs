@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::client_lane::{TcpClientLane, Whose};
 use crate::fabric::{LaneError, TransportKind};
 use tidewater_protocol::limits::LANE_QUIET_MAX;
-use tidewater_protocol::planted::{Plant, on};
+use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
@@ -20,7 +20,7 @@ impl TcpClientLane {
         };
         let give_up = Deadline::at(since.instant() + LANE_QUIET_MAX);
         let until = *self.quiet_until.get_or_insert(give_up);
-        if until.passed() || on(Plant::LateReadBreaksLane) {
+        if until.passed() || on(Mutant::LateReadBreaksLane) {
             return self.late();
         }
         let awaited = self.inbound.awaited.iter_mut();

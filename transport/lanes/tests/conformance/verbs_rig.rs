@@ -23,7 +23,7 @@ mod wired {
 
     use tidewater_lanes::fabric::TransportKind;
     use tidewater_lanes::wake::OsParker;
-    use tidewater_protocol::planted;
+    use tidewater_protocol::mutants;
     use tidewater_runtime::sync::Arc;
     use tidewater_verbs::{
         self as verbs, Adapter, ClientDomain, Domain, Notifier, RetryTimeout, VerbsError,
@@ -46,7 +46,7 @@ mod wired {
             // An emulated guest is slow.
             rounds: 60,
             // Then tails are polled: lanes that only devices get which place data in order.
-            awake: planted::data_in_order(),
+            awake: mutants::data_in_order(),
             wire: verbs_wire,
         })
     }

@@ -5,7 +5,7 @@
 //! it is not a MAC and protects against nobody who can write the memory.
 
 use super::line_from_bytes;
-use crate::planted::{self, Plant};
+use crate::mutants::{self, Mutant};
 
 const K: [u64; 8] = [
     0xa076_1d64_78bd_642f,
@@ -51,7 +51,7 @@ impl H64 {
     /// lets key 0x10000 of generation 0 pass for key 0 of generation 1).
     #[inline(always)]
     pub fn new(seed: [u64; 4]) -> Self {
-        if planted::on(Plant::LinearHashSeed) {
+        if mutants::on(Mutant::LinearHashSeed) {
             // The defect: generations and keys cancel.
             let s = seed[0] ^ seed[1] ^ (seed[2] >> 32) ^ seed[3];
             return Self {
@@ -96,7 +96,7 @@ impl H64 {
     #[inline(always)]
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
-        if planted::on(Plant::HashLastLineOnly) {
+        if mutants::on(Mutant::HashLastLineOnly) {
             return self.finish_last_line(bytes);
         }
         let (blocks, tail) = bytes.as_chunks::<64>();
@@ -112,7 +112,7 @@ impl H64 {
     /// As [`Self::finish_bytes`], copying the bytes to `to`, which is as long: one pass over both.
     #[inline(always)]
     pub fn finish_copying(mut self, bytes: &[u8], to: &mut [u8]) -> u64 {
-        if planted::on(Plant::HashLastLineOnly) {
+        if mutants::on(Mutant::HashLastLineOnly) {
             to.copy_from_slice(bytes);
             return self.finish_last_line(bytes);
         }

@@ -14,7 +14,7 @@ use super::hash::H64;
 use super::lines::RejectCode;
 use super::reject::RejectReason;
 use super::{Line, pack, unpack};
-use crate::planted::{self, Plant};
+use crate::mutants::{self, Mutant};
 
 /// 'TWR1' in memory order.
 pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"TWR1");
@@ -60,7 +60,7 @@ impl ReplyHeader {
     /// The hash in progress after the header; the payload follows.
     pub fn hasher(&self, session: u64) -> H64 {
         let mut w = self.words();
-        if planted::on(Plant::ReplySlotOutsideHash) {
+        if mutants::on(Mutant::ReplySlotOutsideHash) {
             w[1] = 0;
             w[3] = 0;
         }

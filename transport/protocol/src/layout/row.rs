@@ -10,7 +10,7 @@
 
 use super::hash::H64;
 use super::word_at;
-use crate::planted::{self, Plant};
+use crate::mutants::{self, Mutant};
 
 /// Bytes of the header.
 pub const ROW_HEADER_BYTES: usize = 16;
@@ -151,7 +151,7 @@ pub fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool 
     if !ver.is_valid() {
         return false;
     }
-    if planted::on(Plant::AcceptWithoutHash) {
+    if mutants::on(Mutant::AcceptWithoutHash) {
         return true;
     }
     chk() == told
@@ -230,7 +230,7 @@ mod tests {
         assert_ne!(chk, row_chk(1, 2, ver, &row[..19]));
     }
 
-    /// Catches `TIDEWATER_PLANT=accept-without-hash` and `TIDEWATER_PLANT=hash-last-line-only`.
+    /// Catches `TIDEWATER_MUTANT=accept-without-hash` and `TIDEWATER_MUTANT=hash-last-line-only`.
     #[test]
     fn a_row_proves_itself_or_is_refused() {
         let ver = RowVersion::new(1, 9);

@@ -4,7 +4,7 @@
 
 use super::shared::{Words, WordsMut};
 use crate::sync::{Ordering, fence};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// Stores bytes after everything that was stored before: who sees one of them (and fences) sees
 /// all of that (F04, F15). Cost: a `memcpy`; the fence is free on x86.
@@ -33,7 +33,7 @@ pub fn cell(from: Words<'_>, at: usize) -> [u64; 2] {
 #[inline]
 pub fn read_fence() {
     // SYNC: publish, blocks. Pairs with the writer's Release fence.
-    if !planted::on(Plant::ReadWithoutFence) {
+    if !mutants::on(Mutant::ReadWithoutFence) {
         fence(Ordering::Acquire);
     }
 }

@@ -12,7 +12,7 @@ use super::pages::{Pages, huge_page_bytes, take_all};
 use super::shared::{Words, WordsMut, prefetch_at};
 use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// What went wrong with memory.
 #[derive(Debug, thiserror::Error)]
@@ -349,7 +349,7 @@ impl Region {
 /// [`MemError::Os`] when the kernel refuses, for instance because `fd` is open for reading only.
 #[doc(alias = "F_SEAL_FUTURE_WRITE")]
 pub fn seal_for_readers(fd: impl AsFd) -> Result<(), MemError> {
-    if planted::on(Plant::ReadMemoryUnsealed) {
+    if mutants::on(Mutant::ReadMemoryUnsealed) {
         return seal_for_writers(fd);
     }
     match seal(&fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL) {
@@ -367,7 +367,7 @@ pub fn seal_for_readers(fd: impl AsFd) -> Result<(), MemError> {
 /// As [`seal_for_readers`].
 #[doc(alias = "F_SEAL_SEAL")]
 pub fn seal_for_writers(fd: impl AsFd) -> Result<(), MemError> {
-    if planted::on(Plant::SharedMemoryUnsealed) {
+    if mutants::on(Mutant::SharedMemoryUnsealed) {
         return Ok(());
     }
     seal(&fd, SealFlags::SEAL).map_err(sealing)

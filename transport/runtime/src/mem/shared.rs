@@ -12,7 +12,7 @@ use super::{line, many};
 use crate::sync::{AtomicU64, Ordering};
 use tidewater_protocol::layout::hash::H64;
 use tidewater_protocol::layout::{LINE_BYTES, Line, line_from_bytes, word_at};
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// A window of shared words that may be read.
 #[derive(Debug, Clone, Copy)]
@@ -133,7 +133,7 @@ impl<'a> Words<'a> {
     /// Copies bytes out and hashes what was copied, line by line: the copy, never the words again.
     #[inline]
     pub fn copy_out_hashing(&self, at: usize, out: &mut [u8], mut hash: H64) -> u64 {
-        if planted::on(Plant::HashLastLineOnly) {
+        if mutants::on(Mutant::HashLastLineOnly) {
             self.copy_out(at, out);
             return hash.finish_last_line(out);
         }

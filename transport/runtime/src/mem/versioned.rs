@@ -11,12 +11,12 @@ use crate::delays;
 use crate::sync::{Ordering, fence};
 use tidewater_protocol::layout::Line;
 use tidewater_protocol::layout::row::ROW_HEADER_BYTES;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 
 /// A Release fence, unless `mutant` is switched on.
 #[inline(always)]
-fn release_fence(mutant: Plant) {
-    if !planted::on(mutant) {
+fn release_fence(mutant: Mutant) {
+    if !mutants::on(mutant) {
         fence(Ordering::Release);
     }
 }
@@ -69,10 +69,10 @@ pub fn store_block(
     version.store(0, versions.writing);
     // SYNC: block. A reader that copied any word stored below has synchronised with this fence through its
     // own, so its second look sees the odd word or a later one, and it rejects.
-    release_fence(Plant::BlockWithoutFence);
+    release_fence(Mutant::BlockWithoutFence);
     target.copy_in(0, payload);
     // SYNC: block. A reader whose first look sees this word sees all of the payload above.
-    if planted::on(Plant::BlockVersionRelaxed) {
+    if mutants::on(Mutant::BlockVersionRelaxed) {
         version.store(0, versions.done);
     } else {
         version.store_release(0, versions.done);
@@ -84,7 +84,7 @@ pub fn store_block(
 #[inline]
 pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
     // SYNC: snapshot. Pairs with the reader's `read_fence` after its first look.
-    release_fence(Plant::SnapshotLineWithoutFence);
+    release_fence(Mutant::SnapshotLineWithoutFence);
     to.store_line(0, line);
 }
 
@@ -93,7 +93,7 @@ pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
 pub fn begin_buffer() {
     // SYNC: snapshot. Pairs with the reader's `read_fence` before its second look: a reader that copied a word
     // stored after this sees the line's new `building`, or a later line.
-    release_fence(Plant::EpochWithoutFence);
+    release_fence(Mutant::EpochWithoutFence);
 }
 
 /// Voids version words (or whole lines of them) before the memory that they guard is zeroed and given away.
@@ -101,7 +101,7 @@ pub fn begin_buffer() {
 pub fn void(words: WordsMut<'_>, len: usize) {
     words.zero(0, len);
     // SYNC: block. A reader that copied a word stored after this sees the void version at its second look.
-    release_fence(Plant::VoidWithoutFence);
+    release_fence(Mutant::VoidWithoutFence);
 }
 
 /// A one-sided read of memory that its writer may be changing: `head` first, the rest into `body`. With `fence`,

@@ -5,7 +5,7 @@ use tidewater_lanes::wake::OsParker;
 use tidewater_protocol::layout::lines::CheckedU64;
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::limits::VERBS_RECEIVES;
-use tidewater_protocol::planted;
+use tidewater_protocol::mutants;
 use tidewater_protocol::wire::control::VerbsTails;
 use tidewater_verbs::Notifier;
 
@@ -132,7 +132,7 @@ fn tails_are_polled_only_where_nobody_sleeps_and_the_device_promises_order() {
     let ends = host.connect(1);
     let name = host.adapter.device().name();
     println!("{name}: tails are {:?}", ends.told.tails);
-    let due = match (planted::data_in_order(), name.starts_with("rxe")) {
+    let due = match (mutants::data_in_order(), name.starts_with("rxe")) {
         (true, _) => VerbsTails::Polled,
         (false, true) => VerbsTails::Signalled,
         // Others may promise it or not.

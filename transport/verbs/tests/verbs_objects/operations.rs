@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidewater_protocol::planted;
+use tidewater_protocol::mutants;
 use tidewater_runtime::mem::Region;
 use tidewater_verbs::{Access, Completion, Flags, MemoryRegion, MemoryWindow, Operation};
 
@@ -141,7 +141,7 @@ fn a_pair_is_asked_whether_data_lands_in_order() {
     let said = rig.far.pair.data_in_order();
     let name = rig.far.pair.adapter().device().name();
     println!("{name}: data in order {said:?}");
-    match (planted::data_in_order(), name.starts_with("rxe")) {
+    match (mutants::data_in_order(), name.starts_with("rxe")) {
         (true, _) => assert_eq!(said, Some(true)),
         (false, true) => assert_ne!(said, Some(true)),
         (false, false) => {}

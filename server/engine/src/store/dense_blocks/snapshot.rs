@@ -6,7 +6,7 @@
 //! `building <= front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
 
 use tidewater_protocol::layout::lines::SnapshotLine;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::mem::versioned::begin_buffer;
 
 use super::part::{Part, Sizes};
@@ -76,7 +76,7 @@ impl DenseBlocks {
             applied,
         };
         for part in self.parts.iter().flatten() {
-            if !planted::on(Plant::SnapshotWithoutCopyForward) {
+            if !mutants::on(Mutant::SnapshotWithoutCopyForward) {
                 part.copy_forward(&self.memory, self.sizes, epoch, &mut self.window.payload)?;
             }
             part.publish(&self.memory, self.salt, line)?;

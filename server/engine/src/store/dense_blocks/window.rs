@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use tidewater_protocol::layout::dense::{BlockLayout, TaggedU32};
 use tidewater_protocol::layout::lines::SnapshotLine;
-use tidewater_protocol::planted::{self, Plant};
+use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{PushOp, TableSpec};
 
 use super::part::{Part, Sizes};
@@ -183,7 +183,7 @@ impl DenseBlocks {
             w.steps.clear();
             while at < cut.from + cut.count {
                 let mut run = steps.run(&self.memory, n)?;
-                if planted::on(Plant::StepCountPerBlock) {
+                if mutants::on(Mutant::StepCountPerBlock) {
                     run.count = steps.most(&self.memory)?;
                 }
                 let bytes = at * size..(run.last + 1) * size;

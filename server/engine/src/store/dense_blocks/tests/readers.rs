@@ -249,7 +249,7 @@ fn a_snapshot_is_believed_until_its_buffer_is_built_again() {
     );
 }
 
-/// Catches `TIDEWATER_PLANT=snapshot-without-copy-forward`.
+/// Catches `TIDEWATER_MUTANT=snapshot-without-copy-forward`.
 #[test]
 fn snapshot_blocks_untouched_this_epoch_are_carried_forward() {
     let (memory, redo) = memory();

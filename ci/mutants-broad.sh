@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Switches on each planted defect of docs/TESTING.md and says which broad tests see it, one row a
+# Switches on each mutant of docs/TESTING.md and says which broad tests see it, one row a
 # defect. It fails on nothing: a broad test need not see everything. No stage of CI; about two hours.
 #
-#   ci/planted-broad.sh [PLANT...]    those, or all; the table is target/planted-broad.tsv as well
+#   ci/mutants-broad.sh [MUTANT...]    those, or all; the table is target/mutants-broad.tsv as well
 source "$(dirname "$0")/lib.sh"
-source ci/lib/planted.sh
+source ci/lib/mutants.sh
 TEST_SECONDS=300 # for one test program
-OUT=$REPO_ROOT/target/planted-broad.tsv
+OUT=$REPO_ROOT/target/mutants-broad.tsv
 # Column, crate, target, environment. A prefix of the seeds is a column of its own: it is what a quick run does.
 BROAD=(
     "sim-15 tidewater-tests sim TIDEWATER_SEEDS=15"
     "sim-200 tidewater-tests sim TIDEWATER_SEEDS=200"
-    "ledger tidewater-tests ledger"
-    "torn tidewater-tests torn"
+    "ledger tidewater-tests exactly_once"
+    "torn tidewater-tests torn_reads"
     "stress tidewater-tests stress"
     "conformance tidewater-lanes conformance"
 )
@@ -35,22 +35,22 @@ outcome() {
     esac
 }
 
-plants=("$@")
-((${#plants[@]} > 0)) || mapfile -t plants < <(planted_rows | awk -F '\t' '$3 != "loom" { print $1 }')
+mutants=("$@")
+((${#mutants[@]} > 0)) || mapfile -t mutants < <(mutant_rows | awk -F '\t' '$3 != "loom" { print $1 }')
 {
     printf 'defect'
     for row in "${BROAD[@]}"; do printf '\t%s' "${row%% *}"; done
     printf '\n'
-    for plant in none "${plants[@]}"; do
-        printf '%s' "$plant"
+    for mutant in none "${mutants[@]}"; do
+        printf '%s' "$mutant"
         for row in "${BROAD[@]}"; do
             read -r -a words <<<"$row"
             assignment=("${words[@]:3}")
-            [[ $plant == none ]] || assignment+=("TIDEWATER_PLANT=$plant")
+            [[ $mutant == none ]] || assignment+=("TIDEWATER_MUTANT=$mutant")
             # The seeds of sim-15 are the first of sim-200.
             if [[ ${words[0]} == sim-200 && $cell == seen* ]]; then printf '\t%s' "$cell" && continue; fi
             cell=$(outcome "${words[1]}" "${words[2]}" "${assignment[@]}")
-            [[ $plant != none || $cell == - ]] || die "${words[0]} fails without a defect"
+            [[ $mutant != none || $cell == - ]] || die "${words[0]} fails without a defect"
             printf '\t%s' "$cell"
         done
         printf '\n'

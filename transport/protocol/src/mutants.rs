@@ -1,26 +1,26 @@
 //! Known defects, switched on by name, so that a test can prove it would notice them.
 //!
-//! With the cargo feature `planted`, the environment variable `TIDEWATER_PLANT` names one of
-//! [`Plant`]; without the feature [`on`] is `false` at compile time and costs nothing.
+//! With the cargo feature `mutants`, the environment variable `TIDEWATER_MUTANT` names one of
+//! [`Mutant`]; without the feature [`on`] is `false` at compile time and costs nothing.
 
-/// Defines [`Plant`] and the list of its names: one entry a defect, its doc comment above it.
-macro_rules! plants {
+/// Defines [`Mutant`] and the list of its names: one entry a defect, its doc comment above it.
+macro_rules! mutants {
     ($($(#[$doc:meta])+ $variant:ident = $name:literal;)+) => {
         /// A defect that can be planted. The table in `docs/TESTING.md` says which test catches which.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
-        pub enum Plant {
+        pub enum Mutant {
             $($(#[$doc])+ $variant,)+
         }
 
-        impl Plant {
-            /// Every defect with its name in `TIDEWATER_PLANT`.
+        impl Mutant {
+            /// Every defect with its name in `TIDEWATER_MUTANT`.
             pub const ALL: &[(&'static str, Self)] = &[$(($name, Self::$variant),)+];
         }
     };
 }
 
-plants! {
+mutants! {
     /// A reader accepts a row without recomputing its hash.
     AcceptWithoutHash = "accept-without-hash";
     /// The hash of a row forgets all its cache lines but the last complete one and the rest.
@@ -183,32 +183,35 @@ plants! {
 /// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a
 /// device that is not here: Soft-RoCE promises nothing, so that tests run there what relies on the
 /// promise of others, and see what it comes to without. `TIDEWATER_TEST_DATA_IN_ORDER=1`.
-#[cfg(feature = "planted")]
+#[cfg(feature = "mutants")]
 pub fn data_in_order() -> bool {
     static CHOSEN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_TEST_DATA_IN_ORDER").is_ok_and(|d| d == "1"))
 }
 
-/// Whether devices are taken to place data in order: never, in a build without the feature `planted`.
-#[cfg(not(feature = "planted"))]
+/// Whether devices are taken to place data in order: never, in a build without the feature `mutants`.
+#[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn data_in_order() -> bool {
     false
 }
 
 /// Whether `plant` is switched on in this process.
-#[cfg(feature = "planted")]
-pub fn on(plant: Plant) -> bool {
-    static CHOSEN: std::sync::OnceLock<Option<Plant>> = std::sync::OnceLock::new();
+#[cfg(feature = "mutants")]
+pub fn on(plant: Mutant) -> bool {
+    static CHOSEN: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
     *CHOSEN.get_or_init(|| {
-        let name = std::env::var("TIDEWATER_PLANT").ok()?;
-        Plant::ALL.iter().find(|(n, _)| *n == name).map(|&(_, p)| p)
+        let name = std::env::var("TIDEWATER_MUTANT").ok()?;
+        Mutant::ALL
+            .iter()
+            .find(|(n, _)| *n == name)
+            .map(|&(_, p)| p)
     }) == Some(plant)
 }
 
-/// Whether `plant` is switched on: never, in a build without the feature `planted`.
-#[cfg(not(feature = "planted"))]
+/// Whether `plant` is switched on: never, in a build without the feature `mutants`.
+#[cfg(not(feature = "mutants"))]
 #[inline(always)]
-pub const fn on(_plant: Plant) -> bool {
+pub const fn on(_plant: Mutant) -> bool {
     false
 }

@@ -337,7 +337,7 @@ fn exact_under_disconnects(transport: TransportKind) {
     assert!(
         seen == due,
         "{transport}: the ledger does not balance; again: TIDEWATER_SEED={seed} \
-         cargo test --profile ci -p tidewater-tests --test ledger"
+         cargo test --profile ci -p tidewater-tests --test exactly_once"
     );
     check_tails(&mut client, &tables);
     check_arrivals(&mut client, frames, transport);

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Switches on each planted defect of docs/TESTING.md and requires that its test fails; and that
+# Switches on each mutant of docs/TESTING.md and requires that its test fails; and that
 # the same test passes without it. A suite that cannot find these would not find a real one.
 source "$(dirname "$0")/lib.sh"
-source ci/lib/planted.sh
+source ci/lib/mutants.sh
 TEST_SECONDS=120 # a test that hangs has not caught the defect
-[[ -n $(planted_rows) ]] || nothing_to_run "no rows in docs/TESTING.md"
+[[ -n $(mutant_rows) ]] || nothing_to_run "no rows in docs/TESTING.md"
 build_tests
 scratch_dir
 log=$SCRATCH/log.txt
@@ -26,7 +26,7 @@ verdict() {
     run_one "$exe" "$4" || code=$?
     grep -q '^running 1 test$' "$log" || { say "no test of that name"; return; }
     [[ $code -eq 0 ]] || { say "fails even without it (exit code $code)"; return; }
-    run_one "$exe" "$4" "TIDEWATER_PLANT=$1" || code=$?
+    run_one "$exe" "$4" "TIDEWATER_MUTANT=$1" || code=$?
     case $code in
     0) say "NOT NOTICED" ;;
     124 | 137) say "hangs for $TEST_SECONDS s instead of failing" ;;
@@ -38,15 +38,15 @@ verdict() {
     esac
 }
 
-while IFS=$'\t' read -r plant crate target test <&3; do
+while IFS=$'\t' read -r mutant crate target test <&3; do
     [[ $target != loom ]] || continue # ci/loom.sh runs those
-    outcome=$(verdict "$plant" "$crate" "$target" "$test")
-    printf '%-30s %s  %s %s %s\n' "$plant" "$outcome" "$crate" "$target" "$test"
+    outcome=$(verdict "$mutant" "$crate" "$target" "$test")
+    printf '%-30s %s  %s %s %s\n' "$mutant" "$outcome" "$crate" "$target" "$test"
     if [[ $outcome == caught ]]; then caught=$((caught + 1)); else
         missed=$((missed + 1))
         sed 's/^/    /' "$log" | tail -n 20
     fi
-done 3< <(planted_rows)
-report planted "$caught" "$missed" 0
-note "planted: $caught/$((caught + missed)) caught"
+done 3< <(mutant_rows)
+report mutants "$caught" "$missed" 0
+note "mutants: $caught/$((caught + missed)) caught"
 ((missed == 0))
