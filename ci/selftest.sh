@@ -129,7 +129,7 @@ test_tidy() {
     finds ci/tidy.sh "link leads nowhere: nowhere.md" docs/a.md <<<'[there](nowhere.md)'
     finds ci/tidy.sh "no heading for the link TESTING.md#nope" docs/a.md <<<'[there](TESTING.md#nope)'
     finds ci/tidy.sh "no test nobody_wrote_this in tidewater-service" docs/TESTING.md \
-        <<<$'\n| plant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-service | lib | nobody_wrote_this |'
+        <<<$'\n| mutant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-service | lib | nobody_wrote_this |'
 }
 
 # flaky TEST...: text for a stage that runs one test binary in which these tests fail at the first run.
@@ -235,7 +235,7 @@ SH
 # planted_case PLANT CATCHES TEST TEXT CODE
 planted_case() {
     local code=0
-    printf '\n| plant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \
+    printf '\n| mutant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \
         "$1" "$3" >"$COPY/docs/TESTING.md"
     (cd "$COPY" && PATH=$SCRATCH/bin:$PATH CATCHES=$2 ./ci/mutants.sh) >"$OUT" 2>&1 || code=$?
     if [[ $code -eq $5 ]] && grep -qE "$4" "$OUT"; then outcome ok "mutants.sh says: $4"; else

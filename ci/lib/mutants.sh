@@ -10,7 +10,7 @@ mutants() {
 mutant_rows() {
     awk -F '|' '
         function cell(n,    s) { s = $n; gsub(/[ \t`]/, "", s); return s }
-        /^\| *plant *\|/ { table = 1; getline; next }
+        /^\| *mutant *\|/ { table = 1; getline; next }
         table && !/^\|/ { table = 0 }
         table { print cell(2) "\t" cell(3) "\t" cell(4) "\t" cell(5) }' docs/TESTING.md
 }
