@@ -1,0 +1,64 @@
+//! Checks of the project's sources that no other tool does. `cargo xtask --help` lists them.
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command-line program"
+)]
+
+mod failure;
+mod lexer;
+mod lines;
+mod metadata;
+mod modules;
+mod prose;
+mod references;
+mod tree;
+mod words;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::Result;
+
+/// Checks of the project's sources
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Dialect words and short doc comments, against ci/words.toml
+    Words(words::Options),
+    /// Cycles between top-level modules of a crate, against ci/modules.toml
+    Modules(modules::Options),
+    /// Lines of code by area, tests apart; fails if a crate has over 15,000 without tests
+    Lines(lines::Options),
+}
+
+fn main() -> ExitCode {
+    let Arguments { command } = Arguments::parse();
+    match run(command) {
+        Ok(report) => {
+            print!("{report}");
+            ExitCode::SUCCESS
+        }
+        Err(failure) => {
+            eprintln!("error: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: Task) -> Result<String> {
+    let root = tree::root()?;
+    match task {
+        Task::Words(options) => words::run(&root, options),
+        Task::Modules(options) => modules::run(&root, options),
+        Task::Lines(options) => lines::run(&root, &options),
+    }
+}
