@@ -6,6 +6,7 @@
     reason = "a command-line program"
 )]
 
+mod crates;
 mod failure;
 mod lexer;
 mod lines;
@@ -38,6 +39,8 @@ enum Task {
     Modules(modules::Options),
     /// Lines of code by area, tests apart; fails if a crate has over 15,000 without tests
     Lines(lines::Options),
+    /// Picture of the crates in docs/ARCHITECTURE.md, from `cargo metadata`
+    Crates(crates::Options),
 }
 
 fn main() -> ExitCode {
@@ -60,5 +63,6 @@ fn run(task: Task) -> Result<String> {
         Task::Words(options) => words::run(&root, options),
         Task::Modules(options) => modules::run(&root, options),
         Task::Lines(options) => lines::run(&root, &options),
+        Task::Crates(options) => crates::run(&root, options),
     }
 }
