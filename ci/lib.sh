@@ -60,6 +60,12 @@ budget() {
         }' "${CI_BUDGET:-ci/budget.toml}"
 }
 
+# xtask ARGUMENT...: cargo xtask, in the profile of the one build. A copy of the project uses the XTASK of its origin.
+xtask() {
+    [[ -n ${XTASK:-} ]] || cargo build --quiet --locked --profile ci --package xtask
+    "${XTASK:-target/ci/xtask}" "$@"
+}
+
 # libclang: the library that bindgen loads: of the folder it is told, else of the highest version.
 libclang() {
     local pattern

@@ -9,6 +9,7 @@
 mod crates;
 mod failure;
 mod lexer;
+mod licences;
 mod lines;
 mod metadata;
 mod modules;
@@ -41,6 +42,8 @@ enum Task {
     Lines(lines::Options),
     /// Picture of the crates in docs/ARCHITECTURE.md, from `cargo metadata`
     Crates(crates::Options),
+    /// Licences, sources and wildcard requirements of the crates in the lock files, against ci/licences.toml
+    Licences,
 }
 
 fn main() -> ExitCode {
@@ -64,5 +67,6 @@ fn run(task: Task) -> Result<String> {
         Task::Modules(options) => modules::run(&root, options),
         Task::Lines(options) => lines::run(&root, &options),
         Task::Crates(options) => crates::run(&root, options),
+        Task::Licences => licences::run(&root),
     }
 }

@@ -201,21 +201,9 @@ fn recorded(path: &Path) -> Result<Option<Cyclic>> {
         problem,
         remedy: "write \"CRATE\" = [\"FROM -> TO\", ...]".to_owned(),
     };
-    let table: toml::Table = text
-        .parse()
-        .map_err(|error: toml::de::Error| malformed(error.to_string()))?;
-    let mut recorded = Cyclic::new();
-    for (name, value) in table {
-        let edges = value.as_array().and_then(|edges| {
-            edges
-                .iter()
-                .map(|edge| edge.as_str().map(str::to_owned))
-                .collect::<Option<BTreeSet<_>>>()
-        });
-        let edges = edges.ok_or_else(|| malformed(format!("{name} is no list of edges")))?;
-        recorded.insert(name, edges);
-    }
-    Ok(Some(recorded))
+    toml::from_str(&text)
+        .map(Some)
+        .map_err(|error: toml::de::Error| malformed(error.to_string()))
 }
 
 fn written(cyclic: &Cyclic) -> String {
