@@ -14,6 +14,7 @@ mod lines;
 mod metadata;
 mod modules;
 mod prose;
+mod quick;
 mod references;
 mod tree;
 mod words;
@@ -44,6 +45,8 @@ enum Task {
     Crates(crates::Options),
     /// Licences, sources and wildcard requirements of the crates in the lock files, against ci/licences.toml
     Licences,
+    /// Format, types, clippy and tests of the changed crates, and 15 seeds of the simulator
+    Quick(quick::Options),
 }
 
 fn main() -> ExitCode {
@@ -68,5 +71,6 @@ fn run(task: Task) -> Result<String> {
         Task::Lines(options) => lines::run(&root, &options),
         Task::Crates(options) => crates::run(&root, options),
         Task::Licences => licences::run(&root),
+        Task::Quick(options) => quick::run(&root, &options),
     }
 }

@@ -231,7 +231,7 @@ fn compare(path: &Path, values: &[Value], update: bool) -> Result<String> {
         let kept = match limit {
             Some(limit) if *measured > limit => {
                 raised += 1;
-                let _ = writeln!(report, "{key}: {measured} is over the recorded {limit}");
+                let _ = writeln!(report, "{key} is over the recorded {limit}: {measured}");
                 limit
             }
             Some(limit) if *measured < limit && !update => {
