@@ -132,6 +132,16 @@ test_tidy() {
         <<<$'\n| mutant | crate | target | test |\n|---|---|---|---|\n| `at-clock-off` | tidewater-service | lib | nobody_wrote_this |'
 }
 
+test_sources() {
+    finds ci/sources.sh "dialect-words-per-1000 is over the recorded" docs/a.md < <(yes 'Tell nobody.' | head -n 9999)
+    finds ci/sources.sh "short-docs-percent is over the recorded" server/src/a.rs < <(yes $'/// Short.\nfn f() {}' | head -n 9999)
+    finds ci/sources.sh "new in a cycle: tidewater-protocol: ids -> table" transport/protocol/src/ids.rs \
+        <<<'use crate::{limits, table::TableId};'
+    finds ci/sources.sh "over 15,000 lines without tests" transport/control/src/a.rs < <(yes 'fn f() {}' | head -n 15001)
+    finds ci/sources.sh "picture of the crates that differs" transport/control/Cargo.toml \
+        <<<$'[dependencies.tidewater-topology]\nworkspace = true'
+}
+
 # flaky TEST...: text for a stage that runs one test binary in which these tests fail at the first run.
 FLAKY='flaky() {
     printf "%s\n" "#!/usr/bin/env bash" "FAILS=\"$*\"" "source $PWD/fake.sh" >fake && chmod +x fake
@@ -250,6 +260,8 @@ git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost add -A
 git -C "$ORIGINAL" -c user.name=ci -c user.email=ci@localhost commit -qm copy
 test_homes
 test_tidy
+cargo build --quiet --locked --profile ci --package xtask
+XTASK=$REPO_ROOT/target/ci/xtask test_sources
 test_all_sh
 test_mutants
 CI_REPORT=$REPORT_TO report selftest "$passed" "$failed" 0
