@@ -111,7 +111,7 @@ impl Steps<'_> {
             let own = programs.iter().filter(|program| program.folder == folder);
             self.tests(
                 &format!("tests of {name}"),
-                own.filter(|program| program.target != FUZZ),
+                own.filter(|program| ![FUZZ, SIMULATOR].contains(&program.target.as_str())),
             )?;
         }
         let simulator: Vec<_> = programs
