@@ -134,7 +134,7 @@ test_tidy() {
 
 test_sources() {
     finds ci/sources.sh "dialect-words-per-1000 is over the recorded" docs/a.md < <(yes 'Tell nobody.' | head -n 9999)
-    finds ci/sources.sh "short-docs-percent is over the recorded" server/src/a.rs < <(yes $'/// Short.\nfn f() {}' | head -n 9999)
+    finds ci/sources.sh "short-docs-percent is over the recorded" server/service/src/a.rs < <(yes $'/// Short.\nfn f() {}' | head -n 9999)
     finds ci/sources.sh "new in a cycle: tidewater-protocol: ids -> table" transport/protocol/src/ids.rs \
         <<<'use crate::{limits, table::TableId};'
     finds ci/sources.sh "over 15,000 lines without tests" transport/control/src/a.rs < <(yes 'fn f() {}' | head -n 15001)
@@ -235,15 +235,15 @@ SH
 echo "test result: ok. 1 passed; 0 failed;"
 SH
     chmod +x "$SCRATCH/bin"/*
-    planted_case at-clock-off at-clock-off known 'at-clock-off +caught' 0
-    planted_case at-clock-off nothing known 'at-clock-off +NOT NOTICED' 1
-    planted_case at-clock-off '' known 'fails even without it' 1
-    planted_case tick-before-apply '-' known 'dies .* instead of failing' 1
-    planted_case at-clock-off at-clock-off unknown 'no test of that name' 1
+    mutant_case at-clock-off at-clock-off known 'at-clock-off +caught' 0
+    mutant_case at-clock-off nothing known 'at-clock-off +NOT NOTICED' 1
+    mutant_case at-clock-off '' known 'fails even without it' 1
+    mutant_case tick-before-apply '-' known 'dies .* instead of failing' 1
+    mutant_case at-clock-off at-clock-off unknown 'no test of that name' 1
 }
 
-# planted_case PLANT CATCHES TEST TEXT CODE
-planted_case() {
+# mutant_case PLANT CATCHES TEST TEXT CODE
+mutant_case() {
     local code=0
     printf '\n| mutant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \
         "$1" "$3" >"$COPY/docs/TESTING.md"

@@ -13,7 +13,7 @@ use crate::metadata::{self, Metadata, list, text};
 use crate::tree;
 
 /// Features of the one build, as in ci/lib.sh.
-const FEATURES: [&str; 2] = ["planted", "verbs-dlopen"];
+const FEATURES: [&str; 2] = ["mutants", "verbs-dlopen"];
 /// Seeds of the simulator.
 const SEEDS: &str = "15";
 /// Test target of the simulator.
@@ -356,8 +356,8 @@ mod tests {
             serde_json::json!({"name": name, "manifest_path": format!("/r/{folder}/Cargo.toml"), "features": features})
         };
         let answer = serde_json::json!({"workspace_root": "/r", "packages": [
-            package("tidewater-server", "server", &["planted", "verbs"]),
-            package("tidewater-engine", "server/engine", &["verbs-dlopen", "planted"]),
+            package("tidewater-service", "server/service", &["mutants", "verbs"]),
+            package("tidewater-engine", "server/engine", &["verbs-dlopen", "mutants"]),
             package("xtask", "xtask", &[]),
         ]});
         packages(&Metadata::new(answer).unwrap())
@@ -386,7 +386,7 @@ mod tests {
             named("nothing")
                 .unwrap_err()
                 .to_string()
-                .contains("tidewater-server")
+                .contains("tidewater-service")
         );
     }
 
@@ -395,9 +395,9 @@ mod tests {
         let chosen = |name: &str| features(&workspace(), &[name.to_owned()]);
         assert_eq!(
             chosen("tidewater-engine"),
-            "tidewater-engine/planted,tidewater-engine/verbs-dlopen"
+            "tidewater-engine/mutants,tidewater-engine/verbs-dlopen"
         );
-        assert_eq!(chosen("tidewater-server"), "tidewater-server/planted");
+        assert_eq!(chosen("tidewater-service"), "tidewater-service/mutants");
         assert_eq!(chosen("xtask"), "");
     }
 
