@@ -2,8 +2,10 @@
 # The verbs stack without a card: boots Debian's kernel with Soft-RoCE (rdma_rxe) in an emulator, on
 # the host's own files, and runs groups of tests in it. They are in ci/softroce/groups.toml.
 #
-#   ci/softroce.sh                       every group
-#   ci/softroce.sh --full                with the larger counts (TIDEWATER_TEST_FULL=1)
+#   ci/softroce.sh                       the groups of every run, and those of `when = "changed"` whose sources
+#                                        have changed since they passed (ci/softroce-passed.tsv)
+#   ci/softroce.sh --all                 every group; those that pass are recorded in ci/softroce-passed.tsv
+#   ci/softroce.sh --full                every group, with the larger counts (TIDEWATER_TEST_FULL=1)
 #   ci/softroce.sh --only GROUP          that one (may be repeated)
 #   ci/softroce.sh --list                names and purposes
 #   ci/softroce.sh --hosts               jobs over two hosts, of ci/softroce/hosts.toml: no part of CI;
@@ -27,6 +29,10 @@ FULL=${TIDEWATER_TEST_FULL:-0} # ci/all.sh --full says it so
 MODE=groups
 RUN=
 ONLY=()
+ALL=0
+PASSED=$REPO_ROOT/ci/softroce-passed.tsv # group, sources on which it passed
+# What a group of `when = "changed"` depends on.
+SOURCES=(transport server/engine server/service ci/softroce ci/softroce.sh ci/softroce-two.sh)
 declare -A CFG # "group.fabric.command" -> ...
 GROUPS_=()
 declare -A RESULT SECONDS_OF TESTS
@@ -44,7 +50,8 @@ load_groups() {
 parse_arguments() {
     while (($# > 0)); do
         case $1 in
-        --full) FULL=1 ;;
+        --full) FULL=1 ALL=1 ;;
+        --all) ALL=1 ;;
         --list) MODE=list ;;
         --shell) MODE=shell ;;
         --run) MODE=run RUN=${2:?--run needs a command} && shift ;;
@@ -90,6 +97,30 @@ boot_group() {
         "$TWO" --timeout "$seconds" --loss "${CFG[group.$group.loss]:-0}" --dies "${CFG[group.$group.dies]:-}" \
             "${CFG[group.$group.command]}" "${CFG[group.$group.command_b]}"
     fi
+}
+
+# sources: a name for the contents of SOURCES; none if they differ from the commit.
+sources() {
+    [[ -z $(git -C "$REPO_ROOT" status --porcelain -- "${SOURCES[@]}") ]] || { say changed; return; }
+    git -C "$REPO_ROOT" ls-tree HEAD -- "${SOURCES[@]}" | sha256sum | cut -c1-16
+}
+
+# is_due GROUP: whether it runs now. A group of `when = "changed"` does only if its sources have changed.
+is_due() {
+    ((ALL == 0 && ${#ONLY[@]} == 0)) || return 0
+    [[ ${CFG[group.$1.when]:-} == changed ]] || return 0
+    ! grep -qsxF -- "$1"$'\t'"$NOW" "$PASSED"
+}
+
+# record: writes the groups that passed beside those that passed before, for the sources of now.
+record() {
+    local group kept
+    [[ $NOW != changed ]] || return 0
+    kept=$(for group in "${GROUPS_[@]}"; do
+        [[ ${CFG[group.$group.when]:-} == changed && ${RESULT[$group]} == @(ok|unchanged) ]] || continue
+        printf '%s\t%s\n' "$group" "$NOW"
+    done)
+    printf '%s\n' "$kept" >"$PASSED"
 }
 
 run_group() {
@@ -143,12 +174,18 @@ run_groups() {
     ((FULL == 0)) || export TIDEWATER_TEST_FULL=1
     build_if_needed
     cd "$REPO_ROOT"
+    NOW=$(sources)
     for group in "${GROUPS_[@]}"; do
-        run_group "$group"
-        [[ ${RESULT[$group]} == ok || ${RESULT[$group]} == nothing ]] || failed=$((failed + 1))
+        if is_due "$group"; then
+            run_group "$group"
+        else
+            RESULT[$group]=unchanged SECONDS_OF[$group]=0 TESTS[$group]=0
+        fi
+        [[ ${RESULT[$group]} == @(ok|nothing|unchanged) ]] || failed=$((failed + 1))
         passed=$((passed + TESTS[$group]))
     done
     print_table
+    ((ALL == 0)) || record
     note "$passed tests in ${#GROUPS_[@]} groups, kernel $(cut -d' ' -f1 "$SOFTROCE_DIR/version")"
     ((failed == 0)) || die "$failed of ${#GROUPS_[@]} groups"
 }
