@@ -1,4 +1,4 @@
-//! Newtypes for the numbers that name things. None of them is a count or a size.
+//! Newtypes for identifiers. None of them is a count or a size.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,42 +20,42 @@ macro_rules! id {
 }
 
 id!(
-    /// A table, numbered by the coordinator from 1; 0 is never a table.
+    /// Number of a table, assigned by the coordinator from 1; 0 is never a table.
     TableId(u32)
 );
 id!(
-    /// A partition of a table, `0..partitions`.
+    /// Number of a partition within its table, `0..partitions`.
     PartitionId(u32)
 );
 id!(
-    /// A server's number, `0..servers`.
+    /// Number of a server in its cluster, `0..servers`.
     ServerId(u32)
 );
 id!(
-    /// An applier inside its server, `0..appliers`.
+    /// Number of an applier inside its server, `0..appliers`.
     ApplierId(u16)
 );
 id!(
-    /// A worker's rank, `0..workers`.
+    /// Rank of a worker, `0..workers`.
     WorkerId(u32)
 );
 id!(
-    /// A session (one client thread attached to one server): a random 64-bit incarnation nonce.
+    /// A session (one client thread attached to one server): a random 64-bit nonce.
     SessionId(u64)
 );
 id!(
-    /// One start of one server process; random, so that a restarted server is another one.
+    /// Random number of one start of a server process. A restarted server has another one.
     Incarnation(u64)
 );
 id!(
-    /// A cluster: random, made by whoever starts the coordinator.
+    /// Random number of a cluster, drawn by the process that starts the coordinator.
     ClusterId(u64)
 );
 id!(
-    /// A set of tables that tick together, `0..64`.
+    /// Number of a clock domain, `0..64`: the set of tables that tick together.
     DomainId(u8)
 );
 id!(
-    /// What a peer presents to name a registered region (an rkey, on verbs).
+    /// Key that a peer presents to name a registered region (an rkey, on verbs).
     RegionKey(u32)
 );

@@ -1,12 +1,13 @@
-//! Known defects, switched on by name, so that a test can prove it would notice them.
+//! Mutants: known defects, activated by name, that show whether a test detects them.
 //!
 //! With the cargo feature `mutants`, the environment variable `TIDEWATER_MUTANT` names one of
-//! [`Mutant`]; without the feature [`on`] is `false` at compile time and costs nothing.
+//! [`Mutant`]. Without the feature, [`on`] is `false` at compile time and costs nothing.
 
-/// Defines [`Mutant`] and the list of its names: one entry a defect, its doc comment above it.
+/// Defines [`Mutant`] and the list of its names: one entry per defect, below its doc comment.
 macro_rules! mutants {
     ($($(#[$doc:meta])+ $variant:ident = $name:literal;)+) => {
-        /// A defect that can be planted. The table in `docs/TESTING.md` says which test catches which.
+        /// A defect that tests can activate. The table in `docs/TESTING.md` says which test detects
+        /// which.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum Mutant {
@@ -23,39 +24,39 @@ macro_rules! mutants {
 mutants! {
     /// A reader accepts a row without recomputing its hash.
     AcceptWithoutHash = "accept-without-hash";
-    /// The hash of a row forgets all its cache lines but the last complete one and the rest.
+    /// The row hash covers only the last complete cache line and the rest after it.
     HashLastLineOnly = "hash-last-line-only";
     /// The row hash XORs key and version together, so (key, version) pairs collide.
     LinearHashSeed = "linear-hash-seed";
     /// The clock is published before the frames before it are applied.
     TickBeforeApply = "tick-before-apply";
-    /// A frame is applied again when its sequence number was seen.
+    /// An applier applies a frame again after it has seen the frame's sequence number.
     SkipDuplicateCheck = "skip-duplicate-check";
-    /// A poller sleeps without looking once more after announcing it.
+    /// A poller sleeps without polling once more after it set its parked flag.
     SleepWithoutSecondLook = "sleep-without-second-look";
     /// A snapshot flips without copying untouched blocks forward.
     SnapshotWithoutCopyForward = "snapshot-without-copy-forward";
     /// A reply's slot and tag are left out of its hash.
     ReplySlotOutsideHash = "reply-slot-outside-hash";
-    /// A pushed location is believed without comparing the key.
+    /// An applier uses a pushed location without comparing the key.
     PushByStaleLocation = "push-by-stale-location";
-    /// Rows before the offending one of a refused frame are applied.
+    /// An applier applies the rows before the offending one of a refused frame.
     ApplyHalfRefusedFrame = "apply-half-refused-frame";
     /// Pushes of an `AtTick` table are applied on arrival.
     AtClockOff = "at-clock-off";
     /// A tick leaves the sum of the gradients of a `Reduce::Mean` table undivided.
     MeanWithoutDivision = "mean-without-division";
-    /// A tick divides by the number of pushes, not by the number of workers that pushed.
+    /// A tick divides by the number of pushes instead of the number of workers that pushed.
     MeanOverPushes = "mean-over-pushes";
     /// A tick applies the assign after the sum and the gradient.
     AssignLastAtTick = "assign-last-at-tick";
-    /// A finished worker leaves one clock domain, not all.
+    /// A finished worker leaves one clock domain instead of all.
     FinishLeavesOneDomain = "finish-leaves-one-domain";
     /// A tick of any clock domain is sent as one of domain 0.
     TickOfDomainZero = "tick-of-domain-zero";
-    /// Duplicate keys of one push of f64: the last value is sent, not the sum.
+    /// For duplicate keys of one f64 push, the client sends the last value instead of the sum.
     DuplicateF64LastWins = "duplicate-f64-last-wins";
-    /// A call that waits does not ask whether it shall end.
+    /// A waiting call does not check whether it is to end.
     InterruptIgnored = "interrupt-ignored";
     /// A block's payload is stored without a fence after its odd version.
     BlockWithoutFence = "block-without-fence";
@@ -69,32 +70,32 @@ mutants! {
     VoidWithoutFence = "void-without-fence";
     /// A read flagged `fence` is not fenced from the reads before it.
     ReadWithoutFence = "read-without-fence";
-    /// What landed in the buffer of a `finish_pull` that missed its deadline passes for landed in the
-    /// next call's.
+    /// A `finish_pull` that missed its deadline leaves data in the buffer, which the next call takes
+    /// for its own.
     FinishForgetsBuffer = "finish-forgets-buffer";
     /// A `finish_pull` that misses its deadline loses the pull.
     FinishForgetsPull = "finish-forgets-pull";
-    /// Rows of an `AtTick` push are made at the tick, when the push cannot be refused any more.
+    /// Rows of an `AtTick` push are created at the tick, when the push cannot be refused any more.
     RowsReservedAtTick = "rows-reserved-at-tick";
-    /// An applier that lost acknowledged pushes goes on.
+    /// An applier that lost acknowledged pushes continues.
     ApplierGoesOn = "applier-goes-on";
-    /// Pushes of early ranks are held without a limit.
+    /// An applier holds back pushes of early ranks without a limit.
     UnboundedHeldPushes = "unbounded-held-pushes";
-    /// An early push that finds no room waits although its client uses another clock domain, too.
+    /// An early push without room waits although its client uses another clock domain, too.
     WaitAcrossDomains = "wait-across-domains";
-    /// An early push that finds no room is refused instead of waiting for its turn.
+    /// An early push without room is refused instead of waiting for its turn.
     EarlyFrameRefused = "early-frame-refused";
-    /// A boot id that cannot be read passes for an empty one.
+    /// An unreadable boot id passes for an empty one.
     HostUnnamed = "host-unnamed";
-    /// Coordinator and servers accept nobody any more after descriptors ran out.
+    /// Coordinator and servers accept no connection any more after descriptors ran out.
     AcceptPausedForEver = "accept-paused-for-ever";
-    /// Every connection that cannot be accepted is warned of.
+    /// Every connection that cannot be accepted logs a warning.
     AcceptWarnedEachTime = "accept-warned-each-time";
-    /// The deadline of a push does not name the ranks whose turn comes first.
+    /// The deadline of a push does not name the ranks that come first.
     TurnUnnamed = "turn-unnamed";
-    /// What a lost worker pushed of an iteration that it did not end takes effect.
+    /// The pushes that a lost worker made for its unfinished iteration take effect.
     LostIterationKept = "lost-iteration-kept";
-    /// A server whose applier panicked goes on without it.
+    /// A server continues without its applier that panicked.
     PanicUnnoticed = "panic-unnoticed";
     /// A released table's memory is freed extent by extent while rows of the others are still valid.
     ReleaseSlabBySlab = "release-slab-by-slab";
@@ -112,7 +113,7 @@ mutants! {
     RelativeModelDirectory = "relative-model-directory";
     /// A training run that loads a model begins with its first epoch.
     ResumeAtFirstEpoch = "resume-at-first-epoch";
-    /// A saved model has the clocks of its last job alone.
+    /// A saved model has the clocks of its last job only.
     ModelClocksBeginAgain = "model-clocks-begin-again";
     /// A saved part has the clocks of its server's fastest applier.
     NewestPartClocks = "newest-part-clocks";
@@ -120,15 +121,15 @@ mutants! {
     ModelNotSynced = "model-not-synced";
     /// A commit that fails after the manifest is in place removes the parts that it names.
     AbandonCommittedParts = "abandon-committed-parts";
-    /// Two saves may use a directory at a time.
+    /// Two saves may use a directory at the same time.
     ModelLockIgnored = "model-lock-ignored";
-    /// A save or load of a server that does not answer has no deadline.
+    /// A save or load with a server that does not answer has no deadline.
     HungSaveWaits = "hung-save-waits";
     /// A coordinator that ends refuses requests of a failed job without the failure.
     ShutdownBeforeFailure = "shutdown-before-failure";
     /// A client reports that the cluster shuts down although it has the failure that caused it.
     RefusalBeforeNotice = "refusal-before-notice";
-    /// A server warns of ordinary pages although nothing was said of pages.
+    /// A server warns of ordinary pages although no option asked for other pages.
     WarnOfDefaultPages = "warn-of-default-pages";
     /// A deadline after `Duration::MAX` overflows the clock.
     DeadlineOverflows = "deadline-overflows";
@@ -138,17 +139,17 @@ mutants! {
     ReadMemoryUnsealed = "read-memory-unsealed";
     /// Memory that clients share can be sealed by one of them.
     SharedMemoryUnsealed = "shared-memory-unsealed";
-    /// Lanes over shared memory do not look at the liveness word of their applier.
+    /// Lanes over shared memory do not check the liveness word of their applier.
     LivenessIgnored = "liveness-ignored";
     /// Appliers hold no robust futex, so that the kernel marks nothing when they are killed.
     LivenessNotHeld = "liveness-not-held";
     /// Programs keep the soft limit of open files that they were started with.
     DescriptorsNotRaised = "descriptors-not-raised";
-    /// A handle or ticket of another client is taken for one of this client's.
+    /// A client accepts a handle or ticket of another client.
     ForeignHandle = "foreign-handle";
-    /// A client keeps what it knows of a table that it has released.
+    /// A client keeps the descriptors of a table that it has released.
     ReleaseKeepsTable = "release-keeps-table";
-    /// A range of one partition is one read, whose length is cut to 32 bits.
+    /// A range of one partition is one read, and its length is truncated to 32 bits.
     LongReadWraps = "long-read-wraps";
     /// A read that misses its deadline breaks its lane on tcp.
     LateReadBreaksLane = "late-read-breaks-lane";
@@ -158,45 +159,45 @@ mutants! {
     RejectNotAwaited = "reject-not-awaited";
     /// A client that sees no progress does not read the public copy of its status.
     StatusCopyNotRead = "status-copy-not-read";
-    /// The linger timer of an earlier cut ends a session that came back and was cut again.
+    /// The linger timer of an earlier cut ends a session that re-attached and was cut again.
     LingerOfEarlierCut = "linger-of-earlier-cut";
     /// Sockets keep Nagle's algorithm: `TCP_NODELAY` stays off.
     NagleLeftOn = "nagle-left-on";
-    /// A launcher passes the token descriptor of the job around it on to its own processes.
+    /// A launcher passes the token descriptor of the surrounding job on to its own processes.
     TokenFdInherited = "token-fd-inherited";
-    /// The guard ends after one look that finds no process of the job.
+    /// The reaper ends after one poll that finds no process of the job.
     GuardLooksOnce = "guard-looks-once";
     /// A worker that servers do not count in a clock domain ticks there.
     LatecomerLetIn = "latecomer-let-in";
-    /// A TCP lane on which nothing comes back is kept.
+    /// A silent TCP lane is never recovered.
     SilentLaneKept = "silent-lane-kept";
-    /// Only rank 0 agrees on the step at which a run ends, also when it was lost.
+    /// Only rank 0 agrees on the last step of a run, even if it was lost.
     RankZeroLeads = "rank-zero-leads";
     /// A barrier waits for workers that were lost or have finished.
     BarrierCountsTheLost = "barrier-counts-the-lost";
     /// All elements of a block share Adam's step count, so that a block in two frames takes two steps.
     StepCountPerBlock = "step-count-per-block";
-    /// At a tick all elements of a block take a step, also those that no gradient touched.
+    /// At a tick all elements of a block take a step, even those without a gradient.
     TickStepsWholeBlocks = "tick-steps-whole-blocks";
 }
 
-/// Whether RDMA devices are taken to place data in order, whatever they say. No defect of ours, but a
-/// device that is not here: Soft-RoCE promises nothing, so that tests run there what relies on the
-/// promise of others, and see what it comes to without. `TIDEWATER_TEST_DATA_IN_ORDER=1`.
+/// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no
+/// order. This simulates a device that does: tests run what relies on the promise, and see the result
+/// without it. Set by `TIDEWATER_TEST_DATA_IN_ORDER=1`.
 #[cfg(feature = "mutants")]
 pub fn data_in_order() -> bool {
     static CHOSEN: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *CHOSEN.get_or_init(|| std::env::var("TIDEWATER_TEST_DATA_IN_ORDER").is_ok_and(|d| d == "1"))
 }
 
-/// Whether devices are taken to place data in order: never, in a build without the feature `mutants`.
+/// Whether devices count as placing data in order: never, in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn data_in_order() -> bool {
     false
 }
 
-/// Whether `plant` is switched on in this process.
+/// Whether the mutant `plant` is active in this process.
 #[cfg(feature = "mutants")]
 pub fn on(plant: Mutant) -> bool {
     static CHOSEN: std::sync::OnceLock<Option<Mutant>> = std::sync::OnceLock::new();
@@ -209,7 +210,7 @@ pub fn on(plant: Mutant) -> bool {
     }) == Some(plant)
 }
 
-/// Whether `plant` is switched on: never, in a build without the feature `mutants`.
+/// Whether the mutant `plant` is active: never, in a build without the feature `mutants`.
 #[cfg(not(feature = "mutants"))]
 #[inline(always)]
 pub const fn on(_plant: Mutant) -> bool {

@@ -1,24 +1,24 @@
-//! Which partition a key belongs to, and who owns a partition.
+//! Maps keys to partitions, and partitions to their owning appliers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{ApplierId, PartitionId, ServerId};
 use crate::layout::hash::mix64;
 
-/// The partition of a sparse key: the high bits of a full 64-bit mix, so that keys which differ in
-/// any bits spread evenly. Independent of the number of servers.
+/// Returns the partition of a sparse key: the high bits of a full 64-bit mix, so that keys which differ
+/// in any bits spread evenly. Independent of the number of servers.
 #[inline]
 pub const fn partition_of_key(key: u64, partitions: u32) -> PartitionId {
     let mixed = mix64(key ^ 0x7469_6465_7761_7465);
     PartitionId(((mixed as u128 * partitions as u128) >> 64) as u32)
 }
 
-/// An applier of a server: the owner of partitions, the only writer of their rows.
+/// An applier of a server. It owns partitions and is the only writer of their rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
-    /// Server.
+    /// Server that runs the applier.
     pub server: ServerId,
-    /// Applier of it.
+    /// Number of the applier in its server.
     pub applier: ApplierId,
 }
 
@@ -27,8 +27,8 @@ pub struct Owner {
 pub struct Placement(pub Vec<Owner>);
 
 impl Placement {
-    /// Partitions dealt round robin over servers, and over the appliers of each server.
-    /// `appliers[s]` is the number of appliers of server `s`, at least 1.
+    /// Assigns partitions round robin to servers, and to the appliers of each server. `appliers[s]` is
+    /// the number of appliers of server `s`, at least 1.
     pub fn round_robin(partitions: u32, appliers: &[u16]) -> Self {
         let servers = appliers.len().max(1);
         let owner = |p: usize| {
@@ -42,13 +42,13 @@ impl Placement {
         Self((0..partitions as usize).map(owner).collect())
     }
 
-    /// Partitions of an owner, ascending.
+    /// Iterates over the partitions of an owner, ascending.
     pub fn owned_by(&self, owner: Owner) -> impl Iterator<Item = PartitionId> + '_ {
         let mine = self.0.iter().enumerate().filter(move |&(_, o)| *o == owner);
         mine.map(|(p, _)| PartitionId(p as u32))
     }
 
-    /// Owner of a partition.
+    /// Returns the owner of a partition; `None` if the table has no such partition.
     #[inline]
     pub fn owner(&self, partition: PartitionId) -> Option<Owner> {
         self.0.get(partition.0 as usize).copied()

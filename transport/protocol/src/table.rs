@@ -1,4 +1,4 @@
-//! What a table is: shape, element type, optimizer, when a push takes effect.
+//! The definition of a table: shape, element type, optimizer, and when a push takes effect.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,18 +8,18 @@ use crate::ids::DomainId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum DType {
-    /// IEEE 754 binary32.
+    /// IEEE 754 binary32 (`f32`).
     F32 = 1,
-    /// IEEE 754 binary64.
+    /// IEEE 754 binary64 (`f64`).
     F64 = 2,
-    /// Two's complement 32 bits; sums wrap.
+    /// Two's complement integer of 32 bits; sums wrap.
     I32 = 3,
-    /// Two's complement 64 bits; sums wrap.
+    /// Two's complement integer of 64 bits; sums wrap.
     I64 = 4,
 }
 
 impl DType {
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     pub const fn size(self) -> usize {
         match self {
             Self::F32 | Self::I32 => 4,
@@ -27,7 +27,7 @@ impl DType {
         }
     }
 
-    /// The type of a wire code; `None` for reserved and unknown codes.
+    /// Returns the type of a wire code; `None` for reserved and unknown codes.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::F32),
@@ -38,7 +38,7 @@ impl DType {
         }
     }
 
-    /// The wire code.
+    /// Returns the wire code of the type.
     pub const fn code(self) -> u8 {
         self as u8
     }
@@ -49,20 +49,20 @@ impl DType {
     }
 }
 
-/// What a push does to a row.
+/// Operation that a push applies to a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum PushOp {
     /// `w += x`, whatever the table's optimizer.
     Sum = 1,
-    /// `w = x`; of duplicate keys the last wins.
+    /// `w = x`. The last of several equal keys wins.
     Assign = 2,
     /// One step of the table's optimizer with gradient `x`.
     Gradient = 3,
 }
 
 impl PushOp {
-    /// The operation of a wire code.
+    /// Returns the operation of a wire code; `None` for an unknown code.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Sum),
@@ -73,61 +73,61 @@ impl PushOp {
     }
 }
 
-/// The rule a gradient is applied by. Hyper-parameters are per table. `g` is the gradient, `w` the
-/// parameter; every rule works element by element on its own state.
+/// Rule that applies a gradient. Hyper-parameters are per table. `g` is the gradient, `w` the
+/// parameter. Every rule works element by element on its own state.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
-    /// No gradients: only [`PushOp::Sum`] and [`PushOp::Assign`].
+    /// No gradients: the table accepts [`PushOp::Sum`] and [`PushOp::Assign`] only.
     None,
     /// `w -= lr g`. No state.
     Sgd {
-        /// Learning rate.
+        /// Learning rate, at least 0.
         lr: f64,
     },
     /// `v = mu v + g; w -= lr v`, or with `nesterov` `w -= lr (g + mu v)`. State: v.
     Momentum {
-        /// Learning rate.
+        /// Learning rate, at least 0.
         lr: f64,
-        /// Momentum.
+        /// Momentum factor, in `[0, 1)`.
         mu: f64,
-        /// Nesterov's form.
+        /// Whether to use Nesterov's form.
         nesterov: bool,
     },
     /// `n += g^2; w -= lr g / (sqrt(n) + eps)`. State: n.
     AdaGrad {
-        /// Learning rate.
+        /// Learning rate, at least 0.
         lr: f64,
-        /// Added to the root.
+        /// Term added to the root, above 0.
         eps: f64,
     },
-    /// Adam with a step count **per row**, in tables by ranges per element. State: m, v, and the step
+    /// Adam with a step count **per row**; in range tables, per element. State: m, v, and the step
     /// count t.
     Adam {
-        /// Learning rate.
+        /// Learning rate, at least 0.
         lr: f64,
-        /// Decay of the first moment.
+        /// Decay of the first moment, in `[0, 1)`.
         beta1: f64,
-        /// Decay of the second moment.
+        /// Decay of the second moment, in `[0, 1)`.
         beta2: f64,
-        /// Added to the root.
+        /// Term added to the root, above 0.
         eps: f64,
     },
     /// FTRL-proximal (`McMahan` et al., KDD 2013). State: z, n. `w` is a function of (z, n) and is
     /// exactly zero while `|z| <= l1`.
     Ftrl {
-        /// Learning rate scale.
+        /// Scale of the learning rate, above 0.
         alpha: f64,
-        /// Learning rate offset.
+        /// Offset of the learning rate, at least 0.
         beta: f64,
-        /// L1 weight.
+        /// Weight of the L1 penalty.
         l1: f64,
-        /// L2 weight.
+        /// Weight of the L2 penalty.
         l2: f64,
     },
 }
 
 impl Optimizer {
-    /// Elements of state kept for each element of a row.
+    /// Returns the elements of state kept for each element of a row.
     pub const fn state_slots(&self) -> usize {
         match self {
             Self::None | Self::Sgd { .. } => 0,
@@ -141,7 +141,7 @@ impl Optimizer {
         matches!(self, Self::Adam { .. })
     }
 
-    /// Bytes of optimizer state of a row of `dim` elements: slots, then the step count.
+    /// Returns the bytes of optimizer state of a row of `dim` elements: slots, then the step count.
     pub const fn state_bytes(&self, dim: usize, dtype: DType) -> usize {
         let slots = self.state_slots() * dim * dtype.size();
         if self.counts_steps() {
@@ -152,108 +152,108 @@ impl Optimizer {
     }
 }
 
-/// How a row begins. Counter-based: element `(key, column)` depends on the table's seed and on
-/// nothing else, so it is the same on any number of servers.
+/// Initial values of a row. Counter-based: element `(key, column)` depends on the table's seed only, so
+/// it is the same on any number of servers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Init {
-    /// All zero.
+    /// All elements are zero.
     Zeros,
-    /// One value everywhere.
+    /// All elements have this value.
     Constant(f64),
-    /// Uniform in `[low, high)`.
+    /// Uniform distribution over `[low, high)`.
     Uniform {
-        /// Lower bound, included.
+        /// Lower bound, included in the range.
         low: f64,
-        /// Upper bound, excluded.
+        /// Upper bound, excluded from the range.
         high: f64,
     },
-    /// Normal.
+    /// Normal (Gaussian) distribution of the elements.
     Normal {
-        /// Mean.
+        /// Mean of the distribution.
         mean: f64,
-        /// Standard deviation.
+        /// Standard deviation of the distribution.
         std: f64,
     },
 }
 
-/// How frames of several workers are combined at a tick.
+/// Combines the pushes of several workers at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Reduce {
-    /// Their sum.
+    /// Sum of the pushed values.
     Sum,
-    /// Their sum divided by the number of workers that pushed the row.
+    /// Sum divided by the number of workers that pushed the row.
     Mean,
 }
 
-/// When a push takes effect.
+/// Time at which a push takes effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Apply {
-    /// On arrival.
+    /// On arrival at the applier.
     Immediate,
-    /// At the tick that closes its iteration: reduced in rank order, one optimizer step a row.
+    /// At the tick that closes its iteration: reduced in rank order, one optimizer step per row.
     AtTick(Reduce),
 }
 
-/// Rows and how they are addressed.
+/// Size of a table, and how its rows are addressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Shape {
-    /// `rows x cols` by index.
+    /// `rows x cols` elements, addressed by index.
     Dense {
-        /// Rows.
+        /// Number of rows in the table.
         rows: u64,
         /// Elements of a row.
         cols: u32,
-        /// In memory.
+        /// Layout of the table in memory.
         layout: DenseLayout,
     },
-    /// 64-bit key to a row of `dim` elements, created at first touch.
+    /// Maps a 64-bit key to a row of `dim` elements, created at first access.
     Sparse {
         /// Elements of a row.
         dim: u32,
     },
 }
 
-/// The two layouts of a dense table.
+/// Memory layout of a dense table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum DenseLayout {
     /// A `{ver, chk}` header on each row: for random rows by index.
     Rows,
-    /// Contiguous payload in blocks, version words apart: for ranges.
+    /// Contiguous payload in blocks, with separate version words: for ranges.
     Blocks {
         /// Bytes of a block; a power of two, 4 KiB to 256 KiB.
         block_bytes: u32,
-        /// Double buffered with a snapshot descriptor (needs [`Apply::AtTick`]).
+        /// Whether the table is double buffered with a snapshot descriptor (needs [`Apply::AtTick`]).
         snapshot: bool,
     },
 }
 
-/// Everything that defines a table. Creating a name twice with equal specs is one table.
+/// Complete definition of a table. Creating a name twice with equal specs gives one table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableSpec {
-    /// Unique in the namespace; 1 to 128 bytes of UTF-8.
+    /// Unique name in the namespace; 1 to 128 bytes of UTF-8.
     pub name: String,
-    /// Rows and addressing.
+    /// Number of rows and their addressing.
     pub shape: Shape,
-    /// Element type.
+    /// Type of the elements.
     pub dtype: DType,
-    /// Rule for gradients.
+    /// Rule that applies gradients.
     pub optimizer: Optimizer,
-    /// First values.
+    /// Initial values of the rows.
     pub init: Init,
-    /// Seed of `init`.
+    /// Seed of the initial values (`init`).
     pub seed: u64,
-    /// When pushes take effect.
+    /// Time at which pushes take effect.
     pub effect: Apply,
-    /// Refuse a frame that holds NaN or infinity (float tables).
+    /// Whether to refuse frames that hold NaN or infinity (float tables).
     pub finite_check: bool,
-    /// Tables of one domain tick together.
+    /// Clock domain; tables of one domain tick together.
     pub domain: DomainId,
-    /// Virtual partitions; fixed for the table's life.
+    /// Number of virtual partitions; fixed for the table's life.
     pub partitions: u32,
 }
 
 impl TableSpec {
-    /// Elements of one row.
+    /// Returns the elements of one row.
     pub const fn dim(&self) -> usize {
         match self.shape {
             Shape::Dense { cols, .. } => cols as usize,
@@ -261,7 +261,7 @@ impl TableSpec {
         }
     }
 
-    /// Payload bytes of one row.
+    /// Returns the payload bytes of one row.
     pub const fn row_bytes(&self) -> usize {
         self.dim() * self.dtype.size()
     }

@@ -1,9 +1,9 @@
-//! Every decoder of shared memory, by name: what the fuzzers run, beside those of `wire` and `tcp`.
+//! Every decoder of shared memory, by name. The fuzzers run this list, like those of `wire` and `tcp`.
 //!
-//! An entry takes any bytes, never panics and holds no memory. What is accepted is encoded again
-//! and compared: a format has one encoding of a value and no other. A fuzzer cannot guess a check
-//! word of 64 bits, so entries of checked formats also put the right one on the bytes they got and
-//! expect to be believed.
+//! An entry takes any bytes, never panics and holds no memory. It encodes accepted input again and
+//! compares: a format has one encoding of a value and no other. A fuzzer cannot guess a checksum of 64
+//! bits. Entries of checked formats therefore also put the right one on their input and expect
+//! acceptance.
 
 use super::dense::TaggedU32;
 use super::directory::{KEY_CELL_BYTES, KeyCell};
@@ -18,7 +18,7 @@ use super::{LINE_BYTES, Line, line_bytes, line_from_bytes, unpack, word_at};
 use crate::ids::RegionKey;
 use crate::limits::{RING_BYTES_MAX, ROW_BYTES_MAX};
 
-/// Runs a decoder on any bytes and drops what it makes of them.
+/// Runs a decoder on any bytes and drops its result.
 pub type Decode = fn(&[u8]);
 
 /// Name and function of each decoder. New entries go to the end: the `fuzz/` crate names an entry
@@ -40,10 +40,10 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("key-cell", key_cell),
 ];
 
-/// Salt of the lines here: recorded seeds verify.
+/// Salt of the records here, fixed so that recorded seeds verify.
 pub const SALT: u64 = 0x7469_6465;
 
-/// The first line of `bytes`, zeros behind their end.
+/// The first line of `bytes`, padded with zeros.
 fn line_of(bytes: &[u8]) -> Line {
     let mut raw = [0; LINE_BYTES];
     for (to, from) in raw.iter_mut().zip(bytes) {
@@ -59,7 +59,7 @@ fn frame_header(bytes: &[u8]) {
     if let Ok(header) = FrameHeader::from_line(&line) {
         debug_assert_eq!(header.to_line(), line, "two encodings of {header:?}");
         debug_assert!(header.ring_bytes() >= LINE_BYTES as u64 + u64::from(header.payload_len));
-        // The check covers the payload as it was announced; here it is what follows.
+        // The checksum covers the payload as it was announced; here it is the rest of the input.
         let payload = bytes.get(LINE_BYTES..).unwrap_or_default();
         let _ = header.hasher().finish_bytes(payload);
     }
@@ -244,7 +244,7 @@ fn row(bytes: &[u8]) {
     debug_assert!(found == ver.is_valid().then_some(ver));
 }
 
-/// `size u64 | consumed u64 | tail u64`: what a peer's tail cell may say.
+/// `size u64 | consumed u64 | tail u64`: checks which tails the geometry accepts.
 fn ring_tail(bytes: &[u8]) {
     let [size, consumed, tail] = [0, 8, 16].map(|at| word_at(bytes, at));
     let Some(ring) = RingGeometry::new(size as usize % (2 * RING_BYTES_MAX)) else {

@@ -1,14 +1,14 @@
-//! Dense tables: which rows or blocks a partition holds, and the version word of a block.
+//! Dense tables: the rows or blocks of a partition, and the version word of a block.
 //!
-//! A table with layout `blocks` is one vector of `rows x cols` elements cut into blocks; the last
-//! block is short in use but whole in memory. Each block has a version word in a separate array:
-//! `{seq u32: even stable, odd being written; tag u32 = mix32(seq ^ salt)}`. A torn word has a
-//! wrong tag. The protocol that reads them is in `docs/PROTOCOL.md`.
+//! A table with layout `blocks` is one vector of `rows x cols` elements cut into blocks. The last block
+//! is short in use but complete in memory. Each block has a version word in a separate array: `{seq
+//! u32: even stable, odd being written; tag u32 = mix32(seq ^ salt)}`. A torn word has a wrong tag.
+//! `docs/PROTOCOL.md` describes the protocol of the readers.
 
 use super::hash::mix32;
 use super::{pack, unpack};
 
-/// A 32-bit sequence that proves itself: `seq | mix32(seq ^ salt) << 32`.
+/// A self-validating 32-bit sequence: `seq | mix32(seq ^ salt) << 32`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TaggedU32(pub u64);
 
@@ -19,7 +19,7 @@ impl TaggedU32 {
         Self(pack(seq, Self::tag(seq, salt)))
     }
 
-    /// The sequence, if the tag is right.
+    /// Returns the sequence if the tag is right.
     #[inline]
     pub const fn seq(self, salt: u64) -> Option<u32> {
         let (seq, tag) = unpack(self.0);
@@ -30,8 +30,8 @@ impl TaggedU32 {
         }
     }
 
-    /// Whether a block whose version word was `self` before its payload was read and `after` behind it is
-    /// complete: both words are of this table, equal and even.
+    /// Whether a block is complete, given its version word read before its payload (`self`) and after
+    /// it (`after`). Both words must be of this table, equal and even.
     #[inline]
     pub fn accepts(self, after: Self, salt: u64) -> bool {
         let before = self.seq(salt);
@@ -43,24 +43,24 @@ impl TaggedU32 {
     }
 }
 
-/// `count` things cut into `parts` near-equal ranges: sizes differ by at most one.
+/// Cuts `count` items into `parts` near-equal ranges: sizes differ by at most one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ranges {
-    /// Things.
+    /// Number of items to cut.
     pub count: u64,
-    /// Ranges, at least 1.
+    /// Number of ranges, at least 1.
     pub parts: u32,
 }
 
 impl Ranges {
-    /// `count` things in `parts` ranges; no range at all is taken for one.
+    /// Cuts `count` items into `parts` ranges; 0 ranges count as 1.
     #[inline]
     pub const fn new(count: u64, parts: u32) -> Self {
         let parts = if parts == 0 { 1 } else { parts };
         Self { count, parts }
     }
 
-    /// First thing of range `part`; `part == parts` gives `count`.
+    /// Returns the first item of range `part`; `part == parts` gives `count`.
     #[inline]
     pub const fn start(&self, part: u32) -> u64 {
         match self.count.checked_mul(part as u64) {
@@ -69,18 +69,18 @@ impl Ranges {
         }
     }
 
-    /// Number of things in range `part`.
+    /// Returns the number of items in range `part`.
     #[inline]
     pub const fn len(&self, part: u32) -> u64 {
         self.start(part + 1) - self.start(part)
     }
 
-    /// Whether there is nothing to cut.
+    /// Whether there are no items to cut.
     pub const fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The range that holds `thing` (which must be below `count`).
+    /// Returns the range that holds `thing` (which must be below `count`).
     #[inline]
     pub const fn part_of(&self, thing: u64) -> u32 {
         // The largest p with floor(count p / parts) <= thing. Most tables are small enough for the
@@ -92,20 +92,20 @@ impl Ranges {
     }
 }
 
-/// Ranges with the division done once: who looks many things up multiplies instead.
+/// [`Ranges`] with the division done once: many lookups multiply instead of dividing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RangeIndex {
-    /// floor(parts / count).
+    /// Complete ranges per item: floor(parts / count).
     whole: u64,
-    /// floor(2^64 (parts mod count) / count).
+    /// Fraction of it: floor(2^64 (parts mod count) / count).
     rest: u64,
 }
 
 impl RangeIndex {
-    /// Most ranges between a guess and the right one.
+    /// Maximum number of ranges between a guess and the right one.
     pub const GUESS_OFF_MAX: u32 = 2;
 
-    /// Of ranges; of none, each guess is the first one.
+    /// Precomputes the division of `ranges`. If there are no items, each guess is range 0.
     pub const fn new(ranges: Ranges) -> Self {
         let (count, parts) = (ranges.count, ranges.parts as u64);
         if count == 0 {
@@ -117,11 +117,11 @@ impl RangeIndex {
         }
     }
 
-    /// The range that holds `thing` (which must be below the count), or one at most
+    /// Returns the range that holds `thing` (which must be below the count), or one at most
     /// [`Self::GUESS_OFF_MAX`] before it. With t the thing, of C things in P parts, the right one is
     /// floor((t P + P - 1) / C). A product with `rest` is no more than that with the fraction, and
-    /// misses it by less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with
-    /// P = w C + r, it is (t + 1) w + floor(((t + 1) r - 1) / C).
+    /// misses it by less than 1. If P < C, the right one is at most floor(t P / C) + 1. Else, with P =
+    /// w C + r, it is (t + 1) w + floor(((t + 1) r - 1) / C).
     #[inline]
     pub const fn guess(&self, thing: u64) -> u32 {
         if self.whole == 0 {
@@ -136,26 +136,26 @@ impl RangeIndex {
 /// Sizes of a table with layout `blocks`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockLayout {
-    /// Elements of the table.
+    /// Number of elements in the table.
     pub elements: u64,
-    /// Bytes of an element.
+    /// Bytes of one element.
     pub element_bytes: usize,
     /// Bytes of a block: a power of two.
     pub block_bytes: usize,
 }
 
 impl BlockLayout {
-    /// Elements of a whole block.
+    /// Returns the elements of a complete block.
     pub const fn block_elements(&self) -> u64 {
         (self.block_bytes / self.element_bytes) as u64
     }
 
-    /// Blocks of the table.
+    /// Returns the number of blocks in the table.
     pub const fn blocks(&self) -> u64 {
         self.elements.div_ceil(self.block_elements())
     }
 
-    /// Elements in use in block `block`.
+    /// Returns the elements in use in block `block`.
     pub const fn used(&self, block: u64) -> u64 {
         let first = block * self.block_elements();
         let left = self.elements.saturating_sub(first);

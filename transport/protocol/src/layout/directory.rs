@@ -1,6 +1,6 @@
-//! The key directory of a verbs server: an append-only array in registered memory, one cell a
-//! region. It says by which number the device knows the region that a `RegionKey` names, so that
-//! descriptors, extent tables and hints carry the same keys on every carrier.
+//! The key directory of a verbs server: an append-only array in registered memory, one cell per region.
+//! It maps a [`RegionKey`] to the device's rkey, so that descriptors, extent tables and cached
+//! locations carry the same keys on every carrier.
 //!
 //! `region key u64 | rkey u64 | chk u64 | 0`
 
@@ -10,25 +10,25 @@ use crate::ids::RegionKey;
 
 const CELL: u64 = u64::from_le_bytes(*b"key-cell");
 
-/// Bytes of a cell.
+/// Bytes of a directory cell.
 pub const KEY_CELL_BYTES: usize = 32;
 
-/// Where the cell of a region is, by the region's number.
+/// Returns the offset of a region's cell, by the region's number.
 pub const fn key_cell_at(index: u32) -> usize {
     index as usize * KEY_CELL_BYTES
 }
 
-/// What the device calls a region.
+/// Entry of the key directory: the rkey of one region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyCell {
-    /// The key that peers hold.
+    /// Region key that peers hold.
     pub key: RegionKey,
-    /// The key that the device wants.
+    /// The rkey that the device expects.
     pub rkey: u32,
 }
 
 impl KeyCell {
-    /// As bytes, salted with the directory's salt and the cell's number.
+    /// Encodes the cell, salted with the directory's salt and the cell's number.
     pub fn to_bytes(&self, salt: u64, index: u32) -> [u8; KEY_CELL_BYTES] {
         let w = [u64::from(self.key.0), u64::from(self.rkey)];
         let words = [w[0], w[1], line_chk(salt, CELL ^ u64::from(index), &w), 0];
@@ -39,7 +39,7 @@ impl KeyCell {
         bytes
     }
 
-    /// From the bytes of a cell, if they prove themselves.
+    /// Decodes a cell; `None` if its checksum does not match.
     pub fn from_bytes(bytes: &[u8; KEY_CELL_BYTES], salt: u64, index: u32) -> Option<Self> {
         let cell = Self {
             key: RegionKey(u32::try_from(word_at(bytes, 0)).ok()?),

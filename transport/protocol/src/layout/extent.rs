@@ -1,4 +1,4 @@
-//! The extent table of a sparse table: an append-only array in public memory, one line an extent.
+//! The extent table of a sparse table: an append-only array in public memory, one line per extent.
 //!
 //! `base u64 | key u32, slots u32 | len u64 | salt u64 | chk u64 | 0 ...`
 
@@ -8,30 +8,30 @@ use crate::ids::RegionKey;
 
 const EXTENT: u64 = u64::from_le_bytes(*b"extent-e");
 
-/// One slab of rows that never moves.
+/// An extent: one slab of rows that never moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExtentEntry {
-    /// Address of its first row, in the space that `key` names.
+    /// Address of its first row, in the address space of `key`.
     pub base: u64,
-    /// Key to read it with.
+    /// Key of the region that holds it.
     pub key: RegionKey,
-    /// Rows it holds.
+    /// Number of rows that it holds.
     pub slots: u32,
-    /// Bytes.
+    /// Length of the extent in bytes.
     pub len: u64,
-    /// Salt of its rows' hashes: another one each time the extent is given to a table.
+    /// Salt of its rows' checksums; it changes each time the extent is given to a table.
     pub salt: u64,
 }
 
 impl ExtentEntry {
-    /// As a line, salted with the table's salt and its number in the list.
+    /// Encodes the entry as a line, salted with the table's salt and its number in the list.
     pub fn to_line(&self, table_salt: u64, number: u16) -> Line {
         let w = [self.base, pack(self.key.0, self.slots), self.len, self.salt];
         let chk = line_chk(table_salt, EXTENT ^ u64::from(number), &w);
         [w[0], w[1], w[2], w[3], chk, 0, 0, 0]
     }
 
-    /// From a line, if it proves itself.
+    /// Decodes a line; `None` if its checksum does not match.
     pub fn from_line(line: &Line, table_salt: u64, number: u16) -> Option<Self> {
         let (key, slots) = unpack(line[1]);
         let entry = Self {

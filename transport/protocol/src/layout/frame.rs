@@ -1,4 +1,4 @@
-//! Frames: what a client writes into an inbox ring.
+//! Frames: the messages that a client writes into an inbox ring.
 //!
 //! ```text
 //! +0  u32 magic 'TWP1' | u16 kind | u16 flags      +32 u32 table | u32 partition
@@ -7,8 +7,8 @@
 //! +24 u32 payload_len | u32 count                  +56 u64 chk
 //! +64 payload, padded with zeros to a multiple of 64
 //! ```
-//! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing
-//! rows; the rest must be zero. A PAD frame is its header only and uses up no sequence number.
+//! flags: bits 0-3 operation, 4-7 element type, 8 locations follow the keys, 9 create missing rows. The
+//! rest must be zero. A PAD frame is its header only and uses up no sequence number.
 
 use super::hash::H64;
 use super::{LINE_BYTES, Line, pack, unpack};
@@ -16,14 +16,14 @@ use crate::table::{DType, PushOp};
 
 /// Bytes of a frame's header.
 pub const FRAME_HEADER_BYTES: usize = LINE_BYTES;
-/// 'TWP1' in memory order.
+/// Magic number 'TWP1' in memory order.
 pub const FRAME_MAGIC: u32 = u32::from_le_bytes(*b"TWP1");
-/// `partition` of a frame whose rows may lie in any partition of the applier.
+/// `partition` of a frame with rows in any partitions of the applier.
 pub const PARTITION_ANY: u32 = u32::MAX;
-/// `clock` of a CLOCK frame by which a worker leaves for good.
+/// `clock` of a CLOCK frame by which a worker finishes for good.
 pub const CLOCK_FINISHED: u64 = u64::MAX;
 
-/// What a frame asks for.
+/// Kind of a frame: the request that it carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum FrameKind {
@@ -31,9 +31,10 @@ pub enum FrameKind {
     PushRows = 1,
     /// A range of elements: u64 first element, then `count` values.
     PushDense = 2,
-    /// Rows or ranges to be copied into the reply slot.
+    /// Asks the applier to copy rows or ranges into the reply slot.
     Gather = 3,
-    /// Keys to be looked up (and created, if flagged); locations go into the reply slot.
+    /// Asks the applier to look up keys (and create them, if flagged). Locations go into the reply
+    /// slot.
     Resolve = 4,
     /// A worker's tick: `clock` ticks completed in the domain `partition`.
     Clock = 5,
@@ -42,12 +43,12 @@ pub enum FrameKind {
 }
 
 impl FrameKind {
-    /// Whether it changes values.
+    /// Whether the frame changes values.
     pub const fn is_push(self) -> bool {
         matches!(self, Self::PushRows | Self::PushDense)
     }
 
-    /// Of a code.
+    /// Returns the kind of a wire code; `None` for an unknown code.
     pub const fn from_code(code: u16) -> Option<Self> {
         Some(match code {
             1 => Self::PushRows,
@@ -61,16 +62,16 @@ impl FrameKind {
     }
 }
 
-/// The flags word, taken apart.
+/// Decoded flags word of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FrameFlags {
-    /// Operation of a push.
+    /// Operation of a push; `None` for other kinds.
     pub op: Option<PushOp>,
-    /// Element type of the values.
+    /// Element type of the values, if any.
     pub dtype: Option<DType>,
-    /// Locations follow the keys.
+    /// Whether locations follow the keys.
     pub locs: bool,
-    /// Missing rows are created.
+    /// Whether missing rows are created.
     pub create: bool,
 }
 
@@ -78,7 +79,7 @@ impl FrameFlags {
     const LOCS: u16 = 1 << 8;
     const CREATE: u16 = 1 << 9;
 
-    /// The wire word.
+    /// Returns the wire word of the flags.
     pub const fn code(self) -> u16 {
         let op = match self.op {
             Some(op) => op as u16,
@@ -93,7 +94,7 @@ impl FrameFlags {
             | if self.create { Self::CREATE } else { 0 }
     }
 
-    /// Of a wire word; `None` when a reserved bit is set or a code is unknown.
+    /// Decodes a wire word; `None` when a reserved bit is set or a code is unknown.
     pub const fn from_code(code: u16) -> Option<Self> {
         if code & !(0xff | Self::LOCS | Self::CREATE) != 0 {
             return None;
@@ -121,50 +122,50 @@ impl FrameFlags {
     }
 }
 
-/// A frame's header.
+/// Decoded header of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What it asks for.
+    /// Kind of the frame.
     pub kind: FrameKind,
-    /// How.
+    /// Operation, element type and options.
     pub flags: FrameFlags,
-    /// Sequence in its ring.
+    /// Sequence number in its ring, from 1.
     pub seq: u64,
     /// Nonce of the session.
     pub session: u64,
-    /// Bytes after the header that mean something.
+    /// Payload bytes in use after the header.
     pub payload_len: u32,
-    /// Rows, elements or keys.
+    /// Number of rows, elements or keys.
     pub count: u32,
-    /// Table.
+    /// Number of the table.
     pub table: u32,
     /// Partition, domain of a CLOCK frame, or [`PARTITION_ANY`].
     pub partition: u32,
-    /// The worker's iteration.
+    /// Iteration of the worker.
     pub clock: u64,
-    /// Names the reply; 0 when none is wanted.
+    /// Tag that the reply repeats; 0 when no reply is wanted.
     pub user_tag: u64,
-    /// Check word; 0 on sessions whose transport delivers in order.
+    /// Checksum; 0 on sessions over a transport that delivers in order.
     pub chk: u64,
 }
 
-/// Why bytes are not a frame. Each of them ends the session: the ring is out of step.
+/// Reason why bytes are not a frame. Each ends the session: the ring is out of step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// No 'TWP1'.
+    /// The bytes do not begin with 'TWP1'.
     #[error("no frame here: magic is {0:#010x}, not 'TWP1'")]
     Magic(u32),
-    /// A kind from a later version.
+    /// The kind belongs to a later version.
     #[error("unknown frame kind {0}")]
     Kind(u16),
-    /// A reserved bit.
+    /// A reserved flag bit is set.
     #[error("frame flags {0:#06x} use reserved bits or unknown codes")]
     Flags(u16),
 }
 
 impl FrameHeader {
-    /// As eight words.
+    /// Encodes the header as a line of eight words.
     #[inline]
     pub const fn to_line(&self) -> Line {
         [
@@ -179,7 +180,7 @@ impl FrameHeader {
         ]
     }
 
-    /// From eight words.
+    /// Decodes a line of eight words.
     ///
     /// # Errors
     /// [`FrameError`] for a wrong magic, an unknown kind or reserved flags.
@@ -212,12 +213,13 @@ impl FrameHeader {
         })
     }
 
-    /// Bytes the frame takes in the ring: for PAD the caller's business, as it takes all there is.
+    /// Returns the bytes of the frame in the ring. Not for PAD, which takes all bytes up to the wrap
+    /// point.
     pub const fn ring_bytes(&self) -> u64 {
         FRAME_HEADER_BYTES as u64 + (self.payload_len as u64).next_multiple_of(LINE_BYTES as u64)
     }
 
-    /// The hash in progress after the header; the payload follows. PAD hashes its header only.
+    /// Returns the hash after the header; the payload follows. PAD hashes its header only.
     pub fn hasher(&self) -> H64 {
         let line = self.to_line();
         let mut h = H64::new([self.session, 0x5457_5031, self.payload_len as u64, 0]);
@@ -228,19 +230,19 @@ impl FrameHeader {
     }
 }
 
-/// Where the parts of a `PushRows` payload begin: keys, locations, values; each padded to a line.
+/// Offsets within a `PushRows` payload: keys, locations, values; each padded to a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsPayload {
     /// Offset of the locations; equals `values_at` when there are none.
     pub locs_at: usize,
-    /// Offset of the values.
+    /// Offset of the values in the payload.
     pub values_at: usize,
-    /// Bytes of the whole payload.
+    /// Bytes of the complete payload.
     pub len: usize,
 }
 
 impl RowsPayload {
-    /// For `count` rows of `row_bytes`.
+    /// Computes the offsets for `count` rows of `row_bytes`.
     pub const fn new(count: usize, row_bytes: usize, locs: bool) -> Self {
         let column = (count * 8).next_multiple_of(LINE_BYTES);
         let values_at = if locs { 2 * column } else { column };

@@ -1,8 +1,8 @@
-//! The keyed 64-bit hash that makes remotely read bytes prove themselves.
+//! H64: the keyed 64-bit hash that makes remote reads self-validating.
 //!
 //! A scalar multiply-mix hash: no CPU feature, both ends identical, about 30 GB/s on one core. It
-//! guards against tearing, reuse and mix-ups (a false accept has probability 2^-64 per torn read);
-//! it is not a MAC and protects against nobody who can write the memory.
+//! guards against tearing, reuse and mix-ups (a false accept has probability 2^-64 per torn read). It
+//! is not a MAC and gives no protection against a writer of the memory.
 
 use super::line_from_bytes;
 use crate::mutants::{self, Mutant};
@@ -18,7 +18,7 @@ const K: [u64; 8] = [
     0xc2b2_ae3d_27d4_eb4f,
 ];
 
-/// A bijective 64-bit mixer (the finaliser of `SplitMix64`).
+/// Bijective mixer for 64-bit words (the finaliser of `SplitMix64`).
 #[inline]
 pub const fn mix64(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,7 +26,7 @@ pub const fn mix64(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A bijective 32-bit mixer.
+/// Bijective mixer for 32-bit words.
 #[inline]
 pub const fn mix32(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
@@ -40,19 +40,19 @@ const fn fold(a: u64, b: u64) -> u64 {
     (wide as u64) ^ ((wide >> 64) as u64)
 }
 
-/// The hash in progress. Words go in eight at a time; the last call takes what is left.
+/// Incremental hash state. Takes eight words at a time; the last call takes the remainder.
 #[derive(Debug, Clone, Copy)]
 pub struct H64 {
     lanes: [u64; 4],
 }
 
 impl H64 {
-    /// Starts with four seed words, each absorbed on its own (never XORed together: a linear seed
-    /// lets key 0x10000 of generation 0 pass for key 0 of generation 1).
+    /// Starts with four seed words, each absorbed on its own. They are never XORed together: a linear
+    /// seed lets key 0x10000 of generation 0 pass for key 0 of generation 1.
     #[inline(always)]
     pub fn new(seed: [u64; 4]) -> Self {
         if mutants::on(Mutant::LinearHashSeed) {
-            // The defect: generations and keys cancel.
+            // The mutant's defect: generations and keys cancel.
             let s = seed[0] ^ seed[1] ^ (seed[2] >> 32) ^ seed[3];
             return Self {
                 lanes: [s ^ K[4], s ^ K[5], s ^ K[6], s ^ K[7]],
@@ -65,7 +65,7 @@ impl H64 {
         }
     }
 
-    /// Absorbs eight words.
+    /// Absorbs eight words (64 bytes).
     #[inline(always)]
     pub fn block(&mut self, w: &[u64; 8]) {
         let [a, b, c, d] = &mut self.lanes;
@@ -76,7 +76,7 @@ impl H64 {
         *d = d.rotate_left(29) ^ fold(w[6] ^ K[3], w[7] ^ *d);
     }
 
-    /// Ends with fewer than eight words (none is fine) and returns the hash.
+    /// Absorbs the last words, fewer than eight (none is fine), and returns the hash.
     #[inline(always)]
     pub fn finish(mut self, rest: &[u64]) -> u64 {
         if !rest.is_empty() {
@@ -91,8 +91,8 @@ impl H64 {
         mix64(x ^ fold(x ^ K[0], y ^ K[1]) ^ y)
     }
 
-    /// Absorbs bytes in memory order, zero-padded to a whole word, and returns the hash. The
-    /// caller puts the length into the seed.
+    /// Absorbs bytes in memory order, zero-padded to a complete word, and returns the hash. The caller
+    /// puts the length into the seed.
     #[inline(always)]
     pub fn finish_bytes(mut self, bytes: &[u8]) -> u64 {
         // Arrays of known length: a copy of variable length would be a call for each word.
@@ -109,7 +109,8 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// As [`Self::finish_bytes`], copying the bytes to `to`, which is as long: one pass over both.
+    /// Does [`Self::finish_bytes`] and copies the bytes to `to`, of the same length: one pass over
+    /// both.
     #[inline(always)]
     pub fn finish_copying(mut self, bytes: &[u8], to: &mut [u8]) -> u64 {
         if mutants::on(Mutant::HashLastLineOnly) {
@@ -129,7 +130,7 @@ impl H64 {
         self.finish_tail(tail)
     }
 
-    /// The mutant `hash-last-line-only`: the lines before the last complete one are left out.
+    /// The mutant `hash-last-line-only`: leaves out the lines before the last complete one.
     #[cold]
     #[inline(never)]
     pub fn finish_last_line(mut self, bytes: &[u8]) -> u64 {
@@ -161,7 +162,7 @@ impl H64 {
     }
 }
 
-/// Check word over a line's words: seed is the memory's salt and what the line is.
+/// Checksum of a record's words. The seed is the memory's salt and the kind of record (`what`).
 #[inline]
 pub fn line_chk(salt: u64, what: u64, words: &[u64]) -> u64 {
     H64::new([salt, what, words.len() as u64, 0]).finish(words)

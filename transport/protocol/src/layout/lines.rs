@@ -1,7 +1,7 @@
-//! Self-checking lines and cells: small facts that one side writes and the other may read at any
-//! moment, torn or stale. Each carries a check word over its content and over what it is, so that
-//! neither a torn line nor a line of another kind or salt is believed. A line is believed only if it
-//! is, to the bit, what encoding its meaning gives; so reserved words are zero.
+//! Self-validating records: small facts that one side writes and the other may read at any moment, torn
+//! or stale. Each carries a checksum over its content and its kind. A torn record, or one of another
+//! kind or salt, is therefore never accepted. A record is accepted only if it equals, to the bit, the
+//! encoding of its meaning; so reserved words are zero.
 
 use super::hash::{line_chk, mix64};
 use super::reject::RejectReason;
@@ -12,18 +12,18 @@ const CLOCK: u64 = u64::from_le_bytes(*b"clock-ln");
 const SNAPSHOT: u64 = u64::from_le_bytes(*b"snap-dsc");
 const REJECT: u64 = u64::from_le_bytes(*b"reject-c");
 
-/// A 64-bit value that proves itself in 16 bytes: `{v, mix64(v ^ salt)}`.
+/// Self-validating 64-bit value in 16 bytes: `{v, mix64(v ^ salt)}`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CheckedU64(pub [u64; 2]);
 
 impl CheckedU64 {
-    /// Checks a value with a salt.
+    /// Pairs a value with its check word under `salt`.
     #[inline]
     pub const fn new(value: u64, salt: u64) -> Self {
         Self([value, mix64(value ^ salt)])
     }
 
-    /// The value, if the check is right.
+    /// Returns the value if its check word is right.
     #[inline]
     pub const fn value(self, salt: u64) -> Option<u64> {
         if self.0[1] == mix64(self.0[0] ^ salt) {
@@ -34,23 +34,23 @@ impl CheckedU64 {
     }
 }
 
-/// A ring's state: what the server has done with it. Written by the ring's applier only.
+/// Status record of a ring: the server's progress on it. Written by the ring's applier only.
 ///
 /// `applied u64 | durable u64 | head u64 | rejected u64 | chk u64 | 0 | 0 | 0`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StateLine {
-    /// Every frame up to this sequence is applied or refused.
+    /// Every frame up to this sequence number is applied or refused.
     pub applied_seq: u64,
-    /// Every frame up to this sequence is safe at its table's durability level.
+    /// Every frame up to this sequence number is safe at its table's durability level.
     pub durable_seq: u64,
     /// Bytes of the ring below this monotonic position are free.
     pub head_bytes: u64,
-    /// Frames refused so far: their reject cells were written before this line.
+    /// Frames refused so far; their reject records were written before this record.
     pub rejected: u64,
 }
 
 impl StateLine {
-    /// As a line, salted with the session's nonce.
+    /// Encodes the record, salted with the session's nonce.
     pub fn to_line(&self, salt: u64) -> Line {
         let w = [
             self.applied_seq,
@@ -61,7 +61,7 @@ impl StateLine {
         [w[0], w[1], w[2], w[3], line_chk(salt, STATE, &w), 0, 0, 0]
     }
 
-    /// From a line, if it proves itself.
+    /// Decodes a line; `None` if its checksum does not match.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let state = Self {
             applied_seq: line[0],
@@ -73,30 +73,31 @@ impl StateLine {
     }
 }
 
-/// A domain's clock on one server: the minimum over live workers. Written by the server only.
+/// Clock record of a domain on one server: the minimum over live workers. Written by the server only.
 ///
 /// `g u64 | epoch u64 | slowest u32, members u32 | chk u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ClockLine {
-    /// Ticks that every live worker has completed and whose pushes took effect here. Monotonic.
+    /// Ticks completed by every live worker, with all their pushes applied here. Monotonic.
     pub min: u64,
-    /// Counts changes of membership.
+    /// Number of membership changes so far.
     pub epoch: u64,
-    /// A worker that is at the minimum; `u32::MAX` when nobody is left.
+    /// A worker that is at the minimum; `u32::MAX` when no worker is left.
     pub slowest: u32,
-    /// Live workers.
+    /// Number of live workers.
     pub members: u32,
 }
 
 impl ClockLine {
-    /// As a line; the salt names the table memory or session it is for, the domain is checked too.
+    /// Encodes the record. The salt names its table memory or session; the checksum also covers the
+    /// domain.
     pub fn to_line(&self, salt: u64, domain: u8) -> Line {
         let w = [self.min, self.epoch, pack(self.slowest, self.members)];
         let chk = line_chk(salt, CLOCK ^ u64::from(domain), &w);
         [w[0], w[1], w[2], chk, 0, 0, 0, 0]
     }
 
-    /// From a line, if it proves itself.
+    /// Decodes a line; `None` if its checksum does not match.
     pub fn from_line(line: &Line, salt: u64, domain: u8) -> Option<Self> {
         let (slowest, members) = unpack(line[2]);
         let clock = Self {
@@ -109,23 +110,23 @@ impl ClockLine {
     }
 }
 
-/// Which of a snapshot table's two buffers may be read. One per partition, server-written.
+/// Names the readable one of a snapshot table's two buffers. One per partition, server-written.
 ///
 /// `front u64 | building u64 | min_clock u64 | applied u64 | chk u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SnapshotLine {
-    /// Epoch of the newest whole buffer; it is buffer `front & 1`.
+    /// Epoch of the newest complete buffer; it is buffer `front & 1`.
     pub front: u64,
     /// Epoch being built, or `front` when none is.
     pub building: u64,
-    /// The domain's clock at `front`.
+    /// Clock of the domain at `front`.
     pub min_clock: u64,
-    /// Pushes in `front`.
+    /// Number of pushes in `front`.
     pub applied: u64,
 }
 
 impl SnapshotLine {
-    /// As a line, salted with the table's salt.
+    /// Encodes the record, salted with the table's salt.
     pub fn to_line(&self, salt: u64) -> Line {
         let w = [self.front, self.building, self.min_clock, self.applied];
         [
@@ -140,13 +141,13 @@ impl SnapshotLine {
         ]
     }
 
-    /// Whether the buffer that `self` names, read after it and before `after`, is complete: the buffer of epoch
+    /// Whether a buffer is complete that was read between this record and `after`. The buffer of epoch
     /// e is first written again when e + 2 is being built.
     pub const fn accepts(&self, after: &Self) -> bool {
         after.building <= self.front.saturating_add(1)
     }
 
-    /// From a line, if it proves itself.
+    /// Decodes a line; `None` if its checksum does not match.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let snapshot = Self {
             front: line[0],
@@ -158,39 +159,39 @@ impl SnapshotLine {
     }
 }
 
-/// Why a well-framed push was refused: the code of a [`RejectReason`], which has the numbers.
+/// Code of a refused well-formed push. The [`RejectReason`] of the code has its numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
 #[non_exhaustive]
 pub enum RejectCode {
-    /// No such table on this server.
+    /// The server has no such table.
     UnknownTable = 1,
     /// The table was released.
     TableReleased = 2,
-    /// A row or element past the table's end.
+    /// A row or element is past the table's end.
     IndexOutOfRange = 3,
-    /// Values of another type.
+    /// The values have another type than the table.
     WrongDType = 4,
-    /// NaN or infinity where the table checks.
+    /// A value is NaN or infinite and the table checks.
     NotFinite = 5,
     /// The payload is not `count` rows of this table.
     WrongLength = 6,
-    /// Rows or elements that another applier owns.
+    /// Another applier owns the rows or elements.
     WrongOwner = 7,
     /// A gradient for a table without an optimizer, or an operation this kind of table lacks.
     WrongOperation = 8,
     /// The server has no memory left for new rows.
     NoMemory = 9,
-    /// More held back for early ranks of an iteration than the limit.
+    /// More bytes are held back for early ranks of an iteration than the limit.
     PendingFull = 10,
-    /// A reply larger than a slot.
+    /// The reply is larger than a slot.
     ReplyTooLarge = 11,
-    /// A clock that goes back, skips, or is of an unknown domain.
+    /// The clock goes back, skips, or is of an unknown domain.
     BadClock = 12,
 }
 
 impl RejectCode {
-    /// Of a wire code.
+    /// Returns the reason of a wire code; `None` for an unknown code.
     pub const fn from_code(code: u32) -> Option<Self> {
         Some(match code {
             1 => Self::UnknownTable,
@@ -210,33 +211,33 @@ impl RejectCode {
     }
 }
 
-/// One refused frame, kept in cell `seq % FRAMES_IN_FLIGHT_MAX` next to the state line.
+/// Reject record of one frame, kept in cell `seq % FRAMES_IN_FLIGHT_MAX` of the mailbox.
 ///
 /// `seq u64 | code u32, table u32 | number u64 | number u64 | chk u64 | 0 ...`
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reject {
-    /// The frame.
+    /// Sequence number of the refused frame.
     pub seq: u64,
-    /// Its table.
+    /// Table of the refused frame.
     pub table: u32,
-    /// Why.
+    /// Reason of the refusal.
     pub reason: RejectReason,
 }
 
 impl Reject {
-    /// Code of the reason.
+    /// Returns the code of the reason.
     pub const fn code(&self) -> RejectCode {
         self.reason.code()
     }
 
-    /// As a line, salted with the session's nonce.
+    /// Encodes the record, salted with the session's nonce.
     pub fn to_line(&self, salt: u64) -> Line {
         let [a, b] = self.reason.numbers();
         let w = [self.seq, pack(self.code() as u32, self.table), a, b];
         [w[0], w[1], w[2], w[3], line_chk(salt, REJECT, &w), 0, 0, 0]
     }
 
-    /// From a line, if it proves itself.
+    /// Decodes a line; `None` if its checksum does not match.
     pub fn from_line(line: &Line, salt: u64) -> Option<Self> {
         let (code, table) = unpack(line[1]);
         let reject = Self {

@@ -1,10 +1,10 @@
-//! Byte-exact formats of everything that one side writes into registered memory and the other
-//! reads: rows, blocks, version words, rings, frames, lines. Pure: no I/O, no `unsafe`, no clock.
+//! Byte-exact formats of everything that one side writes into registered memory and the other reads:
+//! rows, blocks, version words, rings, frames, records. Pure: no I/O, no `unsafe`, no clock.
 //!
-//! Everything is little-endian. Memory that two sides share is read and written in 64-bit words
-//! (see `mem`), so the unit here is the *line*: eight words, 64 bytes, one cache line. Numbers
-//! narrower than a word are packed into words, low half first. `docs/PROTOCOL.md` draws every
-//! format and a test compares its golden bytes with what this module builds.
+//! Everything is little-endian. Memory that two sides share is read and written in 64-bit words (see
+//! `mem`), so the unit here is the *line*: eight words, 64 bytes, one cache line. Narrower numbers are
+//! packed into words, low half first. `docs/PROTOCOL.md` draws every format. A test compares its golden
+//! bytes with the output of this module.
 
 pub mod decoders;
 pub mod dense;
@@ -28,8 +28,8 @@ pub type Line = [u64; 8];
 /// Bytes of a [`Line`].
 pub const LINE_BYTES: usize = 64;
 
-/// The bytes of a line, in memory order. Counted: what rows are made of is not left to whether closures
-/// of another crate are inlined.
+/// Encodes a line in memory order. A counted loop: the speed of rows must not depend on whether
+/// closures of another crate are inlined.
 #[inline(always)]
 pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     let mut bytes = [0; LINE_BYTES];
@@ -42,7 +42,7 @@ pub fn line_bytes(line: &Line) -> [u8; LINE_BYTES] {
     bytes
 }
 
-/// The line of 64 bytes in memory order. Counted, as [`line_bytes`].
+/// Decodes 64 bytes in memory order. A counted loop, as in [`line_bytes`].
 #[inline(always)]
 pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     let (words, _) = bytes.as_chunks::<8>();
@@ -55,7 +55,7 @@ pub fn line_from_bytes(bytes: &[u8; LINE_BYTES]) -> Line {
     line
 }
 
-/// Little-endian word at `at`; bytes past the end read as zero.
+/// Returns the little-endian word at `at`; bytes past the end read as zero.
 #[inline]
 pub fn word_at(bytes: &[u8], at: usize) -> u64 {
     let mut word = [0; 8];
@@ -70,7 +70,7 @@ pub(crate) const fn pack(low: u32, high: u32) -> u64 {
     low as u64 | (high as u64) << 32
 }
 
-/// Low and high half of a word.
+/// Splits a word into its low and high half.
 pub(crate) const fn unpack(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }

@@ -1,41 +1,41 @@
-//! Reasons of refused frames: a code and two numbers on the wire, named fields in the program.
+//! Reject reasons of frames: a code and two numbers on the wire, named fields in the program.
 
 use super::lines::RejectCode;
 
-/// Why a well-framed push or request was refused, with the numbers of its code.
+/// Reason of a refused push or request that was well formed, with the numbers of its code.
 ///
-/// On the wire a reason is its [`code`](Self::code) and two [`numbers`](Self::numbers), in the
-/// order of the fields; a number that a reason does not have is 0.
+/// On the wire a reason is its [`code`](Self::code) and two [`numbers`](Self::numbers), in the order of
+/// the fields; a number that a reason does not have is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectReason {
-    /// No such table on this server.
+    /// The server has no such table.
     UnknownTable {
-        /// Table of the frame.
+        /// Table number in the frame.
         table: u32,
     },
     /// The table was released.
     TableReleased {
-        /// Table of the frame.
+        /// Table number in the frame.
         table: u32,
     },
-    /// A row or element past the table's end.
+    /// A row or element is past the table's end.
     IndexOutOfRange {
         /// First index of the row or range.
         index: u64,
-        /// Rows or elements of the table.
+        /// Number of rows or elements in the table.
         size: u64,
     },
-    /// Values of another type.
+    /// The values have another type than the table.
     WrongDType {
         /// Type code in the frame; 0 if there is none.
         frame: u64,
         /// Type code of the table.
         table: u64,
     },
-    /// NaN or infinity where the table checks.
+    /// A value is NaN or infinite and the table checks.
     NotFinite {
-        /// Row in the frame; of a range, element in the frame.
+        /// Row number in the frame; of a range, element number in the frame.
         row: u64,
         /// Key or index of the row; of a range, index of the element.
         key: u64,
@@ -44,14 +44,14 @@ pub enum RejectReason {
     WrongLength {
         /// Bytes of the payload.
         bytes: u64,
-        /// Bytes expected.
+        /// Bytes that `count` rows take.
         expected: u64,
     },
-    /// Rows or elements that another applier owns.
+    /// Another applier owns the rows or elements.
     WrongOwner {
         /// Key of the row; of a range, its first element.
         first: u64,
-        /// 1; of a range, its elements.
+        /// Always 1; of a range, its number of elements.
         count: u64,
     },
     /// A gradient for a table without an optimizer, or an operation that this kind of table lacks.
@@ -61,38 +61,38 @@ pub enum RejectReason {
         /// Code of the push operation; 0 if the frame has none.
         op: u64,
     },
-    /// No memory for new rows.
+    /// The server has no memory left for new rows.
     NoMemory {
-        /// Bytes in use.
+        /// Bytes that are in use.
         used: u64,
-        /// Bytes there are.
+        /// Bytes of the server's capacity.
         capacity: u64,
     },
-    /// More held back for early ranks of an iteration than the limit.
+    /// More bytes are held back for early ranks of an iteration than the limit.
     PendingFull {
-        /// Bytes that they need.
+        /// Bytes that these pushes need.
         needed: u64,
-        /// Limit in bytes.
+        /// Limit of the applier in bytes.
         limit: u64,
     },
-    /// A reply larger than a slot.
+    /// The reply is larger than a slot.
     ReplyTooLarge {
         /// Bytes of the reply.
         bytes: u64,
-        /// Bytes of a slot.
+        /// Bytes of a reply slot.
         slot: u64,
     },
-    /// A clock that goes back, skips, or is of an unknown domain.
+    /// The clock goes back, skips, or is of an unknown domain.
     BadClock {
         /// Clock of the frame.
         clock: u64,
-        /// Clock expected; `u64::MAX` if the sender has no clock in the domain.
+        /// Expected clock; `u64::MAX` if the sender has no clock in the domain.
         expected: u64,
     },
 }
 
 impl RejectReason {
-    /// Its code on the wire.
+    /// Returns the wire code of the reason.
     pub const fn code(&self) -> RejectCode {
         match self {
             Self::UnknownTable { .. } => RejectCode::UnknownTable,
@@ -110,7 +110,7 @@ impl RejectReason {
         }
     }
 
-    /// Its numbers on the wire.
+    /// Returns the two wire numbers of the reason.
     pub const fn numbers(&self) -> [u64; 2] {
         match *self {
             Self::UnknownTable { table } | Self::TableReleased { table } => [table as u64, 0],
@@ -127,7 +127,7 @@ impl RejectReason {
         }
     }
 
-    /// Of a code and numbers; `None` if the code does not have these numbers.
+    /// Builds a reason from its wire form; `None` if the code does not have these numbers.
     pub fn from_numbers(code: RejectCode, numbers: [u64; 2]) -> Option<Self> {
         let [a, b] = numbers;
         let reason = match code {
@@ -156,7 +156,7 @@ impl RejectReason {
                 expected: b,
             },
         };
-        // A table of more than 32 bits, or a number where there is none.
+        // Refuses a table of more than 32 bits, or a number that the reason does not have.
         (reason.numbers() == numbers).then_some(reason)
     }
 }
@@ -165,7 +165,7 @@ impl RejectReason {
 mod tests {
     use super::*;
 
-    /// Each code has one reason, whose fields are the numbers in order.
+    /// Each code has one reason; its fields are the numbers in order.
     #[test]
     fn reasons_keep_code_and_numbers() {
         let codes: Vec<_> = (0..64).filter_map(RejectCode::from_code).collect();

@@ -1,4 +1,4 @@
-//! Replies: what an applier writes into a slot of the client's mailbox.
+//! Replies: the answers that an applier writes into a slot of the client's mailbox.
 //!
 //! ```text
 //! +0  u32 magic 'TWR1' | u16 kind | u16 status     +32 u64 first number of a refusal
@@ -7,8 +7,8 @@
 //! +24 u32 slot | u32 table                         +56 u64 chk
 //! +64 payload
 //! ```
-//! The check covers slot and tag: what a slow server writes for an earlier request into a slot
-//! that was given away since is refused.
+//! The checksum covers slot and tag. A slow server's reply to an earlier request, in a slot that was
+//! given away since, is therefore refused.
 
 use super::hash::H64;
 use super::lines::RejectCode;
@@ -16,25 +16,25 @@ use super::reject::RejectReason;
 use super::{Line, pack, unpack};
 use crate::mutants::{self, Mutant};
 
-/// 'TWR1' in memory order.
+/// Magic number 'TWR1' in memory order.
 pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"TWR1");
 /// Bytes of a reply's header.
 pub const REPLY_HEADER_BYTES: usize = 64;
 
-/// A reply's header.
+/// Decoded header of a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyHeader {
-    /// Kind of the frame it answers.
+    /// Kind of the frame that it answers.
     pub kind: u16,
-    /// `None`: done. Otherwise why not.
+    /// Reason of a refusal; `None` if the request is done.
     pub refused: Option<RejectReason>,
     /// Tag of the request.
     pub user_tag: u64,
-    /// Bytes after the header.
+    /// Payload bytes after the header.
     pub payload_len: u32,
-    /// Rows, locations or elements in it.
+    /// Number of rows, locations or elements in it.
     pub count: u32,
-    /// The slot it was written into.
+    /// Slot that holds the reply.
     pub slot: u32,
     /// Table of the request.
     pub table: u32,
@@ -57,7 +57,7 @@ impl ReplyHeader {
         ]
     }
 
-    /// The hash in progress after the header; the payload follows.
+    /// Returns the hash after the header; the payload follows.
     pub fn hasher(&self, session: u64) -> H64 {
         let mut w = self.words();
         if mutants::on(Mutant::ReplySlotOutsideHash) {
@@ -74,13 +74,13 @@ impl ReplyHeader {
         h
     }
 
-    /// As a line with its check word.
+    /// Encodes the header as a line with its checksum.
     pub const fn to_line(&self, chk: u64) -> Line {
         let w = self.words();
         [w[0], w[1], w[2], w[3], w[4], w[5], w[6], chk]
     }
 
-    /// From a line, with the check word that the payload has yet to prove; `None` when it cannot
+    /// Decodes a line into a header and the checksum that the payload must match; `None` when it cannot
     /// be a reply.
     pub fn from_line(line: &Line) -> Option<(Self, u64)> {
         let (magic, rest) = unpack(line[0]);

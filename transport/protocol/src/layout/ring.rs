@@ -1,4 +1,4 @@
-//! Positions in an inbox ring: monotonic byte counts, masked only to touch memory.
+//! Positions in an inbox ring: monotonic byte counts, masked only for memory accesses.
 //!
 //! Frames start at multiples of 64 and never cross the wrap point; a PAD frame fills the tail.
 
@@ -10,17 +10,17 @@ pub struct RingGeometry {
     bytes: u64,
 }
 
-/// Where the next frame goes.
+/// Position of the next frame in a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placement {
-    /// Bytes of the PAD frame before it; 0 for none.
+    /// Bytes of the PAD frame before it; 0 if there is none.
     pub pad: u64,
     /// Monotonic position of the frame.
     pub at: u64,
 }
 
 impl RingGeometry {
-    /// `bytes` must be a power of two and at least 256.
+    /// Returns a ring of `bytes` bytes; `None` unless that is a power of two and at least 256.
     pub const fn new(bytes: usize) -> Option<Self> {
         if bytes.is_power_of_two() && bytes >= 256 {
             Some(Self {
@@ -31,29 +31,29 @@ impl RingGeometry {
         }
     }
 
-    /// Bytes of the ring.
+    /// Returns the bytes of the ring.
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The largest frame, header included: a quarter of the ring, so that one always fits after
-    /// padding and no frame has to wait for the ring to be empty.
+    /// Returns the bytes of the largest frame, header included: a quarter of the ring. One always fits
+    /// after padding, and no frame has to wait for an empty ring.
     pub const fn frame_bytes_max(&self) -> u64 {
         self.bytes / 4
     }
 
-    /// Offset in memory of a monotonic position.
+    /// Returns the memory offset of a monotonic position.
     pub const fn offset(&self, position: u64) -> u64 {
         position & (self.bytes - 1)
     }
 
-    /// Bytes from `position` to the wrap point; the whole ring when it stands there.
+    /// Returns the bytes from `position` to the wrap point; at the wrap point, the complete ring.
     pub const fn to_wrap(&self, position: u64) -> u64 {
         self.bytes - self.offset(position)
     }
 
-    /// Places a frame of `len` bytes (a multiple of 64, at most [`Self::frame_bytes_max`]) at
-    /// `tail` given that everything below `head` is free; `None` while there is no room.
+    /// Places a frame of `len` bytes (a multiple of 64, at most [`Self::frame_bytes_max`]) at `tail`,
+    /// given that everything below `head` is free. Returns `None` while there is no room.
     pub const fn place(&self, head: u64, tail: u64, len: u64) -> Option<Placement> {
         let pad = if self.to_wrap(tail) < len {
             self.to_wrap(tail)
@@ -69,7 +69,7 @@ impl RingGeometry {
         })
     }
 
-    /// Whether a tail that a peer wrote is possible: monotonic, whole lines, at most a ring ahead.
+    /// Whether a peer's tail is possible: monotonic, complete lines, at most a ring ahead.
     pub const fn tail_is_sane(&self, consumed: u64, tail: u64) -> bool {
         tail >= consumed && tail - consumed <= self.bytes && tail.is_multiple_of(LINE_BYTES as u64)
     }

@@ -1,79 +1,81 @@
-//! Sparse rows, and rows of dense tables with layout `rows`: a header that proves the payload.
+//! Sparse rows, and rows of dense tables with layout `rows`: a header that validates the payload.
 //!
 //! ```text
 //! +0   u64 ver   [63:48] slot generation, [47:0] update counter (starts at 1; 0 is never valid)
 //! +8   u64 chk   H64 seeded with (table salt, key, ver, payload bytes) over the payload
 //! +16  payload   dim elements
 //! ```
-//! The stride is a multiple of 32 and the base of a slab a multiple of 64, so the payload is
-//! 16-byte aligned. The key is in the hash: the row of another key in a reused slot is refused.
+//! The stride is a multiple of 32 and the base of a slab a multiple of 64, so the payload is 16-byte
+//! aligned. The checksum covers the key: the row of another key in a reused slot is refused.
 
 use super::hash::H64;
 use super::word_at;
 use crate::mutants::{self, Mutant};
 
-/// Bytes of the header.
+/// Bytes of a row's header.
 pub const ROW_HEADER_BYTES: usize = 16;
-/// Bits of the update counter.
+/// Bits of the update counter in a version word.
 pub const COUNTER_BITS: u32 = 48;
 const COUNTER_MASK: u64 = (1 << COUNTER_BITS) - 1;
 
-/// A row's version word.
+/// Version word of a row: slot generation and update counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowVersion(pub u64);
 
 impl RowVersion {
-    /// Of a generation and an update counter (48 bits are kept).
+    /// Packs a generation and an update counter (48 bits are kept).
     pub const fn new(generation: u16, counter: u64) -> Self {
         Self((generation as u64) << COUNTER_BITS | (counter & COUNTER_MASK))
     }
 
-    /// Of the header of a row that was read.
+    /// Extracts the version from the header of a row that was read.
     #[inline]
     pub fn of_head(head: &[u8; ROW_HEADER_BYTES]) -> Self {
         Self(word_at(head, 0))
     }
 
-    /// How often the slot was given to another key.
+    /// Number of times that the slot was given to another key.
     pub const fn generation(self) -> u16 {
         (self.0 >> COUNTER_BITS) as u16
     }
 
-    /// Updates of the slot since it was made; never reset.
+    /// Number of updates since the slot was created; never reset.
     pub const fn counter(self) -> u64 {
         self.0 & COUNTER_MASK
     }
 
-    /// Counter 0 marks a slot that holds no row.
+    /// Whether the slot holds a row; counter 0 marks a slot without one.
     pub const fn is_valid(self) -> bool {
         self.counter() != 0
     }
 
-    /// After one more update; the counter skips 0 when it wraps (after 2^48 updates).
+    /// Returns the version after one more update. The counter skips 0 when it wraps (after 2^48
+    /// updates).
     #[must_use]
     pub const fn next(self) -> Self {
         let counter = (self.counter() + 1) & COUNTER_MASK;
         Self::new(self.generation(), if counter == 0 { 1 } else { counter })
     }
 
-    /// The slot given to another key: the counter goes on, so that an old (ver, chk) never returns.
+    /// Returns the version after the slot changed its key. The counter continues, so that an old (ver,
+    /// chk) never returns.
     #[must_use]
     pub const fn next_generation(self) -> Self {
         Self::new(self.generation().wrapping_add(1), self.counter()).next()
     }
 }
 
-/// Sizes of a table's rows.
+/// Payload size and stride of a table's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowLayout {
     /// Payload bytes: dim x element size.
     pub payload_bytes: usize,
-    /// Distance between rows: a multiple of 32.
+    /// Bytes between the starts of two rows: a multiple of 32.
     pub stride: usize,
 }
 
 impl RowLayout {
-    /// Of a payload size.
+    /// Computes the layout of rows with `payload_bytes`.
     pub const fn new(payload_bytes: usize) -> Self {
         Self {
             payload_bytes,
@@ -81,27 +83,27 @@ impl RowLayout {
         }
     }
 
-    /// Bytes a reader asks for: header and payload, not the padding.
+    /// Returns the bytes of one read: header and payload, without the padding.
     pub const fn read_bytes(&self) -> usize {
         ROW_HEADER_BYTES + self.payload_bytes
     }
 }
 
-/// The hash of a row, before its payload.
+/// Returns the hash of a row before its payload.
 #[inline(always)]
 pub fn row_hasher(salt: u64, key: u64, ver: RowVersion, payload_bytes: usize) -> H64 {
     H64::new([salt, key, ver.0, payload_bytes as u64])
 }
 
-/// The check word of a row.
+/// Returns the checksum of a row.
 #[inline]
 pub fn row_chk(salt: u64, key: u64, ver: RowVersion, payload: &[u8]) -> u64 {
     row_hasher(salt, key, ver, payload.len()).finish_bytes(payload)
 }
 
-/// The version of a row that was read remotely, if header and payload prove each other: the row of
-/// `key` in the table of `salt`, whole. Acceptance depends on the bytes received and on nothing
-/// else. Cost: one hash of the payload.
+/// Returns the version of a row that was read remotely, if its checksum matches: it is the complete row
+/// of `key` in the table of `salt`. Acceptance depends on the bytes received and on nothing else. Cost:
+/// one hash of the payload.
 #[inline]
 pub fn verify_row(
     salt: u64,
@@ -114,18 +116,18 @@ pub fn verify_row(
     proven.then_some(ver)
 }
 
-/// What a copy of a row says of itself.
+/// Version and validity of a copied row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowCopy {
-    /// The version in its header.
+    /// Version word in the row's header.
     pub ver: RowVersion,
-    /// Whether header and payload prove each other, as [`verify_row`] has it.
+    /// Whether the checksum matches, as in [`verify_row`].
     pub proven: bool,
 }
 
-/// Copies the payload of a row that was read remotely into `out`, hashing what it copies: in one pass
-/// what [`verify_row`] and a copy do. A payload of another length than `out` proves nothing, and is not
-/// copied.
+/// Copies the payload of a row that was read remotely into `out` and hashes it in the same pass;
+/// otherwise like [`verify_row`] and a copy. A payload of another length than `out` is not validated,
+/// and not copied.
 #[inline]
 pub fn copy_verifying(
     salt: u64,
@@ -144,8 +146,8 @@ pub fn copy_verifying(
     RowCopy { ver, proven }
 }
 
-/// Whether the check word `told` of a row's header equals the one that `chk` computes, and the version is valid:
-/// the one place that decides it, for copies made before they are hashed and while.
+/// Whether the version is valid and the header's checksum `told` equals the one that `chk` computes.
+/// Only this function decides it, for copies hashed afterwards and for copies hashed in the same pass.
 #[inline(always)]
 pub fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool {
     if !ver.is_valid() {
@@ -157,7 +159,7 @@ pub fn is_proven(ver: RowVersion, told: u64, chk: impl FnOnce() -> u64) -> bool 
     chk() == told
 }
 
-/// The header of a row, in memory order.
+/// Encodes the header of a row, in memory order.
 pub fn row_head(ver: RowVersion, chk: u64) -> [u8; ROW_HEADER_BYTES] {
     let mut head = [0; ROW_HEADER_BYTES];
     head[..8].copy_from_slice(&ver.0.to_le_bytes());
@@ -165,35 +167,35 @@ pub fn row_head(ver: RowVersion, chk: u64) -> [u8; ROW_HEADER_BYTES] {
     head
 }
 
-/// Where a sparse row is: `gen16 | extent16 | slot32`. Never 0: extents are numbered from 1.
+/// Location of a sparse row: `gen16 | extent16 | slot32`. Never 0: extents are numbered from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct RowLocation(pub u64);
 
 impl RowLocation {
-    /// Nowhere.
+    /// Location that names no row.
     pub const NONE: Self = Self(0);
 
-    /// Of its parts; `extent` is at least 1.
+    /// Packs generation, extent and slot into 64 bits. `extent` must be at least 1.
     pub const fn new(generation: u16, extent: u16, slot: u32) -> Self {
         Self((generation as u64) << 48 | (extent as u64) << 32 | slot as u64)
     }
 
-    /// The slot's generation when the location was told.
+    /// Generation of the slot when the location was issued.
     pub const fn generation(self) -> u16 {
         (self.0 >> 48) as u16
     }
 
-    /// Number in the table's extent list, from 1.
+    /// Number of the extent in the table's extent list, from 1.
     pub const fn extent(self) -> u16 {
         (self.0 >> 32) as u16
     }
 
-    /// Row inside the extent.
+    /// Slot number inside the extent.
     pub const fn slot(self) -> u32 {
         self.0 as u32
     }
 
-    /// Whether it names a row at all.
+    /// Whether the location names a row.
     pub const fn is_some(self) -> bool {
         self.extent() != 0
     }
@@ -234,7 +236,7 @@ mod tests {
     #[test]
     fn a_row_proves_itself_or_is_refused() {
         let ver = RowVersion::new(1, 9);
-        // Three cache lines and a part of one: a change of any byte of any of them is noticed.
+        // Three cache lines and a part of one: a change of any byte of any of them is detected.
         let row = [7u8; 200];
         let head = row_head(ver, row_chk(1, 2, ver, &row));
         assert_eq!(verify_row(1, 2, &head, &row), Some(ver));

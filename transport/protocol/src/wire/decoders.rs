@@ -1,9 +1,9 @@
-//! Every decoder of bytes from outside, by name. The fuzzers (`tests/fuzz.rs`, `fuzz/`) run what
-//! stands here and nothing else, so a decoder is fuzzed by being listed.
+//! Every decoder of bytes from outside, by name. The fuzzers (`tests/fuzz.rs`, `fuzz/`) run exactly
+//! this list.
 //!
-//! An entry takes any bytes. It must return, without a panic and without holding more memory than
-//! the decoder's limit. Add new entries at the end: a corpus file of the `fuzz/` crate names its
-//! entry by position.
+//! An entry takes any bytes. It must return, without a panic and without holding more memory than the
+//! decoder's limit. Add new entries at the end: a corpus file of the `fuzz/` crate names its entry by
+//! position.
 
 use super::control::{
     Command, CommandReply, CoordinatorAnswer, CoordinatorRequest, Message, Notice, ServerAnswer,
@@ -38,7 +38,7 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("job-token", token),
 ];
 
-/// A stream of frames, pushed in pieces whose size the first byte says.
+/// A stream of frames, pushed in pieces of the size in the first byte.
 fn frames(bytes: &[u8]) {
     let Some((&piece, bytes)) = bytes.split_first() else {
         return;
@@ -61,7 +61,7 @@ fn frames(bytes: &[u8]) {
     }
 }
 
-/// A body, decoded and, if it is a message, encoded again: what came in can be passed on.
+/// Decodes a body and, if it is a message, encodes it again: an accepted message can be passed on.
 fn control<M: Message>(bytes: &[u8]) {
     if let Ok((id, message)) = decode_body::<M>(bytes) {
         drop(super::control::encode(id, &message, &mut Vec::new()));
@@ -74,14 +74,14 @@ fn token(bytes: &[u8]) {
     }
 }
 
-/// Cuts `bytes` into bodies, each behind its kind and its length, and frames them, so that the
-/// state machines are reached without a guessed check.
+/// Splits `bytes` into bodies, each behind its kind and length, and frames them. The fuzzers reach the
+/// state machines without guessing a check.
 fn framed(bytes: &[u8]) -> Decoder {
     let mut out = Vec::new();
     let mut rest = bytes;
     while let [kind, len, tail @ ..] = rest {
         let (body, tail) = tail.split_at(tail.len().min(usize::from(*len)));
-        // A body of at most 255 bytes is under every limit.
+        // A body of at most 255 bytes is below every limit.
         drop(frame::append(&mut out, u16::from(*kind), body));
         if out.len() > 2048 {
             break;
@@ -134,7 +134,7 @@ fn hello() -> Hello {
     }
 }
 
-/// A fixed server, whose token guards nothing.
+/// A fixed server with a test token.
 fn policy() -> ServerPolicy {
     ServerPolicy {
         token: JobToken::new([2; 32]),

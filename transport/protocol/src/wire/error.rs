@@ -1,8 +1,8 @@
-//! Why bytes are not a message.
+//! Errors of bytes that are not a valid message.
 
 use super::spec::SpecError;
 
-/// Bytes that are no message, or a message that must not be sent.
+/// Bytes that are not a message, or a message that must not be sent.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -12,20 +12,20 @@ pub enum WireError {
          close the connection and check that the address is a Tidewater one"
     )]
     Magic {
-        /// What was read.
+        /// Magic in the stream.
         found: u32,
-        /// What belongs there.
+        /// Magic of this protocol.
         expected: u32,
     },
-    /// Reserved bits are set, which only another version would do.
+    /// Reserved bits are set, which only another version does.
     #[error("{what}: reserved bits are {bits:#x}, must be zero; the peer speaks another version")]
     Reserved {
-        /// Where.
+        /// Field with the reserved bits.
         what: &'static str,
-        /// The bits found.
+        /// Bits that are set.
         bits: u64,
     },
-    /// The header's check does not match the bytes: damaged on the way.
+    /// The header's check does not match the bytes: damaged in transit.
     #[error(
         "control frame of kind {kind}: check {found:#010x}, computed {computed:#010x}; reconnect"
     )]
@@ -34,23 +34,23 @@ pub enum WireError {
         kind: u16,
         /// Check in the frame.
         found: u32,
-        /// Check of its bytes.
+        /// Check computed from its bytes.
         computed: u32,
     },
-    /// Something is longer or larger than its limit.
+    /// A field is longer or larger than its limit.
     #[error("{what}: {value} is over the limit of {max}")]
     Limit {
-        /// What is limited.
+        /// Name of the limited field.
         what: &'static str,
-        /// Its size or number.
+        /// Size or number of the field.
         value: u64,
-        /// The most that is taken.
+        /// Limit of the field.
         max: u64,
     },
     /// The frame is of a kind that does not belong here.
     #[error("control frame of kind {found} where kind {expected} belongs; the peer broke protocol")]
     Kind {
-        /// Kind found.
+        /// Kind in the frame.
         found: u16,
         /// Kind that belongs here.
         expected: u16,
@@ -58,17 +58,17 @@ pub enum WireError {
     /// The body is not a message of its kind.
     #[error("malformed {what}: {why}")]
     Malformed {
-        /// Which message.
+        /// Name of the message.
         what: &'static str,
-        /// What is wrong with it.
+        /// Defect of the message.
         why: &'static str,
     },
-    /// A table's definition does not hold.
+    /// A table's definition is invalid.
     #[error(transparent)]
     Spec(#[from] SpecError),
 }
 
-/// `value` of `what` is at most `max`.
+/// Checks that `value` of `what` is at most `max`.
 pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), WireError> {
     if value > max {
         return Err(WireError::Limit { what, value, max });
@@ -76,7 +76,7 @@ pub(crate) fn at_most(what: &'static str, value: u64, max: u64) -> Result<(), Wi
     Ok(())
 }
 
-/// `text` is at most `max` bytes and has no control characters: it will stand in a log line.
+/// Checks that `text` is at most `max` bytes without control characters, fit for a log line.
 pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     at_most(what, text.len() as u64, max as u64)?;
     if text.chars().any(char::is_control) {
@@ -88,7 +88,7 @@ pub(crate) fn text_at_most(what: &'static str, text: &str, max: usize) -> Result
     Ok(())
 }
 
-/// As [`text_at_most`], and not empty.
+/// Checks like [`text_at_most`], and that the text is not empty.
 pub(crate) fn name_at_most(what: &'static str, text: &str, max: usize) -> Result<(), WireError> {
     if text.is_empty() {
         return Err(WireError::Malformed {

@@ -8,47 +8,47 @@
 //! +12  u32 check   FNV-1a of header[0..12], then of the body
 //! +16  body
 //! ```
-//! All numbers are little-endian. This header never changes between versions. The check finds
-//! accidents, not forgery: each FNV-1a step is a bijection of the state, so every change of a
-//! single byte is found, and others with probability 1 - 2^-32. Forgery is the handshake's matter.
+//! All numbers are little-endian. This header never changes between versions. The check detects
+//! accidents, not forgery: each FNV-1a step is a bijection of the state. It therefore detects every
+//! change of a single byte, and others with probability 1 - 2^-32. The handshake detects forgery.
 
 use super::WireError;
 use crate::limits::{CONTROL_BYTES_MAX, UNPROVEN_BYTES_MAX};
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 16;
-/// `TWC1` as a little-endian number.
+/// Magic number `TWC1`, little-endian.
 pub const MAGIC: u32 = u32::from_le_bytes(*b"TWC1");
 
-/// What a frame's body is. 1 to 15 are the handshake's and never change.
+/// Kinds of a frame's body. 1 to 15 are the handshake's and never change.
 pub mod kind {
-    /// [`crate::wire::hello::Hello`], the first on every connection.
+    /// Body is a [`crate::wire::hello::Hello`], the first on every connection.
     pub const HELLO: u16 = 1;
-    /// [`crate::wire::hello::Challenge`].
+    /// Body is a [`crate::wire::hello::Challenge`].
     pub const CHALLENGE: u16 = 2;
-    /// [`crate::wire::hello::Proof`].
+    /// Body is a [`crate::wire::hello::Proof`].
     pub const PROOF: u16 = 3;
-    /// [`crate::wire::hello::Welcome`].
+    /// Body is a [`crate::wire::hello::Welcome`].
     pub const WELCOME: u16 = 4;
-    /// [`crate::wire::hello::Refused`].
+    /// Body is a [`crate::wire::hello::Refused`].
     pub const REFUSED: u16 = 5;
-    /// Worker or server to coordinator.
+    /// Request of a worker or server to the coordinator.
     pub const COORDINATOR_REQUEST: u16 = 16;
-    /// Its answer.
+    /// Answer of the coordinator to a request.
     pub const COORDINATOR_ANSWER: u16 = 17;
-    /// Coordinator to server.
+    /// Command of the coordinator to a server.
     pub const ORDER: u16 = 18;
-    /// Its answer.
+    /// Reply of a server to a command.
     pub const ORDER_ANSWER: u16 = 19;
-    /// Worker to server.
+    /// Request of a worker to a server.
     pub const SERVER_REQUEST: u16 = 20;
-    /// Its answer.
+    /// Answer of a server to a worker.
     pub const SERVER_ANSWER: u16 = 21;
-    /// One way, from coordinator or server; not answered.
+    /// One-way notice of a coordinator or server, without an answer.
     pub const NOTICE: u16 = 22;
 }
 
-/// One whole frame whose header and check are right, still in the decoder's buffer.
+/// One complete frame with a valid header and check, still in the decoder's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     kind: u16,
@@ -56,17 +56,17 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// What the body is.
+    /// Returns the kind of the body.
     pub const fn kind(&self) -> u16 {
         self.kind
     }
 
-    /// The body.
+    /// Returns the bytes of the body.
     pub fn body(&self) -> &'a [u8] {
         self.bytes.get(HEADER_BYTES..).unwrap_or_default()
     }
 
-    /// Header and body, as they came (what the handshake's proofs cover).
+    /// Returns header and body as received (the input of the handshake's HMACs).
     pub const fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -81,7 +81,7 @@ fn fnv1a(state: u32, bytes: &[u8]) -> u32 {
 
 const FNV_START: u32 = 0x811c_9dc5;
 
-/// Appends a frame whose body `write` appends. On an error `out` is as it was.
+/// Appends a frame with the body that `write` appends. On an error `out` is unchanged.
 ///
 /// # Errors
 /// Those of `write`; [`WireError::Limit`] if the body is over [`CONTROL_BYTES_MAX`].
@@ -128,23 +128,23 @@ pub fn append(out: &mut Vec<u8>, kind: u16, body: &[u8]) -> Result<(), WireError
     })
 }
 
-/// Cuts a byte stream into frames.
+/// Splits a byte stream into frames.
 ///
 /// # Invariants
-/// It never holds more than one header and one body of its limit, and it reserves memory only for
-/// bytes that have come, whatever a header claims. After an error it stays in error: a stream
-/// whose position is lost is of no more use.
+/// It never holds more than one header and one body of its limit. It reserves memory only for bytes
+/// that have arrived, whatever a header claims. After an error it stays in error: a stream with a lost
+/// position is of no more use.
 #[derive(Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes of `buffer` that were handed out.
+    /// Bytes of `buffer` that were returned.
     taken: usize,
     body_bytes_max: usize,
     failed: Option<WireError>,
 }
 
 impl Decoder {
-    /// A decoder for a peer that has proven nothing: bodies of at most [`UNPROVEN_BYTES_MAX`].
+    /// Returns a decoder for an unauthenticated peer: bodies of at most [`UNPROVEN_BYTES_MAX`].
     pub const fn unproven() -> Self {
         Self {
             buffer: Vec::new(),
@@ -154,12 +154,12 @@ impl Decoder {
         }
     }
 
-    /// From now on takes bodies of up to [`CONTROL_BYTES_MAX`]: the peer has proven itself.
+    /// Accepts bodies of up to [`CONTROL_BYTES_MAX`] from now on: the peer is authenticated.
     pub const fn trust(&mut self) {
         self.body_bytes_max = CONTROL_BYTES_MAX;
     }
 
-    /// Takes as many bytes as fit, and says how many. Fewer than given, even none, means: take
+    /// Takes as many bytes as fit, and returns their number. Fewer than given, even none, means: take
     /// frames, then push the rest.
     #[must_use = "bytes that were not taken must be pushed again"]
     pub fn push(&mut self, bytes: &[u8]) -> usize {
@@ -172,7 +172,7 @@ impl Decoder {
         take
     }
 
-    /// The next whole frame; `None` until more bytes come.
+    /// Returns the next complete frame; `None` until more bytes arrive.
     ///
     /// # Errors
     /// The stream is not one of frames, or a frame is over the limit or damaged. Final.
@@ -193,7 +193,7 @@ impl Decoder {
         }
     }
 
-    /// Whether [`Self::next_frame`] has something to say: a frame or an error.
+    /// Whether [`Self::next_frame`] has a frame or an error.
     pub fn is_ready(&self) -> bool {
         self.failed.is_some()
             || !matches!(
@@ -202,13 +202,13 @@ impl Decoder {
             )
     }
 
-    /// Bytes that the next [`Self::push`] takes.
+    /// Returns the bytes that the next [`Self::push`] takes.
     pub const fn room(&self) -> usize {
         (HEADER_BYTES + self.body_bytes_max).saturating_sub(self.buffered())
     }
 
-    /// Bytes without which the next frame is certainly not whole: who reads no more than these
-    /// takes nothing of what follows the frame.
+    /// Returns the bytes without which the next frame is certainly incomplete. A read of no more than
+    /// these takes nothing of what follows the frame.
     pub fn missing(&self) -> usize {
         let head = &self.buffer[self.taken..];
         let whole = match u32_at(head, 4) {
@@ -218,20 +218,21 @@ impl Decoder {
         whole.saturating_sub(head.len())
     }
 
-    /// Bytes that are buffered and not yet handed out.
+    /// Returns the bytes that are buffered and not yet returned.
     pub const fn buffered(&self) -> usize {
         self.buffer.len() - self.taken
     }
 
-    /// The bytes not handed out: they belong to whatever follows on the connection.
+    /// Returns the bytes after the last frame: they belong to the protocol that follows on the
+    /// connection.
     pub fn into_rest(mut self) -> Vec<u8> {
         self.buffer.drain(..self.taken);
         self.buffer
     }
 }
 
-/// The frame that `bytes` start with, or `None` if it is not whole. A wrong start is told as soon
-/// as it is seen: nobody waits for the rest of a stranger's message.
+/// Returns the first frame of `bytes`, or `None` if it is incomplete. A wrong start is an error as soon
+/// as it is seen, before the rest of the message arrives.
 fn split(bytes: &[u8], body_bytes_max: usize) -> Result<Option<Frame<'_>>, WireError> {
     let Some(magic) = u32_at(bytes, 0) else {
         return Ok(None);
@@ -286,7 +287,7 @@ mod tests {
 
     #[test]
     fn check_is_fnv1a() {
-        // Vectors of the FNV authors.
+        // Test vectors of the FNV authors.
         assert_eq!(fnv1a(FNV_START, b""), 0x811c_9dc5);
         assert_eq!(fnv1a(FNV_START, b"a"), 0xe40c_292c);
         assert_eq!(fnv1a(FNV_START, b"foobar"), 0xbf9c_f968);
@@ -348,7 +349,7 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            // A longer `len` waits for more; bytes that follow must not complete it.
+            // A longer `len` waits for more; the bytes that follow must not complete it.
             bad.extend_from_slice(&[0; UNPROVEN_BYTES_MAX]);
             let mut decoder = Decoder::unproven();
             let error = drain(&mut decoder, &bad).unwrap_err();

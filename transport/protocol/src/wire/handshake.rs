@@ -1,4 +1,4 @@
-//! The handshake: who both ends are, proven before anything is told.
+//! The handshake: both ends authenticate before either reveals anything.
 //!
 //! ```text
 //! client                                        server
@@ -7,15 +7,15 @@
 //! Proof{HMAC("client", transcript)} ->
 //!                                  <-           Welcome{identity, HMAC("server", transcript)}, or Refused
 //! ```
-//! The HMACs are SHA-256 under the job's token. Each covers a label of its side and every byte that
-//! went over the connection before it in both directions, headers included; so a changed byte, a
-//! recorded handshake (both randoms are fresh) and an HMAC sent back to its maker (other label) all
-//! fail. They are compared in constant time.
+//! The HMACs are SHA-256 under the job's token. Each covers a label of its side and every byte sent
+//! before it in both directions, headers included. So a changed byte, a recorded handshake (both
+//! randoms are fresh) and an HMAC sent back to its maker (other label) all fail. Comparison is in
+//! constant time.
 //!
-//! Until its proof verifies a peer is told its version does not fit, or [`RefusalCode::Refused`];
-//! the precise reason goes to the log of the refusing end. After that it is told the reason.
-//! What follows the handshake is neither encrypted nor authenticated: the token keeps strangers and
-//! mistakes out, not somebody who can change packets on the way.
+//! Until its proof verifies, a peer learns only a version mismatch or [`RefusalCode::Refused`]; the
+//! precise reason goes to the log of the refusing end. After that it receives the reason. What follows
+//! the handshake is neither encrypted nor authenticated. The token keeps strangers and mistakes out,
+//! but does not stop an attacker that can change packets in transit.
 
 use core::fmt;
 
@@ -33,18 +33,18 @@ use super::{PROTOCOL_VERSION, WireError};
 const CLIENT_LABEL: &[u8] = b"tidewater client proof\0";
 const SERVER_LABEL: &[u8] = b"tidewater server proof\0";
 
-/// The secret of a job: 32 random bytes that all of its processes hold. `Debug` does not show it,
-/// and there is no `==`: tokens are compared through an HMAC, in constant time.
+/// Secret of a job: 32 random bytes that all of its processes hold. `Debug` does not show it. There is
+/// no `==`: tokens are compared through an HMAC, in constant time.
 #[derive(Clone)]
 pub struct JobToken([u8; 32]);
 
 impl JobToken {
-    /// The token of these bytes.
+    /// Wraps 32 bytes as a token.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Reads 64 hexadecimal digits, with white space around them.
+    /// Parses 64 hexadecimal digits, with optional white space around them.
     pub fn from_hex(text: &str) -> Option<Self> {
         let digits = text.trim().as_bytes();
         let mut bytes = [0; 32];
@@ -58,7 +58,7 @@ impl JobToken {
         Some(Self(bytes))
     }
 
-    /// 64 hexadecimal digits, for a file of mode 0600 and nothing else.
+    /// Formats the token as 64 hexadecimal digits, for a file of mode 0600 only.
     pub fn to_hex(&self) -> String {
         let digit = |value: u8| char::from_digit(u32::from(value), 16).unwrap_or('0');
         self.0
@@ -82,22 +82,22 @@ impl fmt::Debug for JobToken {
     }
 }
 
-/// Why a handshake ended without a connection. Final: send what is to be sent, then close.
+/// Reason why a handshake ended without a connection. Final: send pending bytes, then close.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HandshakeError {
-    /// The ends speak different versions.
+    /// The ends speak different protocol versions.
     #[error(
         "handshake: this end speaks protocol version {ours}, the peer {theirs}; \
          install the same release on both ends"
     )]
     Version {
-        /// Ours.
+        /// Protocol version of this end.
         ours: u32,
-        /// The peer's.
+        /// Protocol version of the peer.
         theirs: u32,
     },
-    /// What came is no message, or not the one that belongs here.
+    /// The bytes are not a message, or not the one that belongs here.
     #[error(transparent)]
     Wire(#[from] WireError),
     /// The peer's HMAC does not verify.
@@ -106,31 +106,31 @@ pub enum HandshakeError {
          check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
     )]
     PeerUnproven,
-    /// The peer closed the door right after our proof: it took our HMAC for a wrong one.
+    /// The peer refused right after our proof: it took our HMAC for a wrong one.
     #[error(
         "handshake: the peer does not take this process's job token; \
          check that both ends were given the same one (TIDEWATER_TOKEN_FILE)"
     )]
     TokenRefused,
-    /// We refuse a peer that holds the token.
+    /// This end refuses a peer that holds the token.
     #[error("handshake: refused a {role:?} of rank {rank}: {refusal}")]
     Rejected {
-        /// Why.
+        /// Reason that the peer receives.
         refusal: Refusal,
-        /// The peer's role.
+        /// Role of the peer.
         role: Role,
-        /// The peer's rank or number.
+        /// Rank or number of the peer.
         rank: u32,
     },
-    /// The peer refuses us.
+    /// The peer refuses this end.
     #[error("handshake: the peer says: {0}")]
     RefusedByPeer(Refusal),
-    /// A message after the end.
+    /// A message arrived after the end.
     #[error("handshake: it is over; this is a defect of the caller")]
     Over,
 }
 
-/// The client's half, on every connection a process opens.
+/// Client half of the handshake, on every connection that a process opens.
 #[derive(Debug)]
 pub struct ClientHandshake {
     token: JobToken,
@@ -168,7 +168,7 @@ impl ClientHandshake {
         })
     }
 
-    /// Takes the server's next frame and appends what answers it. `Some`: both ends are proven.
+    /// Takes the server's next frame and appends the answer to it. `Some`: both ends are authenticated.
     ///
     /// # Errors
     /// [`HandshakeError`]; the connection is of no more use.
@@ -214,7 +214,7 @@ impl ClientHandshake {
         mac.update(proven);
         mac.verify_slice(&welcome.mac)
             .map_err(|_| HandshakeError::PeerUnproven)?;
-        // The server has checked the same; a client that means one server checks for itself.
+        // The server has checked the same; a client that expects one server also checks.
         let refusal = ids_refusal(self.hello.ids, welcome.ids, true)
             .or_else(|| features_refusal(self.hello.features, welcome.features));
         match refusal {
@@ -228,41 +228,41 @@ impl ClientHandshake {
     }
 }
 
-/// Which namespaces a service takes.
+/// Namespaces that a service accepts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Namespaces {
-    /// Each, kept apart by name.
+    /// Every namespace, kept apart by name.
     Any,
-    /// These.
+    /// Only the namespaces listed here.
     Only(Vec<String>),
 }
 
-/// Who a listening process is, and whom it lets in.
+/// Identity of a listening process, and the peers that it admits.
 #[derive(Debug, Clone)]
 pub struct ServerPolicy {
-    /// The job's secret.
+    /// Secret of the job.
     pub token: JobToken,
-    /// What this end can do and cannot do without.
+    /// Features that this end offers and requires.
     pub features: Features,
-    /// Which it is; none of the three is 0.
+    /// Ids of this process; none of the three is 0.
     pub ids: Ids,
-    /// Its role.
+    /// Role of this process.
     pub role: Role,
-    /// Its number in that role.
+    /// Number of this process in its role.
     pub number: u32,
-    /// Namespaces served.
+    /// Namespaces that it serves.
     pub namespaces: Namespaces,
-    /// Roles let in for control.
+    /// Roles admitted for control connections.
     pub control_roles: Roles,
-    /// Roles let in for lanes: workers on servers, nobody on the coordinator.
+    /// Roles admitted for lanes: workers on servers, none on the coordinator.
     pub lane_roles: Roles,
-    /// Whether control connections may ask who this is (ids 0): so on a coordinator, which is
-    /// where a process learns the ids. Lanes never may.
+    /// Whether control connections may query the ids by sending 0: true on a coordinator, where a
+    /// process learns the ids. Lanes never may.
     pub tells_ids: bool,
 }
 
 impl ServerPolicy {
-    /// Why `hello`, whose maker has proven that it holds the token, is not let in.
+    /// Returns the reason to refuse `hello`, which has an authenticated sender.
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         let is_control = hello.purpose == Purpose::Control;
         let roles = if is_control {
@@ -289,7 +289,7 @@ impl ServerPolicy {
     }
 }
 
-/// The server's half, one per accepted connection.
+/// Server half of the handshake, one per accepted connection.
 #[derive(Debug)]
 pub struct ServerHandshake {
     random: [u8; RANDOM_BYTES],
@@ -305,7 +305,7 @@ enum ServerState {
 }
 
 impl ServerHandshake {
-    /// A handshake with `random`, fresh from the system's random source.
+    /// Starts a handshake with `random`, fresh from the system's random source.
     pub const fn new(random: [u8; RANDOM_BYTES]) -> Self {
         Self {
             random,
@@ -314,9 +314,9 @@ impl ServerHandshake {
         }
     }
 
-    /// Takes the client's next frame and appends what answers it, also when that is a refusal.
-    /// `Some`: the peer holds the token, is what it says, and is let in. `admit` is asked last and
-    /// may still refuse, with a reason that the peer is told (an unknown session, say).
+    /// Takes the client's next frame and appends the answer to it, even when that is a refusal. `Some`:
+    /// the peer holds the token, its claims fit, and it is admitted. `admit` runs last and may still
+    /// refuse, with a reason for the peer (an unknown session, say).
     ///
     /// # Errors
     /// [`HandshakeError`] for this end's log; send `out`, then close.
@@ -418,7 +418,8 @@ impl ServerHandshake {
     }
 }
 
-/// What a peer is told of `error`: everything once it is proven, else only a version mismatch.
+/// Refusal that the peer receives for `error`: complete once authenticated, else only a version
+/// mismatch.
 fn told(error: &HandshakeError) -> Refusal {
     match error {
         HandshakeError::Rejected { refusal, .. } => refusal.clone(),
@@ -437,7 +438,7 @@ fn refused_by_peer(frame: Frame<'_>, state: ClientState) -> HandshakeError {
             ours: PROTOCOL_VERSION,
             theirs: version,
         },
-        // A server that took our hello has one reason for a bare "refused": our proof.
+        // A server that accepted our hello has one reason for a bare "refused": our proof.
         Ok(Refused { refusal, .. })
             if refusal.code == RefusalCode::Refused && state == ClientState::AwaitWelcome =>
         {
@@ -465,7 +466,7 @@ const fn unexpected(found: u16, expected: u16) -> HandshakeError {
     HandshakeError::Wire(WireError::Kind { found, expected })
 }
 
-/// Compares what a client means with what is here; 0 passes as "tell me" if `may_ask`.
+/// Compares the ids that a client expects with those here; 0 matches any if `may_ask`.
 fn ids_refusal(meant: Ids, here: Ids, may_ask: bool) -> Option<Refusal> {
     let pairs = [
         (RefusalCode::WrongCluster, meant.cluster.0, here.cluster.0),

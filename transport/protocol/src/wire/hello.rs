@@ -1,7 +1,7 @@
 //! The handshake's five messages: fixed layouts, little-endian, reserved bytes zero and checked.
 //!
 //! The frame header, the first 8 bytes of [`Hello`] and [`Challenge`] and the first 40 of
-//! [`Refused`] never change, so that any two versions can tell each other which they are.
+//! [`Refused`] never change, so that any two versions can identify each other.
 //!
 //! ```text
 //! Hello (176)                          Challenge (40)          Welcome (80)
@@ -27,11 +27,11 @@ use super::{PROTOCOL_VERSION, WireError};
 use crate::ids::{ApplierId, ClusterId, Incarnation, SessionId};
 use crate::limits::{HANDSHAKE_TEXT_BYTES_MAX, NAMESPACE_BYTES_MAX};
 
-/// Bytes of a random or of an HMAC-SHA256.
+/// Bytes of a handshake random or of an HMAC-SHA256.
 pub const RANDOM_BYTES: usize = 32;
-/// A worker without a rank of its own asks the coordinator for one.
+/// Rank of a worker without a rank of its own: the coordinator assigns one.
 pub const RANK_ANY: u32 = u32::MAX;
-/// The job of whoever does not say which: a cluster started for one job has no other.
+/// Namespace by default: a cluster started for one job has no other.
 pub const NAMESPACE_DEFAULT: &str = "default";
 
 const HELLO_BYTES: usize = 176;
@@ -39,17 +39,17 @@ const CHALLENGE_BYTES: usize = 40;
 const WELCOME_BYTES: usize = 80;
 const REFUSED_BYTES: usize = 40;
 
-/// Who a peer is. Codes are wire format.
+/// Role of a peer in the cluster. Codes are wire format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Role {
-    /// Links the client.
+    /// A process that links the client.
     Worker = 1,
-    /// Owns partitions.
+    /// A process that owns partitions.
     Server = 2,
-    /// Membership and catalogue.
+    /// The process that keeps membership and catalogue.
     Coordinator = 3,
-    /// `tidewater status` and its kin.
+    /// An administrative command such as `tidewater status`.
     Admin = 4,
 }
 
@@ -64,18 +64,18 @@ impl Role {
         }
     }
 
-    /// The wire code.
+    /// Returns the wire code of the role.
     pub const fn code(self) -> u8 {
         self as u8
     }
 }
 
-/// A set of roles.
+/// A set of roles, as a bit mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Roles(u8);
 
 impl Roles {
-    /// The set of `roles`.
+    /// Returns the set of `roles`.
     pub fn of(roles: &[Role]) -> Self {
         Self(roles.iter().fold(0, |set, role| set | 1 << role.code()))
     }
@@ -86,81 +86,82 @@ impl Roles {
     }
 }
 
-/// What a connection is for.
+/// Purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
-    /// Control messages.
+    /// The connection carries control messages.
     Control,
     /// One lane of a session: after the handshake the connection belongs to its applier.
     Lane {
-        /// The session.
+        /// Session of the lane.
         session: SessionId,
-        /// The applier.
+        /// Applier of the lane.
         applier: ApplierId,
-        /// The nonce that Attach or Recover gave this lane: a lane of before a Recover is refused.
+        /// Nonce that Attach or Recover gave this lane. A lane from before a Recover is refused.
         nonce: u64,
     },
 }
 
-/// Which cluster, which state of it, which start of the server. As a client says it, 0 means "I do
-/// not know, tell me", which only a coordinator takes.
+/// Ids of the cluster, its epoch and the server's start. In a client's message 0 means "unknown, send
+/// it", which only a coordinator accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Ids {
-    /// The cluster.
+    /// Random number of the cluster.
     pub cluster: ClusterId,
-    /// Its epoch: one more with each change of the servers.
+    /// Epoch of the cluster: one more with each change of the servers.
     pub epoch: u64,
-    /// The start of the process that is connected to.
+    /// Incarnation of the process at the other end.
     pub incarnation: Incarnation,
 }
 
-/// Feature words. Bits of 0 today: none is defined in version 1.
+/// Feature words. All bits are 0 today: version 1 defines none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Features {
-    /// What this end can do.
+    /// Features that this end offers.
     pub offered: u64,
-    /// What this end cannot do without.
+    /// Features that this end requires.
     pub required: u64,
 }
 
 impl Features {
-    /// Bits that either requires and the other does not offer.
+    /// Returns the bits that either end requires and the other does not offer.
     pub const fn missing(self, other: Self) -> u64 {
         (self.required & !other.offered) | (other.required & !self.offered)
     }
 
-    /// What both can do.
+    /// Returns the bits that both ends offer.
     pub const fn shared(self, other: Self) -> u64 {
         self.offered & other.offered
     }
 }
 
-/// The first message on every connection: everything the client claims to be.
+/// First message on every connection: all claims of the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hello {
-    /// What the client can do.
+    /// Features of the client.
     pub features: Features,
-    /// Whom it means to reach.
+    /// Ids that the client expects at the other end.
     pub ids: Ids,
-    /// The job among those on one service; 1 to 64 bytes.
+    /// Job among those on one service; 1 to 64 bytes.
     pub namespace: String,
-    /// Its role.
+    /// Role of the client.
     pub role: Role,
-    /// Its rank in that role, or [`RANK_ANY`].
+    /// Rank of the client in that role, or [`RANK_ANY`].
     pub rank: u32,
-    /// What the connection is for.
+    /// Purpose of the connection.
     pub purpose: Purpose,
-    /// Fresh on every connection.
+    /// Random bytes, fresh on every connection.
     pub random: [u8; RANDOM_BYTES],
 }
 
-/// The version in the first four bytes of a [`Hello`], [`Challenge`] or [`Refused`] of any version.
+/// Returns the version in the first four bytes of a [`Hello`], [`Challenge`] or [`Refused`] of any
+/// version.
 pub fn version_of(body: &[u8]) -> Option<u32> {
     body.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
 }
 
 impl Hello {
-    /// Appends the body.
+    /// Appends the body to `out`.
     ///
     /// # Errors
     /// The namespace is empty, too long, or holds control characters.
@@ -194,7 +195,7 @@ impl Hello {
         Ok(())
     }
 
-    /// Reads a body of this version (compare [`version_of`] first).
+    /// Decodes a body of this version (compare [`version_of`] first).
     ///
     /// # Errors
     /// It is not a hello of this version.
@@ -240,21 +241,21 @@ impl Hello {
     }
 }
 
-/// The server's question. It tells a peer that has proven nothing no more than the version.
+/// Question of the server. It reveals only the version to an unauthenticated peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Challenge {
-    /// Fresh on every connection.
+    /// Random bytes, fresh on every connection.
     pub random: [u8; RANDOM_BYTES],
 }
 
 impl Challenge {
-    /// Appends the body.
+    /// Appends the body to `out`.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put_u32(out, &[PROTOCOL_VERSION, 0]);
         out.extend_from_slice(&self.random);
     }
 
-    /// Reads a body of this version.
+    /// Decodes a body of this version.
     ///
     /// # Errors
     /// It is not a challenge of this version.
@@ -265,15 +266,15 @@ impl Challenge {
     }
 }
 
-/// The client's answer: its HMAC over the transcript so far.
+/// Answer of the client: its HMAC over the transcript so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Proof {
-    /// HMAC-SHA256.
+    /// HMAC-SHA256 over the transcript.
     pub mac: [u8; RANDOM_BYTES],
 }
 
 impl Proof {
-    /// Reads a body.
+    /// Decodes a body of the fixed length.
     ///
     /// # Errors
     /// It has another length.
@@ -283,19 +284,19 @@ impl Proof {
     }
 }
 
-/// The server's acceptance, with its own proof. It is the first message that tells who the server
-/// is, and only a peer that holds the token gets it.
+/// Acceptance of the server, with its own proof. It is the first message that identifies the server,
+/// and only a peer that holds the token receives it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Welcome {
-    /// What the server can do.
+    /// Features of the server.
     pub features: Features,
-    /// Which it is.
+    /// Ids of the server.
     pub ids: Ids,
-    /// Its role.
+    /// Role of the process.
     pub role: Role,
-    /// Its number in that role.
+    /// Number of the process in that role.
     pub number: u32,
-    /// HMAC-SHA256 over the transcript and the bytes before.
+    /// HMAC-SHA256 over the transcript and the bytes before it.
     pub mac: [u8; RANDOM_BYTES],
 }
 
@@ -303,7 +304,7 @@ impl Welcome {
     /// Bytes of the body that the HMAC covers.
     pub const PROVEN_BYTES: usize = WELCOME_BYTES - RANDOM_BYTES;
 
-    /// The bytes of the body that the HMAC covers.
+    /// Appends the bytes of the body that the HMAC covers.
     pub fn encode_proven(&self, out: &mut Vec<u8>) {
         let Ids {
             cluster,
@@ -316,7 +317,7 @@ impl Welcome {
         out.extend_from_slice(&[self.role.code(), 0, 0, 0]);
     }
 
-    /// Reads a body.
+    /// Decodes a body of this version.
     ///
     /// # Errors
     /// It is not a welcome of this version.
@@ -336,18 +337,18 @@ impl Welcome {
     }
 }
 
-/// A refused handshake, with the version of who refuses. It is not authenticated: whoever can
-/// forge it can cut the connection as well.
+/// A refused handshake, with the version of the refusing end. It is not authenticated: an attacker that
+/// can forge it can cut the connection as well.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// Protocol version of the refusing end.
     pub version: u32,
-    /// Why.
+    /// Reason of the refusal.
     pub refusal: Refusal,
 }
 
 impl Refused {
-    /// Appends the body; a long text is cut.
+    /// Appends the body; a long text is truncated.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let text = &self.refusal.text;
         let text = &text[..text.floor_char_boundary(HANDSHAKE_TEXT_BYTES_MAX)];
@@ -358,7 +359,7 @@ impl Refused {
         out.extend_from_slice(text.as_bytes());
     }
 
-    /// Reads a body of any version.
+    /// Decodes a body of any version.
     ///
     /// # Errors
     /// It is not a refusal.

@@ -1,8 +1,8 @@
-//! Control messages: what the ends of a connection say before and beside the data.
+//! Control messages of a connection, before and in parallel to the data.
 //!
-//! Everything here is pure, with two adapters at the end. Bytes go in, messages, bytes to send or
-//! typed errors come out; there is no socket, clock or random source. Every decoder is total: no
-//! input panics, indexes out of range, or makes it hold more memory than its limit.
+//! Everything here is pure, with two adapters at the end. Bytes go in; messages, bytes to send or typed
+//! errors come out. There is no socket, clock or random source. Every decoder is total: no input
+//! panics, indexes out of range, or makes it hold more memory than its limit.
 //!
 //! | module | holds |
 //! |---|---|
@@ -11,7 +11,7 @@
 //! | [`handshake`] | [`handshake::ClientHandshake`] and [`handshake::ServerHandshake`] |
 //! | [`refusal`] | refusal codes, their numbers and remedies |
 //! | [`spec`] | `TableSpec::validate` |
-//! | [`control`] | requests, answers, orders, notices |
+//! | [`control`] | requests, answers, commands, notices |
 //! | [`peer`] | [`peer::ControlPeer`]: a connection's buffers for an event loop |
 //! | [`decoders`] | the list of all decoders, which the fuzzers read |
 
@@ -27,6 +27,6 @@ pub mod spec;
 
 pub use error::WireError;
 
-/// Version of everything behind the handshake's fixed prefix. Peers of different versions part
-/// with an error that names both.
+/// Version of everything after the handshake's fixed prefix. Peers of different versions close with an
+/// error that names both.
 pub const PROTOCOL_VERSION: u32 = 1;

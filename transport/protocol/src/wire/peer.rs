@@ -17,22 +17,22 @@ use super::hello::{Hello, RANDOM_BYTES};
 use super::refusal::Refusal;
 use crate::limits::CONTROL_QUEUE_BYTES_MAX;
 
-/// What came of the bytes fed.
+/// Result of the bytes fed so far.
 #[derive(Debug, PartialEq, Eq)]
 pub enum PeerEvent<'a> {
-    /// The peer is proven and let in; comes once, before all messages. After the hello of a lane,
-    /// take [`ControlPeer::into_buffers`]: the connection is its applier's from here.
+    /// The peer is authenticated and admitted; comes once, before all messages. After the hello of a
+    /// lane, take [`ControlPeer::into_buffers`]: the connection then belongs to its applier.
     Admitted(Hello),
-    /// A frame of a proven peer, for [`control::decode`].
+    /// A frame of an authenticated peer, for [`control::decode`].
     Message(Frame<'a>),
 }
 
-/// The listening side of one control connection. Bounded: it holds at most one unread frame and
+/// Listening side of one control connection. Bounded: it holds at most one unread frame and
 /// [`CONTROL_QUEUE_BYTES_MAX`] of unsent bytes.
 #[derive(Debug)]
 pub struct ControlPeer {
     decoder: Decoder,
-    /// Until it is over.
+    /// `None` once the handshake is over.
     handshake: Option<ServerHandshake>,
     outgoing: Vec<u8>,
     /// Bytes of `outgoing` that are sent.
@@ -40,7 +40,7 @@ pub struct ControlPeer {
 }
 
 impl ControlPeer {
-    /// A connection just accepted. `random` must be fresh from the system's random source.
+    /// Starts on a connection just accepted. `random` must be fresh from the system's random source.
     pub const fn accepted(random: [u8; RANDOM_BYTES]) -> Self {
         Self {
             decoder: Decoder::unproven(),
@@ -50,7 +50,7 @@ impl ControlPeer {
         }
     }
 
-    /// A connection whose handshake is over, as a blocking connection hands it on.
+    /// Starts on a connection after its handshake, as a blocking connection hands it over.
     pub const fn proven(decoder: Decoder) -> Self {
         Self {
             decoder,
@@ -65,15 +65,15 @@ impl ControlPeer {
         self.handshake.is_none()
     }
 
-    /// Takes as many bytes as fit, and says how many; call [`Self::next`] until it has no more,
+    /// Takes as many bytes as fit, and returns their number. Call [`Self::next`] until it has no more,
     /// then feed the rest.
     #[must_use = "bytes that were not taken must be fed again"]
     pub fn feed(&mut self, bytes: &[u8]) -> usize {
         self.decoder.push(bytes)
     }
 
-    /// What the bytes fed so far amount to; `None` until more come. `admit` may still refuse a
-    /// proven peer, with a reason that it is told.
+    /// Returns the next event of the bytes fed so far; `None` until more arrive. `admit` may still
+    /// refuse an authenticated peer, with a reason for the peer.
     ///
     /// # Errors
     /// The peer is to be disconnected, after [`Self::outgoing`] is written: it may hold a refusal.
@@ -95,7 +95,7 @@ impl ControlPeer {
         Ok(self.decoder.next_frame()?.map(PeerEvent::Message))
     }
 
-    /// The next message of a connection whose handshake is over.
+    /// Returns the next message of a connection after its handshake.
     ///
     /// # Errors
     /// The stream is damaged; disconnect.
@@ -106,11 +106,11 @@ impl ControlPeer {
         self.decoder.next_frame()
     }
 
-    /// Queues a message: an answer with its request's id, a request of ours, or a notice (id 0).
+    /// Queues a message: an answer with its request's id, a request of this end, or a notice (id 0).
     ///
     /// # Errors
-    /// [`WireError::Limit`] if the peer has not read for so long that the queue is full: disconnect
-    /// it. Otherwise a field of the message is over its limit. The queue is as it was.
+    /// [`WireError::Limit`] if the queue is full because the peer does not read: disconnect it.
+    /// Otherwise a field of the message is over its limit. The queue is unchanged.
     pub fn queue<M: Message>(&mut self, id: u64, message: &M) -> Result<(), WireError> {
         if self.sent > 0 {
             self.outgoing.drain(..self.sent);
@@ -127,12 +127,12 @@ impl ControlPeer {
         .inspect_err(|_| self.outgoing.truncate(before))
     }
 
-    /// Bytes to be written; empty if there are none.
+    /// Returns the bytes to write; empty if there are none.
     pub fn outgoing(&self) -> &[u8] {
         &self.outgoing[self.sent..]
     }
 
-    /// `bytes` of [`Self::outgoing`] were written.
+    /// Removes `bytes` written bytes of [`Self::outgoing`].
     pub fn sent(&mut self, bytes: usize) {
         self.sent = (self.sent + bytes).min(self.outgoing.len());
         if self.sent == self.outgoing.len() {
@@ -141,7 +141,8 @@ impl ControlPeer {
         }
     }
 
-    /// Gives up the connection: bytes that came and were not read, and bytes still to be written.
+    /// Consumes the connection. Returns the received bytes that are unread, and the bytes still to be
+    /// written.
     pub fn into_buffers(mut self) -> (Vec<u8>, Vec<u8>) {
         self.outgoing.drain(..self.sent);
         (self.decoder.into_rest(), self.outgoing)

@@ -1,4 +1,4 @@
-//! A typed "no": a stable number, a sentence, what to do, and the numbers that explain it.
+//! Typed refusals: a stable number, a sentence, a remedy, and explaining numbers.
 
 use core::fmt;
 
@@ -10,31 +10,31 @@ use crate::limits::TEXT_BYTES_MAX;
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $says:literal, $remedy:literal;)*) => {
-        /// Why something was refused. The numbers are wire format and never change meaning.
+        /// Reason of a refusal. The numbers are wire format and never change meaning.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[serde(from = "u16", into = "u16")]
         #[non_exhaustive]
         pub enum RefusalCode {
             $($(#[$doc])* $name,)*
-            /// A code this version does not know.
+            /// A code that this version does not know.
             Unknown(u16),
         }
 
         impl RefusalCode {
-            /// Every code this version knows.
+            /// Every code that this version knows.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// The wire number.
+            /// Returns the wire number of the code.
             pub const fn code(self) -> u16 {
                 match self { $(Self::$name => $code,)* Self::Unknown(code) => code }
             }
 
-            /// What it means, without the numbers.
+            /// Returns the meaning of the code, without the numbers.
             pub const fn says(self) -> &'static str {
                 match self { $(Self::$name => $says,)* Self::Unknown(_) => "refused for a reason this version does not know" }
             }
 
-            /// What to do about it.
+            /// Returns the remedy for the refusal.
             pub const fn remedy(self) -> &'static str {
                 match self { $(Self::$name => $remedy,)* Self::Unknown(_) => "compare the versions of both ends" }
             }
@@ -49,7 +49,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// All that an unproven peer is told.
+    /// The only reason that an unauthenticated peer receives.
     Refused = 1, "refused", "check that both ends were given the same job token (TIDEWATER_TOKEN_FILE)";
     /// Numbers: version of the refusing end, version of the other.
     Version = 2, "the two ends speak different protocol versions", "install the same release on both ends";
@@ -63,35 +63,35 @@ codes! {
     WrongIncarnation = 6, "the server was restarted since the peer learned of it", "ask the coordinator for the members and attach again";
     /// The namespace is not served here.
     WrongNamespace = 7, "the namespace is not served here", "check the namespace that the job was started with";
-    /// Numbers: the role's code.
+    /// Numbers: code of the role.
     RoleNotAllowed = 8, "the role may not connect here", "workers join through the coordinator and attach to servers; check the address";
     /// Numbers: session asked for.
     UnknownSession = 9, "no such session", "attach again";
     /// Numbers: applier asked for, appliers here.
     UnknownApplier = 10, "no such applier", "ask the coordinator for the members and attach again";
-    /// Numbers: rank asked for.
+    /// Numbers: the rank asked for.
     RankTaken = 11, "another live process has this rank", "start each rank once";
-    /// Numbers: how many there are, limit.
+    /// Numbers: the current count, the limit.
     TooMany = 12, "the limit is reached", "use fewer of them, or raise the limit where it is settable";
-    /// Numbers: table id.
+    /// Numbers: number of the table.
     UnknownTable = 13, "no such table", "create it, or check the name and the namespace";
-    /// Numbers: table id.
+    /// Numbers: number of the table.
     TableReleased = 14, "the table was released", "create it again under a name of its own";
     /// The name exists with another definition. Numbers: table id.
     TableDiffers = 15, "a table of this name exists with another definition", "open it, or use another name";
-    /// The definition does not hold.
+    /// The table's definition is invalid.
     BadSpec = 16, "the table's definition is refused", "correct the field that is named";
-    /// Numbers: ranks missing.
+    /// Numbers: how many ranks are missing.
     Timeout = 17, "not everybody came in time", "look at the ranks that are named, or wait longer";
     /// Numbers: bytes asked for, bytes free.
     OutOfMemory = 18, "the server's memory is used up", "start servers with more memory, or more servers";
     /// An operating system call failed. Numbers: errno.
     Io = 19, "an operation of the operating system failed", "see the text";
-    /// The request is well formed and makes no sense now.
+    /// The request is well formed and invalid in this state.
     BadRequest = 20, "the request makes no sense here", "report it: the client and the server disagree";
     /// A peer failed and the job's policy is to end. Numbers: its rank.
     PeerFailed = 21, "another process of the job failed", "look at its output";
-    /// It is being shut down.
+    /// The cluster is being shut down.
     ShuttingDown = 22, "the cluster is shutting down", "nothing to do";
     /// Numbers: bytes asked for, least, most.
     BadRing = 23, "the ring's size is refused", "use a power of two within the limits";
@@ -107,19 +107,19 @@ impl From<RefusalCode> for u16 {
     }
 }
 
-/// A typed "no" of a peer, or ours to a peer.
+/// A typed refusal of a peer, or of this end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub struct Refusal {
-    /// Why.
+    /// Code of the reason.
     pub code: RefusalCode,
-    /// What in particular; may be empty.
+    /// Details in words; may be empty.
     pub text: String,
-    /// What the code's documentation says; zero where it says nothing.
+    /// Numbers that the code documents; zero elsewhere.
     pub numbers: [u64; 4],
 }
 
 impl Refusal {
-    /// A refusal without a text.
+    /// Returns a refusal without a text.
     pub const fn new(code: RefusalCode, numbers: [u64; 4]) -> Self {
         Self {
             code,
@@ -128,8 +128,8 @@ impl Refusal {
         }
     }
 
-    /// The same with a text, made fit to be sent: control characters become spaces, and it is cut
-    /// at [`TEXT_BYTES_MAX`].
+    /// Adds a text in a form that can be sent: control characters become spaces, and it is truncated at
+    /// [`TEXT_BYTES_MAX`].
     #[must_use]
     pub fn with_text(mut self, text: impl fmt::Display) -> Self {
         let mut clean: String = text

@@ -1,4 +1,4 @@
-//! `TableSpec::validate`: the one place that says which tables may exist.
+//! `TableSpec::validate`: decides in one place which tables may exist.
 
 use crate::ids::DomainId;
 use crate::limits::{
@@ -7,7 +7,7 @@ use crate::limits::{
 };
 use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Shape, TableSpec};
 
-/// What is wrong with a table's definition.
+/// Defect of a table's definition.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -17,7 +17,7 @@ pub enum SpecError {
          without control characters"
     )]
     Name {
-        /// Its length.
+        /// Bytes of the name.
         bytes: usize,
     },
     /// A row has no or too many elements.
@@ -39,58 +39,57 @@ pub enum SpecError {
         "{rows} rows of {row_bytes} bytes: give at least one row and at most {DENSE_BYTES_MAX} bytes in all"
     )]
     Rows {
-        /// Rows.
+        /// Number of rows asked for.
         rows: u64,
         /// Payload bytes of a row.
         row_bytes: usize,
     },
-    /// The block size is no power of two in its range.
+    /// The block size is not a power of two in its range.
     #[error(
         "blocks of {bytes} bytes: give a power of two from {BLOCK_BYTES_MIN} to {BLOCK_BYTES_MAX}"
     )]
     BlockBytes {
-        /// Bytes asked for.
+        /// Bytes of a block asked for.
         bytes: u32,
     },
-    /// A snapshot is flipped by the clock, so the table must be applied at the clock.
+    /// A snapshot flips at a tick, so the table must be applied at ticks.
     #[error("a snapshot table takes effect at the clock: set effect to AtTick")]
     SnapshotNeedsAtClock,
-    /// Gradients are real numbers.
+    /// Gradients need a floating-point element type.
     #[error("optimizers and random initialisers need f32 or f64 elements, not {dtype:?}")]
     NeedsFloat {
-        /// The table's element type.
+        /// Element type of the table.
         dtype: DType,
     },
     /// A number of the optimizer or the initialiser is out of its range.
     #[error("{name} is {value}: must be {range}")]
     Parameter {
-        /// Which.
+        /// Name of the parameter.
         name: &'static str,
-        /// Its value.
+        /// Value of the parameter.
         value: f64,
-        /// What it must be.
+        /// Valid range of the parameter.
         range: &'static str,
     },
     /// The clock domain does not exist.
     #[error("clock domain {domain}: give 0 to {}", DOMAINS_MAX - 1)]
     Domain {
-        /// The domain.
+        /// Number of the domain.
         domain: DomainId,
     },
-    /// No or too many partitions.
+    /// The table has no or too many partitions.
     #[error("{partitions} partitions: give 1 to {PARTITIONS_MAX}")]
     Partitions {
-        /// Partitions asked for.
+        /// Number of partitions asked for.
         partitions: u32,
     },
 }
 
 impl TableSpec {
-    /// Whether such a table may exist. Checked where it is asked for, where it is sent, and where
-    /// it comes in.
+    /// Checks that such a table may exist. Runs at the request, before the send, and on receipt.
     ///
     /// # Errors
-    /// The first field that does not hold.
+    /// The first invalid field.
     pub fn validate(&self) -> Result<(), SpecError> {
         let bytes = self.name.len();
         if bytes == 0 || bytes > TABLE_NAME_BYTES_MAX || self.name.chars().any(char::is_control) {
@@ -218,7 +217,7 @@ impl TableSpec {
         }
     }
 
-    /// `value` is one of the table's element type.
+    /// Checks that `value` has the table's element type.
     fn element(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         match self.dtype {
             DType::F32 => holds(
@@ -229,7 +228,7 @@ impl TableSpec {
             ),
             DType::F64 => holds(name, value, value.is_finite(), "finite"),
             DType::I32 => holds(name, value, f64::from(value as i32) == value, "an i32"),
-            // Past 2^53 not every integer is an f64; whoever needs one assigns it.
+            // Past 2^53 not every integer is an f64; a larger value needs an assign.
             DType::I64 => {
                 let fits = value.fract() == 0.0 && value.abs() <= (1_u64 << 53) as f64;
                 holds(name, value, fits, "an integer of at most 53 bits")
@@ -237,13 +236,13 @@ impl TableSpec {
         }
     }
 
-    /// At least 0, and finite in the element type, in which kernels compute.
+    /// Checks for at least 0, and finite in the element type, in which kernels compute.
     fn not_negative(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         self.element(name, value)?;
         holds(name, value, value >= 0.0, "at least 0")
     }
 
-    /// Over 0 in the element type: 1e-50 is a zero f32.
+    /// Checks for above 0 in the element type: 1e-50 is a zero f32.
     fn positive(&self, name: &'static str, value: f64) -> Result<(), SpecError> {
         self.element(name, value)?;
         let kept = if self.dtype == DType::F32 {
@@ -260,7 +259,7 @@ impl TableSpec {
     }
 }
 
-/// In `[0, 1)`.
+/// Checks for a value in `[0, 1)`.
 fn decay(name: &'static str, value: f64) -> Result<(), SpecError> {
     holds(
         name,

@@ -1,4 +1,4 @@
-//! What processes ask the coordinator, what it orders servers to do, and what it tells all.
+//! Requests to the coordinator, its commands to servers, and its notices to all.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,18 +17,18 @@ use crate::wire::error::{at_most, name_at_most, text_at_most};
 use crate::wire::frame::kind;
 use crate::wire::refusal::Refusal;
 
-/// A process introduces itself. Its role, rank and namespace are those of its handshake.
+/// First request of a process. Its role, rank and namespace are those of its handshake.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Join {
-    /// Name of its host, for people.
+    /// Host name of the process, for people.
     pub host: String,
     /// Boot id of its host.
     pub host_id: String,
-    /// Its process id there.
+    /// Process id on that host.
     pub pid: u32,
-    /// This start of it; of a worker 0.
+    /// Incarnation of a server; 0 of a worker.
     pub incarnation: Incarnation,
-    /// Where a server listens; both empty of a worker.
+    /// Addresses where a server listens; both empty of a worker.
     pub endpoints: Endpoints,
     /// Applier threads of a server; 0 of a worker.
     pub appliers: u16,
@@ -36,216 +36,216 @@ pub struct Join {
     pub workers: u32,
 }
 
-/// The coordinator's answer to [`Join`].
+/// Answer of the coordinator to [`Join`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Joined {
-    /// The rank or number it has.
+    /// Rank or number of the process.
     pub rank: u32,
-    /// Servers the cluster waits for.
+    /// Number of servers that the cluster waits for.
     pub servers_expected: u32,
-    /// Workers the job waits for.
+    /// Number of workers that the job waits for.
     pub workers_expected: u32,
-    /// Where a worker's clocks begin: 0 unless it joined a running job.
+    /// Initial clocks of a worker: 0 unless it joined a running job.
     pub clocks: Vec<DomainClock>,
-    /// The membership now.
+    /// Current membership of the cluster.
     pub members: Members,
 }
 
-/// A table and where its partitions are.
+/// A table and the location of its partitions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TableInfo {
-    /// Its number.
+    /// Number of the table.
     pub id: TableId,
-    /// Its definition.
+    /// Definition of the table.
     pub spec: TableSpec,
-    /// The owner of each partition.
+    /// Owner of each partition.
     pub placement: Placement,
 }
 
-/// Worker or server to coordinator.
+/// Requests of a worker or server to the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CoordinatorRequest {
-    /// The first on each connection. Answer: [`CoordinatorAnswer::Joined`].
+    /// First request on each connection. Answer: [`CoordinatorAnswer::Joined`].
     Join(Join),
     /// Creates a table, or opens it if the name exists with an equal spec. Answer:
     /// [`CoordinatorAnswer::Table`], when all servers have it.
     CreateTable(TableSpec),
-    /// Answer: [`CoordinatorAnswer::Table`].
+    /// Opens an existing table. Answer: [`CoordinatorAnswer::Table`].
     OpenTable {
-        /// Its name.
+        /// Name of the table.
         name: String,
     },
     /// Releases a table at all servers. Answer: [`CoordinatorAnswer::Done`], when no reader is left.
     ReleaseTable {
-        /// The table.
+        /// Number of the table.
         id: TableId,
     },
-    /// Answer: [`CoordinatorAnswer::Members`].
+    /// Reads the membership. Answer: [`CoordinatorAnswer::Members`].
     Members,
-    /// Waits until `count` workers are at the barrier of this name, which may be used again at
-    /// once. Answer: [`CoordinatorAnswer::Done`], or a refusal that names who is missing.
+    /// Waits until `count` workers are at the barrier of this name, which may be reused at once.
+    /// Answer: [`CoordinatorAnswer::Done`], or a refusal that names the missing workers.
     Barrier {
-        /// Its name.
+        /// Name of the barrier.
         name: String,
-        /// Workers that it waits for.
+        /// Number of workers that it waits for.
         count: u32,
         /// Milliseconds after which the coordinator gives up.
         timeout_ms: u64,
     },
-    /// Saves all tables of the namespace at their clocks. Answer: [`CoordinatorAnswer::Saved`],
-    /// when the manifest is on disk.
+    /// Saves all tables of the namespace at their clocks. Answer: [`CoordinatorAnswer::Saved`], when
+    /// the manifest is on disk.
     Save {
-        /// A directory that all servers see.
+        /// Directory that all servers can access.
         dir: String,
     },
     /// Creates and fills all tables of a saved model. Answer: [`CoordinatorAnswer::Loaded`].
     Load {
-        /// The directory.
+        /// Directory of the saved model.
         dir: String,
     },
-    /// The worker has done its work; from now on clocks do not wait for it. Answer: Done.
+    /// The worker has finished; clocks no longer wait for it. Answer: Done.
     Finished,
-    /// The process cannot go on. Answer: Done.
+    /// The process cannot continue. Answer: Done.
     Failed {
-        /// Why, for people.
+        /// Cause of the failure, for people.
         reason: String,
     },
-    /// The process is about to close; its end is no loss. Answer: Done.
+    /// The process is about to close; its end is no failure. Answer: Done.
     Goodbye,
-    /// Instead of Join, by a process of a launch that has a rank, and no number yet. Answer:
-    /// [`CoordinatorAnswer::Roster`], when all have come, or a refusal that names who has not.
+    /// Replaces Join for a launched process that has a rank, and no number yet. Answer:
+    /// [`CoordinatorAnswer::Roster`], when all have registered, or a refusal that names the missing
+    /// ranks.
     Register(Register),
 }
 
-/// Coordinator to worker or server.
+/// Answers of the coordinator to a worker or server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CoordinatorAnswer {
-    /// It is done.
+    /// The request is done.
     Done,
-    /// To Join.
+    /// Answer to the request [`CoordinatorRequest::Join`].
     Joined(Joined),
-    /// To `CreateTable` and `OpenTable`.
+    /// Answer to `CreateTable` and `OpenTable`.
     Table(TableInfo),
-    /// To Members.
+    /// Answer to the request [`CoordinatorRequest::Members`].
     Members(Members),
-    /// To Save.
+    /// Answer to the request [`CoordinatorRequest::Save`].
     Saved {
-        /// Tables saved.
+        /// Number of tables saved.
         tables: u32,
-        /// Rows saved.
+        /// Number of rows saved.
         rows: u64,
-        /// Bytes written.
+        /// Number of bytes written.
         bytes: u64,
     },
-    /// To Load.
+    /// Answer to the request [`CoordinatorRequest::Load`].
     Loaded {
         /// Names of the tables, to be opened.
         tables: Vec<String>,
-        /// Rows read.
+        /// Number of rows read.
         rows: u64,
         /// Clocks at which the model was saved.
         clocks: Vec<DomainClock>,
     },
-    /// No.
+    /// The request is refused.
     Refused(Refusal),
-    /// To Muster.
+    /// Answer to the request [`CoordinatorRequest::Register`].
     Roster(Roster),
 }
 
-/// Coordinator to server, over the connection that the server opened, and only after the answer to
-/// its Join.
+/// Commands of the coordinator to a server, over the connection that the server opened, and only after
+/// the answer to its Join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Command {
-    /// Answer: Done, when its partitions can be described, pulled and pushed.
+    /// Creates the server's partitions. Answer: Done, when they can be described, pulled and pushed.
     CreateTable {
-        /// The job that owns it.
+        /// Job that owns the table.
         namespace: String,
-        /// The table.
+        /// Definition and placement of the table.
         table: TableInfo,
     },
-    /// Answer: Done, when every session has seen the release or is gone.
+    /// Releases a table. Answer: Done, when every session has seen the release or is gone.
     ReleaseTable {
-        /// The table.
+        /// Number of the table.
         id: TableId,
     },
-    /// Stops the clocks of a namespace, so that somebody can join. Answer:
-    /// [`CommandReply::Clocks`].
+    /// Stops the clocks of a namespace, so that a worker can join. Answer: [`CommandReply::Clocks`].
     HoldClocks {
-        /// The job.
+        /// Namespace of the job.
         namespace: String,
     },
     /// The membership changed; clocks that were held go on. Answer: Done.
     MembersChanged {
-        /// The job.
+        /// Namespace of the job.
         namespace: String,
-        /// All members.
+        /// Complete list of members.
         members: Members,
-        /// The worker that joins, if one does, starts at these clocks.
+        /// The worker that joins, if any, and its initial clocks.
         admitted: Option<(WorkerId, Vec<DomainClock>)>,
     },
     /// Writes this server's part of a save. Answer: [`CommandReply::Saved`].
     Save {
-        /// The job.
+        /// Namespace of the job.
         namespace: String,
-        /// The directory.
+        /// Directory of the saved model.
         dir: String,
     },
     /// Fills a table's partitions from all files that hold its rows. Answer: Done.
     Load {
-        /// The table, created before.
+        /// Number of the table, created before.
         id: TableId,
-        /// Its name in the files.
+        /// Name of the table in the files.
         name: String,
-        /// The directory.
+        /// Directory of the saved model.
         dir: String,
     },
-    /// Finish what is in the rings and exit. Answer: Done, before it does.
+    /// Finishes the frames in the rings and exits. Answer: Done, before the exit.
     Shutdown,
 }
 
 /// One server's part of a save, for the manifest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedPart {
-    /// Name of its file inside the directory.
+    /// Name of the file inside the directory.
     pub file: String,
-    /// Rows in it.
+    /// Number of rows in the file.
     pub rows: u64,
-    /// Its bytes.
+    /// Number of bytes in the file.
     pub bytes: u64,
-    /// Hash of its bytes, as the manifest has it.
+    /// Hash of its bytes, as in the manifest.
     pub check: u64,
     /// Clocks at which it was written.
     pub clocks: Vec<DomainClock>,
 }
 
-/// Server to coordinator.
+/// Replies of a server to the coordinator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum CommandReply {
-    /// It is done.
+    /// The command is done.
     Done,
-    /// To `HoldClocks`: the furthest tick consumed in each domain.
+    /// Answer to `HoldClocks`: the furthest tick consumed in each domain.
     Clocks(Vec<DomainClock>),
-    /// To Save.
+    /// Answer to the command [`Command::Save`].
     Saved(SavedPart),
-    /// No.
+    /// The command is refused.
     Refused(Refusal),
 }
 
-/// Told by a coordinator or a server; not answered.
+/// One-way notices of a coordinator or a server, without an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Notice {
-    /// The membership changed.
+    /// The membership of the cluster changed.
     MembersChanged(Members),
     /// A worker or server failed, and the job ends by policy.
     PeerFailed(Refusal),
-    /// The cluster ends.
+    /// The cluster shuts down.
     Shutdown {
-        /// Why, for people.
+        /// Reason of the shutdown, for people.
         reason: String,
     },
-    /// A table is released: its rows prove themselves no more.
+    /// A table is released: the checksums of its rows no longer match.
     TableReleased {
-        /// The table.
+        /// Number of the table.
         id: TableId,
     },
 }
@@ -394,7 +394,7 @@ impl Message for CommandReply {
             Self::Done => Ok(()),
             Self::Clocks(at) => clocks(at),
             Self::Saved(part) => {
-                // A bare file name: it is joined to the directory.
+                // A bare file name only: the server joins it to the directory.
                 if matches!(part.file.as_str(), "." | "..") || part.file.contains('/') {
                     return Err(WireError::Malformed {
                         what: "saved file",

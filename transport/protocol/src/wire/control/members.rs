@@ -1,4 +1,4 @@
-//! Who is in the cluster, where, and how far.
+//! Members of the cluster, their addresses and clocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ use crate::placement::Owner;
 use crate::wire::WireError;
 use crate::wire::error::{at_most, name_at_most, text_at_most};
 
-/// Where a server listens.
+/// Addresses where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoints {
     /// `host:port`; empty if it does not listen on TCP.
@@ -20,71 +20,71 @@ pub struct Endpoints {
     pub unix: String,
 }
 
-/// A server as all see it.
+/// Public description of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerMember {
-    /// Its number.
+    /// Number of the server.
     pub id: ServerId,
-    /// This start of it.
+    /// Incarnation of this start.
     pub incarnation: Incarnation,
     /// Name of its host, for people.
     pub host: String,
     /// Boot id of its host: equal means the same kernel, where shared memory works.
     pub host_id: String,
-    /// Where it listens.
+    /// Addresses where it listens.
     pub endpoints: Endpoints,
-    /// Its applier threads.
+    /// Number of its applier threads.
     pub appliers: u16,
 }
 
-/// A worker's state.
+/// State of a worker in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum WorkerState {
     /// Expected, not yet joined: counts for clocks with 0 ticks.
     Expected,
-    /// Joined.
+    /// Joined and not finished.
     Live,
-    /// Said so: counts for clocks as infinitely far.
+    /// Finished by its own request: counts for clocks as infinitely far.
     Finished,
-    /// Its connection broke before it finished: counts no more.
+    /// Its connection broke before it finished: no longer counts for clocks.
     Lost,
 }
 
-/// A worker as all see it.
+/// Public description of a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerMember {
-    /// Its rank.
+    /// Rank of the worker.
     pub id: WorkerId,
-    /// Its state.
+    /// State of the worker.
     pub state: WorkerState,
 }
 
-/// The membership at an epoch.
+/// Membership of the cluster at an epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Members {
-    /// The cluster's epoch: one more with each change of the servers.
+    /// Epoch of the cluster: one more with each change of the servers.
     pub epoch: u64,
     /// Counts every change, also of workers: a later one supersedes an earlier one.
     pub revision: u64,
-    /// The servers.
+    /// All servers of the cluster.
     pub servers: Vec<ServerMember>,
-    /// The workers.
+    /// All workers of the job.
     pub workers: Vec<WorkerMember>,
 }
 
-/// A clock domain's ticks.
+/// Ticks of a clock domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DomainClock {
-    /// The domain.
+    /// Number of the domain.
     pub domain: DomainId,
-    /// Ticks.
+    /// Ticks of the domain so far.
     pub clock: u64,
 }
 
-/// A worker's ticks in a domain, as one server has consumed them.
+/// Ticks of a worker in a domain that one server has consumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WorkerClock {
-    /// The worker.
+    /// Rank of the worker.
     pub worker: WorkerId,
     /// Ticks that all appliers of the server have consumed.
     pub clock: u64,

@@ -1,17 +1,17 @@
-//! Control messages: requests and their answers, orders, notices.
+//! Control messages: requests and their answers, commands, notices.
 //!
-//! A body is a u64 request id, then the message in postcard's encoding. An answer carries its
-//! request's id; a notice carries 0. The encoding changes with [`super::PROTOCOL_VERSION`] and
-//! with nothing else. Every message is validated against the limits where it is made and again
-//! where it comes in. While it is decoded a message takes at most about 20 times its bytes, so at
-//! most 20 MiB: lists grow with the elements that came, not with the length that was claimed.
+//! A body is a u64 request id, then the message in postcard's encoding. An answer carries its request's
+//! id; a notice carries 0. The encoding changes with [`super::PROTOCOL_VERSION`] and with nothing else.
+//! The sender and the receiver both validate every message against the limits. Decoding a message takes
+//! at most about 20 times its bytes, so at most 20 MiB: lists grow with the received elements, not with
+//! the claimed length.
 //!
-//! | who asks whom | request | answer |
+//! | sender and receiver | request | answer |
 //! |---|---|---|
-//! | worker, server or launched process the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
-//! | coordinator a server | [`Command`] | [`CommandReply`] |
-//! | worker a server | [`ServerRequest`] | [`ServerAnswer`] |
-//! | coordinator or server tells | [`Notice`] | none |
+//! | worker, server or launched process to the coordinator | [`CoordinatorRequest`] | [`CoordinatorAnswer`] |
+//! | coordinator to a server | [`Command`] | [`CommandReply`] |
+//! | worker to a server | [`ServerRequest`] | [`ServerAnswer`] |
+//! | coordinator or server to a peer | [`Notice`] | none |
 
 mod coordinator;
 mod members;
@@ -49,49 +49,49 @@ use super::refusal::Refusal;
 
 /// A message that travels in a control frame of its own kind.
 pub trait Message: Serialize + DeserializeOwned {
-    /// The frame's kind.
+    /// Kind of the frame.
     const KIND: u16;
-    /// What errors call it.
+    /// Name of the message in errors.
     const NAME: &'static str;
 
-    /// Whether every field is within its limit.
+    /// Checks that every field is within its limit.
     ///
     /// # Errors
     /// The first field that is not.
     fn validate(&self) -> Result<(), WireError>;
 }
 
-/// A message that is answered.
+/// A message that expects an answer.
 pub trait Request: Message {
-    /// Its answers.
+    /// Type of its answers.
     type Answer: Answer;
 }
 
 /// A message that answers.
 pub trait Answer: Message {
-    /// The refusal, if it is one.
+    /// Returns the answer, unless it is a refusal.
     ///
     /// # Errors
     /// The answer is a refusal.
     fn accepted(self) -> Result<Self, Refusal>;
 }
 
-/// Appends `message` as a frame. On an error `out` is as it was.
+/// Appends `message` as a frame. On an error `out` is unchanged.
 ///
 /// # Errors
-/// A field, or the whole message, is over its limit.
+/// A field, or the complete message, is over its limit.
 pub fn encode<M: Message>(id: u64, message: &M, out: &mut Vec<u8>) -> Result<(), WireError> {
     message.validate()?;
     frame::append_with(out, M::KIND, |out| {
         out.extend_from_slice(&id.to_le_bytes());
-        // Writing to a vector cannot fail; what can is a type without a known length.
+        // Writing to a vector cannot fail; only a type without a known length can.
         postcard::to_io(message, out)
             .map(|_| ())
             .map_err(|_| malformed::<M>("cannot be encoded"))
     })
 }
 
-/// Reads a message and its id from a frame.
+/// Decodes a message and its id from a frame.
 ///
 /// # Errors
 /// The frame is of another kind, is malformed, or holds a field over its limit.
@@ -105,7 +105,7 @@ pub fn decode<M: Message>(frame: &Frame<'_>) -> Result<(u64, M), WireError> {
     decode_body(frame.body())
 }
 
-/// Reads a message and its id from a frame's body.
+/// Decodes a message and its id from a frame's body.
 pub(crate) fn decode_body<M: Message>(body: &[u8]) -> Result<(u64, M), WireError> {
     let (id, body) = body
         .split_first_chunk()

@@ -1,4 +1,4 @@
-//! How the processes of a launch become servers and workers with numbers.
+//! Rendezvous: the processes of a launch register and receive numbers as servers and workers.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,19 +7,19 @@ use crate::limits::{LAUNCHED_MAX, SERVERS_MAX, WORKERS_MAX};
 use crate::wire::WireError;
 use crate::wire::error::at_most;
 
-/// What a launched process is going to be.
+/// Part of a launched process in the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Part {
-    /// It owns partitions.
+    /// The process owns partitions.
     Server,
-    /// It links the client.
+    /// The process links the client.
     Worker,
-    /// It links the client, and owns partitions on threads beside; so do all others, or none.
+    /// The process links the client and also owns partitions on own threads; so do all others, or none.
     Both,
 }
 
 impl Part {
-    /// The word for messages.
+    /// Returns the word for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Server => "server",
@@ -28,48 +28,48 @@ impl Part {
         }
     }
 
-    /// Whether who is this part is `other`, too.
+    /// Whether a process of this part is also `other`.
     pub fn includes(self, other: Self) -> bool {
         self == other || self == Self::Both
     }
 }
 
-/// A launched process says who it is. It has come as an admin: it has no number among those of its
+/// Registration of a launched process. It connects as an admin: it has no number among those of its
 /// part yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Register {
-    /// Its number among all that were launched.
+    /// Rank among all launched processes.
     pub rank: u32,
-    /// How many were launched.
+    /// Number of launched processes.
     pub size: u32,
-    /// What it is going to be.
+    /// Part that the process takes.
     pub part: Part,
     /// Name of its host, for people.
     pub host: String,
     /// Boot id of its host.
     pub host_id: String,
-    /// Its process id there.
+    /// Process id on that host.
     pub pid: u32,
-    /// Processes that were launched on its host, 0 if it does not know: tells where the missing are.
+    /// Processes launched on its host, 0 if it does not know: locates the missing ones.
     pub local_size: u32,
-    /// Milliseconds that it waits for the others.
+    /// Milliseconds that the process waits for the others.
     pub timeout_ms: u64,
 }
 
-/// The answer to all, when the last one has come.
+/// Answer to all registrations, when the last one has arrived.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Roster {
-    /// Its number among those of its part.
+    /// Number of the process among those of its part.
     pub number: u32,
-    /// Servers of the job.
+    /// Number of servers in the job.
     pub servers: u32,
-    /// Workers of the job.
+    /// Number of workers in the job.
     pub workers: u32,
-    /// Its number among those of its part on its host.
+    /// Number among those of its part on its host.
     pub local_number: u32,
-    /// Servers on its host.
+    /// Number of servers on its host.
     pub local_servers: u32,
-    /// Workers on its host.
+    /// Number of workers on its host.
     pub local_workers: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Messages with fields of all magnitudes, from a seed: for tests and for the corpus.
+//! Sample messages with fields of all magnitudes, from a seed: for tests and for the corpus.
 
 use super::*;
 use crate::ids::{
@@ -11,7 +11,7 @@ use crate::placement::{Owner, Placement};
 use crate::table::{Apply, DType, DenseLayout, Init, Optimizer, Reduce, Shape, TableSpec};
 use crate::wire::refusal::RefusalCode;
 
-/// Values for messages, from a seed.
+/// Generator of message values from a seed.
 pub(in crate::wire) struct Gen(pub(in crate::wire) u64);
 
 impl Gen {
@@ -23,7 +23,7 @@ impl Gen {
         z ^ (z >> 31)
     }
 
-    /// Of any magnitude, so that all lengths of a varint come.
+    /// A value of any magnitude, so that all lengths of a varint occur.
     fn any(&mut self) -> u64 {
         let shift = self.next() % 64;
         self.next() >> shift
@@ -309,7 +309,7 @@ impl Gen {
                 reason: self.name(99),
             },
             R::Goodbye,
-            // Neither are these drawn.
+            // These are not drawn either.
             R::Register(Register {
                 rank: 5,
                 size: 6,
@@ -431,7 +431,7 @@ impl Gen {
                 domain: DomainId(self.under(64) as u8),
             },
             R::Detach,
-            // From a copy: what is drawn after it stays as it was recorded.
+            // From a copy: the samples after it stay as they were recorded.
             R::ConnectVerbs(Self(self.0).verbs_connect()),
         ]
     }

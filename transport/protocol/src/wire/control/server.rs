@@ -1,4 +1,4 @@
-//! What a worker asks a server: sessions, lanes, tables.
+//! Requests of a worker to a server: sessions, lanes, tables.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,144 +15,144 @@ use crate::wire::error::at_most;
 use crate::wire::frame::kind;
 use crate::wire::refusal::Refusal;
 
-/// How bytes move.
+/// Transport that moves the bytes of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Transport {
     /// Shared memory of one host.
     Shm,
-    /// TCP.
+    /// TCP connections, one per lane.
     Tcp,
-    /// RDMA verbs.
+    /// RDMA verbs queue pairs.
     Verbs,
-    /// The simulator.
+    /// The simulator of the tests.
     Sim,
 }
 
-/// A piece of registered memory of the other end.
+/// A piece of the other end's registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Remote {
-    /// The region.
+    /// Key of the region.
     pub key: RegionKey,
-    /// Where in it: an address on verbs, an offset elsewhere.
+    /// Start within the region: an address on verbs, an offset elsewhere.
     pub address: u64,
-    /// Bytes.
+    /// Length of the piece in bytes.
     pub len: u64,
 }
 
-/// A client thread asks for a session.
+/// Request of a client thread for a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attach {
-    /// The transport of its lanes. On shm the request comes over the unix socket, and the
-    /// doorbell of the client's thread comes along as the only descriptor.
+    /// Transport of the session's lanes. On shm the request uses the unix socket, and carries the waker
+    /// of the client's thread as the only descriptor.
     pub transport: Transport,
     /// Bytes of each ring, a power of two.
     pub ring_bytes: u32,
-    /// The thread's number inside its worker. Thread 0 is the one whose CLOCK frames count.
+    /// Number of the thread inside its worker. Only the CLOCK frames of thread 0 count.
     pub thread: u32,
-    /// Workers that the job is made of, 0 if the client was not told. A service learns it here.
+    /// Number of workers in the job, 0 if the client does not know. A service learns it here.
     pub workers: u32,
 }
 
-/// One lane of a session.
+/// Grant of one lane of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaneGrant {
-    /// Its applier.
+    /// Applier of the lane.
     pub applier: ApplierId,
-    /// Presented once, in the handshake of the lane's connection (tcp) or with its queue pairs
-    /// (verbs); new after each Recover. 0 where the lane needs no connection.
+    /// Presented once, in the handshake of the lane's connection (tcp) or with its queue pairs (verbs);
+    /// new after each Recover. 0 where the lane needs no connection.
     pub nonce: u64,
-    /// The word of the applier's advisory ticket line that this session's atomics may touch. Its
-    /// length is that of a word if clients are to count their pushes there, and 0 if not.
+    /// Word of the applier's advisory ticket line that this session's atomics may access. Its length is
+    /// that of a word if clients are to count their pushes there, and 0 if not.
     pub ticket: Remote,
-    /// The public copy of the lane's state line: one cache line that the session may read, written
-    /// before each state line that is posted into the mailbox.
+    /// Public copy of the lane's status record: one cache line that the session may read. The server
+    /// writes it before each status record that it posts into the mailbox.
     pub status: Remote,
 }
 
-/// The numbers of a session over shared memory, or of one of its lanes that was recovered. They
-/// travel beside the descriptors: public memory, counters, inbox, mailbox, then the waker of each
-/// lane's applier. Offsets of lanes follow: lane `i` has the `i`-th slice of inbox and mailbox.
+/// Numbers of a session over shared memory, or of one of its recovered lanes. They accompany the
+/// descriptors: public memory, counters, inbox, mailbox, then the waker of each lane's applier. Offsets
+/// of lanes follow: lane `i` has the `i`-th slice of inbox and mailbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShmAttach {
     /// Check bits of this start's region keys.
     pub key_check: u8,
     /// Bytes of the server's public memory.
     pub public_bytes: u64,
-    /// Bytes of its counters.
+    /// Bytes of the server's counters.
     pub counters_bytes: u64,
     /// Data bytes of each lane's ring.
     pub ring_bytes: u64,
     /// Bytes of each lane's mailbox.
     pub mailbox_bytes: u64,
-    /// For each lane: offset of its applier's parked flag in public memory.
+    /// Offset of each lane's parked flag, which its applier sets, in public memory.
     pub parked_flag_at: Vec<u64>,
 }
 
-/// A session.
+/// Answer to Attach: the new session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attached {
-    /// Its nonce.
+    /// Nonce of the session.
     pub session: SessionId,
-    /// One lane for each applier of the server, in the order of their numbers.
+    /// One lane for each applier of the server, ordered by applier number.
     pub lanes: Vec<LaneGrant>,
-    /// On shm.
+    /// Shared-memory numbers, on shm only.
     pub shm: Option<ShmAttach>,
 }
 
-/// Where a broken lane stands. The client writes `[head_bytes, tail)` again from its staging.
+/// State of a recovered lane. The client writes `[head_bytes, tail)` again from its staging.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Recovered {
     /// The lane, with a new nonce.
     pub lane: LaneGrant,
-    /// On shm: the lane's new memory.
+    /// New memory of the lane, on shm only.
     pub shm: Option<ShmAttach>,
-    /// Every frame up to this is applied or refused.
+    /// Every frame up to this sequence number is applied or refused.
     pub applied_seq: u64,
-    /// Every frame up to this is durable.
+    /// Every frame up to this sequence number is durable.
     pub durable_seq: u64,
-    /// Bytes consumed; the tail cell says the same.
+    /// Bytes consumed; the tail record holds the same.
     pub head_bytes: u64,
-    /// Frames refused so far.
+    /// Number of frames refused so far.
     pub rejected: u64,
 }
 
-/// A partition of a dense table as its applier has it.
+/// Memory of a dense table's partition at its applier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartitionDescriptor {
-    /// Its number.
+    /// Number of the partition.
     pub partition: PartitionId,
-    /// Its first row, or its first block.
+    /// First row of the partition, or its first block.
     pub first: u64,
-    /// Its rows, or its blocks.
+    /// Number of its rows, or of its blocks.
     pub count: u64,
-    /// Rows with their headers, or blocks.
+    /// Memory of rows with their headers, or of blocks.
     pub payload: Remote,
     /// Second buffer of a snapshot table.
     pub payload_back: Option<Remote>,
-    /// Version words of blocks.
+    /// Version words of the blocks.
     pub versions: Option<Remote>,
-    /// Snapshot line.
+    /// Snapshot record of the partition.
     pub snapshot: Option<Remote>,
 }
 
-/// What one applier has of a table.
+/// Memory of one applier for a table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ApplierPart {
-    /// The applier.
+    /// Number of the applier.
     pub applier: ApplierId,
-    /// Enters what is read there: extent entries of a sparse table, row hashes of layout `rows`,
-    /// version words and snapshot lines of layout `blocks`. New when memory is used again.
+    /// Salt of its self-validating data: extent entries of a sparse table, row checksums of layout
+    /// `rows`, version words and snapshot records of layout `blocks`. New when memory is used again.
     pub salt: u64,
-    /// The extent table of a sparse table; rows have the salt that their extent's entry tells.
+    /// The extent table of a sparse table; each extent's entry holds the salt of its rows.
     pub extents: Option<Remote>,
-    /// The partitions of a dense table; none of a sparse one.
+    /// The partitions of a dense table; empty for a sparse one.
     pub partitions: Vec<PartitionDescriptor>,
 }
 
-/// Everything a client must know to read a table's rows at one server.
+/// Everything that a client needs to read a table's rows at one server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableDescriptor {
-    /// The table.
+    /// Number of the table.
     pub id: TableId,
     /// Bytes of a row's header (0 in blocks).
     pub header_bytes: u32,
@@ -162,62 +162,62 @@ pub struct TableDescriptor {
     pub stride_bytes: u32,
     /// Bytes of a block (0 in rows).
     pub block_bytes: u32,
-    /// What the server's appliers have of it; those that own no partition are left out.
+    /// Memory of the server's appliers for the table, without those that own no partition.
     pub parts: Vec<ApplierPart>,
 }
 
-/// Worker to server, on the session's control connection.
+/// Requests of a worker to a server, on the session's control connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerRequest {
-    /// Makes the connection's session. Answer: [`ServerAnswer::Attached`].
+    /// Creates the connection's session. Answer: [`ServerAnswer::Attached`].
     Attach(Attach),
-    /// Makes a session of before this connection's own: its connection was cut. Answer: Done.
+    /// Moves a session from a cut connection to this one. Answer: Done.
     Resume {
-        /// The session: who knows its nonce owns it.
+        /// Nonce of the session; the holder of the nonce owns the session.
         session: SessionId,
     },
     /// Re-attaches the session's cut lane. It may be repeated. Answer: [`ServerAnswer::Recovered`].
     Recover {
-        /// The lane's applier.
+        /// Applier of the lane.
         applier: ApplierId,
     },
-    /// Answer: [`ServerAnswer::Table`].
+    /// Reads the descriptors of a table. Answer: [`ServerAnswer::Table`].
     Describe {
-        /// The table.
+        /// Number of the table.
         table: TableId,
     },
-    /// Answer: [`ServerAnswer::Clocks`]: it names whom a clock wait waits for.
+    /// Reads the clocks that a clock wait waits for. Answer: [`ServerAnswer::Clocks`].
     Clocks {
-        /// The domain.
+        /// Number of the domain.
         domain: DomainId,
     },
-    /// Ends the session, after what is whole in its rings. Answer: Done.
+    /// Ends the session after all complete frames in its rings. Answer: Done.
     Detach,
     /// Connects a lane of a verbs session. Answer: [`ServerAnswer::VerbsConnected`].
     ConnectVerbs(VerbsConnect),
 }
 
-/// Server to worker.
+/// Answers of a server to a worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ServerAnswer {
-    /// It is done.
+    /// The request is done.
     Done,
-    /// To Attach.
+    /// Answer to the request [`ServerRequest::Attach`].
     Attached(Attached),
-    /// To Recover.
+    /// Answer to the request [`ServerRequest::Recover`].
     Recovered(Recovered),
-    /// To Describe.
+    /// Answer to the request [`ServerRequest::Describe`].
     Table(TableDescriptor),
-    /// To Clocks.
+    /// Answer to the request [`ServerRequest::Clocks`].
     Clocks {
-        /// The minimum over the live workers.
+        /// Minimum over the live workers.
         global: u64,
-        /// Each worker that counts.
+        /// Clock of each worker that counts.
         workers: Vec<WorkerClock>,
     },
-    /// No.
+    /// The request is refused.
     Refused(Refusal),
-    /// To `ConnectVerbs`.
+    /// Answer to the request [`ServerRequest::ConnectVerbs`].
     VerbsConnected(VerbsConnected),
 }
 
@@ -296,7 +296,7 @@ impl Attach {
 }
 
 impl Remote {
-    /// Its end does not wrap round, so that `address + len` never overflows.
+    /// Checks that its end does not wrap, so that `address + len` never overflows.
     pub(super) fn validate(&self) -> Result<(), WireError> {
         match self.address.checked_add(self.len) {
             Some(_) => Ok(()),
@@ -309,7 +309,7 @@ impl Remote {
 }
 
 impl ShmAttach {
-    /// The rest is compared with the memories themselves when they are mapped.
+    /// The client checks the rest against the memories themselves when it maps them.
     fn validate(&self) -> Result<(), WireError> {
         at_most(
             "lanes",

@@ -13,7 +13,7 @@ use crate::limits::{
 use crate::table::{Optimizer, TableSpec};
 use crate::wire::frame::Decoder;
 
-/// Encodes, decodes, and cuts at every byte.
+/// Encodes, decodes, and truncates at every byte.
 fn check<M: Message + PartialEq + core::fmt::Debug>(id: u64, messages: &[M]) {
     for message in messages {
         let mut bytes = Vec::new();
@@ -87,7 +87,7 @@ fn samples_have_every_variant() {
     variants(&g.notices());
 }
 
-/// Refused where it is made, and refused where it comes in from somebody who did not look.
+/// Refused by the sender, and refused by the receiver if the sender did not check.
 fn refuses<M: Message + core::fmt::Debug>(message: &M) {
     let mut out = vec![9];
     assert!(encode(1, message, &mut out).is_err(), "{message:?}");
@@ -240,7 +240,7 @@ fn public_state_line_is_one_whole_line() {
     }
 }
 
-/// The lane is refused in both answers that grant one.
+/// Both answers that grant a lane refuse it.
 fn refuses_lane(lane: LaneGrant) {
     refuses(&ServerAnswer::Attached(Attached {
         session: SessionId(1),
@@ -365,7 +365,7 @@ fn the_largest_of_each_list_fits_a_message() {
 
 #[test]
 fn a_claimed_length_reserves_nothing() {
-    // Members with 2^60 servers in 20 bytes: refused for want of bytes, not of memory.
+    // Members with 2^60 servers in 20 bytes: refused because of missing bytes, not of memory.
     let body = [&[0; 8][..], &[3, 0, 0], &[0xff; 8], &[0x0f]].concat();
     assert_eq!(
         decode_body::<CoordinatorAnswer>(&body),

@@ -1,9 +1,9 @@
-//! How the two ends of a verbs lane learn of each other's queue pairs and memory.
+//! Exchange of queue pairs and memory between the two ends of a verbs lane.
 //!
-//! One exchange a lane, on the session's control connection, after Attach or Recover granted it:
+//! One exchange per lane, on the session's control connection, after Attach or Recover granted it:
 //! [`VerbsConnect`] with the client's queue pairs, which are in INIT, and [`VerbsConnected`] with the
-//! server's, which are ready to receive. Everything that a peer could say wrong is refused here, so
-//! that both ends hand checked numbers to their device.
+//! server's, which are ready to receive. Validation here refuses every wrong value of a peer, so that
+//! both ends pass checked numbers to their device.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,47 +16,47 @@ use crate::limits::{VERBS_PAIRS_MAX, VERBS_RECEIVES_MAX, VERBS_RECEIVES_MIN, VER
 use crate::wire::WireError;
 use crate::wire::error::at_most;
 
-/// Queue pair numbers and packet sequence numbers are 24 bits.
+/// Largest queue pair number and packet sequence number: 24 bits.
 const NUMBER_MAX: u32 = (1 << 24) - 1;
-/// Unicast LIDs end here.
+/// Largest unicast LID of a subnet.
 const LID_MAX: u16 = 0xbfff;
 /// A GID of zeros is an empty entry of a device's table.
 const NO_GID: [u8; 16] = [0; 16];
-/// Path MTUs that verbs know.
+/// Path MTUs that verbs support.
 const MTUS: [u16; 5] = [256, 512, 1024, 2048, 4096];
 /// Pairs of the smallest lane: one that pushes and one that pulls.
 const PAIRS_MIN: usize = 2;
 /// Bytes of a cell of the key directory.
 pub const VERBS_DIRECTORY_CELL_BYTES: u64 = KEY_CELL_BYTES as u64;
 
-/// The link layer of a port: by it a path is addressed.
+/// Link layer of a port; it determines how a path is addressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VerbsLink {
     /// RoCE version 2: paths are addressed by GID.
     Ethernet,
-    /// InfiniBand: by LID, and by GID too between subnets.
+    /// InfiniBand: paths are addressed by LID, and by GID too between subnets.
     InfiniBand,
 }
 
-/// How an applier learns of the tail of a push.
+/// How an applier detects the tail of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum VerbsTails {
-    /// Its client signals it: a WRITE with immediate data.
+    /// The client signals the tail: a WRITE with immediate data.
     Signalled,
-    /// It polls the tail cell, and never sleeps: a plain WRITE will do.
+    /// The applier polls the tail record and never sleeps: a plain WRITE is enough.
     Polled,
 }
 
 /// One end of one queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct PairAddr {
-    /// Its number on its device; 24 bits.
+    /// Queue pair number on its device; 24 bits.
     pub qpn: u32,
-    /// The sequence number of the first packet that it sends; 24 bits, random.
+    /// Sequence number of the first packet that it sends; 24 bits, random.
     pub psn: u32,
 }
 
-/// One end of a verbs lane: where it is, what it can do, its queue pairs.
+/// One end of a verbs lane: its address, limits and queue pairs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsEnd {
     /// Link layer of its port; both ends must have the same.
@@ -69,39 +69,39 @@ pub struct VerbsEnd {
     pub mtu: u16,
     /// READs and atomics that each of its pairs answers at once.
     pub reads: u8,
-    /// READs and atomics that each of its pairs can have out at once.
+    /// READs and atomics that each of its pairs can have in flight at once.
     pub reads_out: u8,
-    /// Receives that it keeps posted on the pair that pushes: signals it can take unseen.
+    /// Receives that it keeps posted on the pair that pushes: the signals that it can take unseen.
     pub receives: u16,
     /// The pair that pushes, then those that pull.
     pub pairs: Vec<PairAddr>,
 }
 
-/// The client's end of a lane that was granted. Answer: [`VerbsConnected`].
+/// Client end of a granted lane. Answer: [`VerbsConnected`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsConnect {
-    /// The lane's applier.
+    /// Applier of the lane.
     pub applier: ApplierId,
-    /// What Attach or Recover granted the lane; good once.
+    /// Nonce of the lane from Attach or Recover; valid once.
     pub nonce: u64,
-    /// Its end.
+    /// Client end of the lane.
     pub end: VerbsEnd,
-    /// The lane's mailbox, for the server to write; its key is an rkey.
+    /// Mailbox of the lane, for the server to write; its key is an rkey.
     pub mailbox: Remote,
 }
 
-/// The server's end. Its pairs can receive; it sends nothing before the client's first signal.
+/// Server end of a lane. Its pairs can receive; it sends nothing before the client's first signal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerbsConnected {
-    /// The lane's applier.
+    /// Applier of the lane.
     pub applier: ApplierId,
-    /// Its end: as many pairs as the client's, in the same order.
+    /// Server end: as many pairs as the client's, in the same order.
     pub end: VerbsEnd,
-    /// The lane's inbox, for the client to write; its key is an rkey, its address 0.
+    /// Inbox of the lane, for the client to write; its key is an rkey, its address 0.
     pub inbox: Remote,
-    /// The key directory: the rkeys of the server's regions, one cell a region.
+    /// The key directory: the rkeys of the server's regions, one cell per region.
     pub directory: Remote,
-    /// Enters the check of each cell.
+    /// Salt of each cell's checksum.
     pub directory_salt: u64,
     /// How the client is to write the tails of its pushes.
     pub tails: VerbsTails,

@@ -1,5 +1,5 @@
-//! The corpus in `tests/corpus` holds one seed of each message, made here. As the encoding of a
-//! protocol version must not drift, the files are golden: a test compares them.
+//! Tests of the corpus in `tests/corpus`, which holds one seed of each message, made here. The encoding
+//! of a protocol version must not drift, so the files are golden: a test compares them.
 //! `TIDEWATER_WRITE_CORPUS=1` writes them after an intended change.
 
 use std::fs;
@@ -11,7 +11,7 @@ use crate::wire::control::samples::Gen;
 use crate::wire::frame::HEADER_BYTES;
 use crate::wire::refusal::{Refusal, RefusalCode};
 
-/// One end's frames of a handshake that succeeds: the client's, then the server's.
+/// The frames of each end in a successful handshake: the client's, then the server's.
 fn handshake() -> [Vec<Vec<u8>>; 2] {
     let mut sent = [Vec::new(), Vec::new()];
     let mut out = Vec::new();
@@ -117,7 +117,7 @@ fn the_corpus_is_what_this_version_says() {
 
 #[test]
 fn recorded_handshakes_reach_the_end() {
-    // Else the two targets would fuzz no more than the first message.
+    // Otherwise the two targets would fuzz no more than the first message.
     let [client_sent, server_sent] = handshake();
     let mut client = ClientHandshake::start(&policy().token, hello(), &mut Vec::new()).unwrap();
     let mut server = ServerHandshake::new(SERVER_RANDOM);

@@ -52,7 +52,7 @@ fn lane_hello() -> Hello {
     }
 }
 
-/// Changes the n-th frame on its way.
+/// Changes the n-th frame in transit.
 type Tamper<'a> = dyn FnMut(usize, &mut Vec<u8>) + 'a;
 
 struct Outcome {
@@ -62,7 +62,7 @@ struct Outcome {
     frames: Vec<Vec<u8>>,
 }
 
-/// One frame's way from `from` to a state machine; what cannot be decoded ends the connection.
+/// Carries one frame from `from` to a state machine; bytes that cannot be decoded end the connection.
 fn carry<T>(
     frames: &mut Vec<Vec<u8>>,
     mut sent: Vec<u8>,
@@ -80,7 +80,7 @@ fn carry<T>(
     }
 }
 
-/// Runs a handshake until it ends or nothing more comes.
+/// Runs a handshake until it ends or no more frames come.
 fn shake(
     hello: Hello,
     client_token: &JobToken,
@@ -151,7 +151,7 @@ fn the_first_bytes_and_both_proofs_are_golden() {
     assert_eq!(hex(&frames[0][16..24]), "0100000000000000");
     assert_eq!(hex(&frames[1][..12]), "545743312800000002000000");
     assert_eq!(hex(&frames[1][16..24]), "0100000000000000");
-    // Computed apart from this code, with Python's hmac over the documented layouts.
+    // Computed independently, with Python's hmac over the documented layouts.
     assert_eq!(
         hex(&frames[2][16..]),
         "3b5197a4061398482811bb6bd82ad26374d75a4171b4621e84a1e9355b90843b"
@@ -247,7 +247,7 @@ fn a_wrong_claim_without_the_token_learns_nothing() {
     };
     let outcome = shake(hello, &JobToken::new([1; 32]), &policy(), &mut |_, _| {});
     assert_eq!(outcome.client, Err(HandshakeError::TokenRefused));
-    // Neither challenge nor refusal tells an id, a feature, a number or a text.
+    // Neither challenge nor refusal reveals an id, a feature, a number or a text.
     assert_eq!(outcome.frames[1][24..], [0xbb; 32]);
     assert_eq!(outcome.frames[3][20..], {
         let mut body = vec![1, 0, 0, 0];
@@ -308,7 +308,7 @@ fn the_last_word_is_the_callers() {
 
 #[test]
 fn another_version_is_named_at_both_ends() {
-    // A client of version 9, whose hello is longer and otherwise unknown.
+    // A client of version 9 with a longer, otherwise unknown hello.
     let mut future = Vec::new();
     frame::append(
         &mut future,
@@ -330,7 +330,7 @@ fn another_version_is_named_at_both_ends() {
     assert_eq!(hex(&answer[16..24]), "0100000002000000");
     assert_eq!(hex(&answer[24..40]), "01000000000000000900000000000000");
 
-    // A server of version 9 refuses us, or asks us in its way.
+    // A server of version 9 refuses this end, or challenges it in its way.
     for kind in [kind::REFUSED, kind::CHALLENGE] {
         let outcome = shake(
             control_hello(),
@@ -374,7 +374,7 @@ fn every_changed_byte_fails_with_a_right_check_too() {
                         !(by_server && by_client),
                         "frame {index} byte {at} flip {flip:#x}"
                     );
-                    // The server accepts before the welcome goes out; nobody else accepts.
+                    // The server accepts before the welcome goes out; no other process accepts.
                     assert!(
                         !by_client && (!by_server || index == 3),
                         "frame {index} byte {at}"
@@ -418,7 +418,7 @@ fn a_recorded_handshake_is_refused() {
         };
         assert_eq!(stepped, expected);
     }
-    // And a recorded server does not convince a client with a random of its own.
+    // A recorded server does not convince a client with a random of its own, either.
     let hello = Hello {
         random: [0xab; 32],
         ..control_hello()
@@ -451,8 +451,8 @@ fn an_hmac_sent_back_to_its_maker_is_refused() {
     );
     assert_eq!(outcome.client, Err(HandshakeError::PeerUnproven));
 
-    // A client without the token mirrors the server's welcome of another connection, whose
-    // challenge it saw: the label differs even if the transcript were the same.
+    // A client without the token mirrors the server's welcome of another connection with a known
+    // challenge: the label differs even if the transcript were the same.
     let token = policy().token;
     let transcript = b"the same bytes";
     let as_server = token.mac(SERVER_LABEL, transcript).finalize().into_bytes();
@@ -479,7 +479,7 @@ fn messages_out_of_turn_end_it() {
         let again = server.step(&policy(), frame, &mut out, |_| Ok(()));
         assert_eq!((again, out.len()), (Err(HandshakeError::Over), told));
     }
-    // A welcome without a question.
+    // A welcome without a challenge before it.
     let outcome = shake(
         control_hello(),
         &policy().token,
