@@ -1,11 +1,11 @@
-//! Which device, port and address a connection uses: chosen by the local address of its control
-//! connection, so that both ends pick what is on the network they already share.
+//! Selects the device, port and address of a connection by the local address of its control connection.
+//! Both ends thus choose the network that they already share.
 //!
-//! On Ethernet (RoCE) a port is right when its GID table has an entry of type "RoCE v2" that equals
-//! the local address; its index is looked up, never assumed. Where a device is named that has no
-//! such entry, because the control connection runs on another network, its only routable one is
-//! taken. On InfiniBand an IP address says nothing about the port: the only active one is taken,
-//! among those of the device that is named. Where several are left, the caller has to name one.
+//! On Ethernet (RoCE) a port fits when its GID table has an entry of type "RoCE v2" that equals the
+//! local address. Its index is looked up, never assumed. A named device may lack such an entry because
+//! the control connection runs on another network. Then its only routable entry is taken. On InfiniBand
+//! an IP address says nothing about the port: the only active one is taken, among those of the named
+//! device. If several remain, the caller has to name one.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError, Weak};
@@ -16,8 +16,8 @@ use super::sysfs::{Gid, GidEntry, GidKind, Link, Sysfs};
 use tidewater_protocol::limits::VERBS_SCATTER_BYTES;
 use tidewater_runtime::sync::Arc;
 
-/// An open device with the port and address that connections through it use. Shared by all
-/// connections of the process that use them.
+/// An open device with the port and address that connections through it use. Shared by all connections
+/// of the process that use them.
 #[derive(Debug)]
 pub struct Adapter {
     device: Arc<Device>,
@@ -27,7 +27,7 @@ pub struct Adapter {
     state: PortState,
 }
 
-/// A port and its address, before it is opened.
+/// A port and its address, before the device is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Choice {
     device: String,
@@ -36,7 +36,7 @@ struct Choice {
     gid: GidEntry,
 }
 
-/// What somebody holds. A device can outlive its adapters, and is not opened twice even then:
+/// Adapters and devices in use. A device can outlive its adapters, and is not opened twice even then:
 /// objects of two openings cannot be used together.
 static OPEN: Mutex<Open> = Mutex::new(Open {
     adapters: Vec::new(),
@@ -62,14 +62,14 @@ impl Open {
 }
 
 impl Adapter {
-    /// The adapter for connections from `local`. `wish` names a device (`rxe0`) or a device and a
-    /// port (`mlx5_0:2`) that it has to be. One that is open already is shared. Cost: a port's
-    /// table is up to 256 small files; one file if such an adapter is open.
+    /// Returns the adapter for connections from `local`. `wish` names the required device (`rxe0`), or
+    /// device and port (`mlx5_0:2`). An open adapter is shared. Cost: a port's table is up to 256 small
+    /// files; one file if such an adapter is open.
     ///
     /// # Errors
     /// [`VerbsError::NoDevice`] and [`VerbsError::NoGid`] when there is no RDMA on that network,
-    /// [`VerbsError::NoSuchDevice`] when the wish is not there, [`VerbsError::Limit`] when its messages
-    /// are too short, [`VerbsError::Call`].
+    /// [`VerbsError::NoSuchDevice`] when no device matches the wish, [`VerbsError::Limit`] when its
+    /// messages are too short, [`VerbsError::Call`].
     pub fn for_address(local: IpAddr, wish: Option<&str>) -> Result<Arc<Self>, VerbsError> {
         let sysfs = Sysfs::host();
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// Whether it is what [`choose`] would find by address: its table may have changed.
+    /// Whether [`choose`] by address would still find this adapter: the port's table may have changed.
     fn serves(&self, sysfs: &Sysfs, local: IpAddr, wish: Option<&str>) -> bool {
         let device = self.device.name();
         self.gid == Gid::of(local)
@@ -114,59 +114,59 @@ impl Adapter {
             && self.gid == choice.gid.gid
     }
 
-    /// The device.
+    /// Returns the open device.
     pub const fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// The port, counted from 1.
+    /// Returns the port number, counted from 1.
     pub const fn port(&self) -> u8 {
         self.port
     }
 
-    /// What the port is connected to.
+    /// Returns the link layer of the port.
     pub const fn link(&self) -> Link {
         self.state.link
     }
 
-    /// The port's address.
+    /// Returns the GID of the port.
     pub const fn gid(&self) -> Gid {
         self.gid
     }
 
-    /// Where its address is in the port's table.
+    /// Returns the index of the GID in the port's table.
     pub const fn gid_index(&self) -> u8 {
         self.gid_index
     }
 
-    /// The port's address within an InfiniBand subnet; 0 on Ethernet.
+    /// Returns the port's address within an InfiniBand subnet; 0 on Ethernet.
     pub const fn lid(&self) -> u16 {
         self.state.lid
     }
 
-    /// Payload bytes of a packet: 256 to 4096.
+    /// Returns the payload bytes of a packet: 256 to 4096.
     pub const fn mtu(&self) -> u16 {
         self.state.mtu
     }
 
-    /// Bytes of the longest message.
+    /// Returns the bytes of the longest message.
     pub const fn message_bytes(&self) -> u32 {
         self.state.message_bytes
     }
 
-    /// READs and atomics that a queue pair can answer at once.
+    /// Returns the READs and atomics that a queue pair can answer at once.
     pub fn reads(&self) -> u8 {
         self.device.limits().reads
     }
 
-    /// READs and atomics that a queue pair can have out at once.
+    /// Returns the READs and atomics that a queue pair can have in flight at once.
     pub fn reads_out(&self) -> u8 {
         self.device.limits().reads_out
     }
 }
 
-/// Whether a port takes the longest message of a lane, here and not in a read that breaks its lane
-/// again and again. Soft-RoCE takes 8 MiB, cards take more.
+/// Checks that a port supports the longest message of a lane. Here, and not in a read that breaks its
+/// lane again and again. Soft-RoCE supports 8 MiB, NICs more.
 fn takes_messages(device: &Arc<str>, port: &PortState) -> Result<(), VerbsError> {
     if port.message_bytes as usize >= VERBS_SCATTER_BYTES {
         return Ok(());
@@ -220,7 +220,7 @@ fn choose(
     }
 }
 
-/// The ports that fulfil the wish, and what they are connected to.
+/// The ports that fulfil the wish, with their link layers.
 fn ports(
     sysfs: &Sysfs,
     usable: &[String],
@@ -245,7 +245,7 @@ fn ports(
     }
 }
 
-/// The addresses of a port that can be used: on Ethernet those of RoCE v2, on InfiniBand the first.
+/// The usable addresses of a port: on Ethernet those of RoCE v2, on InfiniBand the first.
 fn addresses(sysfs: &Sysfs, device: &str, port: u8, link: Link) -> Vec<GidEntry> {
     match link {
         Link::InfiniBand => sysfs.gid(device, port, 0).into_iter().collect(),
@@ -257,7 +257,7 @@ fn addresses(sysfs: &Sysfs, device: &str, port: u8, link: Link) -> Vec<GidEntry>
     }
 }
 
-/// What was looked at, as a line of a message.
+/// The examined addresses, as a line of a message.
 fn listed(mut seen: Vec<String>) -> String {
     let more = seen.len().saturating_sub(LISTED);
     seen.truncate(LISTED);
@@ -271,7 +271,7 @@ fn listed(mut seen: Vec<String>) -> String {
 /// Addresses that a message names.
 const LISTED: usize = 8;
 
-/// Whether a port is what `device` or `device:port` asks for.
+/// Whether a port matches the wish `device` or `device:port`.
 fn fulfils(wish: &str, device: &str, port: u8) -> bool {
     match wish.split_once(':') {
         Some((name, number)) => name == device && number.parse() == Ok(port),

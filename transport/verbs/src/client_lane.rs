@@ -1,4 +1,4 @@
-//! The client's end.
+//! Client end of a lane over RDMA.
 
 use super::counters::Counters;
 use super::domain::ClientDomain;
@@ -19,16 +19,16 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::Arc;
 use tidewater_runtime::wait::wait_until;
 
-/// With this much waiting, a write posts without being asked to flush.
+/// Queued bytes from which on a write posts without a flush.
 const EAGER_BYTES: usize = VERBS_WRITE_BYTES;
-/// Completions that are taken out at once.
+/// Completions polled at once.
 pub(super) const BATCH: usize = 32;
 
 /// A lane over RDMA: one pair that pushes, up to four that pull.
 ///
-/// It belongs to one thread, which sleeps on the `Reactor` of its notifier. When it breaks, and when
-/// it is dropped, its pairs are destroyed before anything else: a destroyed pair touches no memory
-/// (F13, F14). Registered memory: 1 MiB for output, 512 KiB for each pulling pair, the mailbox.
+/// It belongs to one thread, which sleeps on the `Reactor` of its notifier. When it breaks, and when it
+/// is dropped, its pairs are destroyed first: a destroyed pair touches no memory (F13, F14). Registered
+/// memory: 1 MiB for output, 512 KiB for each pulling pair, the mailbox.
 #[derive(Debug)]
 pub struct VerbsClientLane {
     peer: String,
@@ -39,13 +39,13 @@ pub struct VerbsClientLane {
     domain: Arc<ClientDomain>,
     buffers: Known,
     broken: Option<LaneError>,
-    /// The call under way, for errors.
+    /// Current call, for error messages.
     op: &'static str,
-    /// What was counted until the lane broke.
+    /// Counts from before the lane broke.
     counted: Counters,
 }
 
-/// What an open lane has of its device. Fields are dropped in their order: pairs first.
+/// Device objects of an open lane. Fields are dropped in their order: pairs first.
 #[derive(Debug)]
 pub(super) struct Live {
     pub(super) engine: Engine,
@@ -58,18 +58,19 @@ pub(super) struct Live {
 pub(super) struct Engine {
     pub(super) sender: Sender,
     pub(super) pulls: Pulls,
-    /// Where the peer's signals and this end's reads complete.
+    /// Queue in which the peer's signals and this end's reads complete.
     pub(super) arrivals: Queue,
     pub(super) keys: Keys,
-    /// Kept, because to clear it costs as much as to look into an empty queue.
+    /// Kept, because clearing it costs as much as polling an empty queue.
     pub(super) batch: [Completion; BATCH],
-    /// When the peer is asked whether it is there, unless something comes before.
+    /// Time of the next probe of the peer, unless an event comes before.
     pub(super) probe_at: Option<Deadline>,
 }
 
 impl Engine {
-    /// Takes in what has come, gives receives back, and asks for reads; whether anything moved. Where
-    /// nothing did for long, the lane breaks (see `silence`): a look at the clock if nothing came.
+    /// Handles completions, returns receives, and submits reads; whether anything progressed. After a
+    /// long time without progress the lane breaks (see `stall_detector`). Without completions, this
+    /// reads the clock.
     fn advance(&mut self, mut caller: Option<&mut Caller<'_>>) -> Result<bool, LaneFailure> {
         let mut any = self.sender.poll()?;
         loop {
@@ -95,9 +96,9 @@ impl Engine {
         Ok(any)
     }
 
-    /// Takes in what has come, for who waits for what the peer does by itself. While nothing is
-    /// under way no device would notice that the peer is gone, so it is asked now and then. Cost
-    /// above [`Self::advance`]: a look at the clock if nothing came.
+    /// Handles completions like [`Self::advance`], while the caller waits for actions of the peer.
+    /// Without requests in flight no device would detect that the peer is gone, so this probes it now
+    /// and then. Cost above [`Self::advance`]: a read of the clock if nothing came.
     fn listen(&mut self) -> Result<bool, LaneFailure> {
         let any = self.advance(None)?;
         if any || !self.sender.is_idle() {
@@ -117,7 +118,7 @@ impl Engine {
     }
 }
 
-/// Why a call did not come to its end.
+/// Reason why a call ended early.
 enum Stop {
     LaneFailure(LaneFailure),
     Late,
@@ -130,7 +131,7 @@ impl<F: Into<LaneFailure>> From<F> for Stop {
 }
 
 impl Live {
-    /// Waits until `look` finds what it is after: looks for a while, then sleeps.
+    /// Waits until `look` succeeds: spins first, then sleeps.
     fn wait<T>(
         &mut self,
         deadline: Deadline,
@@ -143,7 +144,7 @@ impl Live {
         found.ok_or(Stop::Late)
     }
 
-    /// Where a request goes, for the device; asks the server's directory the first time.
+    /// Maps a remote address to the device's numbers; reads the server's directory the first time.
     fn target(
         &mut self,
         request: Request,
@@ -185,7 +186,7 @@ impl Live {
         Ok(())
     }
 
-    /// Looks up the keys of reads, most often none.
+    /// Looks up the keys of reads; usually none are unknown.
     fn know(&mut self, ops: &[ReadOp], deadline: impl Fn() -> Deadline) -> Result<(), Stop> {
         for op in ops {
             let request = Request::new("read", op.from, op.len as usize);
@@ -200,7 +201,7 @@ impl Live {
             if !self.engine.sender.write(request, to, piece)? {
                 self.engine.sender.stalled();
                 self.wait(data_deadline(), true, |engine| {
-                    // What waits in the chain would never make room.
+                    // Requests in an unposted batch would never make room.
                     engine.sender.post()?;
                     engine.advance(None)?;
                     Ok(engine.sender.write(request, to, piece)?.then_some(()))
@@ -214,8 +215,8 @@ impl Live {
         Ok(())
     }
 
-    /// Waits for credit too: it does not owe, because nobody may look at this lane for an hour. With
-    /// `count`, adds to a counter behind it.
+    /// Waits for credit, too. It does not owe a signal, because this lane may not be polled for an
+    /// hour. With `count`, also adds to a counter behind it.
     fn write_signal(
         &mut self,
         request: Request,
@@ -282,21 +283,21 @@ impl VerbsClientLane {
         }
     }
 
-    /// What this lane asked its device for so far.
+    /// Returns the number of requests to the device so far, by kind.
     pub fn counters(&self) -> Counters {
         let live = self.live.as_ref().map(|live| live.engine.counters());
         live.unwrap_or(self.counted)
     }
 
-    /// Does a call on the open lane. An error of it, but `Usage`, is the lane's end.
+    /// Runs a call on the open lane. Any error except `Usage` closes the lane.
     fn call<T>(
         &mut self,
         op: &'static str,
         call: impl FnOnce(&mut Live) -> Result<T, Stop>,
     ) -> Result<T, LaneError> {
         self.op = op;
-        // Taken out: a call that unwinds drops it, and with it all pairs, before what the call has
-        // borrowed is its owner's again.
+        // Taken out: a call that unwinds drops it, and with it all pairs, before the memory that the
+        // call has borrowed returns to its owner.
         let Some(mut live) = self.live.take() else {
             let gone = || broken(&self.peer, op, "it is closed".to_owned());
             return Err(self.broken.clone().unwrap_or_else(gone));
@@ -306,7 +307,7 @@ impl VerbsClientLane {
         done.map_err(|stop| self.end(stop))
     }
 
-    /// Breaks the lane: when this returns, its device touches none of its memory.
+    /// Breaks the lane: on return, its device touches none of its memory.
     #[cold]
     fn end(&mut self, stop: Stop) -> LaneError {
         let error = match stop {
@@ -344,7 +345,7 @@ impl ClientLane for VerbsClientLane {
         self.call("read", |live| {
             live.know(ops, || deadline)?;
             let mut caller = Caller::new(ops, into.head, payload);
-            // Before the first look, which would find what nobody has asked for.
+            // Before the first poll, which would find a cell that no request asked for.
             let Engine { pulls, keys, .. } = &mut live.engine;
             pulls.ask(keys, Some(&mut caller))?;
             live.wait(deadline, false, |engine| {
@@ -354,7 +355,7 @@ impl ClientLane for VerbsClientLane {
         })
     }
 
-    /// The network card places reads where they belong: nothing is offered.
+    /// The NIC places reads at their destination: the lane does not offer them to the callback.
     fn read_unpack(
         &mut self,
         ops: &[ReadOp],
@@ -457,13 +458,13 @@ impl ClientLane for VerbsClientLane {
         &self.mailbox
     }
 
-    /// Reads travel.
+    /// Reads travel over the network, so the lane maps no memory.
     fn mapping(&self) -> Option<Mapping> {
         None
     }
 }
 
-/// Of calls that do not say; asked for only if something has to be waited for.
+/// Default deadline; computed only if the call has to wait.
 fn data_deadline() -> Deadline {
     Deadline::after(DATA_DEADLINE)
 }

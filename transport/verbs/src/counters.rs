@@ -1,30 +1,31 @@
-//! What an end of a lane asked its device for: counts that an emulator cannot blur.
+//! Counters of one lane end's requests to its device: figures that do not depend on an emulator's
+//! speed.
 
-/// Counts of one end of a lane since it was opened. Cost of keeping them: an addition each.
+/// Counts of one lane end since it was opened. Each costs an addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Chains handed to the device: writes to its doorbell, with rxe system calls.
+    /// Batches handed to the device: writes to its doorbell, with rxe system calls.
     pub doorbells: u64,
-    /// Work requests in them.
+    /// Work requests in these batches.
     pub requests: u64,
-    /// Of them READs.
+    /// Number of READs among the requests.
     pub reads: u64,
-    /// Of these, those whose payload the device writes into the caller's own memory.
+    /// READs with a payload that the device writes into the caller's own memory.
     pub scattered: u64,
-    /// Of them WRITEs, with or without immediate data, and not the empty ones.
+    /// WRITEs among the requests, with or without immediate data, and not the empty ones.
     pub writes: u64,
-    /// Of them atomics.
+    /// Number of atomics among the requests.
     pub atomics: u64,
-    /// Of them WRITEs with immediate data: they wake the other end.
+    /// WRITEs with immediate data among the requests: they wake the other end.
     pub signals: u64,
-    /// Of them, those with nothing to tell but receives that were posted again.
+    /// Signals that carry nothing but the count of receives posted again.
     pub empty_signals: u64,
-    /// Of the requests, those that ask whether the peer is there: nothing else was under way.
+    /// Requests that probe the peer while no other request is in flight.
     pub probes: u64,
-    /// Completions of sends that were polled; one a doorbell, mostly.
+    /// Completions of sends that were polled; mostly one per doorbell.
     pub completions: u64,
-    /// Signals of the other end that were taken in.
+    /// Signals of the other end that were handled.
     pub received: u64,
     /// Waits for room or credit: the other end, or the network, was slower than this end.
     pub stalls: u64,
@@ -54,7 +55,7 @@ impl core::ops::Add for Counters {
 impl core::ops::Sub for Counters {
     type Output = Self;
 
-    /// What was counted since `other`, of the same end.
+    /// Counts since `other`, of the same end.
     fn sub(self, other: Self) -> Self {
         let since = u64::saturating_sub;
         Self {

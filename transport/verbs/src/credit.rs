@@ -1,52 +1,50 @@
-//! Who may signal, and how no wake-up is lost.
+//! Credit-based flow control of signals, and why no wake-up is lost.
 //!
 //! A *signal* is a WRITE with immediate data. It takes one of the receives that the other end has
-//! posted, and its completion there is what wakes a parker. A signal that finds no receive is sent
-//! again a few times and then breaks the queue pair; so an end signals only while the other end is
-//! known to have receives left. Each end counts:
+//! posted, and its completion there wakes a parker. A signal that finds no receive is sent again a few
+//! times and then breaks the queue pair. So an end signals only while the other end is known to have
+//! receives left. Each end counts:
 //!
 //! - `sent`: its signals so far;
-//! - `told`: receives that the other end says it has posted again so far. Every signal carries this
-//!   count of its sender as its immediate data, so credit rides for free;
+//! - `told`: receives that the other end has announced as posted again so far. Every signal carries
+//!   this count of its sender as its immediate data, so credit needs no message of its own;
 //! - `reposted`: receives that it has posted again itself, and how many of them it has `announced`.
 //!
-//! **No signal lacks a receive.** Of the peer's `window` receives, `sent - reposted(peer)` are taken
-//! by signals that arrived or are under way. The peer announces only what it has posted already, so
-//! `told <= reposted(peer)` and `sent - told` is no less than what is taken. An end signals only
+//! **No signal lacks a receive.** Of the peer's `window` receives, `sent - reposted(peer)` are taken by
+//! signals that arrived or are in flight. The peer announces only receives that it has posted already.
+//! So `told <= reposted(peer)`, and `sent - told` is no less than the number taken. An end signals only
 //! while `sent - told < window`.
 //!
-//! **Credit comes back.** An end that has taken in signals and has none of its own to send gives
-//! credit back by an empty signal as soon as half its receives are unannounced. That signal takes
-//! a receive too: the last one of the window is kept for it (`signal` leaves it alone). Can both
-//! ends have used even that one, and wait for each other for ever? Suppose so, everything having
-//! arrived. Let b be the last empty signal of B. It announced at least half a window, so after it
-//! arrived A had at least half a window less out, and as A is at the end of its window now it must
-//! have signalled after it took b in, and thereby announced b and all before it to B. b was the
-//! last of B, so B has nothing out, against the assumption. Empty signals die out: each answers at
-//! least half a window of others.
+//! **Credit returns.** An end may have handled signals and have none of its own to send. It returns
+//! credit by an empty signal as soon as half its receives are unannounced. That signal takes a receive
+//! too: the last one of the window is kept for it (`signal` leaves it alone). Can both ends have used
+//! even that one, and wait for each other for ever? Suppose so, everything having arrived. Let b be the
+//! last empty signal of B. It announced at least half a window, so after it arrived A had at least half
+//! a window less out. A is at the end of its window now, so it must have signalled after it handled b.
+//! It thereby announced b and all before it to B. b was the last of B, so B has nothing out, against
+//! the assumption. Empty signals die out: each answers at least half a window of others.
 //!
-//! **No wake-up is lost.** The client's half: before it sleeps it arms its queue and looks once
-//! more; a look takes in all completions, posts their receives again, and gives credit back if it
-//! is due. The server's half: it never waits, so with no credit left it writes without a signal and
-//! notes that it *owes* one; when credit comes, which its own armed queue tells it, it pays with an
-//! empty signal, behind the write. So, if the server wrote without a signal, at least
-//! `window - 1` of its signals are not announced as taken in. Those that are still to come will
-//! wake the client or be found by its look. When it has taken in the last of them, either it has
-//! announced them since, or more than half the window is unannounced and it does so now: in both
-//! cases credit is under way to the server, which then pays. The client as a sender waits for
-//! credit instead of owing (nobody may look at its lane for an hour), which the server gives while
-//! it looks at its lanes: that needs nobody else.
+//! **No wake-up is lost.** The client's half: before it sleeps it arms its queue and polls once more. A
+//! poll handles all completions, posts their receives again, and returns credit if it is due. The
+//! server's half: it never waits, so with no credit left it writes without a signal and notes that it
+//! *owes* one. When credit comes, which its own armed queue reports, it pays with an empty signal,
+//! behind the write. So, if the server wrote without a signal, at least `window - 1` of its signals are
+//! not announced as handled. Those that are still to come will wake the client or be found by its poll.
+//! When it has handled the last of them, it has either announced them since, or it does so now: more
+//! than half the window is unannounced. In both cases credit is in flight to the server, which then
+//! pays. The client as a sender waits for credit instead of owing (its lane may not be polled for an
+//! hour). The server returns credit while it polls its lanes, which depends on no other thread.
 //!
-//! **An end that polls** what the other writes needs no signals. Its client writes plain tails, and
-//! signals one when it has credit to give back: fewer signals than above, and nothing that waits for
-//! one but credit, which `due` gives whatever else happens.
+//! **An end that polls** the other's writes needs no signals. Its client writes plain tails, and
+//! signals one when it has credit to return. That makes fewer signals than above, and only credit waits
+//! for one, which `due` returns in any case.
 //!
 //! `tests` goes through all interleavings of two ends with a small window.
 
-/// Signals that are left to give credit back with.
+/// Signals that are kept for returning credit.
 const RESERVE: u32 = 1;
 
-/// What one end knows about receives. Counts wrap; only differences matter, and they are small.
+/// Receive counts of one end. Counts wrap; only differences matter, and they are small.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Credits {
     window: u32,
@@ -58,12 +56,12 @@ pub(super) struct Credits {
     owed: bool,
 }
 
-/// A peer announced receives for signals that it was never sent.
+/// A peer announced receives for signals that this end never sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Overdrawn;
 
 impl Credits {
-    /// The peer has posted `window` receives, this end `receives`; both at least 4.
+    /// Starts with `window` receives posted by the peer and `receives` by this end; both at least 4.
     pub(super) const fn new(window: u16, receives: u16) -> Self {
         Self {
             window: window as u32,
@@ -85,8 +83,8 @@ impl Credits {
         self.out() + RESERVE < self.window
     }
 
-    /// Whether so many receives are unannounced that the next signal should go out for their sake:
-    /// half as many as make an empty one due.
+    /// Whether so many receives are unannounced that the next signal should carry the count: half as
+    /// many as make an empty one due.
     pub(super) const fn is_worth_telling(&self) -> bool {
         self.reposted.wrapping_sub(self.announced) >= self.receives / 4
     }
@@ -99,34 +97,34 @@ impl Credits {
         self.reposted
     }
 
-    /// A signal that could not be sent now.
+    /// Notes a signal that could not be sent now.
     pub(super) const fn owe(&mut self) {
         self.owed = true;
     }
 
-    /// The immediate data of an empty signal that has to be sent now: one that is owed, or one that
-    /// gives credit back. To be asked after all that arrived was taken in.
+    /// Returns the immediate data of an empty signal that is due now: one that is owed, or one that
+    /// returns credit. Call it after all arrivals are handled.
     pub(super) const fn due(&mut self) -> Option<u32> {
         let owing = self.owed && self.may_signal();
         let unannounced = self.reposted.wrapping_sub(self.announced);
         let giving = unannounced >= self.receives / 2 && self.out() < self.window;
         if owing || giving {
-            // One that only gives credit back wakes as well as any other, so nothing is owed after.
+            // One that only returns credit wakes as well as any other, so nothing is owed after.
             Some(self.signal())
         } else {
             None
         }
     }
 
-    /// `n` receives were posted again.
+    /// Notes that `n` receives were posted again.
     pub(super) const fn repost(&mut self, n: u32) {
         self.reposted = self.reposted.wrapping_add(n);
     }
 
-    /// What a signal of the peer said.
+    /// Handles the immediate data of a peer's signal.
     ///
     /// # Errors
-    /// [`Overdrawn`]: no peer of ours says that.
+    /// [`Overdrawn`]: no correct peer sends that.
     pub(super) const fn hear(&mut self, immediate: u32) -> Result<(), Overdrawn> {
         if immediate.wrapping_sub(self.told) > self.out() {
             return Err(Overdrawn);
@@ -150,25 +148,25 @@ mod tests {
         credits: Credits,
         /// Waits for credit instead of owing.
         waits: bool,
-        /// Gives credit back.
+        /// Returns credit to the peer.
         gives: bool,
         /// Sends the signals that it owes.
         pays: bool,
         /// Writes that are left.
         left: u8,
         written: u8,
-        /// The peer's last write that landed here.
+        /// The peer's last write that arrived here.
         memory: u8,
-        /// What of it this end has looked at.
+        /// The last write that this end has polled.
         seen: u8,
         /// Receives that are posted.
         posted: u32,
-        /// Immediate data of signals that landed and were not taken in.
+        /// Immediate data of signals that arrived and were not handled.
         completions: VecDeque<u32>,
         asleep: bool,
     }
 
-    /// On the way, in order: the number of the write, and the immediate data of a signal.
+    /// In flight, in order: the number of the write, and the immediate data of a signal.
     type Wire = VecDeque<(u8, Option<u32>)>;
 
     #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -235,7 +233,7 @@ mod tests {
         }
     }
 
-    /// What can happen next, all of it.
+    /// All events that can happen next.
     fn next(world: &World) -> Vec<World> {
         let mut all = Vec::new();
         for n in 0..2 {
@@ -259,7 +257,7 @@ mod tests {
                 push(&|w| w.ends[n].write(&mut w.wires[1 - n]));
             }
             push(&|w| w.ends[n].look(&mut w.wires[1 - n]));
-            // Its queue is armed; the second look; and, having found nothing new to do, sleep.
+            // Its queue is armed; the second poll; and, having found nothing new to do, sleep.
             push(&|w| {
                 w.ends[n].look(&mut w.wires[1 - n]);
                 w.ends[n].asleep = true;
@@ -268,7 +266,7 @@ mod tests {
         all
     }
 
-    /// Every state that two ends can come to; returns how many. A signal without a receive panics
+    /// Visits every state that two ends can reach; returns how many. A signal without a receive panics
     /// on the way.
     fn explore(ends: [End; 2]) -> usize {
         let start = World {
@@ -302,7 +300,7 @@ mod tests {
     fn all_interleavings_keep_receives_credit_and_wake_ups() {
         // A client and its server, with more writes than a window.
         assert!(explore([End::new(true, 4), End::new(false, 5)]) > 100_000);
-        // Two that owe, and two that wait.
+        // Two ends that owe, and two that wait.
         assert!(explore([End::new(false, 4), End::new(false, 3)]) > 10_000);
         assert!(explore([End::new(true, 4), End::new(true, 4)]) > 10_000);
     }

@@ -1,4 +1,4 @@
-//! RDMA devices of this host: which there are, opening one, what it can do, the state of its ports.
+//! RDMA devices of this host: the list, opening one, its limits, the state of its ports.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -18,8 +18,8 @@ use tidewater_runtime::sync::Arc;
 /// # Thread safety
 /// libibverbs is thread-safe: calls on one context from several threads need no lock of ours.
 ///
-/// Its events are for people ([`Device::take_event`]): nothing waits for them, and who does not read
-/// them misses nothing but words.
+/// Its events are for the log ([`Device::take_event`]): no component waits for them, and a program that
+/// does not read them misses only messages.
 ///
 /// # Invariants
 /// - `context` was opened and is not closed; every object made with it holds an `Arc` of this.
@@ -30,12 +30,12 @@ pub struct Device {
     limits: DeviceLimits,
 }
 
-/// What a device can do. Numbers of a fixed size, as the device told them once.
+/// Limits of a device: numbers of a fixed size, read once from the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_device_attr")]
 pub struct DeviceLimits {
-    /// Queue pairs.
+    /// Maximum number of queue pairs.
     pub queue_pairs: u32,
     /// Work requests of a queue.
     pub requests: u32,
@@ -45,11 +45,11 @@ pub struct DeviceLimits {
     pub read_elements: u32,
     /// Completions of a completion queue.
     pub completions: u32,
-    /// Memory regions.
+    /// Maximum number of memory regions.
     pub regions: u32,
     /// Bytes of a memory region.
     pub region_bytes: u64,
-    /// READs and atomics that a queue pair can have out at once.
+    /// READs and atomics that a queue pair can have in flight at once.
     pub reads_out: u8,
     /// READs and atomics that a queue pair can answer at once.
     pub reads: u8,
@@ -57,25 +57,25 @@ pub struct DeviceLimits {
     pub windows: bool,
     /// Whether it has 64-bit atomics.
     pub atomics: bool,
-    /// Whether a request behind `IBV_SEND_FENCE` is sure to be sent. Soft-RoCE forgets it at times:
-    /// when it repeats a READ whose answer is taken in at the same time, it counts one under way that
-    /// is none, and the fence never opens (ADR 0019).
+    /// Whether a request behind `IBV_SEND_FENCE` is sure to be sent. Soft-RoCE forgets it at times.
+    /// When it repeats a READ while handling its answer, it counts one in flight that is none, and the
+    /// fence never opens (ADR 0019).
     pub fences: bool,
 }
 
-/// What Soft-RoCE gives as the vendor of its devices.
+/// Vendor id of Soft-RoCE devices.
 const SOFT_ROCE_VENDOR: u32 = 0xff_ffff;
 
-/// The state of a port when it was asked for.
+/// State of a port at the time of the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_port_attr")]
 pub struct PortState {
-    /// Up.
+    /// Whether the port is up.
     pub active: bool,
-    /// What it is connected to.
+    /// Link layer of the port.
     pub link: Link,
-    /// Its address within an InfiniBand subnet; 0 on Ethernet.
+    /// Address within an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
     /// Payload bytes of a packet: 256 to 4096.
     pub mtu: u16,
@@ -89,11 +89,11 @@ unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
 
-/// Names of the devices that libibverbs can drive, in its order; at least one.
+/// Returns the names of the devices that libibverbs can drive, in its order; at least one.
 ///
 /// # Errors
-/// [`VerbsError::NoDevice`] when there are none, or no library, or no RDMA in the kernel: it says
-/// which. Never anything else on a host without RDMA.
+/// [`VerbsError::NoDevice`] when there are none, or no library, or no RDMA in the kernel; the error
+/// names the case. It is the only error on a host without RDMA.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<String>, VerbsError> {
     let list = ffi::DeviceList::get().map_err(absent)?;
@@ -107,13 +107,13 @@ pub fn devices() -> Result<Vec<String>, VerbsError> {
     Ok(names)
 }
 
-/// The kernel has RDMA, libibverbs knows no device.
+/// The kernel has RDMA, but libibverbs has no device.
 const NONE: VerbsError = VerbsError::NoDevice {
     why: "libibverbs finds no device; is there an RDMA NIC, and its provider installed \
           (ibverbs-providers)? `ibv_devices` shows them",
 };
 
-/// Why there is no list of devices.
+/// Error for a device list that cannot be read.
 fn absent(errno: Errno) -> VerbsError {
     let why = match errno {
         Errno::OPNOTSUPP => "libibverbs.so.1 could not be loaded; install rdma-core (libibverbs1)",
@@ -157,7 +157,7 @@ impl Device {
         let limits = match unsafe { ffi::query_device(context) } {
             Ok(attributes) => DeviceLimits::new(&attributes),
             Err(e) => {
-                // SAFETY: opened above and given to nobody.
+                // SAFETY: opened above and shared with no other code.
                 let _ = unsafe { ffi::close_device(context) };
                 return Err(call("ibv_query_device", e));
             }
@@ -174,7 +174,7 @@ impl Device {
         Ok(Arc::new(opened))
     }
 
-    /// Readable when the device has an event. Does not block.
+    /// Returns a descriptor that is readable when the device has an event. Does not block.
     pub fn events(&self) -> BorrowedFd<'_> {
         // SAFETY: open (invariant).
         let fd = unsafe { ffi::async_fd(self.context) };
@@ -182,7 +182,8 @@ impl Device {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Takes an event, if there is one. Each is given once, whoever asks. Cost: a system call.
+    /// Takes an event, if there is one. Each event is returned once, to any caller. Cost: a system
+    /// call.
     ///
     /// # Errors
     /// [`VerbsError::Call`]: the device is gone, and no event will come any more.
@@ -197,17 +198,17 @@ impl Device {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the device.
     pub const fn name(&self) -> &Arc<str> {
         &self.name
     }
 
-    /// What it can do.
+    /// Returns the limits of the device.
     pub const fn limits(&self) -> &DeviceLimits {
         &self.limits
     }
 
-    /// The state of a port now; ports are counted from 1. Cost: a system call.
+    /// Queries the current state of a port; ports are counted from 1. Cost: a system call.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when there is no such port.
@@ -233,7 +234,7 @@ impl Device {
         self.context
     }
 
-    /// A verb on this device failed.
+    /// Error for a verb that failed on this device.
     #[cold]
     pub(super) fn failed(&self, verb: &'static str, errno: Errno) -> VerbsError {
         VerbsError::Call {
@@ -244,7 +245,7 @@ impl Device {
         }
     }
 
-    /// Something of this device could not be given back: it stays, and somebody should know.
+    /// Warns that an object of this device could not be released: it stays allocated.
     #[cold]
     pub(super) fn leaked(&self, verb: &'static str, errno: Errno) {
         tracing::error!(device = %self.name, verb, %errno, "could not be given back, it is kept");
@@ -287,7 +288,7 @@ impl DeviceLimits {
     }
 }
 
-/// Bytes of a packet's payload, from the number that stands for it; 0 for none.
+/// Payload bytes of a packet for an MTU number; 0 for an unknown number.
 const fn mtu_bytes(number: u32) -> u16 {
     match number {
         1..=5 => 128 << number,
@@ -295,7 +296,7 @@ const fn mtu_bytes(number: u32) -> u16 {
     }
 }
 
-/// The number that stands for the largest packet of at most `bytes`.
+/// MTU number of the largest packet of at most `bytes`.
 pub(super) const fn mtu_number(bytes: u16) -> Option<u32> {
     match bytes {
         0..256 => None,

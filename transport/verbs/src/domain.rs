@@ -1,9 +1,9 @@
-//! What an adapter is told of a process's memory, once: a server's registered ranges with the
+//! An adapter's registrations of a process's memory, made once: a server's registered ranges with the
 //! directory of their keys, and a client's protection domain.
 //!
 //! A server has one [`Domain`] for each adapter and tenant: queue pairs of one tenant cannot reach
-//! regions of another, whatever keys they guess. Ranges stay registered as long as the domain lives:
-//! a READ of a range that is gone would break its reader's lane.
+//! regions of another, whatever keys they guess. Ranges stay registered as long as the domain lives: a
+//! READ of a deregistered range would break its reader's lane.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -41,11 +41,11 @@ pub struct Domain {
 }
 
 impl Domain {
-    /// Registers all ranges that there are; later ones are registered before their keys are told.
-    /// Cost: the pinning of all that memory.
+    /// Registers all present ranges; later ones are registered before their keys are published. Cost:
+    /// the pinning of all that memory.
     ///
     /// # Errors
-    /// [`VerbsError`]: memory is limited, or the device does not take so many regions.
+    /// [`VerbsError`]: memory is limited, or the device does not support so many regions.
     pub fn new(
         adapter: &Arc<Adapter>,
         exports: &Arc<RegionTable>,
@@ -55,7 +55,7 @@ impl Domain {
         Self::with_windows(adapter, exports, patience, windows)
     }
 
-    /// With or without memory windows.
+    /// Creates the domain with or without memory windows.
     pub(super) fn with_windows(
         adapter: &Arc<Adapter>,
         exports: &Arc<RegionTable>,
@@ -83,7 +83,7 @@ impl Domain {
         Ok(domain)
     }
 
-    /// Its adapter.
+    /// Returns the adapter of the domain.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
     }
@@ -92,7 +92,7 @@ impl Domain {
         &self.pd
     }
 
-    /// How patient the server's ends of lanes are.
+    /// Retry timeout of the server's lane ends.
     pub(super) const fn patience(&self) -> RetryTimeout {
         self.patience
     }
@@ -102,7 +102,7 @@ impl Domain {
         self.windows
     }
 
-    /// Where clients look keys up, and the salt of its cells.
+    /// Address of the key directory, and the salt of its cells.
     pub(super) fn directory(&self) -> (Remote, u64) {
         let remote = Remote {
             key: RegionKey(self.directory.rkey()),
@@ -127,14 +127,14 @@ impl Domain {
             });
         }
         let access = match export.rights {
-            // Readers lean on no order inside a READ; between two of them, the second starts after
-            // the first has come back.
+            // Readers rely on no order inside a READ; of two READs, the second starts after the first
+            // has completed.
             AccessFlags::Read => Access::REMOTE_READ | Access::RELAXED_ORDERING,
             AccessFlags::Atomic if self.pd.device().limits().atomics => {
                 Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::LOCAL_WRITE
             }
             AccessFlags::Atomic => Access::REMOTE_READ,
-            // Nobody may write an export: each inbox is registered for its own lane.
+            // No peer may write an export: each inbox is registered for its own lane.
             AccessFlags::Write => return Ok(()),
         };
         let range = export.start as usize..export.start.saturating_add(export.len) as usize;
@@ -149,14 +149,14 @@ impl Domain {
         drop(registered);
         let cell = KeyCell { key, rkey }.to_bytes(self.salt, index);
         if let Ok(words) = self.cells.words_mut(key_cell_at(index), KEY_CELL_BYTES) {
-            // Whoever is told the key is told it after this.
+            // Published before any peer receives the key.
             publish(words, 0, &cell);
         }
         Ok(())
     }
 }
 
-/// What the device said of a range.
+/// The error of a range that the device refused.
 #[cold]
 fn said(device: &Device, e: ExportError) -> VerbsError {
     let unknown = || device.failed("ibv_reg_mr", rustix::io::Errno::IO);
@@ -190,7 +190,7 @@ pub struct ClientDomain {
 }
 
 impl ClientDomain {
-    /// With nothing registered yet.
+    /// Creates a domain without registrations.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
@@ -203,16 +203,16 @@ impl ClientDomain {
         }))
     }
 
-    /// Its adapter.
+    /// Returns the adapter of the domain.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
     }
 
-    /// Registers a program's buffer: from now on the lanes of this domain let the device write what
-    /// they read into it. Cost: a system call, and the pages, which are pinned.
+    /// Registers a program's buffer: from now on the device writes reads of this domain's lanes into
+    /// it. Cost: a system call, and the pages, which are pinned.
     ///
     /// # Errors
-    /// [`VerbsError::Memlock`], [`VerbsError::Call`]; the buffer is then as it was.
+    /// [`VerbsError::Memlock`], [`VerbsError::Call`]; the buffer is then unchanged.
     pub fn register(&self, buffer: &mut Buffer) -> Result<(), VerbsError> {
         self.buffers.register(&self.pd, buffer)
     }
@@ -221,7 +221,7 @@ impl ClientDomain {
         &self.buffers
     }
 
-    /// How patient the client's ends of its lanes are.
+    /// Retry timeout of the client's lane ends.
     pub(super) const fn patience(&self) -> RetryTimeout {
         self.patience
     }

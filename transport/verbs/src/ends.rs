@@ -1,4 +1,4 @@
-//! What the two ends of a lane tell each other, as numbers for the device.
+//! Addresses and queue pairs that the two ends of a lane exchange, as numbers for the device.
 
 use super::adapter::Adapter;
 use super::error::VerbsError;
@@ -12,15 +12,15 @@ use tidewater_protocol::limits::{VERBS_RECEIVES, VERBS_SENDS};
 use tidewater_protocol::wire::control::{PairAddr, VerbsEnd, VerbsLink};
 use tidewater_runtime::sync::Arc;
 
-/// This end's pairs, in INIT: the one that pushes, with its receives posted, then those that pull.
+/// Pairs of this end, in INIT: the one that pushes, with its receives posted, then those that pull.
 #[derive(Debug)]
 pub(super) struct Pairs {
     pub(super) push: QueuePair<Init>,
     pub(super) pulls: Vec<QueuePair<Init>>,
 }
 
-/// What the peer may do through an end's pairs, and how many requests, of how many pieces each, those
-/// that pull can have.
+/// Rights of the peer through an end's pairs, and the number of requests, and pieces of each, that
+/// those that pull can have.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Roles {
     pub(super) push: Access,
@@ -30,7 +30,7 @@ pub(super) struct Roles {
 }
 
 impl Pairs {
-    /// Makes a pushing pair whose sends complete in `sends`, and `pulls` pulling ones; everything
+    /// Creates a pushing pair with send completions in `sends`, and `pulls` pulling ones; everything
     /// else completes in `arrivals`.
     pub(super) fn new(
         pd: &Arc<ProtectionDomain>,
@@ -73,7 +73,7 @@ impl Pairs {
         VERBS_RECEIVES as usize + pulls * (roles.pull_sends as usize + 1)
     }
 
-    /// As the peer is told.
+    /// This end as the peer receives it.
     pub(super) fn end(&self, adapter: &Adapter) -> VerbsEnd {
         let pairs = std::iter::once(&self.push).chain(&self.pulls);
         let address = |pair: &QueuePair<Init>| PairAddr {

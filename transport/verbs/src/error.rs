@@ -1,5 +1,4 @@
-//! What goes wrong with verbs, in words: which call, on which device, with which numbers, and what
-//! to do about it.
+//! Errors of verbs, with the call, the device, the numbers and a remedy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,22 +7,22 @@ use rustix::io::Errno;
 
 use tidewater_runtime::sync::Arc;
 
-/// A verb that failed, or a device that is not there.
+/// A verb that failed, or a device that is missing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerbsError {
-    /// This host has no RDMA device that can be used: the usual case off a cluster.
+    /// This host has no usable RDMA device: the usual case off a cluster.
     #[error("no RDMA here: {why}")]
     NoDevice {
-        /// What is missing, and how to get it.
+        /// Missing component, and how to install it.
         why: &'static str,
     },
-    /// There are devices, but not the one asked for.
+    /// There are devices, but not the requested one.
     #[error("no RDMA device {wanted}; this host has {found}")]
     NoSuchDevice {
-        /// Asked for: a device, or `device:port`.
+        /// Requested name: a device, or `device:port`.
         wanted: Box<str>,
-        /// What there is.
+        /// Names of the devices found.
         found: Box<str>,
     },
     /// No port carries the local address.
@@ -32,60 +31,60 @@ pub enum VerbsError {
          interface that address, connect through an address it has, or name the device"
     )]
     NoGid {
-        /// The local address of the control connection.
+        /// Local address of the control connection.
         address: IpAddr,
-        /// What was looked at.
+        /// Addresses that were examined.
         found: Box<str>,
     },
-    /// A call failed.
+    /// A call of libibverbs failed.
     #[error("{verb} on {device} failed: {errno}; {remedy}")]
     Call {
-        /// The verb.
+        /// Name of the verb.
         verb: &'static str,
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
-        /// The system's word.
+        /// Error number of the system.
         errno: Errno,
-        /// What to do.
+        /// Remedy for the error.
         remedy: &'static str,
     },
-    /// Registered memory is locked memory, and that is limited.
+    /// Registered memory is locked memory, which the system limits.
     #[error(
         "cannot register {bytes} bytes with {device}: locked memory is limited to {limit} bytes \
          for all registrations together; raise it with `ulimit -l unlimited` (or \
          LimitMEMLOCK=infinity, or the container's --ulimit memlock=-1 --cap-add IPC_LOCK)"
     )]
     Memlock {
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
         /// Bytes of this registration.
         bytes: usize,
-        /// The soft limit.
+        /// Soft limit of locked memory in bytes.
         limit: u64,
     },
-    /// The device cannot give as much as is needed.
+    /// The device supports less than the lane needs.
     #[error("{device} grants {granted} {what}, {asked} are needed")]
     Limit {
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
-        /// Of what, plural.
+        /// Name of the limit, plural.
         what: &'static str,
-        /// Needed.
+        /// Number that the lane needs.
         asked: u64,
-        /// There is.
+        /// Number that the device supports.
         granted: u64,
     },
-    /// What a peer told to bring a connection up is not possible.
+    /// A value in a peer's connection data is impossible.
     #[error("a peer's queue pair cannot be reached from {device}: {what} ({value})")]
     Peer {
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
-        /// What is wrong.
+        /// Name of the invalid value.
         what: &'static str,
-        /// The number that is.
+        /// The invalid number itself.
         value: u64,
     },
-    /// Tails of pushes were to be polled, and the device does not promise what that takes.
+    /// Polled tails were requested, and the device does not promise the order that they need.
     #[error(
         "{device} does not say that it places data in order (ibv_query_qp_data_in_order answers 0, \
          or libibverbs is older than IBVERBS_1.14 and cannot be asked), so tails of pushes cannot be \
@@ -93,71 +92,71 @@ pub enum VerbsError {
          where it must"
     )]
     NotInOrder {
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
     },
-    /// A range that is not inside a registered region, or does not lie as the call needs it.
+    /// A range is outside a registered region, or misaligned for the call.
     #[error("{len} bytes at {at:#x} of a registered region of {bytes} bytes: {why}")]
     Bounds {
         /// First byte, from the region's start.
         at: u64,
-        /// Bytes asked for.
+        /// Number of bytes asked for.
         len: u64,
         /// Bytes of the region.
         bytes: u64,
-        /// What is wrong.
+        /// Defect of the range.
         why: &'static str,
     },
-    /// The chain cannot take the request: a fault of the caller, nothing was queued.
+    /// The batch cannot hold the request: a defect of the caller, nothing was queued.
     #[error("a chain of {capacity} requests was given {asked} {what}, it takes {most}")]
     SendBatch {
-        /// Requests that it holds.
+        /// Number of requests that it holds.
         capacity: usize,
-        /// Of what: requests, elements, inline bytes.
+        /// Name of the exceeded limit: requests, elements, inline bytes.
         what: &'static str,
-        /// Given.
+        /// Number in the request.
         asked: usize,
-        /// Most it takes.
+        /// Limit of the batch.
         most: usize,
     },
-    /// A chain was not taken whole: the requests before `index` are posted, the others are not.
+    /// A batch was posted in part: the requests before `index` are posted, the others are not.
     #[error(
         "ibv_post_send to queue pair {qpn:#x} of {device} failed at request {index} of {of} \
          ({operation}, id {wr_id:#x}): {errno}; {remedy}"
     )]
     Post {
-        /// The device.
+        /// Name of the device.
         device: Arc<str>,
-        /// The queue pair.
+        /// Number of the queue pair.
         qpn: u32,
-        /// The request that was refused, counted from 0.
+        /// Index of the refused request, counted from 0.
         index: usize,
-        /// Requests of the chain.
+        /// Number of requests in the batch.
         of: usize,
-        /// What it was.
+        /// Operation of the refused request.
         operation: &'static str,
-        /// The caller's number of it.
+        /// The caller's number of the request.
         wr_id: u64,
-        /// The provider's word.
+        /// Error number of the provider.
         errno: Errno,
-        /// What to do.
+        /// Remedy for the error.
         remedy: &'static str,
     },
     /// A request that was posted has failed.
     #[error("request {wr_id:#x} of queue pair {qpn:#x} failed: {status} (vendor code {vendor:#x})")]
     Completion {
-        /// The queue pair.
+        /// Number of the queue pair.
         qpn: u32,
-        /// The caller's number of it.
+        /// The caller's number of the request.
         wr_id: u64,
-        /// Why.
+        /// Completion status of the request.
         status: Status,
-        /// The device's own code, for its maker.
+        /// The device's own error code, for its vendor.
         vendor: u32,
     },
 }
 
-/// Why a work request completed as it did.
+/// Completion status of a work request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[doc(alias = "ibv_wc_status")]
 pub struct Status(u32);
@@ -245,48 +244,48 @@ const STATUS: [(&str, &str); 24] = [
 ];
 
 impl Status {
-    /// Done.
+    /// The request completed successfully.
     pub const SUCCESS: Self = Self(0);
-    /// The queue pair cannot do it.
+    /// The queue pair does not support the operation.
     pub const LOCAL_OPERATION: Self = Self(2);
-    /// This end's memory is not registered for it.
+    /// The memory of this end is not registered for it.
     pub const LOCAL_PROTECTION: Self = Self(4);
-    /// Not done: an earlier request failed.
+    /// Not executed: an earlier request failed.
     pub const FLUSHED: Self = Self(5);
     /// The window could not be bound.
     pub const WINDOW_BIND: Self = Self(6);
-    /// The peer cannot do this.
+    /// The peer does not support the request.
     pub const REMOTE_INVALID: Self = Self(9);
     /// The peer refused the access.
     pub const REMOTE_ACCESS: Self = Self(10);
-    /// The peer does not answer.
+    /// The peer does not answer any packet.
     pub const RETRY_EXCEEDED: Self = Self(12);
     /// The peer had no receive posted.
     pub const RECEIVER_NOT_READY: Self = Self(13);
 
-    /// From the number that the device gave.
+    /// Wraps the number that the device returned.
     pub(super) const fn new(code: u32) -> Self {
         Self(code)
     }
 
-    /// The number.
+    /// Returns the number of the status.
     pub const fn code(self) -> u32 {
         self.0
     }
 
-    /// Whether the request was done.
+    /// Whether the request succeeded.
     #[inline]
     pub const fn is_success(self) -> bool {
         self.0 == 0
     }
 
-    /// Whether a key, a right, or a bound was wrong (F09): `REM_ACCESS`, `REM_INV_REQ`, and this
-    /// end's `LOC_PROT` and `LOC_ACCESS`.
+    /// Whether a key, a right, or a bound was wrong (F09): `REM_ACCESS`, `REM_INV_REQ`, and this end's
+    /// `LOC_PROT` and `LOC_ACCESS`.
     pub const fn is_access(self) -> bool {
         matches!(self.0, 4 | 8 | 9 | 10)
     }
 
-    /// Its name in `<infiniband/verbs.h>`.
+    /// Returns its name in `<infiniband/verbs.h>`.
     pub const fn name(self) -> &'static str {
         match self.0 as usize {
             n if n < STATUS.len() => STATUS[n].0,
@@ -294,7 +293,7 @@ impl Status {
         }
     }
 
-    /// What it means, and what to look at.
+    /// Returns its meaning, and what to check.
     pub const fn meaning(self) -> &'static str {
         match self.0 as usize {
             n if n < STATUS.len() => STATUS[n].1,
@@ -315,7 +314,7 @@ impl fmt::Debug for Status {
     }
 }
 
-/// What to do about an error number of a verb that makes something.
+/// Remedy for an error number of a verb that creates an object.
 pub(super) fn remedy(errno: Errno) -> &'static str {
     match errno {
         Errno::NOMEM => {

@@ -1,35 +1,35 @@
-//! What a device tells by itself: a port that goes down, a queue pair or the device itself that fails.
+//! Asynchronous events of a device: a port goes down, a queue pair or the device itself fails.
 //!
-//! No lane waits for this: what it means for a lane shows in the lane's completions, soon or at its
-//! next probe. It is for people, who learn here why lanes break, and what to do.
+//! No lane waits for an event: its effect on a lane shows in the lane's completions, soon or at its
+//! next probe. Events explain in the log why lanes break, and name the remedy.
 
 use std::fmt;
 
 use super::ffi::Element;
 use tidewater_runtime::sync::Arc;
 
-/// An event of a device, in words by `Display`.
+/// An event of a device, described by its `Display`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[doc(alias = "ibv_async_event")]
 pub struct DeviceEvent {
-    /// The device.
+    /// Name of the device.
     pub device: Arc<str>,
-    /// How bad it is.
+    /// Severity of the event.
     pub weight: EventWeight,
     kind: &'static Kind,
-    /// Of a port or a queue pair; 0 for other things.
+    /// Number of the port or queue pair; 0 for other elements.
     of: u32,
 }
 
-/// How bad an event is.
+/// Severity of a device event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventWeight {
-    /// Lanes break, and somebody has to do something.
+    /// Lanes break, and an operator has to act.
     Failure,
-    /// Things changed, for the better or for those who come later.
+    /// The state changed, for the better or for later connections.
     Change,
-    /// Nobody needs to know.
+    /// A detail that needs no attention.
     Detail,
 }
 
@@ -39,7 +39,7 @@ struct Kind {
     name: &'static str,
     of: Element,
     weight: EventWeight,
-    /// What it means, and what to do.
+    /// Meaning of the event, and its remedy.
     words: &'static str,
 }
 
@@ -55,12 +55,12 @@ impl DeviceEvent {
         }
     }
 
-    /// Its name in C, such as `IBV_EVENT_PORT_ERR`.
+    /// Returns its name in C, such as `IBV_EVENT_PORT_ERR`.
     pub const fn name(&self) -> &'static str {
         self.kind.name
     }
 
-    /// The port that it is of, counted from 1.
+    /// Returns the port of the event, counted from 1; `None` for other events.
     pub fn port(&self) -> Option<u32> {
         (self.kind.of == Element::Port).then_some(self.of)
     }
@@ -80,7 +80,7 @@ impl fmt::Display for DeviceEvent {
     }
 }
 
-/// What an event is of, by its number.
+/// Kind of element that an event concerns, by its number.
 pub(super) fn element(number: i32) -> Element {
     kind(number).of
 }

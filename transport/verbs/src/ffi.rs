@@ -1,18 +1,17 @@
-//! The only file that names a binding crate: types, constants, and one thin function for each verb
-//! that is used.
+//! The only file that names a binding crate: types, constants, and one thin function for each verb that
+//! is used.
 //!
-//! `verbs-dlopen` takes `rdma-mummy-sys`, whose C shim loads `libibverbs.so.1` when the program
-//! starts; where there is none, each call answers EOPNOTSUPP. `verbs` alone takes `rdma-sys`, which
-//! links the library. The two differ in what they return for "absent", and both leave out what C
-//! has as inline functions or wrap it in panics: this file evens that out, and nothing else names
-//! either crate. A verb that older libraries lack is looked up by its name, with either. The extended
-//! verbs (`ibv_wr_*`, `ibv_create_cq_ex`) are broken in `rdma-sys` 0.3 and in rxe's provider before
-//! rdma-core 61, and are not used at all.
+//! `verbs-dlopen` uses `rdma-mummy-sys`. Its C shim loads `libibverbs.so.1` when the program starts;
+//! where there is none, each call answers EOPNOTSUPP. `verbs` alone uses `rdma-sys`, which links the
+//! library. The two differ in their return value for "absent", and both leave out C's inline functions
+//! or wrap them in panics. This file evens that out, and nothing else names either crate. A verb that
+//! older libraries lack is looked up by its name, with either. The extended verbs (`ibv_wr_*`,
+//! `ibv_create_cq_ex`) are broken in `rdma-sys` 0.3 and in rxe's provider before rdma-core 61, and are
+//! not used at all.
 //!
-//! # Safety
-//! The functions are unsafe for one reason: a pointer that they take must be an object of
-//! libibverbs that its creating call returned and that has not been destroyed, and memory that they
-//! take must be valid for the call. They say more only where more is needed.
+//! # Safety The functions are unsafe for one reason. A pointer argument must be an object of libibverbs
+//! that its creating call returned and that has not been destroyed. Memory arguments must be valid for
+//! the call. A function documents more only where it requires more.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
@@ -31,8 +30,8 @@ pub(super) use sys::{
 
 use sys::{bind_mw_t, bind_mw_tso_union_t, ibv_mw_bind_info};
 
-// What the kernel and the providers think of these; a binding generated from other headers that
-// disagreed would corrupt memory.
+// The sizes in the kernel and the providers. A binding generated from other headers that disagreed
+// would corrupt memory.
 const _: () = assert!(size_of::<ibv_send_wr>() == 128);
 const _: () = assert!(size_of::<ibv_recv_wr>() == 32);
 const _: () = assert!(size_of::<ibv_sge>() == 16);
@@ -41,7 +40,7 @@ const _: () = assert!(size_of::<ibv_qp_attr>() == 144);
 const _: () = assert!(size_of::<ibv_qp_init_attr>() == 64);
 const _: () = assert!(size_of::<ibv_device_attr>() == 232);
 
-/// The numbers that the C headers define as enumerations.
+/// Numbers that the C headers define as enumerations.
 pub(super) mod bits {
     use super::sys;
     pub(crate) const LOCAL_WRITE: u32 = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
@@ -64,7 +63,7 @@ pub(super) mod bits {
     pub(crate) const STATE_RTR: u32 = sys::ibv_qp_state::IBV_QPS_RTR;
     pub(crate) const STATE_RTS: u32 = sys::ibv_qp_state::IBV_QPS_RTS;
     pub(crate) const STATE_ERR: u32 = sys::ibv_qp_state::IBV_QPS_ERR;
-    /// Attributes that `ibv_modify_qp` looks at on the way to each state.
+    /// Attributes that `ibv_modify_qp` reads on the way to each state.
     pub(crate) const TO_ERR: u32 = Mask::IBV_QP_STATE.0;
     pub(crate) const TO_INIT: u32 = Mask::IBV_QP_STATE.0
         | Mask::IBV_QP_PKEY_INDEX.0
@@ -86,7 +85,7 @@ pub(super) mod bits {
     type Mask = sys::ibv_qp_attr_mask;
 }
 
-/// What a verb returned, or the error number that it left.
+/// Return value of a verb, or the error number that it left.
 pub(super) type Answer<T> = Result<T, Errno>;
 
 /// The error number that the last failed call left.
@@ -94,12 +93,12 @@ fn last() -> Errno {
     Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
-/// Calls that return an object.
+/// Result of a call that returns an object.
 fn object<T>(pointer: *mut T) -> Answer<NonNull<T>> {
     NonNull::new(pointer).ok_or_else(last)
 }
 
-/// Calls that return 0, an error number (of either sign), or -1 with errno set.
+/// Result of a call that returns 0, an error number (of either sign), or -1 with errno set.
 fn done(code: c_int) -> Answer<()> {
     match code {
         0 => Ok(()),
@@ -123,7 +122,7 @@ pub(super) struct DeviceList {
 }
 
 impl DeviceList {
-    /// Asks libibverbs. An empty machine answers ENOSYS, a missing library EOPNOTSUPP.
+    /// Queries libibverbs. An empty machine answers ENOSYS, a missing library EOPNOTSUPP.
     #[doc(alias = "ibv_get_device_list")]
     pub(super) fn get() -> Answer<Self> {
         let mut len = 0;
@@ -135,7 +134,7 @@ impl DeviceList {
         })
     }
 
-    /// Each device and its name.
+    /// Iterates over the devices and their names.
     #[doc(alias = "ibv_get_device_name")]
     pub(super) fn iter(&self) -> impl Iterator<Item = (NonNull<ibv_device>, &CStr)> {
         // SAFETY: the list has `len` entries and lives until it is freed by `drop`.
@@ -178,7 +177,7 @@ pub(super) unsafe fn query_device(context: NonNull<ibv_context>) -> Answer<ibv_d
     Ok(attributes)
 }
 
-/// Through the library's plain function, which fills all but the newest fields: those stay zero.
+/// Calls the library's plain function, which fills all but the newest fields: those stay zero.
 pub(super) unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Answer<ibv_port_attr> {
     #[cfg(not(feature = "verbs-dlopen"))]
     use sys::ibv_query_port as query;
@@ -191,20 +190,20 @@ pub(super) unsafe fn query_port(context: NonNull<ibv_context>, port: u8) -> Answ
     Ok(attributes)
 }
 
-/// An event of a device. The bindings make an enumeration of its number, of which a later library
-/// may have more than they know.
+/// An event of a device. The bindings make an enumeration of its number, of which a later library may
+/// have more values.
 #[repr(C)]
 struct AsyncEvent {
-    /// A queue pair, a completion queue or the number of a port: the number says which.
+    /// A queue pair, a completion queue or the number of a port; `number` determines which.
     element: sys::ibv_async_event_element_t,
-    /// `IBV_EVENT_*`.
+    /// Event number: one of `IBV_EVENT_*`.
     number: c_int,
 }
 
 const _: () = assert!(size_of::<AsyncEvent>() == size_of::<sys::ibv_async_event>());
 const _: () = assert!(align_of::<AsyncEvent>() == align_of::<sys::ibv_async_event>());
 
-/// What an event is of.
+/// Kind of element that an event concerns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Element {
     Port,
@@ -212,14 +211,14 @@ pub(super) enum Element {
     Other,
 }
 
-/// The descriptor that is readable when the device has an event.
+/// Returns the descriptor that is readable when the device has an event.
 pub(super) unsafe fn async_fd(context: NonNull<ibv_context>) -> c_int {
     // SAFETY: the caller's.
     unsafe { (*context.as_ptr()).async_fd }
 }
 
-/// One event of a device whose descriptor does not block: its number, and the number of the port or
-/// of the queue pair that it is of, if `element` says that it is of one. EAGAIN when there is none.
+/// Takes one event of a device with a non-blocking descriptor: its number, and the number of its port
+/// or queue pair, if `element` assigns it one. EAGAIN when there is none.
 pub(super) unsafe fn take_async_event(
     context: NonNull<ibv_context>,
     element: impl FnOnce(c_int) -> Element,
@@ -259,8 +258,8 @@ pub(super) unsafe fn dealloc_pd(pd: NonNull<ibv_pd>) -> Answer<()> {
     done(unsafe { sys::ibv_dealloc_pd(pd.as_ptr()) })
 }
 
-/// More than the module says: `[address, address + bytes)` stays mapped until the region is
-/// deregistered, and nobody makes references to it that a NIC's access would break.
+/// More than the module requires: `[address, address + bytes)` stays mapped until the region is
+/// deregistered, and no code makes references to it that a NIC's access would break.
 pub(super) unsafe fn reg_mr(
     pd: NonNull<ibv_pd>,
     address: *mut u8,
@@ -279,7 +278,7 @@ pub(super) unsafe fn dereg_mr(mr: NonNull<ibv_mr>) -> Answer<()> {
     done(unsafe { sys::ibv_dereg_mr(mr.as_ptr()) })
 }
 
-/// A window of type 2.
+/// Allocates a window of type 2.
 pub(super) unsafe fn alloc_mw(pd: NonNull<ibv_pd>) -> Answer<NonNull<ibv_mw>> {
     // SAFETY: the caller's: a protection domain names its context, which is open.
     let context = unsafe { (*pd.as_ptr()).context };
@@ -314,7 +313,7 @@ pub(super) unsafe fn destroy_comp_channel(channel: NonNull<ibv_comp_channel>) ->
     done(unsafe { sys::ibv_destroy_comp_channel(channel.as_ptr()) })
 }
 
-/// `token` comes back from [`get_cq_event`]; nobody follows it.
+/// `token` comes back from [`get_cq_event`]; no code dereferences it.
 pub(super) unsafe fn create_cq(
     context: NonNull<ibv_context>,
     entries: c_int,
@@ -332,7 +331,7 @@ pub(super) unsafe fn destroy_cq(cq: NonNull<ibv_cq>) -> Answer<()> {
     done(unsafe { sys::ibv_destroy_cq(cq.as_ptr()) })
 }
 
-/// One event of a channel whose descriptor does not block: the queue, and its token. EAGAIN when
+/// Takes one event of a channel with a non-blocking descriptor: the queue, and its token. EAGAIN when
 /// there is none. The event must be acknowledged.
 pub(super) unsafe fn get_cq_event(
     channel: NonNull<ibv_comp_channel>,
@@ -361,7 +360,7 @@ pub(super) unsafe fn req_notify_cq(cq: NonNull<ibv_cq>) -> Answer<()> {
     done(unsafe { notify(cq.as_ptr(), 0) })
 }
 
-/// More than the module says: `into` is valid for writes of `most` completions. How many were
+/// More than the module requires: `into` is valid for writes of `most` completions. Returns the number
 /// written.
 #[inline]
 pub(super) unsafe fn poll_cq(cq: NonNull<ibv_cq>, most: c_int, into: *mut ibv_wc) -> Answer<usize> {
@@ -377,7 +376,7 @@ pub(super) unsafe fn poll_cq(cq: NonNull<ibv_cq>, most: c_int, into: *mut ibv_wc
     usize::try_from(got).map_err(|_| Errno::IO)
 }
 
-/// Creates a queue pair; `attributes.cap` then says what was granted.
+/// Creates a queue pair; `attributes.cap` then holds the granted sizes.
 pub(super) unsafe fn create_qp(
     pd: NonNull<ibv_pd>,
     attributes: &mut ibv_qp_init_attr,
@@ -395,11 +394,11 @@ pub(super) unsafe fn modify_qp(
     done(unsafe { sys::ibv_modify_qp(qp.as_ptr(), attributes, mask as c_int) })
 }
 
-/// `ibv_query_qp_data_in_order`, which libibverbs has since its symbols of IBVERBS_1.14: linked, it
+/// `ibv_query_qp_data_in_order`, which libibverbs has since its symbols of IBVERBS_1.14. Linked, it
 /// would keep the program from starting on a host with an older one, and the shim does not have it.
 type QueryDataInOrder = unsafe extern "C" fn(*mut ibv_qp, c_uint, u32) -> c_int;
 
-/// It, if the library that is loaded has it.
+/// Returns the verb, if the loaded library has it.
 fn data_in_order_verb() -> Option<QueryDataInOrder> {
     static VERB: std::sync::OnceLock<Option<QueryDataInOrder>> = std::sync::OnceLock::new();
     *VERB.get_or_init(|| {
@@ -416,8 +415,8 @@ fn data_in_order_verb() -> Option<QueryDataInOrder> {
     })
 }
 
-/// Whether the device says that WRITEs of the peer land here in order, each in itself; `None` where
-/// the library cannot be asked.
+/// Whether the device promises that WRITEs of the peer arrive here in order, each in itself; `None`
+/// where the library lacks the query.
 pub(super) unsafe fn query_qp_data_in_order(qp: NonNull<ibv_qp>) -> Option<bool> {
     let query = data_in_order_verb()?;
     // SAFETY: the caller's.
@@ -429,8 +428,8 @@ pub(super) unsafe fn destroy_qp(qp: NonNull<ibv_qp>) -> Answer<()> {
     done(unsafe { sys::ibv_destroy_qp(qp.as_ptr()) })
 }
 
-/// More than the module says: `first` leads a list of requests whose elements name memory that is
-/// registered or, if inline, valid for the call. On failure the second is the request that failed.
+/// More than the module requires: `first` leads a list of requests with elements that name memory that
+/// is registered or, if inline, valid for the call. On failure the second is the request that failed.
 #[inline]
 pub(super) unsafe fn post_send(
     qp: NonNull<ibv_qp>,
@@ -447,7 +446,7 @@ pub(super) unsafe fn post_send(
     done(unsafe { post(qp.as_ptr(), first, &raw mut bad) }).map_err(|e| (e, bad))
 }
 
-/// Like [`post_send`], for receives.
+/// Posts receives, like [`post_send`].
 #[inline]
 pub(super) unsafe fn post_recv(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> Answer<()> {
     let mut bad = first;
@@ -461,7 +460,7 @@ pub(super) unsafe fn post_recv(qp: NonNull<ibv_qp>, first: *mut ibv_recv_wr) -> 
     done(unsafe { post(qp.as_ptr(), first, &raw mut bad) })
 }
 
-/// Attributes of zeros, to fill in what the mask of the change names.
+/// Attributes of zeros, to fill in the fields in the mask of the change.
 pub(super) fn empty_attributes() -> ibv_qp_attr {
     // SAFETY: numbers and unions of numbers, for which zero is a value.
     unsafe { std::mem::zeroed() }
@@ -483,7 +482,7 @@ pub(super) fn empty_request() -> ibv_send_wr {
     unsafe { std::mem::zeroed() }
 }
 
-/// Where a READ or WRITE goes.
+/// Remote address and key of a READ or WRITE.
 #[inline]
 pub(super) fn rdma(rkey: u32, remote_addr: u64) -> sys::wr_t {
     sys::wr_t {
@@ -491,7 +490,7 @@ pub(super) fn rdma(rkey: u32, remote_addr: u64) -> sys::wr_t {
     }
 }
 
-/// Where an atomic goes, and its operands.
+/// Remote address, key and operands of an atomic.
 #[inline]
 pub(super) fn atomic(rkey: u32, remote_addr: u64, compare_add: u64, swap: u64) -> sys::wr_t {
     sys::wr_t {
@@ -512,14 +511,14 @@ pub(super) fn immediate(value: u32) -> sys::imm_data_invalidated_rkey_union_t {
     }
 }
 
-/// The immediate data of a completion that has some.
+/// Immediate data of a completion that has some.
 #[inline]
 pub(super) fn immediate_of(wc: &ibv_wc) -> u32 {
     // SAFETY: both members of the union are 32 bits wide, and any value of them is valid.
     u32::from_be(unsafe { wc.imm_data_invalidated_rkey_union.imm_data })
 }
 
-/// What a bind request says: the window, its next key, and what it opens.
+/// Arguments of a bind request: the window, its next key, and the range that it opens.
 pub(super) fn bind(
     mw: NonNull<ibv_mw>,
     rkey: u32,

@@ -1,14 +1,14 @@
-//! The work requests of one send queue that are not known to be over.
+//! The work requests of one send queue that are not known to be complete.
 //!
-//! A send queue gives a request's room back only by a completion that its owner has polled, and of
-//! a chain only the last request makes one. Requests of one queue end in order, so the completion
-//! of a number says that all before it are over too. Counting by completions alone, and only so,
-//! keeps the queue from ever being asked for more than it has.
+//! A send queue returns a request's room only by a completion that its owner has polled. Only the last
+//! request of a batch makes one. Requests of one queue end in order, so the completion of a number
+//! shows that all before it are complete too. Counting by completions only ensures that the queue is
+//! never asked for more than it has.
 
 use std::collections::VecDeque;
 
-/// Requests in the order in which they were queued, each with what is to be known about it when it
-/// is over. Numbers count up from 0.
+/// Requests in the order in which they were queued, each with the data needed at its completion.
+/// Numbers count up from 0.
 #[derive(Debug)]
 pub(super) struct InFlight<T> {
     items: VecDeque<T>,
@@ -18,7 +18,7 @@ pub(super) struct InFlight<T> {
 }
 
 impl<T> InFlight<T> {
-    /// Room for `most` requests: what the send queue was granted. Allocates it.
+    /// Allocates room for `most` requests: the granted size of the send queue.
     pub(super) fn new(most: usize) -> Self {
         Self {
             items: VecDeque::with_capacity(most),
@@ -27,39 +27,39 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// How many more there is room for.
+    /// Returns how many more requests fit.
     pub(super) fn room(&self) -> usize {
         self.most - self.items.len()
     }
 
-    /// Whether all are over.
+    /// Whether all requests are complete.
     pub(super) fn is_empty(&self) -> bool {
         self.items.is_empty()
     }
 
-    /// The number of the oldest.
+    /// Returns the number of the oldest request.
     pub(super) fn oldest(&self) -> Option<u64> {
         (!self.items.is_empty()).then_some(self.first)
     }
 
-    /// The number that the next one gets.
+    /// Returns the number of the next request.
     pub(super) fn next(&self) -> u64 {
         self.first + self.items.len() as u64
     }
 
-    /// Takes a request that is about to be queued, for which there must be room.
+    /// Adds a request that is about to be queued, for which there must be room.
     pub(super) fn push(&mut self, item: T) {
         debug_assert!(self.room() > 0, "a send queue of {} overflows", self.most);
         self.items.push_back(item);
     }
 
-    /// A request that is not known to be over.
+    /// Returns a request that is not known to be complete.
     pub(super) fn get(&self, number: u64) -> Option<&T> {
         self.items.get(self.place(number)?)
     }
 
-    /// The request `number` is over: takes it and all before it out, oldest first. Nothing, when it
-    /// was over already or there was never such a request.
+    /// Removes request `number`, which is complete, and all before it, oldest first. Removes nothing
+    /// when it was complete already or never existed.
     pub(super) fn retire(&mut self, number: u64) -> impl Iterator<Item = T> {
         let over = self.place(number).map_or(0, |place| place + 1);
         self.first += over as u64;
@@ -87,7 +87,7 @@ mod tests {
         assert!(flight.retire(2).eq([0, 1, 2]));
         assert_eq!((flight.room(), flight.next()), (3, 4));
         assert_eq!(flight.get(3), Some(&3));
-        // Once more, one from before, one that never was.
+        // Once more, one from before, one that never existed.
         for number in [2, 0, 4, u64::MAX] {
             assert_eq!(flight.retire(number).count(), 0, "{number}");
             assert_eq!(flight.get(number), None);
@@ -98,8 +98,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever is pushed and retired, the room is what is left of `most`, and each item comes
-        /// out once, in order.
+        /// After any pushes and retirements, the room is the rest of `most`, and each item comes out
+        /// once, in order.
         #[test]
         fn nothing_is_lost_or_counted_twice(steps in proptest::collection::vec(0u64..9, 0..200)) {
             const MOST: usize = 8;

@@ -1,30 +1,30 @@
-//! By which numbers the peer's device knows the regions that a lane has keys of.
+//! Maps the region keys of a lane to the rkeys of the peer's device.
 //!
-//! A key that is met for the first time is looked up in the server's directory by one READ of its
-//! cell; from then on it costs an array access. A cell that does not prove itself, or names another
-//! key, is that of a key that this start of the server never gave out (F09).
+//! The first use of a key reads its cell in the server's directory by one READ; from then on it costs
+//! an array access. A cell with a wrong checksum, or of another key, belongs to a key that this start
+//! of the server never issued (F09).
 
 use super::memory::Target;
 use tidewater_lanes::fabric::{INBOX_KEY, RegionTable, RemoteAddr};
 use tidewater_protocol::ids::RegionKey;
 use tidewater_protocol::layout::directory::{KEY_CELL_BYTES, KeyCell, key_cell_at};
 
-/// What a lane knows of its server's keys.
+/// Known keys of a lane's server.
 #[derive(Debug)]
 pub(super) struct Keys {
     inbox_rkey: u32,
     directory: Target,
     cells: u32,
     salt: u64,
-    /// By number of the region; as long as the highest that was met.
+    /// By number of the region; as long as the highest number seen.
     known: Vec<Option<KeyCell>>,
 }
 
-/// A key that the server does not have.
+/// Error for a key that the server does not have.
 pub(super) const UNKNOWN: &str = "unknown key";
 
 impl Keys {
-    /// Of a server whose directory of `cells` cells, salted with `salt`, begins at `directory`.
+    /// Starts with a directory of `cells` cells, salted with `salt`, that begins at `directory`.
     pub(super) const fn new(inbox_rkey: u32, directory: Target, cells: u32, salt: u64) -> Self {
         Self {
             inbox_rkey,
@@ -35,7 +35,7 @@ impl Keys {
         }
     }
 
-    /// Where that is for the device, if its key is known here.
+    /// Returns the device's address of `at`, if its key is known here.
     #[inline]
     pub(super) fn target(&self, at: RemoteAddr) -> Option<Target> {
         let rkey = if at.key == INBOX_KEY {
@@ -53,7 +53,7 @@ impl Keys {
         })
     }
 
-    /// The cell to look a key up in.
+    /// Returns the cell in which to look up a key.
     pub(super) fn cell(&self, key: RegionKey) -> Result<Target, &'static str> {
         let index = RegionTable::index_of(key);
         if index >= self.cells {
@@ -65,7 +65,7 @@ impl Keys {
         })
     }
 
-    /// Takes in what the key's cell said.
+    /// Stores the contents of the key's cell.
     pub(super) fn learn(
         &mut self,
         key: RegionKey,

@@ -1,4 +1,4 @@
-//! Why a lane breaks, before it is put in the words of the contract.
+//! Reasons why a lane breaks, before their conversion to `LaneError`.
 
 use rustix::io::Errno;
 
@@ -10,25 +10,25 @@ use tidewater_protocol::ids::RegionKey;
 /// A request of this end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Request {
-    /// What it does.
+    /// Operation of the request.
     pub(super) op: &'static str,
-    /// Where.
+    /// Remote address of the request.
     pub(super) at: RemoteAddr,
-    /// Bytes.
+    /// Number of bytes it moves.
     pub(super) len: u64,
 }
 
 impl Request {
-    /// What `op` does to `len` bytes.
+    /// Describes `op` on `len` bytes.
     pub(super) const fn new(op: &'static str, at: RemoteAddr, len: usize) -> Self {
         let len = len as u64;
         Self { op, at, len }
     }
 
-    /// One that says nothing but how many receives were posted again.
+    /// Signal that carries only the count of receives posted again.
     pub(super) const EMPTY_SIGNAL: Self = Self::of_nothing("signal");
 
-    /// One that asks whether the peer is there.
+    /// Request that probes the peer.
     pub(super) const PROBE: Self = Self::of_nothing("probe");
 
     const fn of_nothing(op: &'static str) -> Self {
@@ -40,18 +40,18 @@ impl Request {
     }
 }
 
-/// What broke a lane.
+/// Reason why a lane broke.
 #[derive(Debug)]
 pub(super) enum LaneFailure {
-    /// A verb failed.
+    /// A call of libibverbs failed.
     Verbs(VerbsError),
-    /// A request ended badly; or a receive did, and nothing more is known.
+    /// A request failed; or a receive did, and nothing more is known.
     Ended(Option<Request>, Status),
-    /// A request has been under way for longer than its device may take.
+    /// A request has been in flight for longer than its device may take.
     Lost(Request),
-    /// This end refuses to ask for it: a device would not notice, or could not.
+    /// This end refuses the request: a device would not detect the defect, or could not.
     Refused(Request, &'static str),
-    /// The peer said what no peer of ours says; or this end is at fault.
+    /// The peer sent what no correct peer sends; or this end has a defect.
     Because(&'static str),
 }
 
@@ -62,7 +62,7 @@ impl From<VerbsError> for LaneFailure {
 }
 
 impl LaneFailure {
-    /// As an error of opening a lane, which has nothing under way but verbs.
+    /// Converts to an error of opening a lane, during which only verbs run.
     #[cold]
     pub(super) fn into_verbs(self, adapter: &Adapter) -> VerbsError {
         match self {
@@ -71,7 +71,7 @@ impl LaneFailure {
         }
     }
 
-    /// As the lane's error; `op` is the call under way.
+    /// Converts to the lane's error; `op` is the current call.
     #[cold]
     pub(super) fn into_lane_error(self, peer: &str, op: &'static str) -> LaneError {
         let why = match self {
@@ -93,7 +93,7 @@ impl LaneFailure {
     }
 }
 
-/// The lane broke during `op`.
+/// Error of a lane that broke during `op`.
 #[cold]
 pub(super) fn broken(peer: &str, op: &'static str, why: String) -> LaneError {
     LaneError::Broken {

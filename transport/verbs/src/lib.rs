@@ -1,38 +1,38 @@
 //! RDMA through libibverbs: InfiniBand, RoCE, and rxe, which is RoCE in software.
 //!
-//! The objects of the InfiniBand specification as safe types. Each holds what it was made with, so
-//! that they are always destroyed in the right order, whichever is dropped first: windows, queue
-//! pairs, completion queues and regions, protection domains, devices. Nothing of this is built
-//! without the feature `verbs` (links libibverbs) or `verbs-dlopen` (loads it when the program
-//! starts, and does without); with both, `verbs-dlopen` is what is built.
+//! The objects of the InfiniBand specification as safe types. Each holds the objects that it was made
+//! with, so that they are always destroyed in the right order, whichever is dropped first: windows,
+//! queue pairs, completion queues and regions, protection domains, devices. Nothing of this is built
+//! without the feature `verbs` (links libibverbs) or `verbs-dlopen` (loads it when the program starts,
+//! and runs without); with both, `verbs-dlopen` is built.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `ffi` | the only names of a binding crate |
-//! | [`error`] | what goes wrong, in words; the statuses of completions |
-//! | [`sysfs`] | ports and their addresses, as the kernel's files tell them |
-//! | [`device`] | devices and what they can do |
-//! | [`events`] | what a device tells by itself |
-//! | [`adapter`] | which device, port and address a connection uses |
+//! | [`error`] | errors with remedies; the statuses of completions |
+//! | [`sysfs`] | ports and their addresses, from the kernel's files |
+//! | [`device`] | devices and their limits |
+//! | [`events`] | asynchronous events of a device |
+//! | [`adapter`] | the device, port and address of a connection |
 //! | [`memory`] | protection domains, registered regions, windows |
 //! | [`queue`] | completions, and the descriptor that wakes for them |
 //! | [`mod@pair`] | queue pairs, their states, how they end |
-//! | [`chain`] | work requests, many to a doorbell |
+//! | [`send_batch`] | work requests, many to a doorbell |
 //! | [`notifier`] | one channel for each thread: how it sleeps |
-//! | `credit` | who may signal, and how no wake-up is lost. Pure |
-//! | `flight` `space` `plan` | accounting of send queues and of memory; which pair reads what. Pure |
-//! | `silence` | requests that a device has lost. Pure |
+//! | `credit` | flow control of signals, and why no wake-up is lost. Pure |
+//! | `in_flight` `ring_allocator` `plan` | send queues; memory; which pair reads what. Pure |
+//! | `stall_detector` | requests that a device has lost. Pure |
 //! | `send` `pull` | the pair that pushes, at either end; the pairs that pull |
-//! | `scatter` | payload that lands in the program's own memory |
-//! | `keys` `fault` | keys of the peer's regions; why a lane breaks |
-//! | [`domain`] | what an adapter knows of a process's memory |
-//! | `ends` `offer` [`lane`] | the client's end, and how it comes about |
-//! | [`port`] | the applier's end |
+//! | `scatter` | payload that the device writes into the program's own memory |
+//! | `keys` `lane_failure` | keys of the peer's regions; why a lane breaks |
+//! | [`domain`] | an adapter's registrations of a process's memory |
+//! | `ends` `offer` [`client_lane`] | the client's end, and how it is set up |
+//! | [`server_lane`] | the applier's end |
 //! | [`counters`] | doorbells, requests, completions |
 //!
 //! # Thread safety
-//! All types are `Send`. libibverbs locks inside; a pair with its queues belongs to one thread, so
-//! that these locks are never waited for.
+//! All types are `Send`. libibverbs locks inside; a pair with its queues belongs to one thread, so that
+//! these locks are never waited for.
 //!
 //! # Cost
 //! Posting and polling allocate nothing and take no lock of ours. Making and destroying are system
@@ -92,12 +92,12 @@ use tidewater_protocol::layout::session::inbox_bytes;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// Both ends of a lane in one process, without control connections, for tests and measurements: the
-/// server's registrations and the notifier of its applier, those of the client, and how many pairs
-/// pull. The inbox is empty and salted with `salt`.
+/// Creates both ends of a lane in one process, without control connections, for tests and measurements.
+/// Takes the server's registrations and its applier's notifier, those of the client, and the number of
+/// pulling pairs. The inbox is empty and salted with `salt`.
 ///
 /// # Errors
-/// [`VerbsError`], also for a ring that is no power of two.
+/// [`VerbsError`], also for a ring that is not a power of two.
 pub fn pair(
     (domain, applier): (&Arc<Domain>, &Arc<Notifier>),
     (client, thread): (&Arc<ClientDomain>, &Arc<Notifier>),

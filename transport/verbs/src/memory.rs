@@ -1,9 +1,9 @@
-//! Memory that a device may touch: protection domains, registered regions, windows.
+//! Memory that a device may access: protection domains, registered regions, windows.
 //!
-//! Only a [`Region`] can be registered: its bytes are reached through atomics alone, so that a NIC
-//! that writes them breaks no rule of the language, and it stays mapped until the registration is
-//! gone. A scatter or gather element ([`Sge`]) is numbers only; the device checks it against its
-//! registrations when it is used, so a stale one is an error and never a wild access.
+//! Only a [`Region`] can be registered. Its bytes are accessed through atomics alone, so a NIC that
+//! writes them breaks no rule of the language. It stays mapped until the registration is gone. A
+//! scatter or gather element ([`Sge`]) is numbers only. The device checks it against its registrations
+//! on use, so a stale one is an error and never a wild access.
 
 use std::fmt;
 use std::ops::{BitOr, Range};
@@ -17,10 +17,10 @@ use super::ffi::{self, bits};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// Pages of registrations: address and name must agree below this.
+/// Page size of registrations: address and `iova` must agree below this.
 const PAGE: u64 = 4096;
 
-/// What queue pairs and memory must share for the one to reach the other.
+/// Scope that queue pairs and memory must share to reach each other.
 ///
 /// # Invariants
 /// - `pd` is not deallocated; all that is made with it holds an `Arc` of this.
@@ -36,7 +36,7 @@ unsafe impl Send for ProtectionDomain {}
 unsafe impl Sync for ProtectionDomain {}
 
 impl ProtectionDomain {
-    /// A new one.
+    /// Allocates a protection domain on the device.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
@@ -51,7 +51,7 @@ impl ProtectionDomain {
         }))
     }
 
-    /// Its device.
+    /// Returns the device of the domain.
     pub const fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -78,30 +78,31 @@ impl fmt::Debug for ProtectionDomain {
     }
 }
 
-/// What may be done with a registered region, or what a queue pair lets its peer do. Reading it
-/// through the device of this end is always allowed.
+/// Access flags of a registered region, or of a queue pair's peer. Reading through the device of this
+/// end is always allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_access_flags")]
 pub struct Access(u32);
 
 impl Access {
-    /// Nothing but local reads.
+    /// Local reads only; no remote access.
     pub const NONE: Self = Self(0);
-    /// The device may write it for this end: landings, receives, inboxes.
+    /// The device may write it for this end: read destinations, receives, inboxes.
     pub const LOCAL_WRITE: Self = Self(bits::LOCAL_WRITE);
     /// Peers may write it; needs `LOCAL_WRITE`.
     pub const REMOTE_WRITE: Self = Self(bits::REMOTE_WRITE);
-    /// Peers may read it.
+    /// Peers may read it by READs.
     pub const REMOTE_READ: Self = Self(bits::REMOTE_READ);
-    /// Peers may do atomics in it; needs `LOCAL_WRITE`.
+    /// Peers may execute atomics in it; needs `LOCAL_WRITE`.
     pub const REMOTE_ATOMIC: Self = Self(bits::REMOTE_ATOMIC);
     /// Windows may be bound to it; needs `LOCAL_WRITE` for windows that are written.
     pub const WINDOWS: Self = Self(bits::MW_BIND);
-    /// Writes to it may overtake each other on their way to memory. For payload that proves itself;
-    /// never for a word that says "everything before me is there". A device that cannot ignores it.
+    /// Writes to it may overtake each other on their way to memory. For self-validating payload only,
+    /// never for a word that announces "everything before me is there". A device without support
+    /// ignores it.
     pub const RELAXED_ORDERING: Self = Self(bits::RELAXED);
 
-    /// Whether all of `other` is in it.
+    /// Whether all flags of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -122,7 +123,7 @@ impl BitOr for Access {
     }
 }
 
-/// A piece of registered memory of this end: one element of a scatter or gather list.
+/// A piece of this end's registered memory: one element of a scatter or gather list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_sge")]
 pub struct Sge {
@@ -131,17 +132,17 @@ pub struct Sge {
     pub(super) bytes: u32,
 }
 
-/// A piece of a peer's memory: where a READ, a WRITE or an atomic begins.
+/// Start of a READ, a WRITE or an atomic in a peer's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// Key of the peer's region or window.
     pub rkey: u32,
-    /// Address, in the numbers that the region was registered with.
+    /// Address, in the numbers of the region's registration.
     pub address: u64,
 }
 
-/// A range of a [`Region`] that the device may touch. Shared by `Arc` with the windows bound to it;
-/// deregistered when the last is gone, and then the memory is let go.
+/// A registered range of a [`Region`]. Shared by `Arc` with the windows bound to it; deregistered when
+/// the last is gone, and then the memory is released.
 ///
 /// # Invariants
 /// - `mr` is registered over `range` of `region`, which it keeps mapped.
@@ -164,14 +165,14 @@ unsafe impl Send for MemoryRegion {}
 unsafe impl Sync for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers `range` of a region; peers, and this end's elements, address its first byte as
-    /// `iova`. The pages are made present and pinned. Cost: a system call and the pages; a second
-    /// for a few hundred GiB on small pages.
+    /// Registers `range` of a region; peers, and this end's elements, address its first byte as `iova`.
+    /// The pages are made present and pinned. Cost: a system call and the pages; a second for a few
+    /// hundred GiB on small pages.
     ///
     /// # Errors
     /// - [`VerbsError::Bounds`] when the range is empty or not inside the region, when the region
-    ///   cannot be written but `access` says so, or when `iova` and the range's first byte do not
-    ///   lie alike in their 4 KiB pages (the kernel refuses that).
+    ///   cannot be written but `access` demands it, or when `iova` and the range's first byte differ in
+    ///   their offsets in 4 KiB pages (the kernel refuses that).
     /// - [`VerbsError::Memlock`] when locked memory is limited.
     /// - [`VerbsError::Call`].
     #[doc(alias = "ibv_reg_mr_iova")]
@@ -186,8 +187,8 @@ impl MemoryRegion {
         let address = region.base().wrapping_add(range.start);
         let register = |access: Access| {
             // SAFETY: the protection domain lives (invariant). The range is inside the mapping (checked
-            // above), which outlives the registration: `drop` lets `region` go after it. Its bytes are
-            // touched through atomics only (invariant of Region).
+            // above), which outlives the registration: `drop` releases `region` after it. Its bytes are
+            // accessed through atomics only (invariant of Region).
             unsafe { ffi::reg_mr(pd.raw(), address, bytes, iova, access.bits()) }
         };
         let mut access = access;
@@ -213,22 +214,22 @@ impl MemoryRegion {
         }))
     }
 
-    /// The key that a peer names it by. Worth nothing without a right of the region.
+    /// Returns the key of the region for peers. Useless without an access flag of the region.
     pub const fn rkey(&self) -> u32 {
         self.rkey
     }
 
-    /// The address of its first byte, as peers name it.
+    /// Returns the address of its first byte, as peers name it.
     pub const fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Bytes.
+    /// Returns the bytes of the region.
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether it is empty (never: such a range is not registered).
+    /// Whether it is empty (never: an empty range is not registered).
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -238,12 +239,12 @@ impl MemoryRegion {
         self.access.has(Access::RELAXED_ORDERING)
     }
 
-    /// Its protection domain.
+    /// Returns the protection domain of the region.
     pub const fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.pd
     }
 
-    /// `bytes` bytes from `at` on, for this end's scatter or gather list. Cost: a comparison.
+    /// Returns `bytes` bytes from `at` on, for this end's scatter or gather list. Cost: a comparison.
     ///
     /// # Errors
     /// [`VerbsError::Bounds`].
@@ -259,8 +260,8 @@ impl MemoryRegion {
         })
     }
 
-    /// The place `at` bytes from its start, for a peer; whether it is inside is checked when it is
-    /// used.
+    /// Returns the address `at` bytes from its start, for a peer. The device checks on use that it is
+    /// inside.
     pub const fn target(&self, at: usize) -> Target {
         Target {
             rkey: self.rkey,
@@ -283,7 +284,7 @@ impl MemoryRegion {
     }
 }
 
-/// The range's bytes, if it can be registered so.
+/// The range's bytes, if they can be registered.
 fn checked_range(
     region: &Region,
     range: &Range<usize>,
@@ -309,7 +310,7 @@ fn checked_range(
     })
 }
 
-/// Why a registration was refused: mostly the limit of locked memory.
+/// Error of a refused registration; the usual cause is the limit of locked memory.
 #[cold]
 fn refused(device: &Device, errno: Errno, bytes: usize) -> VerbsError {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
@@ -345,11 +346,11 @@ impl fmt::Debug for MemoryRegion {
     }
 }
 
-/// A window of type 2: opens part of a region to the peer of one queue pair. It does nothing until
-/// [`QueuePair::bind_window`] takes it, and goes before that queue pair.
+/// A window of type 2: opens part of a region to the peer of one queue pair. It has no effect until
+/// [`QueuePair::bind_window`] takes it, and is destroyed before that queue pair.
 ///
-/// rxe of Linux 6.1 checks keys and rights of windows, but not their bounds inside the region: a
-/// region that is opened to a stranger has to end where the window does.
+/// rxe of Linux 6.1 checks keys and rights of windows, but not their bounds inside the region. A region
+/// that is opened to a stranger has to end where the window does.
 ///
 /// # Invariants
 /// - `mw` is not deallocated, and the region it was bound to lives until it is.
@@ -363,13 +364,13 @@ pub struct MemoryWindow {
     pd: Arc<ProtectionDomain>,
 }
 
-// SAFETY: libibverbs is thread-safe, and whoever has `&mut` is alone.
+// SAFETY: libibverbs is thread-safe, and the holder of `&mut` is alone.
 unsafe impl Send for MemoryWindow {}
 // SAFETY: as above; `&self` only reads numbers.
 unsafe impl Sync for MemoryWindow {}
 
 impl MemoryWindow {
-    /// A window that is not bound.
+    /// Allocates a window that is not bound.
     ///
     /// # Errors
     /// [`VerbsError::Call`], with EOPNOTSUPP where the device has none
@@ -393,12 +394,12 @@ impl MemoryWindow {
         &self.pd
     }
 
-    /// The key that the next bind gives it: the lowest byte counts binds.
+    /// Key after the next bind: its lowest byte counts binds.
     pub(super) const fn next_rkey(&self) -> u32 {
         self.rkey & !0xff | self.rkey.wrapping_add(1) & 0xff
     }
 
-    /// It was bound: from now on it keeps `region` alive.
+    /// Notes that it was bound: from now on it keeps `region` alive.
     pub(super) fn set_bound(&mut self, region: Arc<MemoryRegion>) {
         self.rkey = self.next_rkey();
         self.bound = Some(region);

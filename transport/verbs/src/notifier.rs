@@ -1,17 +1,17 @@
-//! What wakes a thread for its completion queues.
+//! Wake-up of a thread by its completion queues.
 //!
-//! A thread has one completion channel, whose descriptor is in its `Reactor`, and every queue of its
-//! lanes raises its events there. A queue raises one event for each time it is armed. So the thread
-//! arms on the way to sleep, looks once more, and sleeps (see `wait`):
+//! A thread has one completion channel, with its descriptor in the thread's `Reactor`. Every queue of
+//! its lanes raises its events there. A queue raises one event for each time it is armed. So the thread
+//! arms before it sleeps, polls once more, and sleeps (see `wait`):
 //!
-//! - *The thread's half*: `arm` takes in all events, notes whose queues they disarmed, and arms every
-//!   queue that is not armed. Only then the caller looks again. A queue that is armed already stays
-//!   so, which makes an idle wake-up cost as much as there were events, not queues.
-//! - *The device's half*: a completion that comes into an armed queue raises its event. What comes
-//!   before the arming, the look after it finds; what comes later, wakes.
+//! - *The thread's half*: `arm` takes all events, notes which queues they disarmed, and arms every
+//!   queue that is not armed. Only then the caller polls again. An armed queue stays armed, which makes
+//!   an idle wake-up cost as much as there were events, not queues.
+//! - *The device's half*: a completion that comes into an armed queue raises its event. The poll after
+//!   the arming finds earlier completions; later ones wake the thread.
 //!
-//! A call that waits on one lane arms that lane's queues only, so that what other lanes have for
-//! the thread disturbs it once at most; the thread's next way to sleep arms those again, and looks.
+//! A call that waits on one lane arms that lane's queues only, so completions of other lanes disturb it
+//! once at most. Before the thread's next sleep it arms those again, and polls.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,14 +31,14 @@ use tidewater_runtime::sync::{Arc, AtomicBool, Ordering};
 /// The completion channel of one thread, and the queues that wake through it.
 ///
 /// # Thread safety
-/// Its thread arms and sleeps; others only open and close lanes for it.
+/// Its thread arms and sleeps; other threads only open and close lanes for it.
 #[derive(Debug)]
 pub struct Notifier {
     adapter: Arc<Adapter>,
     channel: Arc<CompletionChannel>,
-    /// Its thread never sleeps.
+    /// Whether its thread never sleeps.
     awake: bool,
-    /// By token; a closed queue leaves its place to the next one.
+    /// By token; the next queue reuses the slot of a closed one.
     sources: Mutex<Vec<Option<Arc<Source>>>>,
 }
 
@@ -47,11 +47,11 @@ pub struct Notifier {
 struct Source {
     queue: Arc<CompletionQueue>,
     armed: AtomicBool,
-    /// Whether the thread's sleep is to be ended by it.
+    /// Whether its completions end the thread's sleep.
     wakes: AtomicBool,
 }
 
-/// A completion queue of one lane. Closing takes it out of its notifier.
+/// A completion queue of one lane. Closing it removes it from its notifier.
 #[derive(Debug)]
 pub(super) struct Queue {
     notifier: Arc<Notifier>,
@@ -59,8 +59,8 @@ pub(super) struct Queue {
 }
 
 impl Notifier {
-    /// The channel of the thread that sleeps on `watch` and arms `arms`: the one it has for this
-    /// adapter, or a new one, which it keeps.
+    /// Returns the channel of the thread that sleeps on `watch` and arms `arms`: the thread's existing
+    /// one for this adapter, or a new one, which it keeps.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when there are no descriptors left.
@@ -88,17 +88,17 @@ impl Notifier {
         Ok(notifier)
     }
 
-    /// The adapter whose queues it is for.
+    /// Returns the adapter of its queues.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.adapter
     }
 
-    /// Whether its thread never sleeps: what it polls needs no completion.
+    /// Whether its thread never sleeps: memory that it polls needs no completion.
     pub const fn is_awake(&self) -> bool {
         self.awake
     }
 
-    /// A new queue that holds `capacity` completions; with `wakes` it ends the thread's sleep.
+    /// Creates a queue that holds `capacity` completions; with `wakes` it ends the thread's sleep.
     pub(super) fn queue(
         self: &Arc<Self>,
         capacity: usize,
@@ -123,8 +123,8 @@ impl Notifier {
         })
     }
 
-    /// Notes which queues are armed no more. An event of a queue that is closed since may name the
-    /// one that has its token now, which is then armed once too often.
+    /// Notes which queues are no longer armed. An event of a queue closed since may name its token's
+    /// new queue, which is then armed once too often.
     fn take_events(&self, sources: &[Option<Arc<Source>>]) {
         while let Ok(Some(token)) = self.channel.take_event() {
             if let Some(Some(source)) = sources.get(token) {
@@ -133,7 +133,7 @@ impl Notifier {
         }
     }
 
-    /// Taken on the way to a system call; others take it only while a lane is opened or closed.
+    /// Locked before a system call; other threads lock it only while a lane is opened or closed.
     fn sources(&self) -> MutexGuard<'_, Vec<Option<Arc<Source>>>> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +152,7 @@ impl Arm for Notifier {
 }
 
 impl Source {
-    /// A queue that cannot be armed is of a device that is gone: the look that follows says so.
+    /// A queue that cannot be armed is of a device that is gone: the poll that follows reports it.
     fn arm(&self) {
         if !self.armed.load(Ordering::Relaxed) {
             let armed = self.queue.arm().is_ok();
@@ -162,18 +162,18 @@ impl Source {
 }
 
 impl Queue {
-    /// The queue, for queue pairs.
+    /// Returns the queue, for queue pairs.
     pub(super) fn raw(&self) -> &Arc<CompletionQueue> {
         &self.source.queue
     }
 
-    /// Takes completions out; how many.
+    /// Polls completions; returns how many.
     #[inline]
     pub(super) fn poll(&self, into: &mut [Completion]) -> Result<usize, VerbsError> {
         self.source.queue.poll(into)
     }
 
-    /// Whether it is to end the thread's sleep, from the next way to sleep on.
+    /// Sets whether it ends the thread's sleep, from the next sleep on.
     pub(super) fn set_wakes(&self, wakes: bool) {
         self.source.wakes.store(wakes, Ordering::Relaxed);
     }
@@ -196,16 +196,16 @@ pub(super) struct Waiter {
     notifier: Arc<Notifier>,
     arrivals: Arc<Source>,
     sends: Arc<Source>,
-    /// Whether what is waited for may come in the queue of sends: else a completion there, of
-    /// which there is one for each push, would only wake once too often.
+    /// Whether the awaited event may come in the queue of sends. Otherwise a completion there, one per
+    /// push, would only wake once too often.
     pub(super) for_sends: bool,
-    /// How long it looks before it sleeps; none at all where it must not look.
+    /// Time to poll before sleeping; zero where polling is not allowed.
     spin: Duration,
     usual_spin: Duration,
 }
 
 impl Waiter {
-    /// On the two queues of a lane.
+    /// Waits on the two queues of a lane.
     pub(super) fn new(arrivals: &Queue, sends: &Queue, spin: Duration) -> Self {
         Self {
             notifier: Arc::clone(&arrivals.notifier),
@@ -228,8 +228,8 @@ impl Parker for Waiter {
         }
     }
 
-    /// After a sleep that was shorter than a look could have been, it looks longer: round trips of
-    /// this device take that long. It ends when it is time to ask whether the peer is there.
+    /// Extends the spin after a sleep that was shorter than a spin could have been: round trips of this
+    /// device take that long. The sleep ends when the next probe of the peer is due.
     fn park_until(&mut self, deadline: Deadline) {
         let began = clock::now();
         let left = deadline.left().min(VERBS_PROBE_EVERY);
@@ -238,7 +238,7 @@ impl Parker for Waiter {
             tv_nsec: i64::from(left.subsec_nanos()),
         };
         let mut fds = [PollFd::new(&*self.notifier.channel, PollFlags::IN)];
-        // An interrupted or failed wait is a spurious wake-up: the caller looks again anyway.
+        // An interrupted or failed wait is a spurious wake-up: the caller polls again anyway.
         let _ = poll(&mut fds, Some(&timeout));
         let long = clock::now().duration_since(began) >= VERBS_SPIN_MAX;
         self.spin = if long || self.usual_spin.is_zero() {

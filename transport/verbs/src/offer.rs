@@ -1,4 +1,4 @@
-//! A client's lane before the server knows it.
+//! A client's lane before the server's answer.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use tidewater_protocol::limits::{VERBS_PAIRS_MAX, VERBS_PUSH_BYTES, VERBS_RECEIV
 use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, VerbsTails};
 use tidewater_runtime::sync::Arc;
 
-/// A server writes into the mailbox, and nothing pulls from a client.
+/// A server writes into the mailbox, and no peer pulls from a client.
 const ROLES: Roles = Roles {
     push: Access::REMOTE_WRITE,
     pull: Access::NONE,
@@ -29,7 +29,7 @@ const ROLES: Roles = Roles {
     pull_elements: READ_ELEMENTS as u32,
 };
 
-/// A lane's pairs in INIT, and all its memory: what a server can be told of, and a lane made of.
+/// A lane's pairs in INIT, and all its memory: the source of a [`VerbsConnect`] and of the opened lane.
 #[derive(Debug)]
 pub struct LaneOffer {
     pairs: Pairs,
@@ -43,7 +43,7 @@ pub struct LaneOffer {
 }
 
 impl LaneOffer {
-    /// Makes the pairs of a lane, of which `pulls` pull (1 to 4), and registers its memory: 3.1 MiB,
+    /// Creates the pairs of a lane, of which `pulls` pull (1 to 4), and registers its memory: 3.1 MiB,
     /// and 528 KiB for each of them. The lane will belong to the notifier's thread.
     ///
     /// # Errors
@@ -59,8 +59,8 @@ impl LaneOffer {
         let queues = (&sends, &arrivals);
         let (pd, adapter) = (domain.pd(), domain.adapter());
         let pairs = Pairs::new(pd, adapter, queues, pulls, (ROLES, domain.patience()))?;
-        // A client trusts its server; order is strict, because lines and words of the mailbox tell
-        // that what was posted before them is there.
+        // A client trusts its server. Order is strict, because records and words of the mailbox
+        // announce that what was posted before them is there.
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let (region, registered) = memory(pd, MAILBOX_BYTES, access)?;
         let whole = |_| adapter.device().failed("mmap", rustix::io::Errno::NOMEM);
@@ -78,7 +78,7 @@ impl LaneOffer {
         })
     }
 
-    /// What the server is told, for the lane that it granted with `nonce`.
+    /// Returns the message to the server, for the lane that it granted with `nonce`.
     pub fn connect(&self, applier: ApplierId, nonce: u64) -> VerbsConnect {
         VerbsConnect {
             applier,
@@ -92,11 +92,11 @@ impl LaneOffer {
         }
     }
 
-    /// Opens the lane to a server that has answered, and tells it that it may send; `peer` names
-    /// it in errors.
+    /// Opens the lane to a server that has answered, and signals that it may send; `peer` names it in
+    /// errors.
     ///
     /// # Errors
-    /// [`VerbsError`]: what it told cannot be, or there is no way to it.
+    /// [`VerbsError`]: the answer has impossible values, or there is no route to the server.
     pub fn open(self, told: &VerbsConnected, peer: String) -> Result<VerbsClientLane, VerbsError> {
         let adapter = self.domain.adapter();
         let mut peers = peers(adapter, &told.end, 1 + self.pairs.pulls.len())?.into_iter();
@@ -109,7 +109,7 @@ impl LaneOffer {
         for (pair, landing) in self.pairs.pulls.into_iter().zip(self.landings) {
             pulls.push((pair.connect(&next()?)?, landing));
         }
-        // On one core whoever spins keeps the peer from answering.
+        // On one core a spinning thread keeps the peer from answering.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let spin = if cores > 1 { SPIN } else { Duration::ZERO };
         let waiter = Waiter::new(&self.arrivals, &self.sends, spin);

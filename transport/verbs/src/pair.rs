@@ -1,11 +1,11 @@
 //! Queue pairs of reliable connections, their states as types, and how they end.
 //!
-//! A pair is made in INIT: it can be given receives, and its number and first packet number can be
-//! told to the peer. [`QueuePair::connect`] brings it to RTS, from where it can send; what the peer
-//! told is checked first. It ends by [`QueuePair::into_error`], which flushes what was posted, and
-//! is destroyed when it is dropped: no packet of its peer has an effect after that (F11).
+//! A pair is created in INIT: it can take receives, and the peer can receive its number and first
+//! packet number. [`QueuePair::connect`] checks the peer's numbers and brings it to RTS, from where it
+//! can send. It ends by [`QueuePair::into_error`], which flushes what was posted, and is destroyed when
+//! it is dropped: no packet of its peer has an effect after that (F11).
 //!
-//! Windows bound to a pair belong to it, because they have to go first: with one still bound,
+//! Windows bound to a pair belong to it, because they have to be destroyed first. With one still bound,
 //! `ibv_destroy_qp` on rxe of Linux 6.1 blocks for 50 s.
 
 use std::fmt;
@@ -32,15 +32,15 @@ const NUMBERS: u32 = 1 << 24;
 /// Receives that are posted with one call.
 const RECEIVES: usize = 16;
 
-/// It was made: receives can be posted, nothing is sent or taken.
+/// Created: receives can be posted, nothing is sent or received.
 #[derive(Debug)]
 pub enum Init {}
 
-/// It is connected: requests are executed. (Or it is in error since, and flushes them.)
+/// Connected: requests are executed. (Or it is in error since, and flushes them.)
 #[derive(Debug)]
 pub enum ReadyToSend {}
 
-/// How large a pair is, what its peer may do, how patient it is.
+/// Size, peer rights and retry timeout of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PairOptions {
     /// Work requests that can be posted and not completed.
@@ -51,30 +51,30 @@ pub struct PairOptions {
     pub elements: u32,
     /// Bytes that a request can carry inline. What is granted may be more or less.
     pub inline_bytes: u32,
-    /// What the peer may do through this pair, to regions that allow it too.
+    /// Access of the peer through this pair, to regions that allow it too.
     pub remote: Access,
-    /// Class of traffic in the packets' IP header (DSCP << 2).
+    /// Traffic class in the packets' IP header (DSCP << 2).
     pub traffic_class: u8,
-    /// How long a silent peer is waited for.
+    /// Retry timeout towards a silent peer.
     pub patience: RetryTimeout,
 }
 
-/// How long a pair waits for a peer that does not answer: about
-/// `(retries + 1) x 4.096 us x 2^timeout`, some devices four times that.
+/// Time that a pair waits for a peer that does not answer: about `(retries + 1) x 4.096 us x
+/// 2^timeout`, some devices four times that.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RetryTimeout {
-    /// A packet is sent again after 4.096 us x 2^this.
+    /// Exponent: a packet is sent again after 4.096 us x 2^this.
     pub timeout: u8,
-    /// As many times, at most 6.
+    /// Number of retransmissions, at most 6.
     pub retries: u8,
     /// Times to wait for the peer's next receive, at most 6.
     pub rnr_retries: u8,
-    /// Time between them, as the InfiniBand specification encodes it.
+    /// Time between these waits, as the InfiniBand specification encodes it.
     pub rnr_timer: u8,
 }
 
 impl RetryTimeout {
-    /// As usual, but packets are sent again after 4.096 us x 2^`timeout`.
+    /// Returns the defaults with a retransmission after 4.096 us x 2^`timeout`.
     pub fn with_timeout(timeout: u8) -> Self {
         Self {
             timeout,
@@ -94,30 +94,30 @@ impl Default for RetryTimeout {
     }
 }
 
-/// The peer's end of a pair, as it told it.
+/// Other end of a pair, as the peer described it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     /// Number of its queue pair.
     pub qpn: u32,
     /// Number of the first packet that it sends.
     pub psn: u32,
-    /// Its port's address.
+    /// GID of its port.
     pub gid: Gid,
-    /// Its port's address in an InfiniBand subnet; 0 on Ethernet.
+    /// Address of its port in an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
-    /// Payload bytes of the packets that its port takes.
+    /// Payload bytes of the packets that its port accepts.
     pub mtu: u16,
     /// READs and atomics that it can answer at once.
     pub reads: u8,
-    /// READs and atomics that it can have out at once.
+    /// READs and atomics that it can have in flight at once.
     pub reads_out: u8,
 }
 
 /// A queue pair of a reliable connection, in one of its states.
 ///
 /// # Thread safety
-/// It may move between threads. Posting takes `&mut`; [`QueuePair::into_error`] takes `&self`,
-/// because whoever watches over deadlines may be another.
+/// It may move between threads. Posting takes `&mut`; [`QueuePair::into_error`] takes `&self`, because
+/// another thread may watch the deadlines.
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<S> {
     inner: Inner,
@@ -143,7 +143,7 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 impl QueuePair<Init> {
-    /// A new pair on the adapter's port, in INIT, with a random first packet number. Its
+    /// Creates a pair on the adapter's port, in INIT, with a random first packet number. Its
     /// completions go to `sends` and `receives`, which must have room for all that can be posted.
     ///
     /// # Errors
@@ -158,7 +158,7 @@ impl QueuePair<Init> {
         options: &PairOptions,
     ) -> Result<Self, VerbsError> {
         let device = pd.device();
-        // A provider that is given another one's object would take it for its own.
+        // A provider would take another device's object for its own.
         let all = [adapter.device(), sends.device(), receives.device()];
         if !all.iter().all(|d| Arc::ptr_eq(d, device)) {
             return Err(device.failed("ibv_create_qp", Errno::XDEV));
@@ -213,14 +213,13 @@ impl QueuePair<Init> {
         })
     }
 
-    /// Connects it to its peer, whose pair must be connected to this one in turn: from now on it
-    /// answers, and from when the peer is connected too its own requests are answered. READs that
-    /// are out at once are the fewer of what this end can have out and the peer can answer; packets
-    /// are the smaller of both ports'.
+    /// Connects it to its peer; the peer must connect its pair to this one in turn. From now on it
+    /// answers. Its own requests are answered once the peer is connected too. READs in flight are
+    /// limited by this end and by the peer's answers; packets by the smaller MTU of both ports.
     ///
     /// # Errors
-    /// [`VerbsError::Peer`] for numbers that cannot be; [`VerbsError::Call`], for example with
-    /// ENETUNREACH or ETIMEDOUT when there is no way to the peer's address. The pair is gone then.
+    /// [`VerbsError::Peer`] for impossible numbers; [`VerbsError::Call`], for example with ENETUNREACH
+    /// or ETIMEDOUT when there is no route to the peer's address. The pair is gone then.
     #[doc(alias = "ibv_modify_qp")]
     pub fn connect(self, peer: &Peer) -> Result<QueuePair<ReadyToSend>, VerbsError> {
         let inner = self.inner;
@@ -252,9 +251,9 @@ impl QueuePair<Init> {
 }
 
 impl QueuePair<ReadyToSend> {
-    /// Takes a window and posts the request that opens `bytes` bytes of `region`, from `at` on, to
-    /// this pair's peer; the window's new key. The completion has `wr_id`; the key is to be told to
-    /// the peer after it. The window is closed when the pair is dropped. Cost: allocates.
+    /// Takes a window and posts the request that opens `bytes` bytes of `region`, from `at` on, to this
+    /// pair's peer. Returns the window's new key. The completion has `wr_id`; send the key to the peer
+    /// after it. The window is closed when the pair is dropped. Cost: allocates.
     ///
     /// # Errors
     /// [`VerbsError::Bounds`]; [`VerbsError::Call`] with EXDEV when window or region is of another
@@ -293,8 +292,8 @@ impl QueuePair<ReadyToSend> {
             bytes as u64,
             access.bits(),
         );
-        // SAFETY: pair, window and region live (invariants) and are of one device; the pair keeps
-        // the window, and that the region, from here on.
+        // SAFETY: pair, window and region live (invariants) and are of one device; the pair keeps the
+        // window, and that the region, from here on.
         let posted = unsafe { ffi::post_send(self.inner.qp, &raw mut request) };
         posted.map_err(|(errno, _)| VerbsError::Post {
             device: Arc::clone(self.inner.pd.device().name()),
@@ -313,9 +312,9 @@ impl QueuePair<ReadyToSend> {
 }
 
 impl QueuePair<ReadyToSend> {
-    /// Whether its device says that the data of each WRITE of the peer is placed here in order, so that
-    /// who polls the memory may believe what is there. It says nothing about two WRITEs. `None` where
-    /// the library is too old to be asked. Cost: a call of the provider, on some devices a system call.
+    /// Whether its device promises to place the data of each WRITE of the peer in order. If so, a
+    /// thread that polls the memory may trust it. It promises nothing about two WRITEs. `None` where
+    /// the library lacks the query. Cost: a call of the provider, on some devices a system call.
     #[doc(alias = "ibv_query_qp_data_in_order")]
     pub fn data_in_order(&self) -> Option<bool> {
         if mutants::data_in_order() {
@@ -327,33 +326,33 @@ impl QueuePair<ReadyToSend> {
 }
 
 impl<S> QueuePair<S> {
-    /// Its number, 24 bits: the peer is told it.
+    /// Returns its number for the peer, 24 bits.
     pub const fn qpn(&self) -> u32 {
         self.inner.qpn
     }
 
-    /// The number of its first packet, 24 bits: the peer is told it.
+    /// Returns the number of its first packet for the peer, 24 bits.
     pub const fn psn(&self) -> u32 {
         self.inner.psn
     }
 
-    /// What it was made with, as granted: queues can be larger than asked for, and the inline bytes
-    /// larger or smaller.
+    /// Returns its options as granted: queues can be larger than asked for, and the inline bytes larger
+    /// or smaller.
     pub const fn granted(&self) -> &PairOptions {
         &self.inner.options
     }
 
-    /// Its adapter.
+    /// Returns the adapter of the pair.
     pub const fn adapter(&self) -> &Arc<Adapter> {
         &self.inner.adapter
     }
 
-    /// Posts `count` receives without memory, which is all that a WRITE with immediate data takes.
-    /// All have the same number. Cost: no system call, no allocation.
+    /// Posts `count` receives without memory, which is all that a WRITE with immediate data takes. All
+    /// have the same number. Cost: no system call, no allocation.
     ///
     /// # Errors
-    /// [`VerbsError::Call`] with ENOMEM when more are posted than it was made for; how many of
-    /// them were taken is then unknown.
+    /// [`VerbsError::Call`] with ENOMEM when more are posted than it was created for; the number of
+    /// accepted ones is then unknown.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_receives(&mut self, wr_id: u64, count: usize) -> Result<(), VerbsError> {
         let mut left = count;
@@ -385,9 +384,10 @@ impl<S> QueuePair<S> {
         Ok(())
     }
 
-    /// Puts it into error: nothing more is sent or taken, and everything posted completes, mostly
-    /// with [`Status::FLUSHED`](super::error::Status::FLUSHED). Does no harm twice. Cost: a system
-    /// call; what is being executed may still land until its completion has been polled.
+    /// Puts it into the error state. It sends and receives nothing more, and everything posted
+    /// completes, mostly with [`Status::FLUSHED`](super::error::Status::FLUSHED). A second call is
+    /// harmless. Cost: a system call. A request being executed may still write memory until its
+    /// completion has been polled.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
@@ -422,7 +422,8 @@ impl Inner {
         self.modify(&mut attributes, bits::TO_ERR, "ibv_modify_qp to ERR")
     }
 
-    /// Refuses what no peer can be; the number of the packet size that both ports take.
+    /// Refuses impossible values of a peer; returns the MTU number of the packet size that both ports
+    /// support.
     fn check_peer(&self, peer: &Peer) -> Result<u32, VerbsError> {
         let wrong = |what, value: u32| VerbsError::Peer {
             device: Arc::clone(self.pd.device().name()),
@@ -445,7 +446,7 @@ impl Inner {
             .ok_or_else(|| wrong("packets of less than 256 bytes", u32::from(peer.mtu)))
     }
 
-    /// The way to the peer: by GID on Ethernet; by LID on InfiniBand, with the GID only if it is in
+    /// The route to the peer: by GID on Ethernet; by LID on InfiniBand, with the GID only if it is in
     /// another subnet and a router needs it.
     fn route(&self, attributes: &mut ffi::ibv_qp_attr, peer: &Peer) {
         let adapter = &*self.adapter;
@@ -464,8 +465,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Windows before the pair, and the pair in error before its windows; see the module. A
-        // failure here shows in the next step.
+        // Windows before the pair, and the pair in error before its windows; see the module. A failure
+        // here shows in the next step.
         let _ = self.break_off();
         self.windows.clear();
         // SAFETY: not destroyed (invariant), and owned.
@@ -475,7 +476,7 @@ impl Drop for Inner {
     }
 }
 
-/// Refuses what the device cannot have, by name; it would only say EINVAL.
+/// Refuses what the device does not support, by name; the device would only answer EINVAL.
 fn check_limits(pd: &ProtectionDomain, options: &PairOptions) -> Result<(), VerbsError> {
     let limits = pd.device().limits();
     let needs = [

@@ -1,63 +1,63 @@
-//! Which pair reads what, and when a fenced read may start. Pure: numbers in, a decision out.
+//! Assigns reads to pairs, and decides when a fenced read may start. Pure: numbers in, a decision out.
 //!
-//! Reads go in chains, one doorbell each: a chain is filled before the next pair gets one, so that a
-//! few reads cost one doorbell and many are answered by several pairs at once.
+//! Reads go in batches, one doorbell each. A batch is filled before the next pair gets one, so a few
+//! reads cost one doorbell and several pairs answer many at once.
 //!
-//! A fenced read (F03) starts after all earlier reads of the lane have completed. Where all that are
-//! not over are on one pair, the device keeps the order: `IBV_SEND_FENCE` holds a request back until
-//! the READs before it on its pair are complete, and everything behind it with it. Where they are on
-//! several, nobody but this end knows, and it waits. A fenced read that is cut into pieces waits too:
-//! its later pieces would otherwise have to stay on the pair of the first. So does every fenced read
-//! on a device that cannot be trusted with a fence (`DeviceLimits::fences`).
+//! A fenced read (F03) starts after all earlier reads of the lane have completed. Where all incomplete
+//! reads are on one pair, the device keeps the order: `IBV_SEND_FENCE` holds a request back until the
+//! READs before it on its pair are complete, and everything behind it with it. Where they are on
+//! several, only this end knows all of them, and it waits. A fenced read that is split into pieces
+//! waits too: its later pieces would otherwise have to stay on the pair of the first. So does every
+//! fenced read on a device without reliable fences (`DeviceLimits::fences`).
 
 use tidewater_protocol::limits::{VERBS_CHAIN_BYTES, VERBS_CHAIN_REQUESTS};
 
-/// What the next piece of a read should do.
+/// Decision for the next piece of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Go onto this pair.
+    /// Queue the piece on this pair.
     Put {
         /// Number of the pair.
         pair: usize,
-        /// With `IBV_SEND_FENCE`.
+        /// Whether to set `IBV_SEND_FENCE`.
         fence: bool,
     },
-    /// Not now: something has to complete first.
+    /// Not now: an earlier read has to complete first.
     Wait,
 }
 
-/// A pair as the plan sees it.
+/// State of a pair for the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Load {
-    /// It has reads that are not over, posted or not.
+    /// It has incomplete reads, posted or not.
     pub(super) busy: bool,
-    /// The next piece fits its send queue and its landing.
+    /// The next piece fits its send queue and its read memory.
     pub(super) room: bool,
 }
 
 /// How a fenced read is fenced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fence {
-    /// Not at all.
+    /// The read has no fence.
     No,
-    /// It is one request: the device may do it.
+    /// It is one request: the device may keep the fence.
     Device,
-    /// It is several, or the device may not: earlier reads have to be over.
+    /// It is several, or the device must not: earlier reads have to complete first.
     Wait,
 }
 
 /// The next piece of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Next {
-    /// Its length.
+    /// Length of the piece in bytes.
     pub(super) bytes: usize,
-    /// Whether it is fenced.
+    /// Whether and how it is fenced.
     pub(super) fence: Fence,
-    /// A fenced one follows soon: better on the same pair than waited for.
+    /// A fenced one follows soon: staying on the same pair avoids a wait.
     pub(super) stay: bool,
 }
 
-/// The chain that is being filled.
+/// State of the batch that is being filled.
 #[derive(Debug, Default)]
 pub(super) struct Planner {
     pair: usize,
@@ -66,8 +66,8 @@ pub(super) struct Planner {
 }
 
 impl Planner {
-    /// Where the next piece goes; `load` tells about each of `pairs` pairs. If it is not to wait, it
-    /// counts as put.
+    /// Chooses the step of the next piece; `load` returns the state of each of `pairs` pairs. Unless
+    /// the step is to wait, the piece counts as queued.
     pub(super) fn next(
         &mut self,
         pairs: usize,
@@ -75,7 +75,7 @@ impl Planner {
         load: impl Fn(usize) -> Load,
     ) -> Step {
         let mut busy = (0..pairs).filter(|&pair| load(pair).busy);
-        // Most reads have no fence, and do not look at all pairs.
+        // Most reads have no fence, and do not check all pairs.
         let on_one_pair = match fence {
             Fence::No => None,
             _ => match (fence, busy.next(), busy.next()) {
@@ -93,7 +93,7 @@ impl Planner {
         }
         let full = self.requests >= VERBS_CHAIN_REQUESTS || self.bytes >= VERBS_CHAIN_BYTES;
         let from = self.pair + usize::from(full && !stay);
-        // The pair of the chain, if it has room; else the next one that has.
+        // The pair of the batch, if it has room; else the next one that has.
         let candidates = (0..pairs).map(|n| (from + n) % pairs);
         match candidates.into_iter().find(|&pair| load(pair).room) {
             Some(pair) => {
@@ -107,7 +107,7 @@ impl Planner {
         }
     }
 
-    /// The chains were posted: the next one begins, on the next pair.
+    /// Notes that the batches were posted: the next one begins, on the next pair.
     pub(super) const fn posted(&mut self) {
         if self.requests > 0 {
             *self = Self {
@@ -142,7 +142,7 @@ mod tests {
         room: true,
     };
 
-    /// Pairs to which pieces are put, until `posted`.
+    /// Pairs to which pieces are queued, until `posted`.
     fn put(planner: &mut Planner, count: usize, bytes: usize) -> Vec<usize> {
         let mut at = Vec::new();
         for _ in 0..count {
@@ -247,8 +247,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces are put and completed at random, in order on each pair. When a fenced one is put,
-        /// nothing before it is left on another pair; and it always gets its turn.
+        /// Pieces are queued and completed at random, in order on each pair. When a fenced one is
+        /// queued, nothing before it is left on another pair; and it always gets its turn.
         #[test]
         fn a_fenced_read_starts_after_all_earlier_ones(
             pairs in 1usize..5,

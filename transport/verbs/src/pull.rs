@@ -1,11 +1,10 @@
-//! The pairs that pull: reads in chains, over several pairs at once.
+//! The pairs that pull: reads in batches, over several pairs at once.
 //!
-//! A read lands in registered memory of its pair and is copied from there to where the caller wants
-//! it, when its completion has been polled: so the device never touches what was borrowed (F13),
-//! and a batch that is forgotten with its lane is written by nobody (F14). READs of one pair end in
-//! order, so each landing is given out first in first out. Long reads are cut. Of a call whose
-//! payload goes into registered memory (see `scatter`) only the heads land so; the device writes the
-//! payload where it belongs.
+//! A read arrives in registered memory of its pair. After its completion is polled, it is copied to the
+//! caller's destination. So the device never accesses borrowed memory (F13), and no device writes to a
+//! batch that is dropped with its lane (F14). READs of one pair end in order, so its memory is
+//! allocated first in first out. Long reads are split. If a call's payload goes into registered memory
+//! (see `scatter`), only the heads arrive so; the device writes the payload to its destination.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -30,16 +29,16 @@ use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_LANDING_BYTES, VERB
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// The pair's number is above the request's in the number of a work request.
+/// Shift of the pair's number in a work request's number, above the request's.
 const PAIR_SHIFT: u32 = 56;
-/// Reads of a list that is kept on one pair for the sake of a fence: two chains.
+/// Reads of a list that is kept on one pair because of a fence: two batches.
 const FENCED_LIST: usize = 2 * VERBS_CHAIN_REQUESTS;
-/// Pieces of a READ: what lands in the pair's memory, and payload.
+/// Pieces of a READ: the one in the pair's memory, and payload.
 pub(super) const READ_ELEMENTS: usize = 2;
 /// Batches for which there is room without allocating.
 const BATCHES: usize = 64;
 
-/// Registered memory of one pair, in which its reads land.
+/// Registered memory of one pair, which its reads write.
 #[derive(Debug)]
 pub(super) struct LandingMemory {
     registered: Arc<MemoryRegion>,
@@ -48,7 +47,7 @@ pub(super) struct LandingMemory {
 }
 
 impl LandingMemory {
-    /// Allocates and registers it.
+    /// Allocates and registers the memory.
     pub(super) fn new(pd: &Arc<ProtectionDomain>) -> Result<Self, VerbsError> {
         let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
         let (region, registered) = memory(pd, VERBS_LANDING_BYTES, access)?;
@@ -60,12 +59,12 @@ impl LandingMemory {
     }
 }
 
-/// Whom a piece is for.
+/// Owner of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whose {
-    /// The call under way.
+    /// The current call owns the piece.
     Caller,
-    /// The batch in this place.
+    /// The batch with this index.
     Batch(usize),
     /// The lane itself: a cell of the key directory.
     Cell,
@@ -76,27 +75,27 @@ enum Whose {
 struct Piece {
     whose: Whose,
     request: Request,
-    /// Which of the operations.
+    /// Index of the operation.
     op: usize,
-    /// From where in it.
+    /// First byte within the operation.
     from: usize,
     len: usize,
-    /// Where the device writes its payload; all of it lands in the pair's memory if nowhere.
+    /// Where the device writes its payload; if `None`, all of it arrives in the pair's memory.
     payload: Option<Sge>,
-    /// Where the rest lands.
+    /// Offset of the rest in the pair's memory.
     at: usize,
-    /// The landing is free up to here when it is over.
+    /// The pair's memory is free up to here after its completion.
     end: u64,
 }
 
-/// How far a list of reads is.
+/// Progress of a list of reads.
 #[derive(Debug, Default)]
 struct Progress {
-    /// Operations asked for whole.
+    /// Operations that are completely submitted.
     op: usize,
-    /// Bytes of the next one that were asked for.
+    /// Submitted bytes of the next operation.
     from: usize,
-    /// Pieces that have not landed.
+    /// Pieces that have not arrived.
     out: usize,
 }
 
@@ -110,7 +109,7 @@ impl Progress {
     }
 }
 
-/// The reads of the call under way.
+/// Reads of the current call.
 #[derive(Debug)]
 pub(super) struct Caller<'a> {
     ops: &'a [ReadOp],
@@ -120,7 +119,7 @@ pub(super) struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// Of reads that fit their landing.
+    /// Starts reads that fit their destination.
     pub(super) fn new(ops: &'a [ReadOp], head: &'a mut [u8], payload: Payload<'a>) -> Self {
         Self {
             ops,
@@ -130,7 +129,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Whether all have landed.
+    /// Whether all have arrived.
     pub(super) const fn is_done(&self) -> bool {
         self.progress.is_done(self.ops)
     }
@@ -158,12 +157,12 @@ struct Puller {
 pub(super) struct Pulls {
     pullers: Vec<Puller>,
     planner: Planner,
-    /// Batches by place; a finished one leaves its place to the next.
+    /// Batches by index; the next batch reuses the slot of a finished one.
     batches: Vec<Option<Posted>>,
-    /// Places of those that were not asked for whole, in the order in which they were posted.
+    /// Indexes of the incompletely submitted batches, in the order of posting.
     asking: VecDeque<usize>,
     done: VecDeque<ReadBatch>,
-    /// The cell that was asked for last, once it is here.
+    /// The cell read last, once it has arrived.
     cell: Option<[u8; KEY_CELL_BYTES]>,
     counters: Counters,
     /// Whether the device may keep a fence.
@@ -171,7 +170,7 @@ pub(super) struct Pulls {
 }
 
 impl Pulls {
-    /// Of connected pairs, each with its landing; `fences` as the device's limits tell.
+    /// Takes connected pairs, each with its memory; `fences` is from the device's limits.
     pub(super) fn new(
         pairs: impl IntoIterator<Item = (QueuePair<ReadyToSend>, LandingMemory)>,
         fences: bool,
@@ -195,12 +194,12 @@ impl Pulls {
         }
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub(super) const fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Takes a batch, whose keys are known and whose reads fit; it is asked for by [`Self::ask`].
+    /// Takes a batch with known keys and fitting reads; [`Self::ask`] submits it.
     pub(super) fn take(&mut self, batch: ReadBatch) {
         let posted = Some(Posted {
             batch,
@@ -215,17 +214,17 @@ impl Pulls {
         self.asking.push_back(place);
     }
 
-    /// A finished batch, if there is one.
+    /// Takes a finished batch, if there is one.
     pub(super) fn done(&mut self) -> Option<ReadBatch> {
         self.done.pop_front()
     }
 
-    /// The cell that was asked for, if it has come.
+    /// Takes the requested cell, if it has arrived.
     pub(super) const fn cell(&mut self) -> Option<[u8; KEY_CELL_BYTES]> {
         self.cell.take()
     }
 
-    /// Asks for a cell of the directory; false when there is no room now.
+    /// Submits the read of a directory cell; false when there is no room now.
     pub(super) fn ask_cell(&mut self, from: Target, request: Request) -> Result<bool, LaneFailure> {
         self.cell = None;
         let Some(puller) = self.pullers.first_mut() else {
@@ -249,15 +248,15 @@ impl Pulls {
         Ok(true)
     }
 
-    /// Asks for what was posted and for the call's reads, in this order, while there is room, and
-    /// hands it to the device.
+    /// Submits the posted batches and then the call's reads, while there is room, and rings the
+    /// doorbells.
     pub(super) fn ask(
         &mut self,
         keys: &Keys,
         caller: Option<&mut Caller<'_>>,
     ) -> Result<(), LaneFailure> {
-        // Nothing to ask for, as at the look that finds what the call waited for. No chain is left:
-        // each call that fills one posts it.
+        // Nothing to submit, as in the poll that finds what the call waited for. No batch is left: each
+        // call that fills one posts it.
         let is_asked = |caller: &&mut Caller<'_>| caller.progress.is_asked(caller.ops);
         if self.asking.is_empty() && caller.as_ref().is_none_or(is_asked) {
             return Ok(());
@@ -270,7 +269,7 @@ impl Pulls {
         self.post()
     }
 
-    /// Whether all batches are asked for now.
+    /// Submits the batches; whether all are submitted now.
     fn ask_batches(&mut self, keys: &Keys) -> Result<bool, LaneFailure> {
         while let Some(&place) = self.asking.front() {
             let Some(mut posted) = self.batches[place].take() else {
@@ -295,7 +294,7 @@ impl Pulls {
         Ok(true)
     }
 
-    /// Whether all of a list is asked for now.
+    /// Submits a list; whether all of it is submitted now.
     fn ask_list(
         &mut self,
         keys: &Keys,
@@ -306,7 +305,7 @@ impl Pulls {
         if progress.is_asked(ops) {
             return Ok(true);
         }
-        // A short list with a fence is kept on one pair, whose device then keeps its order.
+        // A short list with a fence is kept on one pair; its device then keeps its order.
         let last_fence = match ops.len() {
             0..=FENCED_LIST if self.fences => ops.iter().rposition(|op| op.fence),
             _ => None,
@@ -345,7 +344,7 @@ impl Pulls {
         Ok(true)
     }
 
-    /// Whether the piece is queued.
+    /// Queues a piece; whether there was room.
     fn ask_piece(
         &mut self,
         keys: &Keys,
@@ -373,12 +372,12 @@ impl Pulls {
         Ok(true)
     }
 
-    /// Whether nothing is under way.
+    /// Whether no read is in flight.
     pub(super) fn are_idle(&self) -> bool {
         self.pullers.iter().all(|puller| puller.flight.is_empty())
     }
 
-    /// To be told `now` when a look has found nothing over.
+    /// Call this with `now` when a poll has found no completion.
     pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
         self.pullers.iter_mut().try_for_each(|puller| {
             puller
@@ -387,7 +386,7 @@ impl Pulls {
         })
     }
 
-    /// Hands all chains to the device: one doorbell for each pair that has one.
+    /// Posts all batches: one doorbell for each pair that has one.
     fn post(&mut self) -> Result<(), LaneFailure> {
         for puller in &mut self.pullers {
             puller.post(&mut self.counters)?;
@@ -396,7 +395,7 @@ impl Pulls {
         Ok(())
     }
 
-    /// Takes in that a read, and all before it on its pair, have landed.
+    /// Notes that a read, and all before it on its pair, have arrived.
     pub(super) fn landed(
         &mut self,
         completion: &Completion,
@@ -458,7 +457,7 @@ impl Pulls {
 }
 
 impl Puller {
-    /// As the plan sees it, for a piece of which so many bytes land.
+    /// State for the planner, for a piece that takes `landed` bytes of the pair's memory.
     fn load(&self, landed: usize) -> Load {
         Load {
             busy: !self.flight.is_empty(),
@@ -516,7 +515,7 @@ impl Puller {
 }
 
 impl Piece {
-    /// How many of its bytes, the first, land in the pair's memory.
+    /// Number of its first bytes that arrive in the pair's memory.
     const fn landed(&self) -> usize {
         match self.payload {
             None => self.len,
@@ -524,8 +523,7 @@ impl Piece {
         }
     }
 
-    /// Copies what landed to the places that its operation names; it was checked that they are
-    /// there.
+    /// Copies the arrived bytes to the destinations of the operation; their bounds were checked before.
     fn copy_to(&self, landing: &Region, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         let len = self.landed();
         let (Some(op), Ok(words)) = (ops.get(self.op), landing.words(self.at, len)) else {

@@ -1,4 +1,4 @@
-//! Completion queues, and channels that wake a thread when one has something.
+//! Completion queues, and channels that wake a thread when a queue has a completion.
 
 use std::fmt;
 use std::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use tidewater_runtime::sync::Arc;
 /// Completions fetched at once; a batch fits the stack and the first-level cache.
 const BATCH: usize = 32;
 
-/// A descriptor that becomes readable when an armed queue has something. Non-blocking. One thread
+/// A descriptor that becomes readable when an armed queue has a completion. Non-blocking. One thread
 /// sleeps on it; any number of queues can share it.
 ///
 /// # Invariants
@@ -33,7 +33,7 @@ unsafe impl Send for CompletionChannel {}
 unsafe impl Sync for CompletionChannel {}
 
 impl CompletionChannel {
-    /// A channel of its own descriptor.
+    /// Creates a channel with its own descriptor.
     ///
     /// # Errors
     /// [`VerbsError::Call`], for example when there are no descriptors left.
@@ -55,8 +55,8 @@ impl CompletionChannel {
         Ok(Arc::new(made))
     }
 
-    /// Takes one event, if there is one: the token of a queue that was armed and is armed no more.
-    /// Cost: a system call, and a lock that nobody else takes while queues live.
+    /// Takes one event, if there is one: the token of a queue that was armed and no longer is. Cost: a
+    /// system call, and a lock that no other thread takes while queues live.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
@@ -99,51 +99,51 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// What a work request was.
+/// Operation of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_wc_opcode")]
 pub enum Operation {
-    /// Not told: the request failed.
+    /// Not reported: the request failed.
     #[default]
     Unknown,
     /// A WRITE, with or without immediate data.
     Write,
-    /// A READ.
+    /// A READ of the peer's memory.
     Read,
-    /// A compare-and-swap.
+    /// A compare-and-swap on the peer's memory.
     CompareSwap,
-    /// A fetch-and-add.
+    /// A fetch-and-add on the peer's memory.
     FetchAdd,
-    /// A window was bound.
+    /// The bind of a memory window.
     BindWindow,
     /// A receive that a peer's WRITE with immediate data took.
     Receive,
-    /// Anything else.
+    /// An operation of another kind.
     Other,
 }
 
-/// A work request that is over. If it failed, only `wr_id`, `status`, `vendor` and `qpn` are told.
+/// Completion of a work request. If it failed, only `wr_id`, `status`, `vendor` and `qpn` are valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "ibv_wc")]
 pub struct Completion {
     /// The number that the request was posted with.
     pub wr_id: u64,
-    /// How it ended.
+    /// Result of the request.
     pub status: Status,
-    /// What it was.
+    /// Operation of the request.
     pub operation: Operation,
-    /// Bytes that came, of a READ or a receive.
+    /// Bytes received, of a READ or a receive.
     pub bytes: u32,
     /// Immediate data of a receive.
     pub imm: Option<u32>,
-    /// The queue pair.
+    /// Number of the queue pair.
     pub qpn: u32,
     /// The device's own code of a failure.
     pub vendor: u32,
 }
 
 impl Completion {
-    /// Nothing, to make arrays of.
+    /// Placeholder for the initial contents of arrays.
     pub const EMPTY: Self = Self {
         wr_id: 0,
         status: Status::SUCCESS,
@@ -184,7 +184,7 @@ impl Completion {
         it
     }
 
-    /// Its failure as an error, or nothing.
+    /// Returns its failure as an error.
     ///
     /// # Errors
     /// [`VerbsError::Completion`].
@@ -202,12 +202,12 @@ impl Completion {
     }
 }
 
-/// Where work requests end. Shared by `Arc` with the queue pairs that use it.
+/// Queue of completions. Shared by `Arc` with the queue pairs that use it.
 ///
 /// # Thread safety
-/// It can be shared, and each completion is given once; but it belongs to one thread by design:
-/// providers take a spin lock around a poll that others would wait for. (`MLX5_SINGLE_THREADED=1`
-/// takes that lock away; then it *must* be one thread.)
+/// It can be shared, and each completion is returned once; but it belongs to one thread by design.
+/// Providers take a spin lock around a poll, on which other threads would wait.
+/// (`MLX5_SINGLE_THREADED=1` removes that lock; then it *must* be one thread.)
 ///
 /// # Invariants
 /// - `cq` is not destroyed; its queue pairs hold an `Arc` of this.
@@ -225,20 +225,20 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// A queue for at least `capacity` completions that have not been polled: one more, and the
-    /// device breaks every queue pair that uses it. With a channel, an armed queue wakes its thread
-    /// and is named there by the token.
+    /// Creates a queue for at least `capacity` unpolled completions; one more, and the device breaks
+    /// every queue pair that uses it. With a channel, an armed queue wakes its thread and is named
+    /// there by the token.
     ///
     /// # Errors
-    /// [`VerbsError::Limit`] when the device has none so large; [`VerbsError::Call`], with EXDEV
-    /// when the channel is of another open device.
+    /// [`VerbsError::Limit`] when the device has none so large; [`VerbsError::Call`], with EXDEV when
+    /// the channel is of another open device.
     #[doc(alias = "ibv_create_cq")]
     pub fn new(
         device: &Arc<Device>,
         capacity: usize,
         channel: Option<(&Arc<CompletionChannel>, usize)>,
     ) -> Result<Arc<Self>, VerbsError> {
-        // A provider that is given another one's object would take it for its own.
+        // A provider would take another device's object for its own.
         if channel.is_some_and(|(channel, _)| !Arc::ptr_eq(&channel.device, device)) {
             return Err(device.failed("ibv_create_cq", Errno::XDEV));
         }
@@ -268,18 +268,18 @@ impl CompletionQueue {
         }))
     }
 
-    /// Completions that it holds.
+    /// Returns the number of completions that it holds.
     pub const fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Its channel.
+    /// Returns the channel of the queue, if any.
     pub const fn channel(&self) -> Option<&Arc<CompletionChannel>> {
         self.channel.as_ref()
     }
 
-    /// Takes completions that are there, oldest first; how many. Cost: no system call, no
-    /// allocation; a few ns for each, and a cache miss for an empty queue.
+    /// Polls completions, oldest first; returns how many. Cost: no system call, no allocation; a few ns
+    /// for each, and a cache miss for an empty queue.
     ///
     /// # Errors
     /// [`VerbsError::Call`] when the queue is broken (it overflowed, or the device is gone).
@@ -305,9 +305,9 @@ impl CompletionQueue {
         Ok(total)
     }
 
-    /// Arms it: the next completion that comes makes an event in its channel, once. What came
-    /// before does not; so arm, poll once more, and only then sleep. Cost: a system call with some
-    /// providers (rxe), a write to the device with others.
+    /// Arms the queue: the next completion makes one event in its channel. Earlier completions make
+    /// none; so arm, poll once more, and only then sleep. Cost: a system call with some providers
+    /// (rxe), a write to the device with others.
     ///
     /// # Errors
     /// [`VerbsError::Call`].

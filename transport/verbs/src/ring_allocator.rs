@@ -1,23 +1,23 @@
-//! First-in-first-out space in a piece of registered memory: what is taken first is given back
-//! first, because the requests that use it end in order.
+//! First-in-first-out allocator in a piece of registered memory. The oldest piece is freed first,
+//! because the requests that use it end in order.
 
 /// Pieces begin at multiples of this: no two share a cache line.
 const ALIGN: usize = 64;
 
-/// A ring of bytes. A piece never crosses the ring's end; what is left there is skipped.
+/// A ring of bytes. A piece never crosses the ring's end; the rest there is skipped.
 #[derive(Debug)]
 pub(super) struct RingAllocator {
     bytes: u64,
     /// Monotonic: everything below is free again.
     head: u64,
-    /// Monotonic: the next piece begins here, or at the ring's beginning.
+    /// Monotonic: the next piece begins here, or at the ring's start.
     tail: u64,
-    /// Where in the ring `tail` is: kept, because a division for each piece would cost more.
+    /// Offset of `tail` in the ring: stored, because a division for each piece would cost more.
     at: u64,
 }
 
 impl RingAllocator {
-    /// Of `bytes` bytes, a multiple of 64.
+    /// Creates a ring of `bytes` bytes, a multiple of 64.
     pub(super) const fn new(bytes: usize) -> Self {
         Self {
             bytes: bytes as u64,
@@ -27,12 +27,12 @@ impl RingAllocator {
         }
     }
 
-    /// Whether a piece fits now. One that is no longer than the space fits when nothing is taken.
+    /// Whether a piece fits now. In an empty ring, any piece up to the ring's length fits.
     pub(super) fn fits(&self, len: usize) -> bool {
         self.place(len).is_some()
     }
 
-    /// Takes a piece: where it is.
+    /// Allocates a piece and returns its offset.
     pub(super) fn take(&mut self, len: usize) -> Option<usize> {
         let (head, start, at) = self.place(len)?;
         self.head = head;
@@ -42,19 +42,19 @@ impl RingAllocator {
         Some(at as usize)
     }
 
-    /// Where the space taken last ends, for [`Self::free_to`].
+    /// Returns the end of the newest piece, for [`Self::free_to`].
     pub(super) const fn end(&self) -> u64 {
         self.tail
     }
 
-    /// Gives everything up to an `end` back.
+    /// Frees everything up to an `end`.
     pub(super) fn free_to(&mut self, end: u64) {
         debug_assert!(end <= self.tail, "{end} was never taken");
         self.head = self.head.max(end);
     }
 
-    /// The head to go on with, and where a piece of `len` bytes would begin: counted on, and in the
-    /// ring.
+    /// Returns the head to continue with, and the start of a piece of `len` bytes: as a monotonic
+    /// position, and as an offset in the ring.
     fn place(&self, len: usize) -> Option<(u64, u64, u64)> {
         let crosses = self.at + padded(len) > self.bytes;
         let (start, at) = if crosses {
@@ -62,7 +62,7 @@ impl RingAllocator {
         } else {
             (self.tail, self.at)
         };
-        // When nothing is taken, what is skipped is free too.
+        // In an empty ring, skipped bytes are free too.
         let head = if self.head == self.tail {
             start
         } else {
@@ -107,8 +107,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Pieces that are taken never overlap, stay inside, and are as long as asked for. (One of no
-        /// bytes lies anywhere, also inside of another.)
+        /// Allocated pieces never overlap, stay inside, and have the requested length. (One of no bytes
+        /// lies anywhere, also inside of another.)
         #[test]
         fn pieces_are_apart(steps in proptest::collection::vec((0usize..400, 0usize..3), 0..300)) {
             const BYTES: usize = 1024;

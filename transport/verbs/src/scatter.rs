@@ -1,13 +1,13 @@
-//! Payload that the device writes where it belongs: a program's own registered memory.
+//! Payload that the device writes to its destination: a program's own registered memory.
 //!
-//! The caller's slice alone decides. If all of it lies in a registered [`Buffer`], the device is told
-//! its address; if not, payload lands in the lane and is copied. Nobody has to say which, and nothing
-//! can be said wrongly: an address in a registration that lives is an address in its buffer, because
-//! the buffer stays mapped until its registration has ended.
+//! The caller's slice alone decides. If all of it lies in a registered [`Buffer`], the device receives
+//! its address; if not, payload arrives in the lane's memory and is copied. The caller neither chooses
+//! nor can choose wrongly. An address in a live registration is an address in its buffer, because the
+//! buffer stays mapped until its registration has ended.
 //!
-//! What makes this sound is that a call borrows its slice exclusively and ends only when the device is
-//! done with it: all its READs have completed, or its lane broke and its pairs are destroyed (F13). So
-//! a program cannot look at, drop or reuse the memory meanwhile, whatever it does with the buffer.
+//! What makes this sound: a call borrows its slice exclusively and ends only when the device is done
+//! with it. Then all its READs have completed, or its lane broke and its pairs are destroyed (F13). So
+//! a program cannot read, drop or reuse the memory meanwhile, whatever it does with the buffer.
 
 use std::any::Any;
 use std::marker::PhantomData;
@@ -24,18 +24,18 @@ use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     all: Mutex<Vec<Registered>>,
-    /// How often `all` has changed; written by who holds it.
+    /// Number of changes of `all`; written by the holder of its lock.
     changes: AtomicU64,
 }
 
-/// What a lane knows of them: so that calls take no lock while nothing is registered anew.
+/// A lane's copy of the list, so that calls take no lock while no buffer is registered.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     all: Vec<Registered>,
     changes: u64,
 }
 
-/// A buffer that may be gone: then its registration is, and its addresses mean nothing.
+/// A buffer that may be gone: then its registration is, and its addresses are invalid.
 #[derive(Debug, Clone)]
 struct Registered {
     first: usize,
@@ -49,7 +49,7 @@ impl Buffers {
         pd: &Arc<ProtectionDomain>,
         buffer: &mut Buffer,
     ) -> Result<(), VerbsError> {
-        // Payload proves itself by words that are read after its completion.
+        // Payload is validated by words that are read after its completion.
         let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
         let region = buffer.region();
         let memory = MemoryRegion::register(pd, region, 0..region.len(), 0, access)?;
@@ -61,15 +61,15 @@ impl Buffers {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|registered| registered.memory.strong_count() > 0);
         all.push(registered);
-        // Pairs with the load in `Known::look`, for the order only: the lock brings the list.
+        // Pairs with the load in `Known::look`, for the order only: the lock transfers the list.
         self.changes.fetch_add(1, Ordering::Release);
         Ok(())
     }
 }
 
 impl Known {
-    /// Takes over what has changed. A change that comes just now is taken over by the next call, or
-    /// twice: a buffer that is not known yet is copied to.
+    /// Copies the list if it has changed. The next call copies a concurrent change, perhaps for
+    /// a second time. Until then payload for the new buffer is copied.
     fn look(&mut self, buffers: &Buffers) {
         let changes = buffers.changes.load(Ordering::Acquire);
         if changes != self.changes {
@@ -79,7 +79,7 @@ impl Known {
         }
     }
 
-    /// Where the payload of a call goes that has borrowed this slice for it.
+    /// Chooses the destination of a call's payload, which has borrowed this slice for it.
     pub(super) fn payload<'a>(&mut self, buffers: &Buffers, body: &'a mut [u8]) -> Payload<'a> {
         self.look(buffers);
         match self.find(body) {
@@ -92,13 +92,13 @@ impl Known {
         }
     }
 
-    /// The registration that all of a slice lies in, and where in it.
+    /// Returns the registration that contains the complete slice, and the slice's offset in it.
     fn find(&self, body: &mut [u8]) -> Option<(Arc<MemoryRegion>, usize)> {
         if body.is_empty() {
             return None;
         }
-        // The device's writes are, to the language, those of calls into libibverbs through a pointer
-        // that was derived from this borrow.
+        // To the language, the device's writes are those of calls into libibverbs through a pointer
+        // derived from this borrow.
         let first = body.as_mut_ptr().expose_provenance();
         self.all.iter().find_map(|registered| {
             let at = first.checked_sub(registered.first)?;
@@ -109,23 +109,23 @@ impl Known {
     }
 }
 
-/// Where the payload of a list of reads goes.
+/// Destination of a list's payload.
 #[derive(Debug)]
 pub(super) enum Payload<'a> {
-    /// To the lane, and from there to here.
+    /// The payload arrives in the lane's memory and is copied here.
     Lent(&'a mut [u8]),
-    /// To where it belongs. Nobody has the slice but the device.
+    /// The device writes the payload in place. Only the device uses the slice meanwhile.
     Registered {
         memory: Arc<MemoryRegion>,
-        /// Where the slice begins in it.
+        /// Start of the slice in it.
         at: usize,
         _borrowed: PhantomData<&'a mut [u8]>,
     },
 }
 
 impl Payload<'_> {
-    /// Most bytes of the READ of an operation from its byte `from` on: what lands in the lane has to
-    /// fit there.
+    /// Maximum bytes of the READ of an operation from its byte `from` on: bytes for the lane's memory
+    /// have to fit there.
     pub(super) const fn cut(&self, op: &ReadOp, from: usize) -> usize {
         let head = (op.head_len as usize).saturating_sub(from);
         match self {
@@ -134,8 +134,8 @@ impl Payload<'_> {
         }
     }
 
-    /// Where the device writes the payload among `len` bytes of a read, from its byte `from` on;
-    /// nowhere if there is none, or all bytes land in the lane.
+    /// Where the device writes the payload among `len` bytes of a read, from its byte `from` on. `None`
+    /// if there is no payload, or all bytes arrive in the lane's memory.
     pub(super) fn place(
         &self,
         op: &ReadOp,
@@ -154,7 +154,7 @@ impl Payload<'_> {
         memory.sge(first, len - in_head).map(Some)
     }
 
-    /// What landed is copied here.
+    /// Returns the slice into which arrived bytes are copied.
     pub(super) fn lent(&mut self) -> &mut [u8] {
         match self {
             Self::Lent(body) => body,
@@ -170,7 +170,7 @@ mod tests {
     use super::super::Adapter;
     use super::*;
 
-    /// Slices of which not all is registered, as no safe program can make one of two allocations.
+    /// Slices that are registered in part, as no safe program can make one of two allocations.
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn a_slice_that_is_registered_in_part_is_copied_to() {

@@ -1,13 +1,13 @@
 //! The pair that pushes, at either end: WRITEs, signals and atomics, and the other end's signals.
 //!
-//! What is written is copied (F07): short writes into the request itself, longer ones into registered
-//! memory that is given out first in first out. A queue's room and that memory come back by
-//! completions only; the last request of each chain makes one, and a chain has at most
-//! [`VERBS_CHAIN_REQUESTS`], so there is always one to come when either is used up (see `flight`,
-//! `space`). Requests of one pair start in order, and the completion of a signal follows the data of
-//! all before it, which is F04, F05 and F15.
+//! Written bytes are copied (F07): short writes into the request itself, longer ones into registered
+//! memory that is allocated first in first out. A queue's room and that memory return by completions
+//! only. The last request of each batch makes one, and a batch has at most [`VERBS_CHAIN_REQUESTS`]. So
+//! there is always one to come when either is used up (see `in_flight`, `ring_allocator`). Requests of
+//! one pair start in order. The completion of a signal follows the data of all before it. That is F04,
+//! F05 and F15.
 //!
-//! Nothing here waits: what finds no room says so, and its caller waits or keeps it.
+//! Nothing here waits: a request without room is refused, and its caller waits or keeps it.
 
 use std::time::Instant;
 
@@ -28,24 +28,24 @@ use tidewater_protocol::limits::{VERBS_CHAIN_REQUESTS, VERBS_SENDS};
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// Number of all receives: nothing distinguishes them.
+/// Number of all receives, which need no distinction.
 pub(super) const RECEIVE: u64 = u64::MAX;
-/// Completions that are taken out at once.
+/// Completions polled at once.
 const BATCH: usize = 8;
-/// Where the old value of an atomic lands.
+/// Offset of an atomic's old value.
 const OLD_AT: usize = 0;
-/// Where those land that nobody waits for.
+/// Offset of the old values that no call reads.
 const UNHEARD_AT: usize = 8;
-/// Where the copies of writes begin.
+/// Offset of the first copy of a write.
 const COPIES_AT: usize = 64;
 
-/// Where a request goes that carries nothing: its device does not look.
+/// Target of a request without payload: its device does not read it.
 const NOWHERE: Target = Target {
     rkey: 0,
     address: 0,
 };
 
-/// Registered memory of a [`Sender`]: the landing of its atomics, and room for copies.
+/// Registered memory of a [`Sender`]: the old values of its atomics, and room for copies.
 #[derive(Debug)]
 pub(super) struct Copies {
     registered: Arc<MemoryRegion>,
@@ -65,7 +65,7 @@ impl Copies {
     }
 }
 
-/// New memory of at least `bytes` bytes, registered whole, whose addresses count from 0.
+/// Allocates memory of at least `bytes` bytes, completely registered, with addresses from 0.
 pub(super) fn memory(
     pd: &Arc<ProtectionDomain>,
     bytes: usize,
@@ -77,15 +77,15 @@ pub(super) fn memory(
     Ok((region, registered))
 }
 
-/// A request that is not known to be over.
+/// A request that is not known to be complete.
 #[derive(Debug)]
 struct Sent {
     request: Request,
-    /// Copies up to here are free when it is over.
+    /// Copies up to here are free after its completion.
     end: u64,
 }
 
-/// One end's pushing pair.
+/// Pushing pair of one end.
 ///
 /// Fields are dropped in their order: the pair before the memory that it reads.
 #[derive(Debug)]
@@ -96,11 +96,11 @@ pub(super) struct Sender {
     flight: InFlight<Sent>,
     silence: StallDetector,
     credits: Credits,
-    /// The other end polls what signals write, and needs none.
+    /// Whether the other end polls the memory that signals write, and needs none.
     polled: bool,
-    /// Signals taken in whose receives are not posted again yet.
+    /// Handled signals with receives that are not posted again yet.
     taken: u32,
-    /// Bytes in the chain.
+    /// Bytes in the unposted batch.
     queued: usize,
     /// There was no room: a completion has to wake the thread.
     full: bool,
@@ -109,7 +109,7 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// Of a connected pair whose sends complete in `queue`.
+    /// Takes a connected pair with send completions in `queue`.
     pub(super) fn new(
         pair: QueuePair<ReadyToSend>,
         queue: Queue,
@@ -120,7 +120,7 @@ impl Sender {
         let inline = (granted.inline_bytes as usize).min(SIGNAL_BYTES_MAX);
         Self {
             chain: SendBatch::new(VERBS_CHAIN_REQUESTS, 1, inline),
-            // Of what was asked for: completions of more might not fit their queue.
+            // Limited by the requested size: completions of more might not fit their queue.
             flight: InFlight::new(VERBS_SENDS.min(granted.sends) as usize),
             silence: StallDetector::default(),
             pair,
@@ -135,23 +135,22 @@ impl Sender {
         }
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub(super) const fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// A wait for room or credit.
+    /// Counts a wait for room or credit.
     pub(super) const fn stalled(&mut self) {
         self.counters.stalls += 1;
     }
 
-    /// Bytes in the chain that is not posted.
+    /// Returns the bytes in the batch that is not posted.
     pub(super) const fn queued_bytes(&self) -> usize {
         self.queued
     }
 
-    /// From now on what [`Self::signal`] writes is written only: the other end polls that memory and
-    /// never sleeps.
+    /// From now on [`Self::signal`] only writes: the other end polls that memory and never sleeps.
     pub(super) const fn set_polled(&mut self) {
         self.polled = true;
     }
@@ -193,11 +192,11 @@ impl Sender {
         Ok(true)
     }
 
-    /// Writes at most `SIGNAL_BYTES_MAX` bytes, or none, and wakes the other end; false when there
-    /// is no room, or no credit. With inline bytes granted it is one request.
+    /// Writes at most `SIGNAL_BYTES_MAX` bytes, or none, and wakes the other end; false when there is
+    /// no room, or no credit. With inline bytes granted it is one request.
     ///
-    /// Where the other end polls, it is a plain write and takes no credit; with immediate data only when
-    /// that carries credit back, which would cost a request of its own otherwise.
+    /// Where the other end polls, it is a plain write and takes no credit. It has immediate data only
+    /// when that returns credit, which would otherwise cost a request of its own.
     pub(super) fn signal(
         &mut self,
         request: Request,
@@ -221,8 +220,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Like [`Self::signal`], and adds to a counter behind it: a request more in the same chain. What
-    /// the word was lands in this end's memory, where nobody looks.
+    /// Like [`Self::signal`], and adds to a counter behind it: one more request in the same batch. The
+    /// counter's old value is written to this end's memory, where no code reads it.
     pub(super) fn signal_count(
         &mut self,
         request: Request,
@@ -230,7 +229,7 @@ impl Sender {
         bytes: &[u8],
         (counted, counter, add): (Request, Target, u64),
     ) -> Result<bool, LaneFailure> {
-        // Room for all of it, so that the chain is not cut in two.
+        // Room for all of it, so that the batch is not split.
         if !self.has_room(3)? || !self.signal(request, to, bytes)? {
             return Ok(false);
         }
@@ -243,8 +242,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Adds to a counter, or swaps it if `swap` says what is expected; the number of the request,
-    /// or nothing when there is no room.
+    /// Adds to a counter, or swaps it if `swap` holds the expected value. Returns the number of the
+    /// request, or `None` when there is no room.
     pub(super) fn atomic(
         &mut self,
         request: Request,
@@ -272,7 +271,7 @@ impl Sender {
         Ok(Some(number))
     }
 
-    /// The old value of the atomic `number`, once it is over.
+    /// Returns the old value of the atomic `number`, once it is complete.
     pub(super) fn old_value(&self, number: u64) -> Option<u64> {
         if self.flight.get(number).is_some() {
             return None;
@@ -281,25 +280,25 @@ impl Sender {
         Some(word.load_acquire(0))
     }
 
-    /// The first signal of a client: its pairs are connected, and the server may send.
+    /// Sends the first signal of a client: its pairs are connected, and the server may send.
     pub(super) fn greet(&mut self) -> Result<(), LaneFailure> {
         let immediate = self.credits.signal();
         self.give(immediate)
     }
 
-    /// Whether its device knows of nothing that it could see fail.
+    /// Whether the device has no request that it could report as failed.
     pub(super) fn is_idle(&self) -> bool {
         self.flight.is_empty()
     }
 
-    /// To be told `now` when a look has found nothing over.
+    /// Call this with `now` when a poll has found no completion.
     pub(super) fn silent(&mut self, now: Instant) -> Result<(), LaneFailure> {
         self.silence.look(&self.flight, now, |sent| sent.request)
     }
 
-    /// Asks whether the peer is there, by a WRITE of nothing: it touches no memory there, needs no
-    /// key, takes no receive and wakes nobody. Its device answers; one that does not, or has no
-    /// such pair any more, makes it fail. Only of a sender that is idle, which has room for it.
+    /// Probes the peer by an empty WRITE: it touches no memory there, needs no key, takes no receive
+    /// and wakes no thread. The peer's device answers; one that does not, or has no such pair any more,
+    /// makes it fail. Only for an idle sender, which has room for it.
     pub(super) fn probe(&mut self) -> Result<(), LaneFailure> {
         let number = self.flight.next();
         self.chain.write_inline(number, &[], NOWHERE, Flags::NONE)?;
@@ -308,7 +307,7 @@ impl Sender {
         self.post()
     }
 
-    /// Hands what is queued to the device: one doorbell.
+    /// Posts the batch: one doorbell.
     pub(super) fn post(&mut self) -> Result<(), LaneFailure> {
         if self.chain.is_empty() {
             return Ok(());
@@ -321,8 +320,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes in what is over, and gives its room back; whether anything is. Cost: nothing when
-    /// nothing is under way.
+    /// Handles completions and frees their room; whether there were any. Cost: nothing when no request
+    /// is in flight.
     pub(super) fn poll(&mut self) -> Result<bool, LaneFailure> {
         if self.flight.is_empty() {
             return Ok(false);
@@ -356,10 +355,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Takes in a signal of the other end: the completion of a receive.
+    /// Handles a signal of the other end: the completion of a receive.
     pub(super) fn heard(&mut self, completion: &Completion) -> Result<(), LaneFailure> {
         if !completion.status.is_success() {
-            // The pair is in error and gives its receives back. Why, a failed send may say.
+            // The pair is in error and flushes its receives. A failed send may have the reason.
             self.poll()?;
             return Err(LaneFailure::Ended(None, completion.status));
         }
@@ -373,14 +372,14 @@ impl Sender {
         Ok(())
     }
 
-    /// After all that arrived was heard: posts receives again, and signals if that is due. With
-    /// `waiting` its caller has something that found no room.
+    /// Call this after all arrived signals are handled: posts receives again, and signals if that is
+    /// due. With `waiting` the caller has a request that found no room.
     ///
-    /// What is due, or waits, goes on when a completion makes room, which has to wake the thread:
-    /// there is one to come, since the chain holds a quarter of the queue at most and the rest is
-    /// posted; and whoever finds no memory for a copy posts the chain. The queue of sends wakes from the refusal on, thus before the thread
-    /// arms what wakes it, until all have found room; otherwise it does not, because the completion
-    /// of each push would wake for nothing.
+    /// Due or waiting requests continue when a completion makes room, which has to wake the thread.
+    /// There is one to come: the batch holds a quarter of the queue at most and the rest is posted. A
+    /// caller without memory for a copy posts the batch. The queue of sends wakes from the refusal on,
+    /// thus before the thread arms its queues, until all have found room. Otherwise it does not,
+    /// because the completion of each push would wake for nothing.
     pub(super) fn settle(&mut self, waiting: bool) -> Result<(), LaneFailure> {
         if self.taken > 0 {
             self.pair.post_receives(RECEIVE, self.taken as usize)?;
@@ -396,7 +395,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether completions of sends are to wake the thread.
+    /// Sets whether completions of sends wake the thread.
     fn set_full(&mut self, full: bool) {
         if self.full != full {
             self.full = full;
@@ -404,7 +403,7 @@ impl Sender {
         }
     }
 
-    /// An empty signal that has its credit.
+    /// Sends an empty signal that has its credit.
     fn give(&mut self, immediate: u32) -> Result<(), LaneFailure> {
         self.counters.empty_signals += 1;
         self.immediate(Request::EMPTY_SIGNAL, NOWHERE, &[], immediate)?;
@@ -426,7 +425,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Whether the send queue takes `requests` more; makes room for them in the chain.
+    /// Whether the send queue accepts `requests` more; makes room for them in the batch.
     fn has_room(&mut self, requests: usize) -> Result<bool, LaneFailure> {
         if self.chain.capacity() - self.chain.len() < requests {
             self.post()?;

@@ -1,10 +1,10 @@
-//! Chains of work requests: filled without touching the device, posted with one doorbell.
+//! Batches of work requests: filled without touching the device, posted with one doorbell.
 //!
-//! A chain is made once, with room for so many requests, elements of each, and inline bytes of each;
-//! filling and posting it allocates nothing and takes no lock of ours. It is empty again after it
-//! was posted, whatever came of that. Requests of one pair start in order. WRITEs and atomics take
-//! effect in order; READs are answered in order, but land in any; an operation after a READ does
-//! not wait for it unless it is fenced.
+//! A batch is allocated once, with room for a number of requests, elements of each, and inline bytes of
+//! each. Filling and posting it allocates nothing and takes no lock of ours. Posting empties it, with
+//! any result. Requests of one pair start in order. WRITEs and atomics take effect in order; READs are
+//! answered in order, but placed in any; an operation after a READ does not wait for it unless it is
+//! fenced.
 
 use std::fmt;
 use std::ptr::null_mut;
@@ -14,24 +14,24 @@ use super::ffi::{self, bits, ibv_send_wr, ibv_sge, ibv_wr_opcode};
 use super::memory::{Sge, Target};
 use super::pair::{QueuePair, ReadyToSend};
 
-/// What else a request asks for.
+/// Options of a work request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_send_flags")]
 pub struct Flags {
-    /// It makes a completion. Failures always do; and room in the send queue comes back only with
-    /// the completion of this request or of a later one.
+    /// It makes a completion. Failures always do. Room in the send queue returns only with the
+    /// completion of this request or of a later one.
     pub signal: bool,
     /// It starts only after all earlier READs and atomics of the pair have completed.
     pub fence: bool,
 }
 
 impl Flags {
-    /// Neither.
+    /// No completion and no fence.
     pub const NONE: Self = Self {
         signal: false,
         fence: false,
     };
-    /// With a completion.
+    /// A completion, without a fence.
     pub const SIGNAL: Self = Self {
         signal: true,
         fence: false,
@@ -42,12 +42,12 @@ impl Flags {
     }
 }
 
-/// Work requests on their way to a queue pair.
+/// Work requests for one doorbell of a queue pair.
 ///
 /// # Invariants
-/// - `requests`, `elements` and `inline` have their final length. Request `i` uses the `width`
-///   elements from `i * width` on, and the `inline_most` bytes from `i * inline_most` on.
-/// - No pointer in them is valid but within [`SendBatch::post`], which sets all that are followed.
+/// - `requests`, `elements` and `inline` have their final length. Request `i` uses the `width` elements
+///   from `i * width` on, and the `inline_most` bytes from `i * inline_most` on.
+/// - No pointer in them is valid except within [`SendBatch::post`], which sets all that are followed.
 #[doc(alias = "ibv_send_wr")]
 pub struct SendBatch {
     requests: Box<[ibv_send_wr]>,
@@ -58,21 +58,21 @@ pub struct SendBatch {
     len: usize,
 }
 
-// SAFETY: its pointers mean nothing outside of `post` (invariant); the rest is numbers.
+// SAFETY: its pointers are meaningless outside of `post` (invariant); the rest is numbers.
 unsafe impl Send for SendBatch {}
 // SAFETY: as above.
 unsafe impl Sync for SendBatch {}
 
 impl SendBatch {
-    /// Room for `requests` of at most `elements` elements or `inline_bytes` bytes each. Both should
-    /// be what the pair was [`granted`](QueuePair::granted). Allocates.
+    /// Allocates room for `requests` of at most `elements` elements or `inline_bytes` bytes each. Both
+    /// should be the pair's [`granted`](QueuePair::granted) numbers.
     pub fn new(requests: usize, elements: usize, inline_bytes: usize) -> Self {
         let element = || ibv_sge {
             addr: 0,
             length: 0,
             lkey: 0,
         };
-        // An inline request needs one element to say where its bytes are.
+        // An inline request needs one element for the address of its bytes.
         let width = elements.max(1);
         Self {
             requests: (0..requests).map(|_| ffi::empty_request()).collect(),
@@ -84,37 +84,37 @@ impl SendBatch {
         }
     }
 
-    /// Requests that it can hold.
+    /// Returns the number of requests that it can hold.
     pub const fn capacity(&self) -> usize {
         self.requests.len()
     }
 
-    /// Requests in it.
+    /// Returns the number of requests in it.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it holds no requests.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether another one fits.
+    /// Whether another request fits.
     pub const fn has_room(&self) -> bool {
         self.len < self.requests.len()
     }
 
-    /// Most bytes of a request that carries them inline.
+    /// Returns the maximum bytes of a request that carries them inline.
     pub const fn inline_bytes(&self) -> usize {
         self.inline_most
     }
 
-    /// Forgets the requests in it.
+    /// Removes all requests without posting them.
     pub const fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Reads from the peer into `to`, one piece after the other.
+    /// Queues a READ from the peer into the pieces `to`, in their order.
     ///
     /// # Errors
     /// [`VerbsError::SendBatch`] when it is full or there are too many pieces; nothing is queued then.
@@ -130,8 +130,8 @@ impl SendBatch {
         self.gathered(wr_id, ibv_wr_opcode::IBV_WR_RDMA_READ, to, from, flags)
     }
 
-    /// Writes `from`, one piece after the other, to the peer. The bytes are read when the device
-    /// executes it: they must stay until its completion.
+    /// Queues a WRITE of the pieces `from`, in their order, to the peer. The device reads the bytes
+    /// when it executes the request: they must stay until its completion.
     ///
     /// # Errors
     /// [`VerbsError::SendBatch`] when it is full or there are too many pieces; nothing is queued then.
@@ -147,7 +147,7 @@ impl SendBatch {
         self.gathered(wr_id, ibv_wr_opcode::IBV_WR_RDMA_WRITE, from, to, flags)
     }
 
-    /// Writes bytes that travel with the request; they are copied here.
+    /// Queues a WRITE of bytes that travel with the request; they are copied here.
     ///
     /// # Errors
     /// [`VerbsError::SendBatch`] when it is full or there are too many bytes; nothing is queued then.
@@ -164,9 +164,9 @@ impl SendBatch {
         self.inlined(wr_id, opcode, bytes, to, flags).map(|_| ())
     }
 
-    /// Like [`SendBatch::write_inline`], and takes one receive of the peer, whose completion carries
-    /// `imm` and says that all earlier writes of this pair have landed. `bytes` may be empty: then
-    /// nothing is written, and `to` is not looked at.
+    /// Like [`SendBatch::write_inline`], and takes one receive of the peer. The receive's completion
+    /// carries `imm` and shows that all earlier writes of this pair are placed. `bytes` may be empty:
+    /// then nothing is written, and `to` is ignored.
     ///
     /// # Errors
     /// [`VerbsError::SendBatch`] when it is full or there are too many bytes; nothing is queued then.
@@ -186,7 +186,7 @@ impl SendBatch {
         Ok(())
     }
 
-    /// Adds to a 64-bit word of the peer; what was there lands in `old`, 8 bytes.
+    /// Queues an addition to a 64-bit word of the peer; its old value is written to `old`, 8 bytes.
     ///
     /// # Errors
     /// [`VerbsError::SendBatch`] when it is full; nothing is queued then.
@@ -207,8 +207,8 @@ impl SendBatch {
         Ok(())
     }
 
-    /// Sets a 64-bit word of the peer to `new` if it is `expected`; what was there lands in `old`,
-    /// 8 bytes.
+    /// Queues a store of `new` to a 64-bit word of the peer if it is `expected`; its old value is
+    /// written to `old`, 8 bytes.
     ///
     /// # Errors
     /// [`VerbsError::SendBatch`] when it is full; nothing is queued then.
@@ -229,7 +229,7 @@ impl SendBatch {
         Ok(())
     }
 
-    /// The last request in it makes a completion.
+    /// Makes the last request produce a completion.
     #[inline]
     pub fn signal_last(&mut self) {
         if let Some(last) = self.len.checked_sub(1) {
@@ -237,8 +237,8 @@ impl SendBatch {
         }
     }
 
-    /// Hands all requests to the device, in order, with one doorbell; how many. The chain is empty
-    /// afterwards. Cost: the provider's lock, which nobody else wants; with rxe a system call.
+    /// Hands all requests to the device, in order, with one doorbell; returns how many. The batch is
+    /// empty afterwards. Cost: the provider's lock, which is uncontended; with rxe a system call.
     ///
     /// # Errors
     /// [`VerbsError::Post`]: the requests before the one it names are posted, the others are not.
@@ -270,7 +270,7 @@ impl SendBatch {
         unsafe { (*requests.wrapping_add(len - 1)).next = null_mut() };
         // Elements that are not inline are checked by the device against its registrations.
         // SAFETY: the pair lives (its invariant). The list has `len` requests, ends, and each names
-        // elements of its own in `elements`, whose inline bytes are in `inline`; the call copies all
+        // elements of its own in `elements`, with inline bytes in `inline`; the call copies all
         // of it.
         let posted = unsafe { ffi::post_send(pair.raw(), requests) };
         posted.map(|()| len).map_err(|(errno, bad)| {
@@ -406,7 +406,7 @@ impl SendBatch {
     }
 }
 
-/// What a request does, for messages.
+/// Operation of a request, for messages.
 const fn name(opcode: u32) -> &'static str {
     match opcode {
         ibv_wr_opcode::IBV_WR_RDMA_READ => "READ",

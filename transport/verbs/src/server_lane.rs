@@ -1,8 +1,8 @@
-//! The applier's end.
+//! Applier end of a lane over RDMA.
 //!
-//! The port sends nothing before the client's first signal: packets to a pair that is not connected
-//! yet are lost, and would be sent again only after 67 ms. Until then, and when its send queue is
-//! full, posts wait in a backlog, and a signal behind them.
+//! The server lane sends nothing before the client's first signal. Packets to an unconnected pair are
+//! lost, and would be sent again only after 67 ms. Until then, and when its send queue is full, posts
+//! wait in a backlog, and a signal behind them.
 
 use std::time::Duration;
 
@@ -28,17 +28,17 @@ use tidewater_protocol::wire::control::{Remote, VerbsConnect, VerbsConnected, Ve
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::sync::{Arc, spin_hint};
 
-/// Completions that are taken out at once.
+/// Completions polled at once.
 const BATCH: usize = 32;
 /// Number of the request that binds the inbox's window.
 const BIND: u64 = u64::MAX - 1;
 
-/// An applier's end of a lane over RDMA.
+/// Applier end of a lane over RDMA.
 ///
 /// Its client writes the lane's inbox, and nothing else, by a window that only its own pair may use
-/// (where the device has windows). Pairs that pull are answered by the device; nobody looks at them
-/// here. When it is destroyed, so are its pairs, before the inbox is let go (F11). Registered memory:
-/// 256 KiB for output, and the inbox.
+/// (where the device has windows). The device answers pairs that pull; no thread polls them here. When
+/// it is destroyed, so are its pairs, before the inbox is released (F11). Registered memory: 256 KiB
+/// for output, and the inbox.
 #[derive(Debug)]
 pub struct VerbsServerLane {
     peer: String,
@@ -47,7 +47,7 @@ pub struct VerbsServerLane {
     broken: Option<LaneError>,
 }
 
-/// What an open port has of its device. Fields are dropped in their order: pairs first.
+/// Device objects of an open server lane. Fields are dropped in their order: pairs first.
 #[derive(Debug)]
 struct Live {
     sender: Sender,
@@ -57,22 +57,22 @@ struct Live {
     /// The client has signalled: its pairs are connected.
     ready: bool,
     backlog: Backlog,
-    /// Kept, because to clear it costs as much as to look into an empty queue.
+    /// Kept, because clearing it costs as much as polling an empty queue.
     batch: [Completion; BATCH],
     _inbox: Arc<MemoryRegion>,
-    /// What the client reads is registered as long as its lane lives.
+    /// Keeps memory that the client reads registered as long as its lane lives.
     _domain: Arc<Domain>,
 }
 
-/// Posts that wait.
+/// Posts that wait for room.
 #[derive(Debug, Default)]
 struct Backlog {
     bytes: Vec<u8>,
     /// Bytes of them that are sent already.
     sent: usize,
-    /// Where in the mailbox, and how many bytes.
+    /// Offset in the mailbox, and number of bytes.
     posts: std::collections::VecDeque<(usize, usize)>,
-    /// A signal waits behind them.
+    /// Whether a signal waits behind them.
     signal: bool,
 }
 
@@ -87,15 +87,15 @@ fn roles() -> Roles {
 }
 
 impl VerbsServerLane {
-    /// Answers a client's offer: makes and connects as many pairs, opens `inbox` to them, and says
-    /// what the client is to be told. Tails are polled where the notifier's thread never sleeps and
-    /// the device places data in order, and else signalled (ADR 0022). The port belongs to the
+    /// Answers a client's offer: creates and connects as many pairs, and opens `inbox` to them. Returns
+    /// the answer to the client. Tails are polled where the notifier's thread never sleeps and the
+    /// device places data in order, and otherwise signalled (ADR 0022). The lane belongs to the
     /// notifier's thread; `peer` names the client in errors. The inbox must begin at a page of its
     /// memory. Cost: some ten system calls and the pinning of the inbox. It waits for its own device
-    /// only, but the kernel may look for a second for the way to an address that does not answer.
+    /// only, but the kernel may search for a second for the route to an address that does not answer.
     ///
     /// # Errors
-    /// [`VerbsError`]: what the client told cannot be, there is no way to it, or the device or
+    /// [`VerbsError`]: the client's values are impossible, there is no route to it, or the device or
     /// locked memory are used up.
     pub fn accept(
         domain: &Arc<Domain>,
@@ -163,7 +163,7 @@ impl VerbsServerLane {
         Ok((port, told))
     }
 
-    /// What this port asked its device for; nothing once it is destroyed.
+    /// Returns the number of requests to the device so far; zeros once it is destroyed.
     pub fn counters(&self) -> Counters {
         let live = self.live.as_ref().map(|live| live.sender.counters());
         live.unwrap_or_default()
@@ -187,8 +187,8 @@ impl VerbsServerLane {
     }
 }
 
-/// Registers exactly the inbox, for the peer of one pair to write, with a key that is good for
-/// that pair alone where the device has windows.
+/// Registers exactly the inbox, for the peer of one pair to write. Where the device has windows, the
+/// key is valid for that pair only.
 fn open_inbox(
     domain: &Domain,
     inbox: &Inbox,
@@ -198,7 +198,7 @@ fn open_inbox(
     let pd = domain.pd();
     let bytes = inbox_bytes(inbox.ring().bytes() as usize);
     let (region, base) = inbox.region();
-    // Order is strict here: the tail tells that what was written before it is there.
+    // Order is strict here: the tail announces that what was written before it is there.
     let windows = domain.windows();
     let access = Access::LOCAL_WRITE
         | if windows {
@@ -240,7 +240,7 @@ fn log_no_windows(device: &str) {
 }
 
 impl Live {
-    /// Where `at` in the mailbox is, for messages and for the device.
+    /// The request and the device's target of `at` in the mailbox.
     fn mail(&self, at: usize, len: usize) -> (Request, Target) {
         let address = self.mailbox.address.wrapping_add(at as u64);
         let rkey = self.mailbox.rkey;
@@ -251,14 +251,14 @@ impl Live {
         (Request::new("post", to, len), Target { rkey, address })
     }
 
-    /// Queues as much as there is room for; how many bytes.
+    /// Queues as much as there is room for; returns the number of bytes.
     fn write(&mut self, at: usize, bytes: &[u8]) -> Result<usize, LaneFailure> {
         let mut done = 0;
         for piece in bytes.chunks(VERBS_WRITE_BYTES) {
             let (request, to) = self.mail(at + done, piece.len());
             if !self.sender.write(request, to, piece)? {
                 self.sender.stalled();
-                // What waits in the chain would never make room.
+                // Requests in an unposted batch would never make room.
                 self.sender.post()?;
                 break;
             }
@@ -292,7 +292,7 @@ impl Live {
         self.sender.post()
     }
 
-    /// Sends what waits, as far as there is room; whether anything went.
+    /// Sends waiting posts, as far as there is room; whether any was sent.
     fn drain(&mut self) -> Result<bool, LaneFailure> {
         let mut any = false;
         let mut backlog = std::mem::take(&mut self.backlog);
@@ -348,12 +348,12 @@ impl Backlog {
         self.posts.is_empty()
     }
 
-    /// Nothing waits, no signal either.
+    /// Whether neither posts nor a signal wait.
     fn is_idle(&self) -> bool {
         self.posts.is_empty() && !self.signal
     }
 
-    /// Takes a post; false when there are too many bytes.
+    /// Adds a post; false when there are too many bytes.
     fn push(&mut self, at: usize, bytes: &[u8]) -> bool {
         if self.bytes.len() - self.sent + bytes.len() > LANE_POSTS_BYTES_MAX {
             return false;
@@ -363,13 +363,13 @@ impl Backlog {
         true
     }
 
-    /// The oldest post, or what is left of it.
+    /// Returns the oldest post, or the rest of it.
     fn first(&self) -> Option<(usize, &[u8])> {
         let &(at, len) = self.posts.front()?;
         Some((at, &self.bytes[self.sent..self.sent + len]))
     }
 
-    /// `bytes` bytes of the oldest post are sent.
+    /// Notes that `bytes` bytes of the oldest post are sent.
     fn sent(&mut self, bytes: usize) {
         if let Some((at, len)) = self.posts.front_mut() {
             (*at, *len) = (*at + bytes, *len - bytes);
@@ -421,8 +421,8 @@ impl ServerLane for VerbsServerLane {
 mod tests {
     use super::*;
 
-    /// On a device without windows lanes work all the same; a key of an inbox is then good for all
-    /// pairs of the domain, to write only.
+    /// Lanes also work on a device without windows. A key of an inbox is then valid for all pairs of
+    /// the domain, to write only.
     #[test]
     #[ignore = "needs an RDMA device: ci/softroce.sh"]
     fn lanes_work_without_windows() {

@@ -1,13 +1,12 @@
-//! Requests that their device has lost.
+//! Detects requests that their device has lost.
 //!
-//! On a reliable connection every request ends, well or badly, within the retries of its packets:
-//! some two seconds on the slowest devices. Soft-RoCE (Linux 6.1) breaks this: it repeats a READ while
-//! its answer is taken in on another core, and loses count of those under way, until it sends none any
-//! more (ADR 0019). What is posted behind does not help. So a pair on which nothing ends, look after
-//! look, for longer than any device takes, is as broken as one whose device says so, and its lane is
-//! rebuilt.
+//! On a reliable connection every request ends, well or badly, within the retries of its packets: some
+//! two seconds on the slowest devices. Soft-RoCE (Linux 6.1) breaks this. It repeats a READ while
+//! another core handles its answer, and loses count of those in flight, until it sends none any more
+//! (ADR 0019). Requests posted behind it do not help. So a pair without a completion, poll after poll,
+//! for longer than any device takes, is as broken as one that its device reports. Its lane is rebuilt.
 //!
-//! Looks are counted and not seconds alone: after a whole machine stood still, its device has had no
+//! Polls are counted and not seconds alone: after a complete machine stood still, its device has had no
 //! time either.
 
 use std::time::Instant;
@@ -16,7 +15,7 @@ use super::in_flight::InFlight;
 use super::lane_failure::{LaneFailure, Request};
 use tidewater_protocol::limits::{VERBS_PROBE_EVERY, VERBS_SILENT_LOOKS};
 
-/// For how long nothing has ended on a pair.
+/// Time without a completion on a pair.
 #[derive(Debug, Default)]
 pub(super) struct StallDetector {
     since: Option<Since>,
@@ -24,20 +23,20 @@ pub(super) struct StallDetector {
 
 #[derive(Debug)]
 struct Since {
-    /// The oldest request under way.
+    /// Number of the oldest request in flight.
     oldest: u64,
-    /// When the next look counts.
+    /// Time from which the next poll counts.
     next: Instant,
-    /// Looks that counted.
+    /// Number of polls that counted.
     looks: u32,
 }
 
 impl StallDetector {
-    /// To be told `now` when a look has found nothing over; `request` says what one under way does.
-    /// Cost: nothing when nothing is under way.
+    /// Call this with `now` when a poll has found no completion; `request` describes one in flight.
+    /// Cost: nothing when no request is in flight.
     ///
     /// # Errors
-    /// [`LaneFailure::Lost`] when the requests of `flight` have been under way in silence for too long.
+    /// [`LaneFailure::Lost`] when the requests of `flight` have been silent for too long.
     pub(super) fn look<T>(
         &mut self,
         flight: &InFlight<T>,
@@ -79,7 +78,7 @@ mod tests {
     use super::*;
     use tidewater_runtime::clock;
 
-    /// A flight under a clock that is set.
+    /// Requests in flight under a manual clock.
     struct Rig {
         begin: Instant,
         flight: InFlight<()>,
@@ -113,10 +112,10 @@ mod tests {
             rig.flight.push(());
             assert_eq!(rig.flight.retire(u64::from(round)).count(), 1);
         }
-        // Nobody looked for an hour: that is one look.
+        // An hour without a poll counts as one poll.
         assert!(!rig.is_lost(1_000));
         assert!(!rig.is_lost(4_600));
-        // What is posted behind is no sign of life.
+        // A request posted behind it is no sign of life.
         rig.flight.push(());
         let lost = (0..10).position(|s| rig.is_lost(4_601 + s));
         assert_eq!(lost, Some(VERBS_SILENT_LOOKS as usize - 2));

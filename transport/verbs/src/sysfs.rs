@@ -1,16 +1,16 @@
-//! What the kernel says about RDMA devices under `/sys/class/infiniband`: their ports, link layers,
-//! and the table of GIDs, which are the addresses of a port.
+//! Reads RDMA devices from the kernel's files in `/sys/class/infiniband`: their ports, link layers, and
+//! the table of GIDs, which are the addresses of a port.
 //!
-//! libibverbs 44 reads the same files, one system call more for each, and the plain bindings leave
-//! the call out. The root is a parameter, so that tests can give a tree of their own. What is read
-//! is small and the kernel's; a file that is missing or strange is an entry that is not there.
+//! libibverbs 44 reads the same files, one system call more for each, and the plain bindings lack the
+//! call. The root is a parameter, so that tests can provide their own tree. The files are small and the
+//! kernel's; a missing or malformed file counts as an absent entry.
 
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
-/// The table of RDMA devices as a tree of files.
+/// The kernel's RDMA devices as a tree of files.
 #[derive(Debug, Clone)]
 pub struct Sysfs {
     root: PathBuf,
@@ -21,29 +21,29 @@ pub struct Sysfs {
 #[doc(alias = "ibv_gid")]
 pub struct Gid(pub [u8; 16]);
 
-/// What packets with a GID look like.
+/// Packet format of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GidKind {
     /// InfiniBand's own, or RoCE v1: an Ethernet frame that no router passes on.
     Native,
-    /// RoCE v2: UDP over IP.
+    /// RoCE v2: UDP over IP packets.
     RoceV2,
 }
 
-/// One entry of a port's table.
+/// One entry of a port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Its number, which a queue pair is told.
+    /// Index of the entry, for queue pairs.
     pub index: u8,
-    /// The address.
+    /// Address of the entry.
     pub gid: Gid,
-    /// What packets look like.
+    /// Packet format of the entry.
     pub kind: GidKind,
-    /// The network interface it comes from.
+    /// Network interface of the address.
     pub netdev: Option<String>,
 }
 
-/// What a port is connected to.
+/// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Link {
     /// RoCE: addressed by GID.
@@ -53,24 +53,24 @@ pub enum Link {
 }
 
 impl Sysfs {
-    /// This host's.
+    /// Returns the tree of this host.
     pub fn host() -> Self {
         Self::at("/sys/class/infiniband")
     }
 
-    /// A tree of the same form.
+    /// Returns a tree of the same form at `root`.
     pub fn at(root: impl AsRef<Path>) -> Self {
         Self {
             root: root.as_ref().to_owned(),
         }
     }
 
-    /// Names of the devices, sorted; none on a kernel without RDMA.
+    /// Returns the names of the devices, sorted; none on a kernel without RDMA.
     pub fn devices(&self) -> Vec<String> {
         names(&self.root)
     }
 
-    /// Numbers of a device's ports, sorted; they start at 1.
+    /// Returns the numbers of a device's ports, sorted; they start at 1.
     pub fn ports(&self, device: &str) -> Vec<u8> {
         let names = names(&self.root.join(device).join("ports"));
         let mut ports: Vec<u8> = names.iter().filter_map(|n| n.parse().ok()).collect();
@@ -78,7 +78,7 @@ impl Sysfs {
         ports
     }
 
-    /// What a port is connected to.
+    /// Returns the link layer of a port.
     pub fn link(&self, device: &str, port: u8) -> Option<Link> {
         match self.read(device, port, "link_layer")?.as_str() {
             "Ethernet" => Some(Link::Ethernet),
@@ -93,9 +93,8 @@ impl Sysfs {
             .is_some_and(|s| s.starts_with("4:"))
     }
 
-    /// The addresses of a port, by index; empty entries are left out, and those past 255, which no
-    /// queue pair can name. Cost: three small files for
-    /// each entry, one for an empty one.
+    /// Returns the addresses of a port, by index; without empty entries, and those past 255, which no
+    /// queue pair can name. Cost: three small files for each entry, one for an empty one.
     pub fn gids(&self, device: &str, port: u8) -> Vec<GidEntry> {
         let folder = self.root.join(device).join(format!("ports/{port}/gids"));
         let mut indices: Vec<u8> = names(&folder)
@@ -109,7 +108,7 @@ impl Sysfs {
             .collect()
     }
 
-    /// One entry of a port's table, if it is not empty.
+    /// Returns one entry of a port's table; `None` if it is empty.
     pub fn gid(&self, device: &str, port: u8, index: u8) -> Option<GidEntry> {
         let text = self.read(device, port, &format!("gids/{index}"))?;
         let gid = Gid(text.parse::<Ipv6Addr>().ok()?.octets());
@@ -131,7 +130,7 @@ impl Sysfs {
         })
     }
 
-    /// A small file of a port, without its newline.
+    /// Reads a small file of a port, without its newline.
     fn read(&self, device: &str, port: u8, file: &str) -> Option<String> {
         let path = self
             .root
@@ -143,7 +142,7 @@ impl Sysfs {
     }
 }
 
-/// Names in a folder, sorted; none if it is not there.
+/// Names in a folder, sorted; none if it does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(folder) else {
         return Vec::new();
@@ -155,7 +154,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 impl Gid {
-    /// The GID of an address on RoCE v2.
+    /// Returns the GID of an address on RoCE v2.
     pub fn of(address: IpAddr) -> Self {
         Self(match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -163,17 +162,17 @@ impl Gid {
         })
     }
 
-    /// The address it stands for.
+    /// Returns the IP address that it represents.
     pub fn address(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
     }
 
-    /// Whether it means something on its own link only (`fe80::/10`).
+    /// Whether it is valid on its own link only (`fe80::/10`).
     pub const fn is_link_local(self) -> bool {
         self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
     }
 
-    /// The subnet, on InfiniBand: the first eight bytes.
+    /// Returns the subnet prefix, on InfiniBand: the first eight bytes.
     pub fn subnet(self) -> [u8; 8] {
         std::array::from_fn(|i| self.0[i])
     }
@@ -205,7 +204,7 @@ pub(super) mod testing {
     use super::Sysfs;
     use std::fs;
 
-    /// A tree like the kernel's, in a folder of its own.
+    /// A tree like the kernel's, in a temporary folder.
     pub(crate) struct Tree(tempfile::TempDir);
 
     impl Tree {
@@ -229,7 +228,7 @@ pub(super) mod testing {
             self.write(&format!("{folder}/state"), &format!("{state}\n"));
         }
 
-        /// An entry; without a network interface where `netdev` is empty.
+        /// Writes an entry; without a network interface where `netdev` is empty.
         pub(crate) fn gid(
             &self,
             device: &str,
@@ -324,7 +323,7 @@ mod tests {
         tree.gid("rxe0", 1, 1, "not an address", "RoCE v2", "lo");
         tree.write("rxe0/ports/1/gids/2", V4); // without a type: the kernel says EINVAL
         tree.write("rxe0/ports/1/gids/300", V4); // no queue pair can name it
-        tree.write("rxe0/ports/1/gids/3", ""); // it went while we looked
+        tree.write("rxe0/ports/1/gids/3", ""); // it vanished during the read
         let sysfs = tree.sysfs();
         assert_eq!(sysfs.ports("rxe0"), [1]);
         assert_eq!(sysfs.gids("rxe0", 1), []);

@@ -1,4 +1,4 @@
-//! The choice of a port, over faked trees.
+//! Tests of the choice of a port, over faked trees.
 
 use super::*;
 use crate::sysfs::testing::Tree;
@@ -113,7 +113,7 @@ fn a_named_device_may_be_on_another_network_than_the_control_connection() {
     assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_0")).unwrap().2, 3);
     let second = ("mlx5_1".to_owned(), 2, 5);
     assert_eq!(chosen(&tree, "192.0.2.1", Some("mlx5_1")).unwrap(), second);
-    // Two routable addresses: which one is meant?
+    // Two routable addresses: the choice is ambiguous.
     tree.gid(
         "mlx5_0",
         1,

@@ -11,7 +11,7 @@ use tidewater_runtime::mem::Region;
 const ROW: usize = 272;
 const ROWS: usize = 3;
 
-/// Both ends of a lane, and what its reads should bring.
+/// Both ends of a lane, and the expected contents of its reads.
 struct Rig {
     lane: VerbsClientLane,
     port: VerbsServerLane,
@@ -23,7 +23,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// Neither end sends anything again but as `patience` says.
+    /// Both ends retransmit only as `patience` specifies.
     fn new(patience: RetryTimeout) -> Self {
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
         let exports = Arc::new(RegionTable::new(1));
@@ -78,12 +78,12 @@ impl Rig {
     }
 }
 
-/// Long past the looks after which a lane is broken.
+/// Long past the polls after which a lane is broken.
 fn late() -> Deadline {
     Deadline::after(VERBS_PROBE_EVERY * (4 * VERBS_SILENT_LOOKS))
 }
 
-/// With this a device waits for ever: what is lost is never sent again, and never fails.
+/// A timeout with which a device waits for ever: lost packets are never sent again, and never fail.
 fn for_ever() -> RetryTimeout {
     RetryTimeout::with_timeout(0)
 }
@@ -95,7 +95,7 @@ fn assert_lost(error: &LaneError) {
     assert!(error.to_string().contains("has lost it"), "{error}");
 }
 
-/// A call, a batch and a push whose device never ends them break the lane long before their
+/// A call, a batch and a push that their device never completes break the lane long before their
 /// deadline.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
@@ -136,7 +136,7 @@ fn a_request_that_never_ends_breaks_the_lane() {
     }
 }
 
-/// The server's end gives its client up likewise, and says that it wants to be looked at.
+/// The server's end detects a lost client likewise, and asks to be polled.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_post_that_never_ends_breaks_the_port() {

@@ -1,4 +1,4 @@
-//! What a chain takes, before any device sees it.
+//! Tests of the requests that a batch accepts, before any device sees it.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What operations cost, in doorbells, work requests and packets.
+//! Cost of operations, in doorbells, work requests and packets.
 
 use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, ReadOp, RemoteAddr, ServerLane};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
@@ -6,10 +6,10 @@ use tidewater_verbs::Counters;
 
 use crate::harness::{Ends, Host, noise, row};
 
-/// Row of 256 bytes with its head.
+/// Bytes of a row: 256 of payload with its head.
 const ROW: usize = 272;
 
-/// What `act` costs the lane, and the device in packets.
+/// Cost of `act` for the lane, and for the device in packets.
 fn cost(host: &Host, ends: &mut Ends, act: impl FnOnce(&mut Ends)) -> (Counters, Option<u64>) {
     ends.settle();
     let (before, sent) = (ends.lane.counters(), host.sent_packets());
@@ -25,7 +25,7 @@ fn a_row_is_one_read_and_one_doorbell() {
     for pulls in [1, 4] {
         let mut ends = host.connect(pulls);
         let want = noise(4096);
-        // The first read of a region looks its key up.
+        // The first read of a region looks up its key.
         ends.read(&[row(host.at(0), ROW, 0)]).unwrap();
         for n in 1..10 {
             let (cost, packets) = cost(&host, &mut ends, |ends| {
@@ -62,7 +62,7 @@ fn sixty_four_rows_are_two_doorbells() {
                 }
             });
             assert_eq!((cost.reads, cost.requests), (64, 64), "{cost:?}");
-            // What the device may not hold back has a doorbell of its own.
+            // A request that the device must not hold back has a doorbell of its own.
             let waited = u64::from(fenced && !host.fences());
             assert!(
                 cost.doorbells <= 2 + waited,
@@ -109,7 +109,7 @@ fn a_push_is_one_doorbell_and_two_requests() {
             u64::from_le_bytes([n; 8])
         );
     }
-    // What the applier tells back is one doorbell too.
+    // The applier's answer is one doorbell too.
     let before = ends.port.counters();
     ends.port.post(0, &[1; 64]).unwrap();
     ends.port.signal().unwrap();
@@ -117,7 +117,7 @@ fn a_push_is_one_doorbell_and_two_requests() {
     assert_eq!((cost.doorbells, cost.requests), (1, 2), "{cost:?}");
 }
 
-/// One request more, and no doorbell and no completion.
+/// One more request, and no more doorbells or completions.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_counted_push_is_one_doorbell_and_a_fetch_add_more() {
@@ -132,7 +132,7 @@ fn a_counted_push_is_one_doorbell_and_a_fetch_add_more() {
         addr: 8,
     };
     let word = || host.counters.words(8, 8).unwrap().load_acquire(0);
-    // The first time, its key is looked up.
+    // The first push looks up its key.
     ends.lane
         .write_signal_count(inbox(INBOX_TAIL_AT), &[0; 16], counter, 0)
         .unwrap();
@@ -144,7 +144,7 @@ fn a_counted_push_is_one_doorbell_and_a_fetch_add_more() {
                 .write_signal_count(inbox(INBOX_TAIL_AT), &[n; 16], counter, 3)
                 .unwrap();
         };
-        // Those that are not looked at closely go round the send queue.
+        // Pushes that are not checked closely wrap around the send queue.
         if n > 10 {
             push(&mut ends);
             ends.settle();
@@ -204,7 +204,7 @@ fn a_mebibyte_costs_its_packets_and_few_more() {
                 assert!(body == want[window * WINDOW..][..WINDOW]);
             }
         });
-        // A window is two READs, and on several pairs goes over two of them.
+        // A window is two READs, and uses two of several pairs.
         assert_eq!(cost.reads, 16, "{cost:?}");
         assert!(cost.doorbells <= 16, "{cost:?}");
         let payload = (1u64 << 20) / u64::from(host.adapter.mtu());
@@ -213,8 +213,7 @@ fn a_mebibyte_costs_its_packets_and_few_more() {
     }
 }
 
-/// The same as a client reads it: the words of all windows, their payload, the words again, each
-/// step a call.
+/// The steps of a client: the words of all windows, their payload, the words again, each step a call.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_mebibyte_in_three_steps_keeps_all_pairs_busy() {
@@ -250,7 +249,7 @@ fn a_mebibyte_in_three_steps_keeps_all_pairs_busy() {
             let (_, body) = ends.read(&payload).unwrap();
             assert!(body == want[..1 << 20]);
         });
-        // A chain is half as long as a window: they go onto all pairs, of which each rings once. One
+        // A batch is half as long as a window: they go onto all pairs, and each pair rings once. One
         // pair alone has room for two windows at a time.
         assert_eq!((cost.reads, cost.requests), (16, 16), "{cost:?}");
         assert!(cost.doorbells <= 1 + 4 + 1, "{pulls} pairs: {cost:?}");
@@ -263,7 +262,7 @@ fn a_mebibyte_in_three_steps_keeps_all_pairs_busy() {
     }
 }
 
-/// One call for a mebibyte: cut, and spread over the pairs.
+/// One call for a mebibyte: split, and spread over the pairs.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_long_read_is_cut_and_spread() {

@@ -1,4 +1,4 @@
-//! Signals in excess, parkers, and who waits for whom.
+//! Tests of flow control: signals in excess, parkers, and waits for credit.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tidewater_runtime::clock::{self, Deadline};
 
 use crate::harness::{Ends, Host, late};
 
-/// A sleep that ends later than this was not ended by a wake-up.
+/// Time after which a sleep was not ended by a wake-up.
 const LOST: Duration = Duration::from_secs(5);
 
 const TAIL: RemoteAddr = RemoteAddr {
@@ -18,8 +18,8 @@ const TAIL: RemoteAddr = RemoteAddr {
     addr: INBOX_TAIL_AT as u64,
 };
 
-/// The client computes and looks at nothing, while the server tells it far more than there are
-/// receives. Nothing breaks, nothing is lost, and the signal that is owed wakes it later.
+/// The client computes without polling, while the server posts far more than there are receives.
+/// Nothing breaks, nothing is lost, and the signal that is owed wakes it later.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_client_that_does_not_look_is_told_all_the_same() {
@@ -41,7 +41,7 @@ fn a_client_that_does_not_look_is_told_all_the_same() {
         assert!(!end.passed(), "the last post did not land");
         ends.poll_port().unwrap();
     }
-    // The server sleeps. The client takes in what is there, which gives credit back, and sleeps.
+    // The server sleeps. The client handles its arrivals, which returns credit, and sleeps.
     host.owner.prepare_park();
     assert!(!ends.poll_port().unwrap(), "nothing came yet");
     ends.lane.poll().unwrap();
@@ -65,8 +65,8 @@ fn sleep_until_woken(parker: &mut OsParker) {
     parker.cancel_park();
 }
 
-/// An applier that is busy elsewhere takes nothing in: the client waits for it, and goes on when it
-/// looks again.
+/// An applier that is busy elsewhere handles no arrivals: the client waits for it, and continues when
+/// it polls again.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_client_out_of_credit_waits_for_the_applier() {
@@ -109,7 +109,7 @@ fn a_client_out_of_credit_waits_for_the_applier() {
     );
 }
 
-/// An applier answers with more than its memory for copies holds, and sleeps: what is left goes when
+/// An applier answers with more than its memory for copies holds, and sleeps. The rest goes when
 /// completions make room, and they wake it.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
@@ -148,7 +148,7 @@ fn a_long_answer_goes_out_while_the_applier_sleeps() {
     }
 }
 
-/// Both ends signal as fast as they can, each in its own thread: credit comes back by itself.
+/// Both ends signal as fast as they can, each in its own thread: credit returns without further calls.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn signals_of_both_ends_cross_for_ever() {

@@ -1,4 +1,4 @@
-//! Fenced reads, many of them.
+//! Many fenced reads on one lane.
 
 use tidewater_lanes::fabric::ReadOp;
 
@@ -6,7 +6,7 @@ use crate::harness::{Host, noise, row};
 
 const READS: usize = 5_000;
 
-/// A device that forgets what it holds back behind a fence leaves the read to its deadline.
+/// A device that forgets a request behind a fence leaves the read to its deadline.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn no_fenced_read_is_forgotten() {

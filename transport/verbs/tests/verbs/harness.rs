@@ -27,10 +27,10 @@ pub(crate) const RING: usize = 64 << 10;
 pub(crate) const SALT: u64 = 7;
 pub(crate) const DATA_BYTES: usize = 2 << 20;
 
-/// Tests count packets of the whole device, so they take turns.
+/// Tests count packets of the complete device, so they take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// A server's registered memory, and what both ends have of the device.
+/// A server's registered memory, and both ends' objects of the device.
 pub(crate) struct Host {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) domain: Arc<Domain>,
@@ -45,7 +45,7 @@ pub(crate) struct Host {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// Both ends of a lane.
+/// Client and applier end of a lane.
 pub(crate) struct Ends {
     pub(crate) lane: VerbsClientLane,
     pub(crate) port: VerbsServerLane,
@@ -61,7 +61,7 @@ impl Host {
         self.adapter.device().limits().fences
     }
 
-    /// On the device that has this host's loopback address.
+    /// Opens the device that has this host's loopback address.
     pub(crate) fn new() -> Self {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let local = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -107,7 +107,7 @@ impl Host {
         Inbox::new(Arc::new(memory), 0, ring, SALT).unwrap()
     }
 
-    /// A lane with `pulls` pulling pairs; `tamper` changes what its client is told.
+    /// Opens a lane with `pulls` pulling pairs; `tamper` changes the answer to its client.
     pub(crate) fn connect_as(
         &self,
         pulls: usize,
@@ -137,7 +137,7 @@ impl Host {
         self.connect_as(pulls, |_| {})
     }
 
-    /// A lane whose client takes its applier for one that never sleeps.
+    /// Opens a lane with a client that takes its applier for one that never sleeps.
     pub(crate) fn connect_polled(&self) -> Ends {
         self.connect_as(1, |told| told.tails = VerbsTails::Polled)
     }
@@ -149,8 +149,8 @@ impl Host {
         }
     }
 
-    /// Packets that the device has sent so far, both ends' together; nothing where it does not
-    /// count them. The kernel keeps what it read for some 10 ms.
+    /// Packets that the device has sent so far, both ends' together; `None` where it does not count
+    /// them. The kernel caches the figure for some 10 ms.
     pub(crate) fn sent_packets(&self) -> Option<u64> {
         std::thread::sleep(Duration::from_millis(30));
         let device = self.adapter.device();
@@ -169,7 +169,7 @@ impl Ends {
         self.port.poll(&mut self.view, &self.inbox)
     }
 
-    /// Polls both ends until nothing moves any more.
+    /// Polls both ends until neither progresses any more.
     pub(crate) fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < 20 {
@@ -193,12 +193,12 @@ impl Ends {
     }
 }
 
-/// Long past anything that should happen, in an emulated guest too.
+/// A deadline long past anything that should happen, in an emulated guest too.
 pub(crate) fn late() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// The bytes of fresh data memory.
+/// Initial bytes of data memory.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64).flat_map(|i| mix64(i).to_le_bytes());
     words.take(len).collect()

@@ -1,7 +1,8 @@
-//! The verbs member over a real device: counts that no emulator blurs, rights, credit, recovery.
+//! The verbs transport on a real device: counts that do not depend on an emulator, rights, credit,
+//! recovery.
 //!
 //! The tests need an RDMA device that has this host's loopback address, such as rxe on `lo` in the
-//! guest of `ci/softroce.sh`, and are ignored without being asked for.
+//! guest of `ci/softroce.sh`. By default they are ignored.
 #![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Lanes that end, and how soon the next one is there.
+//! Tests of lanes that end, and of the time until the next one is open.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use tidewater_runtime::clock;
 
 use crate::harness::{Ends, Host, late, row};
 
-/// With a window bound: destroyed in another order, a pair takes rxe of Linux 6.1 50 s to go.
+/// Time limit with a window bound: destroyed in another order, a pair takes rxe of Linux 6.1 50 s.
 const SOON: Duration = Duration::from_secs(1);
 
-/// Longer than a signal takes to land and be acknowledged, so that no more is under way.
+/// Longer than a signal takes to arrive and be acknowledged, so that no request is in flight.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// A peer that is gone is known by then: two seconds, and what an emulator adds; far below the 30 s
-/// of a call's own deadline.
+/// Time until a lost peer is detected: two seconds, and an emulator's delay; far below the 30 s of a
+/// call's own deadline.
 const KNOWN: Duration = Duration::from_secs(10);
 
 const RING: RemoteAddr = RemoteAddr {
@@ -24,7 +24,7 @@ const RING: RemoteAddr = RemoteAddr {
     addr: INBOX_RING_AT as u64,
 };
 
-/// A port in the middle of its client's writes goes in time, and the next lane comes.
+/// A server lane is dropped during its client's writes in time, and the next lane opens.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_lane_is_rebuilt_within_a_second() {
@@ -47,16 +47,16 @@ fn a_lane_is_rebuilt_within_a_second() {
             u64::from_le_bytes([round; 8])
         );
         times.push(clock::now().duration_since(began));
-        // The old client learns of it later; its lane may go now, in the middle.
+        // The old client learns of it later; its lane may go now, during the writes.
         drop(ends);
     }
     times.sort_unstable();
     println!("recoveries took {times:?}");
-    // Others use the processors too: half of them tell.
+    // Other programs use the processors too: the median decides.
     assert!(times[times.len() / 2] < SOON, "{times:?}");
 }
 
-/// A client of a port that is gone is told within its retries, and not that it was refused.
+/// A client of a lost server lane gets an error within its retries, and not that it was refused.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_peer_that_is_gone_breaks_the_lane() {
@@ -84,8 +84,8 @@ fn a_peer_that_is_gone_breaks_the_lane() {
     }
 }
 
-/// A client that has used up its credit, with everything that it sent acknowledged, waits for a port
-/// that is gone: nothing under way could fail, and still it is told soon.
+/// A client that has used up its credit, with everything acknowledged, waits for a lost server lane. No
+/// request in flight could fail, and still it soon gets an error.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_client_without_credit_is_told_that_its_port_is_gone() {
@@ -126,8 +126,8 @@ fn a_client_without_credit_is_told_that_its_port_is_gone() {
     assert!(counters.probes > 0, "{counters:?}");
 }
 
-/// A client that only waits for what its server tells is told too, and asks for it at the cost of
-/// the devices alone while the port is there.
+/// A client that only waits for posts of its server gets an error too. While the server lane exists,
+/// its probes cost the devices alone.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_client_that_waits_for_word_is_told_that_its_port_is_gone() {
@@ -156,7 +156,7 @@ fn a_client_that_waits_for_word_is_told_that_its_port_is_gone() {
     assert!(matches!(error, Some(LaneError::Broken { .. })), "{error:?}");
 }
 
-/// A client that goes away with everything in flight leaves a port that goes away too.
+/// A client that disappears with everything in flight leaves a server lane that closes too.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_client_that_is_gone_breaks_the_port() {

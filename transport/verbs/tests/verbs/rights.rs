@@ -1,4 +1,4 @@
-//! What the device refuses, with the status it gives.
+//! Refusals of the device, with the status of each.
 
 use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, RemoteAddr};
 use tidewater_protocol::layout::session::{INBOX_RING_AT, inbox_bytes};
@@ -12,7 +12,7 @@ fn inbox(addr: usize) -> RemoteAddr {
     }
 }
 
-/// The error that a write ends with.
+/// Returns the error that ends a write.
 fn refused(ends: &mut Ends, to: RemoteAddr) -> LaneError {
     let end = late();
     if let Err(e) = ends
@@ -53,7 +53,7 @@ fn writes_outside_the_own_inbox_are_refused_by_the_device() {
     println!("a write one byte past the own inbox: {error}");
     assert!(matches!(error, LaneError::Access { .. }), "{error}");
 
-    // Another session's inbox, by its true key.
+    // Another session's inbox, by its valid key.
     let key = victim.told.inbox.key;
     let mut ends = host.connect_as(1, |told| told.inbox.key = key);
     let error = refused(&mut ends, inbox(INBOX_RING_AT));
@@ -62,7 +62,7 @@ fn writes_outside_the_own_inbox_are_refused_by_the_device() {
         assert!(matches!(error, LaneError::Access { .. }), "{error}");
         assert!(all_zero(&victim.inbox), "the other's inbox was changed");
     }
-    // The other session goes on.
+    // The other session continues to work.
     victim
         .lane
         .write_signal(inbox(INBOX_RING_AT), &[1; 64])
@@ -74,7 +74,7 @@ fn writes_outside_the_own_inbox_are_refused_by_the_device() {
     );
 }
 
-/// A counter's key lets nobody read through a pair that pushes, nor write; an inbox's not read.
+/// A counter's key permits no read through a pair that pushes, and no write; an inbox's key no read.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn keys_are_good_for_their_own_right_only() {

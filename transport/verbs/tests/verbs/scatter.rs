@@ -30,7 +30,7 @@ fn payload(host: &Host, from: usize, bytes: usize) -> ReadOp {
     }
 }
 
-/// Reads, and says what that cost.
+/// Reads, and returns the cost of that.
 fn read(
     ends: &mut Ends,
     ops: &[ReadOp],
@@ -70,8 +70,8 @@ fn a_mebibyte_is_one_read_into_the_callers_memory() {
     }
 }
 
-/// Heads go to the lane and from there to the caller, bodies where they belong, none beside its place;
-/// what is longer than a READ is cut, also in the middle of a head.
+/// Heads go to the lane and from there to the caller, bodies to their destination, none next to it. A
+/// request longer than a READ is split, also in the middle of a head.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn heads_and_bodies_part() {
@@ -115,8 +115,8 @@ fn heads_and_bodies_part() {
     }
 }
 
-/// Memory that the device does not know, or no more: a slice of the heap, of a buffer that another
-/// client has registered, and of what has come to lie where a buffer was.
+/// Memory that the device does not know, or no longer: a slice of the heap, of a buffer that another
+/// client has registered, and of memory in a former buffer's place.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn other_memory_is_copied_to() {
@@ -142,16 +142,16 @@ fn other_memory_is_copied_to() {
     assert_eq!(into(&mut next), 0);
 }
 
-/// A port that goes while its client reads: the lane breaks, nothing is written behind the call, the
-/// memory may go at once, and the next lane is right. (A deadline that passes in mid-read cannot be had
-/// here: rxe does a READ in the very call that posts it.)
+/// A server lane is dropped while its client reads. The lane breaks, the device writes nothing after
+/// the call, the memory may be freed at once, and the next lane is right. (A deadline that passes
+/// during a read is impossible here: rxe executes a READ in the very call that posts it.)
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_lane_that_breaks_in_mid_read_leaves_the_buffer_alone() {
     const READS: usize = 12;
     let host = Host::new();
     let want = noise(2 * MIB);
-    // A good part of a second here.
+    // Takes a large part of a second here.
     let ops: Vec<ReadOp> = (0..READS)
         .map(|n| ReadOp {
             body_at: n * 2 * MIB,
@@ -185,7 +185,7 @@ fn a_lane_that_breaks_in_mid_read_leaves_the_buffer_alone() {
             assert!(matches!(error, LaneError::Broken { .. }), "{error}");
             partly += usize::from(then[0..64] == want[0..64] && then != want.repeat(READS));
         }
-        // Whatever lies there next is nobody's either.
+        // The memory that lies there next belongs to no lane either.
         drop(buffer);
         let next = Buffer::new(READS * 2 * MIB).unwrap();
         std::thread::sleep(Duration::from_millis(5));

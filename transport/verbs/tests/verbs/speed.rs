@@ -1,5 +1,5 @@
-//! How fast, by hand, in a guest or on hardware: `--test verbs speed -- --ignored --nocapture
-//! --test-threads 1`; beside perftest (`ib_read_lat -s 272`, `ib_read_bw`, `ib_write_bw`) in the
+//! Speed measurements, by hand, in a guest or on hardware: `--test verbs speed -- --ignored --nocapture
+//! --test-threads 1`. Compare with perftest (`ib_read_lat -s 272`, `ib_read_bw`, `ib_write_bw`) in the
 //! same boot, as a ratio.
 
 use std::time::Duration;

@@ -31,7 +31,7 @@ fn push(ends: &mut Ends, tail: u64) {
     ends.lane.write_signal(TAIL, &cell(tail)).unwrap();
 }
 
-/// Polls the tail cell as an applier does, and nothing else.
+/// Polls only the tail record, as an applier does.
 fn until_tail(ends: &Ends, tail: u64) {
     let end = late();
     while ends.inbox.tail() != Some(tail) {
@@ -64,7 +64,7 @@ fn a_push_whose_tail_is_polled_is_one_doorbell_and_two_requests() {
     );
 }
 
-/// A tail takes nothing at the other end: what bounds them is the send queue, and above it the ring.
+/// A tail takes no receive at the other end: the send queue bounds tails, and above it the ring.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn tails_that_are_polled_do_not_wait_for_receives() {
@@ -82,8 +82,8 @@ fn tails_that_are_polled_do_not_wait_for_receives() {
     assert!(cost.completions <= cost.doorbells, "{cost:?}");
 }
 
-/// Who polls tells by signals all the same. What these take comes back with tails, which makes some of
-/// them signals, and no request more.
+/// A polling end signals all the same. Credit for these signals returns with tails, which makes some of
+/// them signals, and adds no request.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn credit_comes_back_with_tails_that_are_polled() {
@@ -99,7 +99,7 @@ fn credit_comes_back_with_tails_that_are_polled() {
         ends.port.post(0, &n.to_le_bytes()).unwrap();
         ends.port.signal().unwrap();
         let end = late();
-        // A client that takes in what it is told, so that the server has credit for each signal.
+        // A client that handles its arrivals, so that the server has credit for each signal.
         while ends.lane.counters().received - before.received < n {
             assert!(!end.passed(), "signal {n} does not come");
             ends.poll_port().unwrap();
@@ -117,7 +117,7 @@ fn credit_comes_back_with_tails_that_are_polled() {
     assert_eq!(told.stalls, 0, "{told:?}");
 }
 
-/// What the device says of a pair, if it says anything: no promise on Soft-RoCE.
+/// The device's promise for a pair, if any: none on Soft-RoCE.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn tails_are_polled_only_where_nobody_sleeps_and_the_device_promises_order() {
@@ -135,7 +135,7 @@ fn tails_are_polled_only_where_nobody_sleeps_and_the_device_promises_order() {
     let due = match (mutants::data_in_order(), name.starts_with("rxe")) {
         (true, _) => VerbsTails::Polled,
         (false, true) => VerbsTails::Signalled,
-        // Others may promise it or not.
+        // Other devices may promise it or not.
         (false, false) => ends.told.tails,
     };
     assert_eq!(ends.told.tails, due);

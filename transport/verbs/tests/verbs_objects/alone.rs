@@ -1,4 +1,4 @@
-//! The error of a host without RDMA, and the adapter of an address.
+//! Tests of the error on a host without RDMA, and of the adapter of an address.
 
 use std::path::Path;
 use std::sync::Arc;

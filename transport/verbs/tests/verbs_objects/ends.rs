@@ -1,4 +1,4 @@
-//! How things end: flushed, in the right order, at once.
+//! Tests of how objects end: flushed, in the right order, at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tidewater_verbs::{
 
 use crate::rig::{Memory, Rig, adapter};
 
-/// No end may take as long. (With a window bound, `ibv_destroy_qp` on rxe of Linux 6.1 takes 50 s.)
+/// Time limit of an end. (With a window bound, `ibv_destroy_qp` on rxe of Linux 6.1 takes 50 s.)
 const SOON: Duration = Duration::from_secs(1);
 
 #[test]
@@ -24,7 +24,7 @@ fn a_pair_in_error_gives_everything_back() {
     for done in rig.far.completions(16) {
         assert_eq!((done.wr_id, done.status), (5, Status::FLUSHED));
     }
-    // What is posted later comes back too.
+    // Receives that are posted later complete too.
     let open = rig.open();
     let mut chain = rig.chain();
     for i in 0..8 {
@@ -41,14 +41,14 @@ fn a_pair_in_error_gives_everything_back() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_pair_with_a_bound_window_is_destroyed_at_once() {
-    // Others use the processors too: the fastest of three tells.
+    // Other programs use the processors too: the fastest of three decides.
     let ends: Vec<Duration> = (0..3).map(|_| end_with_a_bound_window()).collect();
     println!("a pair with a bound window ended in {ends:?}");
     assert!(ends.iter().min() < Some(&SOON), "{ends:?}");
 }
 
-/// How long a pair takes to end that is written through a window, as when a client's lane is
-/// recovered; and nothing lands after that (F11).
+/// Time until a pair ends that is written through a window, as when a client's lane is recovered.
+/// Nothing is written after that (F11).
 fn end_with_a_bound_window() -> Duration {
     let mut rig = Rig::new();
     let inbox = Memory::new(&rig.pd, 0, Access::LOCAL_WRITE | Access::WINDOWS);
@@ -121,7 +121,7 @@ fn a_device_that_is_still_used_is_not_opened_again() {
     let device = Arc::clone(first.device());
     let pd = ProtectionDomain::new(&device).unwrap();
     drop((first, device));
-    // Others of these tests may hold the adapter meanwhile: then this shows less.
+    // Other tests here may hold the adapter meanwhile: then this checks less.
     let again = adapter();
     assert!(Arc::ptr_eq(again.device(), pd.device()));
 }

@@ -1,6 +1,6 @@
-//! The verbs objects against a real device: two connected pairs in one process, every operation,
-//! every refusal in words, and how they end. Runs where there is an RDMA device that answers to
-//! 127.0.0.1 (the guest of `ci/softroce.sh`); elsewhere it says why it does nothing.
+//! The verbs objects on a real device: two connected pairs in one process, every operation, every
+//! refusal with its message, and how they end. Runs where an RDMA device has the address 127.0.0.1 (the
+//! guest of `ci/softroce.sh`); elsewhere it prints why it does nothing.
 #![cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(

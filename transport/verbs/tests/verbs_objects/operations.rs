@@ -1,4 +1,4 @@
-//! What each operation moves, and in which order.
+//! Data that each operation moves, and in which order.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn reads_land_where_they_are_told() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn what_is_stored_after_the_registration_is_what_peers_read() {
-    // A page that was pinned for reading before it was written must not be another one afterwards.
+    // A page that was pinned for reading before it was written must be the same one afterwards.
     let mut rig = Rig::new();
     let local = rig.local();
     let (shared, _fd) = Region::memfd("test", BYTES).unwrap();
@@ -133,7 +133,7 @@ fn immediate_data_comes_after_all_that_was_written_before_it() {
     }
 }
 
-/// Soft-RoCE promises nothing; what a device without rdma-core's newer verbs says is not known.
+/// Soft-RoCE promises nothing; the answer of a device without rdma-core's newer verbs is unknown.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_pair_is_asked_whether_data_lands_in_order() {
@@ -202,7 +202,7 @@ fn a_fenced_request_sees_the_read_before_it() {
     let mut chain = rig.chain();
     for round in 1..=50u64 {
         open.fill(0, &round.to_le_bytes());
-        // What the READ brings is what the fenced WRITE sends back.
+        // The fenced WRITE sends back the data of the READ.
         let word = local.mr.sge(0, 8).unwrap();
         chain
             .read(1, &[word], open.mr.target(0), Flags::NONE)

@@ -1,4 +1,4 @@
-//! What is refused, by whom, and in which words.
+//! Tests of refusals: the refusing component, and its message.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tidewater_verbs::{
 
 use crate::rig::{BYTES, HERE, Memory, Rig, SENDS, adapter, options, peer, unconnected};
 
-/// Posts, and how it and what is posted after it end.
+/// Posts; returns how that and a later request end.
 fn refused(rig: &mut Rig, chain: &mut SendBatch) -> (Status, String) {
     chain.signal_last();
     chain.post(&mut rig.near.pair).unwrap();
@@ -141,7 +141,7 @@ fn a_stale_element_of_this_end_is_refused_by_its_device() {
         .write(1, &[piece], open.mr.target(0), Flags::NONE)
         .unwrap();
     let (status, said) = refused(&mut rig, &mut chain);
-    // rxe of Linux 6.1 calls it an operation that the pair cannot do.
+    // rxe of Linux 6.1 reports an operation that the pair does not support.
     let local = [Status::LOCAL_PROTECTION, Status::LOCAL_OPERATION];
     assert!(local.contains(&status), "{said}");
 }
@@ -193,11 +193,11 @@ fn a_peer_that_is_gone_is_not_waited_for_long() {
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_full_send_queue_names_the_request_that_it_refused() {
-    const MANY: usize = 1024; // rxe takes some more than was asked for
+    const MANY: usize = 1024; // rxe grants some more than requested
     let rig = Rig::new();
     let (local, open) = (rig.local(), rig.open());
     let Rig { mut near, far, .. } = rig;
-    drop(far); // nobody answers, so that nothing leaves the queue
+    drop(far); // no peer answers, so that nothing leaves the queue
     let piece = local.mr.sge(0, 8).unwrap();
     let mut chain = SendBatch::new(MANY, 1, 0);
     for i in 0..MANY as u64 {
@@ -227,7 +227,7 @@ fn a_full_send_queue_names_the_request_that_it_refused() {
         "{said}"
     );
     assert!(chain.is_empty());
-    // Those before it are posted, and come back.
+    // The requests before it are posted, and complete.
     near.pair.into_error().unwrap();
     let last = near.completions(index)[index - 1];
     assert_eq!(last.wr_id, 0x1000 + index as u64 - 1);
@@ -255,7 +255,7 @@ fn a_peer_that_cannot_be_is_refused_before_the_device_is_asked() {
         assert!(matches!(e, VerbsError::Peer { .. }), "{e}");
         assert!(e.to_string().contains(word), "{e}");
     }
-    // An address that this host has no route to from this port: the kernel's word, not a hang.
+    // An address without a route from this port: the kernel's error, not a hang.
     let (pair, _queue) = unconnected(&adapter, &pd, &options(), None);
     let mut it = peer(&pair);
     it.gid = Gid::of([198, 51, 100, 1].into());
@@ -326,7 +326,7 @@ fn what_the_device_does_not_have_is_refused_by_name() {
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn objects_of_two_openings_are_not_mixed() {
     let mut rig = Rig::new();
-    // The same device again is another context: what one made means nothing to the other.
+    // The same device again is another context: an object of one is invalid in the other.
     let name = rig.adapter.device().name();
     let other = Device::open(name).unwrap();
     let channel = CompletionChannel::new(&other).unwrap();
@@ -406,7 +406,7 @@ fn registrations_are_checked() {
         let e = part.sge(at, bytes).unwrap_err();
         assert!(matches!(e, VerbsError::Bounds { bytes: 4032, .. }), "{e}");
     }
-    // What is mapped read-only is not written by a device either.
+    // A device does not write memory that is mapped read-only, either.
     let (_shared, fd) = Region::memfd("test", BYTES).unwrap();
     let fd = read_only_fd(&fd).unwrap();
     let view = Arc::new(Region::from_peer(fd, BYTES, false).unwrap());
@@ -455,7 +455,7 @@ fn a_window_of_too_large_a_range_is_refused() {
         .bind_window(1, window, &inbox.mr, 8, BYTES, access)
         .unwrap_err();
     assert!(matches!(e, VerbsError::Bounds { .. }), "{e}");
-    // A region that allows no windows: the device says so, in the completion or at once.
+    // A region without window access: the device refuses, in the completion or at once.
     let plain = rig.local();
     let window = MemoryWindow::new(&rig.pd).unwrap();
     match rig

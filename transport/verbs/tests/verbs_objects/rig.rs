@@ -22,7 +22,7 @@ pub(crate) fn adapter() -> Arc<Adapter> {
     Adapter::for_address(HERE, None).expect("an RDMA device that answers to 127.0.0.1")
 }
 
-/// Registered memory.
+/// Registered memory of a test.
 pub(crate) struct Memory {
     pub(crate) region: Arc<Region>,
     pub(crate) mr: Arc<MemoryRegion>,
@@ -58,7 +58,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// Waits for `count` completions.
+    /// Polls until `count` completions have arrived.
     pub(crate) fn completions(&self, count: usize) -> Vec<Completion> {
         let deadline = Deadline::after(Duration::from_secs(20));
         let mut got = vec![Completion::EMPTY; count];
@@ -82,7 +82,7 @@ impl End {
     }
 }
 
-/// Both ends and what they share.
+/// Both ends and their shared objects.
 pub(crate) struct Rig {
     pub(crate) near: End,
     pub(crate) far: End,
@@ -115,7 +115,7 @@ pub(crate) fn peer<S>(pair: &QueuePair<S>) -> Peer {
     }
 }
 
-/// A pair that is not connected, and its queue.
+/// Creates an unconnected pair, and its queue.
 pub(crate) fn unconnected(
     adapter: &Arc<Adapter>,
     pd: &Arc<ProtectionDomain>,
@@ -132,7 +132,7 @@ impl Rig {
         Self::with(&options(), None)
     }
 
-    /// `far` is the channel of the far end's queue, and the token there.
+    /// Connects both ends; `far` is the channel of the far end's queue, and the token there.
     pub(crate) fn with(
         options: &PairOptions,
         far: Option<(&Arc<CompletionChannel>, usize)>,
@@ -156,12 +156,12 @@ impl Rig {
         }
     }
 
-    /// Memory of the near end, that only it touches.
+    /// Registers memory of the near end, for local access only.
     pub(crate) fn local(&self) -> Memory {
         Memory::new(&self.pd, 0, Access::LOCAL_WRITE)
     }
 
-    /// Memory of the far end, open to the near one.
+    /// Registers memory of the far end, open to the near one.
     pub(crate) fn open(&self) -> Memory {
         let all = options().remote | Access::LOCAL_WRITE;
         Memory::new(&self.pd, 0x7000_0000_0000, all)
@@ -172,7 +172,7 @@ impl Rig {
     }
 }
 
-/// `n` bytes that differ.
+/// Returns `n` bytes that differ.
 pub(crate) fn pattern(n: usize, seed: u8) -> Vec<u8> {
     (0..n).map(|i| (i as u8).wrapping_mul(31) ^ seed).collect()
 }

@@ -1,4 +1,4 @@
-//! Armed queues wake, others do not.
+//! Tests that armed queues wake, and that others do not.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -44,7 +44,7 @@ fn an_armed_queue_wakes_once() {
         rig.near.run(&mut chain);
     };
 
-    // Not armed: it is there, and nobody is told.
+    // Not armed: the completion is there, and no event.
     signal(&mut rig);
     rig.far.completions(1);
     assert!(!wakes(&channel, Duration::from_millis(50)));
@@ -59,7 +59,7 @@ fn an_armed_queue_wakes_once() {
         assert_eq!(channel.take_event().unwrap(), None, "once");
         rig.far.completions(1);
         rig.far.pair.post_receives(0, 1).unwrap();
-        // Armed no more.
+        // Not armed any more.
         signal(&mut rig);
         rig.far.completions(1);
         rig.far.pair.post_receives(0, 1).unwrap();
@@ -91,7 +91,7 @@ fn a_queue_with_an_event_that_nobody_took_can_go() {
     assert_eq!(Arc::strong_count(&channel), 2);
 }
 
-/// The device of the guest's second card, which leads nowhere and may be taken down.
+/// Uses the device of the guest's second NIC, which has no network and may be taken down.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_port_that_goes_down_and_up_says_so() {
@@ -120,7 +120,7 @@ fn set_card(state: &str) {
     assert!(done.success(), "{ip:?}: {done}");
 }
 
-/// The device's next event of that name.
+/// Waits for the device's next event of that name.
 fn awaited(device: &Device, name: &str) -> DeviceEvent {
     let end = Deadline::after(Duration::from_secs(10));
     loop {
