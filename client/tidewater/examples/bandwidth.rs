@@ -1,5 +1,5 @@
-//! Bytes a second of pulls and pushes of 1 MiB, the best of 30 rounds: what
-//! `client/python/tests/bandwidth.py` is compared with.
+//! Measures bytes a second of pulls and pushes of 1 MiB, the best of 30 rounds.
+//! `client/python/tests/bandwidth.py` is compared with it.
 //!
 //! ```text
 //! bandwidth COORDINATOR TOKEN_FILE

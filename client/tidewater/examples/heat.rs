@@ -1,10 +1,10 @@
 //! A simulation that learns while it runs: the heat equation, and a surrogate of its solver.
 //!
-//! Each worker has a strip of the plate. Every step it pulls the model and its neighbours' edges,
-//! moves the heat on by one explicit step, takes one step of learning from what it saw (nine weights
-//! that predict a cell from its surroundings), and pushes gradient, edges and what it measured. They
-//! take effect at the tick, reduced in rank order: so the numbers do not depend on timing, and
-//! the programs in C, C++ and Fortran beside `client/capi` print the same.
+//! Each worker has a strip of the plate. Every step it pulls the model and its neighbours' edges, and
+//! advances the heat by one explicit step. It then takes one learning step (nine weights that predict a
+//! cell from its surroundings), and pushes gradient, edges and measurements. They take effect at the
+//! tick, reduced in rank order, so the numbers do not depend on timing. The programs in C, C++ and
+//! Fortran of `client/capi` print the same.
 //!
 //! ```text
 //! cargo build --profile ci -p tidewater --example heat
@@ -37,7 +37,7 @@ struct Strip {
     next: Vec<f64>,
 }
 
-/// What a strip saw in one step.
+/// Measurements of a strip in one step.
 #[derive(Default)]
 struct Seen {
     gradient: [f64; WEIGHTS],
@@ -67,7 +67,7 @@ fn main() -> Result<(), ClientError> {
     }
 }
 
-/// A worker's part, from joining the job to leaving it.
+/// Simulates as one worker, from joining the job to leaving it.
 fn simulate(job: &Job) -> Result<(), ClientError> {
     let mut client = job.clone().sync(SyncMode::Bsp).connect()?;
     let (rank, workers) = (client.rank().0 as usize, client.workers() as usize);
@@ -140,13 +140,13 @@ impl Strip {
         }
     }
 
-    /// Lights two cells of the plate, the same ones on every worker; the next seed.
+    /// Lights two cells of the plate, the same ones on every worker; returns the next seed.
     fn light(&mut self, mut seed: u64) -> u64 {
         for _ in 0..2 {
             seed = (seed * 1_103_515_245 + 12_345) % (1 << 31);
             let cell = (seed / 1024) as usize % (N * N);
             let (row, column) = (cell / N, cell % N);
-            // Rows first - 1 to first + rows are here.
+            // This worker holds rows first - 1 to first + rows.
             if row + 1 >= self.first && row <= self.first + self.rows {
                 self.heat[(row + 1 - self.first) * WIDE + column + 1] += 1.0;
             }
@@ -154,7 +154,7 @@ impl Strip {
         seed
     }
 
-    /// One step of the equation, and what the surrogate could learn from it.
+    /// Advances the equation by one step; returns the surrogate's gradient and loss.
     fn step(&mut self, weights: &[f64; WEIGHTS]) -> Seen {
         let mut seen = Seen::default();
         let cells = (N * N) as f64;
@@ -186,12 +186,12 @@ fn around(heat: &[f64], at: usize) -> [f64; WEIGHTS] {
     std::array::from_fn(|n| heat[at + n / 3 * WIDE + n % 3 - WIDE - 1])
 }
 
-/// The solver.
+/// One step of the solver for a cell.
 fn conduct(x: &[f64; WEIGHTS]) -> f64 {
     x[4] + CONDUCTIVITY * (x[1] + x[3] + x[5] + x[7] - 4.0 * x[4])
 }
 
-/// The surrogate.
+/// One prediction of the surrogate for a cell.
 fn predict(weights: &[f64; WEIGHTS], x: &[f64; WEIGHTS]) -> f64 {
     let mut sum = 0.0;
     for (weight, x) in weights.iter().zip(x) {
@@ -227,7 +227,7 @@ fn count(client: &mut Client, table: &Table<i64>, strip: &Strip) -> Result<(), C
     client.wait_applied(&ticket)
 }
 
-/// What the job learnt, in lines of a name and a number.
+/// Prints the results of the job, in lines of a name and a number.
 fn report(client: &mut Client, tables: &Tables) -> Result<(), ClientError> {
     let mut weights = [0.0; WEIGHTS];
     client.pull_dense(&tables.model, 0, &mut weights, PullOptions::default())?;
@@ -255,7 +255,7 @@ fn report(client: &mut Client, tables: &Tables) -> Result<(), ClientError> {
     Ok(())
 }
 
-/// Solver and surrogate, side by side from a smooth hill on: their largest difference.
+/// Runs solver and surrogate in parallel from a smooth hill; returns their largest difference.
 fn rollout(weights: &[f64; WEIGHTS]) -> f64 {
     let mut solved = vec![0.0; WIDE * WIDE];
     let side = |n: usize| n as f64 / (N + 1) as f64;

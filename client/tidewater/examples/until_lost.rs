@@ -1,5 +1,5 @@
-//! A worker that pulls one row again and again, each time within a deadline, until that fails: then how
-//! long the last pull took, and why. For what is said of servers that vanish.
+//! A worker that pulls one row repeatedly, each time within a deadline, until a pull fails. It then
+//! prints how long that pull took, and the error. Evidence for statements about servers that vanish.
 //!
 //! ```text
 //! until_lost MILLISECONDS         as a worker of a job, whose environment says which
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tidewater::{Client, ClientError, Job, PullOptions, Table, TableBuilder};
 use tidewater_runtime::clock::now;
 
-/// After this many the first line is printed: all lanes are open by then.
+/// Pulls before the first line is printed: all lanes are open by then.
 const WARM: u32 = 100;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Rows of all servers.
+/// Pulls rows of all servers.
 fn pull(client: &mut Client, table: &Table<f32>, options: PullOptions) -> Result<(), ClientError> {
     let keys: [u64; 16] = std::array::from_fn(|n| n as u64);
     client.pull_rows(table, &keys, &mut [0.0; 16], options)

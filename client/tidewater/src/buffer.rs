@@ -1,4 +1,4 @@
-//! Memory that the network card writes itself.
+//! Registered memory that the NIC writes directly.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,17 +13,17 @@ use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::Element;
 
-/// Elements in memory that the client's network cards may write, from [`Client::buffer`]. It is a
-/// slice: what is pulled into it, or into a part of it, over verbs lands there without a copy. Over
+/// Elements in memory that the client's NICs may write; made by [`Client::buffer`]. It derefs to a
+/// slice. Data pulled over verbs into it, or into a part of it, is placed there without a copy. Over
 /// other transports, and for other clients, it is ordinary memory.
 ///
-/// No rule goes with it. It can be dropped, sent to another thread, forgotten, and outlive its client;
-/// its pages stay pinned as long as it is there.
+/// It has no lifetime rules: it can be dropped, sent to another thread, forgotten, and outlive its
+/// client. Its pages stay pinned as long as it exists.
 ///
 /// [`Client::buffer`]: crate::Client::buffer
 pub struct RegisteredBuffer<T> {
     memory: Buffer,
-    /// Counts against its client's limit.
+    /// Reference that counts against its client's limit.
     _one: Arc<()>,
     element: PhantomData<T>,
 }
@@ -32,7 +32,7 @@ impl<T: Element> Deref for RegisteredBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // It is whole elements, at the beginning of a page.
+        // The memory holds complete elements and begins at a page.
         FromBytes::ref_from_bytes(&self.memory).unwrap_or_default()
     }
 }
@@ -52,12 +52,12 @@ impl<T: Element> fmt::Debug for RegisteredBuffer<T> {
     }
 }
 
-/// Makes a client's buffers and knows how many there are.
+/// Makes a client's buffers and counts the live ones.
 #[derive(Debug, Default)]
 pub(crate) struct Buffers(Arc<()>);
 
 impl Buffers {
-    /// One of `len` zeroes, registered with every server's card.
+    /// Makes a buffer of `len` zeroes, registered with the NIC of every server link.
     pub(crate) fn make<T: Element>(
         &self,
         lanes: &mut Lanes,

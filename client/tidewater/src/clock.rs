@@ -1,4 +1,4 @@
-//! Clocks: ticks, and the waits that BSP and SSP ask for.
+//! Worker clocks: ticks, and the waits of BSP and SSP.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::push::Ticket;
 
-/// How far workers may drift apart.
+/// Synchronisation of workers: how far they may drift apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SyncMode {
     /// Bulk synchronous: an iteration begins when all workers have ended the one before.
     Bsp,
     /// Stale synchronous: a worker is at most this many iterations ahead of the slowest.
     Ssp(u64),
-    /// Asynchronous: nobody waits.
+    /// Asynchronous: no worker waits for another.
     #[default]
     Asp,
 }
 
 impl SyncMode {
-    /// Ticks the slowest worker may lag behind; `None` for any number.
+    /// Ticks that the slowest worker may lag behind; `None` for any number.
     pub(crate) const fn staleness(self) -> Option<u64> {
         match self {
             Self::Bsp => Some(0),
@@ -62,20 +62,20 @@ impl core::fmt::Display for SyncMode {
     }
 }
 
-/// One worker's clocks.
+/// Clocks of one worker, by domain.
 #[derive(Debug)]
 pub(crate) struct WorkerClock {
     pub(crate) sync: SyncMode,
     pub(crate) deadline: Duration,
     clocks: [u64; DOMAINS_MAX],
-    /// The CLOCK that is built in the ring of every lane, by domain. Above `clocks` after a tick whose
-    /// frames were not all sent: the next call sends the rest and builds none.
+    /// The CLOCK frame built in the ring of every lane, by domain. It is above `clocks` after a tick
+    /// with unsent frames: the next call sends the rest and builds none.
     built: [u64; DOMAINS_MAX],
     /// Whether the frame that leaves every domain is built in the ring of every lane.
     finished: bool,
-    /// Minimum seen of each domain: no need to look again below it.
+    /// Minimum seen of each domain; a wait for no more than this needs no poll.
     seen: [u64; DOMAINS_MAX],
-    /// Frames of the last tick: a refusal of one of them is found at the next.
+    /// Frames of the last tick. The next tick finds a refusal of one of them.
     sent: Ticket,
 }
 
@@ -97,18 +97,18 @@ impl WorkerClock {
         self.clocks[domain.0 as usize]
     }
 
-    /// The clock of a push of this domain. A tick that could not send all of its frames has its place
-    /// in every ring: what is pushed behind it belongs to the next iteration.
+    /// The clock that a push of this domain carries. A tick that could not send all of its frames has
+    /// its place in every ring: later pushes belong to the next iteration.
     pub(crate) fn stamp(&self, domain: DomainId) -> u64 {
         self.built[domain.0 as usize]
     }
 
-    /// Whether a tick was built in the rings and not sent to all of them.
+    /// Whether a tick is built in the rings but not sent to all of them.
     pub(crate) fn is_halfway(&self, domain: DomainId) -> bool {
         self.stamp(domain) > self.at(domain)
     }
 
-    /// Whether this worker waits for others: then a tick waits for the answers to its pushes.
+    /// Whether this worker waits for others; if so, a tick waits for the answers to its pushes.
     pub(crate) const fn is_bounded(&self) -> bool {
         self.sync.staleness().is_some()
     }
@@ -126,7 +126,7 @@ impl WorkerClock {
         }
     }
 
-    /// The iterations that every worker must have ended, unless that is known of them.
+    /// The iterations that every worker must have ended; `None` if they are known to have.
     #[inline]
     fn awaited(&self, domain: DomainId) -> Option<u64> {
         let need = self.at(domain).saturating_sub(self.sync.staleness()?);
@@ -147,7 +147,7 @@ impl WorkerClock {
     }
 
     /// Waits until every frame is acknowledged on every lane: only then is it known whether the
-    /// iteration is complete. The rank is this worker's.
+    /// iteration is complete. `rank` is this worker's.
     pub(crate) fn await_answers(
         &self,
         lanes: &mut Lanes,
@@ -164,8 +164,9 @@ impl WorkerClock {
         }
     }
 
-    /// Adds the workers with an earlier turn in the open iteration to a deadline's error. A server may
-    /// leave this worker's pushes in their ring until those have ticked. Other errors stay as they are. Cost: a question to every server, which is given 2 seconds in all.
+    /// Adds the workers with an earlier turn in the open iteration to a deadline error. A server may
+    /// leave this worker's pushes in their ring until those have ticked. Other errors are returned
+    /// unchanged. Cost: a question to every server, with 2 seconds in all.
     #[cold]
     pub(crate) fn name_turn(
         &self,
@@ -194,9 +195,9 @@ impl WorkerClock {
         ClientError::Deadline { op, missing }
     }
 
-    /// Ends an iteration: the wait that keeps the drift bounded (it comes first, so that a deadline
-    /// leaves the clock where it was), then a CLOCK frame in every ring. Called again after an error it
-    /// goes on where it was.
+    /// Ends an iteration: waits as the drift bound demands, then sends a CLOCK frame in every ring. The
+    /// wait comes first, so that a deadline leaves the clock where it was. A call after an error
+    /// continues where the last one stopped.
     pub(crate) fn tick(
         &mut self,
         lanes: &mut Lanes,
@@ -224,8 +225,8 @@ impl WorkerClock {
         Ok(())
     }
 
-    /// Leaves every domain for good: nobody waits for this worker any more. Called again after an error
-    /// it goes on where it was.
+    /// Leaves every domain for good: no worker waits for this one any more. A call after an error
+    /// continues where the last one stopped.
     pub(crate) fn finish(&mut self, lanes: &mut Lanes) -> Result<(), ClientError> {
         let deadline = Deadline::after(self.deadline);
         if !self.finished {
@@ -235,7 +236,7 @@ impl WorkerClock {
         lanes.send_all(deadline)
     }
 
-    /// Fails when a server refused the last tick: it and this worker no longer agree.
+    /// Fails when a server refused the last tick: the server and this worker no longer agree.
     pub(crate) fn refused(&self, lanes: &mut Lanes) -> Result<(), ClientError> {
         match lanes.try_applied(&self.sent) {
             Some(Err((lane, reject))) => Err(ClientError::Protocol {
@@ -247,8 +248,8 @@ impl WorkerClock {
     }
 }
 
-/// Builds a CLOCK frame in every ring, or in none: room comes first. Whatever fails later, the frame
-/// has its place between the same pushes on every lane.
+/// Builds a CLOCK frame in every ring, or in none: it first waits for room in all rings. Whatever fails
+/// later, the frame stands between the same pushes on every lane.
 fn build_clock(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -277,8 +278,8 @@ fn build_clock(
     Ok(sent)
 }
 
-/// Waits until the minimum at every applier is `need`; says every minute who is awaited. A lane
-/// that breaks meanwhile has all the time of the wait to come back, not the rest of a minute.
+/// Waits until the minimum at every applier is at least `need`. Logs the awaited workers every minute.
+/// A lane that breaks meanwhile may take all the time of the wait to recover, not the rest of a minute.
 fn wait_min(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -306,8 +307,8 @@ fn wait_min(
     }
 }
 
-/// Fails when servers do not count this worker in a domain: its ticks would be refused there, and it
-/// would wait for nothing.
+/// Fails when a server does not count this worker in a domain: its ticks would be refused there, and it
+/// would wait for no worker.
 pub(crate) fn check_member(
     lanes: &mut Lanes,
     domain: DomainId,
@@ -334,7 +335,7 @@ pub(crate) fn check_member(
     Ok(())
 }
 
-/// The workers that hold a clock back, as the servers tell.
+/// Names the workers that hold a clock back, as the servers report them.
 fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     let Behind { workers, silent } = behind(lanes, domain, |_, clock| clock < need);
     let mut names = [workers, silent].concat();
@@ -344,13 +345,13 @@ fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     names.join("; ")
 }
 
-/// Workers with their clocks, and servers that do not answer.
+/// Workers behind with their clocks, and servers that do not answer.
 struct Behind {
     workers: Vec<String>,
     silent: Vec<String>,
 }
 
-/// The workers that are `late` by rank and clock, at any server.
+/// Finds the workers for which `late(rank, clock)` holds at any server.
 fn behind(lanes: &mut Lanes, domain: DomainId, late: impl Fn(WorkerId, u64) -> bool) -> Behind {
     let soon = Deadline::after(Duration::from_secs(2));
     let mut behind: BTreeMap<WorkerId, u64> = BTreeMap::new();

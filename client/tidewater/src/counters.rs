@@ -1,48 +1,48 @@
-//! What a client did: counters that show which path really ran.
+//! Counters of a client's operations, which show the paths that ran.
 
 /// Counts since the client was made. Plain numbers of one thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Counters {
-    /// Pull calls.
+    /// Number of pull calls.
     pub pulls: u64,
-    /// Rows accepted after their hash was verified.
+    /// Rows accepted after their checksum matched.
     pub rows_consistent: u64,
-    /// Rows taken unverified (Hogwild).
+    /// Rows accepted without validation (Hogwild).
     pub rows_hogwild: u64,
-    /// Rows that a server gathered, asked for or as a fallback.
+    /// Rows that a server gathered, on request or as a fallback.
     pub rows_gathered: u64,
     /// Blocks accepted by their version words.
     pub blocks_consistent: u64,
     /// Blocks read from a snapshot.
     pub blocks_snapshot: u64,
-    /// Blocks taken unverified.
+    /// Blocks accepted without validation.
     pub blocks_hogwild: u64,
-    /// Rows or blocks that did not prove themselves and were read again.
+    /// Rows or blocks that failed validation and were read again.
     pub torn_rejected: u64,
-    /// Reads repeated.
+    /// Number of repeated reads.
     pub retries: u64,
-    /// Pulls that gave up reading one-sidedly and had the rest gathered.
+    /// Pulls that gave up one-sided reads and had the rest gathered.
     pub gather_fallbacks: u64,
-    /// Keys whose location had to be asked for.
+    /// Keys with a location that a server had to resolve.
     pub resolved_keys: u64,
-    /// Hints that turned out stale.
+    /// Cached locations that turned out stale.
     pub stale_hints: u64,
-    /// Push calls.
+    /// Number of push calls.
     pub pushes: u64,
-    /// Frames pushed.
+    /// Number of frames pushed.
     pub frames: u64,
     /// Frames that a server refused.
     pub rejects: u64,
-    /// Refused frames whose reason was forgotten before anybody asked for it.
+    /// Refused frames with a reason that was forgotten before any call claimed it.
     pub rejects_unclaimed: u64,
-    /// Lanes re-established.
+    /// Number of lanes re-established.
     pub recoveries: u64,
-    /// Payload bytes pulled.
+    /// Number of payload bytes pulled.
     pub bytes_pulled: u64,
-    /// Frame bytes pushed.
+    /// Number of frame bytes pushed.
     pub bytes_pushed: u64,
-    /// Times a push waited for room in its ring.
+    /// Times that a push waited for room in its ring.
     pub credit_waits: u64,
-    /// Ticks.
+    /// Number of completed ticks.
     pub ticks: u64,
 }

@@ -1,7 +1,7 @@
-//! A cluster inside the calling process: a simulation links the client and runs with no server.
+//! A cluster inside the calling process, for a program that runs without a separate server.
 //!
-//! Coordinator and servers are threads of this process, as real as in processes of their own;
-//! clients reach them over shared memory. Threads of the program are the workers.
+//! Coordinator and servers are threads of this process and behave as in processes of their own. Clients
+//! reach them over shared memory. Threads of the program are the workers.
 
 use tidewater_service::embedded::{Cluster, ClusterConfig};
 
@@ -12,7 +12,7 @@ use crate::connect::{Job, JoinConfig};
 use crate::error::ClientError;
 use crate::session::Client;
 
-/// The cluster. Dropping it ends it: drop its clients first.
+/// An embedded cluster. Dropping it ends it; drop its clients first.
 #[derive(Debug)]
 pub struct Embedded {
     cluster: Cluster,
@@ -22,7 +22,7 @@ impl Embedded {
     /// Starts servers and a coordinator for `workers` workers.
     ///
     /// # Errors
-    /// [`ClientError::Environment`] when threads, memory or sockets cannot be had.
+    /// [`ClientError::Environment`] when threads, memory or sockets cannot be created.
     pub fn start(servers: u32, workers: u32) -> Result<Self, ClientError> {
         Self::with(&ClusterConfig {
             servers,
@@ -31,10 +31,10 @@ impl Embedded {
         })
     }
 
-    /// Starts what `config` says.
+    /// Starts the cluster that `config` describes.
     ///
     /// # Errors
-    /// As [`Embedded::start`], and when the transport is to be verbs.
+    /// As [`Embedded::start`], and when the configured transport is verbs.
     pub fn with(config: &ClusterConfig) -> Result<Self, ClientError> {
         if config.transport == TransportChoice::Verbs {
             return Err(ClientError::Environment(
@@ -49,7 +49,7 @@ impl Embedded {
         Ok(Self { cluster })
     }
 
-    /// The client of worker `rank`, for the calling thread.
+    /// Connects a client of worker `rank` for the calling thread.
     ///
     /// # Errors
     /// As [`Job::connect`].

@@ -1,27 +1,27 @@
-//! What a client call can fail with.
+//! Errors of client calls.
 
 use tidewater_lanes::fabric::LaneError;
 use tidewater_protocol::layout::lines::Reject;
 use tidewater_protocol::layout::reject::RejectReason;
 use tidewater_protocol::wire::refusal::Refusal;
 
-/// Why a call failed. Unless it says otherwise nothing was changed.
+/// Why a call failed. Unless the variant says otherwise, nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
-    /// A server refused one frame of a push: the rows of that frame were not applied, those of
-    /// other servers may have been.
+    /// A server refused one frame of a push. The rows of that frame were not applied; those of other
+    /// servers may have been.
     #[error("table \"{table}\" at {server}: {}", describe(.reject.reason))]
     Rejected {
         /// Name of the table.
         table: String,
-        /// Which server.
+        /// Name of the refusing server.
         server: String,
         /// Frame, table and reason.
         reject: Reject,
     },
-    /// A server refused frames of this lane so long ago that the reason is not kept any more, and a
-    /// frame of the push is among them, or may be: it was not applied, or that is not known.
+    /// Frames of this lane were refused so long ago that the reason is no longer kept. A frame of the
+    /// push is among them, or may be: it was not applied, or that is unknown.
     #[error(
         "table \"{table}\" at {server}: the push {} (frames {} to {}), so many refused frames ago \
          that the reason is forgotten; wait for tickets sooner",
@@ -30,85 +30,85 @@ pub enum ClientError {
     RejectForgotten {
         /// Name of the table.
         table: String,
-        /// Which server.
+        /// Name of the refusing server.
         server: String,
-        /// First and last of the lane's frames that were refused.
+        /// First and last refused frame of the lane.
         frames: (u64, u64),
-        /// Whether the push was refused for sure.
+        /// Whether the push is certain to be among them.
         certain: bool,
     },
-    /// The deadline passed.
+    /// The deadline of a call passed.
     #[error("{op} did not finish before its deadline: {missing}")]
     Deadline {
-        /// The call.
+        /// Name of the call.
         op: &'static str,
-        /// What or who is missing.
+        /// Servers, workers or events that the call still waited for.
         missing: String,
     },
-    /// The program asked the call to end ([`interrupt`](crate::interrupt)). As after a deadline, the call may be
-    /// repeated.
+    /// The program asked the call to end ([`interrupt`](crate::interrupt)). As after a deadline, the
+    /// call may be repeated.
     #[error("{op} was interrupted")]
     Interrupted {
-        /// The call.
+        /// Name of the call.
         op: &'static str,
     },
     /// A server cannot be reached, and recovery did not help.
     #[error("server {server} is unreachable: {why}; is the process alive?")]
     ServerLost {
-        /// Which.
+        /// Name of the lost server.
         server: String,
-        /// The last attempt's words.
+        /// Error text of the last attempt.
         why: String,
     },
-    /// Coordinator or server said no.
+    /// Coordinator or server refused the request.
     #[error("{0}")]
     Refused(#[from] Refusal),
-    /// The control connection failed.
+    /// The control connection to a peer failed.
     #[error("control connection to {peer}: {why}")]
     Control {
-        /// The other end.
+        /// Name of the peer.
         peer: String,
-        /// What happened.
+        /// Text of the failure.
         why: String,
     },
     /// Arguments that do not fit the table.
     #[error("{op} on table \"{table}\": {what}")]
     Argument {
-        /// The call.
+        /// Name of the call.
         op: &'static str,
         /// Name of the table.
         table: String,
         /// What is wrong and what would be right.
         what: String,
     },
-    /// What a server told makes no sense; it or the network is broken.
+    /// A server sent an invalid message; the server or the network is broken.
     #[error("server {server} told nonsense: {what}")]
     Protocol {
-        /// Which.
+        /// Name of the sending server.
         server: String,
-        /// What.
+        /// What is wrong with the message.
         what: String,
     },
     /// The job's environment is incomplete or contradicts itself.
     #[error("{0}")]
     Environment(String),
-    /// The processes of a launch do not come together, or not as a job; names who is missing.
+    /// The processes of a launch do not meet, or not as a job; names the missing ones.
     #[error("{0}")]
     Launch(String),
-    /// Memory for a [`RegisteredBuffer`](crate::RegisteredBuffer) cannot be had.
+    /// Memory for a [`RegisteredBuffer`](crate::RegisteredBuffer) cannot be allocated or registered.
     #[error("a buffer of {bytes} bytes: {why}")]
     Memory {
-        /// Its bytes.
+        /// Requested size in bytes.
         bytes: usize,
-        /// The system's words, or the limit; what to do.
+        /// The system's error text or the exceeded limit, and the remedy.
         why: String,
     },
-    /// A lane broke in a way that recovery cannot mend.
+    /// A lane failed in a way that recovery cannot repair.
     #[error(transparent)]
     Lane(#[from] LaneError),
 }
 
-/// A reject in words.
+/// Describes a reject in words.
 fn describe(reason: RejectReason) -> String {
     match reason {
         RejectReason::UnknownTable { table } => {
@@ -156,7 +156,7 @@ fn describe(reason: RejectReason) -> String {
     }
 }
 
-/// The error of a refusal inside a reply.
+/// Makes the error of a refusal inside a reply.
 pub(crate) fn rejected(
     table: &str,
     server: &str,

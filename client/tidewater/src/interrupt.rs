@@ -1,10 +1,10 @@
 //! Interrupting calls that wait: Ctrl-C in an interpreter that embeds the client.
 //!
-//! A call may wait for minutes: for the slowest worker at a tick, for all workers at a barrier, for a save. A
-//! program that runs signal handlers itself, as Python does, installs a hook with [`install`]. A call that waits
-//! runs it about twice a second; if the hook asks for it, the call ends with
-//! [`ClientError::Interrupted`], as at a deadline: the client stays usable, and
-//! what was under way goes on. Without a hook a wait costs nothing more.
+//! A call may wait for minutes: for the slowest worker at a tick, for all workers at a barrier, for a
+//! save. A program that runs signal handlers itself, as Python does, installs a hook with [`install`].
+//! A waiting call runs the hook about twice a second. If the hook returns true, the call ends with
+//! [`ClientError::Interrupted`], as at a deadline: the client stays usable, and operations under way
+//! continue. Without a hook a wait costs nothing more.
 
 use std::sync::OnceLock;
 
@@ -14,11 +14,11 @@ use crate::error::ClientError;
 
 static HOOK: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Installs the hook of this process: whether the call of the current thread shall end. It is called on the
-/// thread that waits, about twice a second.
+/// Installs the hook of this process. It returns whether the call of the current thread is to end. It
+/// runs on the waiting thread, about twice a second.
 ///
 /// # Errors
-/// The hook itself when there is one already.
+/// The hook itself if one is already installed.
 ///
 /// # Examples
 /// ```
@@ -36,7 +36,7 @@ pub(crate) fn requested() -> bool {
     HOOK.get().is_some_and(|hook| hook()) && !mutants::on(Mutant::InterruptIgnored)
 }
 
-/// The error of a call that ends on request.
+/// Returns the error of a call if the hook asks it to end.
 pub(crate) fn check(op: &'static str) -> Result<(), ClientError> {
     if requested() {
         return Err(ClientError::Interrupted { op });

@@ -1,10 +1,10 @@
 //! long: sending, recovery and waiting share the state of a lane.
 //!
-//! All lanes of one client thread, and what waits on them.
+//! All lanes of one client thread, and the waits on them.
 //!
-//! A lane that breaks is marked; the call that was using it recovers it (see [`Lanes::mend`]) and
-//! goes on: frames are re-sent from staging, reads are repeated, requests that wait for a reply
-//! are asked again.
+//! A lane that breaks is marked. The call that was using it recovers it (see [`Lanes::mend`]) and
+//! continues: frames are re-sent from staging, reads are repeated, requests without a reply are sent
+//! again.
 
 mod stall_detector;
 mod status;
@@ -40,8 +40,8 @@ use crate::replies::Replies;
 use stall_detector::StallDetector;
 use status::{STATUS_TAG, StatusCopy};
 
-/// Control connections are looked at this often while calls are made: a small part of the time for
-/// which a server keeps a session whose connection was cut.
+/// Interval at which calls check the control connections: a small part of the time for which a server
+/// keeps a session with a cut connection.
 const TEND_EVERY: Duration = Duration::from_secs(1);
 
 /// One lane and its ring.
@@ -51,41 +51,41 @@ pub(crate) struct LaneState {
     pub(crate) session: SessionId,
     pub(crate) ring: PushRing,
     pub(crate) replies: Replies,
-    /// Posted reads that came back and have not been taken.
+    /// Completed reads that were submitted and not yet collected.
     pub(crate) finished: Vec<ReadBatch>,
     lane: Box<dyn ClientLane>,
-    /// What `lane` has mapped.
+    /// Memory that `lane` has mapped.
     mapping: Option<Mapping>,
     broken: Option<LaneError>,
     rejects_seen: u64,
     rejects: Rejects,
-    /// How long its server has not answered.
+    /// Detects that its server no longer answers.
     silence: StallDetector,
-    /// The public copy of its status.
+    /// The public copy of its status record.
     status: StatusCopy,
     /// The push call of each frame in flight, by sequence number modulo its length.
     calls: Box<[PushCall]>,
-    /// A reject record that the status counts has not arrived: how long that may last.
+    /// Limit of the wait for a reject record that the status counts and that has not arrived.
     reject_late: Option<Deadline>,
-    /// Every domain's clock as it was last read whole.
+    /// Every domain's clock as last read completely.
     clocks: [ClockLine; DOMAINS_MAX],
 }
 
-/// A server and its lanes: `first_lane ..` in order of its appliers.
+/// A server and its lanes: `first_lane ..` in the order of its appliers.
 struct Server {
     link: Box<dyn ServerLink>,
     first_lane: usize,
     lanes: usize,
 }
 
-/// Every lane of the thread.
+/// All lanes of the thread.
 pub(crate) struct Lanes {
     servers: Vec<Server>,
     all: Vec<LaneState>,
     parker: Box<dyn Parker>,
-    /// Tells of deaths, which a wait has to hear of.
+    /// Announces the failure of processes; every wait checks it.
     pub(crate) coordinator: Box<dyn CoordinatorLink>,
-    /// When calls look at the control connections next.
+    /// Time of the next check of the control connections.
     tend_at: Deadline,
     /// Whether a control connection can be cut while both ends live.
     remote: bool,
@@ -94,11 +94,11 @@ pub(crate) struct Lanes {
     pub(crate) counters: Counters,
 }
 
-/// Why a look at the lanes ended early.
+/// Why a poll of the lanes ended early.
 pub(crate) enum Interrupt {
-    /// Lane `.0` broke: mend it and look again.
+    /// Lane `.0` broke: recover it and poll again.
     Broken(usize),
-    /// The call has failed.
+    /// The call failed for good.
     Failed(ClientError),
 }
 
@@ -114,7 +114,7 @@ impl LaneState {
         let ring = RingGeometry::new(bytes)
             .filter(|_| (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes))?;
         let session = link.session();
-        // Frames prove themselves where the transport may place bytes out of order.
+        // Frames carry a checksum where the transport may place bytes out of order.
         let kind = open.lane.transport();
         let checked = matches!(kind, TransportKind::Verbs | TransportKind::Sim);
         let applier = ApplierId(applier as u16);
@@ -140,17 +140,17 @@ impl LaneState {
         })
     }
 
-    /// The lane, for reads.
+    /// The client's end of the lane, for reads.
     pub(crate) fn lane(&mut self) -> &mut dyn ClientLane {
         &mut *self.lane
     }
 
-    /// Sends what was built in the ring.
+    /// Sends the frames that are built in the ring.
     pub(crate) fn send(&mut self) -> Result<(), LaneError> {
         self.ring.send(&mut *self.lane)
     }
 
-    /// Takes in what the server told: state, and the rejects that came before it.
+    /// Processes what the server posted: the status, and the rejects that came before it.
     fn learn(&mut self, counters: &mut Counters) -> Result<(), LaneError> {
         self.lane.poll()?;
         while let Some(batch) = self.lane.poll_read() {
@@ -169,8 +169,8 @@ impl LaneState {
         }
     }
 
-    /// Takes in a status, of the mailbox or of its public copy: if it is possible and no step back, and the
-    /// reject records that it counts have arrived.
+    /// Accepts a status, of the mailbox or of its public copy. It must be possible and no step back,
+    /// and the reject records that it counts must have arrived.
     #[inline]
     fn believe(&mut self, state: StateLine, counters: &mut Counters) -> Result<(), LaneError> {
         if state.rejected == self.rejects_seen
@@ -181,13 +181,13 @@ impl LaneState {
         Ok(())
     }
 
-    /// Takes in the reject records that `state` counts; false while some of them have not arrived,
-    /// because records of a mailbox become visible in any order (F15). The status is not believed
-    /// before they have: which of its frames were refused is not known.
+    /// Collects the reject records that `state` counts. Returns false while some of them have not
+    /// arrived, because records of a mailbox become visible in any order (F15). The status is not
+    /// accepted before: it is not known which of its frames were refused.
     ///
     /// # Errors
-    /// [`LaneError::Broken`] when a record does not arrive within [`FRAME_LATE_MAX`]: a recovery of
-    /// the lane posts all records again.
+    /// [`LaneError::Broken`] when a record does not arrive within [`FRAME_LATE_MAX`]: a recovery of the
+    /// lane posts all records again.
     #[cold]
     fn collect_rejects(
         &mut self,
@@ -224,16 +224,16 @@ impl LaneState {
             counters.rejects_unclaimed += u64::from(self.rejects.add(reject, call));
         }
         if arrived != due {
-            // More records than the status counts, or a count that cannot be: the server is in error.
-            // No frame passes for applied.
+            // There are more records than the status counts, or the count is impossible: the server is
+            // in error. No frame counts as applied.
             self.rejects.lose(first, last, counters.pushes);
         }
         self.rejects_seen = state.rejected;
         Ok(true)
     }
 
-    /// The clock of a domain as this lane's applier tells it. A line that is being written, or
-    /// that has not come yet on a new lane, proves nothing: then what was read before stands.
+    /// The clock of a domain as this lane's applier reports it. A record that is being written, or has
+    /// not arrived on a new lane, does not validate; the last valid one then stands.
     pub(crate) fn clock(&mut self, domain: DomainId) -> ClockLine {
         let line = self.lane.mailbox().line(mailbox_clock_at(domain.0));
         let told = ClockLine::from_line(&line, self.session.0, domain.0);
@@ -245,7 +245,7 @@ impl LaneState {
     }
 }
 
-/// Where the call of a frame is kept. Frames in flight never share a place.
+/// Index of the call of a frame in `calls`. Frames in flight never share an index.
 const fn call_slot(seq: u64) -> usize {
     (seq % FRAMES_IN_FLIGHT_MAX) as usize
 }
@@ -290,22 +290,22 @@ impl Lanes {
         })
     }
 
-    /// Number of lanes.
+    /// Number of lanes of all servers.
     pub(crate) fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// Number of servers.
+    /// Number of servers of the job.
     pub(crate) fn servers(&self) -> usize {
         self.servers.len()
     }
 
-    /// Appliers of a server.
+    /// Number of appliers of a server.
     pub(crate) fn appliers(&self, server: usize) -> usize {
         self.servers.get(server).map_or(0, |s| s.lanes)
     }
 
-    /// A server's control connection.
+    /// The control connection of a server.
     pub(crate) fn link(&mut self, server: usize) -> Option<&mut Box<dyn ServerLink>> {
         self.servers.get_mut(server).map(|s| &mut s.link)
     }
@@ -316,36 +316,36 @@ impl Lanes {
         server.map_or("unknown server", |s| s.link.name())
     }
 
-    /// Lane to an owner of partitions.
+    /// The lane to an owner of partitions.
     pub(crate) fn of(&self, owner: Owner) -> Option<usize> {
         let server = self.servers.get(owner.server.0 as usize)?;
         let applier = owner.applier.0 as usize;
         (applier < server.lanes).then_some(server.first_lane + applier)
     }
 
-    /// Whether some lane's server may have its memory mapped here.
+    /// Whether the memory of some server may be mapped in this process.
     pub(crate) const fn any_mapped(&self) -> bool {
         self.any_mapped
     }
 
-    /// The public memory of a lane's server, if it is mapped and the lane whole.
+    /// The public memory of a lane's server, if it is mapped and the lane is not broken.
     #[inline]
     pub(crate) fn mapped(&self, lane: usize) -> Option<Mapped<'_>> {
         let lane = self.all.get(lane).filter(|l| l.broken.is_none())?;
         lane.mapping.as_ref()?.look()
     }
 
-    /// A lane by number, which must be one that `of` gave.
+    /// A lane by number, which must be one that `of` returned.
     pub(crate) fn get(&mut self, lane: usize) -> &mut LaneState {
         &mut self.all[lane]
     }
 
-    /// Whether a lane has to be mended before it is of use.
+    /// Whether a lane has to be recovered before use.
     pub(crate) fn is_broken(&self, lane: usize) -> bool {
         self.all.get(lane).is_some_and(|l| l.broken.is_some())
     }
 
-    /// Notes that a lane failed; final errors make it broken.
+    /// Records that a lane failed; a fatal error marks it as broken.
     pub(crate) fn failed(&mut self, lane: usize, e: LaneError) -> Interrupt {
         if !e.is_fatal() {
             return Interrupt::Failed(e.into());
@@ -354,7 +354,7 @@ impl Lanes {
         Interrupt::Broken(lane)
     }
 
-    /// Polls every lane. The first that is broken interrupts.
+    /// Polls every lane. The first broken lane interrupts.
     pub(crate) fn poll(&mut self) -> Result<(), Interrupt> {
         for n in 0..self.all.len() {
             if self.all[n].broken.is_some() {
@@ -367,7 +367,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Waits until `look` finds what it is after, mending lanes on the way.
+    /// Waits until `look` returns a result; recovers lanes that break meanwhile.
     pub(crate) fn wait<T>(
         &mut self,
         op: &'static str,
@@ -377,7 +377,7 @@ impl Lanes {
         self.wait_and(op, deadline, |_| {}, look)
     }
 
-    /// Waits like [`Self::wait`], and does what `each` says about once a second.
+    /// Waits like [`Self::wait`], and calls `each` about once a second.
     pub(crate) fn wait_and<T>(
         &mut self,
         op: &'static str,
@@ -393,7 +393,7 @@ impl Lanes {
                 false => coordinator_at,
             };
             let slice = Deadline::at(until).min(deadline);
-            // The parker is lent to the loop: looking borrows everything else.
+            // The parker is moved out for the loop: `look` borrows everything else.
             let mut parker = std::mem::replace(&mut self.parker, Box::new(NoSleep));
             let found = wait_until(&mut *parker, slice, || {
                 self.poll()?;
@@ -410,14 +410,14 @@ impl Lanes {
                     continue;
                 }
             }
-            // After the deadline there was a last look.
+            // `wait_until` called `look` once more after the deadline.
             if slice >= deadline {
                 let missing = self.missing();
                 return Err(self.blame(ClientError::Deadline { op, missing }));
             }
             now = clock::now();
             if now >= coordinator_at {
-                // Whoever is waited for may have died.
+                // The awaited process may have died.
                 interrupt::check(op)?;
                 self.coordinator.check()?;
                 self.tend_now(deadline)?;
@@ -428,8 +428,8 @@ impl Lanes {
         }
     }
 
-    /// Notes the state of each lane. Returns whether some lane has unanswered frames and a public copy of its
-    /// status.
+    /// Records the state of each lane. Returns whether some lane has unanswered frames and a public
+    /// copy of its status.
     fn watch_statuses(&mut self, now: Instant) -> bool {
         let mut any = false;
         for l in &mut self.all {
@@ -438,8 +438,8 @@ impl Lanes {
         any
     }
 
-    /// Reads the public copy of each status that has not moved for [`STATUS_LOOK`]. A lane that fails is broken
-    /// for the next poll.
+    /// Reads the public copy of each status that has not moved for [`STATUS_LOOK`]. A lane that fails
+    /// is broken for the next poll.
     #[cold]
     fn read_stalled_statuses(&mut self) -> Result<(), ClientError> {
         let now = clock::now();
@@ -456,8 +456,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Looks after the sessions if it is time: calls that do not wait keep them too. On one host
-    /// nothing cuts a connection but the end of its other end: there it costs nothing.
+    /// Keeps the sessions alive if a check is due: calls that do not wait do this too. On one host a
+    /// connection ends only with its other end: there it costs nothing.
     #[inline]
     pub(crate) fn tend(&mut self) -> Result<(), ClientError> {
         if self.remote && self.tend_at.passed() {
@@ -478,7 +478,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Marks lanes over TCP as broken whose frames go unanswered for too long.
+    /// Marks lanes over TCP as broken if their frames go unanswered for too long.
     fn give_up_silent(&mut self) {
         if mutants::on(Mutant::SilentLaneKept) {
             return;
@@ -499,14 +499,14 @@ impl Lanes {
         }
     }
 
-    /// Sleeps for a moment, or until something comes.
+    /// Sleeps for `time`, or until a waker fires.
     pub(crate) fn nap(&mut self, time: Duration) {
         self.parker.prepare_park();
         self.parker.park_until(Deadline::after(time));
         self.parker.cancel_park();
     }
 
-    /// Who has not answered, for a deadline's error.
+    /// Names the servers that have not answered, for a deadline error.
     fn missing(&self) -> String {
         let behind = |l: &&LaneState| !l.ring.is_drained();
         let names: Vec<String> = self
@@ -529,7 +529,7 @@ impl Lanes {
         }
     }
 
-    /// The error of a read that missed its deadline.
+    /// Makes the error of a read that missed its deadline.
     #[cold]
     pub(crate) fn late_read(&mut self, lane: usize) -> ClientError {
         let applier = self.all[lane].applier;
@@ -538,9 +538,9 @@ impl Lanes {
         self.blame(ClientError::Deadline { op, missing })
     }
 
-    /// The coordinator's reason, where it has told one: when a process dies the servers end too, and
-    /// one of those may be the first that this client misses. Then the reason is on its way, over another
-    /// connection than the server's end.
+    /// Replaces an error by the coordinator's reason, if there is one. When a process dies the servers
+    /// end too, and this client may notice the end of a server first. The reason is then still under
+    /// way, over another connection than the server's end.
     #[cold]
     pub(crate) fn blame(&mut self, seen: ClientError) -> ClientError {
         let reason = match &seen {
@@ -567,13 +567,14 @@ impl Lanes {
             let slice = Deadline::after(COORDINATOR_LOOK * 4).min(deadline);
             match s.link.clocks(domain, slice) {
                 Ok(members) => return Ok(Some(members)),
-                // A slice has ended. The next one follows, unless the job has ended: a dead server answers none.
+                // A slice has ended. The next one follows, unless the job has ended: a dead server
+                // answers none.
                 Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
                     if slice.left() <= COORDINATOR_LOOK && !deadline.passed() =>
                 {
                     self.coordinator.check()?;
                 }
-                // The coordinator may have the reason of a server's end.
+                // The coordinator may know why the server ended.
                 Err(e) => return Err(self.blame(e)),
             }
         }
@@ -583,12 +584,12 @@ impl Lanes {
     pub(crate) fn mend(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         loop {
             let (server, applier) = (self.all[lane].server, self.all[lane].applier);
-            // A lane that breaks as often as it comes back is not for ever.
+            // A lane that breaks after every recovery must not loop for ever.
             if deadline.passed() {
                 let (op, missing) = ("recover a lane", format!("server {}", self.name(lane)));
                 return Err(self.blame(ClientError::Deadline { op, missing }));
             }
-            // A server that was killed recovers nothing; the coordinator is about to say so.
+            // A killed server recovers nothing; the coordinator is about to report it.
             let mapping = self.all[lane].mapping.as_ref();
             let ended = mapping.is_some_and(Mapping::has_ended);
             if ended {
@@ -597,12 +598,12 @@ impl Lanes {
             let Some(s) = self.servers.get_mut(server) else {
                 return Ok(());
             };
-            // A few times as long: a busy server takes more than a moment for a recovery.
+            // A busy server needs longer for a recovery, so it gets four times the time.
             let looks = if ended { 1 } else { 4 };
             let slice = Deadline::after(COORDINATOR_LOOK * looks).min(deadline);
             let open = match s.link.recover(applier, slice) {
                 Ok(open) => open,
-                // Again, unless the job has ended: it may be the server that has died.
+                // Tries again, unless the job has ended: the server may have died.
                 Err(ClientError::Deadline { .. } | ClientError::ServerLost { .. })
                     if !deadline.passed() =>
                 {
@@ -620,7 +621,7 @@ impl Lanes {
             l.replies.lane_came_back();
             l.finished.clear();
             l.reject_late = None;
-            // What is applied is learned from the mailbox, where the rejects come before it.
+            // Applied frames are learned from the mailbox, where the rejects come before them.
             match l.ring.resend(open.state.head_bytes, &mut *l.lane) {
                 Ok(()) => return Ok(()),
                 Err(e) => l.broken = Some(e),
@@ -628,7 +629,7 @@ impl Lanes {
         }
     }
 
-    /// Whether every frame of a ticket is applied; lane and reason of the first that was refused.
+    /// Whether every frame of a ticket is applied; returns lane and reason of the first refused one.
     pub(crate) fn try_applied(&mut self, ticket: &Ticket) -> Option<Result<(), (usize, Refused)>> {
         let done = |p: crate::push::ticket::LaneSeqs, lanes: &Self| {
             lanes
@@ -652,7 +653,7 @@ impl Lanes {
         Some(refused.map_or(Ok(()), Err))
     }
 
-    /// Builds a frame in a lane's ring, waiting for room.
+    /// Builds a frame in a lane's ring; waits for room.
     pub(crate) fn build(
         &mut self,
         lane: usize,
@@ -689,7 +690,7 @@ impl Lanes {
         Ok(seq)
     }
 
-    /// Sends what was built in any ring and is not sent: a call that failed may have left it.
+    /// Sends frames that are built in any ring and not sent; a failed call may have left them.
     pub(crate) fn send_all(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         for lane in 0..self.all.len() {
             if self.all[lane].ring.unsent() > 0 {
@@ -699,8 +700,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Sends what is built and waits until every frame of every lane is acknowledged: applied, taken
-    /// over for a tick, or refused.
+    /// Sends built frames and waits until every frame of every lane is acknowledged: applied, held for
+    /// a tick, or refused.
     pub(crate) fn settle(
         &mut self,
         op: &'static str,
@@ -727,7 +728,7 @@ impl Lanes {
         })
     }
 
-    /// Takes the refusal of the earliest push that nothing has claimed; claims all of that push.
+    /// Takes the refusal of the earliest push that nothing has claimed, and claims all of that push.
     pub(crate) fn claim_refusal(&mut self) -> Option<(usize, Refused)> {
         if mutants::on(Mutant::UnclaimedRefusalIgnored) {
             return None;
@@ -755,7 +756,7 @@ impl Lanes {
         })
     }
 
-    /// Sends what was built in a lane's ring.
+    /// Sends the frames that are built in a lane's ring.
     pub(crate) fn send(&mut self, lane: usize, deadline: Deadline) -> Result<(), ClientError> {
         self.tend()?;
         if self.all[lane].broken.is_none() {
@@ -767,12 +768,12 @@ impl Lanes {
                 },
             }
         }
-        // Mending writes everything that was built.
+        // The recovery writes everything that was built.
         self.mend(lane, deadline)
     }
 }
 
-/// Stands in while the parker is lent out; never asked.
+/// Stands in while the parker is moved out; never used.
 struct NoSleep;
 
 impl Parker for NoSleep {

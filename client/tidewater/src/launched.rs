@@ -1,17 +1,17 @@
-//! Started by `mpirun`, `srun` and their like: this process finds the others, and becomes a worker or
-//! a server of their job.
+//! Launches by `mpirun`, `srun` and similar: processes meet, and each becomes a worker or a server of
+//! their job.
 //!
 //! ```text
 //! mpirun -n 2 tidewater server : -n 4 ./sim       servers are programs of their own
 //! mpirun -n 6 ./sim                               with servers = 2: ranks 0 and 3 serve, 4 work
 //! mpirun -n 6 ./sim                               with servers_in_ranks: 6 serve, on threads, and work
 //! ```
-//! Rank 0 keeps the coordinator on a thread, whatever else it is. How the processes meet, and which
-//! launchers are known, is in `docs/HPC.md`.
+//! Rank 0 keeps the coordinator on a thread, whatever its role. `docs/HPC.md` describes the rendezvous
+//! and the known launchers.
 //!
-//! A program that has a broadcast of its own needs none of that: rank 0 calls [`Launch::host`], the
-//! program broadcasts [`BootstrapHost::card`], and all call [`Launch::enter_by_card`]. It is also the way
-//! for programs that use an MPI library under a launcher that speaks PMI, as the library does.
+//! A program that has its own broadcast needs no rendezvous. Rank 0 calls [`Launch::host`], the program
+//! broadcasts [`BootstrapHost::card`], and all call [`Launch::enter_by_card`]. Use the same way in
+//! programs with an MPI library under a launcher that speaks PMI, as the library does.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::net::UnixStream;
@@ -34,20 +34,20 @@ use tidewater_topology::appliers_that_fit;
 use crate::connect::Job;
 use crate::error::ClientError;
 
-/// What a program says of its launch; the defaults are what launcher and environment say.
+/// Settings of a launch; the defaults come from the launcher and the environment.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// Where the launcher's word is not to count.
+    /// Values that override those of the launcher.
     pub explicit: Explicit,
     /// Processes of this program that become servers; `None` is `TIDEWATER_SERVERS`, or none.
     pub servers: Option<u32>,
-    /// Whether each process is a server too, on threads beside its worker; if not, it may be so by
-    /// `TIDEWATER_SERVERS_IN_RANKS`. Then there is none that is a server only.
+    /// Whether each process is also a server, on threads next to its worker. If false,
+    /// `TIDEWATER_SERVERS_IN_RANKS` decides. If true, no process is a server only.
     pub servers_in_ranks: bool,
-    /// Network interface whose address to listen on; `None` is `TIDEWATER_INTERFACE`, or the one that
+    /// Network interface with the address to listen on. `None` is `TIDEWATER_INTERFACE`, or the one that
     /// leads to rank 0.
     pub interface: Option<String>,
-    /// Longest time until all processes have come.
+    /// Longest time until all processes have joined.
     pub patience: Duration,
 }
 
@@ -63,39 +63,39 @@ impl Default for Launch {
     }
 }
 
-/// What this process is.
+/// Role of this process in its launch.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum LaunchRole {
-    /// Nobody launched it, or it alone was.
+    /// Not launched, or launched as the only process.
     Alone,
-    /// `TIDEWATER_*` name a coordinator: [`Job::from_env`] has the rest.
+    /// `TIDEWATER_*` names a coordinator; continue with [`Job::from_env`].
     Member,
-    /// A worker of the launch's job.
+    /// A worker of the launched job.
     Worker(WorkerSeat),
-    /// A server of it.
+    /// A server of the launched job.
     Server(ServerSeat),
 }
 
-/// A worker's place in its job. Keep it while its clients live.
+/// Membership of a worker in its job. Keep it while its clients live.
 #[derive(Debug)]
 pub struct WorkerSeat {
     job: Job,
     line: String,
-    /// The server beside the worker; ends before the coordinator does.
+    /// Server in the same process; ends before the coordinator does.
     serving: Option<Serving>,
     seated: JobMember,
 }
 
-/// A server on a thread of this process. Dropping it ends it, and with it the job.
+/// A server on a thread of this process. Dropping it ends the server, and with it the job.
 #[derive(Debug)]
 struct Serving {
-    /// Its end of file tells the server to end.
+    /// Closing it (end of file at the other end) stops the server.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A server's place in its job.
+/// Membership of a server in its job.
 #[derive(Debug)]
 pub struct ServerSeat {
     line: String,
@@ -103,24 +103,24 @@ pub struct ServerSeat {
     patience: Duration,
 }
 
-/// The coordinator of a job that meets by a card, on a thread of this process.
+/// The coordinator of a job that meets by a bootstrap record, on a thread of this process.
 #[derive(Debug)]
 pub struct BootstrapHost(Hosted);
 
 impl BootstrapHost {
-    /// What the others need, to be broadcast. **It is a secret**: who has it can join the job. At
-    /// most 1,000 bytes.
+    /// The encoded bootstrap record, to be broadcast. **It is a secret**: any process that has it can
+    /// join the job. At most 1,000 bytes.
     pub fn card(&self) -> Vec<u8> {
         self.0.card().encode().into_bytes()
     }
 }
 
 impl Launch {
-    /// Finds out what this process is, meets the others if there are others, and waits for them.
+    /// Detects the role of this process and, in a launch of several, waits for the other processes.
     ///
     /// # Errors
-    /// [`ClientError::Environment`] when the launcher does not say enough;
-    /// [`ClientError::Launch`] when the processes do not meet: it names who is missing.
+    /// [`ClientError::Environment`] when the launcher's information is incomplete;
+    /// [`ClientError::Launch`] when the processes do not meet, which names the missing ones.
     ///
     /// # Cost
     /// One connection to rank 0, and at rank 0 a thread.
@@ -133,21 +133,21 @@ impl Launch {
         }
     }
 
-    /// Starts the coordinator of a job of `size` processes that meets by a card, in this process,
-    /// which is rank 0.
+    /// Starts the coordinator of a job of `size` processes that meets by a bootstrap record. The
+    /// calling process is rank 0.
     ///
     /// # Errors
-    /// [`ClientError::Environment`] when it cannot listen.
+    /// [`ClientError::Environment`] when the coordinator cannot listen.
     pub fn host(&self, size: u32) -> Result<BootstrapHost, ClientError> {
         let hosted = host_coordinator(size, self.interface()?.as_deref());
         Ok(BootstrapHost(hosted.map_err(launch)?))
     }
 
-    /// Comes to the job of a card, as process `rank` of `size`; `part` says what it is going to be.
-    /// Rank 0 hands over what [`Launch::host`] gave it.
+    /// Joins the job of a bootstrap record as process `rank` of `size`, in the role `part`. Rank 0
+    /// passes the result of [`Launch::host`].
     ///
     /// # Errors
-    /// As [`Launch::enter`]; and bytes that are no card.
+    /// As [`Launch::enter`]; and bytes that are no bootstrap record.
     pub fn enter_by_card(
         &self,
         card: &[u8],
@@ -230,18 +230,18 @@ impl Launch {
 }
 
 impl WorkerSeat {
-    /// The job, to be connected to by each thread that uses tables.
+    /// The job. Each thread that uses tables connects to it.
     pub const fn job(&self) -> &Job {
         &self.job
     }
 
-    /// Who this process is, in one line for people.
+    /// Describes this process in one line for people.
     pub fn describe(&self) -> &str {
         &self.line
     }
 
-    /// This worker has finished, and its clients are gone. At rank 0, and where this process serves
-    /// too, it waits until the others have finished.
+    /// Ends the membership when this worker has finished and its clients are dropped. At rank 0, and
+    /// where this process also serves, it waits until the others have finished.
     pub fn end(self) {
         if let Some(serving) = self.serving {
             serving.wait();
@@ -251,16 +251,17 @@ impl WorkerSeat {
 }
 
 impl ServerSeat {
-    /// Who this process is, in one line for people.
+    /// Describes this process in one line for people.
     pub fn describe(&self) -> &str {
         &self.line
     }
 
     /// Serves until all workers have finished, or one of `stop` becomes readable or hangs up.
-    /// Appliers are as many as `TIDEWATER_APPLIERS` says, or as fit beside the other processes.
+    /// `TIDEWATER_APPLIERS` sets the number of appliers; otherwise as many run as fit next to the other
+    /// processes.
     ///
     /// # Errors
-    /// [`ClientError::Launch`] when it cannot serve, or loses its coordinator.
+    /// [`ClientError::Launch`] when the server cannot serve, or loses its coordinator.
     pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
         let server = start_server(&self.seated, self.patience)?;
         server.run(stop).map_err(failed)?;
@@ -290,7 +291,7 @@ impl Serving {
         })
     }
 
-    /// Waits for the server's own end.
+    /// Waits until the server ends by itself.
     fn wait(mut self) {
         self.join();
     }
@@ -310,7 +311,7 @@ impl Drop for Serving {
     }
 }
 
-/// A server on this seat that has joined.
+/// Starts a server of this membership and waits until it has joined.
 fn start_server(seated: &JobMember, patience: Duration) -> Result<ServerProcess, ClientError> {
     let mut config = seated.server_config();
     let (appliers, _) = counts_from_env().map_err(environment)?;

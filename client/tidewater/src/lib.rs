@@ -24,30 +24,30 @@
 //!
 //! | type | for |
 //! |---|---|
-//! | [`TableBuilder`], [`Table`], [`AnyTable`] | what a table is; its handle, with its type or without |
-//! | [`PullOptions`], [`PullMode`], [`PullTicket`] | what a pull promises; one that is finished later |
-//! | [`RegisteredBuffer`] | memory that what is pulled over verbs lands in without a copy |
-//! | [`Ticket`] | when a push is applied, or why not |
+//! | [`TableBuilder`], [`Table`], [`AnyTable`] | table definitions; typed and untyped handles |
+//! | [`PullOptions`], [`PullMode`], [`PullTicket`] | guarantees of a pull; pulls that are finished later |
+//! | [`RegisteredBuffer`] | memory that pulls over verbs fill without a copy |
+//! | [`Ticket`] | whether a push is applied, or the reason of its rejection |
 //! | [`SyncMode`] | BSP, SSP, ASP |
-//! | [`walltime::Walltime`] | ending at one step of all workers before the batch system kills |
-//! | [`Counters`] | which path really ran |
+//! | [`walltime::Walltime`] | a common last step of all workers before the batch system ends the job |
+//! | [`Counters`] | counts that show which path ran |
 //!
 //! # Thread safety
-//! A [`Client`] belongs to the thread that made it: every call takes `&mut self`, and nothing in it
-//! is locked. Each thread of a worker makes its own; ticks and pushes to tables that take effect at
-//! the clock are those of one thread of a worker.
+//! A [`Client`] belongs to the thread that made it: every call takes `&mut self`, and nothing in it is
+//! locked. Each thread of a worker makes its own client. Only one thread of a worker may tick, or push
+//! to tables that take effect at the clock.
 //!
 //! # Resource clean-up
-//! Dropping a client ends its sessions and gives back its memory; what was pushed stays pushed, and
-//! failures that no ticket waited for are lost with it. [`Client::finish`] says that the worker is
-//! done, so that no clock waits for it; [`Client::fail`] says that it cannot go on, and why. Drop
-//! clients before their `Embedded`.
+//! Dropping a client ends its sessions and frees its memory. Pushed data stays pushed; failures that no
+//! ticket waited for are lost. [`Client::finish`] reports that the worker is done, so that no clock
+//! waits for it. [`Client::fail`] reports that it cannot go on, with the reason. Drop clients before
+//! their `Embedded`.
 //!
 //! # Cost
-//! Over shared memory a pull is loads, a hash and a copy: no system call, no server thread, no
-//! allocation once it is warm. Over TCP it is a system call at either end and a wake-up. A push is
-//! two copies and a wake-up of its applier if that sleeps. A client has, for each applier, a staging
-//! ring of 1 MiB and a mailbox of 2.1 MiB of address space. `docs/PERFORMANCE.md` has figures.
+//! Over shared memory a warm pull is loads, a hash and a copy: no system call, no server thread, no
+//! allocation. Over TCP it costs a system call at either end and a wake-up. A push is two copies, and a
+//! wake-up of its applier if that sleeps. For each applier, a client has a staging ring of 1 MiB and a
+//! mailbox of 2.1 MiB of address space. `docs/PERFORMANCE.md` has figures.
 
 #![forbid(unsafe_code)]
 
@@ -85,7 +85,7 @@ pub use push::Ticket;
 pub use session::{Client, Parts};
 pub use table::{AnyTable, Element, Table, TableBuilder};
 
-/// The example of the README compiles.
+/// Compiles the example of the README.
 #[cfg(all(doctest, feature = "embedded"))]
 #[doc = include_str!("../../../README.md")]
 mod readme {}

@@ -1,5 +1,5 @@
-//! How a client reaches the control planes: traits, so that the simulator and the embedded cluster
-//! stand behind the same client as sockets do.
+//! Control-plane links of a client, as traits: the simulator, the embedded cluster and sockets serve
+//! the same client.
 
 use std::time::Duration;
 
@@ -13,38 +13,38 @@ use tidewater_runtime::mem::Buffer;
 
 use crate::error::ClientError;
 
-/// A lane as a session begins with it, or as it came back.
+/// A lane at the beginning of its session, or after recovery.
 pub struct OpenLane {
-    /// The lane.
+    /// Client's end of the lane.
     pub lane: Box<dyn ClientLane>,
-    /// How far its ring is at the server.
+    /// Progress of the lane's ring at the server.
     pub state: StateLine,
-    /// The public copy of its state line, read when the mailbox shows no progress; `None` where the server
-    /// has none.
+    /// Public copy of its status record, read when the mailbox shows no progress; `None` where the
+    /// server has none.
     pub status: Option<RemoteAddr>,
 }
 
 /// The control connection to one server, and the session on it.
 pub trait ServerLink: Send {
-    /// Name for messages.
+    /// Name of the server for messages.
     fn name(&self) -> &str;
 
-    /// The session.
+    /// Identifier of the session on this connection.
     fn session(&self) -> SessionId;
 
-    /// What carries the lanes.
+    /// Transport that carries the lanes.
     fn transport(&self) -> TransportKind;
 
-    /// Bytes of each lane's ring.
+    /// Size of each lane's ring in bytes.
     fn ring_bytes(&self) -> usize;
 
-    /// The word in which this session's clients count the pushes that they send to an applier; `None`
-    /// if nobody counts.
+    /// Address of the word in which this session's clients count the pushes sent to an applier. `None`
+    /// if pushes are not counted.
     fn counter(&self, _applier: ApplierId) -> Option<RemoteAddr> {
         None
     }
 
-    /// The server's part of a table.
+    /// Fetches the server's part of a table.
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
@@ -54,8 +54,8 @@ pub trait ServerLink: Send {
         deadline: Deadline,
     ) -> Result<TableDescriptor, ClientError>;
 
-    /// Ticks of the workers that count in a domain, as this server has consumed them: it names
-    /// whom a clock wait waits for.
+    /// Ticks of the workers that count in a domain, as consumed by this server. They name the workers
+    /// that a clock wait waits for.
     ///
     /// # Errors
     /// The server's refusal, or the connection's failure.
@@ -65,46 +65,46 @@ pub trait ServerLink: Send {
         deadline: Deadline,
     ) -> Result<Vec<(WorkerId, u64)>, ClientError>;
 
-    /// Looks after the session between calls: if the control connection was cut, comes back over
-    /// a new one before the server takes the session for ended. At most a second; a server that
-    /// cannot be reached now is tried again at the next call.
+    /// Keeps the session alive between calls. If the control connection was cut, it reconnects before
+    /// the server ends the session. Takes at most a second; an unreachable server is tried again at the
+    /// next call.
     ///
     /// # Errors
-    /// The server's refusal: the session has ended.
+    /// The server's refusal when the session has ended.
     fn check(&mut self, _deadline: Deadline) -> Result<(), ClientError> {
         Ok(())
     }
 
-    /// Lets the card of its lanes write a buffer, where there is one.
+    /// Registers a buffer with the NIC of its lanes, if there is one.
     ///
     /// # Errors
-    /// What the card or the system said.
+    /// Error text of the NIC or the system.
     fn register(&mut self, _buffer: &mut Buffer) -> Result<(), String> {
         Ok(())
     }
 
-    /// Re-establishes a broken lane. Idempotent: a call that was cut is repeated.
+    /// Re-establishes a broken lane. Idempotent: an interrupted call is repeated.
     ///
     /// # Errors
-    /// The server's refusal, or that it cannot be reached.
+    /// The server's refusal, or that the server is unreachable.
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError>;
 }
 
-/// What a loaded model is.
+/// Result of loading a saved model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loaded {
     /// Names of its tables, to be opened.
     pub tables: Vec<String>,
-    /// Rows and blocks read.
+    /// Number of rows and blocks read.
     pub rows: u64,
     /// Clocks at which it was saved; [`Loaded::clock`] looks one up.
     pub clocks: Vec<DomainClock>,
 }
 
 impl Loaded {
-    /// Iterations of a clock domain that the model has seen, in all jobs that led to it; 0 for a domain
-    /// that none of them has ticked in. The iteration at which a resumed program goes on. (The clocks
-    /// of its job begin at 0.)
+    /// Iterations of a clock domain that the model has seen, in all jobs that led to it. It is 0 for a
+    /// domain without ticks. A resumed program continues at this iteration; the clocks of its job begin
+    /// at 0.
     pub fn clock(&self, domain: DomainId) -> u64 {
         let its = self.clocks.iter().find(|clock| clock.domain == domain);
         its.map_or(0, |clock| clock.clock)
@@ -135,14 +135,14 @@ pub trait CoordinatorLink: Send {
     /// The coordinator's refusal, or the connection's failure.
     fn release_table(&mut self, id: TableId, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// Waits until `count` workers have come to the barrier `name`.
+    /// Waits until `count` workers have reached the barrier `name`.
     ///
     /// # Errors
-    /// A refusal that names who is missing, or the connection's failure.
+    /// A refusal that names the missing workers, or the connection's failure.
     fn barrier(&mut self, name: &str, count: u32, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// Saves all tables into a directory that all servers see; rows and bytes written. A relative
-    /// path is relative to this process's working directory.
+    /// Saves all tables into a directory that all servers see; returns rows and bytes written. A
+    /// relative path is relative to this process's working directory.
     ///
     /// # Errors
     /// The coordinator's refusal, or the connection's failure.
@@ -154,8 +154,9 @@ pub trait CoordinatorLink: Send {
     /// The coordinator's refusal, or the connection's failure.
     fn load(&mut self, dir: &str, deadline: Deadline) -> Result<Loaded, ClientError>;
 
-    /// Why the job ends, if the coordinator has said so. Asked now and then while a wait lasts;
-    /// returns within milliseconds. One that is in this process, and is never lost, has no news.
+    /// Fails if the coordinator has announced the end of the job. Called now and then during a wait;
+    /// returns within milliseconds. A coordinator in this process, which is never lost, announces
+    /// nothing.
     ///
     /// # Errors
     /// The failure of another process, the end of the cluster, or the connection's failure.
@@ -163,7 +164,8 @@ pub trait CoordinatorLink: Send {
         Ok(())
     }
 
-    /// The same for who has seen something end, and does not yet know why: waits for up to `patience`.
+    /// Like [`Self::check`], but waits up to `_patience`: for a caller that saw a connection end
+    /// without a cause.
     ///
     /// # Errors
     /// As [`Self::check`].
@@ -171,13 +173,13 @@ pub trait CoordinatorLink: Send {
         self.check()
     }
 
-    /// This worker is done: nobody waits for it any more.
+    /// Reports that this worker is done: no worker waits for it any more.
     ///
     /// # Errors
     /// The connection's failure.
     fn finished(&mut self, deadline: Deadline) -> Result<(), ClientError>;
 
-    /// This worker cannot go on: the job ends, and its end names `reason`.
+    /// Reports that this worker cannot go on: the job ends, and its error names `reason`.
     ///
     /// # Errors
     /// The connection's failure.

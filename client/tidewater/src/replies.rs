@@ -1,16 +1,16 @@
 //! Reply slots of one lane: requests that wait for an answer in the mailbox.
 //!
-//! A tag names slot and request: the slot is its low byte, the rest counts. A reply is believed if
-//! its check, which covers slot, tag and payload, is right. A slot is given away again only when
-//! its reply has come, when the server has applied its request (a reply is posted before that is
-//! told), or when the lane has been replaced.
+//! A tag names slot and request: the slot is its low byte, the rest counts. A reply is valid if its
+//! checksum over slot, tag and payload matches. A slot is reused only in three cases: its reply has
+//! arrived, the lane has been replaced, or the server has applied its request. A server posts a reply
+//! before it reports the request as applied.
 
 use tidewater_lanes::fabric::Mailbox;
 use tidewater_protocol::ids::SessionId;
 use tidewater_protocol::layout::reply::{REPLY_HEADER_BYTES, ReplyHeader};
 use tidewater_protocol::layout::session::{REPLY_SLOT_BYTES, REPLY_SLOTS, mailbox_reply_at};
 
-/// One slot: the tag it is out for, and the frame that asks.
+/// One slot: the tag in use, and the sequence number of the request's frame.
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
     tag: u64,
@@ -18,7 +18,7 @@ struct Slot {
     abandoned: bool,
 }
 
-/// The slots of one lane.
+/// All reply slots of one lane.
 #[derive(Debug)]
 pub(crate) struct Replies {
     slots: [Slot; REPLY_SLOTS],
@@ -35,8 +35,8 @@ impl Replies {
         }
     }
 
-    /// A tag for a new request; `None` while all slots are out. `applied` is what the server has
-    /// applied.
+    /// Reserves a slot and returns the tag of a new request; `None` while all slots are in use.
+    /// `applied` is the last frame that the server has applied.
     pub(crate) fn begin(&mut self, applied: u64) -> Option<u64> {
         let free = |s: &Slot| s.tag == 0 || (s.abandoned && s.seq != 0 && s.seq <= applied);
         let slot = self.slots.iter().position(free)?;
@@ -50,28 +50,28 @@ impl Replies {
         Some(tag)
     }
 
-    /// The request of a tag went out as this frame.
+    /// Records the frame that carries the request of a tag.
     pub(crate) fn asked(&mut self, tag: u64, seq: u64) {
         if let Some(slot) = self.slot(tag) {
             slot.seq = seq;
         }
     }
 
-    /// The request of a tag never became a frame: no reply will come, its slot is free.
+    /// Frees the slot of a tag if its request never became a frame: no reply will come.
     pub(crate) fn cancel(&mut self, tag: u64) {
         if let Some(slot) = self.slot(tag) {
             *slot = Slot::default();
         }
     }
 
-    /// Nobody waits for a tag any more. Its slot stays out until it is safe.
+    /// Marks a tag as abandoned. Its slot stays in use until reuse is safe.
     pub(crate) fn abandon(&mut self, tag: u64) {
         if let Some(slot) = self.slot(tag) {
             slot.abandoned = true;
         }
     }
 
-    /// The lane was replaced: replies of the old one may be lost, and none comes late.
+    /// Records that the lane was replaced: replies of the old one may be lost, and none comes late.
     pub(crate) fn lane_came_back(&mut self) {
         self.replaced += 1;
         for slot in &mut self.slots {
@@ -81,7 +81,7 @@ impl Replies {
         }
     }
 
-    /// Counts replacements: who sees it change has to ask again.
+    /// Number of replacements. A requester that sees it change has to ask again.
     pub(crate) const fn replaced(&self) -> u64 {
         self.replaced
     }
@@ -92,8 +92,8 @@ impl Replies {
             .filter(|s| s.tag == tag)
     }
 
-    /// The reply of a tag, if it is there and proves itself; its payload is copied to `out` and
-    /// the slot is free again.
+    /// Returns the reply of a tag if it is there and its checksum matches. Copies its payload to `out`
+    /// and frees the slot.
     pub(crate) fn take(
         &mut self,
         mailbox: &Mailbox,
@@ -109,7 +109,7 @@ impl Replies {
         let planted = tidewater_protocol::mutants::on(
             tidewater_protocol::mutants::Mutant::ReplySlotOutsideHash,
         );
-        // With the check over tag and slot these comparisons only save work; it decides.
+        // The checksum covers tag and slot and decides; these comparisons only save work.
         if !fits || (!planted && (header.user_tag != tag || header.slot as usize != slot)) {
             return None;
         }

@@ -1,4 +1,4 @@
-//! The client of one thread: tables, pulls, pushes, ticks.
+//! The client of one thread: its tables, pulls, pushes and ticks.
 
 #![deny(clippy::cast_possible_truncation)]
 
@@ -28,17 +28,17 @@ use crate::table::opened::Tables;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
-/// Everything a client is made of.
+/// Connections and settings from which [`Client::from_parts`] makes a client.
 pub struct Parts {
     /// Control connection to the coordinator.
     pub coordinator: Box<dyn CoordinatorLink>,
-    /// Each server with its lanes, in order of the servers' numbers.
+    /// Each server with its lanes, in the order of the server numbers.
     pub servers: Vec<(Box<dyn ServerLink>, Vec<OpenLane>)>,
-    /// What the thread sleeps in.
+    /// Parker in which the client's thread sleeps while it waits.
     pub parker: Box<dyn Parker>,
-    /// This worker.
+    /// Rank of this worker, from 0.
     pub rank: WorkerId,
-    /// Workers of the job.
+    /// Number of workers of the job.
     pub workers: u32,
     /// How far workers may drift apart.
     pub sync: SyncMode,
@@ -47,8 +47,9 @@ pub struct Parts {
 /// A worker's client. It belongs to one thread; other threads of the worker make their own.
 ///
 /// # Resource clean-up
-/// Dropping it ends the session: what was pushed stays pushed (wait for the tickets that matter).
-/// It does not say that the worker is done; [`Client::finish`] does, so that nobody waits for it.
+/// Dropping it ends the session. Pushed data stays pushed; wait for the tickets that matter. Dropping
+/// does not report that the worker is done. [`Client::finish`] does, so that no worker waits for this
+/// one.
 pub struct Client {
     lanes: Lanes,
     tables: Tables,
@@ -75,11 +76,11 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// From connections that exist. Most users want [`crate::Job`] or the
-    /// embedded cluster.
+    /// Makes a client from existing connections. Most programs use [`crate::Job`] or the embedded
+    /// cluster.
     ///
     /// # Errors
-    /// [`ClientError::Protocol`] when a server granted a ring that cannot be.
+    /// [`ClientError::Protocol`] when a server granted a ring of an impossible size.
     pub fn from_parts(parts: Parts) -> Result<Self, ClientError> {
         let lanes = Lanes::new(parts.servers, parts.parker, parts.coordinator)?;
         let by_lane = vec![Vec::new(); lanes.len()];
@@ -99,7 +100,7 @@ impl Client {
         })
     }
 
-    /// Fails for a worker that waits for others and that servers do not count in the default domain.
+    /// Fails under BSP or SSP if a server does not count this worker in the default domain.
     pub(crate) fn check_member(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         match self.clock.is_bounded() {
             true => check_member(&mut self.lanes, DomainId(0), self.rank, deadline),
@@ -107,12 +108,13 @@ impl Client {
         }
     }
 
-    /// Tells the coordinator that this worker is done, and no server.
+    /// Reports to the coordinator, but to no server, that this worker is done.
     pub(crate) fn leave(&mut self, deadline: Deadline) -> Result<(), ClientError> {
         self.lanes.coordinator.finished(deadline)
     }
 
-    /// Whether this is the lowest rank that has not left the job: what one worker does for all is its.
+    /// Whether this worker has the lowest rank that has not left the job. That worker does what is done
+    /// once for all.
     pub(crate) fn leads(&mut self) -> Result<bool, ClientError> {
         if self.rank.0 == 0 {
             return Ok(true);
@@ -129,22 +131,22 @@ impl Client {
         Ok(lowest == Some(self.rank) && !mutants::on(Mutant::RankZeroLeads))
     }
 
-    /// This worker's rank.
+    /// Rank of this worker.
     pub const fn rank(&self) -> WorkerId {
         self.rank
     }
 
-    /// Workers of the job.
+    /// Number of workers of the job.
     pub const fn workers(&self) -> u32 {
         self.workers
     }
 
-    /// Servers of the job.
+    /// Number of servers of the job.
     pub fn servers(&self) -> usize {
         self.lanes.servers()
     }
 
-    /// What carries the lanes to the servers.
+    /// Transport that carries the lanes to the servers.
     pub fn transport(&mut self) -> Option<TransportKind> {
         self.lanes.link(0).map(|link| link.transport())
     }
@@ -154,17 +156,17 @@ impl Client {
         self.clock.sync
     }
 
-    /// What was done so far.
+    /// Counts of this client's operations so far.
     pub const fn counters(&self) -> &Counters {
         &self.lanes.counters
     }
 
-    /// Longest time that a call without options may take (default 30 s).
+    /// Sets the longest time that a call without options may take (default 30 s).
     pub const fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// Longest time that a clock wait may take (default 30 min).
+    /// Sets the longest time that a clock wait may take (default 30 min).
     pub const fn set_clock_timeout(&mut self, timeout: Duration) {
         self.clock.deadline = timeout;
     }
@@ -173,28 +175,28 @@ impl Client {
         Deadline::after(self.timeout)
     }
 
-    /// Creates a table, or opens the one of that name if its definition is equal. All workers may
-    /// call it. Cost: a round trip to the coordinator and to each server.
+    /// Creates a table, or opens the one of that name if its definition is equal. All workers may call
+    /// it. Cost: a round trip to the coordinator and to each server.
     ///
     /// # Errors
-    /// A refusal that says what differs or which limit is passed; a deadline.
+    /// A refusal that names the difference or the exceeded limit; a deadline.
     pub fn create_table<T: Element>(&mut self, spec: &TableSpec) -> Result<Table<T>, ClientError> {
         let deadline = self.deadline();
         let info = self.lanes.coordinator.create_table(spec, deadline)?;
         self.adopt(info, deadline)
     }
 
-    /// Opens a table that exists.
+    /// Opens an existing table.
     ///
     /// # Errors
-    /// A refusal when there is none of that name, or it holds another element type.
+    /// A refusal when no table has that name, or when it holds another element type.
     pub fn open_table<T: Element>(&mut self, name: &str) -> Result<Table<T>, ClientError> {
         let deadline = self.deadline();
         let info = self.lanes.coordinator.open_table(name, deadline)?;
         self.adopt(info, deadline)
     }
 
-    /// The definition of a table of this client; `None` for a handle of another one.
+    /// The definition of a table of this client; `None` for the handle of another client.
     pub fn spec<T: Element>(&self, table: &Table<T>) -> Option<&TableSpec> {
         let found = self.tables.find("spec", table.named()).ok();
         found.map(|state| &state.spec)
@@ -256,8 +258,8 @@ impl Client {
         Ok(())
     }
 
-    /// Releases a table for everybody. Pulls and pushes of it fail from now on: here its handles are of
-    /// no more use, its pulls under way are cancelled, and what the client knew of it is freed.
+    /// Releases a table for all workers. Later pulls and pushes of it fail. This client's handles of it
+    /// become invalid, its pulls under way are cancelled, and its state is freed.
     ///
     /// # Errors
     /// [`ClientError::Argument`] for a handle of another client; the coordinator's refusal or a
@@ -272,10 +274,10 @@ impl Client {
         Ok(())
     }
 
-    /// Memory for pulls: `len` zeroes that the network card may write. Over verbs, what is pulled into
-    /// it is not copied once more; everywhere, it is a slice like any other. For long pulls: of small
-    /// ones the copy costs next to nothing. Cost: a system call for each server reached over verbs, and
-    /// all its pages, which are pinned: make it once.
+    /// Allocates `len` zeroes for pulls, in memory that the NIC may write. Over verbs, data pulled into
+    /// it is not copied again; over other transports it is ordinary memory. It pays for long pulls: the
+    /// copy of a small one costs next to nothing. Cost: a system call for each server reached over
+    /// verbs, and the pinning of all its pages. Make it once.
     ///
     /// # Errors
     /// [`ClientError::Memory`] when there is no memory, or locked memory is limited, or this client has
@@ -284,14 +286,14 @@ impl Client {
         self.buffers.make(&mut self.lanes, len)
     }
 
-    /// Ends an iteration in the default clock domain. Under BSP and SSP it first waits until every
-    /// push is acknowledged on every lane, so that an iteration is complete or does not end; under ASP
-    /// it waits for nothing. After an error the call can be repeated: it goes on where it was.
+    /// Ends an iteration in the default clock domain. Under BSP and SSP it first waits until every push
+    /// is acknowledged on every lane, so that an iteration is complete or does not end. Under ASP it
+    /// waits for nothing. After an error the call can be repeated and continues where it stopped.
     ///
     /// # Errors
-    /// The refusal of a push that no ticket has claimed: the clock has not moved, so that the push can
-    /// be repaired before the next call; each call returns the refusal of one push. A deadline that
-    /// names the workers it waits for.
+    /// The refusal of a push that no ticket has claimed. The clock has not moved then, so that the push
+    /// can be repaired before the next call; each call returns one refusal. A deadline that names the
+    /// awaited workers.
     pub fn tick(&mut self) -> Result<(), ClientError> {
         self.tick_domain(DomainId(0))
     }
@@ -299,7 +301,7 @@ impl Client {
     /// Ends an iteration in a clock domain, like [`Client::tick`].
     ///
     /// # Errors
-    /// As there; [`ClientError::Argument`] for a domain that there is not.
+    /// As [`Client::tick`]; [`ClientError::Argument`] for a domain that does not exist.
     pub fn tick_domain(&mut self, domain: DomainId) -> Result<(), ClientError> {
         if usize::from(domain.0) >= DOMAINS_MAX {
             return Err(ClientError::Argument {
@@ -313,7 +315,7 @@ impl Client {
             false => domain,
         };
         let deadline = Deadline::after(self.clock.deadline);
-        // Of a tick that is halfway out the pushes were checked.
+        // The pushes of a tick that is partly sent were already checked.
         if !self.clock.is_halfway(domain) {
             if self.clock.is_bounded() {
                 self.clock
@@ -325,12 +327,13 @@ impl Client {
             .tick(&mut self.lanes, domain, self.rank, deadline)
     }
 
-    /// Takes in what has arrived and sends on what a socket did not take at once; mends lanes that
-    /// broke. Never waits for an answer. Every other call does this too, so that only a program
-    /// that computes for seconds between calls has use for it: over TCP the rest of a large push
-    /// then leaves, and a control connection that was cut comes back before its session ends.
+    /// Processes arrived data, sends data that a socket had not accepted, and recovers broken lanes. It
+    /// never waits for an answer. Every other call does the same, so that only a program that computes
+    /// for seconds between calls needs it. Over TCP the rest of a large push then leaves, and a cut
+    /// control connection is restored before its session ends.
     ///
     /// # Errors
+    /// When a server or the coordinator is lost.
     /// When a server or the coordinator is lost.
     pub fn progress(&mut self) -> Result<(), ClientError> {
         let deadline = self.deadline();
@@ -342,12 +345,13 @@ impl Client {
         }
     }
 
-    /// Iterations completed in the default domain.
+    /// Number of iterations completed in the default domain.
     pub fn clock(&self) -> u64 {
         self.clock.at(DomainId(0))
     }
 
-    /// The slowest worker's clock as every server tells it: what a pull now is sure to see.
+    /// The minimum of the slowest worker's clock over all servers: a pull now is sure to see these
+    /// iterations.
     ///
     /// # Errors
     /// When a server is lost.
@@ -361,41 +365,41 @@ impl Client {
     }
 
     /// Waits for everything that this worker has pushed, like [`Client::flush`], then until all workers
-    /// have come here.
+    /// have reached the barrier.
     ///
     /// # Errors
-    /// The refusal of a push that no ticket has claimed, before the others are told that this worker is
-    /// here; a refusal that names who is missing.
+    /// The refusal of a push that no ticket has claimed, before this worker is counted as arrived. A
+    /// refusal that names the missing workers.
     pub fn barrier(&mut self, name: &str, timeout: Duration) -> Result<(), ClientError> {
         let deadline = Deadline::after(timeout);
         self.complete("barrier", deadline)?;
         self.lanes.coordinator.barrier(name, self.workers, deadline)
     }
 
-    /// Saves all tables into a directory that all servers see; a relative path is relative to this
+    /// Saves all tables into a directory that all servers see. A relative path is relative to this
     /// process's working directory. Call it on one worker, between barriers, when all workers have
     /// flushed. Returns rows and bytes written.
     ///
     /// # Errors
-    /// A refusal that names file and cause.
+    /// A refusal that names the file and the cause.
     pub fn save(&mut self, dir: &str, timeout: Duration) -> Result<(u64, u64), ClientError> {
         self.lanes.coordinator.save(dir, Deadline::after(timeout))
     }
 
-    /// Loads the tables of a saved model, on one worker; its tables' names and its clocks, by which a
-    /// program knows the iteration to go on with. Open the tables afterwards. A relative path is
-    /// relative to this process's working directory.
+    /// Loads the tables of a saved model; called on one worker. Returns the table names and the clocks,
+    /// from which a program continues the iteration count. Open the tables afterwards. A relative path
+    /// is relative to this process's working directory.
     ///
     /// # Errors
-    /// A refusal that names file and cause.
+    /// A refusal that names the file and the cause.
     pub fn load(&mut self, dir: &str, timeout: Duration) -> Result<Loaded, ClientError> {
         self.lanes.coordinator.load(dir, Deadline::after(timeout))
     }
 
-    /// Sends what is built and waits for everything pushed so far, on every lane.
+    /// Sends built frames and waits for everything pushed so far, on every lane.
     ///
     /// # Errors
-    /// The refusal of the earliest push that no ticket has claimed: each call returns that of one push,
+    /// The refusal of the earliest push that no ticket has claimed. Each call returns one refusal,
     /// until there is none. A deadline names the servers that have not applied, and the ranks with an
     /// earlier turn in the iteration.
     pub fn flush(&mut self) -> Result<(), ClientError> {
@@ -403,7 +407,7 @@ impl Client {
         self.complete("flush", deadline)
     }
 
-    /// Waits until every push is acknowledged; fails with the first refusal that is not claimed.
+    /// Waits until every push is acknowledged; fails with the first unclaimed refusal.
     fn complete(&mut self, op: &'static str, deadline: Deadline) -> Result<(), ClientError> {
         let settled = self.lanes.settle(op, deadline);
         settled.map_err(|e| self.name_turns(None, e))?;
@@ -411,11 +415,11 @@ impl Client {
         self.clock.refused(&mut self.lanes)
     }
 
-    /// This worker is done: flushes, leaves every clock, and says so to the coordinator. After an error
-    /// the call can be repeated.
+    /// Flushes, leaves every clock, and reports to the coordinator that this worker is done. After an
+    /// error the call can be repeated.
     ///
     /// # Errors
-    /// The refusal of a push that no ticket has claimed: then the worker has not left. A deadline, or a
+    /// The refusal of a push that no ticket has claimed; the worker has not left then. A deadline, or a
     /// lost connection.
     pub fn finish(&mut self) -> Result<(), ClientError> {
         self.flush()?;
@@ -425,7 +429,8 @@ impl Client {
         self.lanes.coordinator.finished(deadline)
     }
 
-    /// This worker cannot go on: tells the coordinator why, which ends the job and names it.
+    /// Reports to the coordinator that this worker cannot go on. The job ends and its error names
+    /// `reason`.
     ///
     /// # Errors
     /// A deadline, or a lost connection.

@@ -1,5 +1,5 @@
-//! The control connection of a worker to its coordinator. It is not re-established: a coordinator
-//! that is lost ends the job.
+//! The control connection of a worker to its coordinator. It is not re-established: a lost coordinator
+//! ends the job.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -24,30 +24,30 @@ use crate::error::ClientError;
 use crate::interrupt;
 use crate::link::{CoordinatorLink, Loaded};
 
-/// After a deadline the coordinator is asked who is missing, for the error; this long.
+/// Time limit of the request, after a deadline, for the servers that have joined.
 const WHO: Duration = Duration::from_secs(1);
-/// The coordinator gives up a barrier this much before the caller does, so that its refusal, which
-/// names the missing, is there in time.
+/// Time by which the coordinator ends a barrier before the caller's deadline. Its refusal, which names
+/// the missing workers, then arrives in time.
 const HEAD_START: Duration = Duration::from_millis(200);
 
-/// Whom to join, and as whom.
+/// The job to join, and the rank and size to claim.
 #[derive(Debug, Clone)]
 pub struct JoinConfig {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
-    /// The job's secret.
+    /// Secret token of the job.
     pub token: JobToken,
-    /// The job's namespace.
+    /// Namespace of the job in its cluster.
     pub namespace: String,
-    /// The rank to have; `None` takes a free one.
+    /// Rank to claim; `None` takes a free one.
     pub rank: Option<u32>,
-    /// Workers of the job; 0 if the caller does not know. A service knows it from its jobs' workers
-    /// only: those of one job say the same.
+    /// Workers of the job; 0 if the caller does not know. A service learns it only from the workers of
+    /// its jobs: those of one job give the same number.
     pub workers: u32,
 }
 
 impl JoinConfig {
-    /// In the namespace "default", with a free rank, of a job of unknown size.
+    /// Settings to join the namespace "default", with a free rank, in a job of unknown size.
     pub fn new(coordinator: impl Into<String>, token: JobToken) -> Self {
         let (coordinator, namespace) = (coordinator.into(), NAMESPACE_DEFAULT.to_owned());
         Self {
@@ -65,7 +65,7 @@ impl JoinConfig {
 pub struct NetCoordinatorLink {
     address: String,
     conn: ControlConn<TcpStream>,
-    /// Why the job ends, once a notice has said so.
+    /// Reason for the end of the job, once a notice has given it.
     failed: Option<Refusal>,
     members: Option<Members>,
 }
@@ -75,7 +75,7 @@ impl NetCoordinatorLink {
     ///
     /// # Errors
     /// [`ClientError::Environment`] when descriptors have run out or `/proc` is not mounted;
-    /// [`ClientError::Control`] when it cannot be reached or the handshake fails;
+    /// [`ClientError::Control`] when the coordinator is unreachable or the handshake fails;
     /// [`ClientError::Refused`] with the coordinator's reason, also for one given in the handshake.
     pub fn join(config: &JoinConfig, deadline: Deadline) -> Result<(Self, Joined), ClientError> {
         let host_id = hostinfo::host_id().map_err(|e| ClientError::Environment(e.to_string()))?;
@@ -122,12 +122,12 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// The cluster.
+    /// Identifier of the cluster.
     pub const fn cluster(&self) -> ClusterId {
         self.conn.welcome().ids.cluster
     }
 
-    /// The membership now.
+    /// Fetches the current membership.
     ///
     /// # Errors
     /// The connection's failure.
@@ -138,10 +138,10 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Waits until every server has joined; the membership then.
+    /// Waits until every server has joined; returns the membership then.
     ///
     /// # Errors
-    /// [`ClientError::Deadline`] with the numbers of those that have not; the connection's failure.
+    /// [`ClientError::Deadline`] with the numbers of the missing servers; the connection's failure.
     pub fn wait_servers(
         &mut self,
         expected: u32,
@@ -165,13 +165,13 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// The newest membership that was told without being asked for.
+    /// The newest membership that arrived in a notice.
     pub fn take_members(&mut self) -> Option<Members> {
         self.take_notices();
         self.members.take()
     }
 
-    /// Says that this process cannot go on; the others are told.
+    /// Reports that this process cannot go on; the coordinator notifies the others.
     ///
     /// # Errors
     /// The connection's failure.
@@ -182,7 +182,7 @@ impl NetCoordinatorLink {
         self.done("failed", &CoordinatorRequest::Failed { reason }, deadline)
     }
 
-    /// Says that the connection's end, which follows, is no loss.
+    /// Announces that the end of the connection, which follows, is no failure.
     ///
     /// # Errors
     /// The connection's failure.
@@ -196,7 +196,7 @@ impl NetCoordinatorLink {
         request: &CoordinatorRequest,
         deadline: Deadline,
     ) -> Result<CoordinatorAnswer, ClientError> {
-        // What cannot be said is the caller's, and no failure of the connection.
+        // An invalid request is the caller's error, not a failure of the connection.
         request.validate().map_err(|wrong| ClientError::Argument {
             op,
             table: table_of(request).to_owned(),
@@ -217,7 +217,8 @@ impl NetCoordinatorLink {
         }
         match answer {
             Ok(answer) => Ok(answer),
-            // A notice that the job has failed says more than that the cluster ends, which follows from it.
+            // A notice that the job has failed says more than the end of the cluster, which follows
+            // from it.
             Err(ConnError::Refused(refusal)) => Err(match self.failed.clone() {
                 Some(failed)
                     if refusal.code == RefusalCode::ShuttingDown
@@ -231,7 +232,7 @@ impl NetCoordinatorLink {
                 let missing = format!("the coordinator at {} has not answered", self.address);
                 Err(ClientError::Deadline { op, missing })
             }
-            // The reason that came before the end says more than the end.
+            // A reason that came before the end says more than the end.
             Err(error) => Err(match self.failed.clone() {
                 Some(refusal) => refusal.into(),
                 None => control(&self.address, &error),
@@ -268,7 +269,7 @@ impl NetCoordinatorLink {
         }
     }
 
-    /// Tables wait for servers: the error of a deadline names them.
+    /// Adds the joined servers to a deadline error: creating a table waits for servers.
     fn who_is_missing(&mut self, otherwise: String) -> String {
         let deadline = Deadline::after(WHO);
         let Ok(members) = self.members(deadline) else {
@@ -302,7 +303,7 @@ impl NetCoordinatorLink {
                 let refusal = Refusal::new(RefusalCode::ShuttingDown, [0; 4]);
                 self.failed.get_or_insert(refusal.with_text(reason));
             }
-            // Servers tell this to their sessions.
+            // Servers send this notice to their sessions.
             Notice::TableReleased { .. } => {}
         }
     }
@@ -404,7 +405,7 @@ impl CoordinatorLink for NetCoordinatorLink {
                 }
                 Err(ConnError::TimedOut { .. }) => true,
                 Err(error) => {
-                    // The reason that came before the end says more than the end.
+                    // A reason that came before the end says more than the end.
                     let reason = self.failed.clone().map(ClientError::from);
                     return Err(reason.unwrap_or_else(|| control(&self.address, &error)));
                 }
@@ -429,8 +430,8 @@ impl CoordinatorLink for NetCoordinatorLink {
     }
 }
 
-/// The directory of a model as servers open it: a relative path is the caller's, whose working
-/// directory is not that of the servers.
+/// Makes the directory of a model absolute, as servers open it. A relative path is relative to the
+/// caller's working directory, which is not that of the servers.
 fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError> {
     if mutants::on(Mutant::RelativeModelDirectory) {
         return Ok(dir.to_owned());
@@ -452,7 +453,7 @@ fn absolute_directory(op: &'static str, dir: &str) -> Result<String, ClientError
     })
 }
 
-/// As much of a text as a message may hold.
+/// The longest prefix of a text that a message may hold.
 fn shortened(text: &str) -> String {
     let end = text.floor_char_boundary(TEXT_BYTES_MAX);
     text.get(..end).unwrap_or_default().to_owned()
@@ -472,7 +473,7 @@ fn missing_servers(members: &Members, expected: u32) -> String {
     )
 }
 
-/// The table that a request is about, for errors.
+/// Name of the table that a request is about, for errors.
 fn table_of(request: &CoordinatorRequest) -> &str {
     match request {
         CoordinatorRequest::CreateTable(spec) => &spec.name,

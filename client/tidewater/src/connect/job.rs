@@ -1,4 +1,4 @@
-//! From nothing to a [`Client`]: joins the job that the environment or the caller names.
+//! Makes a [`Client`]: joins the job that the environment or the caller names.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -16,31 +16,31 @@ use crate::error::ClientError;
 use crate::link::ServerLink;
 use crate::session::{Client, Parts};
 
-/// Time for coordinator and servers to be there: a job's processes start in any order.
+/// Time for coordinator and servers to start: the processes of a job start in any order.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Which job, and how.
+/// A job to join, and the settings of its connections.
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Coordinator, token, namespace, rank, number of workers.
     pub join: JoinConfig,
     /// Transport of the lanes.
     pub transport: TransportChoice,
-    /// RDMA device to use; `None`: the one that has the address from which a server is reached.
+    /// RDMA device to use. `None`: the one that has the address from which a server is reached.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon queue pairs send a packet again.
+    /// Time after which queue pairs send a packet again.
     pub rdma_timeout: RdmaTimeout,
     /// How far workers may drift apart.
     pub sync: SyncMode,
-    /// Longest time until everybody is there.
+    /// Longest time until coordinator and servers are reachable.
     pub patience: Duration,
-    /// Of a worker that a launcher started.
+    /// Membership of a worker that a launcher started.
     seat: Option<Arc<Membership>>,
 }
 
 impl Job {
-    /// The job of this process's environment (`TIDEWATER_*`, as `tidewater run` sets them);
-    /// `None` where there is none.
+    /// The job of this process's environment (`TIDEWATER_*`, as `tidewater run` sets them); `None`
+    /// where there is none.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when the variables contradict each other or this process is
@@ -49,7 +49,8 @@ impl Job {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// As [`Job::from_env`], from variables given: a program whose flags win over its environment.
+    /// Like [`Job::from_env`], from the given variables: for a program with flags that override its
+    /// environment.
     ///
     /// # Errors
     /// As [`Job::from_env`].
@@ -63,7 +64,7 @@ impl Job {
             let what = format!("TIDEWATER_ROLE is {role}; who links the client is a worker");
             return Err(ClientError::Environment(what));
         }
-        // A worker's environment names it, or it would not have been accepted.
+        // Parsing a worker's environment fails without a coordinator.
         let coordinator = env.coordinator.unwrap_or_default();
         let mut join = JoinConfig::new(coordinator, env.token);
         join.rank = Some(env.rank);
@@ -74,7 +75,7 @@ impl Job {
         Ok(Some(job))
     }
 
-    /// A job by hand: the best transport, ASP.
+    /// Makes a job from explicit settings; synchronisation is ASP.
     pub const fn new(join: JoinConfig, transport: TransportChoice) -> Self {
         Self {
             join,
@@ -87,8 +88,8 @@ impl Job {
         }
     }
 
-    /// The job of a worker that a launcher started; transport, device and timeout are the
-    /// environment's.
+    /// The job of a worker that a launcher started. Transport, device and timeout come from the
+    /// environment.
     pub(crate) fn of_seat(seat: &Membership) -> Result<Self, ClientError> {
         let wrong = |error: EnvError| ClientError::Environment(error.to_string());
         let mut join = JoinConfig::new(&seat.coordinator, seat.token.clone());
@@ -101,14 +102,14 @@ impl Job {
         Ok(job)
     }
 
-    /// Keeps the seat, by which the coordinator knows until this worker has joined that it lives.
+    /// Keeps the membership, by which the coordinator knows until this worker joins that it lives.
     #[must_use]
     pub(crate) fn keeping(mut self, seat: Membership) -> Self {
         self.seat = Some(Arc::new(seat));
         self
     }
 
-    /// With another synchronisation.
+    /// Sets the synchronisation of the workers.
     #[must_use]
     pub const fn sync(mut self, sync: SyncMode) -> Self {
         self.sync = sync;
@@ -119,10 +120,10 @@ impl Job {
     /// thread.
     ///
     /// # Errors
-    /// A wrong token, rank or version as the coordinator says it; another number of workers than it
-    /// says; who is missing when the time is over; a transport that cannot be had. Under BSP and SSP
-    /// [`ClientError::Environment`] for a worker that came after the first tick of a job whose number of
-    /// workers was not said.
+    /// A wrong token, rank or version as the coordinator reports it; a number of workers that differs
+    /// from the coordinator's; a deadline that names the missing processes; an unavailable transport.
+    /// Under BSP and SSP, [`ClientError::Environment`] for a worker that came after the first tick of a
+    /// job of unknown size.
     pub fn connect(&self) -> Result<Client, ClientError> {
         let deadline = Deadline::after(self.patience);
         let (mut coordinator, joined) = NetCoordinatorLink::join(&self.join, deadline)?;
@@ -156,7 +157,7 @@ impl Job {
         })?;
         match client.check_member(deadline) {
             Ok(()) => Ok(client),
-            // It leaves by itself: the others have not lost it.
+            // The worker leaves by itself, so that the others do not count it as lost.
             Err(refused) => client.leave(deadline).and(Err(refused)),
         }
     }

@@ -1,5 +1,5 @@
-//! How a client thread comes to its servers: over a unix socket and shared memory on one host, over
-//! RDMA or TCP elsewhere.
+//! Connections of a client thread to its servers: a unix socket and shared memory on one host, RDMA or
+//! TCP elsewhere.
 
 pub mod coordinator;
 pub mod job;
@@ -17,30 +17,30 @@ pub use job::Job;
 pub use server::NetServerLink;
 pub use wanted::JoinOptions;
 
-/// Who a client thread is, and how it wants to be connected.
+/// Identity of a client thread, and settings of its connections.
 #[derive(Debug, Clone)]
 pub struct ConnectConfig {
-    /// The job's secret.
+    /// Secret token of the job.
     pub token: JobToken,
-    /// The cluster, as the coordinator told.
+    /// Identifier of the cluster, from the coordinator.
     pub cluster: ClusterId,
-    /// Its epoch, as the coordinator told.
+    /// Epoch of the cluster, from the coordinator.
     pub epoch: u64,
-    /// The job's namespace.
+    /// Namespace of the job in its cluster.
     pub namespace: String,
-    /// The worker.
+    /// Rank of the worker.
     pub rank: u32,
-    /// The thread inside the worker. Only thread 0 ticks.
+    /// Number of the thread inside the worker. Only thread 0 ticks.
     pub thread: u32,
-    /// Workers of the job, as the coordinator told; 0 if nobody did. A service keeps its jobs'
-    /// clocks by what the first session tells: workers that come without that number are waited
-    /// for from when they have come, and cannot come once the minimum has moved.
+    /// Workers of the job, from the coordinator; 0 if unknown. A service keeps its jobs' clocks by the
+    /// number that the first session gives. Without the number, a worker is waited for from its
+    /// arrival on, and cannot join once the minimum has moved.
     pub workers: u32,
-    /// Which transport.
+    /// Transport of the lanes.
     pub transport: TransportChoice,
-    /// RDMA device to use; `None`: the one that has the address from which a server is reached.
+    /// RDMA device to use. `None`: the one that has the address from which a server is reached.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon queue pairs send a packet again.
+    /// Time after which queue pairs send a packet again.
     pub rdma_timeout: RdmaTimeout,
     /// Bytes of each ring: a power of two, 16 KiB to 16 MiB.
     pub ring_bytes: usize,

@@ -1,4 +1,4 @@
-//! The stream under a control connection: TCP, or a unix socket by which descriptors pass.
+//! The stream under a control connection: TCP, or a unix socket that also passes descriptors.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpStream, ToSocketAddrs};
@@ -13,14 +13,14 @@ use tidewater_lanes::wake::Waker;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::socket_options::send_at_once;
 
-/// Either kind.
+/// A TCP stream or a unix socket.
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(PassStream),
 }
 
-/// A unix socket, what came over it beside the bytes, and what shall go with the next byte.
+/// A unix socket, the descriptors that arrived on it, and the waker to pass with the next byte.
 #[derive(Debug)]
 pub(super) struct PassStream {
     socket: UnixStream,
@@ -29,7 +29,7 @@ pub(super) struct PassStream {
 }
 
 impl Stream {
-    /// Connects to `host:port`.
+    /// Connects to `host:port` over TCP.
     pub(super) fn tcp(address: &str, deadline: Deadline) -> io::Result<TcpStream> {
         let mut last = io::Error::other("the name has no address");
         for address in address.to_socket_addrs()? {
@@ -58,7 +58,7 @@ impl Stream {
         }))
     }
 
-    /// The address of this host that it goes from, `None` for a unix socket.
+    /// Local address of the connection; `None` for a unix socket.
     pub(super) fn local(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(stream) => stream.local_addr().ok().map(|at| at.ip().to_canonical()),
@@ -66,7 +66,7 @@ impl Stream {
         }
     }
 
-    /// The waker goes with the next message. On TCP there is nothing to ring it by.
+    /// Passes the waker with the next message. TCP cannot pass it.
     pub(super) fn pass(&mut self, waker: &Waker) {
         if let Self::Unix(stream) = self {
             stream.goes = Some(waker.clone());
@@ -85,7 +85,7 @@ impl Stream {
             && asked[0].revents().intersects(gone)
     }
 
-    /// Descriptors that came, which must be `expected`.
+    /// Takes the received descriptors; fails unless they are `expected`.
     pub(super) fn take(&mut self, expected: usize) -> Result<Vec<OwnedFd>, PassError> {
         match self {
             Self::Tcp(_) => Err(PassError::Count { expected, got: 0 }),
@@ -112,7 +112,7 @@ impl Write for Stream {
                 let fd = waker.as_ref().map(AsFd::as_fd);
                 let sent = pass::send(&s.socket, bytes, fd.as_slice()).map_err(io_error);
                 if sent.is_err() {
-                    // Nothing went: it goes with the next try.
+                    // Nothing was sent: the waker goes with the next attempt.
                     s.goes = waker;
                 }
                 sent

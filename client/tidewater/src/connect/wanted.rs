@@ -1,9 +1,9 @@
-//! Which job a program joins, when it says something of it and leaves the rest to its environment and
-//! its launcher: what the language bindings connect by.
+//! Selects the job that a program joins, from its options, its environment and its launcher. The
+//! language bindings connect by this.
 //!
-//! A program that counts its processes itself (by MPI, say) may count others than its launcher does: an
-//! MPI library under another MPI's launcher makes each process believe to be alone. That is told here;
-//! it would be as many jobs of one as there are processes, or one that waits for nobody.
+//! A program that counts its processes itself (by MPI, say) may count differently from its launcher.
+//! Under another MPI's launcher, an MPI library makes each process believe to be alone. This module
+//! detects that: it would be as many jobs of one as there are processes, or one without waits.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,24 +20,24 @@ use tidewater_runtime::clock::Deadline;
 use super::{Job, JoinConfig};
 use crate::error::ClientError;
 
-/// What a program says of its job. What it says wins over the environment.
+/// Job options that a program gives. They override the environment.
 #[derive(Debug, Clone, Default)]
 pub struct JoinOptions {
     /// `HOST:PORT` of the coordinator; `None`: the job that the environment names.
     pub coordinator: Option<String>,
-    /// The file that holds the job's token; needed with `coordinator`.
+    /// File that holds the job's token; needed with `coordinator`.
     pub token_file: Option<PathBuf>,
-    /// The job's name space in a service.
+    /// Namespace of the job in a service.
     pub namespace: Option<String>,
-    /// RDMA device to use.
+    /// RDMA device to use for lanes over verbs.
     pub rdma_device: Option<RdmaDevice>,
-    /// This worker's rank: an MPI program's own.
+    /// Rank of this worker, as an MPI program knows it.
     pub rank: Option<u32>,
-    /// Workers of the job.
+    /// Number of workers of the job.
     pub workers: Option<u32>,
     /// Transport of the lanes.
     pub transport: Option<TransportChoice>,
-    /// Longest time until everybody is there; `None`: a minute.
+    /// Longest time until all processes are reachable; `None`: a minute.
     pub patience: Option<Duration>,
 }
 
@@ -45,14 +45,14 @@ pub struct JoinOptions {
 type Vars = Vec<(OsString, OsString)>;
 
 impl JoinOptions {
-    /// The job. The one place that decides which: the one that the program names, the one that
-    /// `TIDEWATER_*` name, or the one of the processes that a launcher started with this one.
+    /// Selects the job: the one that the program names, the one that `TIDEWATER_*` names, or that of
+    /// the processes that a launcher started with this one. No other function decides this.
     ///
     /// # Errors
-    /// [`ClientError::Environment`]: a coordinator without a token's file, a file that cannot be
-    /// read or is not private, no job to be found, variables that contradict each other, or a launcher
-    /// that counts this process otherwise than the program does.
-    /// [`ClientError::Launch`]: the launched processes do not come together; it names who is missing.
+    /// [`ClientError::Environment`]: a coordinator without a token file; a token file that is
+    /// unreadable or not private; no job found; contradictory variables; a launcher that counts this
+    /// process differently from the program. [`ClientError::Launch`]: the launched processes do not
+    /// meet; names the missing ones.
     ///
     /// # Cost
     /// In a launched job it waits for all its processes.
@@ -60,7 +60,7 @@ impl JoinOptions {
         self.job_from_vars(std::env::vars_os())
     }
 
-    /// As [`JoinOptions::job`], from variables given.
+    /// Like [`JoinOptions::job`], from the given variables.
     ///
     /// # Errors
     /// As [`JoinOptions::job`].
@@ -87,7 +87,7 @@ impl JoinOptions {
         Ok(job)
     }
 
-    /// The job that nobody has named: that of `TIDEWATER_*`, or of a launcher.
+    /// The job of a program that names no coordinator: that of `TIDEWATER_*`, or of a launcher.
     fn found(&self, vars: Vars) -> Result<Job, ClientError> {
         match decide(vars.clone())? {
             Decision::Launched(place) if place.size > 1 => self.launched(&place),
@@ -105,7 +105,7 @@ impl JoinOptions {
         }
     }
 
-    /// A worker of the processes that a launcher started.
+    /// Joins the processes that a launcher started, as a worker.
     fn launched(&self, place: &Place) -> Result<Job, ClientError> {
         let Place {
             source, rank, size, ..
@@ -134,8 +134,8 @@ impl JoinOptions {
         Ok(Job::of_seat(&seat)?.keeping(seat))
     }
 
-    /// That who says to be a job's only worker has not been started with others: they would all say
-    /// so. A name space of its own makes it a job of its own.
+    /// Fails if a program that claims to be its job's only worker was started with others: they would
+    /// all claim so. A namespace of its own makes it a job of its own.
     fn is_not_one_of_many(&self, vars: &Vars) -> Result<(), ClientError> {
         let is_child = |(name, _): &(OsString, OsString)| name == "TIDEWATER_JOB";
         if self.workers != Some(1) || self.namespace.is_some() || vars.iter().any(is_child) {
@@ -196,11 +196,11 @@ impl JoinOptions {
     }
 }
 
-/// How servers come to a launched program.
+/// Ways to start servers for a launched program.
 const BESIDE: &str = "start it as in `mpirun -n 2 tidewater server : -n 4 PROGRAM`, or run \
                       `tidewater serve` beside it and set TIDEWATER_COORDINATOR";
 
-/// Why a program and its launcher count differently.
+/// Explains why a program and its launcher count differently.
 const PAIRING: &str = "If it takes its number from an MPI library, that one does not belong to this \
                        launcher: start it with its own MPI's mpirun (`ldd PROGRAM` shows which).";
 

@@ -1,22 +1,21 @@
-//! Silence of a lane: frames that go unanswered for too long.
+//! Stall detection: frames of a lane that go unanswered for too long.
 
 use std::time::Instant;
 
 use tidewater_protocol::limits::{LANE_SILENCE_DOUBLINGS, LANE_SILENCE_MAX};
 
-/// Detects a lane with unanswered frames whose server says nothing: a path that swallows what it is
-/// given without an error.
+/// Detects a lane with unanswered frames and a silent server: a path that drops data without an error.
 #[derive(Debug, Default)]
 pub(super) struct StallDetector {
-    /// Since when nothing has moved, and what was applied then.
+    /// Time since when nothing has moved, and the frames applied then.
     since: Option<(Instant, u64)>,
     /// Times that the lane was given up in a row.
     given_up: u32,
 }
 
 impl StallDetector {
-    /// A look at the ring's state: whether the lane is to be given up. `applied` is what its server has
-    /// applied of the frames, of which some are unanswered.
+    /// Checks the state of the ring. Returns whether the lane is to be given up. `applied` is the last
+    /// frame that the server has applied; `drained` says that none is unanswered.
     pub(super) fn look(&mut self, now: Instant, drained: bool, applied: u64) -> bool {
         match self.since {
             Some((since, before)) if !drained && applied == before => {
@@ -59,7 +58,7 @@ mod tests {
             seconds.collect::<Vec<u64>>()
         };
         assert_eq!(given_up(&mut silence, 5), [10, 30, 70, 150, 310]);
-        // An answer, and a lane without unanswered frames, begin from the start.
+        // An answer, and a lane without unanswered frames, restart the detection.
         assert!(!silence.look(begin, false, 6));
         assert_eq!(given_up(&mut silence, 6), [10, 30, 70, 150, 310]);
         for s in 0..100 {

@@ -1,9 +1,9 @@
-//! The public copy of a lane's state line. The client reads it when the mailbox shows no progress.
+//! The public copy of a lane's status record. The client reads it when the mailbox shows no progress.
 //!
 //! A device may leave the older of two overlapping writes standing. The mailbox then holds an old state
 //! until the server posts another one, which may be never. The server keeps a second copy of each state
-//! in public memory, written before the one that it posts. A client that waits, and has seen no progress
-//! for [`STATUS_LOOK`], reads that copy.
+//! in public memory, written before the posted one. A waiting client that has seen no progress for
+//! [`STATUS_LOOK`] reads that copy.
 
 use std::time::Instant;
 
@@ -16,20 +16,20 @@ use tidewater_protocol::mutants::{self, Mutant};
 /// Tag of the batch that reads the copy. Pulls are numbered from 1 and do not reach it.
 pub(super) const STATUS_TAG: u64 = u64::MAX;
 
-/// Reads the public copy of one lane's state line: at most one read in flight, at most one in each
-/// [`STATUS_LOOK`].
+/// Reads the public copy of one lane's status record. At most one read is in flight, and at most one is
+/// posted in each [`STATUS_LOOK`].
 #[derive(Debug, Default)]
 pub(super) struct StatusCopy {
     /// Whether the server has a copy.
     exists: bool,
-    /// The read, while it is not in flight.
+    /// Memory of the read, while it is not in flight.
     batch: Option<ReadBatch>,
-    /// Since when the state has not changed, and that state; `None` while no frame is unanswered.
+    /// Last change of the state, and that state; `None` while no frame is unanswered.
     since: Option<(Instant, StateLine)>,
 }
 
 impl StatusCopy {
-    /// For a lane that was just opened. Allocates the memory of all its reads.
+    /// Makes the reader of a lane that was just opened. Allocates the memory of all its reads.
     pub(super) fn new(from: Option<RemoteAddr>) -> Self {
         let batch = from.map(|from| ReadBatch {
             ops: vec![ReadOp {
@@ -51,8 +51,8 @@ impl StatusCopy {
         }
     }
 
-    /// Notes the state that the client has, at the begin of a wait. Returns whether the wait has to look
-    /// at the clock within [`STATUS_LOOK`].
+    /// Records the client's state at the beginning of a wait. Returns whether the wait has to check the
+    /// time within [`STATUS_LOOK`].
     pub(super) fn watch(&mut self, now: Instant, unanswered: bool, state: &StateLine) -> bool {
         if !unanswered || !self.exists {
             self.since = None;
@@ -65,7 +65,7 @@ impl StatusCopy {
         true
     }
 
-    /// Posts the read if the state that the client has is the one of [`STATUS_LOOK`] ago.
+    /// Posts the read if the client's state has not changed for [`STATUS_LOOK`].
     ///
     /// # Errors
     /// [`LaneError`] of the lane.
@@ -91,7 +91,7 @@ impl StatusCopy {
         }
     }
 
-    /// Takes a read back. The state that it found; `None` for a line that does not check.
+    /// Takes a completed read back and returns its state; `None` if its checksum does not match.
     #[cold]
     pub(super) fn arrived(&mut self, batch: ReadBatch, salt: u64) -> Option<StateLine> {
         let line = batch.head.first_chunk().map(line_from_bytes);

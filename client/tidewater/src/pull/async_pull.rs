@@ -1,9 +1,9 @@
 //! Asynchronous pulls of rows: started now, finished later.
 //!
-//! The reads land in memory that belongs to the lanes and to the client, and in the caller's only
-//! while the caller waits for them; a ticket is a number. Forgetting one frees nothing that is still
-//! written: its memory stays with the client until [`crate::Client::finish_pull`] or
-//! [`crate::Client::cancel_pull`], and the number of pulls under way is bounded.
+//! The reads are placed in memory of the lanes and of the client, and in the caller's only while the
+//! caller waits for them. A ticket is a number. Dropping one frees nothing that is still written. Its
+//! memory stays with the client until [`crate::Client::finish_pull`] or [`crate::Client::cancel_pull`],
+//! and the number of pulls under way is bounded.
 
 use tidewater_lanes::fabric::{ReadBatch, ReadOp};
 use tidewater_lanes::num::count;
@@ -20,66 +20,66 @@ use crate::pull::rows::{HINTS_AHEAD, RowScratch};
 use crate::table::opened::{HandleId, Named};
 use crate::table::state::TableState;
 
-/// Pulls under way at once: each holds the memory of its rows.
+/// Most pulls under way at once: each holds the memory of its rows.
 pub(crate) const PULLS_MAX: usize = 256;
 
-/// A pull that was started.
+/// Names a pull that was started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "a pull that is never finished keeps its memory"]
 pub struct PullTicket {
-    /// Client, table and type of its elements.
+    /// Client, table and element type.
     pub(crate) named: Named,
     number: u64,
 }
 
-/// Rows of one lane.
+/// Rows of a pull that are read on one lane.
 #[derive(Debug, Default)]
 struct Part {
     lane: usize,
-    /// How often the lane had been replaced when the reads were posted.
+    /// Count of the lane's replacements when the reads were posted.
     replaced: u64,
     rows: Vec<RowRead>,
-    /// What was read, once it is there. A spare part keeps here what it will be read into.
+    /// The completed read. A spare part keeps here the memory of its next read.
     landed: Option<ReadBatch>,
-    /// The payload of what was read landed in the caller's memory.
+    /// Whether the payload was placed in the caller's memory.
     in_place: bool,
 }
 
-/// One pull.
+/// State of one pull.
 #[derive(Debug, Default)]
 pub(crate) struct LaterPull {
     number: u64,
-    /// The table's.
+    /// Handle of the pull's table.
     handle: Option<HandleId>,
     keys: Vec<u64>,
     options: PullOptions,
     parts: Vec<Part>,
-    /// Rows that are read at the end: those without a known place when it started, then those that
-    /// have not come whole.
+    /// Rows that are read at the end: those without a known location at the start, then those that did
+    /// not arrive complete.
     rest: Vec<u32>,
-    /// How many of them had no known place.
+    /// Number of them that had no known location.
     unplaced: usize,
-    /// Its rows were looked at, and counted, by a call that did not finish it.
+    /// Whether its rows were judged, and counted, by a call that did not finish it.
     judged: bool,
 }
 
-/// Every pull under way.
+/// All pulls under way, and spare memory.
 #[derive(Debug, Default)]
 pub(crate) struct LaterPulls {
     next: u64,
     all: Vec<LaterPull>,
-    /// Memory of pulls that are over, for those to come.
+    /// Memory of ended pulls, for later ones.
     spare: Vec<LaterPull>,
     spare_parts: Vec<Part>,
 }
 
-/// A part with more rows than this gives its memory back when its pull is over.
+/// A part with more rows than this frees its memory when its pull ends.
 const SPARE_ROWS_MAX: usize = 4_096;
-/// Pulls whose memory is kept: as many as are usually under way at once.
+/// Pulls with kept memory: as many as are usually under way at once.
 const SPARE_MAX: usize = 64;
 
 impl LaterPulls {
-    /// Posts the reads of all rows whose place is known.
+    /// Starts a pull: posts the reads of all rows with a known location.
     pub(crate) fn start(
         &mut self,
         lanes: &mut Lanes,
@@ -116,7 +116,7 @@ impl LaterPulls {
         self.all.iter().position(|p| p.number == ticket.number)
     }
 
-    /// Drops a pull. Its reads land where nobody looks.
+    /// Drops a pull. Its reads go to memory that nothing reads.
     pub(crate) fn cancel(&mut self, ticket: PullTicket) {
         if let Some(n) = self.position(ticket) {
             let pull = self.all.swap_remove(n);
@@ -132,7 +132,7 @@ impl LaterPulls {
         }
     }
 
-    /// Keeps the memory of a pull that is over. What a lane still reads into stays with the lane.
+    /// Keeps the memory of an ended pull. A batch that a lane still reads into stays with the lane.
     fn keep(&mut self, mut pull: LaterPull) {
         let small = |part: &Part| part.rows.capacity() <= SPARE_ROWS_MAX;
         let room = SPARE_MAX.saturating_sub(self.spare_parts.len());
@@ -145,7 +145,7 @@ impl LaterPulls {
         }
     }
 
-    /// Hands finished reads to their pulls.
+    /// Hands completed reads to their pulls.
     fn collect(&mut self, lanes: &mut Lanes) {
         for lane in 0..lanes.len() {
             while let Some(batch) = lanes.get(lane).finished.pop() {
@@ -159,7 +159,7 @@ impl LaterPulls {
         }
     }
 
-    /// Whether nothing of a pull is under way any more; `true` for an unknown ticket.
+    /// Whether no read of a pull is under way any more; `true` for an unknown ticket.
     pub(crate) fn is_ready(&mut self, lanes: &mut Lanes, ticket: PullTicket) -> bool {
         self.collect(lanes);
         let Some(n) = self.position(ticket) else {
@@ -171,8 +171,9 @@ impl LaterPulls {
             .all(|p| p.landed.is_some() || lanes.get(p.lane).replies.replaced() != p.replaced)
     }
 
-    /// Waits for a pull and writes its rows to `out`; what did not prove itself is pulled again. After a
-    /// deadline, an interrupt, or a wrong argument, it is under way as before, and `out` is the caller's again.
+    /// Waits for a pull and writes its rows to `out`; rows that fail validation are pulled again. After
+    /// a deadline, an interrupt, or a wrong argument, it is under way as before, and nothing writes to
+    /// `out` any more.
     pub(crate) fn finish(
         &mut self,
         lanes: &mut Lanes,
@@ -215,7 +216,7 @@ impl LaterPulls {
         done
     }
 
-    /// Waits for the reads of a pull that is there, and pulls what they did not bring.
+    /// Waits for the reads of a pull under way, and pulls the rows that they did not bring.
     fn finish_known(
         &mut self,
         lanes: &mut Lanes,
@@ -252,7 +253,8 @@ fn no_such_pull(table: &TableState) -> ClientError {
 }
 
 impl Part {
-    /// The reads of its rows; `place` says, of a row's number here and in its pull, where it lands.
+    /// The reads of its rows. `place` maps a row's number here and in its pull to its place in the
+    /// body.
     fn reads(
         &self,
         table: &TableState,
@@ -274,7 +276,7 @@ impl Part {
 }
 
 impl LaterPull {
-    /// Pulls the rows that have not come, or did not prove themselves.
+    /// Pulls the rows that have not arrived, or failed validation.
     fn finish_rest(
         &self,
         lanes: &mut Lanes,
@@ -309,7 +311,7 @@ impl LaterPull {
         Ok(())
     }
 
-    /// Sorts rows into lanes; those whose place has to be asked for are left for the end.
+    /// Sorts rows into lanes; those with an unknown location are left for the end.
     fn plan(&mut self, lanes: &mut Lanes, table: &TableState, spare: &mut Vec<Part>) {
         for (row, &key) in (0u32..).zip(&self.keys) {
             if let Some(&later) = self.keys.get(row as usize + HINTS_AHEAD) {
@@ -355,7 +357,7 @@ impl LaterPull {
     ) -> Result<(), ClientError> {
         let part = &mut self.parts[n];
         let row_bytes = table.row.payload_bytes;
-        // What landed last in this memory is not looked at: each read lands whole or is repeated.
+        // The old contents do not matter: each read fills its memory completely or is repeated.
         let mut batch = part.landed.take().unwrap_or_default();
         part.in_place = false;
         part.reads(table, &mut batch.ops, |at, _| at);
@@ -366,13 +368,13 @@ impl LaterPull {
         let posted = lane.submit_read(batch).and_then(|()| lane.flush_soon());
         match posted.map_err(|e| lanes.failed(part.lane, e)) {
             Ok(()) => Ok(()),
-            // Reads of a lane that was replaced count as not landed: they are done again.
+            // Reads of a replaced lane count as not arrived and are repeated.
             Err(Interrupt::Broken(lane)) => lanes.mend(lane, deadline),
             Err(Interrupt::Failed(e)) => Err(e),
         }
     }
 
-    /// Waits for what is under way where it can still land in `out`, without a copy of its own.
+    /// Waits for reads under way while they can still be placed in `out`, without an extra copy.
     fn land(
         &mut self,
         lanes: &mut Lanes,
@@ -381,7 +383,7 @@ impl LaterPull {
         out: &mut [u8],
         deadline: Deadline,
     ) -> Result<(), ClientError> {
-        // The wait that follows asks whether everybody still lives.
+        // The wait that follows checks whether all processes still live.
         let slice = Deadline::after(COORDINATOR_LOOK).min(deadline);
         for part in &mut self.parts {
             let replaced = lanes.get(part.lane).replies.replaced() != part.replaced;
@@ -400,7 +402,7 @@ impl LaterPull {
                     part.landed = batch;
                 }
                 Err(e) => match lanes.failed(part.lane, e) {
-                    // That wait mends it.
+                    // The wait that follows recovers it.
                     Interrupt::Broken(_) => {}
                     Interrupt::Failed(e) => return Err(e),
                 },
@@ -409,8 +411,8 @@ impl LaterPull {
         Ok(())
     }
 
-    /// Copies to memory of the pull what landed in the caller's: the call ends, and the next one may
-    /// bring another buffer.
+    /// Copies data that was placed in the caller's memory back to the pull: the call ends, and the next
+    /// one may bring another buffer.
     fn take_back(&mut self, row_bytes: usize, out: &[u8]) {
         for part in self.parts.iter_mut().filter(|part| part.in_place) {
             if on(Mutant::FinishForgetsBuffer) {
@@ -427,8 +429,8 @@ impl LaterPull {
         }
     }
 
-    /// Copies rows that prove themselves to `out`; the others join `rest`. It may be done again, with
-    /// other memory, when the call that did it first has met its deadline.
+    /// Copies rows with a matching checksum to `out`; the others join `rest`. It may run again, with
+    /// other memory, after a call that missed its deadline.
     fn accept(&mut self, lanes: &mut Lanes, table: &TableState, out: &mut [u8]) {
         let row_bytes = table.row.payload_bytes;
         self.rest.truncate(self.unplaced);
@@ -443,7 +445,7 @@ impl LaterPull {
                     let out = out.get_mut(at..at + row_bytes)?;
                     Some(match row.taken {
                         Some(verdict) if in_place => verdict,
-                        // It was moved, proven, to where the rest landed.
+                        // It was validated and moved to the batch with the others.
                         Some(verdict) => {
                             out.copy_from_slice(copied);
                             verdict

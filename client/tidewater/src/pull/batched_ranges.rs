@@ -1,15 +1,15 @@
-//! Ranges over a network card: many windows to a round trip.
+//! Range pulls over a NIC: many windows in one round trip.
 //!
-//! The three reads of a window (version words, payload, version words again) are a round trip each,
-//! in which nothing else moves. So where reads travel, all windows of a lane go together, up to
-//! [`ROUND_BYTES`]: the first words of all, then the payload of all, spread over the lane's queue
-//! pairs, then the second words of all. Each of the three is a call of its own, which returns when
-//! its reads have completed: the order that the protocol asks for, kept without a fence. What did
-//! not prove itself is read again alone, window by window, like everywhere else.
+//! The three reads of a window (version words, payload, version words again) take a round trip each, in
+//! which nothing else moves. Where reads travel, all windows of a lane therefore go together, up to
+//! [`ROUND_BYTES`]. A round reads the first words of all windows, their payload (spread over the lane's
+//! queue pairs), and the second words of all. Each of the three is a call of its own, which returns
+//! when its reads have completed: this keeps the order of the protocol without a fence. Blocks that
+//! fail validation are read again alone, window by window, as everywhere else.
 //!
-//! Partitions of one applier lie side by side. Where what two windows read meets, at the server and
-//! where it lands, it is one read: a table of many small partitions costs as few packets as one of
-//! a single partition.
+//! Partitions of one applier are adjacent in memory. Where the reads of two windows meet, at the server
+//! and in their destination, they become one read. A table of many small partitions then costs as few
+//! packets as one of a single partition.
 
 use tidewater_lanes::fabric::{ReadOp, RemoteAddr, TransportKind};
 use tidewater_lanes::num::{count, size};
@@ -18,10 +18,10 @@ use super::blocks::{BlockPull, RangePart};
 use super::rows::read_ops;
 use crate::error::ClientError;
 
-/// Payload bytes of a round: their time on the wire is many round trips, and a writer that is not
-/// very hot leaves most of their blocks alone meanwhile.
+/// Payload bytes of a round: their time on the wire is many round trips. A writer that is not very hot
+/// leaves most of their blocks alone meanwhile.
 const ROUND_BYTES: usize = 1 << 20;
-/// Windows of a round: tables with many small partitions have a window for each.
+/// Most windows of a round: tables with many small partitions have a window for each.
 const ROUND_WINDOWS: usize = 64;
 
 /// Pulls all pieces of a range that begins at element `first` into `out`.
@@ -40,7 +40,7 @@ pub(super) fn pull(
             pull.consistent(piece, out)?;
         }
     }
-    // Stable: each lane's windows stay in their order.
+    // A stable sort: each lane's windows stay in their order.
     windows.sort_by_key(|window: &RangePart| window.part.lane);
     let mut rest = &windows[..];
     while !rest.is_empty() {
@@ -52,7 +52,7 @@ pub(super) fn pull(
 }
 
 impl BlockPull<'_> {
-    /// Whether a piece's reads travel, and begin at whole words.
+    /// Whether a piece's reads travel over a NIC, and begin at whole words.
     fn travels_whole(&mut self, piece: &RangePart) -> bool {
         let lane = self.lanes.get(piece.part.lane).lane();
         lane.transport() == TransportKind::Verbs
@@ -63,7 +63,7 @@ impl BlockPull<'_> {
                 .is_multiple_of(8)
     }
 
-    /// How many of these windows, at least one, are one lane's and fit a round.
+    /// How many of these windows, at least one, are of one lane and fit a round.
     fn round_len(&self, windows: &[RangePart]) -> usize {
         let Some(first) = windows.first() else {
             return 0;
@@ -131,14 +131,14 @@ impl BlockPull<'_> {
         Ok(ops)
     }
 
-    /// The place of a piece in the memory of its range.
+    /// The memory of a piece within the memory of its range.
     fn landing<'o>(&self, piece: &RangePart, first: u64, out: &'o mut [u8]) -> &'o mut [u8] {
         let at = size(piece.first - first) * self.layout.element_bytes;
         out.get_mut(at..at + self.bytes(piece)).unwrap_or_default()
     }
 }
 
-/// Adds a read, to the last one if it goes on where that ends, in memory and in its landing.
+/// Adds a read. Extends the last one if the new one continues it, in memory and in its destination.
 fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
     let longer = ops.last_mut().and_then(|last| {
         let len = last.len.checked_add(next.len)?;
@@ -161,7 +161,7 @@ fn join(ops: &mut Vec<ReadOp>, next: ReadOp) {
     }
 }
 
-/// A read of version words into the head.
+/// Makes a read of version words into the head.
 pub(super) const fn word_op(from: RemoteAddr, bytes: usize, head_at: usize) -> ReadOp {
     ReadOp {
         from,
@@ -206,7 +206,7 @@ mod tests {
         join(&mut ops, read(4096, 8192, 4096));
         assert_eq!((ops.len(), ops[0].len), (1, 12288));
         let apart = [
-            // It lands elsewhere, is elsewhere, belongs elsewhere, has to wait, is of another kind.
+            // Another destination, another address, another region, a fence, another kind.
             read(12288, 8, 12296),
             read(12296, 8, 12288),
             ReadOp {

@@ -1,4 +1,4 @@
-//! Pulls of ranges of elements.
+//! Pulls of element ranges from range tables.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ use crate::error::ClientError;
 use crate::lanes::Lanes;
 use crate::table::state::{DensePart, TableState};
 
-/// Blocks of one window: version words, payload, version words again. Larger windows are more
-/// often caught by a writer.
+/// Blocks of one window: version words, payload, version words again. A writer disturbs larger windows
+/// more often.
 const WINDOW_BLOCKS: u64 = 16;
-/// Pause between two tries of a snapshot: a partition is flipped in some microseconds, but its
-/// applier may have to wait for a core first.
+/// Pause between two tries of a snapshot. A partition is flipped in some microseconds, but its applier
+/// may have to wait for a core first.
 const SNAPSHOT_NAP: Duration = Duration::from_micros(50);
-/// Bytes of a piece, which is one read where it is not cut into windows: far from the 4 GiB that a read
-/// cannot have.
+/// Bytes of a piece, which is one read where it is not cut into windows. Far below the 4 GiB limit of a
+/// read.
 const PIECE_BYTES: u64 = 1 << 30;
-/// After this many tries the server is asked whether there is such a table at all.
+/// Number of tries after which the server is asked whether the table exists.
 const SNAPSHOT_ASKS: u32 = 16;
 
 /// A run of elements inside one partition.
@@ -36,12 +36,12 @@ pub(super) struct RangePart {
     pub(super) part: DensePart,
     /// First block of the partition.
     base: u64,
-    /// Elements `[first, end)` of the table.
+    /// Element range `[first, end)` of the table.
     pub(super) first: u64,
     end: u64,
 }
 
-/// Memory of a pull, kept between calls so that none allocates once warm.
+/// Memory of a pull, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch {
     pieces: Vec<RangePart>,
@@ -51,7 +51,7 @@ pub(crate) struct BlockScratch {
     again: Vec<RangePart>,
 }
 
-/// Pulls elements `first ..` into `out`.
+/// Pulls elements `first ..` of a range table into `out`.
 pub(crate) fn pull(
     lanes: &mut Lanes,
     table: &TableState,
@@ -135,8 +135,8 @@ fn cut(
     Ok(())
 }
 
-/// The read of `len` bytes, and how many bytes before them are read too: reads begin at whole words, an
-/// element of four bytes need not.
+/// The read of `len` bytes, and the number of bytes before them that it also reads. Reads begin at
+/// whole words; an element of four bytes need not.
 fn payload_read(at: RemoteAddr, len: usize) -> Result<(ReadOp, usize), ClientError> {
     let skew = at.addr % 8;
     let from = RemoteAddr {
@@ -168,8 +168,8 @@ impl BlockPull<'_> {
         out: &mut [u8],
         mode: PullMode,
     ) -> Result<(), ClientError> {
-        // Of a table with snapshots there are two copies, and only its line says which one is in
-        // front: who reads one without looking gets the tick before the last, every second time.
+        // A table with snapshots has two copies, and only its snapshot record names the front one. A
+        // reader that ignores the record gets the tick before the last, every second time.
         let twice = pieces.iter().any(|piece| piece.part.snapshot.is_some());
         if mode == PullMode::Snapshot || twice && mode != PullMode::Gather {
             return self.snapshot(pieces, first, out);
@@ -194,18 +194,18 @@ impl BlockPull<'_> {
         (element - piece.base * self.layout.block_elements()) * self.layout.element_bytes as u64
     }
 
-    /// Bytes of a piece.
+    /// Number of bytes of a piece.
     pub(super) fn bytes(&self, piece: &RangePart) -> usize {
         size(piece.end - piece.first) * self.layout.element_bytes
     }
 
-    /// Blocks that a piece touches.
+    /// Number of blocks that a piece touches.
     pub(super) fn blocks_of(&self, piece: &RangePart) -> usize {
         let per_block = self.layout.block_elements();
         size((piece.end - 1) / per_block + 1 - piece.first / per_block)
     }
 
-    /// Where the version words of a piece's blocks are.
+    /// Address of the version words of a piece's blocks.
     pub(super) fn words_of(&self, piece: &RangePart) -> Result<RemoteAddr, ClientError> {
         let versions = piece.part.versions;
         let versions = versions.ok_or_else(|| self.nonsense("no version words"))?;
@@ -244,7 +244,7 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// One window: read until every block of it proved itself, or have the server copy it.
+    /// Reads one window until every block of it is valid, or has the server copy it.
     pub(super) fn window(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
         let blocks = piece.first / self.layout.block_elements()
             ..(piece.end - 1) / self.layout.block_elements() + 1;
@@ -259,7 +259,7 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// Tries the pieces of a window that are in `todo` until none is left, at last by the server.
+    /// Reads the pieces in `todo` until none is left; after the last try the server copies them.
     fn window_until(
         &mut self,
         piece: &RangePart,
@@ -292,8 +292,8 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// Version words, payload, version words, each behind a fence; blocks whose word was torn,
-    /// odd or changed go to `again`, one piece each.
+    /// Reads version words, payload, version words, each behind a fence. Blocks with a torn, odd or
+    /// changed word go to `again`, one piece each.
     fn try_window(
         &mut self,
         piece: &RangePart,
@@ -319,8 +319,8 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// Compares the words of a piece's blocks before and after its payload, which lie in the head
-    /// from these places on; blocks that did not prove themselves go to `again`.
+    /// Compares the words of a piece's blocks before and after its payload; `words` are their two
+    /// offsets in the head. Invalid blocks go to `again`.
     pub(super) fn judge(&self, piece: &RangePart, words: [usize; 2], again: &mut Vec<RangePart>) {
         let per_block = self.layout.block_elements();
         let first_block = piece.first / per_block;
@@ -345,7 +345,8 @@ impl BlockPull<'_> {
         }
     }
 
-    /// The payload as it is; one version word behind it tells whether the table is still there.
+    /// Reads the payload without validation. One version word behind it shows whether the table still
+    /// exists.
     fn unchecked(&mut self, piece: &RangePart, out: &mut [u8]) -> Result<(), ClientError> {
         let (payload, skew) = self.payload_op(piece, piece.part.payload, out.len())?;
         let word = ReadOp {
@@ -356,7 +357,7 @@ impl BlockPull<'_> {
         let word = self.scratch.head.first_chunk::<8>();
         let word = TaggedU32(word.map_or(0, |b| u64::from_le_bytes(*b)));
         if word.seq(piece.part.salt).is_none() {
-            // Torn, or the table was released: the server knows.
+            // The word is torn, or the table was released: the server knows.
             return self.gather(piece, out);
         }
         self.lanes.counters.blocks_hogwild +=
@@ -369,7 +370,7 @@ impl BlockPull<'_> {
             .gather_range(piece.part.lane, self.table, piece.first, out, self.deadline)
     }
 
-    /// Where a piece's payload begins.
+    /// Address where a piece's payload begins.
     pub(super) fn payload_at(&self, piece: &RangePart, base: RemoteAddr) -> RemoteAddr {
         RemoteAddr {
             key: base.key,
@@ -377,7 +378,7 @@ impl BlockPull<'_> {
         }
     }
 
-    /// The read of a piece's payload, and how many bytes before it are read too.
+    /// The read of a piece's payload, and the number of bytes before it that it also reads.
     pub(super) fn payload_op(
         &self,
         piece: &RangePart,
@@ -408,7 +409,7 @@ impl BlockPull<'_> {
         Ok(())
     }
 
-    /// Every piece as of one epoch.
+    /// Reads every piece as of one epoch.
     fn snapshot(
         &mut self,
         pieces: &[RangePart],
@@ -424,7 +425,7 @@ impl BlockPull<'_> {
                     let len = size(piece.end - piece.first) * self.layout.element_bytes;
                     let out = out.get_mut(at..at + len).unwrap_or_default();
                     *epoch = match self.try_snapshot(piece, out) {
-                        // Not this read took so long, but all of them.
+                        // This read was not slow: all tries together were.
                         Err(ClientError::Deadline { .. }) if attempt > 1 => {
                             break 'tries;
                         }
@@ -455,8 +456,8 @@ impl BlockPull<'_> {
         })
     }
 
-    /// A descriptor that proves nothing is being written, or its table was released: then the
-    /// server refuses.
+    /// A descriptor that does not validate is being written, or its table was released: then the server
+    /// refuses.
     #[cold]
     fn ask_whether_there(
         &mut self,
@@ -471,8 +472,8 @@ impl BlockPull<'_> {
         self.gather(piece, &mut element)
     }
 
-    /// Descriptor, the buffer it names, descriptor again. The buffer of epoch e is first written
-    /// again when e + 2 is being built.
+    /// Reads the descriptor, the buffer that it names, and the descriptor again. The buffer of epoch e
+    /// is first written again while e + 2 is built.
     fn try_snapshot(
         &mut self,
         piece: &RangePart,

@@ -1,7 +1,7 @@
-//! The first try of a pull where the server's memory is mapped: rows are located, copied and proved
-//! in one pass, without a list of reads, without a clock. It only looks: whatever does not succeed
-//! here (unknown places, stale hints, rows that are being written, lanes without mapped memory) is
-//! left to the reads, which know what to do about it.
+//! The first try of a pull where the server's memory is mapped. Rows are located, copied and validated
+//! in one pass, without a list of reads and without reading the clock. It changes no state: whatever
+//! fails here is left to the reads, which handle it. Such are unknown locations, stale cached
+//! locations, rows being written, and lanes without mapped memory.
 
 use tidewater_lanes::fabric::Mapped;
 use tidewater_lanes::num::count;
@@ -14,19 +14,19 @@ use super::PullMode;
 use crate::lanes::Lanes;
 use crate::table::state::TableState;
 
-/// Rows that are asked for ahead of the one that is copied: as many as the core can wait for at a
-/// time, and few enough that their lines are still in the nearest cache when their turn comes.
+/// Rows that are prefetched ahead of the copied one. The core can wait for about this many at a time,
+/// and their cache lines are still in the nearest cache when their turn comes.
 const AHEAD: usize = 16;
 
-/// No row of a lane.
+/// Marks a lane without rows.
 const NO_ROW: u32 = u32::MAX;
 
-/// What was done.
+/// Result of the direct try.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
-    /// Rows that proved themselves, or were accepted unproven.
+    /// Rows with a matching checksum, or accepted without validation.
     pub(super) accepted: u64,
-    /// Rows that did not prove themselves.
+    /// Rows with a checksum that did not match.
     pub(super) rejected: u64,
 }
 
@@ -44,7 +44,7 @@ struct Places<'a> {
     lanes: &'a Lanes,
     table: &'a TableState,
     bytes: usize,
-    /// Memory of the lane that was asked for last: neighbours are mostly of one lane.
+    /// Memory of the lane used last: neighbours are mostly on one lane.
     at_hand: Option<(usize, Mapped<'a>)>,
 }
 
@@ -68,15 +68,16 @@ impl<'a> Places<'a> {
         })
     }
 
-    /// Whether a copy is of the row that the hint meant: its slot was not given to another key.
+    /// Whether a copy is of the row that the cached location meant: its slot was not given to another
+    /// key.
     #[inline]
     const fn is_meant(&self, place: &Place<'_>, ver: RowVersion) -> bool {
         !place.loc.is_some() || ver.generation() == place.loc.generation()
     }
 }
 
-/// Tries all of `keys`; numbers of the rows that are not done are added to `todo`. `last` is memory
-/// for the last row of each lane.
+/// Tries all of `keys`; adds the numbers of the rows that fail to `todo`. `last` is memory for the last
+/// row of each lane.
 #[inline]
 pub(super) fn pull(
     lanes: &Lanes,
@@ -97,14 +98,15 @@ pub(super) fn pull(
     };
     let mut tried = Tried::default();
     match places.of(*key) {
-        // One row alone is its own witness: proved in one pass it costs less than read twice.
+        // A single row is its own sentinel: validated in one pass it costs less than read twice.
         Some(place) => try_row(&places, &place, (0, *key), out, true, (todo, &mut tried)),
         None => todo.push(0),
     }
     tried
 }
 
-/// [`pull`] of other than one row: apart, so that one row does not pay for the room of a group.
+/// [`pull`] of any number of rows but one. A separate function, so that one row does not pay for the
+/// memory of a group.
 #[inline(never)]
 fn pull_many(
     mut places: Places<'_>,
@@ -127,8 +129,8 @@ fn pull_many(
             *place = places.of(*key);
         }
         let rows = || keys_of_group.iter().zip(&group);
-        // Nothing but these in a row: each may have to wait for an address translation, and the core
-        // waits for several only if they are close behind each other.
+        // Only prefetches in this loop: each may wait for an address translation, and the core overlaps
+        // several waits only if they follow closely.
         rows()
             .filter_map(|(_, place)| place.as_ref())
             .for_each(|place| place.row.prefetch());
@@ -155,7 +157,7 @@ fn pull_many(
     tried
 }
 
-/// Asks for the hints of the group of keys that begins with number `first`.
+/// Prefetches the cached locations of the group of keys that begins with number `first`.
 #[inline]
 fn ask_for_hints(table: &TableState, keys: &[u64], first: usize) {
     for key in keys.iter().skip(first).take(AHEAD) {
@@ -187,9 +189,9 @@ fn try_row(
     }
 }
 
-/// Whether of each lane its `last` row, read behind a fence, proves itself: then the table was still
-/// there when the others were read, which do not tell by themselves that their memory was given to
-/// another table.
+/// Whether the `last` row of each lane, read behind a fence, has a matching checksum. Then the table
+/// still existed when the other rows were read. Those do not show by themselves that their memory was
+/// given to another table.
 fn witnesses_hold(
     places: &mut Places<'_>,
     keys: &[u64],

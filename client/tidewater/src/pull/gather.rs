@@ -1,4 +1,4 @@
-//! Requests that an applier answers: locations of keys, rows and ranges copied together.
+//! Requests that an applier answers: locations of keys, and copies of rows and ranges.
 
 use tidewater_lanes::num::{self, count};
 use tidewater_protocol::layout::frame::{FrameFlags, FrameHeader, FrameKind, PARTITION_ANY};
@@ -12,10 +12,10 @@ use crate::error::{ClientError, rejected};
 use crate::lanes::{Interrupt, Lanes};
 use crate::table::state::TableState;
 
-/// Payload bytes of a reply.
+/// Most payload bytes of a reply.
 pub(crate) const REPLY_BYTES_MAX: usize = REPLY_SLOT_BYTES - REPLY_HEADER_BYTES;
 
-/// A request without its payload.
+/// Makes the header of a request, without payload.
 pub(crate) fn request(
     table: &TableState,
     kind: FrameKind,
@@ -41,8 +41,8 @@ pub(crate) fn request(
 }
 
 impl Lanes {
-    /// Asks the applier of a lane and waits for its reply; the payload is in `out`. Asks again
-    /// when the lane was replaced meanwhile: requests may be repeated.
+    /// Sends a request to the applier of a lane and waits for its reply; the payload is in `out`.
+    /// Repeats the request if the lane was replaced meanwhile: requests are idempotent.
     pub(crate) fn exchange(
         &mut self,
         lane: usize,
@@ -66,7 +66,7 @@ impl Lanes {
             replies.asked(tag, seq);
             let replaced = replies.replaced();
             if let Err(e) = self.send(lane, deadline) {
-                // The frame is built: it goes out when the lane is back, and is answered.
+                // The frame is built: it is sent when the lane is recovered, and answered.
                 self.get(lane).replies.abandon(tag);
                 return Err(e);
             }
@@ -75,7 +75,7 @@ impl Lanes {
                 let (session, mailbox) = (l.session, l.lane().mailbox().clone());
                 let found = l.replies.take(&mailbox, session, tag, out);
                 if found.is_none() && l.replies.replaced() != replaced {
-                    // The reply may have gone down with the old lane.
+                    // The reply may be lost with the old lane.
                     return Ok(Some(None));
                 }
                 Ok::<_, Interrupt>(found.map(Some))
@@ -107,13 +107,13 @@ impl Lanes {
         }
     }
 
-    /// Keys of a request of which each is answered with `bytes`.
+    /// Keys of one request if each is answered with `bytes`.
     fn keys_per_request(&mut self, lane: usize, bytes: usize) -> usize {
         let room = self.get(lane).ring.payload_bytes_max() / 8;
         (REPLY_BYTES_MAX / bytes).min(room).min(FRAME_ROWS_MAX)
     }
 
-    /// Asks where keys are; `create` makes rows for unknown ones. Locations in the keys' order.
+    /// Resolves the locations of keys, in the keys' order; `create` makes rows for unknown ones.
     pub(crate) fn resolve(
         &mut self,
         lane: usize,
@@ -141,7 +141,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Has rows copied together; `place` gets each row's number in `keys` and its bytes.
+    /// Has rows copied into replies; `place` receives each row's number in `keys` and its bytes.
     pub(crate) fn gather_rows(
         &mut self,
         lane: usize,
@@ -176,7 +176,7 @@ impl Lanes {
         Ok(())
     }
 
-    /// Has a range of a table by ranges copied; it must lie in one partition.
+    /// Has a range of a range table copied; it must lie in one partition.
     pub(crate) fn gather_range(
         &mut self,
         lane: usize,
@@ -190,7 +190,7 @@ impl Lanes {
         let mut at = first;
         let mut rest = out;
         while !rest.is_empty() {
-            // Whole blocks: each is then of one version.
+            // Complete blocks: each is then of one version.
             let per_block = table
                 .blocks()
                 .map_or(1, |(layout, _)| layout.block_elements());

@@ -1,4 +1,4 @@
-//! Pulls: one-sided reads that prove themselves, and what to do when they do not.
+//! Pulls: self-validating one-sided reads, their repetition, and the fallback to the server.
 
 #![deny(clippy::cast_possible_truncation)]
 
@@ -21,13 +21,13 @@ pub(crate) use blocks::{BlockScratch, pull as pull_blocks};
 pub(crate) use gather::request;
 pub(crate) use rows::{RowScratch, pull as pull_rows, read_ops};
 
-/// When a pull gives up. The clock is read when the first wait begins, not before: most pulls from
-/// memory that is mapped never wait.
+/// Time limit of a pull. The clock is read when the first wait begins, not before: most pulls from
+/// mapped memory never wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Timeout {
-    /// So long after its first wait begins.
+    /// This long after its first wait begins.
     In(Duration),
-    /// Then.
+    /// At this point in time.
     At(Deadline),
 }
 
@@ -41,42 +41,41 @@ impl Timeout {
     }
 }
 
-/// How a pull reads.
+/// Reading method of a pull, and its guarantee.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PullMode {
-    /// Every row or block is one committed version: read one-sidedly, verified, read again when it
-    /// was being written, and gathered by the server after a bounded number of tries.
+    /// Every row or block is one committed version. It is read one-sidedly and verified, read again if
+    /// it was being written, and gathered by the server after a bounded number of tries.
     #[default]
     Consistent,
-    /// Whatever is there: rows may mix two versions. Only that the slot still holds the same
-    /// generation is checked, and by one row or version word of each server that the table is
-    /// still there.
+    /// Rows are read without validation and may mix two versions. Only the generation of the slot is
+    /// checked and, by one row or version word of each server, that the table still exists.
     Hogwild,
-    /// The whole range as of one tick (tables made with `snapshot`; of these the two modes above are
-    /// this one too).
+    /// The whole range as of one tick (tables made with `snapshot`; for these the two modes above do
+    /// the same).
     Snapshot,
-    /// The server copies the rows together.
+    /// The server copies the rows into a reply.
     Gather,
 }
 
-/// What a pull of a key without a row does.
+/// Action of a pull on a key without a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Missing {
-    /// Creates the row with its first values (training).
+    /// Creates the row with its initial values (training).
     #[default]
     Create,
-    /// Answers the first values and stores nothing (evaluation).
+    /// Returns the initial values and stores nothing (evaluation).
     Initial,
 }
 
-/// Options of a pull.
+/// Options of a pull: mode, unknown keys, time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullOptions {
-    /// How to read.
+    /// Reading method and guarantee.
     pub mode: PullMode,
-    /// What to do with unknown keys.
+    /// Action on unknown keys.
     pub missing: Missing,
-    /// Longest time that it may wait.
+    /// Longest time that the pull may wait.
     pub timeout: Duration,
 }
 
@@ -91,14 +90,14 @@ impl Default for PullOptions {
 }
 
 impl PullOptions {
-    /// With another mode.
+    /// Sets the reading method.
     #[must_use]
     pub const fn mode(mut self, mode: PullMode) -> Self {
         self.mode = mode;
         self
     }
 
-    /// With another treatment of unknown keys.
+    /// Sets the action on unknown keys.
     #[must_use]
     pub const fn missing(mut self, missing: Missing) -> Self {
         self.missing = missing;

@@ -13,7 +13,7 @@ use crate::error::ClientError;
 use crate::lanes::{Interrupt, Lanes};
 use crate::table::state::{RowSource, TableState};
 
-/// Memory of a pull, kept between calls so that none allocates once warm.
+/// Memory of a pull, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     heads: Vec<u8>,
@@ -65,13 +65,13 @@ impl LaneReads {
 }
 
 impl RowScratch {
-    /// Room for a list of reads.
+    /// Memory for a list of reads.
     pub(super) const fn ops(&mut self) -> &mut Vec<ReadOp> {
         &mut self.ops
     }
 }
 
-/// Hints that are asked for ahead of the one that is looked at.
+/// Distance, in keys, by which cached locations are prefetched.
 pub(super) const HINTS_AHEAD: usize = 16;
 
 /// One pull in progress.
@@ -157,7 +157,7 @@ fn pull_todo(
     pull.gather(&mut scratch.keys, &scratch.todo)
 }
 
-/// Lets the writer finish: longer with each try, up to about a microsecond.
+/// Lets the writer finish: the pause doubles with each try, up to about a microsecond.
 fn pause(attempt: u32) {
     for _ in 0..(16u32 << attempt.min(6)) {
         tidewater_runtime::sync::spin_hint();
@@ -180,8 +180,8 @@ impl RowPull<'_> {
             })
     }
 
-    /// Finds where every row of `todo` is; rows that are answered without reading (first values of
-    /// unknown keys) are done here and drop out of `reads`.
+    /// Finds the location of every row of `todo`. Rows that are answered without a read (initial values
+    /// of unknown keys) are completed here and drop out of `reads`.
     fn locate(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.reads.resize_with(self.lanes.len(), LaneReads::default);
         for reads in &mut s.reads {
@@ -195,7 +195,7 @@ impl RowPull<'_> {
                 self.table.prefetch(self.key(later));
             }
             let key = self.key(row);
-            // A hint that failed twice is not a row being written: ask.
+            // A cached location that failed twice is stale, not a row being written: resolve it.
             if attempt >= 2 && self.table.is_sparse() {
                 self.table.hints.forget(key);
             }
@@ -212,7 +212,7 @@ impl RowPull<'_> {
         }
     }
 
-    /// Rows that no hint places, or of an extent that is not known.
+    /// Handles rows without a cached location, or of an unknown extent.
     #[cold]
     fn locate_missing(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
         let row_bytes = self.table.row.payload_bytes;
@@ -246,7 +246,7 @@ impl RowPull<'_> {
         }
     }
 
-    /// Asks for locations lane by lane.
+    /// Resolves locations lane by lane.
     #[cold]
     fn resolve(&mut self, s: &mut RowScratch) -> Result<(), ClientError> {
         let create = self.options.missing == Missing::Create;
@@ -295,7 +295,7 @@ impl RowPull<'_> {
         Ok(())
     }
 
-    /// The place of a row; reads the extent table when its extent is new.
+    /// The source of a row; reads the extent table if its extent is new.
     fn source(
         &mut self,
         lines: &mut Vec<u8>,
@@ -323,13 +323,13 @@ impl RowPull<'_> {
                 return Ok(source);
             }
         }
-        // Of a released table nothing proves itself any more: then the server refuses.
+        // No entry of a released table validates any more: then the server refuses.
         self.gather_lane(lane, &mut Vec::new(), &[row])?;
         Err(nonsense())
     }
 
-    /// Reads what `reads` says, lane by lane, and verifies it; rows that did not prove themselves
-    /// are in `again`.
+    /// Performs the reads of `reads`, lane by lane, and validates the rows; those that fail are in
+    /// `again`.
     fn read(&mut self, s: &mut RowScratch, attempt: u32) -> Result<(), ClientError> {
         s.again.clear();
         let row_bytes = self.table.row.payload_bytes;
@@ -359,8 +359,8 @@ impl RowPull<'_> {
         Ok(())
     }
 
-    /// Whether the last row that was read from a lane proves itself: then the table was still
-    /// there when the others were read. Unverified rows do not tell by themselves that their
+    /// Whether the last row that was read from a lane has a matching checksum. Then the table still
+    /// existed when the other rows were read. Unvalidated rows do not show by themselves that their
     /// memory was given to another table.
     fn witness_holds(&self, reads: &LaneReads, heads: &[u8]) -> bool {
         let Some(op) = reads.ops.last() else {
@@ -382,7 +382,7 @@ impl RowPull<'_> {
         }
     }
 
-    /// Whether what came of a row is good.
+    /// Judges a row that was read, counts the verdict, and returns whether the row is accepted.
     #[inline]
     fn accept(&mut self, row: &RowRead, heads: &[u8], row_bytes: usize) -> bool {
         let hogwild = self.options.mode == PullMode::Hogwild;
@@ -402,7 +402,7 @@ impl RowPull<'_> {
         verdict == Verdict::Proven
     }
 
-    /// Of a row whose head and payload landed apart.
+    /// Judges a row with head and payload placed apart.
     fn judge_landed(&self, row: &RowRead, heads: &[u8], row_bytes: usize) -> Verdict {
         let at = row.row as usize;
         let (Some(head), Some(payload)) = (
@@ -455,8 +455,8 @@ impl RowPull<'_> {
     }
 }
 
-/// Moves one of the reads behind the others, where a fence holds it: another one with each try,
-/// since the row of the last may be a hot one.
+/// Moves one of the reads behind the others, where a fence holds it. Each try moves another one, since
+/// the last row may be a hot one.
 fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
     let last = ops.len() - 1;
     ops.swap(last - attempt as usize % ops.len(), last);
@@ -465,7 +465,7 @@ fn put_witness_last(ops: &mut [ReadOp], attempt: u32) {
     }
 }
 
-/// Reads on a lane, mending it as often as needed until the deadline.
+/// Reads on a lane; recovers it as often as needed until the deadline.
 pub(crate) fn read_ops(
     lanes: &mut Lanes,
     lane: usize,
@@ -480,7 +480,7 @@ pub(crate) fn read_ops(
     })
 }
 
-/// As [`read_ops`], offering what comes to `taker`.
+/// Like [`read_ops`], but offers arriving data to `taker`.
 fn read_unpack(
     lanes: &mut Lanes,
     lane: usize,
@@ -502,7 +502,7 @@ fn mending(
     mut read: impl FnMut(&mut dyn ClientLane) -> Result<(), LaneError>,
 ) -> Result<(), ClientError> {
     loop {
-        // An earlier call may have given the lane up at its deadline; that is not this one's.
+        // An earlier call may have given the lane up at its deadline, which is not this one's.
         if lanes.is_broken(lane) {
             lanes.mend(lane, deadline)?;
         }
@@ -517,7 +517,8 @@ fn mending(
                 }
                 return Err(lanes.late_read(lane));
             }
-            // A refused read would be refused again: the table was released, or we are wrong.
+            // A refused read would be refused again: the table was released, or this client is in
+            // error.
             Err(e @ LaneError::Access { .. }) => {
                 lanes.failed(lane, e.clone());
                 return Err(e.into());

@@ -1,11 +1,11 @@
-//! Rows that are read from a lane, and what became of each.
+//! Rows that are read from a lane, and the verdict on each.
 
 use tidewater_lanes::fabric::{RemoteAddr, Unpack};
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowCopy, RowLocation, RowVersion, copy_verifying, verify_row,
 };
 
-/// A row that is to be read.
+/// A row to be read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowRead {
     pub(super) key: u64,
@@ -14,14 +14,14 @@ pub(super) struct RowRead {
     pub(super) loc: RowLocation,
     /// Number in the caller's order.
     pub(super) row: u32,
-    /// Of what a lane handed over; it is in the caller's memory then.
+    /// Verdict on data that a lane unpacked; the row is then in the caller's memory.
     pub(super) taken: Option<Verdict>,
 }
 
-/// What the bytes of a row say.
+/// Result of the validation of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is the row that was meant, whole.
+    /// It is the requested row, complete.
     Proven,
     /// It was being written.
     Torn,
@@ -30,24 +30,24 @@ pub(super) enum Verdict {
 }
 
 impl RowRead {
-    /// Of what landed.
+    /// Judges a row by its checksum.
     pub(super) fn verify(&self, head: &[u8; ROW_HEADER_BYTES], payload: &[u8]) -> Verdict {
         let proven = verify_row(self.salt, self.key, head, payload).is_some();
         let ver = RowVersion::of_head(head);
         self.judge(RowCopy { ver, proven })
     }
 
-    /// Of what landed, without a proof of its payload.
+    /// Judges a row without a checksum of its payload.
     pub(super) fn judge_unproven(&self, head: &[u8; ROW_HEADER_BYTES]) -> Verdict {
         let ver = RowVersion::of_head(head);
         let proven = ver.is_valid();
         self.judge(RowCopy { ver, proven })
     }
 
-    /// Of a copy.
+    /// Judges a copy of a row.
     #[inline]
     pub(super) const fn judge(&self, copy: RowCopy) -> Verdict {
-        // Rows of dense tables have no location, and keep their place.
+        // Rows of dense tables have no location and never move.
         if self.loc.is_some() && copy.ver.generation() != self.loc.generation() {
             Verdict::Stale
         } else if copy.proven {
@@ -58,11 +58,11 @@ impl RowRead {
     }
 }
 
-/// Proves rows as they come, and puts their payload where it belongs, in one pass.
+/// Validates rows as they arrive and places their payload, in one pass.
 pub(super) struct RowValidator<'a> {
-    /// In the order in which they are read.
+    /// Rows in the order in which they are read.
     pub(super) rows: &'a mut [RowRead],
-    /// Bytes of a payload.
+    /// Bytes of a row's payload.
     pub(super) row_bytes: usize,
 }
 

@@ -1,21 +1,21 @@
-//! Duplicate keys of one push: sums and gradients are added, of assigns the last wins.
+//! Combines duplicate keys of one push: sums and gradients are added, and the last assign wins.
 
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_protocol::table::{DType, PushOp};
 
-/// Scratch memory, kept between calls so that none allocates once warm.
+/// Scratch memory, kept between calls so that a warm one allocates nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Combiner {
     order: Vec<(u64, u32)>,
-    /// Distinct keys, ascending.
+    /// Distinct keys of the push, ascending.
     pub(crate) keys: Vec<u64>,
-    /// Their values.
+    /// Combined values of the keys.
     pub(crate) values: Vec<u8>,
 }
 
 impl Combiner {
-    /// Combines `keys` with rows of `row_bytes`; the result is in `keys` and `values`. Rows of one
-    /// key are added in the caller's order.
+    /// Combines `keys` with rows of `row_bytes`; the result is in `keys` and `values`. Rows of one key
+    /// are added in the caller's order.
     pub(crate) fn combine(
         &mut self,
         dtype: DType,
@@ -48,8 +48,8 @@ impl Combiner {
     }
 }
 
-/// `acc += row`; integers wrap. Counted, because whether a zip is inlined here changes
-/// with what else is compiled.
+/// Computes `acc += row`; integers wrap. A counted loop, because whether a zip is inlined here depends
+/// on what else is compiled.
 fn add(dtype: DType, acc: &mut [u8], row: &[u8]) {
     macro_rules! each {
         ($t:ty, $add:expr) => {{

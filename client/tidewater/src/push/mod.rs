@@ -1,4 +1,4 @@
-//! Pushes: frames written into inbox rings, tickets that say when they are applied.
+//! Pushes: frames written into rings, and tickets that report when they are applied.
 
 #![deny(clippy::cast_possible_truncation)]
 

@@ -1,11 +1,11 @@
-//! Frames of one lane that the server refused, for whoever asks later.
+//! Refused frames of one lane, kept for later queries.
 //!
-//! Reasons are kept of the newest; of older ones that they were refused. Nothing of this grows, and
-//! no refused frame ever looks as if it had been applied: what cannot be told apart any more is told
-//! as unknown.
+//! The reasons of the newest are kept; of older ones, only that they were refused. Memory is bounded,
+//! and no refused frame ever looks applied: where frames can no longer be distinguished, the result is
+//! unknown.
 //!
-//! A refusal is *claimed* when a ticket of its frame has been asked for, or when a completion call
-//! (flush, tick, barrier, finish) has returned it. `Rejects::unclaimed` finds the others.
+//! A refusal is *claimed* when a call has asked for a ticket of its frame. It is also claimed when a
+//! completion call (flush, tick, barrier, finish) has returned it. `Rejects::unclaimed` finds the others.
 
 use std::collections::VecDeque;
 
@@ -15,13 +15,13 @@ use tidewater_protocol::limits::{REJECT_RUNS_MAX, REJECTS_KEPT_MAX};
 /// Why frames of a ticket do not count as applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// The first that was refused.
+    /// The first frame that was refused.
     With(Reject),
-    /// Frames `first..=last` of the lane, or some of them.
+    /// All of frames `first..=last` of the lane, or some of them, were refused.
     Forgotten {
         first: u64,
         last: u64,
-        /// Whether one of the ticket's is among the refused ones; else that is not known.
+        /// Whether one of the ticket's frames is certain to be refused; else that is unknown.
         certain: bool,
     },
 }
@@ -29,11 +29,11 @@ pub(crate) enum Refused {
 /// Number of the push call that built a frame, from 1 in the order of the calls.
 pub(crate) type PushCall = u64;
 
-/// The call number of frames that are no push: a CLOCK is checked by the tick that sent it, the
-/// refusal of a request is in its reply. Their refusals need no claim.
+/// The call number of frames that are no push. A CLOCK is checked by the tick that sent it; the refusal
+/// of a request is in its reply. Their refusals need no claim.
 pub(crate) const NO_PUSH: PushCall = 0;
 
-/// A refused frame and whether its refusal was claimed.
+/// A refused frame, and whether its refusal was claimed.
 #[derive(Debug)]
 struct Kept {
     reject: Reject,
@@ -47,25 +47,25 @@ struct Run {
     first: u64,
     last: u64,
     all: bool,
-    /// The first call of a refusal in it that was not claimed when its reason was forgotten.
+    /// The first call with a refusal in this run that was not claimed when its reason was forgotten.
     unclaimed: Option<PushCall>,
 }
 
-/// The refused frames of one lane. Sequence numbers ascend in both lists, and those of `runs` are
-/// below those of `kept`.
+/// The refused frames of one lane. Sequence numbers ascend in both lists, and those of `runs` are below
+/// those of `kept`.
 #[derive(Debug, Default)]
 pub(crate) struct Rejects {
     kept: VecDeque<Kept>,
     runs: VecDeque<Run>,
-    /// Frames of which the server refused some and did not say which: it talks nonsense.
+    /// Frames of which the server refused some without naming them: a protocol error.
     unknown: Option<Run>,
-    /// Entries of `kept`, `runs` and `unknown` that are not claimed.
+    /// Number of entries in `kept`, `runs` and `unknown` that are not claimed.
     open: usize,
 }
 
 impl Rejects {
-    /// Takes in the newest, a frame of push `call`. True if this drops the reason of one that nobody
-    /// has asked for.
+    /// Adds the newest refusal, of a frame of push `call`. Returns whether this drops the reason of an
+    /// unclaimed one.
     pub(crate) fn add(&mut self, reject: Reject, call: PushCall) -> bool {
         let claimed = call == NO_PUSH;
         self.open += usize::from(!claimed);
@@ -115,7 +115,7 @@ impl Rejects {
         }
     }
 
-    /// Of frames `first..=last` some were refused, nobody knows which. `call` is the newest push.
+    /// Records that some unknown frames of `first..=last` were refused. `call` is the newest push.
     pub(crate) fn lose(&mut self, first: u64, last: u64, call: PushCall) {
         let known = self.unknown.get_or_insert(Run {
             first,
@@ -128,8 +128,8 @@ impl Rejects {
         known.unclaimed.get_or_insert(call);
     }
 
-    /// What is known of refused frames among `first..=last`, which are claimed by this. The same every
-    /// time, but that reasons are forgotten.
+    /// Returns what is known of refused frames among `first..=last`, and claims them. Repeated calls
+    /// return the same, except for reasons forgotten meanwhile.
     pub(crate) fn among(&mut self, first: u64, last: u64) -> Option<Refused> {
         let from = self.kept.partition_point(|kept| kept.reject.seq < first);
         let mut found = None;
@@ -142,7 +142,7 @@ impl Rejects {
         let runs = self.runs.range_mut(at..).chain(&mut self.unknown);
         let overlaps = |run: &&mut Run| run.first <= last && run.last >= first;
         for run in runs.filter(overlaps) {
-            // A run that holds frames of other tickets too stays open.
+            // A run that also holds frames of other tickets stays open.
             if first <= run.first && run.last <= last {
                 self.open -= usize::from(run.unclaimed.take().is_some());
             }
@@ -169,7 +169,7 @@ impl Rejects {
         runs.chain(kept).min_by_key(|&(call, _)| call)
     }
 
-    /// Claims every refusal of push `call`, and the runs whose first unclaimed refusal is of it.
+    /// Claims every refusal of push `call`, and the runs with their first unclaimed refusal in it.
     pub(crate) fn claim(&mut self, call: PushCall) {
         for kept in self.kept.iter_mut().filter(|kept| kept.call == call) {
             self.open -= usize::from(!std::mem::replace(&mut kept.claimed, true));
@@ -273,7 +273,7 @@ mod tests {
         }
         rejects.claim(7);
         assert_eq!(rejects.unclaimed(), Some((8, Refused::With(reject(8)))));
-        // Its ticket is asked for.
+        // A call asks for its ticket.
         assert!(rejects.among(8, 8).is_some());
         assert_eq!(rejects.unclaimed(), Some((9, Refused::With(reject(6)))));
         rejects.claim(9);
@@ -313,7 +313,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against all that was ever refused.
+        /// Compares with the set of all frames that were ever refused.
         #[test]
         fn no_refused_frame_looks_applied(
             gaps in prop::collection::vec(1u64..4, 1..6_000),

@@ -1,8 +1,8 @@
 //! The client's half of one ring: staging, credits, sequence numbers.
 //!
-//! Frames are built in a staging ring with the offsets of the real one and written from there.
-//! Staging is kept until the server has applied a frame, so that a broken lane can be re-written:
-//! same offsets, same sequence numbers.
+//! Frames are built in a staging ring with the offsets of the real one and written from there. A frame
+//! stays in staging until the server has applied it, so that a broken lane can be re-written: same
+//! offsets, same sequence numbers.
 
 use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, RemoteAddr};
 use tidewater_lanes::num::{count, size};
@@ -16,22 +16,22 @@ use tidewater_protocol::layout::session::{INBOX_RING_AT, INBOX_TAIL_AT};
 use tidewater_protocol::layout::{LINE_BYTES, line_bytes};
 use tidewater_protocol::limits::FRAMES_IN_FLIGHT_MAX;
 
-/// A ring as its client keeps it.
+/// The client's state of a ring.
 #[derive(Debug)]
 pub(crate) struct PushRing {
     session: SessionId,
     ring: RingGeometry,
     staging: Vec<u8>,
     check_frames: bool,
-    /// Monotonic end of what was built.
+    /// Monotonic end of the built frames.
     tail: u64,
-    /// Monotonic end of what was written to the lane.
+    /// Monotonic end of the frames that were written to the lane.
     written: u64,
     /// Tail that the lane was last signalled with.
     signalled: u64,
-    /// Where its pushes are counted, if they are.
+    /// Address of the push counter, if pushes are counted.
     counter: Option<RemoteAddr>,
-    /// Push frames that were built and not counted.
+    /// Number of push frames that were built and not counted.
     uncounted: u64,
     next_seq: u64,
     state: StateLine,
@@ -64,18 +64,18 @@ impl PushRing {
         size(self.ring.frame_bytes_max()) - FRAME_HEADER_BYTES
     }
 
-    /// Where this client counts its pushes, if clients do.
+    /// Address of this client's push counter, if clients count.
     pub(crate) const fn counter(&self) -> Option<RemoteAddr> {
         self.counter
     }
 
-    /// What the server said last.
+    /// The last accepted status of the server.
     pub(crate) const fn state(&self) -> &StateLine {
         &self.state
     }
 
-    /// Whether what the server says now is news, and possible. A state that goes back, is beyond what
-    /// was sent or inside a line is nonsense: the deadline will tell.
+    /// Whether a status of the server is new, and possible. A status that goes back, is beyond the sent
+    /// frames or inside a cache line is invalid: the deadline reports it.
     pub(crate) fn is_news(&self, state: &StateLine) -> bool {
         let old = &self.state;
         let on = state.applied_seq >= old.applied_seq
@@ -88,7 +88,7 @@ impl PushRing {
         state != old && on && sent
     }
 
-    /// Takes in what the server says now; false if that is not news, or cannot be.
+    /// Accepts a status of the server; false if it is not new, or impossible.
     pub(crate) fn learn(&mut self, state: StateLine) -> bool {
         let news = self.is_news(&state);
         if news {
@@ -107,8 +107,8 @@ impl PushRing {
                 .is_some()
     }
 
-    /// Builds a frame in staging; `fill` writes all of its payload, which holds old bytes when it
-    /// comes. Returns its sequence number, or `None` without room.
+    /// Builds a frame in staging; `fill` writes all of its payload, which holds old bytes before.
+    /// Returns its sequence number, or `None` without room.
     pub(crate) fn build(
         &mut self,
         mut header: FrameHeader,
@@ -167,12 +167,12 @@ impl PushRing {
         self.tail += self.ring.to_wrap(self.tail);
     }
 
-    /// Bytes that were built and that the applier has not been told of.
+    /// Bytes that were built and not signalled to the applier.
     pub(crate) const fn unsent(&self) -> u64 {
         self.tail - self.signalled
     }
 
-    /// Writes what was built and tells the applier.
+    /// Writes built frames and signals the applier.
     pub(crate) fn send(&mut self, lane: &mut dyn ClientLane) -> Result<(), LaneError> {
         self.write_frames(lane)?;
         if self.signalled != self.tail {
@@ -209,7 +209,8 @@ impl PushRing {
             addr: INBOX_TAIL_AT as u64,
         };
         match (self.counter, std::mem::take(&mut self.uncounted)) {
-            // What breaks the lane now may have counted them. Not again: none counts twice.
+            // A failure of the lane now may come after the count. It is not repeated: no frame counts
+            // twice.
             (Some(counter), add @ 1..) => lane.write_signal_count(to, &cell, counter, add)?,
             _ => lane.write_signal(to, &cell)?,
         }
@@ -217,14 +218,14 @@ impl PushRing {
         Ok(())
     }
 
-    /// After recovery: the server has consumed `head_bytes`; everything behind it is written
+    /// Re-sends after a recovery: the server has consumed `head_bytes`. Everything behind it is written
     /// again, at the same offsets.
     pub(crate) fn resend(
         &mut self,
         head_bytes: u64,
         lane: &mut dyn ClientLane,
     ) -> Result<(), LaneError> {
-        // Whole lines, whatever a server tells.
+        // Complete cache lines, whatever a server reports.
         let head = head_bytes - head_bytes % LINE_BYTES as u64;
         self.written = head.clamp(self.state.head_bytes, self.tail);
         self.write_frames(lane)?;
@@ -236,12 +237,12 @@ impl PushRing {
         self.state.applied_seq + 1 >= self.next_seq
     }
 
-    /// Whether posted frames are unanswered: no state counts them yet.
+    /// Whether posted frames are unanswered: no status counts them yet.
     pub(crate) const fn is_unanswered(&self) -> bool {
         self.state.head_bytes < self.signalled
     }
 
-    /// How far it is, for messages.
+    /// Describes the progress, for messages.
     pub(crate) fn describe(&self) -> String {
         format!("{} of {} frames", self.state.applied_seq, self.next_seq - 1)
     }

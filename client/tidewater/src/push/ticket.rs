@@ -1,4 +1,4 @@
-//! What a push returns.
+//! Tickets: the results of pushes.
 
 use tidewater_lanes::num::count;
 use tidewater_protocol::ids::TableId;
@@ -15,14 +15,14 @@ pub(crate) struct LaneSeqs {
 
 const INLINE: usize = 4;
 
-/// Where a push went. Dropping it is allowed: the push goes on, and if it is refused the next
-/// [`flush`](crate::Client::flush), tick, barrier or finish fails. A ticket frees nothing and owns no memory
-/// of the push.
+/// Names the frames of a push. Dropping it is allowed and does not stop the push. If the push is
+/// refused, the next [`flush`](crate::Client::flush), tick, barrier or finish fails. A ticket frees
+/// nothing and owns no memory of the push.
 #[derive(Debug, Clone, Default)]
 #[must_use = "without waiting for it, that a push was refused is known at the next flush or tick"]
 pub struct Ticket {
-    /// Number of the client that pushed, 0 for a ticket of nothing; in the upper half that of another
-    /// one whose ticket was merged into it.
+    /// Number of the client that pushed, 0 for an empty ticket. The upper half is that of another
+    /// client with a merged ticket.
     owner: u64,
     table: u32,
     inline: [LaneSeqs; INLINE],
@@ -38,7 +38,7 @@ impl Ticket {
         }
     }
 
-    /// Of a push to a table by a client.
+    /// Makes the ticket of a push to a table by a client.
     pub(crate) fn of(client: ClientNumber, table: TableId) -> Self {
         Self {
             owner: client.0.into(),
@@ -46,13 +46,13 @@ impl Ticket {
         }
     }
 
-    /// Whether a client may wait for it: all of it is its own, or there is nothing.
+    /// Whether a client may wait for it: all of it is its own, or it is empty.
     #[inline]
     pub(crate) fn is_of(&self, client: ClientNumber) -> bool {
         self.owner == u64::from(client.0) || self.owner == 0
     }
 
-    /// The clients that pushed, for an error.
+    /// Names the clients that pushed, for an error.
     pub(crate) fn owners(&self) -> String {
         let (first, other) = (self.owner & u64::from(u32::MAX), self.owner >> 32);
         match other {
@@ -61,12 +61,12 @@ impl Ticket {
         }
     }
 
-    /// Number of the table.
+    /// Number of the table in the cluster.
     pub const fn table(&self) -> u32 {
         self.table
     }
 
-    /// Adds a frame: to the run that it follows on its lane, if there is one.
+    /// Adds a frame; extends the run that it follows on its lane, if there is one.
     pub(crate) fn add(&mut self, lane: usize, seq: u64) {
         self.add_run(LaneSeqs {
             lane: count(lane),
@@ -95,9 +95,9 @@ impl Ticket {
         self.inline[..self.len].iter().chain(&self.more).copied()
     }
 
-    /// Takes another ticket's frames in: waiting for this one then waits for both, and for nothing
-    /// else that was pushed in between. Tickets of two clients are no client's when they are merged: to
-    /// wait for them is an error.
+    /// Adds another ticket's frames. Waiting for this one then waits for both, and for nothing else
+    /// that was pushed in between. A merged ticket of two clients belongs to none: waiting for it is an
+    /// error.
     pub fn merge(&mut self, other: &Self) {
         if self.owner == 0 {
             (self.owner, self.table) = (other.owner, other.table);

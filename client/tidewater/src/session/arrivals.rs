@@ -1,4 +1,4 @@
-//! How much has arrived at the servers, of everybody: what says how stale a pull is.
+//! Counts of frames that arrived at the servers from all clients: the staleness of a pull.
 
 use tidewater_lanes::fabric::{ReadOp, RemoteAddr};
 use tidewater_lanes::num::count;
@@ -10,16 +10,16 @@ use crate::error::ClientError;
 use crate::pull::read_ops;
 
 impl Client {
-    /// Frames of pushes that have arrived at each applier so far, server by server: those of all
-    /// clients of all jobs. What others pushed since a pull is the difference between its sum then and
-    /// now, by which a program that lets workers drift apart may weigh what it pushes.
+    /// Frames of pushes that have arrived at each applier so far, server by server, from all clients of
+    /// all jobs. The difference between the sums at a pull and now is what others pushed since. A
+    /// program that lets workers drift apart may weigh its pushes by it.
     ///
-    /// Advisory. A frame is counted when it is sent, also one that will be refused, and never twice;
-    /// those under way when a lane breaks may be missing for good. Cost: one read of 16 bytes for each
-    /// applier, and nothing of its time (but over tcp, where its loop answers).
+    /// Advisory. A frame is counted once, when it is sent, even if it will be refused. Frames under way
+    /// when a lane breaks may never be counted. Cost: one read of 16 bytes for each applier, which
+    /// takes no applier time (except over tcp, where its loop answers).
     ///
     /// # Errors
-    /// [`ClientError::Argument`] where a server does not have pushes counted; when a server is lost.
+    /// [`ClientError::Argument`] where a server does not count pushes; when a server is lost.
     pub fn arrivals(&mut self) -> Result<Vec<u64>, ClientError> {
         let deadline = self.deadline();
         let mut all = Vec::with_capacity(self.lanes.len());
@@ -53,7 +53,7 @@ impl Client {
     }
 }
 
-/// Where the line is in which a word is counted.
+/// Address of the cache line that holds a counter word.
 const fn line_of(word: RemoteAddr) -> RemoteAddr {
     RemoteAddr {
         key: word.key,

@@ -1,4 +1,4 @@
-//! Pulls, as calls of the client.
+//! Pull calls of the client.
 
 use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
@@ -10,12 +10,12 @@ use crate::pull::{self, PullMode, PullOptions, PullTicket, Timeout};
 use crate::table::{Element, Table};
 
 impl Client {
-    /// Pulls rows by key (sparse) or index (layout `rows`) into `out`, row after row in the order
-    /// of `keys`; keys may be unsorted and may repeat. On an error `out` is unspecified.
+    /// Pulls rows by key (sparse) or index (layout `rows`) into `out`, row after row in the order of
+    /// `keys`. Keys may be unsorted and may repeat. On an error `out` is unspecified.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when `out` is not `keys.len() x dim` elements or an index is past
-    /// the end; deadlines; a server's refusal.
+    /// [`ClientError::Argument`] when `out` is not `keys.len() x dim` elements or an index is past the
+    /// end; deadlines; a server's refusal.
     pub fn pull_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -46,11 +46,11 @@ impl Client {
         )
     }
 
-    /// Starts a pull of rows; [`Client::finish_pull`] waits for it. Several may be under way, on
-    /// one table or many. Rows whose place is not yet known are read when it is finished.
+    /// Starts a pull of rows; [`Client::finish_pull`] waits for it. Several may be under way, on one
+    /// table or many. Rows of unknown location are read when the pull is finished.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a table by ranges, a snapshot, or too many pulls under way.
+    /// [`ClientError::Argument`] for a range table, a snapshot, or too many pulls under way.
     pub fn start_pull_rows<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -80,7 +80,7 @@ impl Client {
     /// Whether [`Client::finish_pull`] would return without waiting for reads under way.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a ticket of another client, or of a table that was released; when a
+    /// [`ClientError::Argument`] for a ticket of another client, or of a released table; when a
     /// server is lost.
     pub fn try_pull(&mut self, ticket: PullTicket) -> Result<bool, ClientError> {
         self.tables.find("try_pull", ticket.named)?;
@@ -91,10 +91,10 @@ impl Client {
     /// Waits for a pull and writes its rows to `out`, in the order of its keys.
     ///
     /// # Errors
-    /// As [`Client::pull_rows`]; [`ClientError::Argument`] also for a ticket of another client and for
-    /// elements of another type than the table's. After a deadline, an interrupt, and
-    /// [`ClientError::Argument`], the pull is still under way: the call may be repeated, with this buffer
-    /// or another one. After any other error it is over.
+    /// As [`Client::pull_rows`]. [`ClientError::Argument`] also for a ticket of another client and for
+    /// an element type other than the table's. After a deadline, an interrupt, and
+    /// [`ClientError::Argument`], the pull is still under way: the call may be repeated, with this
+    /// buffer or another one. After any other error it is over.
     pub fn finish_pull<T: Element>(
         &mut self,
         ticket: PullTicket,
@@ -118,17 +118,17 @@ impl Client {
         )
     }
 
-    /// Gives a pull up; one that was finished or cancelled stays so.
+    /// Cancels a pull. Has no effect on one that is finished or cancelled.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a ticket of another client, or of a table that was released.
+    /// [`ClientError::Argument`] for a ticket of another client, or of a released table.
     pub fn cancel_pull(&mut self, ticket: PullTicket) -> Result<(), ClientError> {
         self.tables.find("cancel_pull", ticket.named)?;
         self.later.cancel(ticket);
         Ok(())
     }
 
-    /// Pulls elements `first ..` of a table by ranges (row-major) into `out`.
+    /// Pulls elements `first ..` of a range table (row-major) into `out`.
     ///
     /// # Errors
     /// [`ClientError::Argument`] when the range is not in the table; deadlines; a server's refusal.
@@ -154,12 +154,12 @@ impl Client {
     }
 }
 
-/// Whether rows have numbers of 32 bits, as the protocol has them.
+/// Whether row numbers of these keys fit the 32 bits of the protocol.
 pub(super) const fn is_countable(keys: &[u64]) -> bool {
     keys.len() < u32::MAX as usize
 }
 
-/// What is wrong with `elements` for rows.
+/// Error text for `elements` that do not fit the rows.
 #[cold]
 pub(super) fn sizes(elements: usize, keys: &[u64], dim: usize) -> String {
     if is_countable(keys) {

@@ -1,4 +1,4 @@
-//! Pushes, as calls of the client.
+//! Push calls of the client.
 
 use tidewater_lanes::num::{count, size};
 use tidewater_protocol::ids::TableId;
@@ -22,16 +22,16 @@ use crate::table::opened::Named;
 use crate::table::state::TableState;
 use crate::table::{Element, Table};
 
-/// Frames of a range go out when they are this many bytes: the applier begins while the next are
-/// built, and is not told of each.
+/// Unsent bytes of a range push at which its frames are sent. The applier begins while the next frames
+/// are built, without a wake-up for each.
 const SEND_BYTES: u64 = 64 << 10;
 
 impl Client {
-    /// Pushes rows. Duplicate keys are combined here: sums and gradients are added, of assigns the
-    /// last wins. Returns when the frames are on their way; the ticket says when they are applied.
+    /// Pushes rows. Duplicate keys are combined first: sums and gradients are added, and the last
+    /// assign wins. Returns when the frames are being sent; the ticket reports when they are applied.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for lengths that do not fit; a deadline when a ring stays full, which
+    /// [`ClientError::Argument`] for lengths that do not fit. A deadline when a ring stays full, which
     /// names the ranks with an earlier turn in the iteration.
     pub fn push_rows<T: Element>(
         &mut self,
@@ -102,11 +102,11 @@ impl Client {
         Ok(ticket)
     }
 
-    /// Pushes elements `first ..` of a table by ranges.
+    /// Pushes elements `first ..` of a range table.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] when the range is not in the table; a deadline when a ring stays
-    /// full, which names the ranks with an earlier turn in the iteration.
+    /// [`ClientError::Argument`] when the range is not in the table. A deadline when a ring stays full,
+    /// which names the ranks with an earlier turn in the iteration.
     pub fn push_dense<T: Element>(
         &mut self,
         table: &Table<T>,
@@ -151,7 +151,7 @@ impl Client {
                 .lane_of_partition(partition)
                 .ok_or_else(|| state.wrong(op_name, format!("partition {partition} is unknown")))?;
             while at < stop {
-                // Frames hold whole blocks where they can: each is written once under its version.
+                // Frames hold complete blocks where they can: each is written once under its version.
                 let room = self.lanes.get(lane).ring.payload_bytes_max() - 8;
                 let blocks = (room / layout.block_bytes).max(1) as u64;
                 let to = ((at / per_block + blocks) * per_block).min(stop);
@@ -180,14 +180,14 @@ impl Client {
         Ok(ticket)
     }
 
-    /// Waits until a push is applied: reads that start afterwards see it (of tables `at_clock`:
-    /// after the tick).
+    /// Waits until a push is applied: reads that start afterwards see it (of tables `at_clock`: after
+    /// the tick).
     ///
     /// # Errors
     /// [`ClientError::Rejected`] when a server refused a frame of it, and
-    /// [`ClientError::RejectForgotten`] when that was too long ago to tell why, each time that it is
-    /// asked for; [`ClientError::Argument`] for a ticket of another client; a deadline, which names the
-    /// ranks with an earlier turn in the iteration.
+    /// [`ClientError::RejectForgotten`] when that reason is no longer kept; both at every call.
+    /// [`ClientError::Argument`] for a ticket of another client. A deadline, which names the ranks with
+    /// an earlier turn in the iteration.
     pub fn wait_applied(&mut self, ticket: &Ticket) -> Result<(), ClientError> {
         let deadline = self.deadline();
         self.wait_applied_until(ticket, deadline)
@@ -196,7 +196,7 @@ impl Client {
     /// [`Client::wait_applied`] with a deadline.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Client::wait_applied`].
     pub fn wait_applied_until(
         &mut self,
         ticket: &Ticket,
@@ -210,10 +210,10 @@ impl Client {
         done.map_err(|refused| self.refused(ticket, refused))
     }
 
-    /// Whether a push is applied. Does not wait.
+    /// Whether a push is applied; does not wait.
     ///
     /// # Errors
-    /// As [`Client::wait_applied`], but for the deadline.
+    /// As [`Client::wait_applied`], except the deadline.
     pub fn try_applied(&mut self, ticket: &Ticket) -> Result<bool, ClientError> {
         self.own("try_applied", ticket)?;
         self.progress()?;
@@ -224,7 +224,7 @@ impl Client {
         }
     }
 
-    /// Adds to a deadline's error the ranks that pushes of a table, or of any table, wait for.
+    /// Adds to a deadline error the ranks that pushes of `table`, or of any table, wait for.
     #[cold]
     pub(super) fn name_turns(&mut self, table: Option<TableId>, e: ClientError) -> ClientError {
         if !matches!(e, ClientError::Deadline { .. }) {
@@ -237,7 +237,7 @@ impl Client {
         })
     }
 
-    /// Refuses a ticket of another client.
+    /// Fails for a ticket of another client.
     #[inline]
     fn own(&self, op: &'static str, ticket: &Ticket) -> Result<(), ClientError> {
         if ticket.is_of(self.tables.client) || on(Mutant::ForeignHandle) {
@@ -263,7 +263,8 @@ impl Client {
         self.refusal(Some(ticket.table()), lane, why)
     }
 
-    /// The error of a refused frame; `table` is its number where the refusal is not kept.
+    /// Makes the error of a refused frame. `table` is the push's table, used where the refusal is not
+    /// kept.
     fn refusal(&self, table: Option<u32>, lane: usize, why: Refused) -> ClientError {
         let table = match why {
             Refused::With(reject) => Some(reject.table),
@@ -290,8 +291,8 @@ impl Client {
         }
     }
 
-    /// Fails with the refusal of the earliest push that no ticket has claimed, which is claimed by
-    /// this: the next such call returns that of the next push, if there is one.
+    /// Claims the earliest refusal that no ticket has claimed and fails with it. The next such call
+    /// returns that of the next push, if there is one.
     pub(super) fn check_refusals(&mut self) -> Result<(), ClientError> {
         match self.lanes.claim_refusal() {
             None => Ok(()),
@@ -319,7 +320,7 @@ fn push_header(
     header
 }
 
-/// Keys, locations and values of a frame's rows.
+/// Fills a frame with the keys, locations and values of its rows.
 fn fill_rows(
     to: &mut [u8],
     parts: RowsPayload,
@@ -328,7 +329,7 @@ fn fill_rows(
     state: &TableState,
 ) {
     let row_bytes = state.row.payload_bytes;
-    // Columns are whole lines; what their items leave of the last one is zero.
+    // Columns are complete cache lines; the unused end of the last line is zeroed.
     let columns = [(0, parts.locs_at), (parts.locs_at, parts.values_at)];
     for (first, end) in columns {
         if let Some(rest) = to.get_mut(first + rows.len() * 8..end) {

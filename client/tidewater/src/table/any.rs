@@ -1,4 +1,4 @@
-//! A table whose element type is known at run time: what bindings and tools hold.
+//! A table with an element type known at run time, for bindings and tools.
 
 use tidewater_protocol::ids::TableId;
 use tidewater_protocol::table::{DType, TableSpec};
@@ -7,7 +7,7 @@ use super::{Element, Table};
 use crate::error::ClientError;
 use crate::session::Client;
 
-/// A table of any element type. Calls that move elements are made by matching on it.
+/// A table of any element type. Match on it for calls that move elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs, reason = "named as the types are")]
 pub enum AnyTable {
@@ -17,7 +17,7 @@ pub enum AnyTable {
     I64(Table<i64>),
 }
 
-/// Does something with a table, whatever its type.
+/// Evaluates an expression with a table of any type.
 macro_rules! each {
     ($any:expr, $table:ident => $do:expr) => {
         match $any {
@@ -30,7 +30,7 @@ macro_rules! each {
 }
 
 impl AnyTable {
-    /// Creates it, or opens the equal one of its name.
+    /// Creates the table, or opens the one of that name if its definition is equal.
     ///
     /// # Errors
     /// As [`Client::create_table`].
@@ -43,7 +43,7 @@ impl AnyTable {
         })
     }
 
-    /// Opens one that exists and holds `dtype`.
+    /// Opens an existing table with element type `dtype`.
     ///
     /// # Errors
     /// As [`Client::open_table`].
@@ -56,7 +56,7 @@ impl AnyTable {
         })
     }
 
-    /// Releases it for everybody.
+    /// Releases the table for all workers.
     ///
     /// # Errors
     /// As [`Client::release_table`].
@@ -64,7 +64,7 @@ impl AnyTable {
         each!(self, table => client.release_table(table))
     }
 
-    /// The type of its elements.
+    /// Type of the table's elements.
     pub const fn dtype(self) -> DType {
         match self {
             Self::F32(_) => DType::F32,
@@ -74,12 +74,12 @@ impl AnyTable {
         }
     }
 
-    /// Its number in the cluster.
+    /// Number of the table in the cluster.
     pub const fn id(self) -> TableId {
         each!(self, table => table.id())
     }
 
-    /// What it is, as its client knows it.
+    /// The table's definition; `None` for a table of another client.
     pub fn spec(self, client: &Client) -> Option<&TableSpec> {
         fn of<'c, T: Element>(client: &'c Client, table: &Table<T>) -> Option<&'c TableSpec> {
             client.spec(table)

@@ -1,11 +1,11 @@
-//! Numbers a table can hold.
+//! Element types of tables.
 
 use tidewater_protocol::table::DType;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// An element type: slices of it are seen as bytes without a copy.
+/// An element type: slices of it convert to bytes without a copy.
 pub trait Element: FromBytes + IntoBytes + Immutable + Copy + Default + Send + 'static {
-    /// Its code.
+    /// Type code in the protocol.
     const DTYPE: DType;
 }
 

@@ -1,27 +1,27 @@
-//! The hint cache: where rows were last seen. Rows never move, so a hint stays right until its row
-//! is removed, and a wrong one is noticed by the row's hash: nothing here has to be correct.
+//! Cache of row locations. Rows never move, so a location stays right until its row is removed. The
+//! row's checksum detects a wrong one: nothing here has to be correct.
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::layout::row::RowLocation;
 use tidewater_runtime::mem::prefetch;
 
-/// Entries looked at for one key.
+/// Entries probed for one key.
 const PROBES: usize = 16;
 const FIRST_ENTRIES: usize = 1 << 10;
-/// Largest cache: 16 bytes each. Past this, hints overwrite each other.
+/// Largest cache, with 16 bytes an entry. Beyond it, entries overwrite each other.
 const ENTRIES_MAX: usize = 1 << 24;
-/// A cache of which this fraction is used grows for the sake of one key; of less, it would be keys
-/// that were chosen to collide.
+/// Inverse of the fill at which a cache grows for the sake of one key. At a lower fill, the keys would
+/// have been chosen to collide.
 const CROWDED: usize = 8;
-/// Entries of the former table that each [`Hints::put`] moves: none does unbounded work, and the
-/// move has long ended when the table grows again.
+/// Entries of the former table that each [`Hints::put`] moves. None does unbounded work, and the move
+/// has long ended when the table grows again.
 const MOVED_PER_PUT: usize = 32;
-/// The former table's memory is given back in pieces of this many bytes: all at once, a large one
-/// takes the system milliseconds.
+/// The former table's memory is freed in pieces of this many bytes: freeing a large one at once takes
+/// the system milliseconds.
 const GIVEN_BACK_BYTES: usize = 256 << 10;
 
-/// Entries of two words, key and location. Plain words, so that a large table costs nothing before
-/// it is touched.
+/// Entries of two words, key and location. Plain words, so that a large table costs nothing before it
+/// is touched.
 #[derive(Debug)]
 struct Entries {
     words: Vec<u64>,
@@ -40,7 +40,7 @@ impl Entries {
         self.mask + 1
     }
 
-    /// An entry; one that was cut off is empty.
+    /// The entry of a slot; one that was cut off is empty.
     #[inline]
     fn at(&self, slot: usize) -> (u64, RowLocation) {
         match self.words.get(2 * slot..2 * slot + 2) {
@@ -55,7 +55,7 @@ impl Entries {
         }
     }
 
-    /// Forgets the entries from `slot` on.
+    /// Drops the entries from `slot` on.
     fn cut(&mut self, slot: usize) {
         self.words.truncate(2 * slot);
         let spare = (self.words.capacity() - self.words.len()) * size_of::<u64>();
@@ -64,7 +64,7 @@ impl Entries {
         }
     }
 
-    /// The slot of a key, or the free one where it would go; `Err` has one to overwrite.
+    /// The slot of a key, or the free one for it; `Err` holds one to overwrite.
     #[inline]
     fn find(&self, key: u64) -> Result<usize, usize> {
         let home = mix64(key) as usize & self.mask;
@@ -78,7 +78,7 @@ impl Entries {
         Err((home + PROBES - 1) & self.mask)
     }
 
-    /// Most keys are where the search begins.
+    /// Looks a key up; most keys are found at the first probe.
     #[inline]
     fn get(&self, key: u64) -> Option<RowLocation> {
         let home = mix64(key) as usize & self.mask;
@@ -103,7 +103,7 @@ impl Entries {
         None
     }
 
-    /// Asks for the line in which the search for a key begins.
+    /// Prefetches the cache line in which the search for a key begins.
     #[inline]
     fn prefetch(&self, key: u64) {
         let slot = mix64(key) as usize & self.mask;
@@ -118,7 +118,7 @@ impl Entries {
 pub(crate) struct Hints {
     entries: Entries,
     len: usize,
-    /// The former table while it is moved, from its end, and how many entries it still has.
+    /// The former table while its entries are moved, from its end, and the number of entries left.
     old: Option<(Entries, usize)>,
 }
 
@@ -131,7 +131,7 @@ impl Hints {
         }
     }
 
-    /// Where a key was last seen.
+    /// The cached location of a key.
     #[inline]
     pub(crate) fn get(&self, key: u64) -> Option<RowLocation> {
         let here = self.entries.get(key);
@@ -141,13 +141,13 @@ impl Hints {
         self.old.as_ref().and_then(|(old, _)| old.get(key))
     }
 
-    /// Asks for the entry of a key that will be looked for soon.
+    /// Prefetches the entry of a key that will be looked up soon.
     #[inline]
     pub(crate) fn prefetch(&self, key: u64) {
         self.entries.prefetch(key);
     }
 
-    /// Remembers a key. Bounded work.
+    /// Stores the location of a key, with bounded work.
     pub(crate) fn put(&mut self, key: u64, loc: RowLocation) {
         if !loc.is_some() {
             return;
@@ -156,8 +156,8 @@ impl Hints {
         if self.len * 2 > self.entries.len() {
             self.grow();
         }
-        // A crowded place in a cache that is not full: a hint that is overwritten costs its key's
-        // pulls a question to the server each.
+        // Too many collisions in a cache that is not full. An overwritten entry costs each pull of its
+        // key a request to the server.
         if self.entries.find(key).is_err() && self.len * CROWDED > self.entries.len() {
             self.grow();
         }
@@ -167,7 +167,7 @@ impl Hints {
             .set(slot.unwrap_or_else(|victim| victim), key, loc);
     }
 
-    /// Forgets a key whose hint was wrong: the entry keeps its place (a hole would hide others)
+    /// Invalidates a key with a stale location. The entry keeps its slot (a hole would hide others)
     /// under a location that no extent has.
     pub(crate) fn forget(&mut self, key: u64) {
         let old = self.old.as_mut().map(|(old, _)| old);
@@ -181,7 +181,7 @@ impl Hints {
         }
     }
 
-    /// Begins to move to a table of twice the size, unless it is the largest or a move is on.
+    /// Begins to move to a table of twice the size, unless it is the largest or a move is under way.
     fn grow(&mut self) {
         if self.old.is_none() && self.entries.len() < ENTRIES_MAX {
             let double = Entries::new(self.entries.len() * 2);
@@ -197,7 +197,7 @@ impl Hints {
         };
         let start = left.saturating_sub(MOVED_PER_PUT);
         for (key, loc) in (start..left).map(|slot| old.at(slot)) {
-            // What was learned since is newer.
+            // Locations stored since are newer.
             if loc.is_some()
                 && let Ok(slot) = self.entries.find(key)
                 && self.entries.at(slot).1 == RowLocation::NONE
@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn remembers_and_forgets() {
         let mut hints = Hints::new();
-        // Twice: a hint that a crowded place lost while the table moved is learned again.
+        // Twice: a location lost to collisions while the table moved is learned again.
         for _ in 0..2 {
             for k in 0..20_000u64 {
                 hints.put(k << 40, RowLocation::new(0, 1, k as u32));
@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(hints.get(5 << 40), Some(RowLocation::new(1, 1, 5)));
     }
 
-    /// While a table moves, what was there before is found, and what was learned or forgotten
-    /// meanwhile is not undone by the move.
+    /// While a table moves, its former entries are found. The move does not undo what was stored or
+    /// invalidated meanwhile.
     #[test]
     fn a_move_neither_hides_nor_undoes() {
         let mut hints = Hints::new();
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// The memory of a table that is moved away goes with its entries, piece by piece.
+    /// The memory of a moved table is freed with its entries, piece by piece.
     #[test]
     fn a_former_table_is_given_back_as_it_is_moved() {
         let mut hints = Hints::new();

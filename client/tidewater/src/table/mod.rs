@@ -1,4 +1,4 @@
-//! Typed handles of tables, and what a client knows about them.
+//! Typed table handles, and the client's state of each table.
 
 pub mod any;
 pub mod element;
@@ -17,9 +17,9 @@ pub use any::AnyTable;
 pub use element::Element;
 use opened::{HandleId, Named};
 
-/// A table that was created or opened by a client. Calls of another client refuse it
-/// ([`ClientError::Argument`](crate::ClientError::Argument)), as do those of its own once the table was
-/// released.
+/// Handle of a table that a client created or opened. Calls of another client refuse it
+/// ([`ClientError::Argument`](crate::ClientError::Argument)), as do those of its own after the table
+/// was released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table<T> {
     handle: HandleId,
@@ -40,7 +40,7 @@ impl<T: Element> Table<T> {
         }
     }
 
-    /// What it names, without the element type.
+    /// The handle without its element type.
     #[inline]
     pub(crate) const fn named(&self) -> Named {
         Named {
@@ -51,19 +51,19 @@ impl<T: Element> Table<T> {
         }
     }
 
-    /// Elements of a row.
+    /// Number of elements of a row.
     pub const fn dim(&self) -> usize {
         self.dim
     }
 
-    /// Number in the cluster.
+    /// Number of the table in the cluster.
     pub const fn id(&self) -> TableId {
         self.id
     }
 }
 
-/// A table's definition, with the defaults of a training job: f32, plain SGD with rate 0.01,
-/// zeros, pushes take effect on arrival, NaN and infinity refused.
+/// Builds a table definition. Defaults are those of a training job: f32, plain SGD with rate 0.01,
+/// zeros, pushes that take effect on arrival, NaN and infinity refused.
 #[derive(Debug, Clone)]
 pub struct TableBuilder(TableSpec);
 
@@ -88,12 +88,12 @@ impl TableBuilder {
         })
     }
 
-    /// Rows of `dim` elements by 64-bit key, created at first touch.
+    /// Sparse table: rows of `dim` elements by 64-bit key, created at first touch.
     pub fn sparse<T: Element>(name: &str, dim: u32) -> Self {
         Self::of(name, Shape::Sparse { dim }, T::DTYPE)
     }
 
-    /// `rows x cols`, pulled and pushed row by row at random.
+    /// Dense table of `rows x cols`, pulled and pushed by single rows in random order.
     pub fn rows<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
         Self::of(
             name,
@@ -106,7 +106,7 @@ impl TableBuilder {
         )
     }
 
-    /// `rows x cols`, pulled and pushed by ranges of elements.
+    /// Range table of `rows x cols`, pulled and pushed by ranges of elements.
     pub fn blocks<T: Element>(name: &str, rows: u64, cols: u32) -> Self {
         let layout = DenseLayout::Blocks {
             block_bytes: 16 << 10,
@@ -115,7 +115,7 @@ impl TableBuilder {
         Self::of(name, Shape::Dense { rows, cols, layout }, T::DTYPE)
     }
 
-    /// Bytes of a block, a power of two (tables by ranges).
+    /// Sets the bytes of a block, a power of two (range tables).
     #[must_use]
     pub fn block_bytes(mut self, bytes: u32) -> Self {
         if let Shape::Dense {
@@ -128,8 +128,8 @@ impl TableBuilder {
         self
     }
 
-    /// Double buffered, so that [`crate::PullMode::Snapshot`] can read it (tables by ranges, with
-    /// [`Self::at_clock`]).
+    /// Makes the table double buffered, so that [`crate::PullMode::Snapshot`] can read it (range
+    /// tables, with [`Self::at_clock`]).
     #[must_use]
     pub fn snapshot(mut self) -> Self {
         if let Shape::Dense {
@@ -142,14 +142,14 @@ impl TableBuilder {
         self
     }
 
-    /// The rule for gradients.
+    /// Sets the update rule for gradients.
     #[must_use]
     pub fn optimizer(mut self, optimizer: Optimizer) -> Self {
         self.0.optimizer = optimizer;
         self
     }
 
-    /// First values and their seed.
+    /// Sets the initial values and their seed.
     #[must_use]
     pub fn init(mut self, init: Init, seed: u64) -> Self {
         self.0.init = init;
@@ -157,35 +157,35 @@ impl TableBuilder {
         self
     }
 
-    /// Pushes take effect at the tick, reduced in rank order.
+    /// Makes pushes take effect at the tick, reduced in rank order.
     #[must_use]
     pub fn at_clock(mut self, reduce: Reduce) -> Self {
         self.0.effect = Apply::AtTick(reduce);
         self
     }
 
-    /// Whether frames with NaN or infinity are refused (default: yes).
+    /// Sets whether frames with NaN or infinity are refused (default: yes).
     #[must_use]
     pub fn finite_check(mut self, check: bool) -> Self {
         self.0.finite_check = check;
         self
     }
 
-    /// Clock domain.
+    /// Sets the clock domain (default 0).
     #[must_use]
     pub fn domain(mut self, domain: DomainId) -> Self {
         self.0.domain = domain;
         self
     }
 
-    /// Virtual partitions.
+    /// Sets the number of virtual partitions (default 64).
     #[must_use]
     pub fn partitions(mut self, partitions: u32) -> Self {
         self.0.partitions = partitions;
         self
     }
 
-    /// The definition.
+    /// The definition built so far.
     pub fn spec(&self) -> &TableSpec {
         &self.0
     }

@@ -1,4 +1,4 @@
-//! The tables that a client has opened, and the handles that name them.
+//! The open tables of a client, and the handles that name them.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use super::state::TableState;
 use super::{Element, Table};
 use crate::error::ClientError;
 
-/// Clients of this process so far.
+/// Number of clients made in this process so far.
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 /// Number of a client in its process, at least 1. No two clients of a process have the same.
@@ -20,7 +20,7 @@ pub(crate) struct ClientNumber(pub(crate) u32);
 
 impl ClientNumber {
     fn next() -> Result<Self, ClientError> {
-        // SYNC: none. Only that each gets another number matters.
+        // SYNC: none. Only the uniqueness of the number matters.
         let made = CLIENTS.fetch_add(1, Ordering::Relaxed) + 1;
         u32::try_from(made).map(Self).map_err(|_| {
             ClientError::Environment(format!(
@@ -31,8 +31,8 @@ impl ClientNumber {
     }
 }
 
-/// What a handle names: a client, and one time that it opened a table. One compare tells a handle from
-/// every other of its process, and so its table's number and element type.
+/// Identifies one opening of a table by one client. One compare distinguishes a handle from every other
+/// of its process, and so its table's number and element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HandleId(u64);
 
@@ -41,7 +41,7 @@ impl HandleId {
         Self((client.0 as u64) << 32 | serial as u64)
     }
 
-    /// The client that made it.
+    /// Number of the client that made it.
     const fn client(self) -> u64 {
         self.0 >> 32
     }
@@ -56,7 +56,7 @@ pub(crate) struct Named {
     pub(crate) dtype: DType,
 }
 
-/// The tables of one client. The place of one that was released is given to the next.
+/// The tables of one client. The slot of a released one is reused.
 #[derive(Debug)]
 pub(crate) struct Tables {
     pub(crate) client: ClientNumber,
@@ -65,7 +65,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// None yet, of a new client.
+    /// Makes an empty set for a new client.
     pub(crate) fn new() -> Result<Self, ClientError> {
         Ok(Self {
             client: ClientNumber::next()?,
@@ -74,7 +74,7 @@ impl Tables {
         })
     }
 
-    /// How many there are.
+    /// Number of open tables.
     pub(crate) fn len(&self) -> usize {
         self.open().count()
     }
@@ -96,7 +96,7 @@ impl Tables {
         tables.map(|t| t.spec.domain).collect()
     }
 
-    /// A number for the next table.
+    /// Makes the handle number of the next table.
     pub(crate) fn next_handle(&mut self) -> Result<HandleId, ClientError> {
         let serial = self.serial.checked_add(1);
         self.serial = serial.ok_or_else(|| {
@@ -108,7 +108,7 @@ impl Tables {
         Ok(HandleId::new(self.client, self.serial))
     }
 
-    /// Keeps a table, in the place of one that is gone. Another one of its name was released by another
+    /// Adds a table, in a free slot if there is one. An older one of its name was released by another
     /// client, or there would be no second: it is dropped, and its handle returned.
     pub(crate) fn add(&mut self, table: TableState) -> Option<HandleId> {
         let same = |slot: &&mut Option<TableState>| {
@@ -122,7 +122,7 @@ impl Tables {
         dropped.map(|old| old.handle)
     }
 
-    /// A handle of a table that is open.
+    /// Makes a handle of an open table.
     pub(crate) fn handle<T: Element>(&self, id: TableId) -> Option<Table<T>> {
         let is = |slot: &Option<TableState>| slot.as_ref().is_some_and(|table| table.id == id);
         let index = self.slots.iter().position(is)?;
@@ -130,7 +130,7 @@ impl Tables {
         Some(Table::new(table.handle, id, index, table.spec.dim()))
     }
 
-    /// Forgets a table: its handles name nothing any more.
+    /// Removes a table: its handles become invalid.
     pub(crate) fn remove(&mut self, named: Named) {
         if on(Mutant::ReleaseKeepsTable) {
             return;
@@ -144,10 +144,10 @@ impl Tables {
         }
     }
 
-    /// The table of a handle.
+    /// Finds the table of a handle.
     ///
     /// # Errors
-    /// [`ClientError::Argument`] for a handle of another client, or of a table that was released.
+    /// [`ClientError::Argument`] for a handle of another client, or of a released table.
     #[inline]
     pub(crate) fn find(&self, op: &'static str, named: Named) -> Result<&TableState, ClientError> {
         match self.slots.get(named.index) {
@@ -156,7 +156,7 @@ impl Tables {
         }
     }
 
-    /// The same, to be changed.
+    /// Like [`Self::find`], for changes.
     #[inline]
     pub(crate) fn find_mut(
         &mut self,
@@ -173,7 +173,7 @@ impl Tables {
         }
     }
 
-    /// Names the table that the handle is of, and what this client has in its place.
+    /// Makes the error of an invalid handle: names its table, and this client's table in its slot.
     #[cold]
     fn unknown(&self, op: &'static str, named: Named) -> ClientError {
         let Named { id, dtype, .. } = named;

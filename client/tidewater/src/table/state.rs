@@ -1,4 +1,4 @@
-//! What a client knows about one table: definition, placement, where the rows are.
+//! State of one table at a client: definition, placement, row locations.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ const EXTENTS_AT_ONCE: u64 = 64;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DensePart {
     pub(crate) lane: usize,
-    /// Its first row or block, and how many it has.
+    /// First row or block of the partition, and their number.
     first: u64,
     count: u64,
     pub(crate) salt: u64,
@@ -42,7 +42,7 @@ pub(crate) struct SparseLane {
     pub(crate) extents: Vec<Option<ExtentEntry>>,
 }
 
-/// Where one row is to be read, and what it must prove.
+/// Location of one row to read, and the salt of its checksum.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RowSource {
     pub(crate) lane: usize,
@@ -50,7 +50,7 @@ pub(crate) struct RowSource {
     pub(crate) salt: u64,
 }
 
-/// A table.
+/// A client's state of one table.
 #[derive(Debug)]
 pub(crate) struct TableState {
     pub(crate) handle: HandleId,
@@ -61,7 +61,7 @@ pub(crate) struct TableState {
     pub(crate) sparse: Vec<SparseLane>,
     pub(crate) dense: Vec<Option<DensePart>>,
     lane_of_partition: Vec<usize>,
-    /// Of the rows of a dense table by rows.
+    /// Index of the rows of a dense table with layout `rows`.
     index: RangeIndex,
 }
 
@@ -72,12 +72,12 @@ fn remote(r: Remote) -> RemoteAddr {
     }
 }
 
-/// Whether memory has at least `bytes`, in whole words, and ends where addresses do or before.
+/// Whether memory has at least `bytes`, begins at a whole word, and does not wrap the address space.
 const fn holds(r: Remote, bytes: u64) -> bool {
     r.len >= bytes && r.address.is_multiple_of(8) && r.address.checked_add(r.len).is_some()
 }
 
-/// Geometry of a table by ranges, and its partitions in blocks.
+/// Geometry of a range table, and its partitions in blocks.
 fn blocks(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
     let Shape::Dense {
         rows,
@@ -111,7 +111,7 @@ impl TableState {
         lanes: &Lanes,
     ) -> Result<Self, ClientError> {
         let spec = info.spec;
-        // Sizes from here on multiply without overflow and divide by more than zero.
+        // With a valid definition, sizes multiply without overflow and no divisor is zero.
         spec.validate().map_err(|e| ClientError::Protocol {
             server: "coordinator".into(),
             what: format!("table \"{}\": {e}", spec.name),
@@ -154,8 +154,8 @@ impl TableState {
         })
     }
 
-    /// Takes in the description of the server that has `lanes`: of its own appliers and partitions
-    /// only, and of memory that reads cannot run out of. Else what is wrong with it.
+    /// Adopts the description of the server that has `lanes`. It may name only its own appliers and
+    /// partitions, and memory that reads cannot exceed. `Err` describes the violation.
     pub(crate) fn learn(
         &mut self,
         descriptor: &TableDescriptor,
@@ -199,7 +199,7 @@ impl TableState {
         Ok(())
     }
 
-    /// Whether the memory of a partition is as large as its rows or blocks are.
+    /// Whether the memory of a partition is as large as its rows or blocks.
     fn is_whole(&self, p: &PartitionDescriptor) -> bool {
         let Some(ranges) = dense_ranges(&self.spec) else {
             return false;
@@ -219,7 +219,7 @@ impl TableState {
             && p.snapshot.is_none_or(|line| holds(line, snapshot))
     }
 
-    /// A table by ranges whose partitions are all at lane 0, for tests of what is read.
+    /// A range table with all partitions at lane 0, for tests of the reads.
     #[cfg(test)]
     pub(crate) fn of_blocks(spec: &TableSpec) -> Self {
         let handle = super::opened::Tables::new().unwrap().next_handle().unwrap();
@@ -265,7 +265,7 @@ impl TableState {
         )
     }
 
-    /// Geometry of a table by ranges, and its partitions in blocks.
+    /// Geometry of a range table, and its partitions in blocks.
     pub(crate) fn blocks(&self) -> Option<(BlockLayout, Ranges)> {
         blocks(&self.spec)
     }
@@ -289,7 +289,7 @@ impl TableState {
         self.lane_of_partition.get(partition as usize).copied()
     }
 
-    /// Where a row is, if that is known without asking; a row of a dense table has no location.
+    /// The source of a row, if known without a request. A row of a dense table has no location.
     #[inline]
     pub(crate) fn place(&self, key: u64) -> Option<(RowSource, RowLocation)> {
         if !self.is_sparse() {
@@ -302,7 +302,7 @@ impl TableState {
         Some((self.sparse_row(lane, loc).ok()?, loc))
     }
 
-    /// Asks for what [`Self::place`] will look at.
+    /// Prefetches what [`Self::place`] will read.
     #[inline]
     pub(crate) fn prefetch(&self, key: u64) {
         if self.is_sparse() {
@@ -310,7 +310,7 @@ impl TableState {
         }
     }
 
-    /// Where a row of a dense table is.
+    /// The source of a row of a dense table.
     #[inline]
     pub(crate) fn dense_row(&self, row: u64) -> Option<RowSource> {
         let Shape::Dense { rows, .. } = self.spec.shape else {
@@ -340,7 +340,7 @@ impl TableState {
         })
     }
 
-    /// Where a sparse row is, if its extent is known; `Err` names the extent to be asked for.
+    /// The source of a sparse row, if its extent is known; `Err` names the unknown extent.
     #[inline]
     pub(crate) fn sparse_row(&self, lane: usize, loc: RowLocation) -> Result<RowSource, u16> {
         let number = loc.extent();
@@ -363,8 +363,8 @@ impl TableState {
         }
     }
 
-    /// The read of a lane's extent table around entry `number`; the number of the first entry read.
-    /// Neighbours come along: a client that is new to a table asks once, not once for each extent.
+    /// The read of a lane's extent table around entry `number`, and the number of the first entry read.
+    /// Neighbours are included: a client that is new to a table reads once, not once for each extent.
     pub(crate) fn extents_op(&self, lane: usize, number: u16) -> Option<(ReadOp, u16)> {
         let table = self.sparse.get(lane)?.table?;
         let entries = table.len / LINE_BYTES as u64;
@@ -389,8 +389,8 @@ impl TableState {
         Some((op, first as u16 + 1))
     }
 
-    /// Takes in entries that were read, from number `first` on; those that do not prove themselves
-    /// (of extents that there are not yet) are left out.
+    /// Adopts entries that were read, from number `first` on. Entries that do not validate (of extents
+    /// that do not exist yet) are skipped.
     pub(crate) fn learn_extents(&mut self, lane: usize, first: u16, lines: &[u8]) {
         let stride = self.row.stride as u64;
         let Some(sparse) = self.sparse.get_mut(lane) else {
@@ -421,12 +421,12 @@ impl TableState {
         }
     }
 
-    /// Name for errors.
+    /// Name of the table, for errors.
     pub(crate) fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// The error of a call whose arguments do not fit the table.
+    /// Makes the error of a call with arguments that do not fit the table.
     #[cold]
     pub(crate) fn wrong(&self, op: &'static str, what: String) -> ClientError {
         let table = self.name().to_owned();
@@ -469,8 +469,8 @@ mod tests {
         }
     }
 
-    /// One read brings all extents around the one that was missed, and never runs out of the table,
-    /// however long the server says it is.
+    /// One read brings all extents around the missing one. It never exceeds the table, whatever length
+    /// the server reports.
     #[test]
     fn extents_are_learned_with_their_neighbours() {
         for entries in [1u64, 64, 100, 1 << 20] {
@@ -494,7 +494,7 @@ mod tests {
             let lines = (0..u32::from(op.len as u16) / 64).map(|n| u32::from(first) + n);
             let lines: Vec<u8> = lines
                 .flat_map(|n| match u16::try_from(n) {
-                    // One that is not there yet, as the neighbour of those that are.
+                    // One that does not exist yet, as the neighbour of existing ones.
                     Ok(n) if n % 5 != 4 || n == last => line_bytes(&entry(n).to_line(SALT, n)),
                     _ => [0; LINE_BYTES],
                 })

@@ -1,7 +1,7 @@
-//! Ending a run before its batch system does: all workers at one step, with the model saved.
+//! Ends a run before its batch system does: all workers at one step, with the model saved.
 //!
-//! Batch systems send SIGTERM or SIGUSR1 some time before they kill. Who wants to use that time asks
-//! for it:
+//! Batch systems send SIGTERM or SIGUSR1 some time before they kill. A program that uses this time
+//! calls:
 //!
 //! ```no_run
 //! # fn steps(client: &mut tidewater::Client) -> Result<u8, tidewater::ClientError> {
@@ -37,28 +37,28 @@ pub use stop::StopSign;
 /// Table and barrier of the workers' agreement.
 const NAME: &str = "tidewater/walltime";
 
-/// Watches for SIGTERM and SIGUSR1 in a job all of whose workers do so.
+/// Watches for SIGTERM and SIGUSR1 in a job; all its workers must do so.
 #[derive(Debug)]
 pub struct Walltime {
     signals: Signals,
-    /// Until the end.
+    /// The agreement to stop, until [`Self::end`].
     sign: Option<StopSign>,
     ended: Option<i32>,
 }
 
 impl Walltime {
-    /// From now on, until the value is dropped, SIGTERM and SIGUSR1 are noted and do not end the
-    /// process. All workers call it, before their first step, and wait for each other in it.
+    /// Starts to watch. Until the value is dropped, SIGTERM and SIGUSR1 are recorded and do not end the
+    /// process. All workers call it before their first step, and wait for each other in it.
     ///
-    /// `every` is how many steps (ticks of domain 0) lie between two looks, the same on all workers; 0
-    /// is 1. A run ends at most three looks after the signal, and under SSP(s) `s` steps more.
+    /// `every` is the number of steps (ticks of domain 0) between two checks, the same on all workers;
+    /// 0 is 1. A run ends at most three checks after the signal, and under SSP(s) `s` steps later.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when signals cannot be caught; the table's refusal; a deadline.
     pub fn watch(client: &mut Client, every: u32) -> Result<Self, ClientError> {
         let signals = Signals::catch()?;
         let sign = StopSign::new(client, NAME, every.max(1).into())?;
-        // A model that was saved while a run was ending has its signal in it.
+        // The table of a model saved while a run was ending still contains its signal.
         if client.rank().0 == 0 {
             sign.clear(client)?;
         }
@@ -70,32 +70,32 @@ impl Walltime {
         })
     }
 
-    /// At the start of each step, on all workers: whether the run ends here. With BSP and SSP the
-    /// answer is the same for all workers at the same step; with ASP each hears of it at its next, so
-    /// that a program whose workers meet between steps has to tell the others there who stops.
+    /// Returns whether the run ends here; called at the start of each step, on all workers. With BSP
+    /// and SSP the answer is the same for all workers at the same step. With ASP each worker sees it at
+    /// its next check. Workers that meet between steps then have to announce there which of them stop.
     ///
     /// # Cost
     /// A pull of two rows at each `every`-th step, nothing at the others.
     ///
     /// # Errors
-    /// Those of a pull and a push.
+    /// As of a pull and a push.
     pub fn over(&mut self, client: &mut Client) -> Result<bool, ClientError> {
         let signals = &self.signals;
         let look = |sign: &mut StopSign| sign.look(client, || signals.came());
         self.sign.as_mut().map_or(Ok(true), look)
     }
 
-    /// After the last step, on all workers, which wait for each other: the signal for which the run
-    /// ended, the same for all, also if it came after the last look; `None` if there was none. A
-    /// process that was ended so exits with 128 plus its number. Signals are still noted, so that a
-    /// second one does not spoil what is then saved.
+    /// Returns the signal that ended the run, or `None`; called after the last step, on all workers,
+    /// which wait for each other. The result is the same for all, also for a signal after the last
+    /// check. A process that a signal ended exits with 128 plus its number. Signals are still recorded,
+    /// so that a second one does not spoil the save that follows.
     ///
     /// # Errors
-    /// Those of a pull, a push, a barrier.
+    /// As of a pull, a push and a barrier.
     pub fn end(&mut self, client: &mut Client) -> Result<Option<i32>, ClientError> {
         if let Some(mut sign) = self.sign.take() {
             self.ended = sign.settle(client, || self.signals.came())?;
-            // A model that is saved now has none of this in it.
+            // A model that is saved from now on does not contain this table.
             client.barrier(NAME, CLOCK_DEADLINE)?;
             if client.leads()? {
                 sign.release(client)?;

@@ -1,8 +1,8 @@
-//! SIGTERM and SIGUSR1, noted while somebody asks for them.
+//! Records SIGTERM and SIGUSR1 while a [`Signals`] value lives.
 //!
-//! Signals are the process's, so this is too: handlers are installed when they are asked for first,
-//! and never removed, for what other code installed over them cannot be known. While nobody asks they
-//! do what would have been done without them: the default, or what the program had installed before.
+//! Signals belong to the process, so this state does too. Handlers are installed at the first use and
+//! never removed, because other code may have installed its own over them. Without a [`Signals`] value
+//! they do what happened before: the default action, or the handler of the program.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,10 +13,10 @@ use tidewater_runtime::sync::{Arc, AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::ClientError;
 
-/// What batch systems send before they kill.
+/// Signals that batch systems send before they kill.
 const NOTED: [i32; 2] = [SIGTERM, SIGUSR1];
 
-/// SIGTERM and SIGUSR1 do not end the process while one of these lives, but are noted.
+/// While such a value lives, SIGTERM and SIGUSR1 are recorded and do not end the process.
 #[derive(Debug)]
 pub struct Signals {
     came: Arc<AtomicUsize>,
@@ -32,17 +32,17 @@ struct Process {
     asking: usize,
 }
 
-/// What the handlers touch.
+/// State that the handlers access.
 struct Handlers {
-    /// The last signal's number; 0: none came.
+    /// Number of the last signal; 0 if none came.
     came: Arc<AtomicUsize>,
-    /// Nobody asks.
+    /// Whether no [`Signals`] value lives.
     default: Arc<AtomicBool>,
 }
 
 impl Signals {
-    /// Starts to note them. Those that came before are not seen. A handler that the program had
-    /// installed before is called too.
+    /// Starts to record signals. Earlier ones are not seen. A handler that the program had installed
+    /// before is also called.
     ///
     /// # Errors
     /// [`ClientError::Environment`] when the system does not let them be caught.
@@ -60,7 +60,7 @@ impl Signals {
         })
     }
 
-    /// The last that came, by its number.
+    /// Number of the last signal that came.
     pub fn came(&self) -> Option<i32> {
         let came = self.came.load(Ordering::Relaxed);
         i32::try_from(came).ok().filter(|&signal| signal != 0)
@@ -96,7 +96,7 @@ impl Handlers {
         Ok(Self { came, default })
     }
 
-    /// One more asks, beside `others`.
+    /// Registers one more value, next to `others`.
     fn ask(&self, others: usize) -> Arc<AtomicUsize> {
         if others == 0 {
             self.came.store(0, Ordering::Relaxed);
@@ -110,7 +110,7 @@ fn process() -> MutexGuard<'static, Process> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bit n-1 is set if the program handles or ignores signal n; none if `/proc` does not say.
+/// Bit n-1 is set if the program handles or ignores signal n; none if `/proc` is unreadable.
 fn handled() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let masks = status.lines().filter_map(|line| {

@@ -1,14 +1,15 @@
-//! Ending a run early, all workers at the same step.
+//! Ends a run early, with all workers at the same step.
 //!
 //! A signal reaches one worker or all of them, at different steps, and none may stop while another
-//! waits for its clock. So a worker that is to stop writes the signal's number into a shared cell.
-//! The lowest rank that has not left, when it finds one, writes the clock at which all stop: the present one, plus the
-//! staleness, plus one, rounded up to a step at which workers look. An iteration at clock `k` sees
-//! every push of iterations before `k - s` (the promise of SSP; BSP is `s = 0`), so each worker has
-//! seen the second cell when it reaches that clock, and nobody stops before it. Without a bound on
-//! staleness nobody waits for anybody's clock, and each stops as soon as it sees the first cell: at steps
-//! of their own, so that workers which meet between steps (at the end of an epoch) have to tell each
-//! other there who stops.
+//! waits for its clock. A worker that is to stop therefore writes the signal's number into a shared
+//! cell. When the lowest rank that has not left finds one, it writes the clock at which all stop. This
+//! is the present clock, plus the staleness, plus one, rounded up to a step with a check.
+//!
+//! An iteration at clock `k` sees every push of iterations before `k - s` (the guarantee of SSP; BSP is
+//! `s = 0`). Each worker has therefore seen the second cell when it reaches that clock, and none stops
+//! before it. Without a bound on staleness no worker waits for another's clock. Each then stops when it
+//! sees the first cell, at a step of its own. Workers that meet between steps (at the end of an epoch)
+//! then have to announce there which of them stop.
 
 use tidewater_protocol::limits::CLOCK_DEADLINE;
 use tidewater_protocol::table::PushOp;
@@ -23,7 +24,7 @@ const SIGNAL: u64 = 0;
 const CLOCK: u64 = 1;
 
 /// An agreement of all workers to stop at one step. [`Walltime`](super::Walltime) uses it with the
-/// signals of a batch system; a program with other reasons to stop makes one of its own.
+/// signals of a batch system. A program with other reasons to stop makes its own.
 #[derive(Debug)]
 pub struct StopSign {
     table: Table<i64>,
@@ -34,8 +35,9 @@ pub struct StopSign {
 }
 
 impl StopSign {
-    /// Of a table and a barrier of that name. `every` (above 0) is how many steps lie between two
-    /// looks: a look is a read of two short rows, which over TCP costs as much as a step's pull.
+    /// Makes an agreement with a table and a barrier of that name. `every` (above 0) is the number of
+    /// steps between two checks. A check is a read of two short rows, which over TCP costs as much as a
+    /// step's pull.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -51,7 +53,7 @@ impl StopSign {
         })
     }
 
-    /// At the start of each step: whether the run ends here. `signal` tells a signal that came.
+    /// Checks at the start of each step whether the run ends here. `signal` returns a signal that came.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -76,7 +78,7 @@ impl StopSign {
         Ok(stop_at != 0 && clock >= stop_at)
     }
 
-    /// After the last step: the signal for which the run ended, the same at every worker.
+    /// Returns, after the last step, the signal that ended the run, the same at every worker.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -90,7 +92,7 @@ impl StopSign {
         Ok(self.read(client)?.0)
     }
 
-    /// As if no signal had come; on one worker, before the others look.
+    /// Clears both cells; called on one worker, before the others check.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.
@@ -99,7 +101,7 @@ impl StopSign {
         self.write(client, CLOCK, 0)
     }
 
-    /// Removes the table; one worker does it, when nobody uses it any more.
+    /// Removes the table; one worker calls it, when no worker uses it any more.
     ///
     /// # Errors
     /// A pull or push fails, or a deadline passes.

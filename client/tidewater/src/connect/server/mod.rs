@@ -1,13 +1,13 @@
 //! The control connection of one client thread to one server, and the session on it.
 //!
-//! Connections may be cut at any byte. What is asked for over them can be asked again: a session is
-//! resumed by its nonce over a new control connection, a lane is recovered as often as it takes,
-//! until the caller's deadline.
+//! Connections may be cut at any byte. Every request can be repeated until the caller's deadline: a
+//! session is resumed by its nonce over a new control connection, and a lane is recovered as often as
+//! needed.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `negotiate` | which transport a session takes |
-//! | `shm` | sessions of one host |
+//! | `negotiate` | selection of a session's transport |
+//! | `shm` | sessions on one host |
 //! | `remote` | sessions between hosts, over tcp and verbs |
 //! | `verbs` | the RDMA side; `no_verbs` where it is not built in |
 
@@ -45,21 +45,21 @@ use super::stream::Stream;
 use crate::error::ClientError;
 use crate::link::{OpenLane, ServerLink};
 
-/// One attempt may take this long: a silent connection is given up for a new one.
+/// Longest time of one attempt: a silent connection is replaced by a new one.
 const ATTEMPT: Duration = Duration::from_secs(5);
-/// An attempt that nobody has asked for may take this long.
+/// Longest time of an attempt that no caller requested.
 const CHECK: Duration = Duration::from_secs(1);
-/// Pause between two attempts: at first, and at most.
+/// First and longest pause between two attempts.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(200)];
 
 /// Why an attempt failed.
 #[derive(Debug)]
 enum Failure {
-    /// The connection's fault: the next attempt may do better.
+    /// The connection failed: the next attempt may succeed.
     Again(String),
-    /// The transport cannot be had; another one may.
+    /// This transport is unavailable; another one may work.
     Unfit(String),
-    /// The same would come again.
+    /// A repetition would fail in the same way.
     Final(ClientError),
 }
 
@@ -79,23 +79,24 @@ pub struct NetServerLink {
     server: ServerMember,
     config: ConnectConfig,
     transport: TransportKind,
-    /// `None` while it is cut.
+    /// Control connection; `None` while it is cut.
     conn: Option<Control>,
     session: SessionId,
-    /// Where pushes are counted, by applier.
+    /// Address of the push counter, by applier.
     counters: Vec<Option<RemoteAddr>>,
     watch: Reactor,
     waker: Waker,
     arms: Arms,
     parked_flags: ParkedFlags,
-    /// Of each lane over shared memory: the parked flag by which its port knows whether to ring.
+    /// Of each lane over shared memory: the parked flag by which its server lane decides whether to
+    /// wake.
     parked_flag: Vec<Option<(Arc<Region>, usize)>>,
-    /// On verbs, what the lanes stand on.
+    /// On verbs, the resources that the lanes share.
     verbs: Option<Arc<VerbsSide>>,
 }
 
 impl NetServerLink {
-    /// From here on it is, or tries to be, a link of this transport.
+    /// Sets the transport of the link, and the name that follows from it.
     fn become_of(&mut self, transport: TransportKind) {
         self.transport = transport;
         let Self { server, .. } = self;
@@ -106,7 +107,7 @@ impl NetServerLink {
         self.name = format!("{} ({address})", server.id);
     }
 
-    /// Takes in what an attachment says of the session.
+    /// Records what an attachment says of the session.
     fn attached(&mut self, attached: &Attached) {
         self.session = attached.session;
         let counter = |lane: &LaneGrant| {
@@ -116,7 +117,7 @@ impl NetServerLink {
         self.counters = attached.lanes.iter().map(counter).collect();
     }
 
-    /// Asks for a session; the lanes are in the order of the appliers.
+    /// Requests a session; checks that the lanes are in the order of the appliers.
     fn attach(
         &self,
         conn: &mut Control,
@@ -145,7 +146,7 @@ impl NetServerLink {
         }
     }
 
-    /// Opens a connection and proves who both ends are.
+    /// Opens a connection and authenticates both ends.
     fn connect(&self, purpose: Purpose, deadline: Deadline) -> Attempt<Control> {
         let endpoints = &self.server.endpoints;
         let stream = if self.transport == TransportKind::Shm {
@@ -185,7 +186,7 @@ impl NetServerLink {
             .map_err(|e| self.failure(e))
     }
 
-    /// What a connection's failure means for the next attempt.
+    /// Classifies a connection's failure for the next attempt.
     fn failure(&self, e: ConnError) -> Failure {
         match e {
             ConnError::Refused(no) | ConnError::Handshake(HandshakeError::RefusedByPeer(no)) => {
@@ -213,21 +214,21 @@ impl NetServerLink {
         })
     }
 
-    /// Asks over the session's control connection, or over a new one if that is cut.
+    /// Sends a request over the session's control connection, or over a new one if that is cut.
     fn ask(&mut self, request: &ServerRequest, deadline: Deadline) -> Attempt<ServerAnswer> {
         let mut conn = match self.conn.take() {
             Some(conn) => conn,
             None => self.resume(deadline)?,
         };
         let answer = self.call(&mut conn, request, deadline);
-        // A refusal leaves the connection good.
+        // A refusal leaves the connection usable.
         if matches!(answer, Ok(_) | Err(Failure::Final(ClientError::Refused(_)))) {
             self.conn = Some(conn);
         }
         answer
     }
 
-    /// A new control connection that has the session.
+    /// Opens a new control connection and resumes the session on it.
     fn resume(&self, deadline: Deadline) -> Attempt<Control> {
         let mut conn = self.connect(Purpose::Control, deadline)?;
         let session = self.session;
@@ -243,8 +244,8 @@ impl NetServerLink {
         }
     }
 
-    /// Repeats attempts over the session's control connection until one does not fail by the
-    /// connection's fault. The session has its transport: none is unfit any more.
+    /// Repeats attempts over the session's control connection until one succeeds or fails for good. The
+    /// session has its transport: no transport counts as unfit any more.
     fn retry<T>(
         &mut self,
         op: &'static str,
@@ -258,7 +259,7 @@ impl NetServerLink {
         }
     }
 
-    /// Repeats attempts until one does not fail by the connection's fault.
+    /// Repeats attempts until one succeeds or fails for a reason other than the connection.
     fn attempts<T>(
         &mut self,
         op: &'static str,
@@ -303,17 +304,17 @@ impl NetServerLink {
         })
     }
 
-    /// Ends the session at once, instead of some time after its connection. What is whole in its
-    /// rings is applied; wait for tickets before.
+    /// Ends the session at once, instead of some time after its connection. Complete frames in its
+    /// rings are applied; wait for tickets before.
     ///
     /// # Errors
-    /// The server's refusal, or that it cannot be reached before the deadline.
+    /// The server's refusal, or that it is unreachable before the deadline.
     pub fn detach(mut self, deadline: Deadline) -> Result<(), ClientError> {
         let detached = self.retry("detach", deadline, |link, deadline| {
             link.ask(&ServerRequest::Detach, deadline).map(drop)
         });
         match detached {
-            // An earlier attempt did it, and its answer was lost.
+            // An earlier attempt detached, and its answer was lost.
             Err(ClientError::Refused(no)) if no.code == RefusalCode::UnknownSession => Ok(()),
             other => other,
         }
@@ -402,7 +403,7 @@ impl ServerLink for NetServerLink {
 
     fn recover(&mut self, applier: ApplierId, deadline: Deadline) -> Result<OpenLane, ClientError> {
         self.retry("recover", deadline, |link, deadline| {
-            // A transport that was had once may be had again.
+            // A transport that worked once may work again.
             link.try_recover(applier, deadline)
                 .map_err(|failure| match failure {
                     Failure::Unfit(why) => Failure::Again(why),
@@ -412,7 +413,7 @@ impl ServerLink for NetServerLink {
     }
 }
 
-/// Where the public copy of a granted lane's state line is.
+/// Address of the public copy of a granted lane's status record.
 const fn status_of(grant: &LaneGrant) -> RemoteAddr {
     let Remote { key, address, .. } = grant.status;
     RemoteAddr { key, addr: address }

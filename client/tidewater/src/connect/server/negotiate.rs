@@ -1,8 +1,8 @@
-//! Which transport a session takes.
+//! Selection of a session's transport.
 //!
-//! A choice is kept or fails with what is missing. `Auto` takes the first that can be had of shared
-//! memory, verbs and TCP, and says in one line why not the ones before. Shared memory comes before
-//! verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
+//! An explicit choice is used or fails, and the error names what is missing. `Auto` takes the first
+//! available of shared memory, verbs and TCP, and logs in one line why the ones before are not. Shared
+//! memory comes before verbs: bytes through a NIC's loopback cross the bus twice (ADR 0015).
 
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_lanes::wake::OsParker;
@@ -17,16 +17,14 @@ use crate::error::ClientError;
 use crate::link::OpenLane;
 
 impl NetServerLink {
-    /// Attaches the calling thread, which sleeps in `parker`, to a server. The lanes come in the
-    /// order of the server's appliers. `Auto` takes shared memory on one host, else verbs if both
-    /// ends have them, else TCP, and says why (one line, level info); another choice is kept or
-    /// fails.
+    /// Attaches the calling thread, which sleeps in `parker`, to a server. The lanes are in the order
+    /// of the server's appliers. `Auto` takes shared memory on one host, else verbs if both ends have
+    /// them, else TCP, and logs the reason (one line, level info). Another choice is used or fails.
     ///
     /// # Errors
-    /// [`ClientError::Environment`] when the chosen transport cannot be had, which names what is
-    /// missing and where; [`ClientError::Refused`] with the server's reason;
-    /// [`ClientError::Control`] when the handshake fails; [`ClientError::ServerLost`] when the
-    /// deadline passes.
+    /// [`ClientError::Environment`] when the chosen transport is unavailable, which names what is
+    /// missing and where; [`ClientError::Refused`] with the server's reason; [`ClientError::Control`]
+    /// when the handshake fails; [`ClientError::ServerLost`] when the deadline passes.
     pub fn open(
         server: &ServerMember,
         config: &ConnectConfig,
@@ -61,7 +59,7 @@ impl NetServerLink {
         }
     }
 
-    /// The first transport that can be had.
+    /// Opens a session over the first available transport.
     fn open_best(&mut self, deadline: Deadline) -> Result<Vec<OpenLane>, Failure> {
         let server = self.server.id;
         let no_shm = match self.open_shm(deadline) {
@@ -87,7 +85,7 @@ impl NetServerLink {
         Ok(lanes)
     }
 
-    /// A chosen transport cannot be had: says what was asked for and how to do without.
+    /// Makes the error of an unavailable transport: the choice, the cause and the alternatives.
     fn cannot(&self, why: &str) -> ClientError {
         let (what, remedy) = match self.config.transport {
             TransportChoice::Shm => (

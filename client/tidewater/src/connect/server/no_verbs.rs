@@ -1,4 +1,4 @@
-//! Stands for `verbs` in a program that was built without RDMA: there is no such side.
+//! Replaces `verbs` in a program built without RDMA: no value of these types exists.
 
 use std::net::IpAddr;
 
@@ -9,11 +9,11 @@ use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::wire::control::{VerbsConnect, VerbsConnected};
 use tidewater_runtime::mem::Buffer;
 
-/// There is none.
+/// Uninhabited: this program has no RDMA side.
 #[derive(Debug)]
 pub(super) enum VerbsSide {}
 
-/// There is none.
+/// Uninhabited: this program offers no queue pairs.
 #[derive(Debug)]
 pub(super) enum LaneOffer {}
 

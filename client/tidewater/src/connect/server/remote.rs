@@ -1,5 +1,5 @@
-//! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one,
-//! each over a connection of its own or with queue pairs.
+//! Sessions between hosts: a control connection over TCP, and lanes that are connected one by one. Each
+//! lane has a TCP connection of its own, or queue pairs.
 
 use tidewater_lanes::fabric::{ClientLane, Mailbox, ReadDest, ReadOp, RemoteAddr, TransportKind};
 use tidewater_lanes::tcp::TcpClientLane;
@@ -21,7 +21,7 @@ use crate::error::ClientError;
 use crate::link::{OpenLane, ServerLink as _};
 
 impl NetServerLink {
-    /// A session whose lanes go over TCP.
+    /// Opens a session with lanes over TCP.
     pub(super) fn open_tcp(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Tcp);
         self.needs_tcp_address()?;
@@ -29,8 +29,8 @@ impl NetServerLink {
         self.connect_lanes(&attached, deadline)
     }
 
-    /// A session whose lanes go over verbs. Where there is nothing to fall back from but verbs
-    /// themselves, the control connection is kept for the next transport.
+    /// Opens a session with lanes over verbs. If only verbs are unavailable, the control connection is
+    /// kept for the next transport.
     pub(super) fn open_verbs(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         self.become_of(TransportKind::Verbs);
         self.needs_tcp_address()?;
@@ -61,7 +61,7 @@ impl NetServerLink {
         )))
     }
 
-    /// Attaches over the control connection there is, or over a new one.
+    /// Attaches over the existing control connection, or over a new one.
     fn attach_remote(&mut self, transport: Transport, deadline: Deadline) -> Attempt<Attached> {
         let mut first = true;
         let attached = self.attempts("attach", deadline, |link, deadline| {
@@ -76,7 +76,8 @@ impl NetServerLink {
             let attempt = prepared.and_then(|()| link.attach(&mut conn, transport, deadline));
             let again = !std::mem::take(&mut first);
             match attempt {
-                // Our own earlier attempt, whose end the server has not yet seen.
+                // The rank is taken by an earlier attempt of this link; the server has not yet seen its
+                // end.
                 Err(Failure::Final(ClientError::Refused(no)))
                     if again && no.code == RefusalCode::RankTaken =>
                 {
@@ -99,7 +100,7 @@ impl NetServerLink {
         Ok(attached)
     }
 
-    /// Takes the RDMA adapter of the address from which the control connection goes.
+    /// Opens the RDMA device of the local address of the control connection.
     fn prepare_verbs(&mut self, conn: &mut Control) -> Attempt<()> {
         let local = conn.stream_mut().local().ok_or_else(|| {
             Failure::Again("the control connection has lost its address".to_owned())
@@ -127,7 +128,7 @@ impl NetServerLink {
         Ok(lanes)
     }
 
-    /// Connects a lane that was granted.
+    /// Connects a granted lane.
     pub(super) fn connect_lane(
         &mut self,
         grant: &LaneGrant,
@@ -162,7 +163,7 @@ impl NetServerLink {
             .map_err(|e| Failure::Again(e.to_string()))
     }
 
-    /// Queue pairs here, queue pairs there, and each told of the other.
+    /// Makes queue pairs at both ends and exchanges their numbers.
     fn verbs_lane(
         &mut self,
         grant: &LaneGrant,
@@ -192,14 +193,15 @@ impl NetServerLink {
     }
 }
 
-/// Queue pairs of a lane that pull. READs of one pair wait for each other, so that a few pairs to
-/// each server are needed to keep its port busy; with several appliers the lanes are that many.
+/// Number of queue pairs of a lane that pull. READs of one pair wait for each other, so that a few
+/// pairs to each server are needed to keep its port busy. With several appliers the lanes are that
+/// many.
 const fn pulling_pairs(appliers: u16) -> usize {
     4_usize.div_ceil(if appliers == 0 { 1 } else { appliers as usize })
 }
 
-/// Reads the public copy of a lane's state line once. The lane then has the device's key of that memory,
-/// so that no later read of the copy waits for a look into the server's directory of keys.
+/// Reads the public copy of a lane's status record once. The lane then has the device's key of that
+/// memory: no later read of the copy waits for a lookup in the server's key directory.
 fn read_status(
     lane: &mut dyn ClientLane,
     grant: &LaneGrant,
@@ -215,8 +217,8 @@ fn read_status(
         .map_err(|e| format!("queue pairs were made, but the state line cannot be read: {e}"))
 }
 
-/// Shows that the path carries what it must, while there is another one to take: a network may let
-/// TCP through and drop what RDMA sends. Reads the ticket line's word, and adds nothing to it.
+/// Checks that the path carries RDMA while there is another transport to take: a network may let TCP
+/// through and drop RDMA packets. Reads the ticket line's word, and adds 0 to it.
 fn prove(attached: &Attached, lanes: &mut [OpenLane], deadline: Deadline) -> Result<(), String> {
     let (Some(grant), Some(open)) = (attached.lanes.first(), lanes.first_mut()) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Sessions over shared memory: what a server and a client of one host map, and how each rings.
+//! Sessions over shared memory: the mappings of server and client on one host, and their wake-ups.
 
 use tidewater_lanes::fabric::{ClientLane, TransportKind};
 use tidewater_lanes::shm::{self, ShmAttach, ShmClientLane};
@@ -13,7 +13,7 @@ use super::{Attempt, Control, Failure, NetServerLink, status_of};
 use crate::link::OpenLane;
 
 impl NetServerLink {
-    /// One attempt, since it is made on one host: what fails there fails again.
+    /// Opens a session over shared memory, with one attempt: what fails on one host fails again.
     pub(super) fn open_shm(&mut self, deadline: Deadline) -> Attempt<Vec<OpenLane>> {
         if let Some(why) = obstacle(&self.server) {
             return Err(Failure::Unfit(why));
@@ -48,7 +48,7 @@ impl NetServerLink {
         Ok(attached.lanes.iter().zip(lanes).map(open).collect())
     }
 
-    /// Lane `a` in its new memory, after it was recovered.
+    /// Opens lane `a` in its new memory, after a recovery.
     pub(super) fn renewed(&mut self, a: usize, told: &ShmAttach) -> Attempt<Box<dyn ClientLane>> {
         let Some(mut conn) = self.conn.take() else {
             return Err(Failure::Again("the connection is cut".into()));
@@ -62,7 +62,7 @@ impl NetServerLink {
         Ok(Box::new(lane))
     }
 
-    /// Maps memory whose descriptors came with the last answer.
+    /// Maps the memory of the descriptors that came with the last answer.
     fn map(&self, conn: &mut Control, told: &ShmAttach) -> Attempt<Vec<ShmClientLane>> {
         let again = |e: &dyn std::fmt::Display| Failure::Again(e.to_string());
         let fds = conn.stream_mut().take(shm::descriptors(told));
@@ -82,7 +82,7 @@ impl NetServerLink {
     }
 }
 
-/// Why shared memory cannot be had with a server, as far as that is known without asking it.
+/// Why shared memory with a server is unavailable, as far as known without a request.
 fn obstacle(server: &ServerMember) -> Option<String> {
     if server.endpoints.unix.is_empty() {
         return Some("the server listens on no unix socket".into());

@@ -1,5 +1,5 @@
-//! The RDMA side of a link: the adapter of its control connection's address, and what the lanes of
-//! one thread share on it.
+//! The RDMA side of a link: the device of its control connection's address, and the resources that the
+//! lanes of one thread share on it.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use tidewater_runtime::mem::Buffer;
 use tidewater_runtime::sync::Arc;
 use tidewater_verbs::{Adapter, ClientDomain, LaneOffer, Notifier, RetryTimeout, VerbsError};
 
-/// What the lanes of one link stand on.
+/// RDMA resources that the lanes of one link share.
 #[derive(Debug)]
 pub(super) struct VerbsSide {
     domain: Arc<ClientDomain>,
@@ -19,7 +19,7 @@ pub(super) struct VerbsSide {
 }
 
 impl VerbsSide {
-    /// On the adapter of `local`, for a thread that sleeps on `watch` and arms `arms`.
+    /// Opens the device of `local`, for a thread that sleeps on `watch` and arms `arms`.
     pub(super) fn new(
         local: IpAddr,
         (wish, timeout): (Option<&RdmaDevice>, RdmaTimeout),
@@ -37,17 +37,17 @@ impl VerbsSide {
         made().map_err(|e: VerbsError| e.to_string())
     }
 
-    /// Lets the device write a buffer for the lanes.
+    /// Registers a buffer, so that the device may write it for the lanes.
     pub(super) fn register(&self, buffer: &mut Buffer) -> Result<(), String> {
         self.domain.register(buffer).map_err(|e| e.to_string())
     }
 
-    /// A lane's queue pairs and mailbox.
+    /// Makes a lane's queue pairs and mailbox.
     pub(super) fn offer(&self, pulls: usize) -> Result<LaneOffer, String> {
         LaneOffer::new(&self.domain, &self.notifier, pulls).map_err(|e| e.to_string())
     }
 
-    /// The lane, once the server has told its end.
+    /// Opens the lane, once the server has sent its end.
     pub(super) fn open(
         &self,
         offer: LaneOffer,
