@@ -1,8 +1,8 @@
-//! How the workers of a run tell each other numbers: a small table and barriers.
+//! All-gather of numbers among the workers of a run: a small table and barriers.
 //!
-//! The coordinator moves no data, so what workers agree on (steps of an epoch, sums of losses) goes
-//! the way parameters go: each worker assigns a row of an `i64` table, all wait for all, each reads
-//! all rows. Every worker then computes the same result from the same rows in rank order.
+//! The coordinator moves no data. What workers agree on (steps of an epoch, sums of losses) therefore
+//! travels like parameters. Each worker assigns a row of an `i64` table, all wait for all, and each
+//! reads all rows. Every worker then computes the same result from the same rows in rank order.
 //!
 //! The table is in a clock domain of its own that never ticks, so reading it waits for no clock.
 
@@ -18,18 +18,18 @@ use tidewater::push::Ticket;
 use tidewater::session::Client;
 use tidewater::table::{Table, TableBuilder};
 
-/// Numbers of a worker's row.
+/// Numbers in a worker's row.
 pub(crate) const WIDTH: usize = 40;
 
 /// Clock domain of the trainer's own tables.
 pub(crate) const ASIDE: DomainId = DomainId(1);
 
-/// Longest time to wait for the others: as long as for a clock, since the same things delay both.
+/// Longest wait for the other workers: as long as for a clock, since the same things delay both.
 const PATIENCE: Duration = CLOCK_DEADLINE;
 
 const NAME: &str = "tidewater-train/board";
 
-/// What a worker tells the others.
+/// Numbers that a worker gives to the others.
 pub(crate) type Row = [i64; WIDTH];
 
 /// An all-gather of one row a worker.
@@ -48,13 +48,13 @@ impl AllGather {
         Ok(Self { table })
     }
 
-    /// Waits for all workers.
+    /// Waits until all workers call it.
     pub(crate) fn meet(&self, client: &mut Client) -> Result<(), ClientError> {
         meet(client)
     }
 
-    /// Tells the others `row`; the rows of all workers, in rank order. Everything that any worker
-    /// waited for before is visible to all after it. Cost: a push, a pull, two barriers.
+    /// Gives `row` to the others and returns the rows of all workers, in rank order. Everything that
+    /// any worker waited for before is visible to all after it. Cost: a push, a pull, two barriers.
     pub(crate) fn exchange(&self, client: &mut Client, row: &Row) -> Result<Vec<Row>, ClientError> {
         let mine = [u64::from(client.rank().0)];
         let ticket = client.push_rows(&self.table, &mine, row, PushOp::Assign)?;
@@ -68,12 +68,12 @@ impl AllGather {
             rows.as_flattened_mut(),
             PullOptions::default(),
         )?;
-        // Nobody writes the next row before everybody has read this one.
+        // No worker writes its next row before all have read this one.
         self.meet(client)?;
         Ok(rows)
     }
 
-    /// Removes the table; one worker does it, when nobody uses it any more.
+    /// Removes the table; one worker calls it, when no worker uses it any more.
     pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
         client.release_table(self.table)
     }
@@ -84,7 +84,7 @@ pub(crate) fn meet(client: &mut Client) -> Result<(), ClientError> {
     client.barrier("tidewater-train", PATIENCE)
 }
 
-/// One ticket for several pushes to a table.
+/// Merges the tickets of several pushes to a table into one.
 pub(crate) fn join(all: &mut Option<Ticket>, next: Ticket) {
     match all {
         Some(all) => all.merge(&next),

@@ -14,39 +14,39 @@ use tidewater::table::TableBuilder;
 /// Name of the model's table: `f32` by feature key, one column.
 pub const WEIGHTS: &str = "w";
 
-/// What to train, on what, how. Equal at all workers.
+/// Settings of a run: data, model, optimizer, schedule. Equal at all workers.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
     /// Training file; each worker reads its byte range.
     pub train: PathBuf,
-    /// Test file.
+    /// Test file, if the model is to be evaluated.
     pub test: Option<PathBuf>,
-    /// Format of both, and what becomes of labels.
+    /// Format of both files, and the mapping of their labels.
     pub read: ReadOptions,
     /// How far workers may drift apart. The client must have been made with the same.
     pub sync: SyncMode,
-    /// The rule by which servers apply gradients.
+    /// Rule by which servers apply gradients.
     pub optimizer: Optimizer,
     /// Weight of the penalty `l2 / 2 * w^2` that the gradient includes.
     pub l2: f32,
-    /// Rows of a worker's mini-batch.
+    /// Number of rows of a worker's mini-batch.
     pub batch_rows: NonZeroUsize,
-    /// Passes over the training set, those of a loaded model not counted; of one that was stopped in an
-    /// epoch the first is the rest of it. 0 evaluates a loaded model.
+    /// Passes over the training set, without those of a loaded model. If that was stopped within an
+    /// epoch, the first pass is the rest of it. 0 evaluates a loaded model.
     pub epochs: u64,
     /// Seed of the order of rows.
     pub seed: u64,
-    /// Evaluate after each epoch, not only after the last.
+    /// Whether to evaluate after each epoch, not only after the last.
     pub test_each_epoch: bool,
-    /// A directory that all servers see, for the model.
+    /// Directory for the saved model; all servers must see it.
     pub save: Option<String>,
-    /// A saved model to go on from.
+    /// Directory of a saved model to continue from.
     pub load: Option<String>,
 }
 
 impl Config {
-    /// The defaults of [`defaults`] under BSP, without a test set.
+    /// Makes the defaults of [`defaults`] under BSP, without a test set.
     pub fn new(train: impl Into<PathBuf>) -> Self {
         Self {
             train: train.into(),
@@ -72,7 +72,8 @@ impl Config {
         }
     }
 
-    /// The model's table. Under BSP pushes take effect at the tick; otherwise on arrival.
+    /// The definition of the model's table. Under BSP pushes take effect at the tick; otherwise on
+    /// arrival.
     pub fn table(&self) -> TableSpec {
         let table = TableBuilder::sparse::<f32>(WEIGHTS, 1).optimizer(self.optimizer);
         let table = match self.sync {

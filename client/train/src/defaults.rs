@@ -1,7 +1,7 @@
-//! Settings of a trainer that was not told any, found by experiment on the public set a9a.
+//! Default settings of a trainer, found by experiment on the public set a9a.
 //!
-//! With these, after [`EPOCHS`] epochs on a9a with one worker and with four whose gradients are
-//! summed, the worst of twelve seeds on the test part:
+//! Quality with these, after [`EPOCHS`] epochs on a9a, with one worker and with four and summed
+//! gradients. Each figure is the worst of twelve seeds on the test part:
 //!
 //! | optimizer | AUC | log-loss | weights exactly zero |
 //! |---|---|---|---|
@@ -9,7 +9,7 @@
 //! | SGD | 0.9021 | 0.3270 | none |
 //! | FTRL | 0.9022 | 0.3265 | 45 to 48 % (four seeds) |
 //!
-//! `client/train/tests/training` holds these figures with some room.
+//! `client/train/tests/training` asserts these figures with some tolerance.
 
 use std::num::{NonZeroU32, NonZeroUsize};
 
@@ -29,7 +29,7 @@ pub const ADAGRAD: Optimizer = Optimizer::AdaGrad { lr: 0.1, eps: 1e-8 };
 /// SGD. At 0.2 the last steps are so large that one seed in twelve ends at a log-loss of 0.329.
 pub const SGD: Optimizer = Optimizer::Sgd { lr: 0.1 };
 
-/// FTRL-proximal with L1.
+/// FTRL-proximal with an L1 penalty.
 pub const FTRL: Optimizer = Optimizer::Ftrl {
     alpha: 0.3,
     beta: 1.0,
@@ -37,8 +37,8 @@ pub const FTRL: Optimizer = Optimizer::Ftrl {
     l2: 0.0,
 };
 
-/// How the workers' gradients of a step are combined. A mean would make SGD and FTRL slower by the
-/// number of workers.
+/// Combines the workers' gradients of a step. A mean would make SGD and FTRL slower by the number of
+/// workers.
 pub const REDUCE: Reduce = Reduce::Sum;
 
 /// The model for mini-batches of `batch_rows`: bias, no L2, gradients divided by the batch size.

@@ -1,4 +1,4 @@
-//! What ends a training run.
+//! Errors of a training run, and their exit codes.
 
 use std::path::PathBuf;
 
@@ -15,34 +15,34 @@ use tidewater::error::ClientError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
-    /// A training or test file.
+    /// A training or test file could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A file without rows.
+    /// A training or test file has no rows.
     #[error("{}: holds no rows; is it the right file?", path.display())]
     NoRows {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// Two workers of the run were given different settings.
+    /// Two workers of the run have different settings.
     #[error(
         "{flag} differs: worker 0 was given {given} and worker {rank} {other}; give all workers of a \
          job the same"
     )]
     Differs {
-        /// The setting's flag.
+        /// Flag of the setting.
         flag: &'static str,
-        /// The first worker that has it otherwise than worker 0.
+        /// The first worker with another value than worker 0.
         rank: u32,
-        /// What worker 0 was given.
+        /// Value at worker 0.
         given: String,
-        /// What the other one was given.
+        /// Value at the other worker.
         other: String,
     },
-    /// A batch that does not fit the model.
+    /// A batch does not fit the model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// Predictions that cannot be measured.
+    /// Predictions cannot be measured.
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// The loaded model was trained with other settings than these.
@@ -51,33 +51,33 @@ pub enum TrainError {
          its own: {why}; {remedy}"
     )]
     OtherTraining {
-        /// Where it was loaded from.
+        /// Directory of the loaded model.
         dir: String,
-        /// In which fields its table differs.
+        /// Fields in which its table differs.
         why: String,
-        /// Which settings are its own.
+        /// Flags that match its training.
         remedy: String,
     },
-    /// The loaded model's position in its training set cannot be.
+    /// The position of the loaded model in its training set is invalid.
     #[error(
         "the model in {dir} has no usable position in its training set: {what}; load it with the \
          release that saved it, or restore it from a copy"
     )]
     Position {
-        /// Where it was loaded from.
+        /// Directory of the loaded model.
         dir: String,
-        /// What does not hold.
+        /// Condition that does not hold.
         what: String,
     },
-    /// The cluster.
+    /// A call to the cluster failed.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The figures could not be written.
     #[error("cannot write the figures to {}: {source}", path.display())]
     Report {
-        /// Where to.
+        /// Path of the output file.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the system.
         #[source]
         source: std::io::Error,
     },
@@ -85,20 +85,21 @@ pub enum TrainError {
 
 /// Exit codes of Tidewater's programs; 128+n is for signal n.
 pub mod exit {
-    /// A check failed: the model diverged, or a peer found what should not be.
+    /// A check failed: the model diverged, or a peer found an invalid state.
     pub const CHECK: u8 = 1;
     /// The command line is wrong.
     pub const USAGE: u8 = 2;
-    /// The machine or the environment does not allow it.
+    /// The machine or the environment does not allow the run.
     pub const ENVIRONMENT: u8 = 3;
-    /// Another process is missing, silent or unwilling.
+    /// Another process is missing, silent or refuses.
     pub const PEER: u8 = 4;
     /// A data file is wrong.
     pub const DATA: u8 = 5;
 }
 
 impl TrainError {
-    /// The coordinator has refused the model's table for `why`; as loaded and as it should be.
+    /// Makes the error of a model's table that the coordinator refused for `why`, from its loaded and
+    /// its wanted definition.
     pub(super) fn other_training(
         dir: &str,
         why: &Refusal,
@@ -106,7 +107,7 @@ impl TrainError {
     ) -> Self {
         let mut flags = Vec::new();
         if let Some(have) = have {
-            // Config::table: only under BSP pushes take effect at the tick.
+            // `Config::table`: only under BSP do pushes take effect at the tick.
             match have.effect {
                 effect if effect == want.effect => {}
                 Apply::AtTick(_) => flags.push("--sync bsp"),
@@ -124,7 +125,7 @@ impl TrainError {
         Self::OtherTraining { dir, why, remedy }
     }
 
-    /// The process's exit code for it.
+    /// The exit code of the process for this error.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Data(_) | Self::NoRows { .. } | Self::Position { .. } => exit::DATA,
@@ -145,7 +146,7 @@ const fn client_code(e: &ClientError) -> u8 {
         ClientError::RejectForgotten { .. } | ClientError::Argument { .. } => exit::CHECK,
         ClientError::Environment(_) => exit::ENVIRONMENT,
         ClientError::Refused(refusal) => match refusal.code {
-            // The command line asks for a table that the cluster, or a saved model, has otherwise.
+            // The command line asks for a table that differs in the cluster or in a saved model.
             RefusalCode::TableDiffers | RefusalCode::BadSpec => exit::USAGE,
             RefusalCode::Io | RefusalCode::OutOfMemory => exit::ENVIRONMENT,
             RefusalCode::BadCheckpoint => exit::DATA,

@@ -1,8 +1,8 @@
 //! Evaluation on the test set, shared by the workers.
 //!
-//! Each worker predicts a byte range of the test file and writes probabilities and labels into a
-//! table, at the place that its rows have in the file. Rank 0 reads the table, 16 bytes a row, and
-//! measures: exactly, and to the same bits with any number of workers.
+//! Each worker predicts a byte range of the test file. It writes probabilities and labels into a table,
+//! at the index of its rows in the file. Rank 0 reads the table, 16 bytes a row, and computes the
+//! figures: exactly, and to the same bits with any number of workers.
 
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::table::{Optimizer, PushOp};
@@ -21,28 +21,28 @@ use tidewater::table::{Table, TableBuilder};
 const BATCH_ROWS: std::num::NonZeroUsize = std::num::NonZeroUsize::new(1024).unwrap();
 /// Rows that rank 0 reads at a time.
 const READ_ROWS: usize = 64 << 10;
-/// A row of the table: probability, label.
+/// Columns of a row of the table: probability, label.
 const COLUMNS: usize = 2;
 const NAME: &str = "tidewater-train/predictions";
 
-/// How good a model is on the test set.
+/// Quality of a model on the test set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Quality {
-    /// Rows of the test set.
+    /// Number of rows of the test set.
     pub rows: u64,
     /// Mean log-loss, natural logarithm.
     pub log_loss: f64,
     /// Area under the ROC curve, ties counting half; `None` for rows of one class.
     pub auc: Option<f64>,
-    /// Share of rows classified rightly at 1/2.
+    /// Share of rows classified correctly at 1/2.
     pub accuracy: f64,
 }
 
-/// A worker's part of the test set, and the table in which predictions meet.
+/// A worker's part of the test set, and the table of all predictions.
 #[derive(Debug)]
 pub(crate) struct Evaluator {
     part: Dataset,
-    /// Rows of the file before this part.
+    /// Number of the file's rows before this part.
     first: u64,
     rows: u64,
     table: Table<f64>,
@@ -50,7 +50,7 @@ pub(crate) struct Evaluator {
 }
 
 impl Evaluator {
-    /// All workers call it; `None` if there is no row at all.
+    /// Makes the evaluator; all workers call it. `None` if no worker has a row.
     pub(crate) fn new(
         client: &mut Client,
         board: &AllGather,
@@ -79,8 +79,8 @@ impl Evaluator {
         }))
     }
 
-    /// Evaluates `weights` as they are; rank 0 has the result. All workers call it, when what they
-    /// pushed is applied.
+    /// Evaluates the current `weights`; rank 0 returns the result. All workers call it, when their
+    /// pushes are applied.
     pub(crate) fn run(
         &mut self,
         client: &mut Client,
@@ -93,12 +93,12 @@ impl Evaluator {
             WorkerId(0) => Some(self.measure(client)?),
             _ => None,
         };
-        // The next evaluation writes where rank 0 was reading.
+        // The next evaluation overwrites the rows that rank 0 reads.
         board.meet(client)?;
         Ok(quality)
     }
 
-    /// Removes the table; one worker does it, when nobody uses it any more.
+    /// Removes the table; one worker calls it, when no worker uses it any more.
     pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
         client.release_table(self.table)
     }
@@ -160,7 +160,7 @@ impl Evaluator {
         };
         Ok(Quality {
             rows: self.rows,
-            // There are rows.
+            // The set has rows, so neither is `None`.
             log_loss: evaluation.log_loss().unwrap_or(f64::NAN),
             accuracy: evaluation.accuracy().unwrap_or(f64::NAN),
             auc,

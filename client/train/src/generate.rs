@@ -1,10 +1,10 @@
 //! A synthetic sparse two-class set, for quickstarts and tests that have no data.
 //!
-//! Features are drawn with Zipf-like popularity (feature `r` proportional to `1 / (r + 3)`), labels
-//! by a hidden linear model with a smooth noise of its own and a share of labels flipped outright.
-//! Row `i` depends on the specification and on `i` alone, so training and test sets are two ranges
-//! of rows, and any part can be made anywhere. Only additions, multiplications, divisions and
-//! integers are used: the bytes are the same on every machine.
+//! Features are drawn with Zipf-like popularity (feature `r` proportional to `1 / (r + 3)`). A hidden
+//! linear model with smooth noise sets the labels, and a share of them is flipped. Row `i` depends on
+//! the specification and on `i` alone. Training and test sets are therefore two ranges of rows, and any
+//! part can be made anywhere. Only additions, multiplications, divisions and integers are used: the
+//! bytes are the same on every machine.
 
 use std::io::{self, Write};
 use std::ops::Range;
@@ -13,19 +13,19 @@ use tidewater_protocol::limits;
 
 use crate::data::rng::SplitMix64;
 
-/// What set to make.
+/// Parameters of a synthetic set.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyntheticSpec {
     /// Number of features, of which rare ones may never occur.
     pub features: u32,
     /// Draws per row; a feature drawn twice counts once.
     pub draws_per_row: u32,
-    /// Standard deviation of the noise added to the hidden model's margin; it sets how well the
-    /// best model does.
+    /// Standard deviation of the noise added to the hidden model's margin; it limits the quality of the
+    /// best model.
     pub noise: f64,
     /// Share of labels flipped afterwards, 0 to 1.
     pub flipped: f64,
-    /// Everything is a function of it.
+    /// Seed of everything random in the set.
     pub seed: u64,
 }
 
@@ -42,7 +42,7 @@ impl Default for SyntheticSpec {
     }
 }
 
-/// What a specification does not allow.
+/// Violation of a specification's limits.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
@@ -51,7 +51,7 @@ pub enum SpecError {
     Count {
         /// Field of the specification.
         name: &'static str,
-        /// Its value.
+        /// Given value of the field.
         value: u32,
         /// The largest allowed value.
         max: u32,
@@ -61,7 +61,7 @@ pub enum SpecError {
     Real {
         /// Field of the specification.
         name: &'static str,
-        /// Its value.
+        /// Given value of the field.
         value: f64,
         /// The smallest allowed value.
         min: f64,
@@ -70,20 +70,20 @@ pub enum SpecError {
     },
 }
 
-/// Features a set may have: their table of popularity is kept in memory, 16 bytes each.
+/// Most features of a set: their popularity table is in memory, 16 bytes each.
 const FEATURES_MAX: u32 = 10_000_000;
 
-/// Streams of the seed: rows use their own number, the truth one that no row has.
+/// Stream of the seed for the hidden model. Rows use their own number, which is never this one.
 const TRUTH_STREAM: u64 = u64::MAX;
 
 /// A generator: the popularity table and the hidden model of a specification.
 #[derive(Debug)]
 pub struct Synthetic {
     spec: SyntheticSpec,
-    /// `cumulative[r]` = popularity of features `0..=r`.
+    /// `cumulative[r]` is the popularity of features `0..=r`.
     cumulative: Vec<f64>,
     truth: Vec<f64>,
-    /// Margin at which the hidden model's classes are of about equal size.
+    /// Margin at which the classes of the hidden model have about equal size.
     centre: f64,
 }
 
@@ -91,7 +91,7 @@ impl Synthetic {
     /// Prepares a set, `O(features)`.
     ///
     /// # Errors
-    /// A field out of its range.
+    /// A field of the specification that is out of its range.
     pub fn new(spec: SyntheticSpec) -> Result<Self, SpecError> {
         let rows_max = limits::DATA_ROW_FEATURES_MAX as u32;
         check_count("features", spec.features, FEATURES_MAX)?;
@@ -112,8 +112,8 @@ impl Synthetic {
             truth: truth.collect(),
             centre: 0.0,
         };
-        // Popular features would tilt the classes; the mean margin of a sample takes that out.
-        // Its rows come from the top of the numbers, where no set of rows reaches.
+        // Popular features would tilt the classes; subtracting the mean margin of a sample prevents
+        // that. The sample's rows have the highest numbers, which no set of rows reaches.
         const SAMPLE: u64 = 1_000;
         let mut features = Vec::new();
         let margins = (1..=SAMPLE).map(|i| set.draw(TRUTH_STREAM - i, &mut features).1);
@@ -121,7 +121,7 @@ impl Synthetic {
         Ok(set)
     }
 
-    /// The hidden weights, by 0-based feature.
+    /// Weights of the hidden model, by 0-based feature.
     pub fn truth(&self) -> &[f64] {
         &self.truth
     }
@@ -129,7 +129,7 @@ impl Synthetic {
     /// Writes rows as LIBSVM text, indices from 1, labels -1 and +1.
     ///
     /// # Errors
-    /// What `out` refuses.
+    /// Any error of `out`.
     pub fn write_libsvm(&self, rows: Range<u64>, out: &mut impl Write) -> io::Result<()> {
         let mut features = Vec::new();
         for row in rows {
@@ -149,10 +149,11 @@ impl Synthetic {
         Ok(())
     }
 
-    /// A row's features and its margin in the hidden model; the generator goes on to its noise.
+    /// Draws a row's features; returns its generator, for the noise, and its margin in the hidden
+    /// model.
     fn draw(&self, row: u64, features: &mut Vec<u32>) -> (SplitMix64, f64) {
         let mut rng = SplitMix64::keyed(self.spec.seed, row);
-        // The sum of a non-empty table; `new` refuses zero features.
+        // The last sum of a non-empty table; `new` refuses zero features.
         let total = self.cumulative.last().copied().unwrap_or(0.0);
         features.clear();
         for _ in 0..self.spec.draws_per_row {
@@ -178,7 +179,7 @@ fn quarters(feature: u32, row: u64) -> u32 {
     }
 }
 
-/// Nearly normal, mean 0, variance 1: the sum of twelve uniform numbers less 6. Exact on every
+/// A nearly normal number, mean 0, variance 1: the sum of twelve uniform numbers less 6. Exact on every
 /// machine, as logarithm and cosine are not.
 fn waker(rng: &mut SplitMix64) -> f64 {
     (0..12).fold(-6.0, |sum, _| sum + rng.unit())
@@ -215,7 +216,7 @@ mod tests {
         text
     }
 
-    /// FNV-1a, 64 bits.
+    /// FNV-1a hash, 64 bits.
     fn digest(text: &[u8]) -> u64 {
         text.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)

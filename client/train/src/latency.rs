@@ -1,4 +1,4 @@
-//! Latencies of a run's calls, joined over the workers.
+//! Latency histograms of a run's calls, summed over the workers.
 
 use std::time::Duration;
 
@@ -11,39 +11,39 @@ use tidewater::pull::PullOptions;
 use tidewater::session::Client;
 use tidewater::table::{Table, TableBuilder};
 
-/// Longest latency told apart, in nanoseconds; longer ones count as this.
+/// Longest distinguished latency, in nanoseconds; longer ones count as this.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// Significant decimal digits of a recorded value.
 const DIGITS: u8 = 2;
 const KINDS: usize = 3;
 const NAME: &str = "tidewater-train/latency";
 
-/// What is measured.
+/// Kinds of measured calls.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kind {
-    /// A pull of a batch's weights, until they are there.
+    /// A pull of a batch's weights, until they have arrived.
     Pull,
-    /// A push of a batch's gradients, until the call returns: the frames are on their way.
+    /// A push of a batch's gradients, until the call returns: the frames are being sent.
     Push,
-    /// The same, until it is known to be applied. A push is looked after at the next steps, so this
-    /// is an upper bound with the resolution of a step.
+    /// The same, until it is known to be applied. A push is checked at the next steps, so this is an
+    /// upper bound with the resolution of a step.
     Applied,
 }
 
-/// Percentiles in microseconds; `None` when nothing was measured.
+/// Percentiles in microseconds; `None` without measurements.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct Percentiles {
     pub(crate) p50_us: Option<f64>,
     pub(crate) p99_us: Option<f64>,
 }
 
-/// A histogram for each [`Kind`].
+/// One histogram for each [`Kind`].
 #[derive(Debug)]
 pub(crate) struct Latencies(Vec<Histogram<u64>>);
 
 impl Latencies {
     pub(crate) fn new() -> Self {
-        // The bounds are constants that the type accepts, so none is missing; a test holds it.
+        // The type accepts these constant bounds, so none is missing; a test checks it.
         let made =
             (0..KINDS).filter_map(|_| Histogram::new_with_bounds(1, LONGEST_NS, DIGITS).ok());
         Self(made.collect())
@@ -65,8 +65,8 @@ impl Latencies {
         }
     }
 
-    /// Adds up the histograms of all workers, bucket by bucket, in a table; rank 0 has the sum
-    /// afterwards, the others keep their own. All workers call it, once a run.
+    /// Sums the histograms of all workers, bucket by bucket, in a table. Rank 0 has the sum afterwards,
+    /// the others keep their own. All workers call it, once a run.
     pub(crate) fn join(&mut self, client: &mut Client) -> Result<(), ClientError> {
         let counts = self.counts();
         let spec = TableBuilder::blocks::<i64>(NAME, counts.len() as u64, 1)
@@ -101,7 +101,7 @@ impl Latencies {
                 .collect();
             histogram.reset();
             for (value, &count) in values.into_iter().zip(&mut counts) {
-                // A count from elsewhere may be anything; a negative one counts nothing.
+                // A count from another process may be anything; a negative one counts nothing.
                 histogram.saturating_record_n(value, u64::try_from(count).unwrap_or(0));
             }
         }

@@ -1,11 +1,10 @@
 //! Training: mathematics, and the loop that runs it against a cluster.
 //!
-//! The mathematics ([`model`], [`metrics`], [`generate`]) are pure functions of batches and weights
-//! that do not know where weights are kept. [`run()`] asks [`model::LogisticStep`] for the keys of a
-//! mini-batch, pulls their weights from a table, has the gradient computed, and pushes it; the
-//! optimizer runs at the server. [`mod@reference`] does the same in one process on local arrays and
-//! is what distributed runs are compared with. [`generate`] makes training sets where there are
-//! none.
+//! The mathematics ([`model`], [`metrics`], [`generate`]) are pure functions of batches and weights,
+//! independent of where weights are stored. [`run()`] gets the keys of a mini-batch from
+//! [`model::LogisticStep`], pulls their weights from a table, computes the gradient, and pushes it. The
+//! optimizer runs at the server. [`mod@reference`] does the same in one process on local arrays;
+//! distributed runs are compared with it. [`generate`] makes synthetic training sets.
 
 mod all_gather;
 pub mod config;

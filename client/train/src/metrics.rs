@@ -1,16 +1,16 @@
-//! How good predictions are: log-loss, AUC, accuracy, precision, recall.
+//! Quality of predictions: log-loss, AUC, accuracy, precision, recall.
 //!
 //! Two forms, for test sets of any size spread over any number of workers:
 //!
-//! - [`auc_exact`] sorts all (score, label) pairs: exact, 8 bytes a row gathered in one place. It
+//! - [`auc_exact`] sorts all (score, label) pairs: exact, 8 bytes a row gathered in one process. It
 //!   counts in integers, so the order in which workers' pairs are joined does not matter.
-//! - [`Evaluation`] is of fixed size (16 KiB of AUC histogram) and merges; its AUC comes with a
-//!   bound on its error that is computed from the histogram itself.
+//! - [`Evaluation`] is of fixed size (16 KiB of AUC histogram) and merges; its AUC comes with a bound
+//!   on its error that is computed from the histogram itself.
 
 use serde::{Deserialize, Serialize};
 
-/// Probabilities are moved into `[CLIP, 1 - CLIP]` before their logarithm is taken, so that one
-/// certain and wrong prediction costs 34.5 and not infinity (scikit-learn's former default).
+/// Probabilities are clamped to `[CLIP, 1 - CLIP]` before their logarithm is taken. One certain and
+/// wrong prediction then costs 34.5 and not infinity (scikit-learn's former default).
 pub const CLIP: f64 = 1e-15;
 
 /// Bins of the AUC histogram, of equal width in probability.
@@ -19,13 +19,13 @@ pub const AUC_BINS: usize = 1024;
 /// A row's score (any increasing function of its probability) and label.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scored {
-    /// Larger means more likely positive.
+    /// Score of the row; larger means more likely positive.
     pub score: f32,
-    /// Whether it is.
+    /// Whether the row's label is positive.
     pub positive: bool,
 }
 
-/// What cannot be evaluated.
+/// Reasons for which predictions cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MetricsError {
@@ -34,33 +34,33 @@ pub enum MetricsError {
     NotFinite {
         /// Position of the row.
         row: u64,
-        /// Its score.
+        /// Score of the row.
         score: f64,
     },
-    /// AUC compares positives with negatives.
+    /// AUC needs positive and negative rows.
     #[error(
         "no AUC with {positives} positive and {negatives} negative rows; both kinds are needed"
     )]
     OneClass {
-        /// Positive rows.
+        /// Number of positive rows.
         positives: u64,
-        /// Negative rows.
+        /// Number of negative rows.
         negatives: u64,
     },
-    /// An evaluation from elsewhere contradicts itself.
+    /// An evaluation of another process contradicts itself.
     #[error("an evaluation of {rows} rows does not add up; is the worker of another version?")]
     Inconsistent {
-        /// Rows it claims.
+        /// Number of rows that it claims.
         rows: u64,
     },
 }
 
-/// Probability that a random positive row scores above a random negative one, ties counting half
-/// (the Mann-Whitney statistic with average ranks). Sorts `rows`, `O(n log n)`; the result is exact
-/// up to one rounding.
+/// Probability that a random positive row scores above a random negative one, ties counting half. This
+/// is the Mann-Whitney statistic with average ranks. Sorts `rows`, `O(n log n)`; the result is exact up
+/// to one rounding.
 ///
 /// # Errors
-/// A score that is no finite number; rows of one class only.
+/// A score that is not finite; rows of one class only.
 pub fn auc_exact(rows: &mut [Scored]) -> Result<f64, MetricsError> {
     if let Some(row) = rows.iter().position(|row| !row.score.is_finite()) {
         return Err(MetricsError::NotFinite {
@@ -88,7 +88,7 @@ struct Wins {
 }
 
 impl Wins {
-    /// From `[negatives, positives]` of groups of tied rows, by ascending score.
+    /// Counts groups of tied rows, given as `[negatives, positives]` by ascending score.
     fn count(groups: impl Iterator<Item = [u64; 2]>) -> Self {
         groups.fold(Self::default(), |mut wins, [negatives, positives]| {
             let tied = u128::from(positives) * u128::from(negatives);
@@ -115,20 +115,20 @@ impl Wins {
     }
 }
 
-/// AUC from a histogram.
+/// AUC computed from a histogram.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AucEstimate {
-    /// Rows of one bin counted as ties.
+    /// Estimated AUC; rows of one bin count as ties.
     pub auc: f64,
-    /// The exact AUC of the same probabilities is within this of `auc`: half the share of pairs
-    /// that fell into one bin.
+    /// Bound on the distance of `auc` from the exact AUC of the same probabilities: half the share of
+    /// pairs that fell into one bin.
     pub error: f64,
 }
 
 /// Counts and sums over evaluated rows. Fixed size, mergeable, serialisable.
 ///
-/// Merge evaluations in rank order: all counts are integers, but `loss_sum` is a floating-point
-/// sum, whose last bits depend on the order.
+/// Merge evaluations in rank order: all counts are integers, but `loss_sum` is a floating-point sum
+/// with last bits that depend on the order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     rows: u64,
@@ -148,7 +148,7 @@ impl Default for Evaluation {
 }
 
 impl Evaluation {
-    /// Of no rows.
+    /// Makes an evaluation without rows.
     pub fn new() -> Self {
         Self {
             rows: 0,
@@ -161,8 +161,8 @@ impl Evaluation {
         }
     }
 
-    /// Counts a row that was predicted to be positive with `probability` in `[0, 1]`. It counts as
-    /// classified positive from 1/2 on.
+    /// Counts a row that was predicted to be positive with `probability` in `[0, 1]`. From 1/2 on, it
+    /// counts as classified positive.
     ///
     /// # Errors
     /// A probability that is not a number.
@@ -187,10 +187,10 @@ impl Evaluation {
         Ok(())
     }
 
-    /// Adds the rows of another worker's evaluation, which may come from outside.
+    /// Adds the rows of another worker's evaluation, which may come from another process.
     ///
     /// # Errors
-    /// An evaluation that contradicts itself or overflows a count; `self` stays as it was.
+    /// An evaluation that contradicts itself or overflows a count; `self` is then unchanged.
     pub fn merge(&mut self, other: &Self) -> Result<(), MetricsError> {
         let inconsistent = || MetricsError::Inconsistent { rows: other.rows };
         if !other.is_consistent() {
@@ -230,7 +230,7 @@ impl Evaluation {
             && self.loss_sum >= 0.0
     }
 
-    /// Number of rows.
+    /// Number of evaluated rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -240,7 +240,7 @@ impl Evaluation {
         (self.rows > 0).then(|| self.loss_sum / self.rows as f64)
     }
 
-    /// Share of rows classified rightly at 1/2. `None` without rows.
+    /// Share of rows classified correctly at 1/2. `None` without rows.
     pub fn accuracy(&self) -> Option<f64> {
         ratio(self.true_positives + self.true_negatives, self.rows)
     }
@@ -260,7 +260,7 @@ impl Evaluation {
     /// AUC with a bound on its error.
     ///
     /// # Errors
-    /// Rows of one class only.
+    /// An evaluation with rows of one class only.
     pub fn auc(&self) -> Result<AucEstimate, MetricsError> {
         let wins = Wins::count(self.bins.iter().copied());
         let auc = wins.auc()?;

@@ -11,34 +11,34 @@ use std::num::NonZeroU32;
 
 use crate::data::Batch;
 
-/// Key of the bias unless the configuration says otherwise: above every key that a training file
-/// can hold ([`DATA_KEY_LIMIT`](tidewater_protocol::limits::DATA_KEY_LIMIT)).
+/// Default key of the bias, above every key that a training file can hold
+/// ([`DATA_KEY_LIMIT`](tidewater_protocol::limits::DATA_KEY_LIMIT)).
 pub const BIAS_KEY: u64 = u64::MAX - 1;
 
-/// How the gradients of a batch's rows are combined.
+/// Combination of the gradients of a batch's rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Scale {
-    /// Their mean: the learning rate does not depend on the batch size.
+    /// Mean of the rows: the learning rate does not depend on the batch size.
     #[default]
     Mean,
-    /// Their sum.
+    /// Sum of the rows.
     Sum,
-    /// Their sum divided by this number: the batch size that was asked for. As [`Scale::Mean`], but
-    /// the short batch at the end of an epoch counts by its rows. A mean over a handful of rows is
-    /// so noisy that it spoils a model that is evaluated right after it.
+    /// Sum of the rows divided by this number, the nominal batch size. Like [`Scale::Mean`], but the
+    /// short batch at the end of an epoch counts by its rows. A mean over a handful of rows is so noisy
+    /// that it spoils a model that is evaluated right after it.
     Nominal(NonZeroU32),
 }
 
-/// What is trained.
+/// Parameters of the logistic model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LogisticConfig {
-    /// Key of the bias, `None` for a model without. A feature of the same key would share its
-    /// weight; [`BIAS_KEY`] is out of reach of files.
+    /// Key of the bias, `None` for a model without. A feature of the same key would share its weight;
+    /// no file can hold [`BIAS_KEY`].
     pub bias_key: Option<u64>,
-    /// Weight of the penalty `l2 / 2 * w^2` on the features of the batch, not on the bias. Only
-    /// keys of the batch are pulled, so a key decays when it occurs, not at every step.
+    /// Weight of the penalty `l2 / 2 * w^2` on the features of the batch, not on the bias. Only keys of
+    /// the batch are pulled, so a key decays when it occurs, not at every step.
     pub l2: f32,
-    /// How rows are combined.
+    /// Combination of the rows' gradients.
     pub scale: Scale,
 }
 
@@ -52,16 +52,16 @@ impl Default for LogisticConfig {
     }
 }
 
-/// What a call did not get right.
+/// Misuse of a call.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
     /// Weights and keys differ in number.
     #[error("{given} weights for the {keys} keys of the batch; pull exactly the keys of `prepare`")]
     WeightCount {
-        /// Keys of the batch.
+        /// Number of keys of the batch.
         keys: usize,
-        /// Weights given.
+        /// Number of weights given.
         given: usize,
     },
     /// The batch is not the one prepared.
@@ -71,15 +71,15 @@ pub enum ModelError {
     NotPrepared {
         /// Features of the prepared batch, its biases included.
         prepared: usize,
-        /// Features of the given one.
+        /// Features of the given batch.
         given: usize,
     },
     /// A label is no probability.
     #[error("row {row} of the batch has label {label}; labels must be mapped to 0 and 1 when read")]
     Label {
-        /// Its position in the batch.
+        /// Position of the row in the batch.
         row: usize,
-        /// Its label.
+        /// Label of the row.
         label: f32,
     },
 }
@@ -87,14 +87,14 @@ pub enum ModelError {
 /// Sum of losses over rows.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct BatchLoss {
-    /// Number of rows.
+    /// Number of rows summed.
     pub rows: usize,
     /// Sum of their log-losses (natural logarithm), without penalty.
     pub loss_sum: f64,
 }
 
-/// One worker's mini-batch arithmetic. Keeps its buffers: no allocation once batches of the usual
-/// size were seen.
+/// One worker's mini-batch arithmetic. It keeps its buffers: no allocation once it has seen batches of
+/// the usual size.
 #[derive(Debug)]
 pub struct LogisticStep {
     config: LogisticConfig,
@@ -108,7 +108,7 @@ pub struct LogisticStep {
 }
 
 impl LogisticStep {
-    /// A step with empty buffers.
+    /// Makes a step with empty buffers.
     pub fn new(config: LogisticConfig) -> Self {
         Self {
             config,
@@ -127,8 +127,8 @@ impl LogisticStep {
         let keys = batch.rows().flat_map(|row| row.keys);
         let bias = self.config.bias_key.iter().filter(|_| !batch.is_empty());
         self.entries.extend(keys.chain(bias).copied().zip(0..));
-        // Positions differ, so the order is total and the unstable sort, which needs no memory, has
-        // one possible result.
+        // Positions differ, so the order is total. The unstable sort, which needs no memory, has one
+        // possible result.
         self.entries.sort_unstable();
         self.keys.clear();
         self.slots.clear();
@@ -210,7 +210,7 @@ impl LogisticStep {
         Ok(())
     }
 
-    /// Where the bias is among the keys: it was the last entry of the batch.
+    /// Index of the bias among the keys: it was the last entry of the batch.
     fn bias_slot(&self) -> Option<usize> {
         self.config
             .bias_key

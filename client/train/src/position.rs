@@ -1,5 +1,5 @@
-//! Where a run is in its training set. A saved model carries it, so that a run which loads the model
-//! takes the steps that the run which saved it would have taken next.
+//! The position of a run in its training set. A saved model carries it: a run that loads the model
+//! takes the steps that the saving run would have taken next.
 //!
 //! The position is a row of a table of its own, saved with the weights.
 
@@ -15,37 +15,37 @@ use tidewater::table::{Table, TableBuilder};
 /// Name of the table: `i64`, one row.
 pub const POSITION: &str = "tidewater-train/position";
 
-/// Layout of the row. A table that no run has written holds 0.
+/// Layout number of the row. A table that no run has written holds 0.
 const LAYOUT: u64 = 1;
 const CELLS: usize = 8;
 
 /// The next step of a run: all workers take it together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Position {
-    /// Epochs that are over.
+    /// Number of completed epochs.
     pub(crate) epoch: u64,
-    /// Steps of the next epoch that are over.
+    /// Number of completed steps of the next epoch.
     pub(crate) step: u64,
 }
 
-/// What decides, with the seed, which rows a step takes: a position within an epoch has a meaning
-/// only for a run that has all of it alike.
+/// Parameters that decide, with the seed, the rows of a step. A position within an epoch is valid only
+/// for a run with the same course.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Course {
-    /// Steps of an epoch.
+    /// Number of steps of an epoch.
     pub(crate) steps: u64,
     /// Rows of the training set.
     pub(crate) rows: u64,
-    /// Workers that share them.
+    /// Workers that share the rows.
     pub(crate) workers: u64,
     /// Rows of a worker's mini-batch.
     pub(crate) batch_rows: u64,
-    /// Seed of their order.
+    /// Seed of the rows' order.
     pub(crate) seed: u64,
 }
 
 impl Course {
-    /// Names and values of what `other` has otherwise; `None` if it is the same course.
+    /// Names and values of the fields that differ in `other`; `None` if it is the same course.
     pub(crate) fn difference(&self, other: &Self) -> Option<String> {
         let fields = [
             ("rows", self.rows, other.rows),
@@ -61,12 +61,12 @@ impl Course {
     }
 }
 
-/// The table.
+/// The table of the position.
 #[derive(Debug)]
 pub(crate) struct PositionTable(Table<i64>);
 
 impl PositionTable {
-    /// New, or as it was loaded.
+    /// Creates the table, or opens the loaded one.
     pub(crate) fn new(client: &mut Client) -> Result<Self, ClientError> {
         let spec = TableBuilder::rows::<i64>(POSITION, 1, CELLS as u32)
             .domain(ASIDE)
@@ -74,7 +74,7 @@ impl PositionTable {
         Ok(Self(client.create_table(spec.spec())?))
     }
 
-    /// What the run that saved the model in `dir` wrote; `None` for a model without a position.
+    /// Reads the position of the run that saved the model in `dir`; `None` for a model without one.
     pub(crate) fn read(
         &self,
         client: &mut Client,
@@ -88,7 +88,8 @@ impl PositionTable {
         })
     }
 
-    /// Waits until it is applied; one worker calls it, after the last step of all.
+    /// Writes the position and waits until it is applied. One worker calls it, after the last step of
+    /// all.
     pub(crate) fn write(
         &self,
         client: &mut Client,
@@ -100,7 +101,7 @@ impl PositionTable {
         client.wait_applied(&ticket)
     }
 
-    /// Removes the table; one worker does it, when no other uses it any more.
+    /// Removes the table; one worker calls it, when no other uses it any more.
     pub(crate) fn release(self, client: &mut Client) -> Result<(), ClientError> {
         client.release_table(self.0)
     }

@@ -1,12 +1,12 @@
 //! A trainer on local arrays in one process: the oracle for distributed runs.
 //!
 //! It takes mini-batches, models and optimizers as the distributed trainer does, without servers,
-//! clocks or threads. Workers are imitated: at each step every worker's batch is computed at the
-//! same weights, gradients are reduced in rank order, and each touched row takes one optimizer
-//! step (what BSP with [`Apply::AtTick`](tidewater_protocol::table::Effect) promises).
+//! clocks or threads. It imitates workers: at each step every worker's batch is computed at the same
+//! weights, and gradients are reduced in rank order. Each touched row then takes one optimizer step, as
+//! BSP with [`Apply::AtTick`](tidewater_protocol::table::Apply::AtTick) guarantees.
 //!
-//! Optimizer state is `f32` and each formula is the one documented at [`Optimizer`], operations in
-//! the server's order: the bits are those of the server's kernels, except for Adam, whose powers
+//! Optimizer state is `f32` and each formula is the one documented at [`Optimizer`], with operations in
+//! the server's order. The bits are those of the server's kernels, except for Adam, for which powers
 //! may differ in the last bit.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub struct Reference {
     rows: BTreeMap<u64, Cell>,
     step: LogisticStep,
     weights: Vec<f32>,
-    /// Reduced gradients and the number of workers that pushed each.
+    /// Reduced gradients, and the number of workers that pushed each.
     reduced: BTreeMap<u64, (f32, u32)>,
 }
 
@@ -40,7 +40,7 @@ struct Cell {
 }
 
 impl Reference {
-    /// All weights zero.
+    /// Makes a model with all weights zero.
     pub fn new(model: LogisticConfig, optimizer: Optimizer, reduce: Reduce) -> Self {
         Self {
             model,
@@ -53,10 +53,10 @@ impl Reference {
         }
     }
 
-    /// One step: a batch of each worker, in rank order. Batches may be empty.
+    /// Takes one step: a batch of each worker, in rank order. Batches may be empty.
     ///
     /// # Errors
-    /// Labels that were not mapped to 0 and 1.
+    /// A label that was not mapped to 0 or 1.
     pub fn step(&mut self, batches: &[Batch<'_>]) -> Result<BatchLoss, ModelError> {
         let mut total = BatchLoss::default();
         self.reduced.clear();
@@ -67,7 +67,7 @@ impl Reference {
             total.loss_sum += loss.loss_sum;
             for (&key, &gradient) in self.step.keys().iter().zip(self.step.gradient()) {
                 let (sum, workers) = self.reduced.entry(key).or_default();
-                // The first gradient is taken as it is: 0 + -0 would lose its sign.
+                // The first gradient is copied: 0 + -0 would lose its sign.
                 *sum = if *workers == 0 {
                     gradient
                 } else {
@@ -87,7 +87,7 @@ impl Reference {
         Ok(total)
     }
 
-    /// One epoch: as many steps as the largest part has batches.
+    /// Trains one epoch: as many steps as the largest part has batches.
     ///
     /// # Errors
     /// As [`Reference::step`].
@@ -118,7 +118,7 @@ impl Reference {
     /// Evaluates on labelled rows (labels 0 and 1).
     ///
     /// # Errors
-    /// A model that diverged.
+    /// A prediction of a diverged model.
     pub fn evaluate(&self, data: &Dataset) -> Result<Evaluation, MetricsError> {
         let mut evaluation = Evaluation::new();
         for (probability, &label) in self.predict(data).into_iter().zip(data.labels()) {
@@ -127,7 +127,7 @@ impl Reference {
         Ok(evaluation)
     }
 
-    /// A weight; zero for a key that was never touched.
+    /// The weight of a key; zero for one that was never touched.
     pub fn weight(&self, key: u64) -> f32 {
         self.rows.get(&key).map_or(0.0, |cell| cell.weight)
     }

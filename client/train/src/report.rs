@@ -1,4 +1,4 @@
-//! The figures of a run.
+//! Figures of a run, and their JSON file.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -16,7 +16,7 @@ use super::evaluate::Quality;
 use super::latency::{Kind, Latencies};
 use super::weight_stats::WeightStats;
 
-/// Figures of a run, over all workers. What was not measured is `None`, in JSON `null`.
+/// Figures of a run, over all workers. Values that were not measured are `None`, in JSON `null`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -24,62 +24,63 @@ pub struct Report {
     pub auc: Option<f64>,
     /// Mean log-loss on the test set, natural logarithm.
     pub log_loss: Option<f64>,
-    /// Share of test rows classified rightly.
+    /// Share of test rows classified correctly.
     pub accuracy: Option<f64>,
-    /// Rows of the test set.
+    /// Number of rows of the test set.
     pub test_rows: u64,
-    /// Mean log-loss of the last epoch's rows, each before the step it was part of.
+    /// Mean log-loss of the last epoch's rows, each computed before the step that it was part of.
     pub train_log_loss: Option<f64>,
     /// Rows trained on, counted once an epoch.
     pub rows: u64,
-    /// Steps that each worker took.
+    /// Number of steps that each worker took.
     pub steps: u64,
     /// Seconds of the epochs, without evaluation.
     pub seconds: f64,
-    /// `rows / seconds`.
+    /// Training speed: `rows / seconds`.
     pub rows_per_second: f64,
-    /// Weights that the training set touches.
+    /// Number of weights that the training set touches.
     pub weights: u64,
-    /// Those that are exactly zero.
+    /// Number of weights that are exactly zero.
     pub zero_weights: u64,
-    /// Their share.
+    /// Share of weights that are exactly zero.
     pub zeros: f64,
-    /// 16 hexadecimal digits, equal for equal models.
+    /// Fingerprint of the model in 16 hexadecimal digits, equal for equal models.
     pub fingerprint: String,
     /// Payload bytes that workers pulled in training.
     pub bytes_pulled: u64,
     /// Frame bytes that workers pushed in training.
     pub bytes_pushed: u64,
-    /// Pull calls.
+    /// Number of pull calls.
     pub pulls: u64,
-    /// Reads repeated.
+    /// Number of repeated reads.
     pub retries: u64,
-    /// A batch's pull, until its weights are there.
+    /// Median latency of a batch's pull in microseconds, until its weights have arrived.
     pub pull_p50_us: Option<f64>,
-    /// As `pull_p50_us`.
+    /// 99th percentile of the same, in microseconds.
     pub pull_p99_us: Option<f64>,
-    /// A batch's push, until the call returns: its frames are on their way.
+    /// Median latency of a batch's push in microseconds, until the call returns: its frames are being
+    /// sent.
     pub push_p50_us: Option<f64>,
-    /// As `push_p50_us`.
+    /// 99th percentile of the same, in microseconds.
     pub push_p99_us: Option<f64>,
-    /// A batch's push, until it is known to be applied: an upper bound, since it is looked after
-    /// once a step.
+    /// Median latency of a batch's push in microseconds, until it is known to be applied. An upper
+    /// bound, since it is checked once a step.
     pub push_applied_p50_us: Option<f64>,
-    /// As `push_applied_p50_us`.
+    /// 99th percentile of the same, in microseconds.
     pub push_applied_p99_us: Option<f64>,
-    /// How far workers might drift apart.
+    /// How far workers were allowed to drift apart.
     pub sync: String,
-    /// What carried the data.
+    /// Transport of the lanes.
     pub transport: String,
-    /// Servers.
+    /// Number of servers of the job.
     pub servers: u32,
-    /// Workers.
+    /// Number of workers of the job.
     pub workers: u32,
-    /// The rule gradients were applied by.
+    /// Rule by which gradients were applied.
     pub optimizer: Optimizer,
-    /// Rows of a mini-batch.
+    /// Rows of a worker's mini-batch.
     pub batch_rows: usize,
-    /// Passes over the training set.
+    /// Number of passes over the training set.
     pub epochs: u64,
     /// Seed of the order of rows.
     pub seed: u64,
@@ -87,7 +88,7 @@ pub struct Report {
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Figures of the epochs.
+/// Training figures, summed over the epochs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Training {
     pub(crate) rows: u64,
@@ -147,11 +148,11 @@ impl Report {
         }
     }
 
-    /// Writes the figures as JSON: to a file beside `path` first, so that a reader of `path` sees
-    /// all of them or what was there before.
+    /// Writes the figures as JSON, first to a temporary file in the same directory. A reader of `path`
+    /// then sees all of them or the former file.
     ///
     /// # Errors
-    /// [`TrainError::Report`].
+    /// [`TrainError::Report`], with the error of the system.
     pub fn write(&self, path: &Path) -> Result<(), TrainError> {
         let failed = |source| TrainError::Report {
             path: path.to_owned(),
@@ -162,7 +163,7 @@ impl Report {
             .write_to(&aside)
             .and_then(|()| fs::rename(&aside, path));
         if written.is_err() {
-            // What matters is why it failed.
+            // The first error is the one to return.
             let _ = fs::remove_file(&aside);
         }
         written.map_err(failed)
@@ -177,7 +178,7 @@ impl Report {
     }
 }
 
-/// `path` with a suffix that names this process.
+/// Returns `path` with a suffix that names this process.
 fn aside(path: &Path) -> io::Result<PathBuf> {
     let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?;
     let mut name = name.to_owned();

@@ -1,23 +1,22 @@
-//! The training loop of one worker; all workers of the job run it side by side.
+//! The training loop of one worker; all workers of the job run it in parallel.
 //!
-//! 1. Workers tell each other their settings: all go on if they are equal, else none does. The
-//!    model's table `w` is created, or loaded and opened: sparse, `f32`, one column, keyed by
-//!    feature. Under BSP pushes take effect at the tick, reduced in rank order, so that the result
-//!    does not depend on timing; otherwise on arrival.
-//! 2. Each worker reads its byte range of the training file. Parts differ in rows, so workers
-//!    exchange their numbers of batches and all take as many steps as the largest part has:
-//!    without a batch left, a worker only ticks. (Workers must tick alike, or the others would
-//!    wait for one that is done.)
+//! 1. Workers exchange their settings: all continue if they are equal, else none does. The model's
+//!    table `w` is created, or loaded and opened: sparse, `f32`, one column, keyed by feature. Under BSP
+//!    pushes take effect at the tick, reduced in rank order, so that the result does not depend on
+//!    timing; otherwise on arrival.
+//! 2. Each worker reads its byte range of the training file. Parts differ in rows, so workers exchange
+//!    their numbers of batches, and all take as many steps as the largest part has. A worker without a
+//!    batch left only ticks. (Workers must tick alike, or the others would wait for one that is done.)
 //! 3. Steps: pull, gradient, push, tick. A few pushes are under way at a time.
-//! 4. At an epoch's end all wait until what they pushed is applied.
-//! 5. After the last: evaluation on the test set, a census of the weights, figures for rank 0.
+//! 4. At an epoch's end all wait until their pushes are applied.
+//! 5. After the last: evaluation on the test set, statistics of the weights, figures for rank 0.
 //! 6. If asked, the model is saved: all wait for all before and after, rank 0 saves. A saved model
 //!    holds `w` and the run's position ([`POSITION`]); the trainer's other tables are released before.
 //!
-//! A run that loads a model goes on at the model's position: `epochs` counts from the epoch that the
-//! model was saved in. With the same training file, workers, batch and seed it takes the steps that
-//! the saved run would have taken, so that under BSP the weights have the bits of one run. With others
-//! it goes on at the beginning of that epoch.
+//! A run that loads a model continues at the model's position: `epochs` counts from the epoch that the
+//! model was saved in. With the same training file, workers, batch and seed it takes the steps that the
+//! saved run would have taken. Under BSP the weights then have the bits of one run. With other settings
+//! it continues at the beginning of that epoch.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -45,32 +44,32 @@ use tidewater::session::Client;
 use tidewater::table::Table;
 use tidewater::walltime::StopSign;
 
-/// Table by which workers agree where a run ends early, and steps between two looks at it.
+/// Name of the table by which workers agree on an early end, and steps between two checks of it.
 const STOP: (&str, u64) = ("tidewater-train/stop", 8);
 
-/// What a run asks of the program around it, and tells it.
+/// Callbacks of a run to the program around it.
 pub trait Host {
-    /// A signal that asked the process to end, if one came. Asked every few steps.
+    /// Returns a signal that asked the process to end, if one came. Called every few steps.
     fn signal(&mut self) -> Option<i32>;
 
-    /// Rank 0: the loaded model had a position, at which training goes on.
+    /// Called at rank 0 if the loaded model had a position, at which training continues.
     fn resumed(&mut self, resumed: &Resumed);
 
-    /// Rank 0: an epoch is over.
+    /// Called at rank 0 after each epoch.
     fn epoch_done(&mut self, epoch: &EpochReport);
 }
 
-/// Where a run goes on.
+/// Position at which a run continues.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resumed {
     /// The epoch of the next step, from 1.
     pub epoch: u64,
-    /// Steps of that epoch that are over.
+    /// Number of completed steps of that epoch.
     pub step: u64,
-    /// Steps of an epoch.
+    /// Number of steps of an epoch.
     pub steps: u64,
-    /// What the run that saved the model had otherwise: this one is no continuation of it, step by
+    /// Settings that differ from those of the saving run. With any, this run is no continuation step by
     /// step, and began the epoch again.
     pub differs: Option<String>,
 }
@@ -78,17 +77,17 @@ pub struct Resumed {
 /// Figures of an epoch, over all workers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EpochReport {
-    /// From 1, over all runs of the model.
+    /// Number of the epoch from 1, over all runs of the model.
     pub epoch: u64,
     /// The last epoch of this run.
     pub epochs: u64,
-    /// Rows trained on.
+    /// Number of rows trained on.
     pub rows: u64,
-    /// How long it took, until all workers were done.
+    /// Duration of the epoch, until all workers were done.
     pub took: Duration,
-    /// Mean log-loss of the rows, each before the step that it was part of.
+    /// Mean log-loss of the rows, each computed before the step that it was part of.
     pub log_loss: f64,
-    /// On the test set, if it was asked for after each epoch.
+    /// Quality on the test set, if requested after each epoch.
     pub test: Option<Quality>,
 }
 
@@ -98,15 +97,15 @@ pub struct EpochReport {
 pub enum Outcome {
     /// All epochs were trained. Rank 0 has the figures.
     Done(Option<Box<Report>>),
-    /// A worker got this signal: all stopped at the same step, and saved if that was asked for.
+    /// A worker received this signal: all stopped at the same step, and saved if requested.
     Stopped(i32),
 }
 
-/// Trains. All workers of the job call it with equal settings; returns when all are done.
+/// Trains a model. All workers of the job call it with equal settings; it returns when all are done.
 ///
 /// # Errors
-/// Files, the cluster, a model that diverged. The others then wait until the coordinator, which
-/// sees this worker leave, tells them.
+/// Unreadable files, failures of the cluster, a model that diverged. The others then wait until the
+/// coordinator notices that this worker leaves, and notifies them.
 pub fn run(
     client: &mut Client,
     config: &Config,
@@ -128,12 +127,12 @@ pub fn run(
     run.train(client, host, &data, evaluator)
 }
 
-/// The model's table: new, or as it was loaded.
+/// Creates the model's table, or opens the loaded one.
 fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainError> {
     let want = config.table();
     match (client.create_table(&want), &config.load) {
         (Err(ClientError::Refused(why)), Some(dir)) if why.code == RefusalCode::TableDiffers => {
-            // Of a model that has no such table there is nothing more to say.
+            // A model without such a table has no settings to compare.
             let loaded = client.open_table::<f32>(WEIGHTS).ok();
             let have = loaded.and_then(|table| client.spec(&table));
             Err(TrainError::other_training(dir, &why, (have, &want)))
@@ -142,7 +141,7 @@ fn weights(client: &mut Client, config: &Config) -> Result<Table<f32>, TrainErro
     }
 }
 
-/// The tables of a run, and what was counted.
+/// The tables of a run, and its worker.
 struct Run<'a> {
     config: &'a Config,
     weights: Table<f32>,
@@ -153,7 +152,7 @@ struct Run<'a> {
     rank: u32,
 }
 
-/// How far an epoch went.
+/// Extent of an epoch that was run.
 enum Walk {
     Whole(EpochReport),
     /// Stopped before this step.
@@ -228,13 +227,13 @@ impl<'a> Run<'a> {
             Some(signal) => Outcome::Stopped(signal),
             None => self.figures(client, data, totals, evaluator.as_mut())?,
         };
-        // A run without a step leaves the position as it was loaded.
+        // A run without a step leaves the position as loaded.
         let moved = (end != start || self.config.load.is_none()).then_some((end, course));
         self.leave(client, evaluator, moved)?;
         Ok(outcome)
     }
 
-    /// The first step: of a loaded model, the one after its last.
+    /// The first step; for a loaded model, the one after its last.
     fn start(
         &self,
         client: &mut Client,
@@ -266,7 +265,7 @@ impl<'a> Run<'a> {
         Ok(start)
     }
 
-    /// All epochs; sums over them, and the position after the last step.
+    /// Runs all epochs; returns the sums over them, and the position after the last step.
     fn epochs(
         &mut self,
         client: &mut Client,
@@ -306,7 +305,7 @@ impl<'a> Run<'a> {
         Ok((totals, at))
     }
 
-    /// Steps of an epoch, the same for all workers, and rows of all workers.
+    /// Agrees on the steps of an epoch, the same for all workers, and on the rows of all workers.
     fn agree(
         &self,
         client: &mut Client,
@@ -321,7 +320,7 @@ impl<'a> Run<'a> {
         Ok((usize::try_from(steps).unwrap_or(0), rows))
     }
 
-    /// The rest of an epoch, from `at` on, if it is not stopped.
+    /// Runs the rest of an epoch, from `at` on, unless a stop ends it.
     fn epoch(
         &mut self,
         client: &mut Client,
@@ -337,7 +336,7 @@ impl<'a> Run<'a> {
             if stops {
                 break;
             }
-            // No batch has this number when there are fewer: the step has no rows then.
+            // A number without a batch returns an empty one: the step has no rows then.
             let batch = plan.batch(usize::try_from(step).unwrap_or(usize::MAX));
             let loss = self.worker.step(client, &self.weights, &batch)?;
             rows += loss.rows as i64;
@@ -348,12 +347,13 @@ impl<'a> Run<'a> {
         let mut row: Row = [0; WIDTH];
         let loss = f64::to_bits(loss_sum).cast_signed();
         row[..4].copy_from_slice(&[rows, loss, stops.into(), step.cast_signed()]);
-        // No worker is past this before all are here: the sums are of one epoch. And all come here:
-        // without a bound on staleness one worker sees the sign to stop in this epoch and another
-        // does not, who must neither wait for the first nor go on without it.
+        // No worker passes this before all have arrived: the sums are of one epoch. All workers arrive:
+        // without a bound on staleness one worker sees the sign to stop in this epoch and another does
+        // not. The other must neither wait for the first nor continue without it.
         let all = self.board.exchange(client, &row)?;
         if all.iter().any(|row| row[2] != 0) {
-            // Without a bound on staleness workers stop at different steps: none is left out later.
+            // Without a bound on staleness workers stop at different steps; the least one omits no step
+            // later.
             let least = all.iter().map(|row| row[3].cast_unsigned()).min();
             return Ok(Walk::Stopped(least.unwrap_or(step)));
         }
@@ -369,7 +369,7 @@ impl<'a> Run<'a> {
         }))
     }
 
-    /// What rank 0 reports.
+    /// Computes the figures that rank 0 reports.
     fn figures(
         &mut self,
         client: &mut Client,
@@ -377,7 +377,7 @@ impl<'a> Run<'a> {
         totals: Totals,
         evaluator: Option<&mut Evaluator>,
     ) -> Result<Outcome, TrainError> {
-        // Before evaluation adds to them: the figures are of training.
+        // Read before the evaluation adds to them: the figures are of training.
         let counters = self.counters(client)?;
         let quality = match evaluator {
             Some(evaluator) => evaluator.run(client, &self.board, &self.weights)?,
@@ -424,7 +424,7 @@ impl<'a> Run<'a> {
         )
     }
 
-    /// All workers' counters, added up.
+    /// Sums of all workers' counters, by name.
     fn counters(&self, client: &mut Client) -> Result<BTreeMap<String, u64>, TrainError> {
         let mine = named(client.counters());
         let mut row: Row = [0; WIDTH];
@@ -440,14 +440,14 @@ impl<'a> Run<'a> {
         Ok(sums)
     }
 
-    /// Saves if asked, with the position if it has moved, and removes the trainer's own tables.
+    /// Saves if requested, with the position if it has moved, and removes the trainer's own tables.
     fn leave(
         self,
         client: &mut Client,
         evaluator: Option<Evaluator>,
         moved: Option<(Position, Course)>,
     ) -> Result<(), TrainError> {
-        // The last tick too: a save holds what servers have read from their rings.
+        // The last tick too: a save holds only frames that servers have read from their rings.
         client.flush()?;
         meet(client)?;
         if self.rank == 0 {

@@ -1,8 +1,8 @@
-//! Whether all workers of a run were given the same settings.
+//! Checks that all workers of a run have the same settings.
 //!
-//! Workers meet at barriers and exchange rows by turns: one that was told to do more, or less, than
-//! the others would take their rows for something else, and wait for a turn that never comes. So the
-//! first thing that workers tell each other is what they were told.
+//! Workers meet at barriers and exchange rows by turns. A worker with more turns, or fewer, would
+//! misread the others' rows, and wait for a turn that never comes. The first exchange of the workers is
+//! therefore that of their settings.
 
 use tidewater_protocol::layout::hash::mix64;
 
@@ -11,14 +11,14 @@ use super::config::Config;
 use super::error::TrainError;
 use tidewater::session::Client;
 
-/// How a setting is told to who reads of it.
+/// Form in which an error names a setting.
 #[derive(Debug, Clone, Copy)]
 enum As {
-    /// Given, or not.
+    /// Whether it was given.
     Given,
-    /// As a number.
+    /// The value as a number.
     Number,
-    /// It is too long: only that it is another one.
+    /// Only that it differs: the value is too long.
     Other,
 }
 
@@ -42,17 +42,18 @@ fn settings(config: &Config) -> [(&'static str, As, u64); 9] {
     ]
 }
 
-/// Of what a value is written as; the same in all processes of one version, and others are not let in.
+/// Hash of a value's debug text. It is the same in all processes of one version, and others cannot
+/// join.
 fn hash(value: &impl std::fmt::Debug) -> u64 {
     let text = format!("{value:?}");
     text.bytes()
         .fold(1, |sum, byte| mix64(sum ^ u64::from(byte)))
 }
 
-/// Tells the others what this worker was told. Cost: an exchange.
+/// Exchanges the settings and compares them. Cost: an exchange.
 ///
 /// # Errors
-/// [`TrainError::Differs`] at all workers, if two were told something different.
+/// [`TrainError::Differs`] at all workers, if two have different settings.
 pub(crate) fn check(
     client: &mut Client,
     board: &AllGather,
@@ -69,7 +70,7 @@ pub(crate) fn check(
     )
 }
 
-/// The first worker that differs from worker 0, if there is one.
+/// Fails with the first worker that differs from worker 0.
 fn compare<const N: usize>(flags: [(&'static str, As); N], all: &[Row]) -> Result<(), TrainError> {
     let Some(first) = all.first() else {
         return Ok(());
@@ -104,7 +105,7 @@ mod tests {
     use crate::exit;
     use tidewater::clock::SyncMode;
 
-    /// Each setting that one worker has otherwise is found and told by its flag, with both ranks.
+    /// A setting that differs at one worker is found and named by its flag, with both ranks.
     #[test]
     fn who_was_told_something_else_is_named() {
         let base = Config::new("a9a");

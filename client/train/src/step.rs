@@ -16,11 +16,11 @@ use tidewater::push::Ticket;
 use tidewater::session::Client;
 use tidewater::table::Table;
 
-/// Pushes that may be under way. Deep enough that a step does not wait for the one before it, and
-/// so shallow that the weights of an asynchronous run miss only the last few own gradients.
+/// Most pushes under way. Enough that a step does not wait for the one before it; few enough that the
+/// weights of an asynchronous run miss only the last few own gradients.
 const PUSHES_IN_FLIGHT_MAX: usize = 4;
 
-/// Keeps its buffers: steps of the usual size allocate nothing.
+/// State of a worker. It keeps its buffers: steps of the usual size allocate nothing.
 #[derive(Debug)]
 pub(crate) struct Worker {
     step: LogisticStep,
@@ -39,7 +39,7 @@ impl Worker {
         }
     }
 
-    /// Takes a step with a batch. One without rows only ticks, so that the others go on.
+    /// Takes a step with a batch. An empty batch only ticks, so that the others continue.
     pub(crate) fn step(
         &mut self,
         client: &mut Client,
@@ -75,8 +75,7 @@ impl Worker {
         self.collect(client, 0)
     }
 
-    /// Takes in the pushes that are applied, and waits for the oldest while more than `most` are
-    /// under way.
+    /// Collects applied pushes, and waits for the oldest while more than `most` are under way.
     fn collect(&mut self, client: &mut Client, most: usize) -> Result<(), ClientError> {
         while let Some((ticket, began)) = self.pushes.front() {
             if !client.try_applied(ticket)? {

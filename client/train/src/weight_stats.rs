@@ -1,8 +1,8 @@
-//! What the trained weights are: how many, how many exactly zero, and a fingerprint.
+//! Statistics of the trained weights: their number, exact zeros, and a fingerprint.
 //!
-//! No worker knows all keys. Each claims its own in a table by writing its rank; whose claim stands
-//! counts the key, so that each is counted once, wherever it occurs. That costs a row of 8 bytes a
-//! weight for a moment; rank 0 releases the table afterwards.
+//! No worker knows all keys. Each claims its own in a table by writing its rank, and the last claim
+//! wins. Its worker counts the key, so that each key is counted once, wherever it occurs. The table
+//! costs a row of 8 bytes a weight for a moment; rank 0 releases it afterwards.
 
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_protocol::table::PushOp;
@@ -14,19 +14,19 @@ use tidewater::pull::{Missing, PullOptions};
 use tidewater::session::Client;
 use tidewater::table::{Table, TableBuilder};
 
-/// Keys of one call.
+/// Number of keys in one call.
 const CHUNK: usize = 16 << 10;
 const NAME: &str = "tidewater-train/claims";
 
-/// Of all weights that the training set touches.
+/// Statistics of all weights that the training set touches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WeightStats {
-    /// How many.
+    /// Number of weights touched.
     pub weights: u64,
-    /// How many are exactly zero.
+    /// Number of weights that are exactly zero.
     pub zeros: u64,
-    /// Sum over all weights of a hash of key and bits: equal models have equal fingerprints,
-    /// whatever the order, the number of workers or servers.
+    /// Sum over all weights of a hash of key and bits. Equal models have equal fingerprints, whatever
+    /// the order, the number of workers or servers.
     pub fingerprint: u64,
 }
 
@@ -56,7 +56,7 @@ pub(crate) fn keys_of(data: &Dataset, bias: Option<u64>) -> Vec<u64> {
     keys
 }
 
-/// Counts the weights of all workers' `keys`. All workers call it, once a run.
+/// Computes the statistics of all workers' `keys`. All workers call it, once a run.
 pub(crate) fn take(
     client: &mut Client,
     board: &AllGather,

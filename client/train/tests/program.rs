@@ -1,4 +1,4 @@
-//! `tidewater-train` as a user has it: a process with a cluster of its own.
+//! `tidewater-train` as users run it: a process with a cluster of its own.
 
 #![allow(
     clippy::unwrap_used,
@@ -77,7 +77,7 @@ fn a_model_is_trained_saved_loaded_and_is_the_same() {
     );
     assert_eq!((&two["servers"], &two["rows"]), (&3.into(), &0.into()));
 
-    // Other settings than those of its training are refused, and its own are told.
+    // Other settings than those of its training are refused; the error names its own.
     for (line, own) in [
         ("ftrl --sync asp", "give --sync bsp\n"),
         ("ftrl --l1 7", "give the optimizer of its training"),
@@ -110,7 +110,7 @@ fn a_signal_ends_the_run_after_a_step_and_saves() {
         let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
         let first = said.next().unwrap().unwrap();
         if !first.starts_with("epoch 1/1000000: 2000 rows") {
-            // It would run on for ever.
+            // Without the kill it would run for ever.
             child.kill().unwrap();
             panic!("{first}");
         }

@@ -22,11 +22,11 @@ pub struct Dataset {
 /// One row of a [`Dataset`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Row<'a> {
-    /// Its label.
+    /// Label of the row.
     pub label: f32,
-    /// Its features' keys, strictly ascending.
+    /// Keys of the row's features, strictly ascending.
     pub keys: &'a [u64],
-    /// Their values.
+    /// Values of the features, aligned with the keys.
     pub values: &'a [f32],
 }
 
@@ -37,7 +37,7 @@ impl Default for Dataset {
 }
 
 impl Dataset {
-    /// No rows.
+    /// Makes a set without rows.
     pub fn new() -> Self {
         Self {
             labels: Vec::new(),
@@ -47,7 +47,7 @@ impl Dataset {
         }
     }
 
-    /// Appends a row.
+    /// Appends a row to the set.
     ///
     /// # Errors
     /// [`DataError::Row`] if the keys do not ascend strictly, or keys and values differ in number.
@@ -66,7 +66,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Appends a row whose keys and values are known to be in order.
+    /// Appends a row with keys and values known to be in order.
     pub(crate) fn push_checked(&mut self, label: f32, keys: &[u64], values: &[f32]) {
         self.labels.push(label);
         self.keys.extend_from_slice(keys);
@@ -74,7 +74,7 @@ impl Dataset {
         self.indptr.push(self.keys.len());
     }
 
-    /// Gives back memory that growing left over.
+    /// Frees memory that growing left over.
     pub(crate) fn shrink(&mut self) {
         self.labels.shrink_to_fit();
         self.indptr.shrink_to_fit();
@@ -82,7 +82,7 @@ impl Dataset {
         self.values.shrink_to_fit();
     }
 
-    /// Number of rows.
+    /// Number of rows of the set.
     pub fn rows(&self) -> usize {
         self.labels.len()
     }
@@ -112,12 +112,12 @@ impl Dataset {
         })
     }
 
-    /// All rows in order.
+    /// Iterates over all rows in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = Row<'_>> {
         (0..self.rows()).map(|index| self.row_of_plan(index))
     }
 
-    /// Row `index`, known to exist.
+    /// Row `index`, which must exist.
     fn row_of_plan(&self, index: usize) -> Row<'_> {
         let entries = self.indptr[index]..self.indptr[index + 1];
         Row {
@@ -136,22 +136,23 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// No rows: what a worker contributes whose part is used up while others still work.
+    /// A batch without rows: the contribution of a worker with an exhausted part, while others
+    /// continue.
     pub fn empty(data: &'a Dataset) -> Self {
         Self { data, order: &[] }
     }
 
-    /// Number of rows.
+    /// Number of rows of the batch.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether there are none.
+    /// Whether the batch has no rows.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 
-    /// The rows.
+    /// The rows, in the order of the plan.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = Row<'a>> + use<'a> {
         let data = self.data;
         self.order
@@ -162,8 +163,8 @@ impl<'a> Batch<'a> {
 
 /// Visits every row of a set once per epoch, in mini-batches.
 ///
-/// The order is a function of the set's size, the seed and the epoch, not of earlier epochs, so a
-/// run that is continued at epoch 5 sees what the uninterrupted one saw.
+/// The order is a function of the set's size, the seed and the epoch, not of earlier epochs. A run that
+/// continues at epoch 5 sees the same order as the uninterrupted one.
 #[derive(Debug)]
 pub struct BatchPlan<'a> {
     data: &'a Dataset,
@@ -184,7 +185,7 @@ impl<'a> BatchPlan<'a> {
         }
     }
 
-    /// Puts the rows into the order of `(seed, epoch)`: a Fisher-Yates shuffle of file order.
+    /// Sorts the rows into the order of `(seed, epoch)`: a Fisher-Yates shuffle of file order.
     pub fn shuffle(&mut self, seed: u64, epoch: u64) {
         let mut rng = SplitMix64::keyed(seed, epoch);
         for (row, slot) in (0..).zip(&mut self.order) {
@@ -201,12 +202,12 @@ impl<'a> BatchPlan<'a> {
         self.order.len().div_ceil(self.batch_rows)
     }
 
-    /// Whether there is none: the set has no rows.
+    /// Whether the plan has no batch: the set has no rows.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }
 
-    /// Batch `index` of the epoch; without rows from [`BatchPlan::len`] on, so that workers with
+    /// Batch `index` of the epoch. It has no rows from [`BatchPlan::len`] on, so that workers with
     /// parts of unequal size can take the same number of steps.
     pub fn batch(&self, index: usize) -> Batch<'_> {
         let rows = self.order.chunks(self.batch_rows).nth(index);

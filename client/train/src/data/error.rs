@@ -1,4 +1,4 @@
-//! What can be wrong with a training file, told so that it can be mended.
+//! Errors of training files, with their remedies.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,31 +12,31 @@ pub enum DataError {
     /// The system refused an operation on the file.
     #[error("{}: cannot {operation}: {source}", path.display())]
     Io {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         operation: &'static str,
-        /// The system's answer.
+        /// Error of the system.
         #[source]
         source: io::Error,
     },
-    /// Not a regular file: it has no size to split by.
+    /// The path is not a regular file: it has no size to split by.
     #[error(
         "{}: not a regular file; workers split a file by its size, so write pipes to a file first",
         path.display()
     )]
     NotAFile {
-        /// What was given.
+        /// Path that was given.
         path: PathBuf,
     },
-    /// A line is wrong.
+    /// A line of the file is malformed.
     #[error("{}:{line}:{}: {fault}", path.display(), fault.column)]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// From 1, counted from the start of the file whichever part was being read.
+        /// Line number from 1, counted from the start of the file whichever part was being read.
         line: u64,
-        /// What is wrong, and where in the line.
+        /// Fault, and its column in the line.
         fault: LineFault,
     },
     /// The file became shorter while it was read.
@@ -46,44 +46,44 @@ pub enum DataError {
         path.display()
     )]
     Shrunk {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size at the start.
+        /// Size of the file at the start, in bytes.
         size_bytes: u64,
-        /// Where it ended.
+        /// Offset at which it ended.
         read_bytes: u64,
     },
     /// One worker's part holds too many rows.
     #[error("{}: part {part} of {parts} has more than {limit} rows; use more workers", path.display())]
     TooManyRows {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The part, from 0.
+        /// Number of the part, from 0.
         part: u32,
-        /// Number of parts.
+        /// Number of parts of the file.
         parts: u32,
-        /// The limit.
+        /// Most rows of a part.
         limit: usize,
     },
-    /// A part that does not exist was asked for.
+    /// The requested part does not exist.
     #[error("there is no part {part} of {parts}; parts count from 0")]
     NoSuchPart {
-        /// The part asked for.
+        /// Number of the requested part.
         part: u32,
-        /// Number of parts.
+        /// Number of parts of the file.
         parts: u32,
     },
     /// A row added by a program breaks a rule of [`Dataset`](super::Dataset).
     #[error("row {row}: {problem}")]
     Row {
-        /// Its number in the set, from 0.
+        /// Number of the row in the set, from 0.
         row: usize,
-        /// What is wrong.
+        /// The rule that it breaks.
         problem: LineProblem,
     },
 }
 
-/// A line's fault: where, what was found, what was expected.
+/// A line's fault: column, offending text, expected text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("found `{found}`: {problem}")]
 pub struct LineFault {
@@ -91,12 +91,12 @@ pub struct LineFault {
     pub column: usize,
     /// The offending text: escaped, and cut to [`LineFault::FOUND_BYTES_MAX`] bytes.
     pub found: String,
-    /// What is wrong with it.
+    /// The rule that the text breaks.
     pub problem: LineProblem,
 }
 
 impl LineFault {
-    /// Bytes of offending text that are shown: enough to find it, short enough for a log line.
+    /// Most bytes of offending text shown: enough to find it, short enough for a log line.
     pub const FOUND_BYTES_MAX: usize = 40;
 
     pub(crate) fn new(column: usize, text: &[u8], problem: LineProblem) -> Self {
@@ -113,11 +113,11 @@ impl LineFault {
     }
 }
 
-/// The rules a line can break. Each text ends with what is expected or what to do.
+/// The rules that a line can break. Each text ends with the expected form or the remedy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LineProblem {
-    /// The label is no finite number.
+    /// The label is not a finite number.
     #[error("a line starts with its label, a finite number such as -1, 0, 1 or a class number")]
     Label,
     /// The label is not one of two classes.
@@ -126,18 +126,18 @@ pub enum LineProblem {
          is the positive one"
     )]
     LabelNotBinary,
-    /// A LIBSVM feature without colon.
+    /// A LIBSVM feature has no colon.
     #[error("expected `index:value`; a file of bare indices is of format dummy")]
     NoColon,
-    /// A dummy feature with a colon.
+    /// A dummy feature has a colon.
     #[error(
         "expected an index alone (its value is 1); a file of `index:value` is of format libsvm"
     )]
     Colon,
-    /// The index is not a row of digits.
+    /// The index is not a sequence of digits.
     #[error("expected a feature index, digits only")]
     Index,
-    /// Index 0 in a file that counts from 1.
+    /// A file that counts from 1 has an index 0.
     #[error("LIBSVM indices begin at 1; read a file that begins at 0 as format libsvm0")]
     IndexZero,
     /// The key would not be below the limit.
@@ -157,10 +157,10 @@ pub enum LineProblem {
     /// The value is no finite 32-bit number.
     #[error("expected a finite number (at most 3.4e38) as the feature's value")]
     Value,
-    /// The group number is not a row of digits.
+    /// The group number is not a sequence of digits.
     #[error("expected `qid:` and digits; they are ignored, but must be a number")]
     Qid,
-    /// The line is too long.
+    /// The line exceeds the length limit.
     #[error(
         "the line is longer than {} bytes; is this a text file of one row a line?",
         limits::DATA_LINE_BYTES_MAX

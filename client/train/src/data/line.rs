@@ -1,4 +1,4 @@
-//! One line of a training file to one row: total, bounded, and without allocation once warm.
+//! Parses one line of a training file into one row: total, bounded, and without allocation once warm.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use tidewater_protocol::limits;
 
 use super::error::{LineFault, LineProblem};
 
-/// How the features of a line are written.
+/// Notation of the features of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// `label index:value ...`, indices from 1.
@@ -18,7 +18,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Its name on command lines.
+    /// Name of the format on command lines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Libsvm => "libsvm",
@@ -28,7 +28,7 @@ impl Format {
     }
 }
 
-/// No format has this name.
+/// Error of a name that no format has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "no data format is called `{0}`; there are libsvm (indices from 1), libsvm0 (from 0), dummy"
@@ -46,20 +46,20 @@ impl FromStr for Format {
     }
 }
 
-/// What becomes of labels. It never depends on which labels a part of the file happens to hold.
+/// Mapping of labels. It never depends on the labels of a single part of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum LabelMap {
     /// Two classes: +1 to 1, -1 and 0 to 0; any other label is an error.
     #[default]
     Binary,
-    /// This class to 1, all others to 0.
+    /// This class becomes 1, all others 0.
     OneVsRest(f32),
-    /// Kept as written.
+    /// Labels are kept as written.
     Raw,
 }
 
 impl LabelMap {
-    /// The stored label, `None` for one that is not of two classes.
+    /// The stored label; `None` for one that is not of two classes.
     pub fn map(self, label: f32) -> Option<f32> {
         match self {
             Self::Binary if label == 1.0 => Some(1.0),
@@ -71,10 +71,10 @@ impl LabelMap {
     }
 }
 
-/// Parses lines into one row, whose buffers it keeps.
+/// Parses lines into one row, with buffers that it keeps.
 ///
-/// After a line was accepted, keys ascend strictly: a line whose indices are in another order is
-/// sorted (`O(n log n)`), an index given twice is refused.
+/// After a line was accepted, keys ascend strictly: a line with indices in another order is sorted
+/// (`O(n log n)`), and a repeated index is refused.
 #[derive(Debug)]
 pub struct LineParser {
     format: Format,
@@ -82,14 +82,14 @@ pub struct LineParser {
     label: f32,
     keys: Vec<u64>,
     values: Vec<f32>,
-    /// Column of each feature, for faults that show only after the line was read.
+    /// Column of each feature, for faults found only after the line was read.
     columns: Vec<usize>,
-    /// Scratch of the sort.
+    /// Scratch memory of the sort.
     order: Vec<(u64, usize)>,
 }
 
 impl LineParser {
-    /// A parser of one format.
+    /// Makes a parser of one format.
     pub fn new(format: Format, labels: LabelMap) -> Self {
         Self {
             format,
@@ -102,7 +102,8 @@ impl LineParser {
         }
     }
 
-    /// Parses a line without its line end. `false` for one that holds no row: blank or a comment.
+    /// Parses a line without its line end. Returns `false` for a line without a row: blank or a
+    /// comment.
     ///
     /// # Errors
     /// The first fault of the line; the row of the last accepted line is lost.
@@ -130,12 +131,12 @@ impl LineParser {
         Ok(true)
     }
 
-    /// The accepted line's label, mapped.
+    /// Label of the accepted line, mapped.
     pub fn label(&self) -> f32 {
         self.label
     }
 
-    /// The accepted line's keys, strictly ascending, all below [`limits::DATA_KEY_LIMIT`].
+    /// Keys of the accepted line, strictly ascending, all below [`limits::DATA_KEY_LIMIT`].
     pub fn keys(&self) -> &[u64] {
         &self.keys
     }
@@ -175,7 +176,7 @@ impl LineParser {
         Ok(())
     }
 
-    /// Brings the row into ascending order and refuses duplicates.
+    /// Sorts the row into ascending order and refuses duplicates.
     fn sort(&mut self, line: &[u8]) -> Result<(), LineFault> {
         self.order.clear();
         let numbered = self.keys.iter().enumerate().map(|(at, &key)| (key, at));
@@ -187,7 +188,7 @@ impl LineParser {
             let text = text.map_or(&[][..], |field| field.text);
             return Err(LineFault::new(column, text, LineProblem::Duplicate));
         }
-        // Values move as the keys do; the old ones go to the end of the same vector meanwhile.
+        // Values move as the keys do; the old ones are at the end of the same vector meanwhile.
         let count = self.values.len();
         self.values.extend_from_within(..);
         for (at, &(key, from)) in self.order.iter().enumerate() {
@@ -223,7 +224,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// What is before and after the colon at byte `colon`.
+    /// Splits the field at the colon at byte `colon`.
     fn split(self, colon: usize) -> (Self, Self) {
         let (index, value) = (&self.text[..colon], &self.text[colon + 1..]);
         let value = Field {
@@ -277,14 +278,14 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Whether the first feature of a line has a colon: what tells LIBSVM from dummy. `None` for a
+/// Whether the first feature of a line has a colon, which distinguishes LIBSVM from dummy. `None` for a
 /// line without features.
 pub(crate) fn first_feature_has_colon(line: &[u8]) -> Option<bool> {
     let mut features = Fields::new(line).skip(1).skip_while(Field::is_qid);
     features.next().map(|field| field.text.contains(&b':'))
 }
 
-/// A key from an index that counts from `base`.
+/// Parses a key from an index that counts from `base`.
 fn parse_key(field: Field<'_>, base: u64) -> Result<u64, LineFault> {
     if field.text.is_empty() {
         return Err(field.fault(LineProblem::Index));
@@ -305,7 +306,7 @@ fn parse_key(field: Field<'_>, base: u64) -> Result<u64, LineFault> {
     }
 }
 
-/// A finite number; `1` and `0`, most of what such files hold, need no general parser.
+/// Parses a finite number; `1` and `0`, most of what such files hold, need no general parser.
 fn parse_f32(text: &[u8]) -> Option<f32> {
     match text {
         b"1" | b"+1" => Some(1.0),

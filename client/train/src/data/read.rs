@@ -1,4 +1,4 @@
-//! Files to [`Dataset`]s.
+//! Reads files into [`Dataset`]s.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader};
@@ -11,15 +11,15 @@ use super::error::{DataError, LineFault, LineProblem};
 use super::line::{Format, LabelMap, LineParser, first_feature_has_colon};
 use super::split::{LineReader, RawLine, byte_range, count_newlines};
 
-/// Bytes of a read: large enough for a parallel file system, small beside the rows it becomes.
+/// Bytes of a read: large enough for a parallel file system, small compared with the resulting rows.
 const READ_BYTES: usize = 256 << 10;
 
-/// How a file is read.
+/// Options of reading a file.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ReadOptions {
-    /// `None`: found out by [`detect_format`].
+    /// Format of the file; `None` means detected by [`detect_format`].
     pub format: Option<Format>,
-    /// What becomes of labels.
+    /// Mapping of the labels.
     pub labels: LabelMap,
 }
 
@@ -31,15 +31,15 @@ pub fn read(path: &Path, options: &ReadOptions) -> Result<Dataset, DataError> {
     read_part(path, 0, 1, options)
 }
 
-/// Reads the rows whose lines start in part `part` of `parts` equal byte ranges of a file, in file
+/// Reads the rows with lines that start in part `part` of `parts` equal byte ranges of a file, in file
 /// order. All parts together are the whole file, each line once; a part may be empty.
 ///
-/// Costs one pass over the part and 12 bytes of memory for each of its features. A fault costs
-/// one more pass over what is before it, to number its line.
+/// Costs one pass over the part and 12 bytes of memory for each of its features. A fault costs one more
+/// pass over the bytes before it, to number its line.
 ///
 /// # Errors
-/// The first bad line with its number, counted from the start of the file; what the system refuses;
-/// a path that is no regular file; a part that does not exist.
+/// The first bad line with its number, counted from the start of the file; any error of the system; a
+/// path that is no regular file; a part that does not exist.
 pub fn read_part(
     path: &Path,
     part: u32,
@@ -85,15 +85,15 @@ pub fn read_part(
     Ok(data)
 }
 
-/// Tells a file's format by its first feature: with a colon [`Format::Libsvm`], without
-/// [`Format::Dummy`]. A file without features reads alike in both and counts as LIBSVM. Whether
-/// LIBSVM indices begin at 0 cannot be told; [`Format::LibsvmZeroBased`] must be asked for.
+/// Detects a file's format by its first feature: with a colon [`Format::Libsvm`], without
+/// [`Format::Dummy`]. A file without features reads alike in both and counts as LIBSVM. Indices that
+/// begin at 0 cannot be detected; [`Format::LibsvmZeroBased`] must be requested.
 ///
-/// Looks at the first [`limits::DATA_DETECT_BYTES_MAX`] bytes, whatever part is read afterwards,
-/// so that all workers find the same.
+/// Reads only the first [`limits::DATA_DETECT_BYTES_MAX`] bytes, whatever part is read afterwards, so
+/// that all workers find the same.
 ///
 /// # Errors
-/// What the system refuses; a path that is no regular file.
+/// Any error of the system; a path that is no regular file.
 pub fn detect_format(path: &Path) -> Result<Format, DataError> {
     let (file, size) = open(path)?;
     let mut lines = line_reader(path, file, 0..size.min(limits::DATA_DETECT_BYTES_MAX))?;
@@ -101,7 +101,7 @@ pub fn detect_format(path: &Path) -> Result<Format, DataError> {
         match first_feature_has_colon(line.text) {
             Some(true) => return Ok(Format::Libsvm),
             Some(false) => return Ok(Format::Dummy),
-            // Reading the file reports the line, and where it is.
+            // Reading the file reports the line and its number.
             None if line.too_long => break,
             None => {}
         }
@@ -116,7 +116,8 @@ fn parse(parser: &mut LineParser, line: &RawLine<'_>) -> Result<bool, LineFault>
     parser.parse(line.text)
 }
 
-/// Opens a regular file; its size. Looks before it opens: opening a pipe would wait for a writer.
+/// Opens a regular file; returns it with its size. Checks the type first: opening a pipe would wait for
+/// a writer.
 fn open(path: &Path) -> Result<(File, u64), DataError> {
     let metadata = fs::metadata(path).map_err(|e| io_error(path, "open", e))?;
     if !metadata.is_file() {
@@ -138,7 +139,7 @@ fn line_reader(
         .map_err(|e| io_error(path, "seek in", e))
 }
 
-/// The error of a line that starts at `offset`.
+/// Makes the error of a line that starts at `offset`.
 fn bad_line(path: &Path, offset: u64, fault: LineFault) -> DataError {
     let counted = File::open(path)
         .and_then(|file| count_newlines(BufReader::with_capacity(READ_BYTES, file), offset));

@@ -9,13 +9,13 @@ pub(crate) struct SplitMix64 {
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl SplitMix64 {
-    /// The generator of `(seed, stream)`; neighbouring streams are unrelated.
+    /// The generator of `(seed, stream)`; neighbouring streams are independent.
     pub(crate) fn keyed(seed: u64, stream: u64) -> Self {
         let state = mix(mix(seed.wrapping_add(GOLDEN)) ^ stream.wrapping_mul(GOLDEN));
         Self { state }
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub(crate) fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(GOLDEN);
         mix(self.state)

@@ -1,4 +1,4 @@
-//! Lines of a byte range of a file.
+//! Lines that start in a byte range of a file.
 
 use std::io::{self, BufRead, Seek, SeekFrom};
 use std::ops::Range;
@@ -15,11 +15,11 @@ pub fn byte_range(size: u64, part: u32, parts: u32) -> Range<u64> {
     edge(u64::from(part))..edge(u64::from(part) + 1)
 }
 
-/// One line as read.
+/// One line as read from a file.
 pub(crate) struct RawLine<'a> {
-    /// Where it starts in the file.
+    /// Offset of its first byte in the file.
     pub(crate) offset: u64,
-    /// Without its line end; cut when `too_long`.
+    /// The line without its line end; cut when `too_long`.
     pub(crate) text: &'a [u8],
     /// Whether it exceeds the reader's limit; the rest of it was not read.
     pub(crate) too_long: bool,
@@ -35,7 +35,7 @@ pub(crate) struct LineReader<R> {
 }
 
 impl<R: BufRead + Seek> LineReader<R> {
-    /// Moves to the first line that starts in `range`.
+    /// Makes a reader and moves to the first line that starts in `range`.
     pub(crate) fn new(mut source: R, range: Range<u64>, line_bytes_max: usize) -> io::Result<Self> {
         let mut position = range.start;
         if position > 0 && position < range.end {
@@ -66,7 +66,7 @@ impl<R: BufRead + Seek> LineReader<R> {
             if chunk.is_empty() {
                 break;
             }
-            // One byte past the limit tells that it is passed.
+            // One byte past the limit shows that it is exceeded.
             let room = self.line_bytes_max + 1 - self.line.len();
             let newline = chunk.iter().take(room).position(|&b| b == b'\n');
             let text = newline.unwrap_or_else(|| chunk.len().min(room));
@@ -87,13 +87,13 @@ impl<R: BufRead + Seek> LineReader<R> {
         }))
     }
 
-    /// The first byte not read yet.
+    /// Offset of the first byte not read yet.
     pub(crate) fn position(&self) -> u64 {
         self.position
     }
 }
 
-/// Lines that end before `offset`, read anew: only an error pays for line numbers.
+/// Counts the lines that end before `offset`, in a second pass: only an error pays for line numbers.
 pub(crate) fn count_newlines<R: BufRead>(mut source: R, offset: u64) -> io::Result<u64> {
     let (mut left, mut lines) = (offset, 0);
     while left > 0 {
@@ -109,7 +109,7 @@ pub(crate) fn count_newlines<R: BufRead>(mut source: R, offset: u64) -> io::Resu
     Ok(lines)
 }
 
-/// Passes the next newline, however far; the bytes passed.
+/// Skips to the byte after the next newline, however far; returns the number of bytes skipped.
 fn skip_line<R: BufRead>(source: &mut R) -> io::Result<u64> {
     let mut skipped = 0;
     loop {
@@ -125,7 +125,7 @@ fn skip_line<R: BufRead>(source: &mut R) -> io::Result<u64> {
     }
 }
 
-/// `fill_buf` that a signal does not end.
+/// Calls `fill_buf` until no signal interrupts it.
 fn fill<R: BufRead>(source: &mut R) -> io::Result<&[u8]> {
     loop {
         match source.fill_buf() {
@@ -134,11 +134,11 @@ fn fill<R: BufRead>(source: &mut R) -> io::Result<&[u8]> {
             Err(e) => return Err(e),
         }
     }
-    // Answered from the buffer: the loop above filled it, or the source is at its end.
+    // Returns from the buffer: the loop above filled it, or the source is at its end.
     source.fill_buf()
 }
 
-/// Takes off the CR of a CR LF, and the byte order mark some editors put at a file's start.
+/// Removes the CR of a CR LF, and the byte order mark that some editors put at a file's start.
 fn trim_line(line: &[u8], offset: u64) -> &[u8] {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     match offset {
@@ -227,7 +227,7 @@ mod tests {
         let long = reader.next_line().unwrap().unwrap();
         assert!(long.too_long);
         assert_eq!((long.offset, long.text.len()), (3, 11));
-        // A line of exactly the limit is not too long, and its newline is taken with it.
+        // A line of exactly the limit is not too long, and its newline is consumed with it.
         let file = b"0123456789\nz";
         let mut reader = LineReader::new(Cursor::new(&file), 0..12, 10).unwrap();
         assert!(!reader.next_line().unwrap().unwrap().too_long);

@@ -1,4 +1,4 @@
-//! Files that tests write: parts, faults and their line numbers.
+//! Reading of files that the tests write: parts, faults and their line numbers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ fn formats_are_told_apart() {
         let (_folder, path) = file(text);
         assert_eq!(detect_format(&path).unwrap(), format, "{text:?}");
     }
-    // Told by the start of the file even to the worker whose part has labels only.
+    // The start of the file decides, even for a worker with a part that has labels only.
     let (_folder, path) = file("1 0 7\n1\n1\n1\n");
     let last = read_part(&path, 3, 4, &raw()).unwrap();
     assert!(last.rows() > 0);
@@ -116,7 +116,7 @@ fn a_line_without_end_is_refused_and_not_kept() {
         error,
         DataError::Line { line: 2, fault, .. } if fault.problem == LineProblem::LineTooLong
     ));
-    // The worker of the second half owns no line, and finds that out without keeping it.
+    // The worker of the second half owns no line, and detects that without keeping it.
     assert_eq!(read_part(&path, 1, 2, &raw()).unwrap().rows(), 0);
 }
 

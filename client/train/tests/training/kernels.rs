@@ -1,4 +1,4 @@
-//! The reference trainer's optimizers against the server's kernels.
+//! Compares the reference trainer's optimizers with the server's kernels.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -56,7 +56,7 @@ fn some_rows() -> Dataset {
     read(&path, &options).unwrap()
 }
 
-/// One epoch with both; pairs of weights.
+/// Runs one epoch with both; returns pairs of weights.
 fn both(optimizer: Optimizer) -> Vec<(f32, f32)> {
     let data = some_rows();
     let plan = BatchPlan::new(&data, NonZeroUsize::new(16).unwrap());

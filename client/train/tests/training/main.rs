@@ -1,7 +1,7 @@
 //! Readers and training mathematics on real files.
 //!
-//! Public sets are looked for in `TIDEWATER_TEST_DATA`, or in `../shared/data` beside the workspace;
-//! where there are none, the tests that need them say so and do nothing.
+//! Public sets are read from `TIDEWATER_TEST_DATA`, or from `../shared/data` next to the workspace.
+//! Without them, the tests that need them print so and pass.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ mod kernels;
 mod model;
 mod public_sets;
 
-/// A public set's file, `None` (with a line that says so) where there is none.
+/// The file of a public set; `None` (with a printed line) where there is none.
 fn public_file(name: &str) -> Option<PathBuf> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
     let folder = std::env::var_os("TIDEWATER_TEST_DATA").map_or(beside, PathBuf::from);

@@ -57,7 +57,7 @@ fn train_for(
         .collect();
     let auc = auc_exact(&mut scored).unwrap();
     let estimate = evaluation.auc().unwrap();
-    // Scores were rounded to f32, which may tie pairs that the estimate tells apart.
+    // Scores were rounded to f32, which may tie pairs that the estimate distinguishes.
     assert!((estimate.auc - auc).abs() <= estimate.error + 1e-6);
     assert!(estimate.error < 0.002, "{}", estimate.error);
     Outcome {
@@ -81,7 +81,7 @@ fn a9a(optimizer: Optimizer, workers: u32, reduce: Reduce) -> Option<Outcome> {
 
 fn check_a9a(optimizer: Optimizer, workers: u32, reduce: Reduce) {
     if let Some(outcome) = a9a(optimizer, workers, reduce) {
-        // Distributed runs are asked for 0.900 and 0.330; they have delays on top.
+        // Distributed runs must reach 0.900 and 0.330; they have delays on top.
         assert!(outcome.auc >= 0.9015, "{}", outcome.auc);
         assert!(outcome.log_loss <= 0.327, "{}", outcome.log_loss);
         assert!(outcome.accuracy >= 0.845, "{}", outcome.accuracy);

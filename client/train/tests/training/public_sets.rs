@@ -1,4 +1,4 @@
-//! What the readers make of the public sets.
+//! Results of the readers on the public sets.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ fn frequencies(data: &Dataset) -> BTreeMap<u64, f64> {
     shares
 }
 
-/// Sum over all keys of the difference of two sets' frequencies, the second one's keys moved up.
+/// Sum over all keys of the difference of two sets' frequencies, with the second one's keys moved up.
 fn distance(a: &Dataset, b: &Dataset, up: u64) -> f64 {
     let (a, b) = (frequencies(a), frequencies(b));
     let share = |shares: &BTreeMap<u64, f64>, key: u64| shares.get(&key).copied().unwrap_or(0.0);
@@ -49,8 +49,8 @@ fn a9a_training_and_test_parts_number_features_alike() {
     assert_eq!((train.rows(), positives(&train)), (32_561, 7_841));
     assert_eq!((test.rows(), positives(&test)), (16_281, 3_846));
     assert_eq!((train.max_key(), test.max_key()), (Some(122), Some(121)));
-    // LIBSVM index i is dummy index i - 1. Were it i, the keys of the test part would be too small
-    // by one; moved up, they fit as badly as unrelated columns do.
+    // LIBSVM index i is dummy index i - 1. If it were i, the keys of the test part would be too small
+    // by one. Moved up, they fit as badly as unrelated columns do.
     let (agreed, moved) = (distance(&train, &test, 0), distance(&train, &test, 1));
     assert!(agreed < 0.2 && moved > 10.0, "{agreed} {moved}");
 }

@@ -1,4 +1,4 @@
-//! The command line.
+//! The command line of `tidewater-train`.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ Exit codes: 0 done, 1 a check failed (the model diverged), 2 wrong command line,
 SIGUSR1 end the run after a few more steps, at the same one for all workers, and save the model if
 --save is given.";
 
-/// Trains models on a Tidewater cluster: a worker of a job, or alone with a cluster of its own.
+/// Trains models on a Tidewater cluster: as a worker of a job, or alone with a cluster of its own.
 #[derive(Debug, Parser)]
 #[command(name = "tidewater-train", version, disable_help_subcommand = true, after_help = EXAMPLES)]
 pub(crate) struct Cli {
@@ -54,19 +54,19 @@ pub(crate) enum Command {
     Ftrl(FtrlArgs),
     /// Write a synthetic two-class set as LIBSVM text.
     Generate(GenerateArgs),
-    /// Man pages and completions, for whoever installs.
+    /// Man pages and completions, for installers.
     #[command(name = "__pages", hide = true)]
     Pages {
-        /// Below which share/man and the folders of shells are.
+        /// Directory that contains share/man and the folders of shells.
         prefix: PathBuf,
     },
 }
 
-/// What `lr` takes.
+/// Arguments of the command `lr`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct LrArgs {
-    /// The rule by which servers apply gradients.
+    /// Rule by which servers apply gradients.
     #[arg(long, value_enum, default_value = "adagrad", value_name = "RULE")]
     optimizer: Rule,
     /// Learning rate [default: 0.1; adam: 0.01].
@@ -81,7 +81,7 @@ pub(crate) struct LrArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Rule {
-    /// Plain gradient steps.
+    /// Plain gradient steps, without state.
     Sgd,
     /// Each step keeps 0.9 of the one before.
     Momentum,
@@ -115,7 +115,7 @@ impl LrArgs {
     }
 }
 
-/// What `ftrl` takes.
+/// Arguments of the command `ftrl`.
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct FtrlArgs {
@@ -146,13 +146,13 @@ impl FtrlArgs {
     }
 }
 
-/// What all kinds of training take.
+/// Arguments of all kinds of training.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// Training file; each worker reads its part.
     #[arg(long, value_name = "FILE")]
     pub(crate) train: PathBuf,
-    /// Test file.
+    /// Test file, for the evaluation.
     #[arg(long, value_name = "FILE")]
     pub(crate) test: Option<PathBuf>,
     /// Format of the files: auto, libsvm (indices from 1), libsvm0 (from 0) or dummy (bare indices
@@ -162,15 +162,15 @@ pub(crate) struct TrainArgs {
     /// In files of several classes, the label of the positive one.
     #[arg(long, value_name = "LABEL", allow_negative_numbers = true)]
     pub(crate) positive: Option<f32>,
-    /// How far workers may drift apart: bsp (in step), ssp:S (the slowest at most S steps behind)
-    /// or asp (nobody waits).
+    /// How far workers may drift apart: bsp (in step), ssp:S (the slowest at most S steps behind) or
+    /// asp (no bound).
     #[arg(long, default_value = "bsp")]
     pub(crate) sync: SyncMode,
     /// Rows of a worker's mini-batch.
     #[arg(long, value_name = "ROWS", default_value_t = defaults::BATCH_ROWS)]
     pub(crate) batch: NonZeroUsize,
-    /// Passes over the training file, those of a loaded model not counted; of one that was stopped in
-    /// an epoch the first is the rest of it. 0 evaluates a loaded model.
+    /// Passes over the training file, without those of a loaded model. If that was stopped within an
+    /// epoch, the first pass is the rest of it. 0 evaluates a loaded model.
     #[arg(long, value_name = "N", default_value_t = defaults::EPOCHS)]
     pub(crate) epochs: u64,
     /// Seed of the order in which rows are visited.
@@ -182,51 +182,51 @@ pub(crate) struct TrainArgs {
     /// Save the model into this directory, which all servers must see.
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
-    /// Go on from a saved model, at the epoch and step at which it was saved; --sync and the
-    /// optimizer's flags must be those of its training.
+    /// Continue from a saved model, at the epoch and step of the save; --sync and the optimizer's flags
+    /// must be those of its training.
     #[arg(long, value_name = "DIR")]
     pub(crate) load: Option<PathBuf>,
-    /// Write the figures into this file.
+    /// Write the figures as JSON into this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// How to reach servers: auto, shm, tcp or verbs [default: what the launcher says, or auto].
+    /// Transport to the servers: auto, shm, tcp or verbs [default: the launcher's choice, or auto].
     #[arg(long, value_name = "KIND")]
     pub(crate) transport: Option<TransportChoice>,
-    /// In a job: RDMA device to reach servers by, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE,
-    /// or the one of the connection's address].
+    /// In a job: RDMA device for the lanes, as in mlx5_0:1 [default: TIDEWATER_RDMA_DEVICE, or the one
+    /// of the connection's address].
     #[arg(long, value_name = "NAME[:PORT]")]
     pub(crate) rdma_device: Option<RdmaDevice>,
-    /// In a job: RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses
+    /// In a job: RDMA packets are re-sent after 4.096 us x 2^N, N from 8 to 15; on a network that loses
     /// some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
     #[arg(long, value_name = "N")]
     pub(crate) rdma_timeout: Option<RdmaTimeout>,
-    /// In a job: its workers, where the cluster is a service and does not know [default:
+    /// In a job: number of its workers, for a cluster that is a service and does not know it [default:
     /// TIDEWATER_WORKERS].
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
     pub(crate) workers: Option<u32>,
-    /// In a job: the name that sets it apart from other jobs of its service [default: default].
+    /// In a job: name that separates it from other jobs of its service [default: default].
     #[arg(long, value_name = "NAME", value_parser = namespace)]
     pub(crate) namespace: Option<String>,
-    /// Alone: servers of the cluster inside this process [default: 1]. Launched by mpirun or its
-    /// like: processes that become servers, spread over the ranks [default: TIDEWATER_SERVERS, or
-    /// none: servers were started beside].
+    /// Alone: servers of the cluster inside this process [default: 1]. Launched by mpirun or similar:
+    /// processes that become servers, spread over the ranks [default: TIDEWATER_SERVERS, or none:
+    /// servers were started separately].
     #[arg(long, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) servers: Option<u32>,
-    /// Launched: each process is a server too, on threads beside its worker [default:
+    /// Launched: each process is also a server, on threads next to its worker [default:
     /// TIDEWATER_SERVERS_IN_RANKS].
     #[arg(long, conflicts_with = "servers")]
     pub(crate) servers_in_ranks: bool,
-    /// Launched: number of this process among all that were [default: the launcher's].
+    /// Launched: number of this process among all launched ones [default: the launcher's].
     #[arg(long, value_name = "N", requires = "size")]
     pub(crate) rank: Option<u32>,
-    /// Launched: processes that were, servers and workers [default: the launcher's].
+    /// Launched: number of launched processes, servers and workers [default: the launcher's].
     #[arg(long, value_name = "N")]
     pub(crate) size: Option<u32>,
-    /// Launched: where they meet: a directory that all see, HOST:PORT of rank 0, or pmi [default:
-    /// TIDEWATER_RENDEZVOUS, or what the launcher yield_backoff].
+    /// Launched: rendezvous by a directory that all see, HOST:PORT of rank 0, or pmi [default:
+    /// TIDEWATER_RENDEZVOUS, or what the launcher offers].
     #[arg(long, value_name = "WHERE")]
     pub(crate) rendezvous: Option<String>,
-    /// Launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE, or the
+    /// Launched: network interface with the address to listen on [default: TIDEWATER_INTERFACE, or the
     /// one that leads to rank 0].
     #[arg(long, value_name = "NAME")]
     pub(crate) interface: Option<String>,
@@ -235,27 +235,27 @@ pub(crate) struct TrainArgs {
     pub(crate) appliers: Option<u16>,
 }
 
-/// What `generate` takes.
+/// Arguments of the command `generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArgs {
-    /// Rows to write.
+    /// Number of rows to write.
     #[arg(long, value_name = "N")]
     pub(crate) rows: u64,
     /// Number of the first row: a training and a test set are two ranges of one set's rows.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) first: u64,
-    /// File to write.
+    /// File to write, in LIBSVM format.
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Which set: equal seeds, equal bytes, on every machine.
+    /// Seed of the set: equal seeds, equal bytes, on every machine.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Number of features.
+    /// Number of features of the set.
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     pub(crate) features: u32,
 }
 
-/// A format, or `auto`.
+/// A data format, or `auto`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FormatChoice(pub(crate) Option<Format>);
 

@@ -1,4 +1,4 @@
-//! The cluster to train on: the job's, that of the processes started together, or one inside this
+//! The cluster to train on: the job's, that of the processes launched together, or one inside this
 //! process.
 
 use std::ffi::OsString;
@@ -12,18 +12,18 @@ use tidewater_train::exit;
 use crate::args::TrainArgs;
 use crate::{Failure, say};
 
-/// A connected worker, and what it is connected to if that is in this process.
+/// A connected worker, and the parts of its cluster that are in this process.
 pub(crate) struct Connected {
     pub(crate) client: Client,
-    /// Of a launched process; ends after the client.
+    /// Membership of a launched process; ends after the client.
     seat: Option<WorkerSeat>,
-    /// Ends with the last drop, after the client.
+    /// Embedded cluster; dropped last, after the client.
     _cluster: Option<Embedded>,
 }
 
 impl Connected {
-    /// The worker has finished; where its process keeps the job's coordinator, it waits for the
-    /// others.
+    /// Disconnects a worker that has finished. If its process keeps the job's coordinator, it waits for
+    /// the others.
     pub(crate) fn end(self) {
         let Self { client, seat, .. } = self;
         drop(client);
@@ -33,16 +33,16 @@ impl Connected {
     }
 }
 
-/// What this process is to do.
+/// Role of this process.
 pub(crate) enum Call {
-    /// Train.
+    /// Train as a connected worker.
     Work(Box<Connected>),
-    /// One program is all processes of a launch, and this one is to serve.
+    /// Serve: one program is all processes of a launch, and this one is a server.
     Serve(Box<ServerSeat>),
 }
 
-/// Joins the job that the environment tells of, or the processes that a launcher started with this
-/// one; without either, starts a cluster here and joins it.
+/// Joins the job that the environment names, or the processes that a launcher started with this one.
+/// Without either, starts a cluster in this process and joins it.
 pub(crate) fn connect(args: &TrainArgs) -> Result<Call, Failure> {
     for name in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
         say(format_args!(
@@ -71,7 +71,7 @@ pub(crate) fn connect(args: &TrainArgs) -> Result<Call, Failure> {
     }
 }
 
-/// A worker of a launch.
+/// Connects a worker of a launch.
 fn launched(args: &TrainArgs, seat: WorkerSeat) -> Result<Connected, Failure> {
     if args.workers.is_some() || args.appliers.is_some() {
         let what = "--workers and --appliers are not for a launched trainer: its job is made of the \
@@ -87,7 +87,7 @@ fn launched(args: &TrainArgs, seat: WorkerSeat) -> Result<Connected, Failure> {
     })
 }
 
-/// A worker of a job whose coordinator the environment names.
+/// Connects a worker of a job with a coordinator named in the environment.
 fn member(args: &TrainArgs) -> Result<Connected, Failure> {
     let job = Job::from_vars(variables(args)).map_err(|e| Failure::new(exit::ENVIRONMENT, e))?;
     let Some(job) = job else {
@@ -105,7 +105,7 @@ fn member(args: &TrainArgs) -> Result<Connected, Failure> {
     })
 }
 
-/// The client, as flags have it.
+/// Connects the client with the settings of the flags.
 fn client(args: &TrainArgs, mut job: Job) -> Result<Client, Failure> {
     job.transport = args.transport.unwrap_or(job.transport);
     job.rdma_device = args.rdma_device.clone().or(job.rdma_device);
@@ -116,7 +116,7 @@ fn client(args: &TrainArgs, mut job: Job) -> Result<Client, Failure> {
     Ok(job.sync(args.sync).connect()?)
 }
 
-/// The environment, in which `--workers` wins.
+/// The environment, overridden by `--workers`.
 fn variables(args: &TrainArgs) -> impl Iterator<Item = (OsString, OsString)> {
     const WORKERS: &str = "TIDEWATER_WORKERS";
     let flag = args.workers;

@@ -1,4 +1,4 @@
-//! Signals in, progress out.
+//! Signals and progress lines of the program.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub(crate) struct Console {
 }
 
 impl Console {
-    /// From now on SIGTERM and SIGUSR1 are noted and do not end the process by themselves.
+    /// Starts to record SIGTERM and SIGUSR1, which no longer end the process by themselves.
     pub(crate) fn new() -> Result<Self, Failure> {
         let signals = Signals::catch().map_err(|e| Failure::new(exit::ENVIRONMENT, e))?;
         Ok(Self { signals })
@@ -50,7 +50,7 @@ impl Host for Console {
     }
 }
 
-/// A quality in words.
+/// Formats a quality in words.
 struct Of(Quality);
 
 impl fmt::Display for Of {
@@ -66,7 +66,7 @@ impl fmt::Display for Of {
     }
 }
 
-/// The last lines of rank 0.
+/// Prints the last lines of rank 0.
 pub(crate) fn conclude(report: &Report) {
     let quality = report.log_loss.zip(report.accuracy);
     if let Some((log_loss, accuracy)) = quality {

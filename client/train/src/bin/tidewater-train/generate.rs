@@ -1,4 +1,4 @@
-//! `tidewater-train generate`.
+//! The command `tidewater-train generate`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};

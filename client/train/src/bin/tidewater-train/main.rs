@@ -19,7 +19,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use args::{Cli, Command};
 
-/// Why the program ends: an exit code, and what is said on stderr.
+/// Reason for which the program ends: an exit code, and the message on stderr.
 #[derive(Debug)]
 struct Failure {
     code: u8,
@@ -80,8 +80,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// A line on stderr, in one write so that the lines of several workers do not mix. Nobody may be
-/// there to read it, and that is no reason to fail.
+/// Prints a line on stderr, in one write so that the lines of several workers do not mix. A closed
+/// stderr is no reason to fail.
 fn say(line: impl fmt::Display) {
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -1,4 +1,4 @@
-//! `tidewater-train lr` and `ftrl`.
+//! The commands `tidewater-train lr` and `ftrl`.
 
 use std::path::{Path, PathBuf, absolute};
 use std::process::ExitCode;
@@ -29,8 +29,8 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
     let outcome = match work(client, &config, &mut console, args.json.as_deref()) {
         Ok(outcome) => outcome,
         Err(e) => {
-            // So that the job's end names this worker and the reason; its own end says as much if
-            // the coordinator cannot be told.
+            // The job's error then names this worker and the reason. If the coordinator is unreachable,
+            // the end of the process says as much.
             if let Err(untold) = client.fail(&e.to_string()) {
                 tracing::debug!("the coordinator was not told: {untold}");
             }
@@ -50,8 +50,8 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
     })
 }
 
-/// Serves until the workers have finished. Signals are theirs: they end their step, save, and need
-/// servers for it.
+/// Serves until the workers have finished. Signals are for the workers: they end their step, save, and
+/// need servers for it.
 fn serve(seat: ServerSeat) -> Result<ExitCode, Failure> {
     seat.run(&[])?;
     Ok(ExitCode::SUCCESS)
@@ -93,7 +93,7 @@ fn configure(optimizer: Optimizer, l2: f32, args: &TrainArgs) -> Result<Config, 
     Ok(config)
 }
 
-/// A directory as servers are told it: they may have been started elsewhere.
+/// Makes a directory absolute for the servers, which may have another working directory.
 fn directory(path: &PathBuf) -> Result<String, Failure> {
     let whole =
         absolute(path).map_err(|e| Failure::usage(format_args!("{}: {e}", path.display())))?;
@@ -106,7 +106,7 @@ fn directory(path: &PathBuf) -> Result<String, Failure> {
     }
 }
 
-/// That the figures could be written: better known before the training than after.
+/// Checks early that the figures can be written: an error after the training costs the run.
 fn check_writable(json: &Path) -> Result<(), Failure> {
     let folder = match json.parent() {
         Some(folder) if folder != Path::new("") => folder,
