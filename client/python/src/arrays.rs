@@ -1,5 +1,5 @@
-//! numpy's arrays, and what speaks DLPack, as slices, after every check: type, order, shape, whether it
-//! may be written.
+//! Checked access to numpy arrays and DLPack tensors as slices: type, order, shape and write
+//! permission.
 
 use numpy::{
     BorrowError, PyArrayDescrMethods as _, PyArrayDyn, PyArrayMethods as _, PyReadonlyArrayDyn,
@@ -12,7 +12,7 @@ use tidewater_protocol::table::DType;
 
 use crate::dlpack::Tensor;
 
-/// What a table holds, in numpy's words.
+/// The numpy name of an element type.
 pub(crate) const fn numpy_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float32",
@@ -22,17 +22,17 @@ pub(crate) const fn numpy_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The shape that an array shall have.
+/// Required shape of an array.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Shape {
-    /// `(rows, cols)`; with one column `(rows,)` too.
+    /// `(rows, cols)`; with one column also `(rows,)`.
     Rows(usize, usize),
-    /// Any: its elements, in C's order.
+    /// Any shape; the elements are used in C order.
     Any,
 }
 
 impl Shape {
-    /// Fails unless it is `given`.
+    /// Fails unless `given` has this shape.
     pub(crate) fn check(self, what: &str, given: &[usize]) -> PyResult<()> {
         let Self::Rows(rows, cols) = self else {
             return Ok(());
@@ -47,7 +47,7 @@ impl Shape {
     }
 }
 
-/// An array that is written, borrowed until the value is dropped.
+/// An array that a call writes, borrowed until the value is dropped.
 pub(crate) enum Written<'py, T: numpy::Element> {
     Array(PyReadwriteArrayDyn<'py, T>),
     Tensor(Tensor<'py>),
@@ -66,17 +66,17 @@ impl<'py, T: Element + numpy::Element> Written<'py, T> {
         borrowed.map(Self::Array)
     }
 
-    /// Its elements, none of which is among `keys`.
+    /// Its elements; fails if they overlap `keys`.
     pub(crate) fn slice(&mut self, keys: &[u64]) -> PyResult<&mut [T]> {
         match self {
-            // numpy's borrows know of each other.
+            // numpy tracks the borrows of its own arrays.
             Self::Array(array) => Ok(array.as_slice_mut()?),
             Self::Tensor(tensor) => tensor.write("out", keys),
         }
     }
 }
 
-/// An array that is read, borrowed until the value is dropped.
+/// An array that a call reads, borrowed until the value is dropped.
 pub(crate) enum Read<'py, T: numpy::Element> {
     Array(PyReadonlyArrayDyn<'py, T>),
     Tensor(Tensor<'py>),
@@ -94,7 +94,7 @@ impl<'py, T: Element + numpy::Element> Read<'py, T> {
             .map_err(|_| in_use("values"))
     }
 
-    /// Its elements.
+    /// Elements of the array, in C order.
     pub(crate) fn slice(&self) -> PyResult<&[T]> {
         match self {
             Self::Array(array) => Ok(array.as_slice()?),
@@ -103,7 +103,7 @@ impl<'py, T: Element + numpy::Element> Read<'py, T> {
     }
 }
 
-/// What is no array of numpy's may be a tensor of another library.
+/// Wraps an object that is no numpy array as a tensor of another library, if it is one.
 fn tensor<'py, T: Element>(
     array: &Bound<'py, PyAny>,
     what: &str,
@@ -115,7 +115,7 @@ fn tensor<'py, T: Element>(
     Tensor::of::<T>(array, what, shape)
 }
 
-/// Keys: an array of uint64 as it is; int64 and other sequences of integers, copied.
+/// Keys: a uint64 array is borrowed; int64 and other sequences of integers are copied.
 pub(crate) enum Keys<'py> {
     Borrowed(PyReadonlyArrayDyn<'py, u64>),
     Copied(Vec<u64>),

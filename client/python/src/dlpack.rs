@@ -1,9 +1,9 @@
-//! Tensors of other libraries by DLPack: `__dlpack__` hands over a capsule with a pointer to a struct of C
-//! that says where the elements are and what they are.
+//! Tensors of other libraries by DLPack. `__dlpack__` returns a capsule with a pointer to a C struct
+//! that describes the elements and their address.
 //!
-//! The capsule is not consumed but kept, for the time of a call: its producer frees the tensor's view
-//! when the capsule goes. What its struct says is checked before an element is touched; that it says the
-//! truth about its own memory is the producer's word, as it is numpy's for numpy's arrays.
+//! The capsule is not consumed but kept for the time of a call: its producer frees the tensor's view
+//! when the capsule is dropped. The fields of the struct are checked before an element is touched. That
+//! they describe the producer's memory truly is trusted, as it is with numpy's arrays.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, without_provenance_mut};
@@ -17,15 +17,15 @@ use tidewater_protocol::table::DType;
 
 use crate::arrays::{Shape, numpy_name};
 
-/// Dimensions that a tensor may have: as many as numpy's arrays.
+/// Most dimensions of a tensor: as many as numpy's arrays.
 const NDIM_MAX: usize = 64;
-/// The layout of version 1, whose minor versions only add types.
+/// Major version of the layout; minor versions only add types.
 const MAJOR: u32 = 1;
 const READ_ONLY: u64 = 1;
 const IS_COPIED: u64 = 2;
 const CPU: i32 = 1;
 
-/// `DLTensor` of dlpack.h.
+/// `DLTensor` as declared in dlpack.h.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Raw {
@@ -40,7 +40,7 @@ struct Raw {
     byte_offset: u64,
 }
 
-/// The head of `DLManagedTensorVersioned`.
+/// Head of `DLManagedTensorVersioned`, as declared in dlpack.h.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct Versioned {
@@ -61,7 +61,7 @@ pub(crate) struct Tensor<'py> {
 }
 
 impl<'py> Tensor<'py> {
-    /// The tensor that an object is, as a table of `T` needs it; `None` if it speaks no DLPack.
+    /// Wraps an object as a tensor for a table of `T`; `None` if it does not support DLPack.
     pub(crate) fn of<T: Element>(
         object: &Bound<'py, PyAny>,
         what: &str,
@@ -89,10 +89,10 @@ impl<'py> Tensor<'py> {
         Ok(Some(tensor))
     }
 
-    /// What the capsule says, checked.
+    /// Checks the struct of a capsule and wraps it.
     fn parse(capsule: Bound<'py, PyCapsule>, what: &str) -> PyResult<Self> {
         let (raw, flags) = read(&capsule)?;
-        // Some producers say it in the struct only.
+        // Some producers state the device in the struct only.
         on_the_cpu(what, raw.device.0, raw.device.1)?;
         let nonsense = |why: String| PyValueError::new_err(format!("{what} is no tensor: {why}"));
         let ndim = usize::try_from(raw.ndim)
@@ -128,7 +128,7 @@ impl<'py> Tensor<'py> {
         }
         let offset = usize::try_from(raw.byte_offset).unwrap_or(usize::MAX);
         let data = if bytes == 0 {
-            // There may be no memory: any place that is aligned will do.
+            // There may be no memory: any aligned address will do.
             NonNull::new(without_provenance_mut(64))
         } else if raw.data.is_null() || raw.data.addr().checked_add(offset).is_none() {
             None
@@ -144,15 +144,15 @@ impl<'py> Tensor<'py> {
         })
     }
 
-    /// Its elements, in C's order.
+    /// Elements of the tensor, in C order.
     pub(crate) fn read<T: Element>(&self) -> &[T] {
         debug_assert_eq!(self.dtype, dlpack_type(T::DTYPE));
         // SAFETY: `of` has checked type, alignment, order and size; the memory lives as long as the
-        // capsule; that nobody writes to it during the call is what the caller is asked for.
+        // capsule; the caller must ensure that nothing writes to it during the call.
         unsafe { slice::from_raw_parts(self.data.cast().as_ptr(), self.len()) }
     }
 
-    /// As [`Tensor::read`], to be written, if that is allowed and it shares no byte with `keys`.
+    /// Like [`Tensor::read`], for writing; fails if it is read-only, a copy, or overlaps `keys`.
     pub(crate) fn write<T: Element>(&mut self, what: &str, keys: &[u64]) -> PyResult<&mut [T]> {
         debug_assert_eq!(self.dtype, dlpack_type(T::DTYPE));
         if self.flags & READ_ONLY != 0 {
@@ -195,7 +195,7 @@ impl<'py> Tensor<'py> {
     }
 }
 
-/// By version 1 where the object knows it, else by the older layout.
+/// Requests a capsule of version 1; falls back to the older layout if the object does not know it.
 fn capsule<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
     let options = PyDict::new(py);
@@ -210,7 +210,7 @@ fn capsule<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
         .map_err(|_| PyTypeError::new_err(format!("__dlpack__ gave a {kind}, which is no capsule")))
 }
 
-/// The struct of a capsule, and its flags.
+/// Reads the struct of a capsule, and its flags.
 fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<(Raw, u64)> {
     if let Ok(pointer) = capsule.pointer_checked(Some(c"dltensor")) {
         // SAFETY: a capsule of that name holds a `DLManagedTensor`, which begins with a tensor; it
@@ -245,7 +245,7 @@ fn on_the_cpu(what: &str, kind: i32, number: i32) -> PyResult<()> {
     )))
 }
 
-/// Code, bits, lanes.
+/// DLPack code, bits and lanes of an element type.
 const fn dlpack_type(dtype: DType) -> (u8, u8, u16) {
     match dtype {
         DType::F32 => (2, 32, 1),
@@ -255,13 +255,13 @@ const fn dlpack_type(dtype: DType) -> (u8, u8, u16) {
     }
 }
 
-/// Elements of a shape; `None` if it cannot be.
+/// Number of elements of a shape; `None` if it is negative or overflows.
 fn elements(shape: &[i64]) -> Option<usize> {
     let mut lengths = shape.iter().map(|&n| usize::try_from(n).ok());
     lengths.try_fold(1usize, |all, n| all.checked_mul(n?))
 }
 
-/// Whether rows lie one after another. A dimension of one element may have any stride.
+/// Whether rows follow each other without gaps. A dimension of one element may have any stride.
 fn contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut due = 1;
     shape.iter().zip(strides).rev().all(|(&n, &stride)| {

@@ -1,4 +1,4 @@
-//! Failures, as the exceptions that Python has for them.
+//! Maps failures to Python exceptions.
 
 use std::cell::RefCell;
 
@@ -25,11 +25,12 @@ create_exception!(
 );
 
 thread_local! {
-    /// What a signal handler raised while a call of this thread waited.
+    /// The exception that a signal handler raised while a call of this thread waited.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Runs Python's signal handlers while a call waits: whether one of them raised, as that of Ctrl-C does.
+/// Runs Python's signal handlers while a call waits. Returns whether one raised, as that of Ctrl-C
+/// does.
 pub(crate) fn handle_signals() -> bool {
     let Err(error) = Python::attach(|py| py.check_signals()) else {
         return false;
@@ -38,8 +39,8 @@ pub(crate) fn handle_signals() -> bool {
     true
 }
 
-/// Arguments are `ValueError`, deadlines `TimeoutError`, lost processes `ConnectionError`, all else
-/// [`Error`].
+/// Makes the exception of a client error. Arguments are `ValueError`, deadlines `TimeoutError`, lost
+/// processes `ConnectionError`, all others [`Error`].
 pub(crate) fn raised(error: ClientError) -> PyErr {
     let text = error.to_string();
     match error {

@@ -1,4 +1,4 @@
-//! Words of Python as the client's choices.
+//! Parses Python arguments into the client's options.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tidewater_protocol::table::{DType, Apply, Init, Optimizer, PushOp, Reduce};
 
 use crate::arrays::numpy_name;
 
-/// One of some words.
+/// Looks a word up among the known ones.
 fn word<T: Copy>(what: &str, given: &str, known: &[(&str, T)]) -> PyResult<T> {
     let found = known.iter().find(|(name, _)| *name == given);
     found.map(|(_, value)| *value).ok_or_else(|| {
@@ -59,13 +59,13 @@ pub(crate) fn domain(given: i64) -> PyResult<DomainId> {
     })
 }
 
-/// A place in a table by ranges.
+/// Index of an element in a range table.
 pub(crate) fn first(given: i64) -> PyResult<u64> {
     let wrong = |_| PyValueError::new_err(format!("first is {given}; elements count from 0"));
     u64::try_from(given).map_err(wrong)
 }
 
-/// Seconds; none is a default.
+/// Converts seconds; `None` is a default.
 pub(crate) fn seconds(what: &str, given: Option<f64>) -> PyResult<Option<Duration>> {
     const YEAR: f64 = 366.0 * 86_400.0;
     match given {
@@ -97,10 +97,10 @@ pub(crate) fn pull(
     Ok(PullOptions { timeout, ..options })
 }
 
-/// Anything that numpy takes for a type: `numpy.float32`, `'f4'`, a dtype.
+/// Converts anything that numpy accepts as a type: `numpy.float32`, `'f4'`, a dtype.
 pub(crate) fn dtype(given: &Bound<'_, PyAny>) -> PyResult<DType> {
     if given.is_none() {
-        // To numpy it is float64.
+        // numpy would take it for float64.
         return Err(PyTypeError::new_err("dtype is None"));
     }
     let numpy = given.py().import("numpy")?;

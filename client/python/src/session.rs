@@ -15,8 +15,8 @@ use crate::failure::{Error, ForkedError, raised};
 use crate::options;
 use crate::table::Table;
 
-/// What a session was asked for: all that a copy in another process needs to join the same job.
-/// The token is not in it, but the name of its file.
+/// Arguments of a session: all that a copy in another process needs to join the same job. It holds the
+/// name of the token's file, not the token.
 #[derive(Debug, Clone)]
 struct JoinOptions {
     coordinator: Option<String>,
@@ -31,7 +31,7 @@ struct JoinOptions {
     patience: Option<f64>,
 }
 
-/// One worker's session.
+/// Session of one worker with the servers of its job.
 #[pyclass(frozen, weakref, module = "tidewater")]
 pub(crate) struct Session {
     process: ForkGuard,
@@ -41,7 +41,8 @@ pub(crate) struct Session {
 }
 
 impl JoinOptions {
-    /// What the client makes a job of. That may wait for others: not under the interpreter lock.
+    /// Converts to the client's options. Making a job of these may wait for others: not under the
+    /// interpreter lock.
     fn told(&self) -> PyResult<connect::JoinOptions> {
         let transport = self.transport.as_deref().map(options::transport);
         Ok(connect::JoinOptions {
@@ -58,7 +59,7 @@ impl JoinOptions {
 }
 
 impl Session {
-    /// Does something with the client, without the interpreter lock.
+    /// Calls `body` with the client, without the interpreter lock.
     pub(crate) fn with<R: Send>(
         &self,
         py: Python<'_>,
@@ -88,7 +89,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         if !self.process.is_same_process() {
-            // The parent uses its sockets and rings: leave them alone, and their memory here.
+            // The parent uses its sockets and rings: do not touch them, nor free their memory.
             let client = self.client.get_mut().ok().and_then(Option::take);
             std::mem::forget(client);
         }
@@ -170,7 +171,7 @@ impl Session {
         self.with(py, |client| Ok(client.transport().map(|t| t.to_string())))
     }
 
-    /// Creates a table, or opens the equal one of that name.
+    /// Creates a table, or opens the one of that name if its definition is equal.
     #[pyo3(signature = (name, kind, *, dtype, cols, rows=0, optimizer=None, init=None, seed=0,
         effect="immediate", domain=0, partitions=64, block_bytes=16384, snapshot=false,
         allow_not_finite=false))]
@@ -225,7 +226,7 @@ impl Session {
         Ok(Table::new(me.clone().unbind(), made, spec))
     }
 
-    /// Opens a table that exists and holds `dtype`.
+    /// Opens an existing table with element type `dtype`.
     #[pyo3(signature = (name, dtype))]
     fn open_table(me: &Bound<'_, Self>, name: &str, dtype: &Bound<'_, PyAny>) -> PyResult<Table> {
         let dtype = options::dtype(dtype)?;
@@ -266,14 +267,14 @@ impl Session {
         self.with(py, Client::progress)
     }
 
-    /// Rows and bytes that were written.
+    /// Saves all tables; returns rows and bytes written.
     #[pyo3(signature = (directory, timeout=None))]
     fn save(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<(u64, u64)> {
         let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
         self.with(py, |client| client.save(directory, timeout))
     }
 
-    /// Names of the tables that were loaded.
+    /// Loads the tables of a saved model; returns their names.
     #[pyo3(signature = (directory, timeout=None))]
     fn load(&self, py: Python<'_>, directory: &str, timeout: Option<f64>) -> PyResult<Vec<String>> {
         let timeout = options::seconds("timeout", timeout)?.unwrap_or(self.timeout);
@@ -281,7 +282,7 @@ impl Session {
         Ok(loaded.tables)
     }
 
-    /// What the session did so far, by name.
+    /// Counts of the session's operations so far, by name.
     fn counters(&self, py: Python<'_>) -> PyResult<Py<PyDict>> {
         let c = self.with(py, |client| Ok(*client.counters()))?;
         let all = [
@@ -342,7 +343,7 @@ impl Session {
         me
     }
 
-    /// The end of a `with`: the worker is done, or says why it is not.
+    /// Ends a `with`: reports that the worker is done, or why it failed.
     #[pyo3(signature = (kind, value, _traceback))]
     fn __exit__(
         &self,
@@ -354,14 +355,15 @@ impl Session {
         if kind.is_none() {
             self.finish(py)?;
         } else {
-            // The exception goes on; that telling it failed too would only hide it.
+            // The exception propagates; an error of `fail` would only hide it.
             let _ = self.fail(py, &value.to_string());
         }
         self.close(py)?;
         Ok(false)
     }
 
-    /// As endpoint: what it was opened with. A rank is one process's, so a copy takes a free one.
+    /// Pickles the arguments of the session as an endpoint. A rank belongs to one process, so a copy
+    /// takes a free one.
     fn __reduce__(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let w = &self.wanted;
         let told = PyDict::new(py);

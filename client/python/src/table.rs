@@ -13,7 +13,7 @@ use crate::arrays::{self, Keys, Read, Written};
 use crate::options;
 use crate::session::Session;
 
-/// Does something with a table, whatever its type, which is named `T`.
+/// Evaluates an expression with a table of any type, which is named `T` in it.
 macro_rules! with_table {
     ($any:expr, ($table:ident, $T:ident) => $do:expr) => {
         match $any {
@@ -74,14 +74,14 @@ impl Table {
         }
     }
 
-    /// The shape of an array that holds these rows.
+    /// Shape of an array that holds these rows.
     fn shape(&self, keys: Option<&[u64]>) -> arrays::Shape {
         keys.map_or(arrays::Shape::Any, |keys| {
             arrays::Shape::Rows(keys.len(), self.spec.dim())
         })
     }
 
-    /// A new array for a pull without `out`: of the keys' rows, or of the whole table.
+    /// Makes a new array for a pull without `out`: of the keys' rows, or of the whole table.
     fn new_array<'py>(&self, py: Python<'py>, keys: Option<&[u64]>) -> PyResult<Bound<'py, PyAny>> {
         let rows = match (keys, &self.spec.shape) {
             (Some(keys), _) => keys.len() as u64,
@@ -134,7 +134,7 @@ impl Table {
         self.session.clone_ref(py)
     }
 
-    /// Pulls rows by `keys`, or elements from `first` on, into `out`, which is returned.
+    /// Pulls rows by `keys`, or elements from `first` on, into `out`; returns `out`.
     #[pyo3(signature = (keys=None, out=None, *, first=0, mode="consistent", missing="create",
         timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
@@ -196,13 +196,13 @@ impl Table {
         })
     }
 
-    /// Releases the table for everybody.
+    /// Releases the table for all workers.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         let session = self.session.get();
         session.with(py, |client| self.any.release(client))
     }
 
-    /// As session and name.
+    /// Pickles the table as session, name and type.
     fn __reduce__(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
         let restore = py.import("tidewater")?.getattr("_restore_table")?;
         let dtype = arrays::numpy_name(self.spec.dtype);
@@ -217,7 +217,7 @@ impl Table {
     }
 }
 
-/// A push under way.
+/// Ticket of a push that is under way.
 #[pyclass(frozen, module = "tidewater")]
 pub(crate) struct Ticket {
     session: Py<Session>,
@@ -245,7 +245,7 @@ impl Ticket {
         })
     }
 
-    /// Whether it is applied.
+    /// Whether the push is applied.
     fn done(&self, py: Python<'_>) -> PyResult<bool> {
         let pushed = self.pushed()?;
         let session = self.session.get();

@@ -1,4 +1,4 @@
-//! Ending a run before its batch system does.
+//! Ends a run before its batch system does.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use tidewater::{Client, ClientError, walltime};
 
 use crate::session::Session;
 
-/// Watches for SIGTERM and SIGUSR1 in a job all of whose workers do so.
+/// Watches for SIGTERM and SIGUSR1 in a job; all its workers must do so.
 #[pyclass(frozen, module = "tidewater")]
 pub(crate) struct Walltime {
     session: Py<Session>,
@@ -39,12 +39,12 @@ impl Walltime {
         Ok(Self { session, watch })
     }
 
-    /// At the start of each step: whether the run ends here.
+    /// Returns whether the run ends here; called at the start of each step.
     fn over(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, walltime::Walltime::over)
     }
 
-    /// After the last step: the signal for which the run ended.
+    /// Returns the signal that ended the run; called after the last step.
     fn end(&self, py: Python<'_>) -> PyResult<Option<i32>> {
         self.with(py, walltime::Walltime::end)
     }
