@@ -1,4 +1,4 @@
-//! Numbers and structs of C as the client's types.
+//! Converts numbers and structs of C to the client's types.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use tidewater_protocol::table::{
 use crate::abi::types::*;
 use crate::error::Failure;
 
-/// Longest time that can be asked for: a year.
+/// Longest time that a caller may give: a year.
 const SECONDS_MAX: f64 = 366.0 * 86_400.0;
-/// As the client's own builder.
+/// Default of the client's own builder.
 const PARTITIONS: u32 = 64;
 const BLOCK_BYTES: u32 = 16 << 10;
 
-/// What the options of a session say.
+/// Parsed options of a session.
 pub(crate) struct SessionChoices {
     pub(crate) job: Job,
     pub(crate) level: tw_thread_level,
@@ -29,7 +29,7 @@ pub(crate) struct SessionChoices {
     pub(crate) progress_interval: Option<Duration>,
 }
 
-/// One of a C enum's values.
+/// Converts one of the values of a C enum; any other is a failure.
 macro_rules! choice {
     ($what:literal, $value:expr, { $($name:ident => $is:expr),+ $(,)? }) => {
         match $value {
@@ -99,7 +99,7 @@ pub(crate) fn sync(value: i32, staleness: u32) -> Result<SyncMode, Failure> {
     })
 }
 
-/// Seconds of C; zero is the default of what they are for.
+/// Converts seconds of C; zero is the default of the option.
 pub(crate) fn seconds(what: &str, value: f64) -> Result<Option<Duration>, Failure> {
     if value == 0.0 {
         return Ok(None);
@@ -142,7 +142,7 @@ pub(crate) fn pull_options(
     Ok(PullOptions { timeout, ..options })
 }
 
-/// A table's definition.
+/// Makes the definition of a table from its options.
 pub(crate) fn table_spec(name: &str, options: &tw_table_options) -> Result<TableSpec, Failure> {
     if options.reserved != 0 {
         return Err(Failure::argument("reserved is not zero"));
@@ -278,7 +278,7 @@ pub(crate) const fn counters(c: &Counters) -> tw_counters {
     }
 }
 
-/// Random bits that tell a session's handles from those of others.
+/// Random bits that distinguish a session's handles from those of others.
 pub(crate) fn random() -> Result<u64, Failure> {
     getrandom::u64().map_err(|e| {
         let text = format!("no random bytes: {e}; check that /dev/urandom exists");

@@ -1,4 +1,4 @@
-//! Why a call failed, as C learns it: a status, and a text that stays with the thread.
+//! Failures as C receives them: a status, and a text that stays with the thread.
 
 use std::cell::RefCell;
 use std::ffi::c_char;
@@ -14,7 +14,7 @@ use crate::abi::types::tw_status;
 /// Bytes of an error's text, its NUL included: the longest errors name 16 missing servers.
 const TEXT_BYTES: usize = 1024;
 
-/// A failed call.
+/// Status and text of a failed call.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) status: tw_status,
@@ -62,7 +62,7 @@ impl From<ClientError> for Failure {
                 tw_status::TW_ERR_DEADLINE
             }
             ClientError::Refused(refusal) => match refusal.code {
-                // Somebody else's end, which came as a refusal.
+                // The end of another process, reported as a refusal.
                 RefusalCode::PeerFailed | RefusalCode::ShuttingDown => tw_status::TW_ERR_LOST,
                 _ => tw_status::TW_ERR_REFUSED,
             },
@@ -75,7 +75,7 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// As the header spells it, without the prefix.
+/// Name of an element type in the header, without the prefix.
 pub(crate) const fn dtype_name(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",
@@ -85,15 +85,15 @@ pub(crate) const fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The text of the last failure of a thread. It has no destructor, so that the library can be
-/// closed (`dlclose`) while threads live that used it.
+/// The text of a thread's last failure. It has no destructor, so that the library can be closed
+/// (`dlclose`) while threads live that used it.
 struct LastError([u8; TEXT_BYTES]);
 
 thread_local! {
     static LAST: RefCell<LastError> = const { RefCell::new(LastError([0; TEXT_BYTES])) };
 }
 
-/// Keeps `call: text` for [`last`].
+/// Stores `call: text` for [`last`].
 pub(crate) fn remember(call: &str, failure: &Failure) {
     LAST.with_borrow_mut(|last| last.set(&format!("{call}: {}", failure.text)));
 }
@@ -112,7 +112,7 @@ impl LastError {
     fn set(&mut self, text: &str) {
         let end = text.floor_char_boundary(TEXT_BYTES - 1);
         let text = text.as_bytes().get(..end).unwrap_or_default();
-        // A NUL inside would hide what follows it.
+        // A NUL inside would hide the text after it.
         for (to, &byte) in self.0.iter_mut().zip(text) {
             *to = if byte == 0 { b' ' } else { byte };
         }

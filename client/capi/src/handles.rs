@@ -1,15 +1,15 @@
-//! Handles: numbers that name what a session keeps for its caller, and that can be told from any
+//! Handles: numbers that name the objects that a session keeps for its caller, and that differ from any
 //! other number.
 //!
-//! | bits | hold |
+//! | bits | contents |
 //! |---|---|
-//! | 60..64 | what it names: a table, a push, a pull |
+//! | 60..64 | the kind of object: a table, a push, a pull |
 //! | 44..60 | the session: 16 random bits |
 //! | 20..44 | the generation of the slot, from a random number on |
 //! | 0..20 | the slot |
 //!
-//! So zero is never a handle; one of another kind, of another session or of something that is
-//! gone names nothing, but for a chance of 2^-40.
+//! Zero is therefore never a handle. A handle of another kind, another session or a removed object
+//! names nothing, except with a chance of 2^-40.
 
 use crate::abi::types::tw_status;
 use crate::error::Failure;
@@ -19,11 +19,11 @@ const GENERATION_BITS: u32 = 24;
 const TAG_BITS: u32 = 16;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
 
-/// Handles of one kind at a time: a program that never waits for its pushes is told so before it
-/// has eaten the memory.
+/// Most handles of one kind at a time. A program that never waits for its pushes gets an error before
+/// it has used up the memory.
 pub(crate) const HANDLES_MAX: usize = 1 << 16;
 
-/// What a handle names. The numbers are in its top bits.
+/// Kind of object that a handle names. The numbers are in its top bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Table = 1,
@@ -47,7 +47,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-/// What a session keeps of one kind.
+/// Objects of one kind that a session keeps.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     kind: Kind,
@@ -58,7 +58,7 @@ pub(crate) struct Handles<T> {
 }
 
 impl<T> Handles<T> {
-    /// None yet. `random` tells the handles of this session from those of others.
+    /// Makes an empty set. `random` distinguishes the handles of this session from those of others.
     pub(crate) const fn new(kind: Kind, random: u64) -> Self {
         Self {
             kind,
@@ -69,7 +69,7 @@ impl<T> Handles<T> {
         }
     }
 
-    /// Keeps a value; its handle. Cost: allocates only when there are more than ever before.
+    /// Keeps a value and returns its handle. Allocates only when there are more than ever before.
     pub(crate) fn add(&mut self, value: T) -> Result<u64, Failure> {
         if self.free.is_empty() {
             if self.slots.len() >= HANDLES_MAX {
@@ -96,21 +96,21 @@ impl<T> Handles<T> {
             | u64::from(at))
     }
 
-    /// What a handle names.
+    /// Finds the value that a handle names.
     pub(crate) fn get(&self, handle: u64) -> Result<&T, Failure> {
         let value = self.slot_of(handle).and_then(|at| self.slots.get(at));
         let value = value.and_then(|slot| slot.value.as_ref());
         value.ok_or_else(|| self.unknown(handle))
     }
 
-    /// What a handle names, to be changed.
+    /// Finds the value that a handle names, for changes.
     pub(crate) fn get_mut(&mut self, handle: u64) -> Result<&mut T, Failure> {
         let unknown = self.unknown(handle);
         let value = self.slot_of(handle).and_then(|at| self.slots.get_mut(at));
         value.and_then(|slot| slot.value.as_mut()).ok_or(unknown)
     }
 
-    /// Takes back what a handle names, which names nothing from then on.
+    /// Removes the value of a handle, which names nothing from then on.
     pub(crate) fn remove(&mut self, handle: u64) -> Result<T, Failure> {
         let at = self.slot_of(handle);
         let slot = at.and_then(|at| self.slots.get_mut(at));

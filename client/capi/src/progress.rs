@@ -1,8 +1,9 @@
-//! Progress without calls: a thread that looks now and then.
+//! Progress without calls: a thread that calls the client at an interval.
 //!
-//! The client makes progress inside calls, and over shared memory there is nothing else to do. Over TCP the rest of a push that the socket did not take at once waits for the next call, and
-//! a control connection that was cut comes back by one. A program that computes for seconds between
-//! its calls can make `tw_progress` calls, or ask for this thread.
+//! The client makes progress inside calls, and over shared memory nothing else is needed. Over TCP, the
+//! rest of a push that the socket did not accept at once waits for the next call. A call also restores
+//! a cut control connection. A program that computes for seconds between its calls can call
+//! `tw_progress`, or request this thread.
 
 use std::sync::{Condvar, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use crate::abi::types::tw_status;
 use crate::error::Failure;
 use crate::session::Open;
 
-/// The open session, for the program's threads and the progress thread.
+/// The open session, shared by the program's threads and the progress thread.
 pub(crate) struct Shared {
     open: Mutex<Option<Open>>,
 }
@@ -26,13 +27,13 @@ impl Shared {
         }
     }
 
-    /// Waits for its turn.
+    /// Locks the session; waits for its turn.
     pub(crate) fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>, Failure> {
         self.open.lock().map_err(|_| Failure::panicked())
     }
 
-    /// A look at the lanes, unless a call is being made: that looks itself. False when there is
-    /// nothing left to look at; what went wrong, the next call meets too.
+    /// Makes progress on the lanes, unless a call is under way, which does so itself. False when the
+    /// thread is no longer needed; the next call meets the same error.
     fn progress(&self) -> bool {
         match self.open.try_lock() {
             Err(TryLockError::WouldBlock) => true,
@@ -51,7 +52,7 @@ struct Stop {
     told: Condvar,
 }
 
-/// The thread. Dropping it ends it, after the look it is at.
+/// The progress thread. Dropping it ends it, after its current call.
 #[derive(Debug)]
 pub(crate) struct Progress {
     stop: Arc<Stop>,
@@ -59,7 +60,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Starts it. It inherits the signal mask of the caller.
+    /// Starts the thread. It inherits the signal mask of the caller.
     pub(crate) fn start(shared: Arc<Shared>, every: Duration) -> Result<Self, Failure> {
         let stop = Arc::new(Stop::default());
         let theirs = Arc::clone(&stop);
@@ -85,14 +86,14 @@ impl Drop for Progress {
         }
         self.stop.told.notify_all();
         if let Some(thread) = self.thread.take() {
-            // A panic of it has poisoned the session, which says so.
+            // A panic of the thread has poisoned the session, which reports it.
             let _ = thread.join();
         }
     }
 }
 
 impl Stop {
-    /// Whether it is told to stop within that time.
+    /// Whether the thread is asked to stop within `time`.
     fn within(&self, time: Duration) -> bool {
         let Ok(stopped) = self.stopped.lock() else {
             return true;

@@ -1,7 +1,7 @@
-//! What C hands over, made into what Rust can hold, after every check that can be made.
+//! Converts pointers and structs of C to Rust values, after every possible check.
 //!
-//! Each function's safety contract is the part that cannot be checked: that memory which is named
-//! is there, and that nobody changes it during the call.
+//! Each function's safety contract is the part that cannot be checked: the named memory exists, and
+//! nothing changes it during the call.
 
 use std::ffi::{c_char, c_void};
 use std::mem::{align_of, size_of};
@@ -18,9 +18,9 @@ use crate::error::Failure;
 use crate::session::tw_session;
 use crate::values::{Values, ValuesMut};
 
-/// Bytes of a string that comes in: a path is at most 4,095.
+/// Most bytes of an incoming string: a path is at most 4,095.
 const TEXT_BYTES_MAX: usize = 4096;
-/// Bytes of an options struct of any release: who says more says nonsense.
+/// Most bytes of an options struct of any release: a larger size is invalid.
 const OPTIONS_BYTES_MAX: usize = 4096;
 
 /// A struct that begins with its size.
@@ -28,7 +28,7 @@ const OPTIONS_BYTES_MAX: usize = 4096;
 /// # Safety
 /// It is `repr(C)`, has no padding, begins with a `usize`, and any bytes make one.
 pub(crate) unsafe trait Sized0: Copy {
-    /// All zero.
+    /// A value with all bytes zero.
     fn zero() -> Self {
         // SAFETY: any bytes make a `Self`, by the trait's contract.
         unsafe { std::mem::zeroed() }
@@ -48,11 +48,11 @@ unsafe impl Sized0 for tw_pull_options {}
 // SAFETY: as above.
 unsafe impl Sized0 for tw_counters {}
 
-/// The session of a pointer, if it has a session's mark.
+/// Returns the session of a pointer, if it has a session's mark.
 ///
 /// # Safety
-/// The pointer is null, or 8 bytes can be read there; if they are the mark, it is a session, which
-/// is not freed during the call.
+/// The pointer is null, or 8 bytes can be read there; if they are the mark, it is a session, which is
+/// not freed during the call.
 pub(crate) unsafe fn session<'a>(pointer: *const tw_session) -> Result<&'a tw_session, Failure> {
     if pointer.is_null() {
         return Err(Failure::null("the session"));
@@ -69,21 +69,21 @@ pub(crate) unsafe fn session<'a>(pointer: *const tw_session) -> Result<&'a tw_se
     Ok(unsafe { &*pointer })
 }
 
-/// A place to write one value to.
+/// Returns the place of one output value.
 ///
 /// # Safety
-/// The pointer is null, or a `T` can be written there, and nobody else looks at it during the call.
+/// The pointer is null, or a `T` can be written there, and nothing else accesses it during the call.
 pub(crate) unsafe fn out<'a, T: Copy>(pointer: *mut T, what: &str) -> Result<&'a mut T, Failure> {
     aligned(pointer, what)?;
-    // SAFETY: not null, aligned, and ours during the call, as the caller promises. The types that
-    // come here are numbers and pointers, of which any bytes make one.
+    // SAFETY: not null, aligned, and exclusive during the call, as the caller promises. The types used
+    // here are numbers and pointers, of which any bytes make one.
     Ok(unsafe { &mut *pointer })
 }
 
-/// A string that ends with a NUL.
+/// Reads a string that ends with a NUL.
 ///
 /// # Safety
-/// The pointer is null, or what can be read there ends with a NUL or is 4,096 bytes long, and lives
+/// The pointer is null, or the bytes there can be read up to a NUL or for 4,096 bytes, and live
 /// unchanged for `'a`.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
     if pointer.is_null() {
@@ -104,10 +104,10 @@ pub(crate) unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a 
     std::str::from_utf8(bytes).map_err(|_| Failure::argument(format_args!("{what} is not UTF-8")))
 }
 
-/// As [`text`]; null is none.
+/// Like [`text`], but null is `None`.
 ///
 /// # Safety
-/// As there.
+/// As of [`text`].
 pub(crate) unsafe fn optional_text<'a>(
     pointer: *const c_char,
     what: &str,
@@ -119,9 +119,8 @@ pub(crate) unsafe fn optional_text<'a>(
     unsafe { text(pointer, what) }.map(Some)
 }
 
-/// A struct that begins with its size: of a shorter one, from an older header, the rest is zero,
-/// which means default; of a longer one the rest has to be zero, or something unknown was asked
-/// for.
+/// Reads a struct that begins with its size. Of a shorter one, from an older header, the rest is zero,
+/// which means default. Of a longer one the rest has to be zero, or it holds an unknown option.
 ///
 /// # Safety
 /// The pointer is null, or a `usize` can be read there and as many bytes as it says.
@@ -155,8 +154,8 @@ pub(crate) unsafe fn options<T: Sized0>(pointer: *const T, what: &str) -> Result
     Ok(options)
 }
 
-/// Answers with a struct that begins with its size, as much as the caller has room for. What a
-/// newer caller expects beyond is zeroed.
+/// Writes a struct that begins with its size, as much as the caller has room for. Fields of a newer
+/// caller beyond it are zeroed.
 ///
 /// # Safety
 /// The pointer is null, or a `usize` can be read there and as many bytes written as it says.
@@ -179,17 +178,17 @@ pub(crate) unsafe fn answer<T: Sized0>(
     let to = unsafe { slice::from_raw_parts_mut(pointer.cast::<u8>(), size) };
     // SAFETY: a `T` has no padding, so all its bytes can be read.
     let from = unsafe { slice::from_raw_parts((&raw const *answer).cast::<u8>(), size_of::<T>()) };
-    // The size stays the caller's.
+    // The size field stays as the caller set it.
     for (n, to) in to.iter_mut().enumerate().skip(head) {
         *to = from.get(n).copied().unwrap_or_default();
     }
     Ok(())
 }
 
-/// An array that is read.
+/// Returns an array for reading.
 ///
 /// # Safety
-/// `len` elements can be read there, unless `len` is 0, and nobody changes them for `'a`.
+/// `len` elements can be read there, unless `len` is 0, and nothing changes them for `'a`.
 pub(crate) unsafe fn array<'a, T: Element>(
     pointer: *const T,
     len: usize,
@@ -199,15 +198,15 @@ pub(crate) unsafe fn array<'a, T: Element>(
     if len == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not null, aligned, of a size that can be; readable and unchanged, as the caller
-    // promises. Any bytes make an element.
+    // SAFETY: not null, aligned, of a possible size; readable and unchanged, as the caller promises.
+    // Any bytes make an element.
     Ok(unsafe { slice::from_raw_parts(pointer, len) })
 }
 
-/// An array that is written.
+/// Returns an array for writing.
 ///
 /// # Safety
-/// `len` elements can be written there, unless `len` is 0, and nobody looks at them for `'a`.
+/// `len` elements can be written there, unless `len` is 0, and nothing else accesses them for `'a`.
 pub(crate) unsafe fn array_mut<'a, T: Element>(
     pointer: *mut T,
     len: usize,
@@ -217,15 +216,15 @@ pub(crate) unsafe fn array_mut<'a, T: Element>(
     if len == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: not null, aligned, of a size that can be; ours for `'a`, as the caller promises.
-    // Memory from C has some bytes, whether they were set or not, and any make an element.
+    // SAFETY: not null, aligned, of a possible size; exclusive for `'a`, as the caller promises. Memory
+    // from C has some bytes, whether they were set or not, and any make an element.
     Ok(unsafe { slice::from_raw_parts_mut(pointer, len) })
 }
 
-/// Keys of rows.
+/// Returns the keys of rows.
 ///
 /// # Safety
-/// `rows` keys can be read there, unless `rows` is 0, and nobody changes them for `'a`.
+/// `rows` keys can be read there, unless `rows` is 0, and nothing changes them for `'a`.
 pub(crate) unsafe fn keys<'a>(pointer: *const u64, rows: usize) -> Result<&'a [u64], Failure> {
     // SAFETY: the same contract; i64 and u64 have one layout, and any bytes make one.
     let keys = unsafe { array(pointer.cast::<i64>(), rows, "the array of keys") }?;
@@ -233,12 +232,12 @@ pub(crate) unsafe fn keys<'a>(pointer: *const u64, rows: usize) -> Result<&'a [u
     Ok(unsafe { slice::from_raw_parts(keys.as_ptr().cast(), keys.len()) })
 }
 
-/// An array of elements of a type that is known at run time.
+/// Returns an array with an element type known at run time.
 macro_rules! typed {
     ($Values:ident, $array:ident, $pointer:ident, $len:ident, $dtype:ident, $what:literal) => {{
         macro_rules! of {
             ($name:ident) => {{
-                // SAFETY: the contract of the function that this is the body of.
+                // SAFETY: the contract of the enclosing function.
                 let array = unsafe { $array($pointer.cast(), $len, $what) }?;
                 $Values::$name(array)
             }};
@@ -252,7 +251,7 @@ macro_rules! typed {
     }};
 }
 
-/// Values to push.
+/// Returns the values of a push.
 ///
 /// # Safety
 /// As [`array`], with elements of type `dtype`.
@@ -264,7 +263,7 @@ pub(crate) unsafe fn values<'a>(
     typed!(Values, array, pointer, len, dtype, "the array of values")
 }
 
-/// Room for values.
+/// Returns the memory for the values of a pull.
 ///
 /// # Safety
 /// As [`array_mut`], with elements of type `dtype`.
@@ -288,7 +287,7 @@ pub(crate) fn disjoint(
     (a, a_bytes): (*const c_void, usize),
     (b, b_bytes): (*const c_void, usize),
 ) -> Result<(), Failure> {
-    // What is null is refused elsewhere, if there should be something.
+    // Null is refused elsewhere, where an array is required.
     let nothing = a.is_null() || b.is_null() || a_bytes == 0 || b_bytes == 0;
     let (a, b) = (a.addr(), b.addr());
     let apart = a.saturating_add(a_bytes) <= b || b.saturating_add(b_bytes) <= a;
@@ -383,7 +382,7 @@ mod tests {
     fn arrays_that_cannot_be_are_refused_without_being_touched() {
         let room = [0u64; 4];
         let at = room.as_ptr();
-        // SAFETY: what is read is inside `room`; all else is refused.
+        // SAFETY: only memory inside `room` is read; all else is refused.
         let f64s = |p: *const u64, len| unsafe { values(p.cast(), len, DType::F64) };
         assert!(f64s(at, 4).is_ok());
         assert!(f64s(std::ptr::null(), 0).is_ok());

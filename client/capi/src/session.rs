@@ -1,4 +1,4 @@
-//! A session as C holds it: what is checked before a call reaches the client.
+//! A session as C holds it, and the checks before a call reaches the client.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
@@ -15,15 +15,15 @@ use crate::handles::{Handles, Kind};
 use crate::progress::{Progress, Shared};
 use crate::values::AnyPull;
 
-/// What a session is while it is open.
+/// State of a session while it is open.
 pub(crate) struct Open {
     pub(crate) client: Client,
     pub(crate) tables: Handles<AnyTable>,
     pub(crate) pushes: Handles<Ticket>,
     pub(crate) pulls: Handles<AnyPull>,
-    /// Once the program has asked for it.
+    /// Set once the program has requested it.
     pub(crate) walltime: Option<Walltime>,
-    /// Longest time of a call that does not say.
+    /// Longest time of a call without a timeout of its own.
     pub(crate) timeout: Duration,
 }
 
@@ -35,7 +35,7 @@ pub struct tw_session {
     process: ForkGuard,
     level: tw_thread_level,
     owner: usize,
-    /// A thread is inside, where that matters (`TW_THREAD_SERIALIZED`).
+    /// Whether a thread is inside a call, where that matters (`TW_THREAD_SERIALIZED`).
     busy: AtomicBool,
     shared: Arc<Shared>,
     progress: std::sync::Mutex<Option<Progress>>,
@@ -48,11 +48,11 @@ impl std::fmt::Debug for tw_session {
     }
 }
 
-/// Runs what a call does: no panic leaves it, and the text of a failure stays with the thread.
+/// Runs the body of a call: no panic leaves it, and the text of a failure stays with the thread.
 pub(crate) fn run(call: &str, body: impl FnOnce() -> Result<(), Failure>) -> tw_status {
-    // A panic inside a session poisons its lock, so that nothing half done is used afterwards.
+    // A panic inside a session poisons its lock, so that no half-done state is used afterwards.
     let done = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        // Its own destructor must not bring a second one.
+        // The destructor of the payload must not panic again.
         std::mem::forget(panic);
         Err(Failure::panicked())
     });
@@ -66,7 +66,7 @@ pub(crate) fn run(call: &str, body: impl FnOnce() -> Result<(), Failure>) -> tw_
 }
 
 impl tw_session {
-    /// `TWsessio` in memory: no pointer and no small number.
+    /// The bytes `TWsessio` in memory: no pointer and no small number.
     pub(crate) const MARK: u64 = u64::from_le_bytes(*b"TWsessio");
     const FREED: u64 = u64::from_le_bytes(*b"TWfreed.");
 
@@ -107,7 +107,7 @@ impl tw_session {
         }))
     }
 
-    /// Does something with the open session, if this thread may.
+    /// Calls `body` with the open session, if this thread may call.
     pub(crate) fn with<R>(
         &self,
         body: impl FnOnce(&mut Open) -> Result<R, Failure>,
@@ -118,7 +118,7 @@ impl tw_session {
         body(open.as_mut().ok_or_else(closed)?)
     }
 
-    /// Ends the session; the handle stays, and says so.
+    /// Ends the session; later calls of the handle fail as closed.
     pub(crate) fn close(&self) -> Result<(), Failure> {
         self.same_process()?;
         let _inside = self.enter()?;
@@ -132,8 +132,8 @@ impl tw_session {
         ended.map(drop).ok_or_else(closed)
     }
 
-    /// Ends the session if it is open, and gives the handle's memory back. In a forked child the
-    /// session is its parent's: nothing of it is touched, and its memory stays.
+    /// Ends the session if it is open, and frees the handle's memory. In a forked child the session
+    /// belongs to its parent: nothing of it is touched, and its memory stays.
     pub(crate) fn free(self: Box<Self>) {
         if !self.process.is_same_process() {
             std::mem::forget(self);
@@ -142,12 +142,12 @@ impl tw_session {
         self.mark.store(Self::FREED, Ordering::Relaxed);
     }
 
-    /// Which threads may call.
+    /// Thread level of the session: the threads that may call.
     pub(crate) const fn level(&self) -> tw_thread_level {
         self.level
     }
 
-    /// Whether this is the process that opened it.
+    /// Fails unless this is the process that opened the session.
     fn same_process(&self) -> Result<(), Failure> {
         if self.process.is_same_process() {
             return Ok(());
@@ -157,7 +157,7 @@ impl tw_session {
         Err(Failure::new(tw_status::TW_ERR_FORKED, text))
     }
 
-    /// Whether this thread may call now.
+    /// Fails unless this thread may call now.
     fn enter(&self) -> Result<Inside<'_>, Failure> {
         use tw_thread_level::{TW_THREAD_FUNNELED, TW_THREAD_SERIALIZED, TW_THREAD_SINGLE};
         let owned = matches!(self.level, TW_THREAD_SINGLE | TW_THREAD_FUNNELED);
@@ -176,14 +176,14 @@ impl tw_session {
         Err(Failure::new(tw_status::TW_ERR_THREAD, why))
     }
 
-    /// The failure of a pointer to something else.
+    /// Makes the failure of a pointer to something else.
     pub(crate) fn foreign() -> Failure {
         let text = "the pointer is to no session: it was freed, or never opened";
         Failure::new(tw_status::TW_ERR_HANDLE, text)
     }
 }
 
-/// The thread that is inside.
+/// Marks a thread as inside a call, until it is dropped.
 struct Inside<'a>(Option<&'a AtomicBool>);
 
 impl Drop for Inside<'_> {

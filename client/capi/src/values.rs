@@ -1,11 +1,11 @@
-//! Arrays of a type known at run time, and the client's calls that move them.
+//! Arrays with a type known at run time, and the client's calls that move them.
 
 use tidewater::{AnyTable, Client, ClientError, Element, PullOptions, PullTicket, Table, Ticket};
 use tidewater_protocol::table::{DType, PushOp};
 
 use crate::error::Failure;
 
-/// Elements to be read.
+/// Elements for reading, by type.
 #[derive(Debug)]
 pub(crate) enum Values<'a> {
     F32(&'a [f32]),
@@ -14,7 +14,7 @@ pub(crate) enum Values<'a> {
     I64(&'a [i64]),
 }
 
-/// Elements to be written.
+/// Elements for writing, by type.
 #[derive(Debug)]
 pub(crate) enum ValuesMut<'a> {
     F32(&'a mut [f32]),
@@ -23,14 +23,14 @@ pub(crate) enum ValuesMut<'a> {
     I64(&'a mut [i64]),
 }
 
-/// A pull under way.
+/// A pull under way, with its table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnyPull {
     pub(crate) ticket: PullTicket,
     pub(crate) table: AnyTable,
 }
 
-/// Does something with a table and an array of its type; another type is a failure.
+/// Evaluates an expression with a table and an array of its type; another type is a failure.
 macro_rules! with_both {
     ($any:expr, $values:expr, $Values:ident, ($table:ident, $array:ident) => $do:expr) => {
         match ($any, $values) {
@@ -125,7 +125,7 @@ pub(crate) fn push_range(
 }
 
 impl AnyPull {
-    /// Waits for it and writes its rows.
+    /// Waits for the pull and writes its rows.
     pub(crate) fn finish(self, client: &mut Client, out: ValuesMut<'_>) -> Result<(), Failure> {
         let ticket = self.ticket;
         fn finish<T: Element>(

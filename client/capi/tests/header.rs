@@ -1,5 +1,5 @@
-//! The checked-in header is what cbindgen writes from the sources, and the shared structs are what
-//! they were: a field may be added at the end, never moved.
+//! The checked-in header is what cbindgen writes from the sources. The shared structs keep their
+//! layout: a field may be added at the end, never moved.
 
 use std::mem::{offset_of, size_of};
 use std::path::Path;
@@ -38,7 +38,7 @@ fn the_header_is_current() {
     );
 }
 
-/// Sizes of the first release: programs that were compiled with it say these.
+/// Sizes of the first release, which programs compiled with it pass.
 #[test]
 fn structs_only_grow() {
     assert!(size_of::<tw_session_options>() >= 96);

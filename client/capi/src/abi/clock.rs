@@ -1,4 +1,4 @@
-//! Clocks, and meetings of workers.
+//! Calls for clocks, barriers and flushes.
 
 use std::ffi::c_char;
 

@@ -1,4 +1,4 @@
-//! Pulls and pushes.
+//! Calls that pull and push.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -306,7 +306,7 @@ impl Open {
     }
 }
 
-/// Options, or none.
+/// Reads the options of a pull; null means the defaults.
 ///
 /// # Safety
 /// The contract of the module.
@@ -319,7 +319,7 @@ unsafe fn pull_options(options: *const tw_pull_options) -> Result<tw_pull_option
     unsafe { raw::options(options, "options") }
 }
 
-/// Pushes, and keeps the ticket if there is a place for its handle.
+/// Pushes, and keeps the ticket if the caller gave a place for its handle.
 ///
 /// # Safety
 /// The contract of the module.
@@ -335,7 +335,7 @@ unsafe fn push(
     let ticket = unsafe { raw::out(ticket, "the place for the ticket") }?;
     *ticket = 0;
     *ticket = session.with(|open| {
-        // The place first: a push whose ticket has none would be lost to its caller.
+        // The handle is made first: a push without a place for its ticket would be lost to the caller.
         let handle = open.pushes.add(Ticket::default())?;
         match body(open) {
             Ok(pushed) => *open.pushes.get_mut(handle)? = pushed,
@@ -349,7 +349,7 @@ unsafe fn push(
     Ok(())
 }
 
-/// Asks after a push; its handle goes when it is settled: applied, refused or lost.
+/// Checks a push; its handle is removed when it is settled: applied, refused or lost.
 ///
 /// # Safety
 /// The contract of the module.

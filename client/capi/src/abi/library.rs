@@ -1,4 +1,4 @@
-//! Calls without a session.
+//! Calls that need no session.
 
 use std::ffi::c_char;
 

@@ -1,10 +1,10 @@
-//! What C sees: the types and the calls of `tidewater.h`.
+//! The interface that C sees: the types and the calls of `tidewater.h`.
 //!
 //! # Safety
-//! All calls have one contract, which the head of the header says in C's words: a pointer is null or
-//! to what its parameter names, as large as the call is told; arrays are not changed by others, and
-//! arrays that are written are not looked at, during the call; a session is not freed during a call
-//! of it, and not used by the copy of a pointer that was freed.
+//! All calls have one contract, which the head of the header states for C. A pointer is null or points
+//! to what its parameter names, as large as the call's arguments say. During the call, nothing else
+//! changes the arrays, and nothing else reads arrays that are written. A session is not freed during a
+//! call of it, and not used by the copy of a pointer that was freed.
 
 #![allow(
     clippy::missing_safety_doc,

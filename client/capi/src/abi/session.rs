@@ -1,4 +1,4 @@
-//! Sessions: opened, asked, closed.
+//! Calls that open, query and close sessions.
 
 use std::ffi::c_char;
 use std::time::Duration;
@@ -197,7 +197,7 @@ pub unsafe extern "C" fn tw_load(
     })
 }
 
-/// What the options, or none, say.
+/// Parses the options of a session; null means the defaults.
 ///
 /// # Safety
 /// The contract of the module.
@@ -225,7 +225,7 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         transport: convert::transport(options.transport)?,
         patience: convert::seconds("patience_s", options.patience_s)?,
     };
-    // What is wrong with the options is said at once, and not after the wait for a job's processes.
+    // An error in the options is reported at once, not after the wait for a job's processes.
     let sync = convert::sync(options.sync, options.staleness)?;
     let level = convert::thread_level(options.thread_level)?;
     let timeout = convert::seconds("timeout_s", options.timeout_s)?;

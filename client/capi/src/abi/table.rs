@@ -1,4 +1,4 @@
-//! Tables: created, opened, asked, released.
+//! Calls that create, open, query and release tables.
 
 use std::ffi::c_char;
 

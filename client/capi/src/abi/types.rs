@@ -1,6 +1,7 @@
-//! The types of the header. Names are C's own here, so that they are found in both languages.
+//! The types of the header. They have their C names here, so that a search finds them in both
+//! languages.
 //!
-//! Choices come from C as `int32_t`, never as a Rust enum, of which only its own values may exist.
+//! Choices come from C as `int32_t`, never as a Rust enum, which may hold only its own values.
 
 #![allow(non_camel_case_types, reason = "they are the names in tidewater.h")]
 #![allow(clippy::enum_variant_names, reason = "C has no name spaces")]

@@ -1,4 +1,4 @@
-//! Ending a run before its batch system does.
+//! Calls that end a run before its batch system does.
 
 use tidewater::walltime::Walltime;
 

@@ -1,5 +1,5 @@
-//! The calls of `tidewater.h` against a real cluster, as C makes them: right, and wrong in every way
-//! that a pointer, a handle, a size, a type or a thread can be.
+//! The calls of `tidewater.h` against a real cluster, as C makes them. They are right, or wrong in
+//! every way that a pointer, a handle, a size, a type or a thread can be.
 
 #![allow(unsafe_code, reason = "calls the C functions")]
 #![allow(

@@ -1,4 +1,4 @@
-//! A cluster, and calls that are checked.
+//! A cluster for the tests, and checks of calls.
 
 use std::ffi::{CStr, CString};
 use std::fs::OpenOptions;
@@ -86,7 +86,7 @@ pub(crate) fn ok(status: tw_status) {
     assert_eq!(status, TW_OK, "{}", last_error());
 }
 
-/// The call failed with that status, and its text has these words.
+/// Asserts that the call failed with `status`, and that its text contains `words`.
 #[track_caller]
 pub(crate) fn fails(got: tw_status, status: tw_status, words: &str) {
     let text = last_error();
@@ -116,7 +116,7 @@ pub(crate) fn table_options(
 
 pub(crate) fn create(session: *mut tw_session, options: &tw_table_options) -> tw_table {
     let mut table = 0;
-    // SAFETY: an open session, and places that are there.
+    // SAFETY: an open session, and valid places for the results.
     ok(unsafe { tw_table_create(session, options, &raw mut table) });
     assert_ne!(table, 0);
     table

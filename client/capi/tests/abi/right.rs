@@ -1,4 +1,4 @@
-//! What works.
+//! Calls that succeed, and their results.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
@@ -25,7 +25,7 @@ fn what_is_pushed_is_what_is_pulled_in_every_way() {
     let keys = [7u64, 1 << 40, 7];
     let values = [1.0f64, 2.0, 3.0, 4.0, 5.0, 6.0];
     let (mut ticket, mut applied) = (0, 0);
-    // SAFETY: here and below: an open session, and arrays as long as is said.
+    // SAFETY: here and below: an open session, and arrays of the given lengths.
     unsafe {
         let v = values.as_ptr().cast();
         ok(tw_push_rows(
@@ -107,7 +107,7 @@ fn started_pulls(session: *mut tw_session, table: tw_table, key: u64) {
     let (mut pull, mut ready) = (0, 0);
     let mut row = [0.0f64; 2];
     let out: *mut c_void = row.as_mut_ptr().cast();
-    // SAFETY: an open session, and arrays as long as is said.
+    // SAFETY: an open session, and arrays of the given lengths.
     unsafe {
         ok(tw_pull_start(
             session,
@@ -176,7 +176,7 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
         missing: 0,
         timeout_s: 0.0,
     };
-    // SAFETY: an open session, and arrays as long as is said.
+    // SAFETY: an open session, and arrays of the given lengths.
     unsafe {
         let v = ones.as_ptr().cast();
         ok(tw_push_range(
@@ -217,7 +217,7 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
     assert!(counters.blocks_snapshot > 0);
     counters.size = 16; // a caller that knows the first counter only
     counters.rows_consistent = 77;
-    // SAFETY: the session is open; 16 bytes are there.
+    // SAFETY: the session is open; 16 bytes can be written.
     ok(unsafe { tw_session_counters(session, &raw mut counters) });
     assert_eq!(
         (counters.size, counters.rows_consistent),
@@ -247,7 +247,7 @@ fn a_model_is_saved_and_its_numbers_told() {
     let folder = tempfile::tempdir().unwrap();
     let path = CString::new(folder.path().join("model").to_str().unwrap()).unwrap();
     let (mut rows, mut bytes) = (0, 0);
-    // SAFETY: an open session; two values are there.
+    // SAFETY: an open session, and an array of two values.
     unsafe {
         let v = [1.0f32, 2.0];
         let v = v.as_ptr().cast();

@@ -13,7 +13,7 @@ use crate::rig::*;
 /// A pointer that threads of a test share, as C threads do.
 #[derive(Clone, Copy)]
 struct Shared(*mut tw_session);
-// SAFETY: the session checks its threads by itself; that is the subject.
+// SAFETY: the session checks its threads by itself; the tests are about that.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -66,7 +66,7 @@ fn with_multiple_all_threads_call_and_a_progress_thread_looks() {
                 for _ in 0..PUSHES {
                     let (one, mut ticket) = (1i64, 0);
                     let v = (&raw const one).cast();
-                    // SAFETY: the session outlives the scope; one key and one value are there.
+                    // SAFETY: the session outlives the scope; one key and one value exist.
                     unsafe {
                         let t = &raw mut ticket;
                         ok(tw_push_rows(
@@ -88,7 +88,7 @@ fn with_multiple_all_threads_call_and_a_progress_thread_looks() {
     });
     let keys: Vec<u64> = (0..THREADS).collect();
     let mut counts = vec![0i64; keys.len()];
-    // SAFETY: arrays are as long as is said.
+    // SAFETY: arrays have the given lengths.
     unsafe {
         let out = counts.as_mut_ptr().cast();
         let n = keys.len();

@@ -1,4 +1,4 @@
-//! What cannot be: null, closed, foreign, misaligned, of another type, size or length.
+//! Invalid arguments: null, closed, foreign, misaligned, of another type, size or length.
 
 use std::ffi::c_void;
 use std::ptr::{null, null_mut};
@@ -32,7 +32,7 @@ fn null_closed_freed_and_foreign_sessions_are_statuses() {
     let mut out = [0i64];
     let mut pull = |session, table| {
         let out = out.as_mut_ptr().cast();
-        // SAFETY: one key and one element are there; the sessions are the subject.
+        // SAFETY: one key and one element exist; the sessions are what is tested.
         unsafe { tw_pull_rows(session, table, &3, 1, out, 1, I64, null()) }
     };
     ok(pull(one, table));
@@ -43,7 +43,7 @@ fn null_closed_freed_and_foreign_sessions_are_statuses() {
     );
     fails(pull(one, other), TW_ERR_HANDLE, "of this session");
     fails(pull(one, 0), TW_ERR_HANDLE, "zero");
-    // Somebody else's memory, and an address that no session can have.
+    // Memory of something else, and an address that no session can have.
     let mut foreign = [0x5555_5555_5555_5555u64; 64];
     fails(
         pull(foreign.as_mut_ptr().cast(), table),
@@ -83,7 +83,7 @@ fn every_pointer_may_be_null_and_nothing_crashes() {
     let rig = Rig::new(1);
     let session = rig.open(&rig.options());
     let table = create(session, &table_options(c"t", F32, tw_kind::TW_SPARSE, 0, 4));
-    // SAFETY: null is what is tested; all else is there.
+    // SAFETY: null is what is tested; all else is valid.
     unsafe {
         fails(
             tw_session_open(null(), null_mut()),
@@ -213,7 +213,7 @@ fn wrong_arguments_say_what_would_be_right() {
     let mut room = [0.0f64; 8];
     let out: *mut c_void = room.as_mut_ptr().cast();
     let mut table = 0;
-    // SAFETY: arrays are as long as is said, or refused before they are touched.
+    // SAFETY: arrays have the given lengths, or are refused before they are touched.
     unsafe {
         let bad = tw_pull_rows(session, rows, &1, 1, out, 3, F32, null());
         fails(bad, TW_ERR_ARGUMENT, "the array holds f32, the table f64");
@@ -277,11 +277,11 @@ fn wrong_arguments_say_what_would_be_right() {
     free(session);
 }
 
-/// Pushes without a ticket are refused: each completion call says so once.
+/// Pushes without a ticket are refused; each completion call reports one of them.
 fn unclaimed_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
     let push = || {
         let (v, no) = (values.as_ptr().cast(), null_mut());
-        // SAFETY: three values are there, and no ticket is asked for.
+        // SAFETY: three values exist, and no ticket is requested.
         ok(unsafe { tw_push_rows(session, table, &1, 1, v, 3, F64, SUM, no) });
     };
     // SAFETY: the session lives, and the name ends with zero.
@@ -299,7 +299,7 @@ fn unclaimed_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
             size: size_of::<tw_counters>(),
             ..std::mem::zeroed()
         };
-        // Under TW_ASP a tick says what is known.
+        // Under TW_ASP a tick reports the refusals known so far.
         while all.rejects < 4 {
             ok(tw_progress(session));
             ok(tw_session_counters(session, &raw mut all));
@@ -314,7 +314,7 @@ fn unclaimed_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
 
 fn refused_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
     let mut ticket = 0;
-    // SAFETY: three values are there.
+    // SAFETY: three values exist.
     unsafe {
         let v = values.as_ptr().cast();
         ok(tw_push_rows(
@@ -349,7 +349,7 @@ fn a_walltime_is_watched_once_and_before_it_is_asked() {
     let rig = Rig::new(1);
     let session = rig.open(&rig.options());
     let mut told = 7;
-    // SAFETY: an open session, until it is closed, and a place that is there.
+    // SAFETY: an open session, until it is closed, and a valid place for the result.
     unsafe {
         let bad = tw_walltime_over(session, &raw mut told);
         fails(bad, TW_ERR_ARGUMENT, "call tw_walltime_watch before");
@@ -380,7 +380,7 @@ fn sessions_that_cannot_be_opened_say_why() {
     let options = rig.options();
     let opens = |options: &tw_session_options| {
         let mut session = std::ptr::dangling_mut();
-        // SAFETY: both are there.
+        // SAFETY: both places are valid.
         let status = unsafe { tw_session_open(options, &raw mut session) };
         assert!(session.is_null());
         status
@@ -417,7 +417,7 @@ fn sessions_that_cannot_be_opened_say_why() {
         ..options
     };
     fails(opens(&nobody), TW_ERR_LOST, "127.0.0.1:1");
-    // A test has no job's environment.
+    // The environment of a test names no job.
     let bad = opens(&tw_session_options {
         coordinator: null(),
         ..options
@@ -433,7 +433,7 @@ fn a_program_that_collects_tickets_is_told_before_memory_is_gone() {
     let mut failed = None;
     for n in 0..=1u64 << 16 {
         let mut ticket = 0;
-        // SAFETY: one key and one value are there.
+        // SAFETY: one key and one value exist.
         let status = unsafe {
             let v = (&raw const n).cast();
             tw_push_rows(
