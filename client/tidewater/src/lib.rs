@@ -5,7 +5,7 @@
 //! by default) runs a cluster inside the program. Either gives a [`Client`].
 //!
 //! ```no_run
-//! use tidewater::{Client, ClientError, Job, PullOptions, Sync, TableBuilder};
+//! use tidewater::{Client, ClientError, Job, PullOptions, SyncMode, TableBuilder};
 //! use tidewater_protocol::table::PushOp;
 //!
 //! fn count(keys: &[u64]) -> Result<(), ClientError> {

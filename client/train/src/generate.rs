@@ -134,7 +134,7 @@ impl Synthetic {
         let mut features = Vec::new();
         for row in rows {
             let (mut rng, margin) = self.draw(row, &mut features);
-            let noisy = margin - self.centre + self.spec.noise * waker(&mut rng);
+            let noisy = margin - self.centre + self.spec.noise * bell_curve(&mut rng);
             let flip = rng.unit() < self.spec.flipped;
             let positive = (noisy > 0.0) != flip;
             out.write_all(if positive { b"+1" } else { b"-1" })?;
@@ -181,7 +181,7 @@ fn quarters(feature: u32, row: u64) -> u32 {
 
 /// A nearly normal number, mean 0, variance 1: the sum of twelve uniform numbers less 6. Exact on every
 /// machine, as logarithm and cosine are not.
-fn waker(rng: &mut SplitMix64) -> f64 {
+fn bell_curve(rng: &mut SplitMix64) -> f64 {
     (0..12).fold(-6.0, |sum, _| sum + rng.unit())
 }
 

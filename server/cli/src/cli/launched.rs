@@ -29,7 +29,7 @@ pub(super) struct LaunchArgs {
     #[arg(long, value_name = "N")]
     size: Option<u32>,
     /// Where they meet: a directory that all see, HOST:PORT of rank 0, or pmi [default:
-    /// TIDEWATER_RENDEZVOUS, or what the launcher yield_backoff].
+    /// TIDEWATER_RENDEZVOUS, or what the launcher offers].
     #[arg(long, value_name = "WHERE")]
     rendezvous: Option<String>,
 }
