@@ -1,41 +1,41 @@
 //! long: the contract of a lane is read as one.
 //!
-//! THE CONTRACT: what a lane promises, whatever carries it. Code above cannot tell which one it is.
+//! The lane contract: guarantees that hold on every transport. Code above cannot distinguish transports.
 //!
 //! A *lane* connects one client thread with one applier. The client's end is a [`ClientLane`]: it reads
-//! the server's registered memory, writes its own inbox there, and does atomics on counters, all
-//! without a server thread's consent (on `tcp` the applier's loop stands in for the NIC). The
-//! applier's end is a [`ServerLane`]: it writes the client's mailbox. Each end belongs to one thread.
+//! the server's registered memory, writes its own inbox there, and does atomics on counters. No server
+//! thread takes part (on `tcp` the applier's loop stands in for the NIC). The applier's end is a
+//! [`ServerLane`]: it writes the client's mailbox. Each end belongs to one thread.
 //!
-//! The clauses are numbered; [`CLAUSES`] lists them, the conformance suite has a test for each and
-//! prints clause x transport x result, and a check fails when one is missing.
+//! The clauses are numbered. [`CLAUSES`] lists them; the conformance suite has a test for each and
+//! prints clause x transport x result. A check fails when a clause is missing.
 //!
 //! | clause | promise |
 //! |---|---|
-//! | F01 | A read returns exactly the bytes asked for, into the places named, and touches no other byte. |
-//! | F02 | Reads are not ordered among themselves, and the bytes of one may be seen torn: nothing may lean on either. |
+//! | F01 | A read places exactly the bytes asked for at the offsets named, and touches no other byte. |
+//! | F02 | Reads are not ordered among themselves, and the bytes of one may be seen torn: no code may rely on either. |
 //! | F03 | A read flagged `fence` starts after all earlier reads of its lane have completed. |
-//! | F04 | Writes of a lane become visible to the owner in any order until a signal posted after them has been received; then all of them are there whole. Of two that overlap the later one stands. |
+//! | F04 | Writes of a lane become visible to the owner in any order until a signal posted after them has been received; then all of them are visible and complete. Of two that overlap the later one stands. |
 //! | F05 | An atomic is performed after the writes posted before it on its lane. |
 //! | F06 | `write_signal` wakes an owner that sleeps or is about to; a plain write need not. |
-//! | F07 | The source of `write`, `write_signal` and of the port's posts is copied or sent before the call returns. |
+//! | F07 | The source of `write`, `write_signal` and of the posts of the server lane is copied or sent before the call returns. |
 //! | F08 | `fetch_add` and `compare_swap` return the old value and are atomic against those of every other lane of the same transport. |
-//! | F09 | An access without the right, outside its region, with an unknown key, or misaligned changes nothing and breaks the lane with [`LaneError::Access`]. |
-//! | F10 | An operation whose lane broke may or may not have been done ("unknown"); the error says so, and no later operation of the lane is done. |
-//! | F11 | Once the port is destroyed, no byte that the lane's client posted lands any more. |
+//! | F09 | An access without the access flag, outside its region, with an unknown key, or misaligned changes nothing and breaks the lane with [`LaneError::Access`]. |
+//! | F10 | An operation on a lane that broke may or may not have been done ("unknown"); the error says so, and no later operation of the lane is done. |
+//! | F11 | Once the server lane is destroyed, no byte that the client posted is placed any more. |
 //! | F12 | Every wait ends by its deadline, with an error that names operation and peer. |
-//! | F13 | A borrowed landing buffer is not touched after the call has returned, in error or not. |
+//! | F13 | A borrowed destination buffer is not touched after the call has returned, in error or not. |
 //! | F14 | An owned batch comes back from `poll_read`, or stays with the lane until that is dropped; forgetting it frees nothing that is still written. |
-//! | F15 | The port's posts into the mailbox become visible in any order until a signal posted after them has been received; then all of them are there whole. Of two that overlap the later one stands. `signal` wakes a client that sleeps or is about to. |
+//! | F15 | Posts of the server lane into the mailbox become visible in any order until a signal posted after them has been received; then all of them are visible and complete. Of two that overlap the later one stands. `signal` wakes a client that sleeps or is about to. |
 //! | F16 | A lane that breaks leaves every other lane of both its ends working. |
 //! | F17 | An end that waits sleeps: no cycles after the spin, no lost wake-up. |
 //! | F18 | Reads, writes and polls on an open lane allocate nothing once warm. |
 //!
 //! F04 and F15 promise no order between two writes: devices under adaptive routing place them as they
-//! arrive. An end that polls memory sees a later write first, so every record that is polled carries a
-//! check of its own, and an end that finds a record which counts another one (a tail its frames, a
-//! status its reject records) takes the other one as not arrived yet until it checks. Shared memory and
-//! TCP keep the order of the calls, which nothing may rely on.
+//! arrive. An end that polls memory may see a later write first, so every polled record carries a
+//! checksum of its own. Some records count others: a tail its frames, a status its reject records. The
+//! reader takes a counted record as not arrived until its checksum matches. Shared memory and TCP keep
+//! the order of the calls, which no code may rely on.
 
 use std::time::Duration;
 
@@ -56,25 +56,25 @@ pub use tidewater_runtime::wait::{Parker, SPIN};
 pub use tidewater_runtime::yield_backoff::YieldBackoff;
 pub use unpack::Unpack;
 
-/// Every clause, for the conformance suite.
+/// Numbers of all clauses, for the conformance suite.
 pub const CLAUSES: &[&str] = &[
     "F01", "F02", "F03", "F04", "F05", "F06", "F07", "F08", "F09", "F10", "F11", "F12", "F13",
     "F14", "F15", "F16", "F17", "F18",
 ];
 
-/// Most bytes of a `write_signal`: what verbs send inline with the doorbell.
+/// Most bytes of a `write_signal`: the amount that verbs send inline with the doorbell.
 pub const SIGNAL_BYTES_MAX: usize = LINE_BYTES;
 
-/// The members of the contract.
+/// Transports that implement the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum TransportKind {
     /// Shared memory of one host.
     Shm,
-    /// TCP.
+    /// TCP sockets, within a host or between hosts.
     Tcp,
-    /// RDMA queue pairs. The name exists in every build; the code only with a feature.
+    /// RDMA queue pairs. Every build has the name; the code needs a feature.
     Verbs,
-    /// The adversarial simulator.
+    /// The adversarial simulator, for tests.
     Sim,
 }
 
@@ -89,57 +89,57 @@ impl core::fmt::Display for TransportKind {
     }
 }
 
-/// What a peer may do with a region.
+/// Access that a peer has to a registered region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessFlags {
-    /// Read: parameters, META.
+    /// Read only: parameters and META.
     Read,
-    /// Write: a session's own inbox.
+    /// Write: the inbox of the session itself.
     Write,
     /// Read and atomics: advisory counters.
     Atomic,
 }
 
-/// A place in a peer's registered memory.
+/// An address in a peer's registered memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemoteAddr {
-    /// Names the region.
+    /// Key of the registered region.
     pub key: RegionKey,
-    /// Address in the space that the key names.
+    /// Address in the address space of the key.
     pub addr: u64,
 }
 
-/// One read. The first `head_len` bytes land in the landing's `head`, the rest in its `body`.
+/// One read. The first `head_len` bytes are placed in [`ReadDest::head`], the rest in [`ReadDest::body`].
 #[derive(Debug, Clone, Copy)]
 pub struct ReadOp {
-    /// From where; a multiple of 8.
+    /// Source address; a multiple of 8.
     pub from: RemoteAddr,
-    /// Bytes in all.
+    /// Length of head and body together, in bytes.
     pub len: u32,
-    /// Of them, bytes for the head; a multiple of 8.
+    /// Bytes of `len` that go to the head; a multiple of 8.
     pub head_len: u32,
-    /// Where in the head.
+    /// Byte offset in [`ReadDest::head`].
     pub head_at: usize,
-    /// Where in the body.
+    /// Byte offset in [`ReadDest::body`].
     pub body_at: usize,
-    /// Starts only after all earlier reads completed (F03).
+    /// Starts the read only after all earlier reads completed (F03).
     pub fence: bool,
 }
 
-/// Where reads land.
+/// Destination buffers of reads, borrowed from the caller.
 #[derive(Debug)]
 pub struct ReadDest<'a> {
-    /// Headers and version words.
+    /// Receives headers and version words.
     pub head: &'a mut [u8],
-    /// Payload.
+    /// Receives the payload of reads.
     pub body: &'a mut [u8],
 }
 
 impl ReadOp {
-    /// A read of `len` bytes into the beginning of the body, without a fence.
+    /// A read of `len` bytes to the beginning of the body, without a fence.
     ///
     /// # Errors
-    /// [`LaneError::Usage`] for 4 GiB or more: a caller splits its reads before.
+    /// [`LaneError::Usage`] for 4 GiB or more: the caller splits its reads first.
     pub fn of_body(from: RemoteAddr, len: usize) -> Result<Self, LaneError> {
         let len = u32::try_from(len).map_err(|_| LaneError::Usage {
             op: "read",
@@ -155,7 +155,7 @@ impl ReadOp {
         })
     }
 
-    /// Whether it fits its landing.
+    /// Whether the read fits buffers of `head` and `body` bytes.
     pub const fn fits(&self, head: usize, body: usize) -> bool {
         let head_len = self.head_len as usize;
         let Some(body_len) = (self.len as usize).checked_sub(head_len) else {
@@ -166,33 +166,34 @@ impl ReadOp {
     }
 }
 
-/// Reads with their own landing, for asynchronous use: it moves into the lane and comes back.
+/// Reads with owned destination buffers, for asynchronous use. The batch moves into the lane and comes
+/// back.
 #[derive(Debug, Default)]
 pub struct ReadBatch {
-    /// The reads.
+    /// The reads, in order of submission.
     pub ops: Vec<ReadOp>,
-    /// Landing of the heads.
+    /// Destination of the heads.
     pub head: Vec<u8>,
-    /// Landing of the bodies.
+    /// Destination of the bodies.
     pub body: Vec<u8>,
-    /// The caller's.
+    /// Value of the caller's choice that identifies the batch.
     pub tag: u64,
 }
 
-/// What went wrong on a lane.
+/// Failure of a lane operation.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaneError {
-    /// The connection is gone; operations in flight are unknown (F10).
+    /// The connection is gone; the outcome of operations in flight is unknown (F10).
     #[error("{transport} lane to {peer} broke during {op}: {why}; it can be recovered")]
     Broken {
-        /// Carried by.
+        /// Transport of the lane.
         transport: TransportKind,
-        /// The other end.
+        /// Name of the other end.
         peer: String,
-        /// What was under way.
+        /// Operation that was under way.
         op: &'static str,
-        /// The system's or the peer's words.
+        /// Cause, as the system or the peer reports it.
         why: String,
     },
     /// The peer refused an access (F09).
@@ -201,73 +202,74 @@ pub enum LaneError {
          the client's view of the table is stale or it is out of bounds"
     )]
     Access {
-        /// The other end.
+        /// Name of the other end.
         peer: String,
-        /// What was refused.
+        /// Operation that was refused.
         op: &'static str,
-        /// Key presented.
+        /// Region key of the request.
         key: u32,
-        /// Address.
+        /// Address of the request.
         addr: u64,
-        /// Bytes.
+        /// Length of the request in bytes.
         len: u64,
-        /// Which check failed.
+        /// Access check that failed.
         why: &'static str,
     },
-    /// The deadline passed (F12).
+    /// The deadline passed (F12); the lane is broken.
     #[error("{op} on the {transport} lane to {peer} did not finish before its deadline")]
     Deadline {
-        /// Carried by.
+        /// Transport of the lane.
         transport: TransportKind,
-        /// The other end.
+        /// Name of the other end.
         peer: String,
-        /// What was waited for.
+        /// Operation that was waited for.
         op: &'static str,
     },
-    /// A read was late (F12), and its carrier could let go of the answer: the lane goes on.
+    /// A read missed its deadline (F12), and the transport can drop the answer: the lane stays usable.
     #[error("{op} on the {transport} lane to {peer} did not finish before its deadline")]
     Late {
-        /// Carried by.
+        /// Transport of the lane.
         transport: TransportKind,
-        /// The other end.
+        /// Name of the other end.
         peer: String,
-        /// What was waited for.
+        /// Operation that was waited for.
         op: &'static str,
     },
-    /// The call itself is wrong: a landing too short, a signal too long.
+    /// The call itself is invalid: a destination too short, a signal too long.
     #[error("{op} was called with {what}: a fault of the caller, nothing was sent")]
     Usage {
-        /// The call.
+        /// Name of the call.
         op: &'static str,
-        /// What is wrong.
+        /// Argument that is invalid.
         what: &'static str,
     },
 }
 
 impl LaneError {
-    /// Whether the lane can be used no more.
+    /// Whether the lane is unusable after this error.
     pub const fn is_fatal(&self) -> bool {
         !matches!(self, Self::Usage { .. } | Self::Late { .. })
     }
 }
 
-/// A client thread's end. Not shared between threads; any error but `Usage` and `Late` is final for the
-/// lane.
+/// The end of a client thread. Not shared between threads. Any error but `Usage` and `Late` is final for
+/// the lane.
 ///
-/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the
-/// lane inside it.
+/// No method has a default: a wrapper that forwards only some of them would hide the fast paths of the lane
+/// inside it.
 pub trait ClientLane: Send {
-    /// What carries it.
+    /// The transport of this lane.
     fn transport(&self) -> TransportKind;
 
-    /// The other end, for messages.
+    /// Name of the other end, for messages.
     fn peer(&self) -> &str;
 
-    /// Reads all `ops` into borrowed memory and waits for them (F01-F03, F09, F12, F13). Batches
-    /// posted earlier make progress meanwhile. Cost: shm a copy; tcp one round trip for all.
+    /// Reads all `ops` into borrowed memory and waits for them (F01-F03, F09, F12, F13). Batches submitted
+    /// earlier make progress meanwhile. Cost: shm a copy; tcp one round trip for all.
     ///
     /// # Errors
-    /// [`LaneError`], at the deadline [`LaneError::Late`] or [`LaneError::Deadline`]; what `ops` name of the landing is then unspecified, the rest untouched.
+    /// [`LaneError`], at the deadline [`LaneError::Late`] or [`LaneError::Deadline`]. The parts of the
+    /// destination that `ops` name are then unspecified; the rest is untouched.
     fn read(
         &mut self,
         ops: &[ReadOp],
@@ -275,8 +277,8 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// As [`ClientLane::read`], offering what comes to `taker` before it lands, where it comes whole into memory
-    /// of the lane.
+    /// Reads like [`ClientLane::read`], but first offers data to `taker`, where it arrives complete in
+    /// memory of the lane.
     ///
     /// # Errors
     /// As [`ClientLane::read`].
@@ -288,22 +290,23 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<(), LaneError>;
 
-    /// Posts reads into owned memory (F14); they come back, in any order, from
-    /// [`ClientLane::poll_read`]. Nothing is sent before [`ClientLane::flush`] or [`ClientLane::poll`].
+    /// Submits reads into owned memory (F14). They come back, in any order, from [`ClientLane::poll_read`].
+    /// Nothing is sent before [`ClientLane::flush`] or [`ClientLane::poll`].
     ///
     /// # Errors
     /// [`LaneError`]; the batch stays with the lane.
     fn submit_read(&mut self, batch: ReadBatch) -> Result<(), LaneError>;
 
-    /// A finished batch, if there is one.
+    /// Returns a finished batch, if there is one.
     fn poll_read(&mut self) -> Option<ReadBatch>;
 
-    /// Waits for the batch `tag`, landing its bodies in `body` where they have not landed yet: all
-    /// of them are there afterwards (F13), the heads in the batch that comes back, but for those of
-    /// reads that `taker` took. `ops` are its reads with their places in `body`. `None` where reads
-    /// land in no other memory than was posted, for a batch that is not the oldest under way, and at
-    /// the deadline: then the batch is under way as before, what was taken was copied from its places
-    /// in `body` to those in the batch, and `body` is unspecified.
+    /// Waits for the batch `tag` and places its remaining bodies in `body`. Afterwards `body` holds all
+    /// bodies (F13) and the returned batch holds the heads, except those of reads that `taker` took. `ops`
+    /// are the reads of the batch with their offsets in `body`.
+    ///
+    /// Returns `None` where the transport places reads only in the submitted memory. Also for a batch that
+    /// is not the oldest under way, and at the deadline. The batch then stays under way and `body` is
+    /// unspecified. Bytes that `taker` wrote were copied from `body` to their offsets in the batch.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -322,15 +325,15 @@ pub trait ClientLane: Send {
     /// [`LaneError`].
     fn write(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes and wakes the owner (F06); flushes.
+    /// Writes at most [`SIGNAL_BYTES_MAX`] bytes and wakes the owner (F06). Flushes.
     ///
     /// # Errors
     /// [`LaneError`].
     fn write_signal(&mut self, to: RemoteAddr, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Does a [`ClientLane::write_signal`] and behind it adds `add` to `counter` (F05, F08). Nobody waits for
-    /// that: if the lane breaks later, whether it was done is unknown, as for the write. Cost above the
-    /// signal: an atomic, on verbs in the same doorbell, on tcp in the same packet.
+    /// Does a [`ClientLane::write_signal`] and after it adds `add` to `counter` (F05, F08). No call waits
+    /// for the atomic: if the lane breaks later, its outcome is unknown, like that of the write. Cost above
+    /// the signal: an atomic, on verbs in the same doorbell, on tcp in the same packet.
     ///
     /// # Errors
     /// [`LaneError`].
@@ -342,17 +345,17 @@ pub trait ClientLane: Send {
         add: u64,
     ) -> Result<(), LaneError>;
 
-    /// Adds to a counter and returns what it was (F05, F08).
+    /// Adds to a counter and returns its old value (F05, F08).
     ///
     /// # Errors
-    /// [`LaneError`]; whether it was done is then unknown.
+    /// [`LaneError`]; whether the addition was done is then unknown.
     fn fetch_add(&mut self, at: RemoteAddr, add: u64, deadline: Deadline)
     -> Result<u64, LaneError>;
 
-    /// Stores `new` in a counter if it is `expect`; returns what it was (F05, F08).
+    /// Stores `new` in a counter if it equals `expect`; returns the old value (F05, F08).
     ///
     /// # Errors
-    /// [`LaneError`]; whether it was done is then unknown.
+    /// [`LaneError`]; whether the store was done is then unknown.
     fn compare_swap(
         &mut self,
         at: RemoteAddr,
@@ -361,38 +364,41 @@ pub trait ClientLane: Send {
         deadline: Deadline,
     ) -> Result<u64, LaneError>;
 
-    /// Hands over to the carrier what was posted.
+    /// Hands posted operations over to the transport.
     ///
     /// # Errors
     /// [`LaneError`].
     fn flush(&mut self) -> Result<(), LaneError>;
 
-    /// Hands over like [`ClientLane::flush`]; or soon, if there are answers that this thread has yet to come
-    /// for: with what it posts next, at the latest when it waits. For who posts one batch for each
-    /// that it finishes: a carrier may need one system call for many of them.
+    /// Flushes like [`ClientLane::flush`], now or soon. The lane may wait if answers are outstanding that
+    /// this thread has yet to collect. It then sends with the next post, at the latest when the thread
+    /// waits. For callers that submit one batch for each that finishes: a transport may then serve many
+    /// with one system call.
     ///
     /// # Errors
     /// [`LaneError`].
     fn flush_soon(&mut self) -> Result<(), LaneError>;
 
-    /// Takes in what has arrived; never blocks. True if anything moved. On shm nothing needs to
-    /// move: the mailbox is simply there, and the answer is false.
+    /// Processes what has arrived; never blocks. Returns whether anything moved. On shm the answer is
+    /// always false: the mailbox is directly readable.
     ///
     /// # Errors
     /// [`LaneError`].
     fn poll(&mut self) -> Result<bool, LaneError>;
 
-    /// The memory that the port writes.
+    /// The memory that the server lane writes.
     fn mailbox(&self) -> &Mailbox;
 
-    /// The server's public memory, where this thread can load from it itself: unordered and torn as
-    /// reads are (F02), with an Acquire fence where a read would have one (F03). `None` where reads
-    /// travel, and on a lane that failed: then [`ClientLane::read`] says why (F10).
+    /// The server's public memory, where this thread can load from it directly. Loads are unordered and may
+    /// be torn like reads (F02); an Acquire fence stands where a read would have a fence (F03).
+    ///
+    /// `None` where reads travel, and on a lane that failed: [`ClientLane::read`] then reports the cause
+    /// (F10).
     fn mapping(&self) -> Option<Mapping>;
 }
 
-/// [`ClientLane::write_signal_count`] of a lane whose atomic is done when its call returns: a signal, then
-/// an atomic.
+/// [`ClientLane::write_signal_count`] for a lane with atomics that complete before their call returns: a
+/// signal, then an atomic.
 ///
 /// # Errors
 /// [`LaneError`].
@@ -408,39 +414,40 @@ pub fn signal_then_count(
         .map(drop)
 }
 
-/// An applier's end.
+/// The end of an applier.
 pub trait ServerLane: Send {
-    /// The other end, for messages.
+    /// Name of the other end, for messages.
     fn peer(&self) -> &str;
 
-    /// Executes what the client asked for and what has arrived, as a NIC would: bounded work, never
-    /// blocks. True if anything moved. Memory is checked against `exports` and `inbox` (F09).
+    /// Executes the client's requests and processes what has arrived, as a NIC would. Work is bounded;
+    /// never blocks. Returns whether anything moved. Checks memory accesses against `exports` and `inbox`
+    /// (F09).
     ///
     /// # Errors
-    /// [`LaneError`]: the lane is broken and the port is to be destroyed.
+    /// [`LaneError`]: the lane is broken and the server lane is to be destroyed.
     fn poll(&mut self, exports: &mut RegionTableView, inbox: &Inbox) -> Result<bool, LaneError>;
 
-    /// Writes into the client's mailbox (F15). May be kept until [`ServerLane::signal`].
+    /// Writes into the client's mailbox (F15). The lane may keep the bytes until [`ServerLane::signal`].
     ///
     /// # Errors
     /// [`LaneError`].
     fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError>;
 
-    /// Hands over what was posted and wakes the client if it sleeps (F15).
+    /// Hands posts over to the transport and wakes the client if it sleeps (F15).
     ///
     /// # Errors
     /// [`LaneError`].
     fn signal(&mut self) -> Result<(), LaneError>;
 
-    /// How soon it is to be polled although nobody wakes its thread; nothing if that may wait. For
-    /// what the port has under way, and whose end wakes nobody.
+    /// Time until the next poll is due although no event wakes the thread. `None` if the poll may wait.
+    /// Covers operations under way that end without a wake-up.
     fn poll_hint(&self) -> Option<Duration>;
 
-    /// Ends the lane: when this returns, nothing of it lands any more (F11).
+    /// Ends the lane: after the return no byte of the lane is placed any more (F11).
     fn destroy(&mut self);
 }
 
-/// Client memory that the port of one lane writes; laid out as `layout::session` says.
+/// Client memory that the server lane of one lane writes, in the layout of `layout::session`.
 #[derive(Debug, Clone)]
 pub struct Mailbox {
     region: Arc<Region>,
@@ -449,16 +456,16 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// A window of a region.
+    /// Creates a mailbox in a window of a region.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when it is not inside.
+    /// [`MemError::Bounds`] when the window is not inside the region.
     pub fn new(region: Arc<Region>, base: usize, len: usize) -> Result<Self, MemError> {
         region.check(base, len)?;
         Ok(Self { region, base, len })
     }
 
-    /// A line of it, possibly torn; what was written before it is visible if it proves itself.
+    /// Loads a cache line, possibly torn. If its checksum matches, everything written before it is visible.
     ///
     /// # Panics
     /// When `at` is past the end: offsets come from `layout::session`.
@@ -470,7 +477,7 @@ impl Mailbox {
         line
     }
 
-    /// A window of it.
+    /// A window of `len` bytes at offset `at`.
     ///
     /// # Panics
     /// When the window is not inside: offsets come from `layout::session`.
@@ -487,23 +494,23 @@ impl Mailbox {
         }
     }
 
-    /// Bytes.
+    /// Length of the mailbox in bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it is empty.
+    /// Whether the mailbox has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The memory and where it begins, for the transport that receives into it.
+    /// The region and the mailbox's byte offset in it, for the transport that receives into it.
     pub const fn region(&self) -> (&Arc<Region>, usize) {
         (&self.region, self.base)
     }
 }
 
-/// Server memory that the client of one lane writes: tail cell and ring.
+/// Server memory that the client of one lane writes: tail record and ring.
 #[derive(Debug, Clone)]
 pub struct Inbox {
     region: Arc<Region>,
@@ -513,10 +520,10 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// A window of a region; `salt` is the session's nonce.
+    /// Creates an inbox in a window of a region; `salt` is the session's nonce.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when it is not inside.
+    /// [`MemError::Bounds`] when the window is not inside the region.
     pub fn new(
         region: Arc<Region>,
         base: usize,
@@ -532,15 +539,15 @@ impl Inbox {
         })
     }
 
-    /// The ring's size.
+    /// Size of the ring.
     pub const fn ring(&self) -> RingGeometry {
         self.ring
     }
 
-    /// The whole window, for the transport that executes the client's writes.
+    /// The complete window, for the transport that executes the client's writes.
     ///
     /// # Panics
-    /// Never: it is inside by construction.
+    /// Never: the window is inside by construction.
     pub fn window(&self) -> WordsMut<'_> {
         match self
             .region
@@ -551,19 +558,19 @@ impl Inbox {
         }
     }
 
-    /// The memory and where it begins, for the transport that receives into it.
+    /// The region and the inbox's byte offset in it, for the transport that receives into it.
     pub const fn region(&self) -> (&Arc<Region>, usize) {
         (&self.region, self.base)
     }
 
-    /// The client's tail, if the cell proves itself; all frames below it are then visible.
+    /// The client's tail, if the checksum of the tail record matches. All frames below it are then visible.
     #[inline]
     pub fn tail(&self) -> Option<u64> {
         let cell = publish::cell(self.window().as_read(), INBOX_TAIL_AT);
         CheckedU64(cell).value(self.salt)
     }
 
-    /// Sets the tail cell: at creation to 0, after recovery to what was consumed.
+    /// Sets the tail record: to 0 at creation, to the consumed position after recovery.
     pub fn reset_tail(&self, tail: u64) {
         let [v, chk] = CheckedU64::new(tail, self.salt).0;
         let w = self.window();

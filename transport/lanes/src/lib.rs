@@ -1,18 +1,20 @@
-//! Lanes: how bytes move between a client thread and an applier.
+//! Lanes: the transports that move bytes between a client thread and an applier.
 //!
-//! [`fabric`] is the contract that every lane keeps, and its numbered clauses; [`shm`], [`tcp`] and
-//! [`sim`] keep it over shared memory, sockets and a simulated network. RDMA is the crate `tidewater-verbs`.
+//! [`fabric`] defines the contract of every lane in numbered clauses. [`shm`], [`tcp`] and [`sim`]
+//! implement it over shared memory, sockets and a simulated network. The crate `tidewater-verbs` implements
+//! it over RDMA.
 //!
 //! # Thread safety
-//! Shared memory is read and written as 64-bit relaxed atomics, through `tidewater_runtime::mem` only; order
-//! comes from the fences of the protocols. The ends of a lane are used by one thread each.
+//! Shared memory is read and written as 64-bit relaxed atomics, through `tidewater_runtime::mem` only. The
+//! fences of the protocols provide order. Each end of a lane is used by one thread.
 //!
 //! # Resource clean-up
-//! Regions unmap, sockets and wakers close when they are dropped. A port says so when it is destroyed:
-//! nothing of its lane lands after that.
+//! Dropping a region unmaps it; dropping a socket or waker closes it. After [`fabric::ServerLane::destroy`]
+//! returns, no byte of that lane is placed any more.
 //!
 //! # Cost
-//! Warm lanes allocate nothing. [`tidewater_protocol::limits`] bounds everything that a peer could make grow.
+//! Warm lanes allocate nothing. [`tidewater_protocol::limits`] bounds everything that a peer could make
+//! grow.
 
 #![forbid(unsafe_code)]
 

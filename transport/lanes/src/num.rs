@@ -5,7 +5,7 @@ const _: () = assert!(
     "sizes of tables are computed in 64 bits: 32-bit targets are not supported"
 );
 
-/// A count or an offset, as one in memory.
+/// Converts a count or an offset to `usize`.
 #[inline]
 #[allow(
     clippy::cast_possible_truncation,
@@ -15,10 +15,10 @@ pub const fn size(n: u64) -> usize {
     n as usize
 }
 
-/// A count that was bounded before, by a check of the arguments or a limit of the protocol.
+/// Converts a count that was bounded before, by an argument check or a limit of the protocol.
 ///
 /// # Panics
-/// When it was not.
+/// When the count needs more than 32 bits.
 #[inline]
 #[allow(clippy::cast_possible_truncation, reason = "asserted")]
 pub const fn count(n: usize) -> u32 {

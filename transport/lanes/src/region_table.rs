@@ -1,5 +1,5 @@
-//! What a server lets peers read or count in: the table that a NIC would hold in its registration
-//! entries. `tcp` and `sim` execute against it; `verbs` registers its entries with its device.
+//! Registered regions of a server: the table that a NIC would hold as registration entries. `tcp` and `sim`
+//! check accesses against it; `verbs` registers its entries with its device.
 
 use std::error::Error;
 use std::sync::{Mutex, MutexGuard, RwLock, Weak};
@@ -9,26 +9,26 @@ use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Region, Words};
 use tidewater_runtime::sync::{Arc, AtomicU64, Ordering};
 
-/// Key by which every lane names its own inbox; each port knows only the inbox of its session.
+/// Key by which every lane names its own inbox; each server lane knows only the inbox of its session.
 pub const INBOX_KEY: RegionKey = RegionKey(0x8000_0001);
 
-/// One registered range.
+/// One registered region: a range of memory and the access that peers have to it.
 #[derive(Debug, Clone)]
 pub struct RegisteredRegion {
-    /// The memory.
+    /// Memory that contains the range.
     pub region: Arc<Region>,
-    /// First byte in the region; peers name it by the same number.
+    /// First byte of the range in `region`; peers use the same number.
     pub start: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u64,
-    /// What peers may do.
+    /// Access that peers have.
     pub rights: AccessFlags,
-    /// Which of the server's memories it is: 0 public, 1 counters. On shared memory a peer maps
-    /// each memory whole.
+    /// Server memory that contains the range: 0 public, 1 counters. On shared memory a peer maps each
+    /// memory completely.
     pub memory: u8,
 }
 
-/// Which check refused an access: a code on the wire of the TCP lane, words in errors.
+/// Check that refused an access: a code on the wire of the TCP lane, words in errors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 #[non_exhaustive]
@@ -37,18 +37,18 @@ pub enum AccessDenied {
     Other = 0,
     /// No range has the key.
     UnknownKey = 1,
-    /// The key is of another start of the server.
+    /// The key comes from another start of the server.
     OldKey = 2,
-    /// The range is not exported with the right that the access needs.
+    /// The range is not registered with the access flag that the request needs.
     NoRight = 3,
-    /// Not inside the range.
+    /// The access is not inside the range.
     Outside = 4,
-    /// Not from a whole word on.
+    /// The address is not a multiple of 8.
     Misaligned = 5,
 }
 
 impl AccessDenied {
-    /// Of a code.
+    /// Decodes a wire code; `None` for an unknown one.
     pub const fn from_code(code: u8) -> Option<Self> {
         Some(match code {
             0 => Self::Other,
@@ -61,7 +61,7 @@ impl AccessDenied {
         })
     }
 
-    /// In words, as [`LaneError::Access`](crate::fabric::LaneError::Access) has them.
+    /// The text for [`LaneError::Access`](crate::fabric::LaneError::Access).
     pub const fn text(self) -> &'static str {
         match self {
             Self::Other => "refused",
@@ -74,11 +74,11 @@ impl AccessDenied {
     }
 }
 
-/// What a registrar says when it cannot register.
+/// Cause reported by a registrar that cannot register a range.
 pub type RegistrarError = Box<dyn Error + Send + Sync>;
 
 impl RegisteredRegion {
-    /// Whether `[addr, addr + len)` is in the range, from a whole word on.
+    /// Checks that `[addr, addr + len)` is in the range and `addr` is a multiple of 8.
     #[inline]
     fn holds(&self, addr: u64, len: u64) -> Result<(), AccessDenied> {
         let end = addr.checked_add(len);
@@ -92,13 +92,13 @@ impl RegisteredRegion {
     }
 }
 
-/// Told of each range before its key is: a NIC has to know the range before anybody can ask for it.
+/// Receives each range before its key is given out: a NIC has to know the range before a peer can name it.
 pub trait Registrar: std::fmt::Debug + Send + Sync {
-    /// Makes the range of entry `index` accessible to its peers. Called once for each entry, or
-    /// again for an index whose key was then not given out. Cost: the pinning of its pages.
+    /// Makes the range of entry `index` accessible to its peers. Called once for each entry, or again for
+    /// an index with a key that was then not given out. Cost: the pinning of its pages.
     ///
     /// # Errors
-    /// When it cannot; the range is then exported to nobody.
+    /// When the registrar cannot; no peer then gets access to the range.
     fn register(
         &self,
         index: u32,
@@ -107,49 +107,49 @@ pub trait Registrar: std::fmt::Debug + Send + Sync {
     ) -> Result<(), RegistrarError>;
 }
 
-/// Why a range was not exported.
+/// Reason why a range was not registered.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExportError {
     /// All keys are given out.
     #[error("all {limit} region keys of this server are in use; start more servers")]
     Full {
-        /// How many there are.
+        /// Number of keys of a server.
         limit: u32,
     },
-    /// A device refused it.
+    /// A device refused the range.
     #[error("cannot register {len} bytes at {start} as region {index}: {source}")]
     Refused {
-        /// Number of the entry.
+        /// Index of the entry.
         index: u32,
-        /// First byte.
+        /// First byte of the range.
         start: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         len: u64,
-        /// The device's words.
+        /// Cause, as the device reports it.
         source: RegistrarError,
     },
 }
 
-/// The registration table of one server. Keys are `memory << 28 | check << 20 | index`; the check
-/// bits are random for each start of the server, so that a key of an earlier start is refused.
+/// The registration table of one server. Keys are `memory << 28 | check << 20 | index`. The check bits are
+/// random for each start of the server, so that a key of an earlier start is refused.
 #[derive(Debug)]
 pub struct RegionTable {
     entries: RwLock<Arc<Vec<Option<RegisteredRegion>>>>,
     version: AtomicU64,
     check: u32,
-    /// Held while a range or a registrar is added, so that each registrar sees each entry; never
-    /// by those who look keys up. Registrars that are gone are dropped from it.
+    /// Held while a range or a registrar is added, so that each registrar sees each entry. Key lookups
+    /// never take it. Dropped registrars are removed from the list.
     registrars: Mutex<Vec<Weak<dyn Registrar>>>,
 }
 
-/// Which of the server's memories is public.
+/// Number of the server's public memory.
 pub(crate) const PUBLIC: u8 = 0;
 const INDEX_BITS: u32 = 20;
 const MEMORY_SHIFT: u32 = 28;
 
 impl RegionTable {
-    /// Empty; `check` comes from the server's incarnation.
+    /// Creates an empty table; `check` comes from the server's incarnation.
     pub fn new(check: u8) -> Self {
         Self {
             entries: RwLock::new(Arc::new(Vec::new())),
@@ -159,8 +159,8 @@ impl RegionTable {
         }
     }
 
-    /// Registers a range with all registrars, and then gives its key out. Cost: the registrars';
-    /// nobody who looks a key up waits for them.
+    /// Registers a range with all registrars, then gives its key out. Cost: that of the registrars; key
+    /// lookups do not wait for them.
     ///
     /// # Errors
     /// [`ExportError`]: there is no key left, or a registrar refused.
@@ -186,10 +186,10 @@ impl RegionTable {
         Ok(key)
     }
 
-    /// Registers all entries with a new registrar, which is told of later ones as long as it lives.
+    /// Registers all entries with a new registrar, which receives later ones as long as it lives.
     ///
     /// # Errors
-    /// [`ExportError::Refused`]; it is then told of nothing more.
+    /// [`ExportError::Refused`]; the registrar then receives no more entries.
     pub fn attach(&self, registrar: &Arc<dyn Registrar>) -> Result<(), ExportError> {
         let mut registrars = self.registrars();
         for (index, export) in (0u32..).zip(&*self.entries()) {
@@ -201,7 +201,7 @@ impl RegionTable {
         Ok(())
     }
 
-    /// Index of the entry that a key names, whatever its check bits say.
+    /// Index of the entry that a key names, for any value of its check bits.
     pub const fn index_of(key: RegionKey) -> u32 {
         key.0 & ((1 << INDEX_BITS) - 1)
     }
@@ -225,22 +225,22 @@ impl RegionTable {
         }
     }
 
-    /// The check bits of this start's keys, for peers that map memories whole.
+    /// Check bits of this start's keys, for peers that map memories completely.
     pub const fn check_bits(&self) -> u8 {
         (self.check >> INDEX_BITS) as u8
     }
 
-    /// The check bits of a key.
+    /// Check bits of a key.
     pub const fn check_of(key: RegionKey) -> u8 {
         (key.0 >> INDEX_BITS) as u8
     }
 
-    /// Which memory a key belongs to, for peers that map memories whole.
+    /// Number of the memory that a key belongs to, for peers that map memories completely.
     pub const fn memory_of(key: RegionKey) -> u8 {
         (key.0 >> MEMORY_SHIFT) as u8
     }
 
-    /// A view for one thread.
+    /// Creates a cached view for one thread.
     pub fn view(self: &Arc<Self>) -> RegionTableView {
         RegionTableView {
             exports: Arc::clone(self),
@@ -250,7 +250,7 @@ impl RegionTable {
     }
 }
 
-/// A thread's cached copy of the table: looking a key up takes no lock unless the table grew.
+/// A thread's cached copy of the table. A key lookup takes no lock unless the table grew.
 #[derive(Debug, Clone)]
 pub struct RegionTableView {
     exports: Arc<RegionTable>,
@@ -259,10 +259,10 @@ pub struct RegionTableView {
 }
 
 impl RegionTableView {
-    /// The range `[addr, addr + len)` of a key, if the peer may do `want` there.
+    /// Returns the range of `key` if `[addr, addr + len)` is inside it and the peer has access `want`.
     ///
     /// # Errors
-    /// Which check failed.
+    /// The check that failed.
     #[inline]
     pub fn check(
         &mut self,
@@ -277,7 +277,7 @@ impl RegionTableView {
         Ok(export)
     }
 
-    /// For the checks of a list of reads.
+    /// Starts the checks of a list of reads.
     #[inline]
     pub fn reads(&mut self) -> ReadChecks<'_> {
         self.refresh();
@@ -317,7 +317,7 @@ impl RegionTableView {
     }
 }
 
-/// Checks reads one after the other; the range that several in a row name is looked up once.
+/// Checks reads one after the other. Consecutive reads of one range look it up once.
 #[derive(Debug)]
 pub struct ReadChecks<'a> {
     view: &'a RegionTableView,
@@ -325,10 +325,10 @@ pub struct ReadChecks<'a> {
 }
 
 impl<'a> ReadChecks<'a> {
-    /// As [`RegionTableView::check`] for reading.
+    /// Checks one read, as [`RegionTableView::check`] does.
     ///
     /// # Errors
-    /// Which check failed.
+    /// The check that failed.
     #[inline]
     pub fn check(
         &mut self,
@@ -364,24 +364,24 @@ fn register(
     })
 }
 
-/// A server's public memory, as a lane on the same host has it mapped: who proves what it reads can
-/// load from it without a list of reads. The checks are those of the lane's own reads.
+/// A server's public memory, as a lane on the same host has it mapped. A caller that validates its reads
+/// can load from it without a list of reads. The checks are those of the lane's own reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Mapped<'a> {
     memory: Words<'a>,
-    /// A whole word: a byte would be copied together with its padding, in two pieces that overlap, and
-    /// whoever then loads them waits until both are stored.
+    /// A whole word: a byte would be copied together with its padding, in two overlapping stores. A later
+    /// load of both would wait until both stores are done.
     check: u64,
 }
 
 impl<'a> Mapped<'a> {
-    /// Of the whole public memory and the check bits of the server's keys.
+    /// From the complete public memory and the check bits of the server's keys.
     #[inline]
     pub(crate) const fn new(memory: Words<'a>, check: u64) -> Self {
         Self { memory, check }
     }
 
-    /// The words of a read. `None` where it would be refused: the lane's own read says why.
+    /// The words of a read. `None` where the read would be refused: the lane's own read reports the cause.
     #[inline]
     pub fn words(&self, key: RegionKey, addr: u64, len: usize) -> Option<Words<'a>> {
         let known = RegionTable::memory_of(key) == PUBLIC
@@ -397,7 +397,7 @@ impl<'a> Mapped<'a> {
 mod tests {
     use super::*;
 
-    /// Keeps what it was told; refuses ranges of one length.
+    /// Records registered ranges; refuses ranges of one length.
     #[derive(Debug, Default)]
     struct Book(Mutex<Vec<(u32, u32, u64)>>);
 
@@ -487,7 +487,7 @@ mod tests {
                 view.check(key, addr, len, want).is_err(),
                 "{key:?} {addr} {len} {want:?}"
             );
-            // In a list the same, whatever was looked up before.
+            // In a list the result is the same, whatever was looked up before.
             let mut checks = view.reads();
             assert!(checks.check(read, 4096, 8).is_ok());
             let listed = want != AccessFlags::Read || checks.check(key, addr, len).is_err();

@@ -1,6 +1,6 @@
-//! What wakes a thread: its waker, the descriptors it watches, the real [`Parker`].
+//! Wake-up of a thread: its waker, the descriptors it waits on, the OS [`Parker`].
 //!
-//! `parked_flag` has the protocol by which no wake-up is lost, `wait` the loop that keeps it.
+//! `parked_flag` has the protocol by which no wake-up is lost, `wait` the loop that follows it.
 
 mod adaptive_spin;
 
@@ -20,12 +20,12 @@ use tidewater_runtime::mem::{Region, WordsMut};
 use tidewater_runtime::parked_flag;
 use tidewater_runtime::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-/// An eventfd: the doorbell of one thread.
+/// An eventfd that wakes one thread.
 #[derive(Debug, Clone)]
 pub struct Waker(Arc<OwnedFd>);
 
 impl Waker {
-    /// A new one.
+    /// Creates a waker.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -34,13 +34,13 @@ impl Waker {
         Ok(Self(Arc::new(rustix::event::eventfd(0, flags)?)))
     }
 
-    /// A peer's, from a descriptor that it passed. Only an eventfd is taken: to write into
-    /// anything else could block or destroy. (A peer that clears the non-blocking flag and fills
-    /// the counter can still make `ring` block: among processes of one user this protects against
-    /// accident, not against malice.)
+    /// Wraps a waker that a peer passed as a descriptor. Only an eventfd is accepted: a write into anything
+    /// else could block or destroy data. A peer that clears the non-blocking flag and fills the counter can
+    /// still make `wake` block. Among processes of one user this check protects against accident, not
+    /// against malice.
     ///
     /// # Errors
-    /// When it is not an eventfd, or `/proc` is not mounted.
+    /// When the descriptor is not an eventfd, or `/proc` is not mounted.
     pub fn from_peer(fd: OwnedFd) -> io::Result<Self> {
         use std::os::fd::AsRawFd;
         let kind = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
@@ -54,12 +54,12 @@ impl Waker {
         Ok(Self(Arc::new(fd)))
     }
 
-    /// Rings: one system call. A full counter means that it rings already.
+    /// Wakes the thread: one system call. A full counter means that a wake-up is already pending.
     pub fn wake(&self) {
         let _ = rustix::io::write(&*self.0, &1u64.to_le_bytes());
     }
 
-    /// Takes back all rings so far.
+    /// Consumes all wake-ups so far.
     pub fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.0, &mut count);
@@ -72,31 +72,32 @@ impl AsFd for Waker {
     }
 }
 
-/// The set of descriptors one thread sleeps on. Clones share it, so that a socket can change what
-/// it waits for.
+/// The set of descriptors that one thread sleeps on. Clones share it, so that a socket can change the
+/// readiness it waits for.
 #[derive(Debug, Clone)]
 pub struct Reactor(Arc<ReactorState>);
 
 #[derive(Debug)]
 struct ReactorState {
     epoll: OwnedFd,
-    /// Who is told that its descriptor woke the thread; a token is a place here.
+    /// Readiness of each registered descriptor; a token is an index here.
     told: Mutex<Vec<Option<Readiness>>>,
-    /// Sleeps that are over.
+    /// Number of sleeps that have ended.
     sleeps: AtomicU64,
-    /// Its thread never sleeps.
+    /// Whether the thread never sleeps.
     awake: bool,
 }
 
-/// What the waker is reported by.
+/// Token of the waker.
 const BELL: u64 = u64::MAX;
-/// What descriptors are reported by whose owners look at each wake-up anyway.
+/// Token of descriptors that have owners which poll at each wake-up anyway.
 const NOBODY: u64 = u64::MAX - 1;
 
-/// Whether a descriptor may be readable. A sleep that it ends says so; its owner takes it back when
-/// it found nothing more to read. Until the next sleep the owner then need not look: what comes
-/// later ends that sleep at once, because the set reports what is there, not what is new. (Who
-/// never sleeps has to look now and then all the same.)
+/// Whether a descriptor may be readable. A sleep that the descriptor ends sets it; the owner clears it when
+/// it finds nothing more to read.
+///
+/// Until the next sleep the owner then need not poll: later input ends that sleep at once, because the set
+/// is level-triggered. A thread that never sleeps has to poll now and then all the same.
 #[derive(Debug, Clone)]
 pub(crate) struct Readiness {
     token: u64,
@@ -104,13 +105,13 @@ pub(crate) struct Readiness {
 }
 
 impl Readiness {
-    /// Whether looking is worth a system call.
+    /// Whether polling is worth a system call.
     #[inline]
     pub(crate) fn is_readable(&self) -> bool {
         self.readable.load(Ordering::Relaxed)
     }
 
-    /// What is known now. One thread sets it: the one that sleeps and reads.
+    /// Sets the known readiness. Only one thread does: the one that sleeps and reads.
     #[inline]
     pub(crate) fn set(&self, readable: bool) {
         self.readable.store(readable, Ordering::Relaxed);
@@ -127,15 +128,15 @@ impl Reactor {
         })))
     }
 
-    /// Whether its thread never sleeps: nothing has to wake it.
+    /// Whether the thread never sleeps and thus needs no wake-ups.
     pub fn is_awake(&self) -> bool {
         self.0.awake
     }
 
-    /// Wakes on readable, and on writable while `output` is waiting.
+    /// Registers a descriptor that wakes on readable, and on writable while `output` is waiting.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system call.
     pub fn add(&self, fd: impl AsFd, output: bool) -> io::Result<()> {
         self.add_as(fd, NOBODY, output)
     }
@@ -145,10 +146,10 @@ impl Reactor {
         Ok(epoll::add(&self.0.epoll, fd, data, flags(output))?)
     }
 
-    /// Wakes on readable and tells the owner, who is told to look first of all.
+    /// Registers a descriptor that wakes on readable, and returns its readiness, set at first.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system call.
     pub(crate) fn add_readiness(&self, fd: impl AsFd) -> io::Result<Readiness> {
         let mut all = self.told();
         let free = all.iter().position(Option::is_none);
@@ -165,19 +166,19 @@ impl Reactor {
         Ok(told)
     }
 
-    /// Changes whether writability wakes.
+    /// Changes whether writability wakes the thread.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system call.
     pub(crate) fn change(&self, fd: impl AsFd, told: &Readiness, output: bool) -> io::Result<()> {
         self.modify(fd, told, flags(output))
     }
 
-    /// Wakes on writable only: for a peer that has to read its answers before it may ask on. What
-    /// it sent meanwhile must not wake, or this thread would spin.
+    /// Wakes on writable only: for a peer that has to read its answers before it may send requests. Input
+    /// from the peer must not wake meanwhile, or this thread would spin.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the system call.
     pub(crate) fn output_only(&self, fd: impl AsFd, told: &Readiness) -> io::Result<()> {
         self.modify(fd, told, epoll::EventFlags::OUT)
     }
@@ -187,7 +188,7 @@ impl Reactor {
         Ok(epoll::modify(&self.0.epoll, fd, data, flags)?)
     }
 
-    /// Takes a descriptor out whose owner is told.
+    /// Removes a descriptor that was added with a [`Readiness`].
     pub(crate) fn remove(&self, fd: impl AsFd, told: &Readiness) {
         let _ = epoll::delete(&self.0.epoll, fd);
         if let Some(place) = self.told().get_mut(told.token as usize) {
@@ -195,18 +196,18 @@ impl Reactor {
         }
     }
 
-    /// Sleeps until a descriptor wakes it or the time is over, and tells the owners; whether the
-    /// waker rang.
+    /// Sleeps until a descriptor wakes the thread or the timeout passes, and marks ready descriptors.
+    /// Returns whether the waker fired.
     fn sleep(&self, timeout: Duration) -> bool {
         let mut events = [std::mem::MaybeUninit::uninit(); 16];
         let mut rest = timespec(timeout);
         if timeout < PRECISE && !mutants::on(Mutant::SleepInMilliseconds) {
             let mut ready = [PollFd::new(&self.0.epoll, PollFlags::IN)];
-            // Its outcome is that of the look that follows: nothing there, or a reason to wake.
+            // The poll that follows gives the outcome: nothing there, or a reason to wake.
             let _ = rustix::event::poll(&mut ready, Some(&rest));
             rest = timespec(Duration::ZERO);
         }
-        // An interrupted or failed wait is a spurious wake-up: everybody looks again anyway.
+        // An interrupted or failed wait is a spurious wake-up: each owner polls again anyway.
         let woken = epoll::wait(&self.0.epoll, &mut events, Some(&rest));
         self.0.sleeps.fetch_add(1, Ordering::Relaxed);
         let mut rang = false;
@@ -223,14 +224,14 @@ impl Reactor {
         rang
     }
 
-    /// Sleeps that are over. Whose descriptor has not been told of since the last one need not look:
-    /// nothing was there.
+    /// Number of sleeps that have ended. A descriptor that was not marked since the last sleep had no input
+    /// then: its owner need not poll.
     #[inline]
     pub(crate) fn sleeps(&self) -> u64 {
         self.0.sleeps.load(Ordering::Relaxed)
     }
 
-    /// Taken at a sleep, and when a socket comes or goes.
+    /// Locked at a sleep, and when a socket is added or removed.
     fn told(&self) -> MutexGuard<'_, Vec<Option<Readiness>>> {
         match self.0.told.lock() {
             Ok(guard) => guard,
@@ -239,9 +240,9 @@ impl Reactor {
     }
 }
 
-/// Sleeps shorter than this are counted in nanoseconds, by `ppoll` on the set, for one more system
-/// call. `epoll_wait` counts in milliseconds and rounds up; `epoll_pwait2` needs Linux 5.11, and
-/// sandboxes that do not know it may end the process.
+/// Sleeps shorter than this are timed in nanoseconds, by `ppoll` on the set, for one more system call.
+/// `epoll_wait` counts in milliseconds and rounds up. `epoll_pwait2` needs Linux 5.11, and sandboxes that
+/// do not know it may end the process.
 const PRECISE: Duration = Duration::from_millis(10);
 
 fn timespec(time: Duration) -> Timespec {
@@ -260,21 +261,21 @@ fn flags(output: bool) -> epoll::EventFlags {
     }
 }
 
-/// The parked flags of one thread. Clones share them, so that whoever renews a session's memory can
+/// The parked flags of one thread. Clones share them, so that the code that renews a session's memory can
 /// change them.
 #[derive(Debug, Clone, Default)]
 pub struct ParkedFlags(Arc<Mutex<Vec<ParkedFlag>>>);
 
-/// A parked flag: its memory and where it is there.
+/// A parked flag: its region and its byte offset there.
 type ParkedFlag = (Arc<Region>, usize);
 
 impl ParkedFlags {
-    /// Adds a parked flag that producers look at; it must be writable.
+    /// Adds a parked flag that producers check; its memory must be writable.
     pub fn add(&self, region: Arc<Region>, at: usize) {
         self.lock().push((region, at));
     }
 
-    /// Removes a parked flag.
+    /// Removes the parked flag at `at` of a region.
     pub fn remove(&self, region: &Arc<Region>, at: usize) {
         self.lock()
             .retain(|(r, a)| !(Arc::ptr_eq(r, region) && *a == at));
@@ -288,7 +289,7 @@ impl ParkedFlags {
         }
     }
 
-    /// Taken on the way to a system call; nobody else holds it but while a session changes.
+    /// Locked on the way to a system call; contended only while a session changes.
     fn lock(&self) -> MutexGuard<'_, Vec<ParkedFlag>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -297,34 +298,33 @@ impl ParkedFlags {
     }
 }
 
-/// A producer that has to be told before each sleep that from now on it must wake the thread: a
-/// completion queue that raises an event only when it was armed. Its descriptor is in the thread's
-/// [`Reactor`].
+/// A producer that must be armed before each sleep so that it wakes the thread from then on. Example: a
+/// completion queue that raises an event only when armed. Its descriptor is in the thread's [`Reactor`].
 pub trait Arm: Any + std::fmt::Debug + Send + Sync {
-    /// From when this returns, what arrives makes the descriptor readable. What arrived before it
-    /// need not: the caller looks once more (see `wait`). There is no counterpart for the way back;
-    /// a producer that stays armed wakes once too often.
+    /// Arms the producer: data that arrives after the return makes the descriptor readable. Earlier data
+    /// need not: the caller polls once more (see `wait`). There is no counterpart for the way back; a
+    /// producer that stays armed wakes once too often.
     fn arm(&self);
 }
 
-/// What one thread arms before it sleeps. Clones share it, so that whoever opens a lane for the
-/// thread can add to it.
+/// Producers that one thread arms before it sleeps. Clones share the list, so that code that opens a lane
+/// for the thread can add to it.
 #[derive(Debug, Clone, Default)]
 pub struct Arms(Arc<Mutex<Vec<Arc<dyn Arm>>>>);
 
 impl Arms {
-    /// Adds a producer.
+    /// Adds a producer to arm before each sleep.
     pub fn add(&self, arm: Arc<dyn Arm>) {
         self.lock().push(arm);
     }
 
-    /// Takes a producer out.
+    /// Removes a producer from the list.
     pub fn remove(&self, arm: &Arc<dyn Arm>) {
         self.lock().retain(|a| !Arc::ptr_eq(a, arm));
     }
 
-    /// The producer of type `T` that `is` picks, if there is one: who opens a lane shares what the
-    /// thread arms already.
+    /// The producer of type `T` that `is` selects, if there is one. Code that opens a lane thereby shares a
+    /// producer that the thread already arms.
     pub fn find<T: Arm>(&self, is: impl Fn(&T) -> bool) -> Option<Arc<T>> {
         let arms = self.lock();
         let mut of_type = arms.iter().filter_map(|arm| {
@@ -334,7 +334,7 @@ impl Arms {
         of_type.find(|arm| is(arm))
     }
 
-    /// Taken on the way to a system call, as that of [`ParkedFlags`].
+    /// Locked on the way to a system call, as the lock of [`ParkedFlags`].
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<dyn Arm>>> {
         match self.0.lock() {
             Ok(guard) => guard,
@@ -343,8 +343,9 @@ impl Arms {
     }
 }
 
-/// The real [`Parker`]: one `epoll_wait` over the thread's waker, its sockets and its completion
-/// channel, and the parked flags of all memory through which others may signal it.
+/// The operating system's [`Parker`]: one `epoll_wait` over the thread's waker, its sockets and its
+/// completion channel. It sets the parked flags of all memory through which producers may signal the
+/// thread.
 #[derive(Debug)]
 pub struct OsParker {
     watch: Reactor,
@@ -356,7 +357,7 @@ pub struct OsParker {
 }
 
 impl OsParker {
-    /// With a waker of its own; each wait looks for `spin` before it sleeps.
+    /// Creates a parker with its own waker; each wait spins for `spin` before it sleeps.
     ///
     /// # Errors
     /// When there are no descriptors left.
@@ -364,7 +365,8 @@ impl OsParker {
         Self::with(spin, false)
     }
 
-    /// Of a thread that never sleeps: it keeps a core busy, and nobody makes a system call to wake it.
+    /// Creates the parker of a thread that never sleeps. The thread keeps a core busy, and producers make
+    /// no system call to wake it.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -386,8 +388,9 @@ impl OsParker {
         })
     }
 
-    /// Looks longer after a wait that ended soon after it went to sleep, unless it never looks. Only
-    /// while all that it looks at is memory: to look at a socket is a system call.
+    /// Enables adaptive spinning: a wait that ended soon after the thread went to sleep makes the next one
+    /// spin longer. No effect on a parker that never spins. Applies only while all polled sources are
+    /// memory: polling a socket is a system call.
     #[must_use]
     pub fn patient(self) -> Self {
         Self {
@@ -396,32 +399,32 @@ impl OsParker {
         }
     }
 
-    /// Whether it looks at sockets or queues of a device.
+    /// Whether the thread polls sockets or queues of a device.
     fn looks_far(&self) -> bool {
         self.watch.told().iter().any(Option::is_some) || !self.arms.lock().is_empty()
     }
 
-    /// The thread's doorbell, to be told to producers.
+    /// The thread's waker, for producers.
     pub const fn waker(&self) -> &Waker {
         &self.waker
     }
 
-    /// The thread's descriptors.
+    /// The set of descriptors of the thread.
     pub const fn reactor(&self) -> &Reactor {
         &self.watch
     }
 
-    /// The thread's parked flags.
+    /// The parked flags of the thread.
     pub const fn parked_flags(&self) -> &ParkedFlags {
         &self.parked_flags
     }
 
-    /// What the thread arms before it sleeps.
+    /// Producers that the thread arms before it sleeps.
     pub const fn arms(&self) -> &Arms {
         &self.arms
     }
 
-    /// Adds a parked flag that producers look at; it must be writable.
+    /// Adds a parked flag that producers check; its memory must be writable.
     pub fn add_parked_flag(&mut self, region: Arc<Region>, at: usize) {
         self.parked_flags.add(region, at);
     }
@@ -451,8 +454,8 @@ impl Parker for OsParker {
         }
         let left = deadline.left();
         let asleep = clock::now();
-        // A ring that comes in between is taken back too, but its data was stored before it, and
-        // the caller looks after this. One that comes later ends the next sleep.
+        // A wake-up that comes in between is consumed too, but its data was stored before it, and the
+        // caller polls after this. A later one ends the next sleep.
         if self.watch.sleep(left) {
             self.waker.drain();
         }
@@ -490,13 +493,13 @@ mod tests {
         clock::now() - begun
     }
 
-    /// Timeouts rounded up to whole milliseconds never end sooner, on whatever machine.
+    /// Timeouts rounded up to whole milliseconds never end sooner, on any machine.
     #[test]
     fn some_sleep_of_50_us_ends_within_a_millisecond() {
         let mut parker = OsParker::new(Duration::ZERO).unwrap();
         let limit = Deadline::after(Duration::from_secs(20));
         let mut shortest = Duration::MAX;
-        // One alone may have been cut short by an interruption.
+        // A single short sleep may have been cut by an interruption.
         let mut short = 0;
         while short < 5 {
             let slept = sleep(&mut parker, Duration::from_micros(50));

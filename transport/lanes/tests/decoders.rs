@@ -1,6 +1,6 @@
-//! No decoder is forgotten: every function of `layout`, `wire` and `tcp` that makes something of
-//! bytes or words from outside is found in the source text, and each must be run by an entry of a
-//! registry that the fuzzers go through, or stand in a short list with the reason why not.
+//! Completeness of the decoder registries. The test finds every function of `layout`, `wire` and `tcp` that
+//! decodes external bytes or words in the source text. Each must be run by an entry of a registry that the
+//! fuzzers use, or stand in a short list of exceptions with a reason.
 #![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use tidewater_protocol::{layout, wire};
 mod search;
 use search::{decoders_below, found};
 
-/// Entry of a registry, and what it runs.
+/// Entry of a registry, and the decoders that it runs.
 const COVERED: &[(&str, &[&str])] = &[
     (
         "frame",
@@ -104,7 +104,7 @@ const COVERED: &[(&str, &[&str])] = &[
     ("key-cell", &["directory::KeyCell::from_bytes"]),
 ];
 
-/// Found, but not for an entry of its own.
+/// Decoders found in the source without an entry of their own, with the reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("mod::decode", "decode_body of a frame, and nothing else"),
     (
@@ -167,7 +167,7 @@ fn every_entry_of_a_registry_says_what_it_runs() {
     assert_eq!(told, registered());
 }
 
-/// The search itself: it sees what it is for, and not what it is not for.
+/// The search itself finds decoders and no other functions.
 #[test]
 fn the_search_finds_decoders() {
     let text = "impl Foo {\n    pub const fn from_code(code: u16) -> Option<Self> {\n    }\n    \

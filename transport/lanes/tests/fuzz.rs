@@ -1,12 +1,12 @@
-//! Fuzzes every entry of `wire::decoders::DECODERS`, `tcp::op::DECODERS` and
-//! `layout::decoders::DECODERS` on stable Rust, from the committed corpus.
+//! Fuzzes every entry of `wire::decoders::DECODERS`, `tcp::op::DECODERS` and `layout::decoders::DECODERS`
+//! on stable Rust, from the committed corpus.
 //!
 //! Executions per decoder: `TIDEWATER_FUZZ_EXECS`, default 20,000. The inputs are a function of
-//! `TIDEWATER_SEED` (default 1), the entry's name and the execution's number, so a failure is
-//! repeated by the line it prints.
+//! `TIDEWATER_SEED` (default 1), the entry's name and the execution's number, so the printed line of a
+//! failure repeats it.
 //!
-//! The corpus is `tests/corpus/ENTRY/*`; entries without seeds fail the test. New seeds are files
-//! put there; `cargo fuzz` finds them too.
+//! The corpus is `tests/corpus/ENTRY/*`; entries without seeds fail the test. To add a seed, put a file
+//! there; `cargo fuzz` uses it too.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers")]
 
 use std::collections::BTreeMap;
@@ -23,8 +23,8 @@ use tidewater_protocol::{layout, wire};
 mod fuzzing;
 use fuzzing::{Random, mutate, number};
 
-/// Every decoder of bytes from outside; the fuzz target chains them in the same order, to which new
-/// registries are added at the end. `tests/decoders.rs` shows that none is missing.
+/// Every decoder of external bytes. The fuzz target chains them in the same order; new registries are added
+/// at the end. `tests/decoders.rs` shows that none is missing.
 fn decoders() -> impl Iterator<Item = &'static (&'static str, Decode)> {
     wire::decoders::DECODERS
         .iter()
@@ -32,7 +32,7 @@ fn decoders() -> impl Iterator<Item = &'static (&'static str, Decode)> {
         .chain(layout::decoders::DECODERS)
 }
 
-/// Peak resident memory of the whole run; a decoder that believes a length is far over it.
+/// Limit of the peak resident memory of the whole run; a decoder that trusts a length far exceeds it.
 const PEAK_KIB_MAX: u64 = 256 << 10;
 
 fn corpus_dir() -> PathBuf {
@@ -54,8 +54,8 @@ fn seeds(name: &str) -> Vec<Vec<u8>> {
     files.into_values().collect()
 }
 
-/// With `TIDEWATER_FUZZ_EXPORT=DIR`, writes the seeds there as `cargo fuzz` wants them: behind a
-/// byte that is the decoder's position.
+/// With `TIDEWATER_FUZZ_EXPORT=DIR`, writes the seeds there in the format of `cargo fuzz`: after a byte
+/// with the decoder's position.
 fn export(index: usize, name: &str) {
     let Ok(dir) = std::env::var("TIDEWATER_FUZZ_EXPORT") else {
         return;
@@ -92,7 +92,7 @@ fn run(name: &str, decode: fn(&[u8]), execs: u64, seed: u64) {
     println!("{name}: {} seeds, {execs} executions", corpus.len());
 }
 
-/// This process's peak resident memory, where the kernel tells.
+/// This process's peak resident memory, where the kernel reports it.
 fn peak_kib() -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find(|line| line.starts_with("VmHWM:"))?;
@@ -145,7 +145,7 @@ fn the_corpus_and_the_registry_name_the_same_decoders() {
     assert_eq!(names.len(), decoders().count(), "two decoders of one name");
 }
 
-/// The harness itself: a decoder with a defect behind two bytes is caught.
+/// Test of the harness: a decoder with a defect behind two bytes is caught.
 #[test]
 fn a_planted_panic_is_found() {
     fn planted(bytes: &[u8]) {

@@ -1,4 +1,4 @@
-//! What a client can do with the descriptors that it was passed: no more than it should.
+//! Limits on the use of descriptors that were passed to a client.
 #![allow(unsafe_code, reason = "forks a process that goes on with its mapping")]
 #![allow(
     clippy::unwrap_used,
@@ -39,13 +39,13 @@ fn session(server: &Arc<ServerMemory>, salt: u64) -> SessionMemory {
     SessionMemory::create(server, &[end], RING_BYTES_MIN, salt).unwrap()
 }
 
-/// The descriptor opened once more, for reading and writing.
+/// Opens the descriptor again, for reading and writing.
 fn reopened(fd: &OwnedFd) -> std::io::Result<File> {
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     File::options().read(true).write(true).open(path)
 }
 
-/// Opened by its path in `/proc` a memfd gives a new descriptor with whatever rights are asked for.
+/// A memfd opened by its path in `/proc` gives a new descriptor with any requested access mode.
 #[test]
 fn memory_for_reading_cannot_be_written_through_proc() {
     let server = server();
@@ -71,7 +71,7 @@ fn memory_for_reading_cannot_be_written_through_proc() {
         assert_eq!(mapped.is_err(), is_read, "{name}: {mapped:?}");
     }
     assert_eq!(server.public().words(WORD, 8).unwrap().load(0), 4711);
-    // The server's own mapping goes on writing, and clients go on reading.
+    // The server's own mapping can still write, and clients can still read.
     let lane = session.attach_here("server").unwrap().pop().unwrap();
     server.public().words_mut(WORD, 8).unwrap().store(0, 4712);
     let mapping = lane.mapping().unwrap();
@@ -104,9 +104,9 @@ fn one_client_cannot_seal_what_others_map() {
     assert_eq!(first.attach_here("server").unwrap().len(), 1);
 }
 
-/// What a successor of a server can be, for the ADR on seals: `F_SEAL_FUTURE_WRITE` refuses every new
-/// writable mapping, through whatever descriptor, but mappings that exist are inherited by `fork`.
-/// A holder therefore maps every memory before it seals it, and forks its servers without exec.
+/// Possible successors of a server, for the ADR on seals. `F_SEAL_FUTURE_WRITE` refuses every new writable
+/// mapping, through any descriptor, but `fork` inherits existing mappings. A holder therefore maps every
+/// memory before it seals it, and forks its servers without exec.
 #[test]
 fn successor_writes_by_an_inherited_mapping_only() {
     const RUNS: u64 = 3;
@@ -116,7 +116,7 @@ fn successor_writes_by_an_inherited_mapping_only() {
     let count = || client.words(0, 8).unwrap().load(0);
     for run in 1..=RUNS {
         let word = memory.words_mut(0, 8).unwrap();
-        // SAFETY: the child calls what may be called after a fork of a process with threads: a load, a
+        // SAFETY: the child calls only functions allowed after a fork of a process with threads: a load, a
         // store, `pause`. It never returns into the test.
         let child = unsafe { libc::fork() };
         assert!(child >= 0, "fork failed");
@@ -127,7 +127,7 @@ fn successor_writes_by_an_inherited_mapping_only() {
                 unsafe { libc::pause() };
             }
         }
-        // The server of this run has served; it is killed, and the next one goes on where it was.
+        // The server of this run has served; it is killed, and the next one continues from its state.
         while count() < run {
             std::thread::yield_now();
         }

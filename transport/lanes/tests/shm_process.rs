@@ -1,7 +1,7 @@
-//! Shared memory between two processes, and against peers that do not play by the rules.
+//! Shared memory between two processes, and against peers that violate the protocol.
 //!
-//! The second process is this test binary again, in the role that `TIDEWATER_TEST_ROLE` names; its
-//! end of the control connection is its standard input.
+//! The second process is this test binary again, in the role that `TIDEWATER_TEST_ROLE` names. Its end of
+//! the control connection is its standard input.
 #![allow(clippy::unwrap_used)] // helpers of tests, which the lint does not recognise as tests
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -72,7 +72,7 @@ fn session(server: &Arc<ServerMemory>, parker: &OsParker) -> SessionMemory {
     SessionMemory::create(server, &[end], RING_BYTES_MIN, SALT).unwrap()
 }
 
-/// One message: length, body; descriptors ride on the first byte.
+/// Sends one message: length, body; descriptors are attached to the first byte.
 fn tell(stream: &UnixStream, body: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut message = (body.len() as u32).to_le_bytes().to_vec();
     message.extend(body);
@@ -94,7 +94,7 @@ fn hear(stream: &UnixStream, held: &mut Descriptors) -> Result<Vec<u8>, PassErro
     exact(head.try_into().map(u32::from_le_bytes).unwrap_or(0) as usize)
 }
 
-/// Not a test: the other process of those below.
+/// Not a test: the second process of the tests below.
 #[test]
 #[ignore = "started by the other tests as their second process"]
 fn second_process() {
@@ -202,7 +202,7 @@ fn two_processes_read_write_count_and_wake_each_other() {
         head: &mut [],
         body: &mut body,
     };
-    // The server may have gone already: its memory is still there, and its lane says that it closed.
+    // The server may have ended already: its memory is still there, and its lane is marked closed.
     let read = lane.read(&[op], landing, soon());
     assert!(child.wait().unwrap().success());
     match read {
@@ -332,7 +332,7 @@ fn descriptors_beyond_the_limit_are_closed_and_told() {
         pass::send(&ours, b"x", &too_many),
         Err(PassError::TooMany { .. })
     ));
-    // Fewer than the message says.
+    // Fewer than the message announces.
     flood(3);
     pass::receive(&ours, &mut byte, &mut held).unwrap();
     assert!(matches!(
@@ -345,7 +345,7 @@ fn descriptors_beyond_the_limit_are_closed_and_told() {
     assert_eq!(open_descriptors(), before, "miscounted descriptors leak");
 }
 
-/// Our own session's numbers and descriptors, for the tests to spoil.
+/// Numbers and descriptors of the own session, for the tests to corrupt.
 struct Bait {
     told: ShmAttach,
     fds: Vec<OwnedFd>,
@@ -404,7 +404,7 @@ fn descriptors_that_are_not_what_they_should_be_are_refused() {
         b.fds[4] = rustix::pipe::pipe().unwrap().1
     });
     assert!(matches!(error, ShmError::Waker(_)), "{what}: {error}");
-    // What is passed for reading cannot be mapped for writing.
+    // Memory passed for reading cannot be mapped for writing.
     let (what, error) = refuse("read-only inbox", &|b| b.fds.swap(2, 3));
     assert!(matches!(error, ShmError::Memory { .. }), "{what}: {error}");
     for (what, error) in [
@@ -454,7 +454,7 @@ fn numbers_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever the numbers, attaching ends in lanes or in an error.
+    /// For any numbers, attaching returns lanes or an error.
     #[test]
     fn attaching_is_total(
         key_check in any::<u8>(),

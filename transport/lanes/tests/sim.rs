@@ -1,5 +1,5 @@
-//! The simulator itself: determinism, speed, how failures are told, and that the adversary really
-//! does what the contract allows.
+//! Tests of the simulator: determinism, speed, reports of failures, and the behaviour that the contract
+//! allows to the adversary.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -74,7 +74,7 @@ const fn at(key: tidewater_protocol::ids::RegionKey, addr: u64) -> RemoteAddr {
     RemoteAddr { key, addr }
 }
 
-/// A client that writes and reads, a server that rewrites; returns how many reads were mixtures.
+/// A client that writes and reads, a server that rewrites; returns the number of reads that were mixtures.
 fn traffic(seed: u64, faults: Faults) -> (Outcome, u64) {
     let world = World::new(seed, faults);
     let mut p = pair(&world);
@@ -187,7 +187,7 @@ fn time_is_virtual_and_sleeps_are_free() {
         let slept = began.elapsed_in_world();
         assert!(slept >= Duration::from_secs(5400), "{slept:?}");
         assert!(slept < Duration::from_secs(5401), "{slept:?}");
-        // A wait that only looks at the clock comes to its end too.
+        // A wait that only reads the clock ends too.
         let until = Deadline::after(Duration::from_micros(8));
         while !until.passed() {}
     });
@@ -361,7 +361,7 @@ fn writes_of_a_broken_lane_land_in_order_and_end_with_the_port() {
 const LINES: usize = 4;
 const ROUNDS: u64 = 20;
 
-/// What one end of a link sends in a round: the first line twice, the others once, then the signal.
+/// Posts of one end of a link in a round: the first line twice, the others once, then the signal.
 fn send_round(n: u64, mut write: impl FnMut(usize, &[u8])) {
     let line = |value: u64| -> Vec<u8> { (0..8).flat_map(|_| value.to_le_bytes()).collect() };
     write(0, &line(n + 1_000_000));
@@ -370,7 +370,7 @@ fn send_round(n: u64, mut write: impl FnMut(usize, &[u8])) {
     }
 }
 
-/// Lines of `words` that hold `n` and nothing else.
+/// For each line of `words`, whether all of it holds `n`.
 fn whole_lines(words: &[u64], n: u64) -> Vec<bool> {
     let lines = words.chunks_exact(8);
     lines
@@ -378,8 +378,8 @@ fn whole_lines(words: &[u64], n: u64) -> Vec<bool> {
         .collect()
 }
 
-/// Rounds of one direction: `send` posts round n with its signal, `look` reads the lines at the other
-/// end, which sleeps in `parker`. Returns how often a look saw a later line before an earlier one.
+/// Rounds of one direction: `send` posts round n with its signal, `look` reads the lines at the other end,
+/// which sleeps in `parker`. Returns the number of reads that saw a later line before an earlier one.
 fn rounds(
     world: &World,
     mut parker: SimParker,
@@ -430,8 +430,8 @@ fn rounds(
     passed
 }
 
-/// F04 and F15: WRITEs pass each other in both directions, two writes of one place do not, and when
-/// the signal behind them has come all of them are there.
+/// F04 and F15: WRITEs pass each other in both directions, but two writes of one place do not. When the
+/// signal behind them has come, all of them are there.
 #[test]
 fn writes_pass_each_other_but_not_their_signal() {
     for (way, reorder_writes) in [("server", true), ("client", true), ("client", false)] {
@@ -483,7 +483,7 @@ fn writes_pass_each_other_but_not_their_signal() {
     }
 }
 
-/// A silent break: the call ends by its deadline, and its landing is nobody's promise.
+/// A silent break: the call ends by its deadline, and its destination is unspecified.
 #[test]
 fn silence_ends_by_the_deadline() {
     let mut deadlines = 0;

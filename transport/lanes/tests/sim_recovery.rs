@@ -1,5 +1,5 @@
-//! Exactly once over lanes that break: a ring of eight slots, an acknowledgement in the mailbox,
-//! and RECOVER over a queue. It also shows how tests of the whole are written on the simulator.
+//! Exactly-once delivery over lanes that break: a ring of eight slots, an acknowledgement in the mailbox,
+//! and RECOVER over a queue. Also an example of an end-to-end test on the simulator.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -54,7 +54,7 @@ struct Applier {
     port: Option<Box<dyn ServerLane>>,
     applied: u64,
     sum: Arc<AtomicU64>,
-    /// Frames below the tail that were not what they must be.
+    /// Frames below the tail with wrong contents.
     wrong: Arc<AtomicU64>,
     destroys: bool,
     zombies: Vec<Box<dyn ServerLane>>,
@@ -69,7 +69,7 @@ impl Applier {
                 self.zombies.push(port);
             }
         }
-        // What is complete is consumed; the rest comes again from there.
+        // Complete frames are consumed; the client sends the rest again from there.
         self.consume();
         self.inbox.reset_tail(self.applied);
         let (lane, port) = self.world.connect(LinkSpec {
@@ -88,7 +88,8 @@ impl Applier {
     }
 
     fn consume(&mut self) -> bool {
-        // A tail that is just being written proves nothing; one that went back is a zombie's.
+        // A tail that is just being written has no matching checksum; one that went back comes from a
+        // zombie.
         let tail = self.inbox.tail().unwrap_or(0);
         let fresh = tail > self.applied;
         while self.applied < tail {
@@ -115,7 +116,7 @@ impl Applier {
         let moved = port.poll(&mut self.exports.view(), &self.inbox);
         let fresh = self.consume();
         if let (Some(port), true) = (&mut self.port, fresh) {
-            // A broken lane loses this; recovery tells it again.
+            // A broken lane loses this; recovery sends it again.
             let _ = port
                 .post(0, &cell(self.applied))
                 .and_then(|()| port.signal());
@@ -137,7 +138,7 @@ impl Applier {
     }
 }
 
-/// The client's end: keeps what is not acknowledged and sends it again after a break.
+/// The client's end: keeps unacknowledged frames and sends them again after a break.
 struct Pusher {
     parker: SimParker,
     attach: SimQueue<()>,
@@ -279,8 +280,8 @@ fn every_acknowledged_frame_counts_once() {
     assert!(swept.breaks > swept.seeds, "{swept:?}");
 }
 
-/// Without the port's destruction late packets of the old lane land in reused slots: the adversary
-/// finds it.
+/// Without the destruction of the server lane, late packets of the old lane are placed in reused slots: the
+/// adversary finds it.
 #[test]
 fn a_port_that_is_not_destroyed_is_noticed() {
     let noticed = (0..100).any(|seed| {

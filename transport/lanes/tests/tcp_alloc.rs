@@ -1,5 +1,5 @@
-//! F18: a warm lane allocates nothing; and a client that does not read costs the server nothing
-//! that grows. One test, because the allocator counts for the whole process.
+//! F18: a warm lane allocates nothing. A client that does not read costs the server nothing that grows. One
+//! test, because the allocator counts for the whole process.
 #![allow(unsafe_code, reason = "a counting allocator")]
 #![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
@@ -100,7 +100,7 @@ fn batch(key: RegionKey, len: u32, tag: u64) -> ReadBatch {
     }
 }
 
-/// One round of everything but the blocking calls, which share all of their path with it.
+/// One round of all calls but the blocking ones, which share all of their path with it.
 fn round(rig: &mut Rig, frame: &[u8]) {
     let ring = RemoteAddr {
         key: INBOX_KEY,
@@ -141,7 +141,7 @@ fn f18_warm_lanes_allocate_nothing_and_deaf_clients_cost_nothing_that_grows() {
     let calls = CALLS.load(Ordering::Relaxed) - before;
     assert_eq!(calls, 0, "allocations in 1,000 rounds on a warm lane");
 
-    // Small reads are the ones that are copied: 20,000 of them, not one answer read.
+    // Small reads are copied: 20,000 of them, with no answer read.
     let mut deaf = rig();
     for tag in 0..20_000 {
         let mut batch = batch(deaf.data, 1000, tag % 8);
@@ -155,8 +155,7 @@ fn f18_warm_lanes_allocate_nothing_and_deaf_clients_cost_nothing_that_grows() {
         deaf.port.poll(&mut deaf.view, &deaf.inbox).unwrap();
     }
     let grown = LIVE.load(Ordering::Relaxed).saturating_sub(before);
-    // The client's list of 20,000 requests and a buffer of 256 KiB at each end, against 20 MB of
-    // answers.
+    // The client's list of 20,000 requests and a buffer of 256 KiB at each end, against 20 MB of answers.
     assert!(
         grown < 2 << 20,
         "{grown} bytes for a client that does not read"

@@ -1,4 +1,4 @@
-//! What a client loads from itself, where a server's memory is mapped.
+//! Direct loads by a client from the mapped memory of its server.
 
 use super::Mailbox;
 use crate::region_table::Mapped;
@@ -7,21 +7,21 @@ use tidewater_runtime::liveness::LivenessView;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::sync::Arc;
 
-/// What a lane on the same host has mapped, asked for once: a row is found and copied in the time of a
-/// few calls. It does not know of errors: who holds it stops looking when its lane fails.
+/// Mapped memory of a lane on the same host, requested once. Finding and copying a row costs a few calls.
+/// The mapping does not report errors: the holder stops using it when its lane fails.
 #[derive(Debug, Clone)]
 pub struct Mapping {
-    /// The whole public memory, and where it says whether the applier lives.
+    /// The complete public memory, with the liveness word of the applier.
     public: LivenessView,
-    /// The memory of the mailbox, and where it says whether the lane is closed.
+    /// The memory of the mailbox, with the word that marks the lane as closed.
     mailbox: Arc<Region>,
     closed_at: usize,
     check: u64,
 }
 
 impl Mapping {
-    /// Of the public memory with the applier's liveness word, the mailbox that says whether the lane is
-    /// closed, and the check bits of the server's keys.
+    /// Builds the mapping. `public` holds the applier's liveness word, `mailbox` the lane's closed word;
+    /// `check` are the check bits of the server's keys.
     pub(crate) fn new(public: LivenessView, mailbox: &Mailbox, check: u8) -> Self {
         let (region, base) = mailbox.region();
         Self {
@@ -32,15 +32,15 @@ impl Mapping {
         }
     }
 
-    /// Whether the applier has ended: its process was killed, or has crashed. Cost: a load.
+    /// Whether the applier has ended: its process was killed or crashed. Cost: a load.
     #[inline]
     pub fn has_ended(&self) -> bool {
         self.public.has_ended()
     }
 
-    /// The memory, to be used until the call that looks ends, as a read that was begun on an open
-    /// lane; `None` when the server has closed the lane or the applier has ended (F10). Cost: a load of
-    /// a line that no thread writes, and one of the line with the applier's parked flag.
+    /// The memory, for use until the calling operation ends, like a read begun on an open lane. `None` when
+    /// the server has closed the lane or the applier has ended (F10). Cost: a load of a line that no thread
+    /// writes, and one of the line with the applier's parked flag.
     #[inline]
     pub fn look(&self) -> Option<Mapped<'_>> {
         let memory = self.public.memory();

@@ -1,15 +1,16 @@
-//! Reads that are looked at as they come.
+//! Reads that the caller consumes while they arrive.
 
-/// Lands reads itself, for who has to look at each of their bytes anyway: in one pass instead of two.
+/// Callback that consumes read data in place (verify and copy in one pass).
 ///
-/// A carrier that has reads whole in private memory of its own before they land yield_backoff them here; what
-/// is not taken lands as [`crate::fabric::ReadDest`] says. Whoever takes notes what it took.
+/// A transport that holds reads complete in private memory offers them here before it places them. Reads
+/// that are not taken are placed as [`crate::fabric::ReadDest`] says. The implementation records which
+/// reads it took.
 pub trait Unpack {
-    /// The list begins, or begins again on a lane that was replaced: nothing of it was taken.
+    /// The list begins, or begins again on a lane that was replaced: none of it counts as taken.
     fn restart(&mut self);
 
-    /// `raw` begins with read `first` of the list and holds that one whole; what lies behind it are the
-    /// bytes of the reads that follow, the last of which may be cut. `body` is the landing of the bodies.
-    /// Returns how many reads were taken; none is fine.
+    /// `raw` begins with read `first` of the list, complete. Behind it follow the bytes of the next reads;
+    /// the last one may be cut. `body` is the destination of the bodies. Returns the number of reads taken,
+    /// which may be 0.
     fn take(&mut self, first: usize, raw: &[u8], body: &mut [u8]) -> usize;
 }

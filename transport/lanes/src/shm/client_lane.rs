@@ -16,15 +16,14 @@ use tidewater_runtime::mem::{Region, WordsMut, versioned};
 use tidewater_runtime::parked_flag::must_wake;
 use tidewater_runtime::sync::{Arc, Ordering, fence};
 
-/// Which of the server's memories holds counters.
+/// Number of the server memory that holds counters.
 const COUNTERS: u8 = 1;
 
-/// A client thread's end, made by [`super::attach`].
+/// The client end of a shared-memory lane, made by [`super::attach`].
 ///
-/// Every operation is done when its call returns, so no deadline can pass inside one and none is
-/// looked at. A read checks its key's memory and start, and that it stays inside that memory; the
-/// ranges registered inside it are not told to clients on this transport, since all of it is
-/// mapped and none of it is secret.
+/// Every operation is complete when its call returns, so no deadline can pass inside one and none is
+/// checked. A read checks its key's memory and start, and that it stays inside that memory. Clients do not
+/// learn the registered ranges on this transport: all of the memory is mapped and none of it is secret.
 #[derive(Debug)]
 pub struct ShmClientLane {
     pub(super) peer: String,
@@ -42,7 +41,7 @@ pub struct ShmClientLane {
     pub(super) broken: Option<String>,
 }
 
-/// Why an access is refused: becomes [`LaneError::Access`] in one place.
+/// A refused access; one function turns it into [`LaneError::Access`].
 struct Refused {
     key: u32,
     addr: u64,
@@ -51,15 +50,15 @@ struct Refused {
 }
 
 impl ShmClientLane {
-    /// Breaks the lane: the control connection told that the server is gone. Later operations fail
-    /// with [`LaneError::Broken`] and `why`.
+    /// Breaks the lane: the control connection reported that the server is gone. Later operations fail with
+    /// [`LaneError::Broken`] and `why`.
     pub fn mark_broken(&mut self, why: &str) {
         self.broken.get_or_insert_with(|| why.to_owned());
     }
 
-    /// The lane anew on the same memory, once the server has recovered it and made its new port.
-    /// Batches that were not taken are dropped. (To attach again with the session's numbers and
-    /// descriptors does the same.)
+    /// Reopens the lane on the same memory, once the server has recovered it and made its new server lane.
+    /// Batches that were not collected are dropped. Attaching again with the session's numbers and
+    /// descriptors has the same effect.
     #[must_use]
     pub fn recovered(self) -> Self {
         Self {
@@ -69,13 +68,13 @@ impl ShmClientLane {
         }
     }
 
-    /// The parked flag by which the port knows whether to ring: for
+    /// The parked flag by which the server lane decides whether to wake this thread: for
     /// [`crate::wake::OsParker::add_parked_flag`].
     pub fn parked_flag(&self) -> (Arc<Region>, usize) {
         (Arc::clone(&self.inbox), self.inbox_at + INBOX_DOZE_AT)
     }
 
-    /// Whether the lane may still be used (F10). Cost: a load of a line that no thread writes, and one
+    /// Fails if the lane may no longer be used (F10). Cost: a load of a line that no thread writes, and one
     /// of the line with the applier's parked flag.
     #[inline]
     fn open(&mut self, op: &'static str) -> Result<(), LaneError> {
@@ -106,7 +105,7 @@ impl ShmClientLane {
         }
     }
 
-    /// An access error breaks the lane for good (F09).
+    /// Turns a refused access into an error, which breaks the lane for good (F09).
     #[cold]
     fn refuse(&mut self, op: &'static str, refused: Refused) -> LaneError {
         let Refused {
@@ -145,7 +144,7 @@ impl ShmClientLane {
         Ok(region)
     }
 
-    /// Copies all of `ops`, in order.
+    /// Copies the data of all `ops`, in order.
     fn copy(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) -> Result<(), Refused> {
         for op in ops {
             let (head_len, body_len) = (op.head_len as usize, (op.len - op.head_len) as usize);
@@ -194,8 +193,7 @@ impl ShmClientLane {
         Ok(())
     }
 
-    /// The word of a counter. All atomics of this transport are the processor's, on the same
-    /// memory (F08).
+    /// The word of a counter. All atomics of this transport are processor atomics on the same memory (F08).
     fn counter(&self, at: RemoteAddr) -> Result<WordsMut<'_>, &'static str> {
         let region = self.memory(at)?;
         if RegionTable::memory_of(at.key) != COUNTERS {
@@ -212,7 +210,7 @@ impl ShmClientLane {
         act: impl FnOnce(WordsMut<'_>) -> u64,
     ) -> Result<u64, LaneError> {
         self.open(op)?;
-        // F05, also for what the atomic merely reads: a full fence puts it after earlier stores.
+        // F05, also for a counter that the atomic only reads: a full fence orders it after earlier stores.
         fence(Ordering::SeqCst);
         match self.counter(at) {
             Ok(word) => Ok(act(word)),
@@ -223,7 +221,7 @@ impl ShmClientLane {
 
 const OUTSIDE: &str = "outside the region";
 
-/// Offset of `[addr, addr + len)` in a memory of `bytes`, whole words.
+/// Offset of `[addr, addr + len)` in a memory of `bytes` bytes, in whole words.
 #[inline]
 fn place(addr: u64, len: usize, bytes: usize) -> Result<usize, &'static str> {
     let at = usize::try_from(addr).map_err(|_| OUTSIDE)?;
@@ -271,7 +269,7 @@ impl ClientLane for ShmClientLane {
         self.run(ops, into)
     }
 
-    /// Nothing comes through memory of the lane: nothing is offered.
+    /// No data passes through memory of the lane, so none is offered.
     fn read_unpack(
         &mut self,
         ops: &[ReadOp],
@@ -283,8 +281,8 @@ impl ClientLane for ShmClientLane {
         self.run(ops, into)
     }
 
-    /// Copies at once: there is nobody to whom the copy could be left. A batch that fails is
-    /// dropped: nothing writes it any more (F14).
+    /// Copies at once: no other agent could do the copy. A batch that fails is dropped: no agent writes it
+    /// any more (F14).
     fn submit_read(&mut self, mut batch: ReadBatch) -> Result<(), LaneError> {
         let ReadBatch {
             ops, head, body, ..
@@ -298,7 +296,7 @@ impl ClientLane for ShmClientLane {
         self.done.pop_front()
     }
 
-    /// Batches have landed when they are posted.
+    /// Batches are complete when they are submitted.
     fn wait_read(
         &mut self,
         _tag: u64,
@@ -320,7 +318,7 @@ impl ClientLane for ShmClientLane {
             return Err(usage(OP, "more bytes than a signal carries"));
         }
         self.store(OP, to, bytes)?;
-        // F06. The word was inside when the lane was attached.
+        // F06. The offset of the word was checked when the lane was attached.
         if let Ok(parked_flag) = self.public.words(self.applier_parked_flag_at, 8)
             && must_wake(parked_flag)
         {

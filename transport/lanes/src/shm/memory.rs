@@ -17,10 +17,10 @@ use tidewater_runtime::mem::region::{read_only_fd, seal_for_readers, seal_for_wr
 use tidewater_runtime::mem::{MemError, Region};
 use tidewater_runtime::sync::Arc;
 
-/// Descriptors before the wakers: public, counters, inbox, mailbox.
+/// Number of descriptors before the wakers: public, counters, inbox, mailbox.
 const MEMORIES: usize = 4;
 
-/// What a server process shares with all its clients on this host.
+/// Memory that a server process shares with all its clients on this host.
 #[derive(Debug)]
 pub struct ServerMemory {
     public: Arc<Region>,
@@ -31,9 +31,10 @@ pub struct ServerMemory {
 }
 
 impl ServerMemory {
-    /// Of the server's memfds (`Region::memfd`); `key_check` is [`crate::fabric::RegionTable::check_bits`].
-    /// The public one is passed on for reading only. Both are sealed: of the public one no further
-    /// writable mapping can be made, also by this process, and none gets another seal.
+    /// Wraps the server's memfds (`Region::memfd`); `key_check` is
+    /// [`crate::fabric::RegionTable::check_bits`]. The public one is passed on for reading only. Both are
+    /// sealed: no further writable mapping of the public one can be made, also by this process, and neither
+    /// gets another seal.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when `/proc` is not mounted, or the kernel refuses a seal.
@@ -53,29 +54,29 @@ impl ServerMemory {
         })
     }
 
-    /// Parameters and META; appliers' parked flags lie here.
+    /// Parameters, META and the appliers' parked flags.
     pub const fn public(&self) -> &Arc<Region> {
         &self.public
     }
 
-    /// Advisory counters.
+    /// Memory of the advisory counters.
     pub const fn counters(&self) -> &Arc<Region> {
         &self.counters
     }
 }
 
-/// How a lane wakes its applier.
+/// Applier data by which a lane wakes it.
 #[derive(Debug, Clone)]
 pub struct ApplierEnd {
-    /// Offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word follows,
-    /// at [`ALIVE_AFTER_DOZE`].
+    /// Offset of the applier's parked flag in public memory, a multiple of 8. Its liveness word follows, at
+    /// [`ALIVE_AFTER_DOZE`].
     pub parked_flag_at: u64,
-    /// Its doorbell.
+    /// Waker of the applier's thread.
     pub waker: Waker,
 }
 
-/// The server's side of one session: inbox and mailbox memory of all its lanes. Dropping it frees
-/// the memory once the client has gone too.
+/// The server's side of one session: inbox and mailbox memory of all its lanes. Dropping it frees the
+/// memory once the client has dropped its side too.
 #[derive(Debug)]
 pub struct SessionMemory {
     server: Arc<ServerMemory>,
@@ -89,9 +90,9 @@ pub struct SessionMemory {
 }
 
 impl SessionMemory {
-    /// New memory for one lane to each of `appliers`, with rings of `ring_bytes` (a power of two
-    /// within the limits); `salt` is the session's nonce. Tails are set to 0. Cost: two memfds;
-    /// their pages take memory when first touched.
+    /// Creates memory for one lane to each of `appliers`, with rings of `ring_bytes` (a power of two within
+    /// the limits). `salt` is the session's nonce. Tails are set to 0. Cost: two memfds; their pages take
+    /// memory when first touched.
     ///
     /// # Errors
     /// [`ShmError`]: a number past its limit, or no descriptors or memory left.
@@ -128,12 +129,12 @@ impl SessionMemory {
         Ok(session)
     }
 
-    /// Lanes of the session.
+    /// Number of lanes of the session.
     pub fn lanes(&self) -> usize {
         self.appliers.len()
     }
 
-    /// What the applier of a lane reads.
+    /// The inbox that the applier of a lane reads.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -142,7 +143,7 @@ impl SessionMemory {
         Inbox::new(Arc::clone(&self.inbox), at, self.ring, self.salt).map_err(memory("inbox"))
     }
 
-    /// What the applier of a lane writes, by way of the lane's port.
+    /// The mailbox that the applier of a lane writes through its server lane.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -151,9 +152,9 @@ impl SessionMemory {
         Mailbox::new(Arc::clone(&self.mailbox), at, MAILBOX_BYTES).map_err(memory("mailbox"))
     }
 
-    /// The applier's end of a lane. `client` is the waker that the client passed
-    /// ([`Waker::from_peer`]); clones of it serve all lanes. A lane is recovered by destroying its
-    /// port and then making another one, which opens the lane again.
+    /// Creates the applier's end of a lane. `client` is the waker that the client passed
+    /// ([`Waker::from_peer`]); clones of it serve all lanes. To recover a lane, destroy its server lane and
+    /// make another one, which opens the lane again.
     ///
     /// # Errors
     /// [`ShmError::Memory`] when there is no such lane.
@@ -167,7 +168,7 @@ impl SessionMemory {
         ))
     }
 
-    /// The numbers to tell the client.
+    /// The numbers to send to the client.
     pub fn numbers(&self) -> ShmAttach {
         ShmAttach {
             key_check: self.server.key_check,
@@ -179,8 +180,8 @@ impl SessionMemory {
         }
     }
 
-    /// The descriptors to pass to the client, in this order: public memory (for reading), counters,
-    /// inbox, mailbox (for reading), then the waker of each lane's applier.
+    /// The descriptors to pass to the client, in this order: public memory (for reading), counters, inbox,
+    /// mailbox (for reading), then the waker of each lane's applier.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let mut fds = vec![
             self.server.public_fd.as_fd(),
@@ -206,17 +207,18 @@ impl SessionMemory {
     }
 }
 
-/// How many descriptors belong to an attachment.
+/// Number of descriptors of an attachment.
 pub const fn descriptors(told: &ShmAttach) -> usize {
     MEMORIES + told.parked_flag_at.len()
 }
 
-/// Attaches to a server: maps its memories and returns one lane for each applier, in order. Nothing
-/// that the peer said is believed: memories must be sealed and as large as told, sizes and offsets
-/// possible, wakers eventfds. Descriptors are taken in the order of [`SessionMemory::descriptors`]
-/// and closed when they are no longer needed. `peer` names the server in messages.
+/// Attaches to a server: maps its memories and returns one lane for each applier, in order. All input from
+/// the peer is checked. Memories must be sealed and have the announced size, sizes and offsets must be
+/// possible, wakers must be eventfds.
 ///
-/// The caller adds [`ShmClientLane::parked_flag`] of each lane to its parker.
+/// Descriptors are taken in the order of [`SessionMemory::descriptors`] and closed when they are no longer
+/// needed. `peer` names the server in messages. The caller adds [`ShmClientLane::parked_flag`] of each lane
+/// to its parker.
 ///
 /// # Errors
 /// [`ShmError`]; all descriptors are closed then.
@@ -289,18 +291,18 @@ pub fn attach(
 /// Both ends of one lane in one process.
 #[derive(Debug)]
 pub struct ShmPair {
-    /// The client's.
+    /// The client's end of the lane.
     pub lane: ShmClientLane,
-    /// The applier's.
+    /// The applier's end of the lane.
     pub port: ShmServerLane,
-    /// What the applier reads.
+    /// The inbox that the applier reads.
     pub inbox: Inbox,
-    /// The memory behind them.
+    /// The memory of inbox and mailbox.
     pub session: SessionMemory,
 }
 
-/// Connects a client thread with an applier of the same process, with no socket between them; by
-/// the same steps as two processes, so that what is tested is what runs.
+/// Connects a client thread with an applier of the same process, without a socket. Takes the same steps as
+/// two processes, so that tests cover the production path.
 ///
 /// # Errors
 /// [`ShmError`].

@@ -1,24 +1,24 @@
-//! Shared memory: the member of the contract for two ends on one host.
+//! Shared memory: the transport for two ends on one host.
 //!
-//! A client maps the server's memories and does by loads and stores what a NIC would do by DMA: no
-//! thread of the server takes part in a read, a write or an atomic. What travels once, when a
-//! session attaches, are descriptors (`pass`) and the numbers of [`ShmAttach`].
+//! A client maps the server's memories and does by loads and stores the work that a NIC would do by DMA. No
+//! thread of the server takes part in a read, a write or an atomic. When a session attaches, descriptors
+//! ([`pass`]) and the numbers of [`ShmAttach`] are transferred once.
 //!
 //! | memory | made by | client maps it | holds |
 //! |---|---|---|---|
 //! | public | server, one a process | for reading | parameters, version words, META, appliers' parked flags |
 //! | counters | server, one a process | for writing | advisory counters |
-//! | inbox | server, one a session | for writing | a tail cell, a parked flag and a ring for each lane |
-//! | mailbox | server, one a session | for reading | state line, clocks, rejects, reply slots for each lane |
+//! | inbox | server, one a session | for writing | a tail record, a parked flag and a ring for each lane |
+//! | mailbox | server, one a session | for reading | status record, clock and reject records, reply slots for each lane |
 //!
-//! All are memfds sealed against resizing, so that neither end can end the other by truncating
-//! them; what a client may not write it gets as a read-only descriptor. A session's two memfds are
-//! never given to another session: a client that goes on writing after its session has ended
-//! writes where nobody reads any more (F11).
+//! All are memfds sealed against resizing, so that neither end can end the other by truncating them. Memory
+//! that a client may not write arrives as a read-only descriptor. A session's two memfds are never reused
+//! for another session: a client that still writes after its session has ended writes to memory that no
+//! thread reads (F11).
 //!
-//! This protects against accident. Processes of one user can trace each other; against malice of
-//! the same user shared memory protects nobody, which is why only a peer with the same user id is
-//! let in ([`pass::same_user`]), and only after it has proved to know the job's token.
+//! This protects against accident. Processes of one user can trace each other; shared memory gives no
+//! protection against malice of the same user. The server therefore admits only a peer with the same user
+//! id ([`pass::same_user`]), and only after it has proved knowledge of the job's token.
 
 pub mod client_lane;
 pub mod memory;
@@ -33,44 +33,44 @@ pub use server_lane::ShmServerLane;
 
 use tidewater_runtime::mem::MemError;
 
-/// What went wrong while a session attached.
+/// Failure while a session attaches.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShmError {
-    /// Memory could not be made or mapped, or is not what the peer said.
+    /// Memory could not be made or mapped, or differs from the peer's description.
     #[error("memory `{memory}` of the session: {source}")]
     Memory {
-        /// Which of the four.
+        /// Name of the memory: public, counters, inbox or mailbox.
         memory: &'static str,
-        /// Why.
+        /// Cause of the failure.
         source: MemError,
     },
-    /// Another number of descriptors than the numbers ask for.
+    /// The number of descriptors does not match the announced lanes.
     #[error(
         "{got} descriptors came with {lanes} lanes, {expected} are needed: \
          both ends must be the same version of Tidewater"
     )]
     Descriptors {
-        /// Needed.
+        /// Number of descriptors needed.
         expected: usize,
-        /// There were.
+        /// Number of descriptors received.
         got: usize,
-        /// Lanes told.
+        /// Number of lanes announced.
         lanes: usize,
     },
-    /// A number that cannot be.
+    /// A number of the peer is impossible.
     #[error(
         "`{what}` is {value}, but must be {must}: both ends must be the same version of Tidewater"
     )]
     Number {
-        /// Which.
+        /// Name of the number.
         what: &'static str,
-        /// What was said.
+        /// Value that the peer sent.
         value: u64,
-        /// What it must be.
+        /// Condition that the value violates.
         must: &'static str,
     },
-    /// A doorbell that is not one.
+    /// A waker descriptor that is not an eventfd.
     #[error("doorbell: {0}; mount /proc and run the same version of Tidewater at both ends")]
     Waker(#[source] std::io::Error),
 }

@@ -1,9 +1,9 @@
-//! Passing descriptors between processes of one user: `SCM_RIGHTS` over unix stream sockets with
-//! abstract names (no file is left behind).
+//! Passing descriptors between processes of one user: `SCM_RIGHTS` over unix stream sockets with abstract
+//! names (no file is left behind).
 //!
-//! Descriptors ride on the first byte of a message. The receiver reads its connection through
-//! [`receive`] only, so that no descriptor is lost to a plain `read`, and takes them from
-//! [`Descriptors`] when the message that announces their number is complete.
+//! Descriptors are attached to the first byte of a message. The receiver reads its connection through
+//! [`receive`] only, so that no descriptor is lost to a plain `read`. It takes them from [`Descriptors`]
+//! when the message that announces their number is complete.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -20,53 +20,53 @@ use rustix::net::{
 use tidewater_protocol::limits::DESCRIPTORS_MAX;
 use tidewater_runtime::clock::Deadline;
 
-/// What went wrong between two processes of one host.
+/// Failure of passing between two processes of one host.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PassError {
     /// A system call failed.
     #[error("{call}: {source}")]
     Os {
-        /// The call.
+        /// Name of the system call.
         call: &'static str,
-        /// The operating system's word.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// More descriptors than any message carries: sent by mistake, or to use them up.
+    /// More descriptors than any message carries: sent by mistake, or to exhaust the table.
     #[error("the peer passed more than {limit} descriptors; it is not a Tidewater of this version")]
     TooMany {
-        /// Most that are taken.
+        /// Most descriptors that are accepted.
         limit: usize,
     },
-    /// Another number of descriptors than the message says.
+    /// The number of descriptors differs from that of the message.
     #[error("{got} descriptors came, {expected} belong to the message")]
     Count {
-        /// Announced.
+        /// Number of descriptors announced.
         expected: usize,
-        /// Came.
+        /// Number of descriptors received.
         got: usize,
     },
-    /// A process of somebody else.
+    /// The peer process belongs to another user.
     #[error(
         "the peer runs as user {peer}, this process as user {own}: shared memory is for processes \
          of one user; use --transport tcp"
     )]
     OtherUser {
-        /// The peer's effective user id.
+        /// Effective user id of the peer.
         peer: u32,
-        /// Ours.
+        /// User id of this process.
         own: u32,
     },
-    /// Nobody accepted before the deadline.
+    /// No process accepted before the deadline.
     #[error("nobody accepted on abstract socket {name} before the deadline")]
     Deadline {
-        /// The socket's name.
+        /// Abstract name of the socket.
         name: String,
     },
 }
 
 impl PassError {
-    /// Whether it only says that a non-blocking socket is not ready.
+    /// Whether the error only means that a non-blocking socket is not ready.
     pub fn would_block(&self) -> bool {
         matches!(self, Self::Os { source, .. } if source.kind() == io::ErrorKind::WouldBlock)
     }
@@ -79,13 +79,12 @@ fn os(call: &'static str) -> impl Fn(rustix::io::Errno) -> PassError {
     }
 }
 
-/// Descriptors received and not yet taken; closed when dropped. Holds at most
-/// [`DESCRIPTORS_MAX`].
+/// Descriptors received and not yet taken; closed when dropped. Holds at most [`DESCRIPTORS_MAX`].
 #[derive(Debug, Default)]
 pub struct Descriptors(Vec<OwnedFd>);
 
 impl Descriptors {
-    /// All of them, which must be `expected`; else they are closed.
+    /// Takes all descriptors. Their number must be `expected`; otherwise they are closed.
     ///
     /// # Errors
     /// [`PassError::Count`].
@@ -100,24 +99,23 @@ impl Descriptors {
         Ok(fds)
     }
 
-    /// How many there are.
+    /// Number of descriptors held.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether no descriptor is held.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// Sends bytes and, with the first of them, descriptors: one system call. Returns how many bytes
-/// went; if that is not all, the rest is sent with no descriptors. With no byte no descriptor goes.
-/// The descriptors stay open here.
+/// Sends bytes and, with the first of them, descriptors: one system call. Returns the number of bytes sent;
+/// the rest of a partial send goes without descriptors. An empty send carries no descriptors. The
+/// descriptors stay open here.
 ///
 /// # Errors
-/// [`PassError::TooMany`]; [`PassError::Os`], also when the socket is not ready. Nothing was sent
-/// then.
+/// [`PassError::TooMany`]; [`PassError::Os`], also when the socket is not ready. Nothing was sent then.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, PassError> {
     if fds.len() > DESCRIPTORS_MAX {
         return Err(PassError::TooMany {
@@ -126,8 +124,8 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
     }
     let mut space = [MaybeUninit::uninit(); SPACE];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    // An empty list is no message at all: the kernel would refuse it on some sockets. Above the
-    // limit it would not fit, which was checked.
+    // An empty list is no message at all: the kernel would refuse it on some sockets. A list above the
+    // limit would not fit, which was checked.
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(PassError::TooMany {
             limit: DESCRIPTORS_MAX,
@@ -140,13 +138,13 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u
     .map_err(os("sendmsg"))
 }
 
-/// Receives at most `bytes.len()` bytes, and the descriptors that came with them, which are closed
-/// on exec. Returns how many bytes came; 0 is the end of the stream. Allocates at most
-/// [`DESCRIPTORS_MAX`] descriptors, whatever the peer sends.
+/// Receives at most `bytes.len()` bytes and the descriptors that came with them, marked close-on-exec.
+/// Returns the number of bytes; 0 is the end of the stream. Allocates at most [`DESCRIPTORS_MAX`]
+/// descriptors, for any amount that the peer sends.
 ///
 /// # Errors
-/// [`PassError::TooMany`] when the peer passed more than that without their being taken; all are
-/// closed then. [`PassError::Os`], also when nothing has arrived on a non-blocking socket.
+/// [`PassError::TooMany`] when the peer passed more than that before any were taken; all are closed then.
+/// [`PassError::Os`], also when nothing has arrived on a non-blocking socket.
 pub fn receive(
     socket: impl AsFd,
     bytes: &mut [u8],
@@ -174,10 +172,10 @@ pub fn receive(
     Ok(got.bytes)
 }
 
-/// Whether the process at the other end has our user id (the kernel's word, at connect time).
+/// Checks that the process at the other end has our user id (as the kernel recorded at connect time).
 ///
 /// # Errors
-/// [`PassError::OtherUser`]: close the connection, tell it nothing.
+/// [`PassError::OtherUser`]: close the connection without an answer.
 pub fn same_user(socket: impl AsFd) -> Result<(), PassError> {
     let peer = rustix::net::sockopt::socket_peercred(&socket).map_err(os("SO_PEERCRED"))?;
     let own = rustix::process::geteuid();
@@ -190,8 +188,8 @@ pub fn same_user(socket: impl AsFd) -> Result<(), PassError> {
     })
 }
 
-/// Listens on an abstract name of at most 107 bytes, known in this network namespace only. Accepted
-/// connections are checked with [`same_user`]. The listener does not block.
+/// Listens on an abstract name of at most 107 bytes, visible in this network namespace only. The caller
+/// checks accepted connections with [`same_user`]. The listener does not block.
 ///
 /// # Errors
 /// [`PassError::Os`], for instance when the name is taken.
@@ -206,12 +204,12 @@ pub fn listen(name: &str) -> Result<UnixListener, PassError> {
     Ok(listener)
 }
 
-/// Connects to an abstract name and checks that a process of the same user answers: anybody in the
+/// Connects to an abstract name and checks that a process of the same user answers: any process in the
 /// network namespace may take a name. The stream blocks.
 ///
 /// # Errors
-/// [`PassError::Deadline`] while the listener's queue is full; [`PassError::OtherUser`];
-/// [`PassError::Os`], for instance when nobody listens.
+/// [`PassError::Deadline`] while the listener's queue is full; [`PassError::OtherUser`]; [`PassError::Os`],
+/// for instance when no process listens.
 pub fn connect(name: &str, deadline: Deadline) -> Result<UnixStream, PassError> {
     // A blocking connect would wait for a place in the queue with no deadline.
     const PAUSE: Duration = Duration::from_millis(2);

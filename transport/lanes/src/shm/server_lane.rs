@@ -1,4 +1,4 @@
-//! The applier's end of a lane over shared memory: it writes the mailbox and rings the client.
+//! The applier's end of a lane over shared memory: it writes the mailbox and wakes the client.
 
 use crate::fabric::{Inbox, LaneError, Mailbox, RegionTableView, ServerLane, TransportKind};
 use crate::wake::Waker;
@@ -6,7 +6,7 @@ use tidewater_protocol::layout::session::{INBOX_DOZE_AT, MAILBOX_CLOSED_AT};
 use tidewater_runtime::mem::publish::publish;
 use tidewater_runtime::parked_flag::must_wake;
 
-/// An applier's end, made by [`super::SessionMemory::port`].
+/// The server end of a shared-memory lane, made by [`super::SessionMemory::port`].
 #[derive(Debug)]
 pub struct ShmServerLane {
     peer: String,
@@ -29,9 +29,9 @@ impl ShmServerLane {
         port
     }
 
-    /// Tells the client's lane whether it is closed.
+    /// Stores the word that marks the client's lane as closed or open.
     fn mark(&self, closed: u64) {
-        // The place is the layout's own, so it is inside and aligned.
+        // The offset comes from the layout, so it is inside and aligned.
         let _ = self.store("destroy", MAILBOX_CLOSED_AT, &closed.to_le_bytes());
     }
 
@@ -69,8 +69,8 @@ impl ShmServerLane {
         Ok(())
     }
 
-    /// Rings a client that sleeps or is about to. The word is the client's: if it lies it sleeps
-    /// on, or costs the applier one system call a signal.
+    /// Wakes a client that sleeps or is about to. The client owns the word: a wrong value lets it sleep on,
+    /// or costs the applier one system call a signal.
     fn ring(&self) {
         if must_wake(self.inbox.window().slice(INBOX_DOZE_AT, 8).as_read()) {
             self.client.wake();
@@ -83,7 +83,7 @@ impl ServerLane for ShmServerLane {
         &self.peer
     }
 
-    /// Nothing to execute: the client does it all by itself.
+    /// Has nothing to execute: the client performs all operations itself.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.open("poll").map(|()| false)
     }
@@ -99,16 +99,17 @@ impl ServerLane for ShmServerLane {
         Ok(())
     }
 
-    /// What is under way wakes the applier when it ends.
+    /// Operations under way wake the applier when they end.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }
 
-    /// Tells the client's lane that it is closed, so that it posts no more. A client that does not
-    /// listen (or is in the middle of a write) still writes its own session's memory, which the
-    /// server no longer reads: it goes with the session and is never given to another (F11). When
-    /// the lane is recovered, nothing late can land either: the memory has one writer, and that
-    /// thread asked for the recovery after its last write.
+    /// Marks the client's lane as closed, so that the client posts no more. A client that ignores the mark
+    /// (or is in the middle of a write) still writes its own session's memory. The server no longer reads
+    /// that memory and never reuses it (F11).
+    ///
+    /// After recovery no late byte is placed either: the memory has one writer, and that thread requested
+    /// the recovery after its last write.
     fn destroy(&mut self) {
         if !self.destroyed {
             self.destroyed = true;

@@ -1,4 +1,4 @@
-//! The clauses of the contract, kept between two threads of one process.
+//! Tests of the contract's clauses between two threads of one process.
 
 use std::thread;
 use std::time::Duration;
@@ -155,8 +155,8 @@ fn f01_reads_return_the_bytes_asked_for_and_touch_no_other() {
 
 #[test]
 fn f03_a_fenced_read_is_not_older_than_the_read_before_it() {
-    // The server stores n in the first word, then (released) in the second; whoever reads the
-    // second and then, fenced, the first, may not find the first behind.
+    // The server stores n in the first word, then (released) in the second. A client that reads the second
+    // and then, fenced, the first may not find the first behind.
     let mut w = world();
     let public = Arc::clone(w.server.public());
     let writer = thread::spawn(move || {
@@ -240,7 +240,7 @@ fn await_tail(parker: &mut OsParker, inbox: &Inbox, tail: u64) -> Option<u64> {
     wait_until(parker, soon(), look).unwrap()
 }
 
-/// Waits for the state line to say that `seq` is applied.
+/// Waits for a status record with `seq` as applied.
 fn await_applied(parker: &mut OsParker, mailbox: &Mailbox, seq: u64) -> Option<u64> {
     wait_until(parker, soon(), || {
         let line = StateLine::from_line(&mailbox.line(MAILBOX_STATE_AT), SALT);
@@ -266,8 +266,8 @@ fn f06_f15_f17_no_wake_up_is_lost_around_the_spin_limit() {
         inbox: received,
         session,
     } = pair;
-    // Most gaps end within half a spin of the limit, when the other end is about to sleep; one in
-    // eight is up to eight times as long, when it sleeps.
+    // Most gaps end within half a spin of the limit, when the other end is about to sleep. One in eight is
+    // up to eight times as long; the other end then sleeps.
     let idle = |n: u64| {
         let (draw, spin) = (mix64(n ^ 0x1d1e), SPIN.as_nanos() as u64);
         let around = spin / 2 + draw % spin;
@@ -554,7 +554,7 @@ fn f10_a_lane_marked_broken_does_nothing_more() {
         "{error}"
     );
     assert_eq!(w.server.counters().words(0, 8).unwrap().load(0), 0);
-    // What was mapped before is not looked at once the server has closed the lane.
+    // Mapped memory is not used once the server has closed the lane.
     w.pair.port.destroy();
     assert!(mapping.look().is_none());
 }

@@ -11,7 +11,7 @@ use crate::fabric::{
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::clock::Deadline;
 
-/// The client's end.
+/// The client end of a simulated lane.
 #[derive(Debug)]
 pub struct SimClientLane {
     world: World,
@@ -22,7 +22,7 @@ pub struct SimClientLane {
     dead: Option<LaneError>,
 }
 
-/// The server's end.
+/// The server end of a simulated lane.
 #[derive(Debug)]
 pub struct SimServerLane {
     world: World,
@@ -41,12 +41,12 @@ impl SimClientLane {
         }
     }
 
-    /// Names the link, for [`World::cut`].
+    /// Id of the link, for [`World::cut`].
     pub const fn link(&self) -> LinkId {
         self.id
     }
 
-    /// A yield point before each call; refuses it when the lane is known to be broken.
+    /// A yield point before each call; fails when the lane is known to be broken.
     fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.world.0.step();
         let mut core = self.world.0.lock();
@@ -68,7 +68,7 @@ impl SimClientLane {
         }
     }
 
-    /// Waits until `done`; to be late is the end of the lane.
+    /// Waits until `done`; a missed deadline breaks the lane.
     fn wait_for<T>(
         &mut self,
         op: &'static str,
@@ -144,7 +144,8 @@ impl SimClientLane {
                 Ok(())
             }
             Err(error) => {
-                // What was asked for is unspecified now: nobody may lean on what was there.
+                // The requested bytes are unspecified now: overwrite them, so that no code relies on old
+                // values.
                 self.spoil(ops, into.head, 0);
                 self.spoil(ops, into.body, 1);
                 Err(error)
@@ -152,8 +153,8 @@ impl SimClientLane {
         }
     }
 
-    /// Ends a batch that was lent: bodies in the caller's memory, heads in its own, the rest of which
-    /// is spoilt.
+    /// Ends a direct receive: bodies go to the caller's memory, heads to the batch, and the batch's body is
+    /// overwritten.
     fn lend(&self, whole: Batch, ops: &[ReadOp], body: &mut [u8]) -> Option<ReadBatch> {
         let mut whole = whole;
         let mut owned = whole.take_owned()?;
@@ -163,7 +164,7 @@ impl SimClientLane {
         Some(owned)
     }
 
-    /// Makes the places of `ops` in a landing, the heads' or the bodies', unlike what was there.
+    /// Overwrites the ranges of `ops` in a destination, heads or bodies, with other values.
     fn spoil(&self, ops: &[ReadOp], landing: &mut [u8], part: usize) {
         let noise = self.world.rng().bits() as u8;
         for op in ops {
@@ -206,7 +207,7 @@ fn known_error(core: &mut Core, id: LinkId) -> Option<LaneError> {
     link.error.clone().filter(|_| link.client_knows)
 }
 
-/// The same error, told by another operation.
+/// The same error, reported by another operation.
 fn named(error: &LaneError, now: &'static str) -> LaneError {
     let mut error = error.clone();
     if let LaneError::Broken { op, .. } = &mut error {
@@ -293,12 +294,12 @@ impl ClientLane for SimClientLane {
         let mut core = self.world.0.lock();
         let finished = &mut core.link(self.id).finished;
         let count = finished.len() as u64;
-        // They come back in any order.
+        // Batches come back in any order.
         let nth = core.rng.below(count) as usize;
         core.link(self.id).finished.swap_remove_front(nth)
     }
 
-    /// Lends the oldest batch, but for one time in four: the contract lets a lane decline.
+    /// Receives the oldest batch directly, except one time in four: the contract lets a lane decline.
     fn wait_read(
         &mut self,
         tag: u64,
@@ -409,7 +410,7 @@ impl ClientLane for SimClientLane {
         Ok(())
     }
 
-    /// Some of what is posted stays here until a poll, a flush or a wait.
+    /// Some of the posts stay here until a poll, a flush or a wait.
     fn flush_soon(&mut self) -> Result<(), LaneError> {
         self.begin("flush_soon")?;
         let mut core = self.world.0.lock();
@@ -431,7 +432,7 @@ impl ClientLane for SimClientLane {
         &self.mailbox
     }
 
-    /// Reads travel.
+    /// The simulator maps no server memory: reads travel.
     fn mapping(&self) -> Option<Mapping> {
         None
     }
@@ -452,7 +453,7 @@ impl SimServerLane {
         Self { world, id, peer }
     }
 
-    /// Names the link, for [`World::cut`].
+    /// Id of the link, for [`World::cut`].
     pub const fn link(&self) -> LinkId {
         self.id
     }
@@ -481,8 +482,8 @@ impl ServerLane for SimServerLane {
         &self.peer
     }
 
-    /// The simulated NIC needs no help and executes by itself, against a view of the same exports
-    /// and inbox that the link was made with.
+    /// Does nothing: the simulated NIC executes by itself, against a view of the table and inbox that the
+    /// link was made with.
     fn poll(&mut self, _exports: &mut RegionTableView, _inbox: &Inbox) -> Result<bool, LaneError> {
         self.begin("poll")?;
         let mut core = self.world.0.lock();
@@ -511,7 +512,7 @@ impl ServerLane for SimServerLane {
         Ok(())
     }
 
-    /// What is under way wakes the applier when it ends.
+    /// Operations under way wake the applier when they end.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }

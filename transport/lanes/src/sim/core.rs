@@ -1,5 +1,5 @@
-//! The state of a world, under one lock: time, tasks, events, parkers, links. Everything here is
-//! deterministic; nothing here knows about operating system threads.
+//! The state of a world, under one lock: time, tasks, events, parkers, links. All of it is deterministic;
+//! none of it depends on operating system threads.
 
 use std::collections::BTreeMap;
 
@@ -8,40 +8,40 @@ use super::link::{Event, Link};
 use super::rng::Rng;
 use tidewater_protocol::layout::hash::mix64;
 
-/// A step of a task takes at most this long, in virtual nanoseconds.
+/// Longest step of a task, in virtual nanoseconds.
 const STEP_NS_MAX: u64 = 200;
-/// Who waits beyond this waits for ever: 24 h of virtual time.
+/// A wait beyond this time counts as endless: 24 h of virtual time.
 const HORIZON_NS: u64 = 24 * 3600 * 1_000_000_000;
 
 pub(super) type TaskId = usize;
 pub(super) type SleeperId = usize;
 
-/// How a world came to a bad end.
+/// Reason why a world failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Failure {
-    /// A task panicked.
+    /// A task of the world panicked.
     #[error("task {task:?} panicked at {at_us} us: {message}")]
     Panic {
-        /// Its name.
+        /// Name of the task.
         task: String,
-        /// What it said.
+        /// Message of the panic.
         message: String,
-        /// Virtual time.
+        /// Virtual time of the panic, in microseconds.
         at_us: u64,
     },
-    /// Nobody can go on: everybody sleeps, nothing is in flight, no deadline is near.
+    /// No task can run: all sleep, nothing is in flight, no deadline is near.
     #[error("deadlock: {} sleep and nothing will wake them", tasks.join(", "))]
     Deadlock {
-        /// Who sleeps.
+        /// Names of the sleeping tasks.
         tasks: Vec<String>,
     },
     /// More steps than allowed: a livelock, or too long a test.
     #[error("no end after {steps} steps; alive: {}", tasks.join(", "))]
     Steps {
-        /// The limit.
+        /// Limit of steps of the run.
         steps: u64,
-        /// Who is alive.
+        /// Names of the tasks that have not ended.
         tasks: Vec<String>,
     },
     /// A task kept its turn for a minute of real time: it blocks outside the simulator.
@@ -50,7 +50,7 @@ pub enum Failure {
          the simulator's"
     )]
     Stuck {
-        /// Its name.
+        /// Name of the task.
         task: String,
     },
 }
@@ -66,7 +66,7 @@ pub(super) enum TaskState {
 pub(super) struct Task {
     pub(super) name: String,
     pub(super) state: TaskState,
-    /// The world does not wait for it.
+    /// Whether the world may end before the task.
     pub(super) service: bool,
 }
 
@@ -117,7 +117,7 @@ impl Core {
         }
     }
 
-    /// Adds to the trace. Contents of memory stay out of it: nonces may come from the system.
+    /// Adds a decision to the trace. Memory contents stay out of it: nonces may come from the system.
     pub(super) fn note(&mut self, what: u64, number: u64) {
         self.trace = mix64(self.trace ^ mix64(what.wrapping_mul(0x1_0000_0001) ^ number));
     }
@@ -128,7 +128,7 @@ impl Core {
             .insert((self.now + after_ns, self.events_made), event);
     }
 
-    /// A packet's delay: mostly a sixteenth of the longest, one in eight up to the longest.
+    /// Delay of a packet: mostly up to a sixteenth of the longest, one in eight up to the longest.
     pub(super) fn delay(&mut self) -> u64 {
         let longest = self.faults.delay_max_us * 1_000;
         let longest = if self.rng.below(8) == 0 {
@@ -146,7 +146,7 @@ impl Core {
         }
     }
 
-    /// Rings a doorbell: it is heard only by who announced that it sleeps.
+    /// Fires a waker. It has an effect only on a parker that announced that it parks.
     pub(super) fn ring(&mut self, parker: SleeperId) {
         self.note(3, parker as u64);
         let s = &mut self.parkers[parker];
@@ -176,7 +176,7 @@ impl Core {
         }
     }
 
-    /// Lets time pass to the next event or to `until`, when nobody can run.
+    /// Lets time pass to the next event or to `until`, when no task can run.
     pub(super) fn skip(&mut self, until: u64) {
         let next = self.events.first_key_value().map_or(u64::MAX, |(k, _)| k.0);
         self.now = self.now.max(next.min(until));
@@ -193,7 +193,7 @@ impl Core {
         }
     }
 
-    /// Picks who runs next; `None` when nobody can, with the reason in `failure`.
+    /// Picks the next task to run; `None` when no task can, with the reason in `failure`.
     pub(super) fn pick(&mut self, running: Option<TaskId>) -> Option<TaskId> {
         loop {
             self.expire();

@@ -1,40 +1,40 @@
-//! How unkind the simulated network and machine are.
+//! Faults of the simulated network and machine.
 
 use std::time::Duration;
 
-/// What the adversary may do. All of it is inside the contract: code that fails under any setting
-/// leans on something that `fabric` does not promise.
+/// Faults that the adversary may inject. All of them are inside the contract: code that fails under any
+/// setting relies on a property that `fabric` does not promise.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Faults {
-    /// Probability that a call on a lane or port breaks it, with unknown outcome (F10).
+    /// Probability that a call on either end of a lane breaks it, with unknown outcome (F10).
     pub disconnect_per_op: f64,
-    /// Share of these breaks that nobody notices for up to [`Faults::silence_max`].
+    /// Share of these breaks that neither end notices for up to [`Faults::silence_max`].
     pub silent: f64,
     /// Longest time until both ends have noticed a silent break, like a TCP user timeout.
     pub silence_max: Duration,
-    /// Bytes of one 8-byte word may be of different times, in reads and in writes (F02).
+    /// Whether the bytes of one 8-byte word may come from different times, in reads and in writes (F02).
     pub tear: bool,
-    /// Lines of a read and words of a write move in any order.
+    /// Whether lines of a read and words of a write move in any order.
     pub reorder: bool,
-    /// WRITEs of one direction are placed in any order, also past signals (F04, F15): what adaptive
-    /// routing, a device that retransmits, and relaxed ordering of PCIe do. Writes that overlap keep
-    /// their order, a signal arrives after all writes before it, and links made with
-    /// [`LinkSpec::in_order`](super::LinkSpec::in_order) are left alone.
+    /// Whether WRITEs of one direction are placed in any order, also past signals (F04, F15). Adaptive
+    /// routing, a device that retransmits, and relaxed ordering of PCIe do so. Writes that overlap keep
+    /// their order, and a signal arrives after all writes before it. Links made with
+    /// [`LinkSpec::in_order`](super::LinkSpec::in_order) are not affected.
     pub reorder_writes: bool,
     /// Longest delay of a packet, in microseconds; most take a small part of it.
     pub delay_max_us: u64,
-    /// Posts may stay at the sender until a flush or signal.
+    /// Whether posts may stay at the sender until a flush or signal.
     pub hold: bool,
-    /// Probability that a task is stopped at a step, as a busy machine would.
+    /// Probability that a task is stopped at a step, as on a busy machine.
     pub stall_per_step: f64,
-    /// Longest such stop.
+    /// Longest duration of such a stop.
     pub stall_max: Duration,
     /// Probability that a sleep ends for no reason.
     pub spurious_wake: f64,
 }
 
 impl Faults {
-    /// A good network: delays, nothing else.
+    /// A good network: delays, no other fault.
     pub const fn calm() -> Self {
         Self {
             disconnect_per_op: 0.0,
@@ -51,7 +51,7 @@ impl Faults {
         }
     }
 
-    /// Everything that happens without a lane breaking.
+    /// All faults that break no lane.
     pub const fn rough() -> Self {
         Self {
             tear: true,
@@ -66,7 +66,7 @@ impl Faults {
         }
     }
 
-    /// Everything: lanes break about once in 300 calls, some of them silently.
+    /// All faults: lanes break about once in 300 calls, some of them silently.
     pub const fn hostile() -> Self {
         Self {
             disconnect_per_op: 0.003,
@@ -78,7 +78,7 @@ impl Faults {
         }
     }
 
-    /// The same with WRITEs placed one after the other, as shared memory and TCP do.
+    /// The same faults with WRITEs placed one after the other, as shared memory and TCP do.
     #[must_use]
     pub const fn writes_in_order(self) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Faults {
         }
     }
 
-    /// The same without breaks.
+    /// The same faults without breaks.
     #[must_use]
     pub const fn unbroken(self) -> Self {
         Self {

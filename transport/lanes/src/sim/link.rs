@@ -1,4 +1,4 @@
-//! One link: what is in flight between a lane and its port, and how it breaks.
+//! One link: packets in flight between the two ends of a lane, and the ways in which it breaks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -9,24 +9,24 @@ use super::world::LinkSpec;
 use crate::fabric::{Inbox, LaneError, Mailbox, ReadBatch, RemoteAddr, TransportKind};
 use crate::region_table::RegionTableView;
 
-/// Names a link of a world.
+/// Id of a link in its world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkId(pub(super) usize);
 
-/// Something that happens at a time.
+/// An event at a point in virtual time.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Event {
-    /// A part of a post lands: of the oldest, or of a WRITE that passes it.
+    /// A part of a post is placed: of the oldest, or of a WRITE that passes it.
     Land(LinkId, Way),
     /// A part of a read is sampled.
     Sample(LinkId, u64),
     /// The client learns that a read is complete.
     Complete(LinkId, u64),
-    /// The client learns what an atomic returned.
+    /// The client learns the result of an atomic.
     Answer(LinkId, u64),
     /// An end learns that the link is broken.
     Learn(LinkId, Way),
-    /// A queue has something for the task that sleeps there.
+    /// A queue has a value for the task that sleeps there.
     Ring(SleeperId),
 }
 
@@ -37,20 +37,20 @@ pub(super) enum Way {
     ToClient,
 }
 
-/// What one end sent, in the order in which it was posted (F04, F05, F15).
+/// Posts of one end, in the order in which they were posted (F04, F05, F15).
 #[derive(Debug, Default)]
 pub(super) struct Stream {
-    /// Posted, not handed over yet.
+    /// Posts that are not handed over yet.
     pub(super) held: VecDeque<Post>,
     pub(super) flying: VecDeque<Post>,
     pub(super) scheduled: bool,
-    /// After a break: how many parts still land as zombies.
+    /// Number of parts still placed after a break, as zombies.
     pub(super) zombies: Option<u64>,
 }
 
 #[derive(Debug)]
 pub(super) enum Action {
-    /// Into the inbox or mailbox; with a ring of the owner when whole.
+    /// A write into the inbox or mailbox; a signal wakes the owner when complete.
     Write {
         bytes: Vec<u8>,
         signal: bool,
@@ -64,12 +64,12 @@ pub(super) enum Action {
 pub(super) struct Post {
     pub(super) to: RemoteAddr,
     pub(super) action: Action,
-    /// Words that have not landed; `None` before its rights were checked.
+    /// Words not placed yet; `None` before the access was checked.
     pub(super) words_left: Option<Vec<u32>>,
 }
 
 impl Post {
-    /// The bytes that a WRITE places; `None` for what places none.
+    /// The byte range that a WRITE places; `None` for a post that places none.
     fn range(&self) -> Option<Range<u64>> {
         match &self.action {
             Action::Write { bytes, .. } if !bytes.is_empty() => {
@@ -93,8 +93,8 @@ impl Post {
 const PASSING: usize = 6;
 
 impl Stream {
-    /// Places of the posts of which a part may land next: the oldest, and WRITEs behind it that
-    /// overlap none before them.
+    /// Indices of the posts that may be placed next, in part: the oldest, and WRITEs behind it that overlap
+    /// no earlier one.
     pub(super) fn may_land(&self, in_order: bool) -> Vec<usize> {
         let passes = |&n: &usize| {
             let post = &self.flying[n];
@@ -131,13 +131,13 @@ pub(super) struct Link {
     pub(super) answer: Option<u64>,
     /// The client's task, blocked in a read or atomic.
     pub(super) waiter: Option<TaskId>,
-    /// Broken: what each end will be told.
+    /// Set once broken: the error that each end will report.
     pub(super) error: Option<LaneError>,
     pub(super) client_knows: bool,
     pub(super) owner_knows: bool,
-    /// The port is destroyed: nothing lands any more (F11).
+    /// The server lane is destroyed: no byte is placed any more (F11).
     pub(super) destroyed: bool,
-    /// Something landed since the port last looked.
+    /// Whether bytes were placed since the last poll of the server lane.
     pub(super) moved: bool,
 }
 
@@ -195,7 +195,7 @@ impl Core {
         }
     }
 
-    /// Queues a post; it stays at the sender if the adversary likes and the sender has not flushed.
+    /// Queues a post. The adversary may keep it at the sender until the sender flushes.
     pub(super) fn post(&mut self, id: LinkId, way: Way, post: Post, flush: bool) {
         let keep = self.faults.hold && !flush && self.rng.below(2) == 0;
         let link = self.link(id);
@@ -208,7 +208,7 @@ impl Core {
         }
     }
 
-    /// Puts everything that is held into flight.
+    /// Puts all held posts into flight.
     pub(super) fn hand_over(&mut self, id: LinkId, way: Way) {
         let stream = self.link(id).stream(way);
         let Stream { held, flying, .. } = stream;
@@ -239,7 +239,7 @@ impl Core {
         }
     }
 
-    /// Perhaps breaks the link, at a call of one of its ends.
+    /// Breaks the link with some probability, at a call of one of its ends.
     pub(super) fn tempt(&mut self, id: LinkId) {
         let p = self.faults.disconnect_per_op;
         if self.rng.chance(p) && self.link(id).error.is_none() {
@@ -259,7 +259,7 @@ impl Core {
         self.break_with(id, error);
     }
 
-    /// Breaks a link: what is in flight may still land, in part, for a while (F10, F11).
+    /// Breaks a link: posts in flight may still be placed, in part, for a while (F10, F11).
     pub(super) fn break_with(&mut self, id: LinkId, error: LaneError) {
         if self.link(id).error.is_some() {
             return;
@@ -280,7 +280,7 @@ impl Core {
             let after = 1 + self.rng.below(longest);
             self.schedule(after, Event::Learn(id, way));
         }
-        // Requests that were not executed yet may never be; those that were may go unanswered.
+        // Requests that were not executed yet may never be; executed ones may stay unanswered.
         if self.rng.below(2) == 0 {
             self.link(id).reads.clear();
         }
@@ -304,7 +304,7 @@ impl Core {
         }
     }
 
-    /// Ends a link at the port: nothing of it lands any more.
+    /// Ends a link at the server lane: no byte of it is placed any more.
     pub(super) fn destroy(&mut self, id: LinkId) {
         self.break_link(id, "the server destroyed it");
         let link = self.link(id);

@@ -1,4 +1,4 @@
-//! The simulated NIC's writing half: posts land in pieces, WRITEs in any order where the contract
+//! The simulated NIC's writing half: posts are placed in pieces, WRITEs in any order where the contract
 //! lets them.
 
 use super::core::Core;
@@ -8,7 +8,7 @@ use crate::fabric::{AccessDenied, AccessFlags, INBOX_KEY, LaneError};
 use tidewater_runtime::mem::WordsMut;
 
 impl Core {
-    /// Lands a part of a post of a stream: of the oldest, or of a WRITE that passes it.
+    /// Places a part of a post of a stream: of the oldest, or of a WRITE that passes it.
     pub(super) fn land(&mut self, id: LinkId, way: Way) {
         let reorders = self.faults.reorder_writes;
         let link = self.link(id);
@@ -48,8 +48,8 @@ impl Core {
         self.schedule_landing(id, way);
     }
 
-    /// A WRITE is whole before what was posted before it: its owner may see it, and hears of it, if
-    /// it is a signal, in the order in which it was posted.
+    /// A WRITE is complete before earlier posts: its owner may see it. If it is a signal, the wake-up keeps
+    /// its position among the posts.
     fn passed(&mut self, id: LinkId, way: Way, place: usize, post: &Post) {
         let link = self.link(id);
         link.moved |= way == Way::ToServer;
@@ -67,7 +67,7 @@ impl Core {
         }
     }
 
-    /// Checks rights and bounds before the first byte moves (F09).
+    /// Checks access and bounds before the first byte moves (F09).
     fn admit(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let link = &mut self.links[id.0];
         let (key, addr) = (post.to.key, post.to.addr);
@@ -126,7 +126,7 @@ impl Core {
         true
     }
 
-    /// Stores some of the words that are left; true when the post is whole.
+    /// Stores some of the remaining words; true when the post is complete.
     fn move_words(&mut self, id: LinkId, way: Way, post: &mut Post) -> bool {
         let (Action::Write { bytes, .. }, Some(left)) = (&post.action, &mut post.words_left) else {
             return true;
@@ -151,7 +151,7 @@ impl Core {
                 }
             }
         };
-        // Torn words are stored in part now and as a whole in a later step.
+        // Torn words are stored in part now and completely in a later step.
         for word in left.split_off(left.len() - now) {
             store(rng, word as usize, false);
         }
@@ -164,7 +164,7 @@ impl Core {
         left.is_empty()
     }
 
-    /// A post has landed whole: what follows from it.
+    /// Performs the consequences of a completely placed post.
     fn finish_post(&mut self, id: LinkId, way: Way, post: &Post) {
         let link = &mut self.links[id.0];
         let (owner, client) = (link.owner_sleeper, link.client_sleeper);
@@ -198,8 +198,8 @@ impl Core {
     }
 }
 
-/// Stores a word of a post, or, if torn, some of its bytes. What happens to the bytes of a last
-/// word past the end of the post is not promised: they stay, or become zero.
+/// Stores a word of a post, or, if torn, some of its bytes. Bytes of a last word past the end of the post
+/// have no promise: they stay, or become zero.
 fn store_word(
     window: &WordsMut<'_>,
     at: usize,

@@ -7,9 +7,9 @@ use super::world::World;
 use crate::fabric::Parker;
 use tidewater_runtime::clock::Deadline;
 
-/// The simulated [`Parker`]. A ring is heard only between `prepare_park` and `cancel_park`, and the task
-/// wakes only by a ring, at its deadline, or (if the faults say so) for no reason: a wake-up that
-/// the protocol above loses shows up as an overrun deadline, counted in `Outcome::timeouts`.
+/// The simulated [`Parker`]. A wake-up has an effect only between `prepare_park` and `cancel_park`. The
+/// task wakes only by a waker, at its deadline, or (if the faults say so) for no reason. A wake-up that the
+/// protocol above loses shows up as an overrun deadline, counted in `Outcome::timeouts`.
 #[derive(Debug)]
 pub struct SimParker {
     world: World,
@@ -25,7 +25,7 @@ impl SimParker {
         self.id
     }
 
-    /// A handle that rings it: for links, and for control code that has no lane.
+    /// A handle that wakes it: for links, and for control code that has no lane.
     pub fn waker(&self) -> SimWaker {
         SimWaker {
             world: self.world.clone(),
@@ -40,7 +40,7 @@ impl Parker for SimParker {
         shared.step();
         let mut core = shared.lock();
         let s = &mut core.parkers[self.id];
-        // Rings of an earlier sleep are gone: nobody may count on them.
+        // Wake-ups of an earlier sleep are gone: no code may count on them.
         (s.announced, s.rung) = (true, false);
         drop(core);
         shared.step();
@@ -77,7 +77,7 @@ impl Parker for SimParker {
     }
 }
 
-/// Rings a [`SimParker`].
+/// Handle that wakes a [`SimParker`].
 #[derive(Debug, Clone)]
 pub struct SimWaker {
     world: World,

@@ -1,4 +1,4 @@
-//! A control connection in miniature: an ordered, reliable, slow queue between tasks.
+//! A model of a control connection: an ordered, reliable, slow queue between tasks.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -10,8 +10,8 @@ use super::world::World;
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::Arc;
 
-/// Sends values to one receiving task, in order, with delays. Clones share it. This is what stands
-/// in for the control connection (attach, RECOVER) in tests of the whole.
+/// Sends values to one receiving task, in order, with delays. Clones share it. It stands in for the control
+/// connection (attach, RECOVER) in end-to-end tests.
 #[derive(Debug)]
 pub struct SimQueue<T> {
     world: World,
@@ -20,10 +20,10 @@ pub struct SimQueue<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// When each arrives, and what it is.
+    /// Arrival time and value of each item.
     items: VecDeque<(u64, T)>,
     receiver: Option<TaskId>,
-    /// Rung when something arrives.
+    /// Parker that an arrival wakes.
     parker: Option<SleeperId>,
 }
 
@@ -37,7 +37,7 @@ impl<T> Clone for SimQueue<T> {
 }
 
 impl<T> SimQueue<T> {
-    /// An empty queue.
+    /// Creates an empty queue.
     pub fn new(world: &World) -> Self {
         let state = State {
             items: VecDeque::new(),
@@ -50,8 +50,7 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Whose receiver sleeps in `parker` when it has nothing to do, and looks with
-    /// [`SimQueue::try_recv`].
+    /// Sets the parker in which the receiver sleeps when it is idle; it polls with [`SimQueue::try_recv`].
     #[must_use]
     pub fn waking(self, parker: &SimParker) -> Self {
         self.state().parker = Some(parker.id());
@@ -65,7 +64,7 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// Sends; never blocks.
+    /// Sends a value; never blocks.
     pub fn send(&self, value: T) {
         self.world.0.step();
         let mut core = self.world.0.lock();
@@ -82,7 +81,7 @@ impl<T> SimQueue<T> {
         }
     }
 
-    /// What has arrived, if anything; never blocks.
+    /// Returns the next value if it has arrived; never blocks.
     pub fn try_recv(&self) -> Option<T> {
         self.world.0.step();
         let now = self.world.0.enter().now;
@@ -91,7 +90,7 @@ impl<T> SimQueue<T> {
         due.then(|| state.items.pop_front()).flatten().map(|i| i.1)
     }
 
-    /// The next value; `None` at the deadline.
+    /// Waits for the next value; `None` at the deadline.
     pub fn recv(&self, deadline: Deadline) -> Option<T> {
         let shared = &self.world.0;
         let until = shared.nanos(deadline);

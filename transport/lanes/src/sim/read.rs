@@ -1,5 +1,5 @@
-//! The simulated NIC's reading half: each cache line of a read is sampled at its own time, some of
-//! them twice, with bytes of both times mixed.
+//! The simulated NIC's reading half. Each cache line of a read is sampled at its own time, some of them
+//! twice, with bytes of both times mixed.
 
 use super::core::Core;
 use super::link::{Event, Link, LinkId};
@@ -13,11 +13,11 @@ use tidewater_protocol::layout::LINE_BYTES;
 pub(super) struct Read {
     id: u64,
     batch: u64,
-    /// Its place in the list.
+    /// Index of the read in its list.
     nth: usize,
     op: ReadOp,
     data: Vec<u8>,
-    /// Offsets of lines not sampled yet; `None` before rights were checked.
+    /// Offsets of lines not sampled yet; `None` before the access was checked.
     fresh: Option<Vec<u32>>,
     /// Offsets of lines that will be sampled again.
     again: Vec<u32>,
@@ -30,11 +30,11 @@ pub(super) struct Batch {
     pub(super) id: u64,
     left: usize,
     done: Vec<Done>,
-    /// The caller's memory, if it was given away; not touched before the batch is whole.
+    /// The caller's memory, if it was moved here; not touched before the batch is complete.
     owned: Option<ReadBatch>,
-    /// Handed over to the carrier.
+    /// Whether the batch was handed over to the network.
     sent: bool,
-    /// A call waits for it, and takes it itself when it is whole.
+    /// A call waits for the batch, and takes it itself when it is complete.
     pub(super) lent: bool,
 }
 
@@ -44,14 +44,14 @@ struct Done {
     nth: usize,
     op: ReadOp,
     data: Vec<u8>,
-    /// It was offered to a taker once.
+    /// Whether the read was offered to a taker.
     offered: bool,
-    /// A taker has it: it does not land.
+    /// Whether a taker has the read: it is not placed.
     taken: bool,
 }
 
 impl Done {
-    /// Lands at the places of `op`. The head of a read that was taken is no value.
+    /// Places the data at the offsets of `op`. A read that was taken gets [`NO_VALUE`] as its head.
     fn land(&self, op: &ReadOp, into: &mut ReadDest<'_>) {
         let (head, body) = self.data.split_at(op.head_len as usize);
         let to = &mut into.head[op.head_at..][..head.len()];
@@ -69,32 +69,32 @@ impl Batch {
         self.left == 0
     }
 
-    /// Copies what was read, and was not taken, to where it belongs.
+    /// Places the data of reads that were not taken.
     pub(super) fn deliver(&self, into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.land(&done.op, into);
         }
     }
 
-    /// The same, to the places that `ops` name: the same reads.
+    /// Places the data like [`Self::deliver`], at the offsets of the same reads in `ops`.
     pub(super) fn deliver_as(&self, ops: &[ReadOp], into: &mut ReadDest<'_>) {
         for done in &self.done {
             done.land(&ops[done.nth], into);
         }
     }
 
-    /// The memory that was given away.
+    /// The caller's memory that was moved here.
     pub(super) const fn owned(&self) -> Option<&ReadBatch> {
         self.owned.as_ref()
     }
 
-    /// Takes the memory that was given away back: the batch is over.
+    /// Removes the caller's memory: the batch is over.
     pub(super) const fn take_owned(&mut self) -> Option<ReadBatch> {
         self.owned.take()
     }
 
-    /// Copies to `body`, where the same reads are called `ops`, what takers have put into the batch's
-    /// own memory; or back.
+    /// Copies bytes that takers put into the batch's own memory to `body`, at the offsets of the same reads
+    /// in `ops`; or back.
     pub(super) fn move_taken(&mut self, ops: &[ReadOp], body: &mut [u8], back: bool) {
         let Some(owned) = &mut self.owned else {
             return;
@@ -111,8 +111,8 @@ impl Batch {
         }
     }
 
-    /// YieldBackoff reads that are complete to a taker, some with what follows them. A read is offered
-    /// once at most, so that others land.
+    /// Offers complete reads to a taker, some with the bytes that follow them. A read is offered at most
+    /// once, so that others are placed.
     pub(super) fn offer(&mut self, rng: &mut Rng, taker: &mut dyn Unpack, body: &mut [u8]) {
         self.done.sort_by_key(|done| done.nth);
         let mut at = 0;
@@ -143,7 +143,7 @@ impl Batch {
     }
 }
 
-/// What stands where nothing landed.
+/// Byte that fills places without a value.
 const NO_VALUE: u8 = 0xa5;
 
 impl Core {
@@ -166,7 +166,7 @@ impl Core {
             sent,
             lent: false,
         });
-        // Who does not know yet that the link is broken waits in vain.
+        // An end that does not know yet that the link is broken waits in vain.
         let lost = link.error.is_some();
         for (nth, op) in ops.iter().enumerate().filter(|_| !lost) {
             link.ids += 1;
@@ -192,7 +192,7 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Starts what may start: everything that was sent, a fenced read only when it is the oldest.
+    /// Starts reads that may start: all that were sent, a fenced read only when it is the oldest.
     fn start_reads(&mut self, id: LinkId) {
         let mut at = 0;
         loop {
@@ -264,7 +264,7 @@ impl Core {
         Ok(export)
     }
 
-    /// True when all of it was sampled for the last time.
+    /// Samples some lines; true when all of the read was sampled for the last time.
     fn sample_lines(&mut self, export: &RegisteredRegion, read: &mut Read) -> bool {
         let Read {
             op,
@@ -307,7 +307,7 @@ impl Core {
         fresh.is_empty() && again.is_empty()
     }
 
-    /// A read is complete: later ones that waited for it may start (F03).
+    /// Completes a read: later ones that waited for it may start (F03).
     pub(super) fn complete(&mut self, id: LinkId, read: u64) {
         let link = self.link(id);
         let Some(at) = link.reads.iter().position(|r| r.id == read) else {
@@ -329,8 +329,8 @@ impl Core {
         self.finish_batches(id);
     }
 
-    /// Wakes the caller of a call that waits, and moves batches that are whole to where
-    /// [`crate::fabric::ClientLane::poll_read`] finds them.
+    /// Wakes a waiting call, and moves complete batches to where [`crate::fabric::ClientLane::poll_read`]
+    /// finds them.
     pub(super) fn finish_batches(&mut self, id: LinkId) {
         let link = self.link(id);
         let parker = link.client_sleeper;

@@ -1,4 +1,4 @@
-//! The simulator's only source of chance: a counter through a mixer.
+//! The simulator's only source of randomness: a counter through a mixer.
 
 use tidewater_protocol::layout::hash::mix64;
 
@@ -7,12 +7,12 @@ use tidewater_protocol::layout::hash::mix64;
 pub struct Rng(u64);
 
 impl Rng {
-    /// Seeded.
+    /// Creates a generator from a seed.
     pub const fn new(seed: u64) -> Self {
         Self(mix64(seed ^ 0x7469_6465_7761_7465))
     }
 
-    /// 64 random bits.
+    /// Returns 64 random bits.
     pub const fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix64(self.0)
@@ -28,13 +28,13 @@ impl Rng {
         p > 0.0 && ((self.bits() >> 11) as f64) < p * (1u64 << 53) as f64
     }
 
-    /// An independent generator.
+    /// Derives an independent generator.
     #[must_use]
     pub const fn fork(&mut self) -> Self {
         Self::new(self.bits())
     }
 
-    /// Any order.
+    /// Puts the items in random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for i in (1..items.len()).rev() {
             items.swap(i, self.below(i as u64 + 1) as usize);

@@ -1,10 +1,10 @@
-//! Running many seeds, and telling how to run the one that failed again.
+//! Running many seeds, and the command that repeats a failed one.
 
 use std::ops::Range;
 
 use super::world::Outcome;
 
-/// Where a test is: made by [`crate::here`].
+/// Source location of a test: made by [`crate::here`].
 #[derive(Debug, Clone, Copy)]
 pub struct Here {
     /// The package, as cargo names it.
@@ -15,7 +15,7 @@ pub struct Here {
     pub file: &'static str,
 }
 
-/// The test that it stands in, for [`sim::sweep`](crate::sim::sweep).
+/// The location of the enclosing test, for [`sim::sweep`](crate::sim::sweep).
 #[macro_export]
 macro_rules! here {
     () => {{
@@ -29,7 +29,7 @@ macro_rules! here {
 }
 
 impl Here {
-    /// The one command that runs one seed again.
+    /// The single command that runs one seed again.
     pub fn repeat(&self, seed: u64) -> String {
         let path = self
             .path
@@ -55,8 +55,8 @@ impl Here {
     }
 }
 
-/// The seeds to run: the one of `TIDEWATER_SEED`; or `TIDEWATER_SEEDS` of them from the start of
-/// `usual`; or `usual`.
+/// The seeds to run: the one of `TIDEWATER_SEED`; or `TIDEWATER_SEEDS` of them from the start of `usual`;
+/// or `usual`.
 pub fn seeds(usual: Range<u64>) -> Range<u64> {
     let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
     if let Some(seed) = number("TIDEWATER_SEED") {
@@ -68,14 +68,14 @@ pub fn seeds(usual: Range<u64>) -> Range<u64> {
     }
 }
 
-/// What a sweep ran.
+/// Totals of a sweep.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Swept {
-    /// Worlds.
+    /// Number of worlds run, one a seed.
     pub seeds: u64,
-    /// Yield points.
+    /// Number of yield points passed.
     pub steps: u64,
-    /// Task switches.
+    /// Number of task switches.
     pub switches: u64,
     /// Lanes that the adversary broke.
     pub breaks: u64,
@@ -84,7 +84,7 @@ pub struct Swept {
 /// Runs `world` for each seed of [`seeds`].
 ///
 /// # Panics
-/// When a seed fails, with what happened and the one command that repeats it.
+/// When a seed fails, with the failure and the single command that repeats it.
 pub fn sweep(here: Here, usual: Range<u64>, mut world: impl FnMut(u64) -> Outcome) -> Swept {
     let mut swept = Swept::default();
     for seed in seeds(usual) {

@@ -1,9 +1,9 @@
 //! Worlds and their tasks: operating system threads that run one at a time.
 //!
-//! One thread has the turn; the others are parked. At each yield point the running thread lets the
-//! world advance, the seeded scheduler picks who goes on, and the turn is passed on. What a run
-//! does is therefore a function of the seed alone, as long as tasks take time from `clock`, chance
-//! from [`super::Rng`], and block on nothing but lanes, parkers and the simulator's queues.
+//! One thread has the turn; the others are parked. At each yield point the running thread lets the world
+//! advance, the seeded scheduler picks the next task, and the turn is passed on. A run is therefore a
+//! function of the seed alone. The condition: tasks take time from `clock` and randomness from
+//! [`super::Rng`], and block on nothing but lanes, parkers and the simulator's queues.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,11 +26,11 @@ const STUCK_AFTER: Duration = Duration::from_secs(60);
 const NOBODY: usize = usize::MAX;
 
 thread_local! {
-    /// World and number of the task that this thread is.
+    /// World and task number of this thread.
     static TASK: Cell<Option<(u64, TaskId)>> = const { Cell::new(None) };
 }
 
-/// Thrown through a task when its world has ended; never reported.
+/// Unwinds a task when its world has ended; never reported.
 struct Ended;
 
 /// A world: a handle that can be cloned and given to tasks.
@@ -49,17 +49,17 @@ pub(super) struct Shared {
     threads: Mutex<Vec<(Thread, Option<JoinHandle<()>>)>>,
 }
 
-/// How a run ended.
+/// Result of a run.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Outcome {
-    /// The seed.
+    /// Seed of the run.
     pub seed: u64,
     /// Hash of all decisions: equal for two runs of one seed.
     pub trace: u64,
     /// Virtual time at the end.
     pub elapsed: Duration,
-    /// Yield points passed.
+    /// Number of yield points passed.
     pub steps: u64,
     /// Times another task got the turn.
     pub switches: u64,
@@ -67,33 +67,33 @@ pub struct Outcome {
     pub timeouts: u64,
     /// Lanes that the adversary broke.
     pub breaks: u64,
-    /// What went wrong.
+    /// Reason why the run failed; `None` after success.
     pub failure: Option<Failure>,
 }
 
-/// What a simulated lane connects.
+/// The ends of a simulated lane.
 #[derive(Debug)]
 pub struct LinkSpec<'a> {
     /// The client, as the server's messages name it.
     pub client: &'a str,
     /// The server, as the client's messages name it.
     pub server: &'a str,
-    /// What the client may read and count in.
+    /// Registered regions that the client may read or count in.
     pub exports: &'a Arc<crate::fabric::RegionTable>,
-    /// What the client writes.
+    /// Memory that the client writes.
     pub inbox: Inbox,
-    /// What the server writes.
+    /// Memory that the server writes.
     pub mailbox: Mailbox,
-    /// Rung by the port's `signal`, by finished batches and by a break.
+    /// Woken by the server lane's `signal`, by finished batches and by a break.
     pub client_waker: SimWaker,
-    /// Rung by the lane's `write_signal` and by a break.
+    /// Woken by the client lane's `write_signal` and by a break.
     pub owner_waker: SimWaker,
-    /// WRITEs are placed one after the other, whatever [`Faults::reorder_writes`] says.
+    /// WRITEs are placed one after the other, for any value of [`Faults::reorder_writes`].
     pub in_order: bool,
 }
 
 impl World {
-    /// An empty world.
+    /// Creates an empty world.
     pub fn new(seed: u64, faults: Faults) -> Self {
         static WORLDS: AtomicU64 = AtomicU64::new(1);
         Self(Arc::new(Shared {
@@ -108,7 +108,7 @@ impl World {
         }))
     }
 
-    /// Ends the run as failed after this many steps (20 million if not said).
+    /// Ends the run as failed after this many steps (default 20 million).
     pub fn limit_steps(&self, steps: u64) {
         self.0.lock().steps_max = steps;
     }
@@ -123,13 +123,13 @@ impl World {
         self.start(name, false, Box::new(task));
     }
 
-    /// Adds a task that the world does not wait for, a server's loop: when only services are left,
+    /// Adds a task that the world does not wait for, such as a server's loop. When only services are left,
     /// their next yield point unwinds them.
     pub fn spawn_service(&self, name: &str, task: impl FnOnce() + Send + 'static) {
         self.start(name, true, Box::new(task));
     }
 
-    /// A parker, to be given to one task and to the links that must wake it.
+    /// Creates a parker, for one task and for the links that must wake it.
     pub fn parker(&self) -> SimParker {
         let mut core = self.0.lock();
         core.parkers.push(SleeperState::default());
@@ -160,12 +160,12 @@ impl World {
         self.0.lock().rng.fork()
     }
 
-    /// A yield point, for code that has no lane at hand: a writer in the middle of a row.
+    /// A yield point, for code that calls no lane: a writer in the middle of a row.
     pub fn step(&self) {
         self.0.step();
     }
 
-    /// Lets the running task do nothing for a while.
+    /// Stops the running task for a while.
     pub fn pause(&self, time: Duration) {
         let core = self.0.enter();
         let until = core.now + time.as_nanos() as u64;
@@ -239,7 +239,7 @@ impl Shared {
         u64::try_from(since).unwrap_or(u64::MAX)
     }
 
-    /// Takes the lock, with the time that the task has spent looking at the clock.
+    /// Takes the lock and adds the time that the task has spent reading the clock.
     pub(super) fn enter(&self) -> MutexGuard<'_, Core> {
         let mut core = self.lock();
         if let (Some(_), Some(at)) = (self.me(), clock::virtual_now()) {
@@ -252,7 +252,7 @@ impl Shared {
         clock::set_virtual(Some(self.base + Duration::from_nanos(core.now)));
     }
 
-    /// A yield point: time passes, packets arrive, perhaps somebody else runs.
+    /// A yield point: time passes, packets arrive, perhaps another task runs.
     pub(super) fn step(&self) {
         let mut core = self.enter();
         core.advance();
@@ -272,8 +272,8 @@ impl Shared {
         drop(self.switch(core, me));
     }
 
-    /// Blocks the running task until it is woken or `until`. Outside a task the world just runs on
-    /// to the next event.
+    /// Blocks the running task until it is woken or `until`. Outside a task the world just runs on to the
+    /// next event.
     pub(super) fn wait<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,

@@ -1,4 +1,4 @@
-//! What a port does with the memory that one request names, after the checks that a NIC would make.
+//! Access to the memory that one request names, after the checks that a NIC would make.
 
 use super::op::{ENTRY_BYTES, Entry, Refused, RequestKind};
 use crate::fabric::{AccessDenied, AccessFlags, INBOX_KEY, Inbox, ReadChecks, RegionTableView};
@@ -6,13 +6,13 @@ use crate::num::size;
 use tidewater_protocol::ids::RegionKey;
 use tidewater_runtime::mem::{Words, WordsMut};
 
-/// A shorter read is copied behind its header: cheaper than a place in the kernel's gather list.
+/// Shorter reads are copied behind their header: cheaper than an entry in the kernel's gather list.
 pub(super) const COPIED_READ_BYTES: usize = 2 << 10;
 
-/// What a short read costs at least, in bytes of a poll's budget: the misses of its row in the caches.
+/// Least cost of a short read, in bytes of a poll's budget: the cache misses of its row.
 const SHORT_READ_BYTES: usize = 256;
-/// Reads that are asked of memory together, before they are copied: few enough that the core has all of
-/// them in sight, and waits for several translations of addresses at a time.
+/// Reads that are prefetched together before they are copied. They are few enough that the core tracks all
+/// of them, and waits for several address translations at a time.
 const READS_TOGETHER: usize = 16;
 
 #[inline]
@@ -27,12 +27,12 @@ fn words_of<'a>(checks: &mut ReadChecks<'a>, entry: &Entry) -> Result<Words<'a>,
 pub(super) struct Run {
     pub(super) reads: usize,
     pub(super) bytes: usize,
-    /// Bytes of a poll's budget.
+    /// Cost in bytes of a poll's budget.
     pub(super) cost: usize,
 }
 
-/// The short reads at the front of a list, up to the first one that has to wait for those before it,
-/// or until they cost `most`.
+/// Selects the short reads at the front of a list. Stops at the first one that has to wait for those
+/// before it, or when they cost `most`.
 pub(super) fn short_run(list: &[[u8; ENTRY_BYTES]], most: usize) -> Run {
     let mut run = Run::default();
     for entry in list.iter().map(Entry::from_bytes) {
@@ -61,7 +61,7 @@ pub(super) fn copy_run(
             *read = (words_of(checks, &entry)?, entry.len as usize);
         }
         let reads = || group.iter().take(raw.len());
-        // Nothing but these in a row.
+        // Only prefetches in this loop, so that their misses overlap.
         reads().for_each(|(words, _)| words.prefetch());
         for (words, len) in reads() {
             let split = out.split_at_mut_checked(*len);
@@ -73,7 +73,7 @@ pub(super) fn copy_run(
     Ok(())
 }
 
-/// Where in the inbox a write goes.
+/// Checks a write and returns its offset in the inbox.
 pub(super) fn check_write(
     exports: &mut RegionTableView,
     inbox: &Inbox,
@@ -101,7 +101,7 @@ pub(super) fn check_write(
     })
 }
 
-/// Does an atomic on a counter.
+/// Performs an atomic on a counter.
 pub(super) fn count(
     exports: &mut RegionTableView,
     kind: RequestKind,

@@ -1,12 +1,12 @@
-//! Bounded buffers of a socket, reused for ever.
+//! Bounded buffers of a socket, reused for its whole lifetime.
 
 use tidewater_protocol::limits::LANE_IN_BYTES;
 
-/// What is received behind a long run that goes straight to its place, or to find the next one: a
-/// few headers. More would be copied once more than the run itself.
+/// Bytes received behind a long run that goes straight to its destination, or to find the next run: a few
+/// headers. A larger part would be copied once more than the run itself.
 const BESIDE_BYTES: usize = 4 << 10;
 
-/// What was received and not yet understood.
+/// Bytes received and not yet decoded.
 pub(super) struct Input {
     bytes: Box<[u8]>,
     head: usize,
@@ -22,7 +22,7 @@ impl Input {
         }
     }
 
-    /// What is there.
+    /// The bytes that wait in the buffer.
     pub(super) fn pending(&self) -> &[u8] {
         &self.bytes[self.head..self.tail]
     }
@@ -39,7 +39,8 @@ impl Input {
         }
     }
 
-    /// Room for more; empty only when full. Moves what is there when it stands in the way.
+    /// Free space to receive into; empty only when the buffer is full. Moves pending bytes when they stand
+    /// in the way.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.head > 0 && self.bytes.len() - self.tail < self.bytes.len() / 4 {
             self.bytes.copy_within(self.head..self.tail, 0);
@@ -48,24 +49,24 @@ impl Input {
         &mut self.bytes[self.tail..]
     }
 
-    /// Room for what comes beside long runs.
+    /// Free space for the bytes that follow long runs.
     pub(super) fn room_beside(&mut self) -> &mut [u8] {
         let room = self.room();
         let len = room.len().min(BESIDE_BYTES);
         &mut room[..len]
     }
 
-    /// Takes in `n` bytes that were put into [`Self::room`].
+    /// Accounts for `n` bytes that were put into [`Self::room`].
     pub(super) fn arrived(&mut self, n: usize) {
         self.tail += n.min(self.bytes.len() - self.tail);
     }
 }
 
-/// Bytes that wait to be sent. Positions count from the beginning of the stream, so that what is
-/// still here can be named.
+/// Bytes that wait to be sent. Positions count from the beginning of the stream, so that bytes still here
+/// can be addressed.
 #[derive(Default)]
 pub(super) struct Fifo {
-    /// What waits is `head..tail`; what was there before is written over, never cleared.
+    /// Pending bytes are `head..tail`; earlier ones are overwritten, never cleared.
     bytes: Vec<u8>,
     head: usize,
     tail: usize,
@@ -90,7 +91,7 @@ impl Fifo {
         self.grow(bytes.len()).copy_from_slice(bytes);
     }
 
-    /// Adds `len` bytes, all of which are to be filled in: they are what was sent before.
+    /// Appends `len` bytes, all of which the caller fills in: they hold bytes sent before.
     #[inline]
     pub(super) fn grow(&mut self, len: usize) -> &mut [u8] {
         if self.bytes.len() - self.tail < len {
@@ -101,18 +102,18 @@ impl Fifo {
         &mut self.bytes[at..at + len]
     }
 
-    /// Takes the last `n` bytes back.
+    /// Removes the last `n` bytes.
     pub(super) fn cut(&mut self, n: usize) {
         self.tail -= n.min(self.len());
     }
 
-    /// Bytes from a position on, if they are all still here.
+    /// Bytes from a position on, if all of them are still here.
     pub(super) fn since(&mut self, position: u64) -> Option<&mut [u8]> {
         let at = usize::try_from(position.checked_sub(self.sent)?).ok()?;
         self.bytes.get_mut(self.head.checked_add(at)?..self.tail)
     }
 
-    /// Drops the first `n` bytes: they were sent.
+    /// Drops the first `n` bytes, which were sent.
     pub(super) fn consume(&mut self, n: usize) {
         let n = n.min(self.len());
         self.head += n;
@@ -122,7 +123,7 @@ impl Fifo {
         }
     }
 
-    /// Reuses the space of what was sent before asking for more memory.
+    /// Reuses the space of sent bytes before it allocates more memory.
     #[cold]
     fn make_room(&mut self, len: usize) {
         self.bytes.copy_within(self.head..self.tail, 0);

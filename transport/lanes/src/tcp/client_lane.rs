@@ -1,6 +1,6 @@
 //! long: one state machine, from connecting to recovery.
 //!
-//! The client's end.
+//! The client end of a TCP lane.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -21,15 +21,15 @@ use tidewater_protocol::limits::{DATA_DEADLINE, LANE_OUT_BYTES, LANE_WRITE_BYTES
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::SendList;
 
-/// Writes up to this are copied behind each other and sent together; a longer copy would cost
+/// Writes up to this many bytes are copied behind each other and sent together. A longer copy would cost
 /// more than the system call that it saves.
 const COPIED_WRITE_BYTES: usize = 8 << 10;
-/// With this much waiting, a write sends without being asked to flush.
+/// With this many bytes waiting, a write sends without a flush.
 const EAGER_BYTES: usize = 64 << 10;
 
-/// A lane over TCP.
+/// A client lane over TCP.
 ///
-/// It belongs to one thread, which sleeps on the `Reactor` it was made with. Dropping it closes the
+/// It belongs to one thread, which sleeps on the `Reactor` given to [`Self::new`]. Dropping it closes the
 /// socket. Memory: 64 KiB for input and up to 320 KiB for output, kept.
 pub struct TcpClientLane {
     pub(super) peer: String,
@@ -38,39 +38,39 @@ pub struct TcpClientLane {
     socket: Option<Socket>,
     broken: Option<LaneError>,
     spin: Duration,
-    /// The call under way, for errors.
+    /// Name of the call under way, for errors.
     pub(super) op: &'static str,
     pub(super) out: Fifo,
-    /// The socket did not take all of it: room there should wake the thread. Output that was not
+    /// The socket did not take all of the output: room there should wake the thread. Output that was not
     /// offered yet waits for a flush or a poll, not for room.
     stuck: bool,
-    /// When the call that waits began to, within its spin.
+    /// Start of the current wait, accurate to its spin.
     pub(super) begun: Deadline,
-    /// Something was received since.
+    /// Whether bytes were received since `begun`.
     pub(super) heard: bool,
-    /// When the lane is given up, if nothing is received before: set by a late read.
+    /// Time at which the lane is given up if nothing is received before; set by a late read.
     pub(super) quiet_until: Option<Deadline>,
-    /// Until when posted reads may wait for others, if some do.
+    /// Time until which submitted reads may wait for others, if some do.
     pub(super) held: Option<Deadline>,
     pub(super) inbound: Inbound,
 }
 
-/// The receiving half: what is awaited, and where it goes.
+/// The receiving half: awaited answers and their destinations.
 pub(super) struct Inbound {
     pub(super) input: Input,
     pub(super) incoming: Incoming,
-    /// Answers are long runs: what comes next is probably another one.
+    /// Answers are long runs: the next one is probably long too.
     pub(super) bulk: bool,
     /// Requests without an answer, in the order in which the answers come.
     pub(super) awaited: VecDeque<Awaited>,
-    /// Batches that are not finished, in the order in which they are asked for.
+    /// Unfinished batches, in the order of their requests.
     pub(super) batches: VecDeque<Posted>,
-    /// How many of them, from the front, were asked for whole.
+    /// Number of batches, from the front, that were requested completely.
     pub(super) batches_asked: usize,
     pub(super) done: VecDeque<ReadBatch>,
-    /// The oldest batch is not in `batches`: it is the caller's, until the call returns.
+    /// The oldest batch is not in `batches`: the caller holds it until the call returns.
     pub(super) lent: bool,
-    /// Old value of the counter that was asked for.
+    /// Old value of the counter that was requested.
     pub(super) counter: Option<u64>,
 }
 
@@ -81,22 +81,22 @@ pub(super) struct Awaited {
     pub(super) cookie: u64,
 }
 
-/// Whom an answer is for.
+/// Recipient of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Whose {
     /// The call under way.
     Caller,
-    /// The first batch that is not finished.
+    /// The first unfinished batch.
     Batch,
-    /// The atomic that is waited for.
+    /// The atomic that the call under way waits for.
     Counter,
-    /// An atomic that nobody waits for.
+    /// An atomic that no call waits for.
     Nobody,
-    /// A read whose call met its deadline: the answer is dropped.
+    /// A read with a call that met its deadline: the answer is dropped.
     Late,
 }
 
-/// A batch and how far it is.
+/// A batch with its progress.
 pub(super) struct Posted {
     pub(super) plan: Plan,
     pub(super) batch: ReadBatch,
@@ -115,8 +115,8 @@ impl Posted {
 }
 
 impl TcpClientLane {
-    /// Takes over a connected stream, past the handshake; `peer` names the other end in errors.
-    /// The socket is registered with `watch`.
+    /// Takes over a connected stream, past the handshake; `peer` names the other end in errors. Registers
+    /// the socket with `watch`.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
@@ -127,7 +127,7 @@ impl TcpClientLane {
         watch: Reactor,
     ) -> Result<Self, LaneError> {
         let socket = Socket::new(stream, watch).map_err(|e| broken(&peer, "open", e))?;
-        // On one core whoever spins keeps the peer from answering.
+        // On one core a spinning thread keeps the peer from answering.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             peer,
@@ -156,11 +156,11 @@ impl TcpClientLane {
         })
     }
 
-    /// Takes in bytes that were read together with the end of the handshake: the peer may write
-    /// into the mailbox as soon as it knows the lane.
+    /// Processes bytes that were read together with the end of the handshake. The peer may write into the
+    /// mailbox as soon as it knows the lane.
     ///
     /// # Errors
-    /// [`LaneError::Broken`] when they are not what a lane carries, or are too many.
+    /// [`LaneError::Broken`] when they are not messages of a lane, or are too many.
     pub fn early(mut self, bytes: &[u8]) -> Result<Self, LaneError> {
         let link = Link {
             peer: &self.peer,
@@ -175,13 +175,13 @@ impl TcpClientLane {
         Ok(self)
     }
 
-    /// Begins a call; refused once the lane broke.
+    /// Begins a call; fails once the lane broke.
     pub(super) fn begin(&mut self, op: &'static str) -> Result<(), LaneError> {
         self.op = op;
         self.broken.clone().map_or(Ok(()), Err)
     }
 
-    /// Ends a call: settles what should wake the thread, or breaks the lane for good.
+    /// Ends a call: sets the events that wake the thread, or breaks the lane for good.
     pub(super) fn end<T>(&mut self, result: Result<T, LaneError>) -> Result<T, LaneError> {
         let result = result.and_then(|value| {
             let waiting = self.stuck && self.out.len() > 0;
@@ -219,8 +219,7 @@ impl TcpClientLane {
         }
     }
 
-    /// Appends requests for what was posted and for the call under way, in this order, while there
-    /// is room.
+    /// Appends requests for submitted batches and the call under way, in this order, while there is room.
     pub(super) fn ask(&mut self, caller: &mut Option<Target<'_>>) {
         let Inbound {
             batches,
@@ -233,7 +232,7 @@ impl TcpClientLane {
         let posted = batches.iter_mut().skip(*batches_asked);
         let posted = posted.map(|p| (Whose::Batch, true, p.target()));
         let called = caller.as_mut().map(Target::again);
-        // What is lent was posted before the others.
+        // A batch in direct receive was submitted before the others.
         let (oldest, called) = if *lent {
             (called, None)
         } else {
@@ -257,7 +256,7 @@ impl TcpClientLane {
         }
     }
 
-    /// Sends what waits, as far as the socket takes it; true if anything went.
+    /// Sends pending output, as far as the socket takes it. Returns whether anything was sent.
     pub(super) fn send(&mut self) -> Result<bool, LaneError> {
         let mut any = false;
         self.stuck = false;
@@ -278,7 +277,7 @@ impl TcpClientLane {
         Ok(any)
     }
 
-    /// After a failed send: the peer may have said why before it closed.
+    /// Error of a failed send: the peer may have sent a reason before it closed.
     #[cold]
     fn refused_or(&mut self, e: std::io::Error) -> LaneError {
         match self.receive(&mut None) {
@@ -303,7 +302,7 @@ impl TcpClientLane {
         Ok(any)
     }
 
-    /// Asks, sends and receives once; true if anything moved.
+    /// Requests, sends and receives once; returns whether anything moved.
     fn advance(&mut self, caller: &mut Option<Target<'_>>) -> Result<bool, LaneError> {
         let mut any = false;
         loop {
@@ -316,7 +315,7 @@ impl TcpClientLane {
         Ok(self.receive(caller)? || any)
     }
 
-    /// Waits until `done`: looks for a while, then sleeps on the socket.
+    /// Waits until `done`: spins for a while, then sleeps on the socket.
     pub(super) fn wait(
         &mut self,
         caller: &mut Option<Target<'_>>,
@@ -326,7 +325,7 @@ impl TcpClientLane {
         let mut spin = Deadline::after(self.spin);
         (self.begun, self.heard) = (spin, false);
         loop {
-            // What is awaited may come while this thread looks: no sleep tells of it.
+            // The awaited answer may come while this thread spins: no sleep reports it.
             self.socket.iter().for_each(Socket::expect);
             let moved = self.advance(caller)?;
             if done(self, caller) {
@@ -353,8 +352,8 @@ impl TcpClientLane {
         }
     }
 
-    /// Makes room for `len` bytes of output, receiving meanwhile so that two full ends never wait
-    /// for each other.
+    /// Makes room for `len` bytes of output. Receives meanwhile, so that two full ends never wait for each
+    /// other.
     pub(super) fn make_room(&mut self, len: usize) -> Result<(), LaneError> {
         if self.out.len() + len <= LANE_OUT_BYTES {
             return Ok(());
@@ -393,7 +392,7 @@ impl TcpClientLane {
         Ok(())
     }
 
-    /// Sends straight from the caller's bytes, and copies only what the socket does not take now.
+    /// Sends straight from the caller's bytes, and copies only the part that the socket does not take now.
     fn put_large(&mut self, header: &[u8], bytes: &[u8]) -> Result<(), LaneError> {
         let deadline = Deadline::after(DATA_DEADLINE);
         let (mut header, mut bytes) = (header, bytes);
@@ -423,7 +422,7 @@ impl TcpClientLane {
                 if deadline.passed() {
                     return Err(self.late());
                 }
-                // What is left does not fit the buffer, so room in the socket matters too.
+                // The rest does not fit the buffer, so room in the socket matters too.
                 if let Some(socket) = &self.socket {
                     socket.sleep(true, deadline);
                 }
@@ -620,7 +619,7 @@ impl ClientLane for TcpClientLane {
         &self.mailbox
     }
 
-    /// Reads travel.
+    /// TCP maps no server memory: reads travel.
     fn mapping(&self) -> Option<Mapping> {
         None
     }

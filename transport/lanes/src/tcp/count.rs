@@ -1,4 +1,4 @@
-//! Atomics: those that somebody waits for, and those that nobody does.
+//! Atomics with a waiting caller, and atomics without one.
 
 use super::client_lane::{Awaited, TcpClientLane, Whose};
 use super::op::{HEADER_BYTES, Request};
@@ -6,7 +6,7 @@ use crate::fabric::{LaneError, RemoteAddr};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Does an atomic and waits for what the word was.
+    /// Performs an atomic and waits for the old value of the word.
     pub(super) fn count(
         &mut self,
         op: &'static str,
@@ -27,8 +27,8 @@ impl TcpClientLane {
         self.inbound.counter.ok_or_else(|| self.failed("no answer"))
     }
 
-    /// Adds to a counter behind what waits to leave, and sends it all. The answer is taken in, by
-    /// whoever looks at the lane next, and dropped.
+    /// Adds to a counter behind pending output, and sends it all. The next poll of the lane receives the
+    /// answer and drops it.
     pub(super) fn count_unheard(&mut self, at: RemoteAddr, add: u64) -> Result<(), LaneError> {
         let request = Request::FetchAdd {
             key: at.key,

@@ -9,8 +9,8 @@ use tidewater_protocol::mutants::{Mutant, on};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Ends a read at its deadline. Its answers are dropped when they come, and the lane goes on, unless
-    /// nothing has come for [`LANE_QUIET_MAX`]: another connection may do better than this one.
+    /// Ends a read at its deadline. Its answers are dropped on arrival, and the lane stays usable. After
+    /// [`LANE_QUIET_MAX`] without input the lane breaks: another connection may do better than this one.
     #[cold]
     pub(super) fn leave(&mut self) -> LaneError {
         let since = if self.heard {

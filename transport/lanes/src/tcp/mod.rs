@@ -1,28 +1,30 @@
 //! TCP: the applier's own loop stands in for the NIC.
 //!
-//! A lane is one socket. The client's end, [`TcpClientLane`], sends requests; the applier's end,
-//! [`TcpServerLane`], executes them in order against the export table and the session's inbox, after the
-//! checks that a NIC would make, and answers in order. No thread belongs to a connection.
+//! A lane is one socket. The client's end, [`TcpClientLane`], sends requests. The applier's end,
+//! [`TcpServerLane`], executes them in order against the region table and the session's inbox, after the
+//! checks that a NIC would make. It answers in order. No thread belongs to a connection.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`op`] | the messages, pure |
-//! | `plan` | a list of reads: what was asked for, what has landed |
-//! | `lane`, `receive` | the client's end, and its receiving half |
-//! | `lend` | batches that land in borrowed memory, requests that wait for company |
-//! | `port`, `output` | the applier's end, and what it has yet to send |
-//! | `access` | what a request names: checked, asked for ahead |
+//! | `plan` | progress of a list of reads: requested, received |
+//! | `client_lane`, `receive` | the client's end, and its receiving half |
+//! | `recv_direct` | direct receive into borrowed memory, requests held back for batching |
+//! | `server_lane`, `output` | the applier's end, and its pending output |
+//! | `access` | memory that a request names: checked, prefetched |
 //! | `socket`, `buffer`, `store` | the socket, its buffers, bytes into shared words |
 //!
-//! *Memory is bounded.* A port whose answers are not read stops executing requests; a lane whose
-//! requests are not taken makes progress in receiving until its call's deadline. *Copies.* Reads of
-//! at least 2 KiB are sent by the kernel straight from registered memory, smaller ones through a
-//! buffer, which costs less than a gather list; runs of at least 4 KiB land straight in the
-//! caller's buffers, the inbox and the mailbox. *Batches.* Where a thread posts a read for each that
-//! it finishes, and where a long answer is made, system calls are for many of them; between ends of
-//! one host nothing is paced.
+//! *Memory is bounded.* A server lane stops executing requests while its answers are not read. A client
+//! lane with requests that the socket does not take receives until its call's deadline.
 //!
-//! The stream has to be connected and past the handshake, with nothing of the lane read from it.
+//! *Copies.* The kernel sends reads of at least 2 KiB straight from registered memory. Smaller ones go
+//! through a buffer, which costs less than a gather list. Runs of at least 4 KiB are received straight into
+//! the caller's buffers, the inbox and the mailbox.
+//!
+//! *Batches.* System calls serve many requests where a thread submits a read for each that it finishes, and
+//! where a long answer is made. Between ends of one host no output is paced.
+//!
+//! The stream has to be connected and past the handshake, with no byte of the lane read from it.
 
 #![deny(clippy::cast_possible_truncation)]
 
@@ -53,12 +55,12 @@ mod store;
 pub use client_lane::TcpClientLane;
 pub use server_lane::TcpServerLane;
 
-/// Both ends of a lane over this host's loopback, without a handshake, for tests and measurements;
-/// `near` wakes the lane's thread, `far` the port's. The inbox is empty and salted with `salt`.
+/// Creates both ends of a lane over this host's loopback, without a handshake, for tests and measurements.
+/// `near` wakes the client lane's thread, `far` the server lane's. The inbox is empty and salted with
+/// `salt`.
 ///
 /// # Errors
-/// [`LaneError::Usage`] for a ring that is no power of two, [`LaneError::Broken`] when the system
-/// refuses.
+/// [`LaneError::Usage`] for a ring that is no power of two, [`LaneError::Broken`] when the system refuses.
 pub fn pair(
     ring_bytes: usize,
     salt: u64,
@@ -84,13 +86,13 @@ pub fn pair(
     Ok((lane, port, inbox))
 }
 
-/// Two connected sockets.
+/// Two connected sockets over this host's loopback.
 fn sockets() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let client = TcpStream::connect(listener.local_addr()?)?;
     loop {
         let (server, from) = listener.accept()?;
-        // Anybody on this host can connect; only ours is wanted.
+        // Any process on this host can connect; only the own connection is wanted.
         if from == client.local_addr()? {
             return Ok((client, server));
         }

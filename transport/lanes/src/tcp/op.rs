@@ -17,9 +17,9 @@
 //! | 68 REFUSED | addr | len | kind refused | nothing: the lane closes |
 //!
 //! Entry of a READV: `u32 key | u32 len, bit 31: fence | u64 addr`. Requests are executed and
-//! answered in order. Bytes wake whoever sleeps on a socket, so no message needs a wake-up flag.
-//! The check byte is a hash of the rest: it finds an end that is out of step. A header is accepted
-//! only if it is, to the bit, what encoding its meaning gives; so reserved bits are zero.
+//! answered in order. Bytes wake a thread that sleeps on the socket, so no message needs a wake-up
+//! flag. The check byte is a hash of the rest: it detects an end that is out of step. A header is
+//! accepted only if encoding its decoded value gives the same bits; so reserved bits are zero.
 
 use crate::fabric::AccessDenied;
 use tidewater_protocol::ids::RegionKey;
@@ -33,15 +33,15 @@ use tidewater_protocol::wire::decoders::Decode;
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 32;
-/// Bytes of a READV's entry.
+/// Bytes of an entry of a READV.
 pub const ENTRY_BYTES: usize = 16;
-/// A header on the wire.
+/// A header in wire format.
 pub type HeaderBytes = [u8; HEADER_BYTES];
 
 const MAGIC: u8 = 0xd7;
 const FENCE: u32 = 1 << 31;
 
-/// Every decoder here, for the fuzzers.
+/// Every decoder of this module, for the fuzzers.
 pub const DECODERS: &[(&str, Decode)] = &[
     ("lane-request", |bytes| {
         let _ = bytes.first_chunk().map(Request::from_bytes);
@@ -54,14 +54,14 @@ pub const DECODERS: &[(&str, Decode)] = &[
     }),
 ];
 
-/// Why bytes are not a message. The lane they came on is out of step or hostile and is closed.
+/// Reason why bytes are not a message. Their lane is out of step or hostile and is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpError {
-    /// Another first byte.
+    /// The first byte is not the magic.
     #[error("no message here: it begins with {0:#04x}")]
     Magic(u8),
-    /// A kind that this end does not take.
+    /// A kind that this end does not accept.
     #[error("message of unknown kind {0}")]
     Kind(u8),
     /// A reserved bit is set or the check is wrong.
@@ -72,74 +72,74 @@ pub enum OpError {
     Limit {
         /// Kind of the message.
         kind: u8,
-        /// What it asks for.
+        /// Count or length that the message requests.
         asked: u64,
-        /// What is allowed.
+        /// Greatest value that is allowed.
         limit: u64,
     },
 }
 
-/// What a client asks for.
+/// Requests of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
-    /// Reads; their list follows.
+    /// Reads; the list of entries follows.
     ReadV {
         /// Entries of the list, at least 1.
         entries: u32,
-        /// Bytes of all of them.
+        /// Bytes of all entries together.
         bytes: u32,
-        /// Comes back with the answer.
+        /// Returned with the answer.
         cookie: u64,
     },
     /// A write; the payload follows.
     Write {
-        /// Region.
+        /// Key of the region.
         key: RegionKey,
-        /// Address in it.
+        /// Address in the region.
         addr: u64,
         /// Bytes of the payload.
         len: u32,
     },
     /// Adds to a counter.
     FetchAdd {
-        /// Region.
+        /// Key of the region.
         key: RegionKey,
-        /// Address in it.
+        /// Address in the region.
         addr: u64,
-        /// What to add.
+        /// Amount to add, wrapping.
         add: u64,
     },
-    /// Stores in a counter if it is as expected.
+    /// Stores in a counter if it has the expected value.
     CompareSwap {
-        /// Region.
+        /// Key of the region.
         key: RegionKey,
-        /// Address in it.
+        /// Address in the region.
         addr: u64,
-        /// As expected.
+        /// Old value that the store requires.
         expect: u64,
-        /// What to store.
+        /// Value to store in the counter.
         new: u64,
     },
 }
 
-/// What a port answers or sends by itself.
+/// Answers and posts of a server lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reply {
-    /// The bytes of a READV follow.
+    /// Answer to a READV; its bytes follow.
     Read {
-        /// How many.
+        /// Number of bytes that follow.
         bytes: u32,
-        /// Of the request.
+        /// Cookie of the request.
         cookie: u64,
     },
-    /// What a counter was.
+    /// Answer to an atomic on a counter.
     Atomic {
-        /// Its old value.
+        /// Old value of the counter.
         was: u64,
     },
     /// A write into the mailbox; the payload follows.
     Mailbox {
-        /// Where.
+        /// Byte offset in the mailbox.
         at: u32,
         /// Bytes of the payload.
         len: u32,
@@ -148,32 +148,32 @@ pub enum Reply {
     Refused(Refused),
 }
 
-/// A refused access.
+/// Description of a refused access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused {
     /// Kind of the request.
     pub kind: RequestKind,
-    /// Which check failed.
+    /// Access check that failed.
     pub why: AccessDenied,
-    /// Key presented.
+    /// Region key of the request.
     pub key: RegionKey,
-    /// Address.
+    /// Address of the request.
     pub addr: u64,
-    /// Bytes.
+    /// Length of the request in bytes.
     pub len: u64,
 }
 
-/// Kinds of requests.
+/// Kinds of requests, by wire code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum RequestKind {
-    /// READV.
+    /// A list of reads.
     ReadV = 1,
-    /// WRITE.
+    /// A write into the inbox.
     Write = 2,
-    /// FETCH_ADD.
+    /// An addition to a counter.
     FetchAdd = 3,
-    /// COMPARE_SWAP.
+    /// A conditional store in a counter.
     CompareSwap = 4,
 }
 
@@ -188,7 +188,7 @@ impl RequestKind {
         })
     }
 
-    /// The lane's call.
+    /// Name of the lane call that sends the request.
     pub const fn name(self) -> &'static str {
         match self {
             Self::ReadV => "read",
@@ -204,7 +204,7 @@ const ATOMIC_REPLY: u8 = 66;
 const MAILBOX: u8 = 67;
 const REFUSED: u8 = 68;
 
-/// A header taken apart, before it means anything.
+/// Fields of a header, before they are interpreted.
 struct Header {
     kind: u8,
     why: u8,
@@ -255,7 +255,7 @@ impl Header {
         }
     }
 
-    /// Accepts a meaning if encoding it gives these bytes again.
+    /// Accepts a decoded value if encoding it gives these bytes again.
     fn means<T>(
         &self,
         meaning: T,
@@ -269,7 +269,7 @@ impl Header {
         }
     }
 
-    /// A count or length that fits its limit.
+    /// Checks a count or length against its limit.
     fn bounded(&self, asked: u64, limit: usize) -> Result<u32, OpError> {
         let limit = limit as u64;
         match u32::try_from(asked) {
@@ -284,7 +284,7 @@ impl Header {
 }
 
 impl Request {
-    /// On the wire.
+    /// Encodes the header of the request.
     pub fn to_bytes(&self) -> HeaderBytes {
         let (kind, key, words) = match *self {
             Self::ReadV {
@@ -306,7 +306,7 @@ impl Request {
         Header::new(kind as u8, key, words).to_bytes()
     }
 
-    /// From the wire.
+    /// Decodes the header of a request.
     ///
     /// # Errors
     /// [`OpError`] when it is not a request.
@@ -343,7 +343,7 @@ impl Request {
 }
 
 impl Reply {
-    /// On the wire.
+    /// Encodes the header of the reply.
     pub fn to_bytes(&self) -> HeaderBytes {
         match *self {
             Self::Read { bytes, cookie } => {
@@ -361,7 +361,7 @@ impl Reply {
         .to_bytes()
     }
 
-    /// From the wire.
+    /// Decodes the header of a reply.
     ///
     /// # Errors
     /// [`OpError`] when it is not a reply.
@@ -394,18 +394,18 @@ impl Reply {
 /// One read of a READV.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
-    /// Region.
+    /// Key of the region.
     pub key: RegionKey,
-    /// Bytes, below 2^31.
+    /// Bytes to read, below 2^31.
     pub len: u32,
-    /// Starts only after all earlier reads completed (F03).
+    /// Starts the read only after all earlier reads completed (F03).
     pub fence: bool,
-    /// Address.
+    /// Address in the region.
     pub addr: u64,
 }
 
 impl Entry {
-    /// On the wire.
+    /// Encodes the entry in wire format.
     pub fn to_bytes(&self) -> [u8; ENTRY_BYTES] {
         let len = self.len & !FENCE | if self.fence { FENCE } else { 0 };
         let mut bytes = [0; ENTRY_BYTES];
@@ -415,7 +415,7 @@ impl Entry {
         bytes
     }
 
-    /// From the wire: every 16 bytes are an entry; what it asks for is checked where it is done.
+    /// Decodes an entry. Any 16 bytes are an entry; the access is checked when it is executed.
     pub fn from_bytes(bytes: &[u8; ENTRY_BYTES]) -> Self {
         let first = word_at(bytes, 0);
         let len = (first >> 32) as u32;
@@ -438,7 +438,7 @@ mod tests {
 
     use super::*;
 
-    /// A header with a right magic and check, whatever the rest.
+    /// A header with a right magic and check, and any other fields.
     fn plausible(kind: u8, why: u8, key: u32, words: [u64; 3]) -> HeaderBytes {
         Header {
             kind,

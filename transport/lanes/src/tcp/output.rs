@@ -1,5 +1,5 @@
-//! What a port has yet to send: copied bytes, and spans of registered memory that the kernel will
-//! read when it sends them.
+//! Pending output of a server lane: copied bytes, and spans of registered memory that the kernel reads when
+//! it sends them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,8 +15,8 @@ use tidewater_runtime::sync::Arc;
 
 /// Output in order. Bounded: see [`Output::is_full`] and [`Output::post`].
 ///
-/// Posts are held beside the stream while an answer is under way, which they must not cut in two,
-/// and while the stream is full, where a newer state can still take the place of an older one.
+/// Posts are held outside the stream while an answer is under way, which they must not cut in two. They are
+/// also held while the stream is full, where a newer state can still replace an older one.
 #[derive(Default)]
 pub(super) struct Output {
     copied: Fifo,
@@ -28,7 +28,7 @@ pub(super) struct Output {
 }
 
 enum Piece {
-    /// So many bytes of `copied`.
+    /// Number of bytes of `copied`.
     Copied(usize),
     /// Bytes of a region.
     Span {
@@ -38,7 +38,7 @@ enum Piece {
     },
 }
 
-/// The last post that is held, and where in `posts` its message begins.
+/// The last held post, with the position in `posts` at which its message begins.
 struct Posted {
     start: u64,
     at: usize,
@@ -50,17 +50,17 @@ impl Output {
         self.queue.is_empty()
     }
 
-    /// Whether spans wait: memory that the kernel has yet to look at.
+    /// Whether spans wait: memory that the kernel has yet to read.
     pub(super) const fn has_spans(&self) -> bool {
         self.spans > 0
     }
 
-    /// Bytes that wait and were copied.
+    /// Number of pending bytes that were copied.
     pub(super) const fn copied_len(&self) -> usize {
         self.copied.len()
     }
 
-    /// Whether no more requests should be executed before something was sent.
+    /// Whether request execution should stop until something was sent.
     pub(super) const fn is_full(&self) -> bool {
         self.copied.len() >= LANE_OUT_BYTES || self.spans >= LANE_OUT_SPANS
     }
@@ -70,29 +70,29 @@ impl Output {
         grow(&mut self.queue, &mut self.copied, len)
     }
 
-    /// Appends a header.
+    /// Appends the header of a reply.
     pub(super) fn reply(&mut self, reply: &Reply) {
         self.grow(HEADER_BYTES).copy_from_slice(&reply.to_bytes());
     }
 
-    /// Appends bytes of a region, as they will be when they are sent.
+    /// Appends bytes of a region, with their values at the time of sending.
     pub(super) fn span(&mut self, region: Arc<Region>, at: usize, len: usize) {
         self.queue.push_back(Piece::Span { region, at, len });
         self.spans += 1;
     }
 
-    /// The bytes of an answer follow.
+    /// Marks the start of an answer: its bytes follow.
     pub(super) const fn begin_answer(&mut self) {
         self.answering = true;
     }
 
-    /// The bytes of an answer are all here.
+    /// Marks the end of an answer.
     pub(super) const fn end_answer(&mut self) {
         self.answering = false;
     }
 
-    /// Takes a post. If it goes to where the post right before it goes, and that is still held, it
-    /// takes its place: no reader can tell. False when the client is too far behind.
+    /// Queues a post. If the previous post has the same offset and length and is still held, the new one
+    /// replaces it: no reader can see the difference. Returns false when the client is too far behind.
     pub(super) fn post(&mut self, at: usize, bytes: &[u8]) -> bool {
         if let Some(last) = &self.last_post
             && (last.at, last.len) == (at, bytes.len())
@@ -118,7 +118,7 @@ impl Output {
         true
     }
 
-    /// Moves posts into the stream, if it is their turn.
+    /// Moves posts into the stream, unless an answer is under way or the stream is full.
     pub(super) fn take_posts(&mut self) {
         let len = self.posts.len();
         if len == 0 || self.answering || self.is_full() {
@@ -129,7 +129,7 @@ impl Output {
         self.posts.consume(len);
     }
 
-    /// Sends as far as the socket takes it; true if anything went.
+    /// Sends as far as the socket takes it; returns whether anything was sent.
     pub(super) fn send(&mut self, socket: &Socket) -> io::Result<bool> {
         let mut any = false;
         while !self.is_empty() {

@@ -1,4 +1,4 @@
-//! How far a list of reads is: what was asked for and what has landed.
+//! Progress of a list of reads: bytes requested and bytes received.
 
 use super::buffer::Fifo;
 use super::op::{ENTRY_BYTES, Entry, HEADER_BYTES, Request};
@@ -8,17 +8,17 @@ use crate::num::count;
 use tidewater_protocol::limits::{LANE_READV_BYTES_MAX, LANE_READV_ENTRIES_MAX};
 use tidewater_runtime::mem::io::{Place, RecvList};
 
-/// A longer read is not worth waiting for: it lands as it comes.
+/// A longer read is not worth waiting for: its bytes are placed as they arrive.
 const TAKEN_BYTES_MAX: usize = DIRECT_BYTES;
 
-/// A byte of a list of reads.
+/// Position of a byte in a list of reads.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cursor {
     op: usize,
     at: u32,
 }
 
-/// A piece of a landing without a seam.
+/// A contiguous piece of a destination buffer.
 struct Piece {
     in_head: bool,
     at: usize,
@@ -26,7 +26,7 @@ struct Piece {
 }
 
 impl Cursor {
-    /// The read whose byte this is, once it is past those that are over; `None` at the end.
+    /// Moves past finished reads and returns the read of this byte; `None` at the end.
     fn settle<'a>(&mut self, ops: &'a [ReadOp]) -> Option<&'a ReadOp> {
         loop {
             let op = ops.get(self.op)?;
@@ -40,7 +40,7 @@ impl Cursor {
         }
     }
 
-    /// The piece that begins here; `None` at the end.
+    /// The contiguous piece that begins here; `None` at the end.
     fn piece(&mut self, ops: &[ReadOp]) -> Option<Piece> {
         let op = self.settle(ops)?;
         let in_head = self.at < op.head_len;
@@ -55,27 +55,27 @@ impl Cursor {
     }
 }
 
-/// A list of reads on its way.
+/// Progress of a list of reads under way.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     asked: Cursor,
     landed: Cursor,
-    /// Requests without an answer.
+    /// Number of requests without an answer.
     open: usize,
 }
 
 impl Plan {
-    /// Whether all of it was asked for.
+    /// Whether all of the list was requested.
     pub(super) const fn is_asked(&self, ops: &[ReadOp]) -> bool {
         self.asked.op >= ops.len()
     }
 
-    /// Whether all of it has landed.
+    /// Whether all of the list has arrived.
     pub(super) const fn is_done(&self, ops: &[ReadOp]) -> bool {
         self.is_asked(ops) && self.open == 0
     }
 
-    /// Appends one request for what is next; returns the bytes it asks for.
+    /// Appends one request for the next reads; returns the number of bytes it requests.
     pub(super) fn ask(&mut self, ops: &[ReadOp], cookie: u64, out: &mut Fifo) -> u32 {
         let most = ops.len().saturating_sub(self.asked.op);
         let most = most.min(LANE_READV_ENTRIES_MAX);
@@ -123,7 +123,7 @@ impl Plan {
         bytes
     }
 
-    /// Copies the bodies that have landed to where the same reads with other places have them.
+    /// Copies the bodies that have arrived to the offsets that the same reads have in another buffer.
     pub(super) fn move_landed(&self, from: (&[ReadOp], &[u8]), to: (&[ReadOp], &mut [u8])) {
         let Cursor { op: whole, at } = self.landed;
         for (n, (was, is)) in from.0.iter().zip(to.0).enumerate().take(whole + 1) {
@@ -134,24 +134,24 @@ impl Plan {
         }
     }
 
-    /// A request was answered.
+    /// Records that a request was answered.
     pub(super) const fn answered(&mut self) {
         self.open = self.open.saturating_sub(1);
     }
 }
 
-/// A list of reads with its landing, for as long as bytes are put there.
+/// A list of reads with its destination, for as long as bytes are placed there.
 pub(super) struct Target<'a> {
     pub(super) plan: &'a mut Plan,
     pub(super) ops: &'a [ReadOp],
     pub(super) head: &'a mut [u8],
     pub(super) body: &'a mut [u8],
-    /// Is offered what has not landed.
+    /// Receives the offer of data that is not placed yet.
     pub(super) taker: Option<&'a mut dyn Unpack>,
 }
 
 impl Target<'_> {
-    /// The same, borrowed for less long.
+    /// Reborrows the target for a shorter lifetime.
     pub(super) fn again(&mut self) -> Target<'_> {
         Target {
             plan: self.plan,
@@ -162,8 +162,9 @@ impl Target<'_> {
         }
     }
 
-    /// Takes in the next bytes of an answer, of which so many are `missing` behind them; returns how
-    /// many it took. Of what is offered it leaves a short read that is cut, until it is whole.
+    /// Consumes the next bytes of an answer, of which `missing` more bytes follow; returns the number
+    /// consumed. A short read that is cut stays in the input until it is complete, so that the taker can be
+    /// offered it.
     pub(super) fn accept(&mut self, bytes: &[u8], missing: usize) -> usize {
         let mut rest = bytes;
         while !rest.is_empty()
@@ -194,7 +195,7 @@ impl Target<'_> {
         bytes.len()
     }
 
-    /// Lands bytes that were received elsewhere.
+    /// Places bytes that were received elsewhere.
     pub(super) fn land(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty()
             && let Some(piece) = self.plan.landed.piece(self.ops)
@@ -211,8 +212,8 @@ impl Target<'_> {
         }
     }
 
-    /// Bytes of the longest run without a seam among those that come next: what is left of a row may
-    /// be short, and its successor's head is.
+    /// Length of the longest contiguous run among the next three. The rest of a row may be short, and so is
+    /// the head of its successor.
     pub(super) fn run(&mut self) -> usize {
         let mut cursor = self.plan.landed;
         let next = std::iter::from_fn(|| {
@@ -223,8 +224,8 @@ impl Target<'_> {
         next.take(3).max().unwrap_or(0)
     }
 
-    /// Names where the next bytes land, at most `max`, in a list; `spare` takes what comes behind
-    /// them. Returns the bytes named.
+    /// Lists the destinations of the next bytes, at most `max`; `spare` receives the bytes behind them.
+    /// Returns the number of bytes listed.
     pub(super) fn with_list<T>(
         &mut self,
         max: usize,
@@ -252,7 +253,7 @@ impl Target<'_> {
         (named, receive(&mut list))
     }
 
-    /// So many bytes have landed where [`Self::with_list`] said.
+    /// Records that `n` bytes were received into the list of [`Self::with_list`].
     pub(super) fn landed(&mut self, mut n: usize) {
         while n > 0
             && let Some(piece) = self.plan.landed.piece(self.ops)
@@ -264,7 +265,7 @@ impl Target<'_> {
     }
 }
 
-/// A taker, borrowed for less long.
+/// Reborrows a taker for a shorter lifetime.
 pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut dyn Unpack> {
     match taker {
         Some(taker) => Some(&mut **taker),
@@ -272,7 +273,7 @@ pub(super) fn lent<'a>(taker: &'a mut Option<&mut dyn Unpack>) -> Option<&'a mut
     }
 }
 
-/// Refuses reads that do not fit their landing.
+/// Refuses reads that do not fit their destination.
 pub(super) fn fits(
     op: &'static str,
     ops: &[ReadOp],

@@ -1,4 +1,4 @@
-//! The receiving half of the client's end: answers into their landing, posts into the mailbox.
+//! The receiving half of the client's end: answers into their destination, posts into the mailbox.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,13 +13,13 @@ use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_runtime::mem::io::{Place, RecvList};
 use tidewater_runtime::mem::publish::publish;
 
-/// A run of at least this many bytes is received straight into its place; shorter ones share a
-/// system call through the input buffer.
+/// A run of at least this many bytes is received straight into its destination. Shorter ones share a system
+/// call through the input buffer.
 pub(super) const DIRECT_BYTES: usize = 4 << 10;
-/// Times one poll receives before its caller looks at something else.
+/// Receive calls of one poll before its caller gets control back.
 const ROUNDS: usize = 16;
 
-/// What errors say of the lane.
+/// Description of the lane for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Link<'a> {
     pub(super) peer: &'a str,
@@ -45,18 +45,18 @@ impl Link<'_> {
     }
 }
 
-/// The message that is coming in.
+/// The message that is arriving.
 pub(super) enum Incoming {
     /// None: a header comes next.
     Header,
-    /// An answer of which so many bytes are missing.
+    /// An answer with `left` missing bytes.
     Answer { left: usize },
-    /// A post.
+    /// A post into the mailbox.
     Post(Post),
 }
 
-/// A write into the mailbox. Its first line is kept back until the rest is there: whoever sees it
-/// sees all.
+/// A write into the mailbox. Its first line is held back until the rest is stored: a reader that sees the
+/// line sees all.
 #[derive(Clone, Copy)]
 pub(super) struct Post {
     at: usize,
@@ -75,7 +75,7 @@ impl Post {
         }
     }
 
-    /// Whether what is missing is worth a list of its own.
+    /// Whether the missing part is worth a list of its own.
     const fn takes_directly(&self) -> bool {
         self.got >= LINE_BYTES && self.left() >= DIRECT_BYTES
     }
@@ -84,7 +84,7 @@ impl Post {
         self.len - self.got
     }
 
-    /// Takes in bytes from the input buffer.
+    /// Stores bytes from the input buffer.
     fn take(&mut self, mailbox: &Mailbox, bytes: &[u8]) -> Result<(), String> {
         let kept = LINE_BYTES.saturating_sub(self.got).min(bytes.len());
         let (first, rest) = bytes.split_at(kept);
@@ -102,7 +102,7 @@ impl Post {
         Ok(())
     }
 
-    /// Shows the first line, now that the rest is stored.
+    /// Stores the first line, now that the rest is stored.
     fn show(&self, mailbox: &Mailbox) -> Result<(), String> {
         let (region, base) = mailbox.region();
         let words = region
@@ -114,7 +114,7 @@ impl Post {
 }
 
 impl Inbound {
-    /// Receives what is there, a bounded number of times; true if anything came.
+    /// Receives available bytes, a bounded number of times; returns whether any came.
     pub(super) fn receive(
         &mut self,
         socket: &Socket,
@@ -122,7 +122,7 @@ impl Inbound {
         caller: &mut Option<Target<'_>>,
         link: Link<'_>,
     ) -> Result<bool, LaneError> {
-        // What an earlier call left here because it was not its own.
+        // Bytes that an earlier call left here because it did not own them.
         let left = self.input.len();
         if left > 0 {
             self.understand(mailbox, caller, link)?;
@@ -149,7 +149,7 @@ impl Inbound {
         Ok(any)
     }
 
-    /// One system call; also says how many bytes it asked for.
+    /// Makes one system call; also returns the number of bytes requested.
     fn receive_once(
         &mut self,
         socket: &Socket,
@@ -211,13 +211,13 @@ impl Inbound {
         Ok((moved, asked))
     }
 
-    /// Whether the caller was lent a batch, and has it: what follows is not its own.
+    /// Whether the caller holds a batch that is complete: the following bytes are not its own.
     fn is_returned(&self, caller: &Option<Target<'_>>) -> bool {
         let done = |target: &Target<'_>| target.plan.is_done(target.ops);
         self.lent && caller.as_ref().is_some_and(done)
     }
 
-    /// Does what the bytes in the input buffer say, as far as they go and are the caller's.
+    /// Processes the messages in the input buffer, as far as they are complete and belong to the caller.
     pub(super) fn understand(
         &mut self,
         mailbox: &Mailbox,
@@ -279,7 +279,7 @@ impl Inbound {
         }
     }
 
-    /// A header came.
+    /// Processes the header of a message.
     fn begin(&mut self, reply: Reply, mailbox: &Mailbox, link: Link<'_>) -> Result<(), LaneError> {
         match (reply, self.awaited.front()) {
             (Reply::Read { bytes, cookie }, Some(a))
@@ -341,7 +341,7 @@ impl Inbound {
     }
 }
 
-/// Whose landing the answer under way has.
+/// The destination of the answer under way.
 fn target_of<'a>(
     whose: Option<Whose>,
     lent: bool,

@@ -1,9 +1,9 @@
-//! Batches that land in borrowed memory after all, and requests that wait for company.
+//! Direct receive into borrowed memory, and requests that are held back for batching.
 //!
-//! A posted batch lands in memory of its own, from where its owner copies it. Who comes for the
-//! oldest one before it is there spares the copy: the rest of it lands in the owner's buffer, for as
-//! long as that call lasts. While a batch is lent, no answer behind it is taken in: what came with
-//! it stays in the input buffer, and the next call finds it there without a system call.
+//! A submitted batch is received into memory of its own, from where its owner copies it. A caller that
+//! waits for the oldest one before it is complete avoids the copy. The rest arrives in the caller's buffer,
+//! for as long as that call lasts. Meanwhile no answer behind that batch is processed. It stays in the
+//! input buffer, and the next call finds it there without a system call.
 
 use super::client_lane::{Posted, TcpClientLane};
 use super::plan::{Target, fits, lent};
@@ -13,7 +13,7 @@ use tidewater_protocol::limits::{LANE_HELD_BATCHES, LANE_HELD_TIME};
 use tidewater_runtime::clock::Deadline;
 
 impl TcpClientLane {
-    /// Sends what was posted, unless there is something that the thread will come for at once.
+    /// Sends submitted reads, unless input or finished batches wait that the thread will collect at once.
     pub(super) fn send_soon(&mut self) -> Result<(), LaneError> {
         let posted = self.inbound.batches.len() - self.inbound.batches_asked;
         let news = self.inbound.input.len() > 0 || !self.inbound.done.is_empty();
@@ -28,7 +28,7 @@ impl TcpClientLane {
         self.send().map(drop)
     }
 
-    /// Waits for the oldest batch, landing it in `body` as `ops` say.
+    /// Waits for the oldest batch and receives it into `body` at the offsets of `ops`.
     pub(super) fn finish_lent(
         &mut self,
         tag: u64,
@@ -68,7 +68,7 @@ impl TcpClientLane {
         if posted.plan.is_done(ops) && waited.is_ok() {
             return Ok(Some(posted.batch));
         }
-        // It goes on landing in its own memory.
+        // The rest is received into the batch's own memory.
         let Posted { plan, batch } = &mut posted;
         plan.move_landed((ops, body), (&batch.ops, &mut batch.body));
         self.inbound.batches_asked += usize::from(plan.is_asked(ops));
@@ -79,7 +79,7 @@ impl TcpClientLane {
         }
     }
 
-    /// Understands what was received before; no system call.
+    /// Processes bytes that were received before; no system call.
     fn take_in(&mut self, caller: &mut Option<Target<'_>>) -> Result<(), LaneError> {
         let link = Link {
             peer: &self.peer,
@@ -105,7 +105,7 @@ impl TcpClientLane {
     }
 }
 
-/// Whether `ops` are the reads of a batch, with places in `body`.
+/// Checks that `ops` are the reads of a batch, with offsets in `body`.
 fn same_reads(posted: &Posted, ops: &[ReadOp], body: &[u8]) -> Result<(), LaneError> {
     let asked = &posted.batch.ops;
     let mut pairs = asked.iter().zip(ops);

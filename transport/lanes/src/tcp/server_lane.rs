@@ -1,4 +1,4 @@
-//! The applier's end: executes what the client asks for, as a NIC would.
+//! The applier's end: executes the client's requests, as a NIC would.
 
 use std::net::TcpStream;
 
@@ -20,20 +20,20 @@ use tidewater_runtime::mem::io::{Place, RecvList};
 use tidewater_runtime::mem::publish::read_fence;
 use tidewater_runtime::sync::Arc;
 
-/// Copied bytes of one answer that are sent before the rest of it is copied, where the client has a
-/// core of its own and can land them meanwhile.
+/// Copied bytes of one answer that are sent before the rest is copied. Used where the client has a core of
+/// its own and can process them meanwhile.
 const EAGER_ANSWER_BYTES: usize = 32 << 10;
-/// A write from which on another call of the system costs less than a copy of what comes behind it.
+/// From this size of a write on, a second system call costs less than a copy of the bytes behind the write.
 const BULK_BYTES: usize = 64 << 10;
-/// Input that is thrown away, in buffers, so that a refusal is not lost with a reset connection.
+/// Input that is discarded, in buffers, so that a refusal is not lost with a reset connection.
 const DISCARD_ROUNDS: usize = 16;
 
-/// The port of a TCP lane.
+/// The server end of a TCP lane.
 ///
-/// It belongs to one applier's thread, which sleeps on the `Reactor` it was made with; what lands in
-/// the inbox is stored by that thread inside [`ServerLane::poll`], in the order of the stream, so the
-/// thread never sees a later write without the earlier ones (F04). Memory: 64 KiB for input, and
-/// for output what the client has not taken, at most `limits::LANE_POSTS_BYTES_MAX`.
+/// It belongs to one applier's thread, which sleeps on the `Reactor` given to [`Self::new`]. That thread
+/// stores inbox bytes inside [`ServerLane::poll`], in the order of the stream, so it never sees a later
+/// write without the earlier ones (F04). Memory: 64 KiB for input, and for output that the client has not
+/// taken, at most `limits::LANE_POSTS_BYTES_MAX`.
 pub struct TcpServerLane {
     peer: String,
     /// `None` once the lane broke or was destroyed.
@@ -41,28 +41,28 @@ pub struct TcpServerLane {
     broken: Option<LaneError>,
     input: Input,
     out: Output,
-    /// Nothing is executed before the client takes some of its answers.
+    /// No request is executed before the client reads some of its answers.
     blocked: bool,
-    /// Writes are long runs: what comes next is probably another one.
+    /// Writes are long runs: the next one is probably long too.
     bulk: bool,
     /// Long answers are sent in pieces.
     eager: bool,
     task: Task,
 }
 
-/// What the port is in the middle of.
+/// The request that is being executed.
 enum Task {
     /// Nothing: a header comes next.
     Header,
-    /// A list of reads, checked; so many entries are left.
+    /// A checked list of reads with `entries` left.
     Reads { entries: usize },
-    /// The payload of a write, checked: where in the inbox, and how much is missing.
+    /// The payload of a checked write: its offset in the inbox, and the number of missing bytes.
     Write { at: usize, left: usize },
-    /// An access was refused. The lane breaks when the client was told, or when time is up.
+    /// An access was refused. The lane breaks once the refusal was sent, or when time is up.
     Refused { error: LaneError, until: Deadline },
 }
 
-/// What one poll may do.
+/// Work that one poll may do.
 struct Budget {
     ops: usize,
     bytes: usize,
@@ -79,20 +79,20 @@ impl Budget {
     }
 }
 
-/// Why executing stopped.
+/// Reason why execution stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// For lack of input.
+    /// The input ran out.
     Starved,
     /// Too much output waits.
     Blocked,
-    /// Others have their turn.
+    /// The budget is used up: other lanes have their turn.
     Spent,
 }
 
 impl TcpServerLane {
-    /// Takes over a connected stream, past the handshake; `peer` names the client in errors. The
-    /// socket is registered with `watch`.
+    /// Takes over a connected stream, past the handshake; `peer` names the client in errors. Registers the
+    /// socket with `watch`.
     ///
     /// # Errors
     /// [`LaneError::Broken`] when the system refuses.
@@ -162,10 +162,10 @@ impl TcpServerLane {
         Ok(any || stop == Stop::Spent)
     }
 
-    /// Says what should wake the thread.
+    /// Sets the events that wake the thread.
     fn settle(&mut self) -> Result<(), LaneError> {
-        // While blocked, requests may lie in our own buffer, of which the system knows nothing: it
-        // is room in the socket that lets us go on, even if nothing waits for it any more.
+        // While blocked, requests may lie in the lane's own buffer, which the system does not see. Room in
+        // the socket then allows progress, even if no output waits for it any more.
         let interest = match (self.blocked, self.out.is_empty()) {
             (true, _) => Interest::Output,
             (false, true) => Interest::Input,
@@ -187,8 +187,8 @@ impl TcpServerLane {
         }
     }
 
-    /// Receives once; returns the bytes that came and the bytes asked for. The payload of a large
-    /// write goes straight into the inbox.
+    /// Receives once; returns the bytes that came and the bytes requested. The payload of a large write
+    /// goes straight into the inbox.
     fn receive(&mut self, inbox: &Inbox, budget: &mut Budget) -> Result<(usize, usize), LaneError> {
         let Some(socket) = &self.socket else {
             return Ok((0, 0));
@@ -232,7 +232,7 @@ impl TcpServerLane {
         }
     }
 
-    /// Does what the input says, until it ends or something is in the way.
+    /// Executes requests in the input until it ends or something is in the way.
     fn execute(
         &mut self,
         exports: &mut RegionTableView,
@@ -253,7 +253,8 @@ impl TcpServerLane {
                     let entries = *entries;
                     self.execute_reads(exports, entries, budget)?
                 }
-                // A short write lands whole or not at all: a cut stream leaves no torn tail cell.
+                // A short write is stored completely or not at all: a cut stream leaves no torn tail
+                // record.
                 Task::Write { left, .. } if *left < DIRECT_BYTES && self.input.len() < *left => {
                     Some(Stop::Starved)
                 }
@@ -273,7 +274,7 @@ impl TcpServerLane {
         }
     }
 
-    /// Begins a request, or does it whole.
+    /// Begins a request, or completes it at once.
     fn execute_header(
         &mut self,
         exports: &mut RegionTableView,
@@ -342,7 +343,7 @@ impl TcpServerLane {
         Ok(None)
     }
 
-    /// Checks a whole list before the first of it is answered.
+    /// Checks a complete list before the first read of it is answered.
     fn check_reads(
         &self,
         exports: &mut RegionTableView,
@@ -377,8 +378,8 @@ impl TcpServerLane {
         Ok(Ok(()))
     }
 
-    /// Answers the next reads of a checked list. Short ones are copied now, word by word; long ones
-    /// are read by the kernel when they are sent. Either way bytes may be torn (F02).
+    /// Answers the next reads of a checked list. Short ones are copied now, word by word; the kernel reads
+    /// long ones when it sends them. Either way bytes may be torn (F02).
     fn execute_reads(
         &mut self,
         exports: &mut RegionTableView,
@@ -446,7 +447,7 @@ impl TcpServerLane {
         Ok(stop)
     }
 
-    /// Tells the client, and executes nothing more.
+    /// Sends a refusal to the client, and executes no further request.
     #[cold]
     fn refuse(&mut self, refused: &Refused) {
         self.out.reply(&Reply::Refused(*refused));
@@ -463,9 +464,8 @@ impl TcpServerLane {
         };
     }
 
-    /// Parts with a client that was refused: all answers first, then the refusal, then the end.
-    /// Its unread input is taken in, because closing over it would reset the connection and could
-    /// lose the refusal.
+    /// Closes the lane to a refused client: all answers first, then the refusal, then the end. Its unread
+    /// input is received, because closing over it would reset the connection and could lose the refusal.
     fn part(&mut self) -> Result<bool, LaneError> {
         let moved = self.send()?;
         let Task::Refused { error, until } = &self.task else {
@@ -515,7 +515,7 @@ impl ServerLane for TcpServerLane {
     fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
         self.begin()?;
         let taken = match self.task {
-            // It is told nothing more.
+            // The client receives nothing more.
             Task::Refused { .. } => true,
             _ => self.out.post(at, bytes),
         };
@@ -531,7 +531,7 @@ impl ServerLane for TcpServerLane {
         self.end(result)
     }
 
-    /// What is under way wakes the applier when it ends.
+    /// Operations under way wake the applier when they end.
     fn poll_hint(&self) -> Option<std::time::Duration> {
         None
     }

@@ -1,4 +1,4 @@
-//! A connected socket and what its thread's [`Reactor`] knows of it.
+//! A connected socket and its registration with the thread's [`Reactor`].
 
 use std::cell::Cell;
 use std::io;
@@ -13,22 +13,22 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::io::{RecvList, SendList};
 use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 
-/// What should wake the thread.
+/// Events that wake the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Interest {
-    /// Bytes have come.
+    /// Bytes of the peer have arrived.
     Input,
-    /// Bytes have come, or there is room for ours.
+    /// Bytes have arrived, or there is room for output.
     Both,
-    /// There is room for ours.
+    /// There is room for output.
     Output,
 }
 
-/// What a call on the socket did.
+/// Result of a call on the socket.
 pub(super) enum Moved {
-    /// So many bytes, at least 1.
+    /// Number of bytes moved, at least 1.
     Bytes(usize),
-    /// Nothing can be moved now.
+    /// No byte can be moved now.
     Nothing,
     /// The peer sends no more.
     Closed,
@@ -40,22 +40,22 @@ pub(super) struct Socket {
     watch: Reactor,
     interest: Interest,
     told: Readiness,
-    /// Looks that were left out since the last one.
+    /// Number of polls skipped since the last real one.
     skipped: Cell<u8>,
-    /// Sleeps of the thread before that.
+    /// Sleep count of the thread at the previous poll.
     sleeps: Cell<u64>,
 }
 
-/// Looks at a socket that was found empty which are left out, if no sleep tells that something has
-/// come: a thread that goes to sleep saves them, one that has other work does not wait for long.
+/// Polls of an empty socket that are skipped if no sleep reports input. A thread that goes to sleep saves
+/// them; one that has other work does not wait for long.
 const LOOKS_SKIPPED_MAX: u8 = 3;
 
 impl Socket {
     pub(super) fn new(stream: TcpStream, watch: Reactor) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         send_at_once(&stream)?;
-        // A path that fails is an error within a time, also of a lane that only waits. An applier that
-        // saves or loads may leave its sockets full for longer than a control thread.
+        // A failed path becomes an error within bounded time, also on a lane that only waits. An applier
+        // that saves or loads may leave its sockets full for longer than a control thread.
         give_up_after(&stream, LANE_UNACKNOWLEDGED_MAX)?;
         unpaced(&stream);
         let told = watch.add_readiness(&stream)?;
@@ -69,17 +69,17 @@ impl Socket {
         })
     }
 
-    /// The next look is a real one: an answer is awaited, or there is no sleep to tell of it.
+    /// Makes the next poll a real one: an answer is awaited, or there is no sleep to report it.
     pub(super) fn expect(&self) {
         self.told.set(true);
     }
 
-    /// Whether this look can be left out: the socket was empty, and no sleep told otherwise.
+    /// Whether this poll can be skipped: the socket was empty, and no sleep reported input since.
     fn may_skip(&self) -> bool {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {
             true => self.skipped.get(),
-            // Each sleep says anew what there is: who sleeps between its looks makes none.
+            // Each sleep reports readiness again: a thread that sleeps between its polls skips none.
             false => 0,
         };
         let skip = !self.told.is_readable() && skipped < LOOKS_SKIPPED_MAX;
@@ -87,7 +87,7 @@ impl Socket {
         skip
     }
 
-    /// Notes what a look that asked for `asked` bytes found.
+    /// Records the result of a poll that requested `asked` bytes.
     fn looked(&self, asked: usize, moved: io::Result<Moved>) -> io::Result<Moved> {
         self.told.set(match &moved {
             Ok(Moved::Bytes(n)) => *n >= asked,
@@ -97,7 +97,7 @@ impl Socket {
         moved
     }
 
-    /// Says what should wake the thread from now on. A system call only when it changes.
+    /// Sets the events that wake the thread from now on. A system call only when they change.
     pub(super) fn want(&mut self, interest: Interest) -> io::Result<()> {
         if self.interest == interest {
             return Ok(());
@@ -123,8 +123,8 @@ impl Socket {
         }
     }
 
-    /// Sends from wherever the list says; with `more`, the end of it goes with what is sent next.
-    /// Cost: one system call.
+    /// Sends from the places in the list; with `more`, its end waits for the next send. Cost: one system
+    /// call.
     pub(super) fn send(&self, list: &mut SendList<'_>, more: bool) -> io::Result<Moved> {
         match list.total_bytes() {
             0 => Ok(Moved::Nothing),
@@ -143,7 +143,7 @@ impl Socket {
         self.looked(asked, moved(got, Moved::Closed))
     }
 
-    /// Receives into wherever the list says. Cost: as [`Self::recv_bytes`].
+    /// Receives into the places in the list. Cost: as [`Self::recv_bytes`].
     pub(super) fn recv(&self, list: &mut RecvList<'_>) -> io::Result<Moved> {
         if list.total_bytes() == 0 || self.may_skip() {
             return Ok(Moved::Nothing);
@@ -152,7 +152,7 @@ impl Socket {
         self.looked(asked, moved(list.recv(&self.stream), Moved::Closed))
     }
 
-    /// Sleeps until bytes have come (or, if `output`, can go) or the deadline has passed.
+    /// Sleeps until bytes have arrived (or, if `output`, can be sent) or the deadline has passed.
     pub(super) fn sleep(&self, output: bool, deadline: Deadline) {
         use rustix::event::{PollFd, PollFlags, poll};
         let mut flags = PollFlags::IN;
@@ -164,12 +164,12 @@ impl Socket {
             tv_sec: left.as_secs().min(3600) as i64,
             tv_nsec: i64::from(left.subsec_nanos()),
         };
-        // An interrupted or failed wait is a spurious wake-up: the caller looks again anyway.
+        // An interrupted or failed wait is a spurious wake-up: the caller polls again anyway.
         let _ = poll(&mut [PollFd::new(&self.stream, flags)], Some(&timeout));
         self.expect();
     }
 
-    /// Sends no more.
+    /// Closes the sending direction.
     pub(super) fn finish(&self) {
         let _ = self.stream.shutdown(Shutdown::Write);
     }
@@ -177,15 +177,15 @@ impl Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // A copy of the descriptor that lives on elsewhere would keep waking the thread.
+        // A copy of the descriptor elsewhere would keep waking the thread.
         self.watch.remove(&self.stream, &self.told);
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
-/// Between two ends on one host there is no network to share and nothing is lost: a rule that paces
-/// what it sends (bbr) sets timers for nothing. Reno is one that everybody may ask for; where it is
-/// refused the system's own stays.
+/// Turns off pacing. Between two ends on one host there is no shared network and no loss: a pacing
+/// congestion control (bbr) sets timers for nothing. Any process may request Reno; where it is refused the
+/// system's own algorithm stays.
 fn unpaced(stream: &TcpStream) {
     let ends = (stream.local_addr(), stream.peer_addr());
     if let (Ok(near), Ok(far)) = ends

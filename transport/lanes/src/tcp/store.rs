@@ -1,9 +1,9 @@
-//! Received bytes into shared words, from any byte on.
+//! Stores received bytes into shared words, from any byte offset on.
 
 use tidewater_runtime::mem::WordsMut;
 
-/// Stores bytes at any offset and touches no byte beside them. The window has one writer, so that
-/// words of which only a part changes can be read and written back.
+/// Stores bytes at any offset and touches no byte outside. The window has one writer, so that partly
+/// changed words can be read and written back.
 pub(super) fn store_bytes(words: WordsMut<'_>, at: usize, bytes: &[u8]) {
     let (before, whole) = bytes.split_at(((8 - at % 8) % 8).min(bytes.len()));
     patch(words, at, before);

@@ -1,16 +1,17 @@
-//! How long a thread looks before it sleeps: longer after a sleep that was hardly worth it.
+//! Adaptive spinning before a thread parks: longer after a sleep that was hardly longer than the spin.
 
 use std::time::Duration;
 
-/// A patient wait looks for this long; one that was over sooner, its sleep included, makes the next
-/// one patient. To be woken takes 30 to 100 us on a virtual machine, several times the spin of a thread
-/// that has to leave its core to others. So where two threads answer each other, and one of them was
-/// kept from its core for as long as the other's spin, each finds the other asleep from then on: each
-/// wait is two wake-ups, the other's and its own. Once what comes in shorter intervals stops coming,
-/// this much of a core is lost.
+/// Extended spin of a wait. A wait that ended sooner, its sleep included, makes the next one spin this
+/// long.
+///
+/// A parked thread takes 30 to 100 us to wake on a virtual machine. That is several times the spin of a
+/// thread that has to yield its core. If two threads exchange messages and one is descheduled for as long
+/// as the other's spin, each finds the other parked from then on. Each wait then costs two wake-ups, the
+/// other's and its own. When messages stop coming in shorter intervals, this much time of a core is lost.
 const PATIENT: Duration = Duration::from_micros(200);
 
-/// How long the next wait looks.
+/// Computes the spin of the next wait.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
     least: Duration,
@@ -19,7 +20,7 @@ pub(super) struct AdaptiveSpin {
 }
 
 impl AdaptiveSpin {
-    /// Always as long.
+    /// A spin of constant length.
     pub(super) const fn steady(spin: Duration) -> Self {
         Self {
             least: spin,
@@ -28,8 +29,8 @@ impl AdaptiveSpin {
         }
     }
 
-    /// At least as long as so far, and [`PATIENT`] where that pays. A thread that does not look at
-    /// all has no core to do it on, and is not made patient.
+    /// Enables learning: the spin keeps its length at least, and grows to [`PATIENT`] where that pays. A
+    /// thread that never spins has no core to do it on, and does not learn.
     pub(super) const fn learning(self) -> Self {
         Self {
             learns: !self.least.is_zero(),
@@ -41,9 +42,9 @@ impl AdaptiveSpin {
         self.now
     }
 
-    /// A wait looked in vain, and then slept for `slept`. One that was patient in vain is not so
-    /// again at once, nor one whose looks are `dear`: they keep a core from others who take it when
-    /// it is offered, or are system calls.
+    /// Records a wait that spun in vain and then slept for `slept`. An extended spin in vain is not
+    /// repeated at once. Polls that are `dear` never extend it: they hold a core that other threads would
+    /// use, or are system calls.
     pub(super) fn slept(&mut self, slept: Duration, dear: bool) {
         let soon = self.now < PATIENT && self.now + slept <= PATIENT;
         self.now = if self.learns && soon && !dear {
@@ -68,7 +69,7 @@ mod tests {
         assert_eq!(adaptive_spin.spin(), SPIN, "too late");
         adaptive_spin.slept(PATIENT - SPIN, false);
         assert_eq!(adaptive_spin.spin(), PATIENT);
-        // It looked for as long as it may, and slept all the same.
+        // The wait spun for the whole limit and slept all the same.
         adaptive_spin.slept(Duration::from_micros(1), false);
         assert_eq!(adaptive_spin.spin(), SPIN);
     }

@@ -17,8 +17,8 @@ pub(crate) fn allocations() -> u64 {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-// SAFETY: every call goes to the system's allocator as it is; the counter is a constant-initialised
-// thread-local without a destructor, so looking at it allocates nothing.
+// SAFETY: every call is passed unchanged to the system's allocator. The counter is a constant-initialised
+// thread-local without a destructor, so reading it allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.set(COUNT.get() + 1);

@@ -1,4 +1,4 @@
-//! F09, F10, F11, F16, and F18.
+//! Tests of F09, F10, F11, F16, and F18.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ fn ring_of(inbox: &Inbox) -> Vec<u8> {
     ring
 }
 
-/// After the error no operation is done, and each says that the lane is broken.
+/// After the error no operation is done, and each reports that the lane is broken.
 pub(crate) fn nothing_after_the_break(rig: &dyn Rig) {
     rig.run(
         Box::new(|server| {
@@ -139,10 +139,10 @@ pub(crate) fn nothing_after_the_break(rig: &dyn Rig) {
     );
 }
 
-/// A client writes at full speed while the server destroys the port: from then on nothing lands.
+/// A client writes at full speed while the server destroys its server lane: from then on no byte is placed.
 ///
-/// On shared memory nobody can take a store back: the one write that was under way may still end,
-/// in memory that the server reads no more and never gives to another lane.
+/// On shared memory no end can revoke a store. The one write that was under way may still end, in memory
+/// that the server no longer reads and never reuses for another lane.
 pub(crate) fn destroyed(rig: &dyn Rig) {
     let under_way = usize::from(rig.kind() == TransportKind::Shm);
     let rounds = rig.rounds() * 1000;
@@ -186,7 +186,7 @@ pub(crate) fn destroyed(rig: &dyn Rig) {
     );
 }
 
-/// One lane breaks on every round; the others count on.
+/// One lane breaks in every round; the others count on.
 pub(crate) fn others_live(rig: &dyn Rig) {
     let rounds = rig.rounds();
     let broken = Arc::new(AtomicU64::new(0));

@@ -1,5 +1,5 @@
-//! Transports that break one clause each, to show that its test would notice. They wrap the ends
-//! of a sound transport. (F07, F12 and F13 cannot be broken from outside in safe code.)
+//! Transports that break one clause each, to show that its test detects it. They wrap the ends of a correct
+//! transport. (F07, F12 and F13 cannot be broken from outside in safe code.)
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub(crate) enum Defect {
     WriteAllocates,
 }
 
-/// Each defect and the clause whose test has to notice it.
+/// Each defect with the clause of the test that has to detect it.
 pub(crate) const ALL: &[(Defect, &str)] = &[
     (Defect::ReadChangesAByte, "F01"),
     (Defect::ReadChangesAByte, "F02"),
@@ -48,7 +48,7 @@ pub(crate) const ALL: &[(Defect, &str)] = &[
     (Defect::WriteAllocates, "F18"),
 ];
 
-/// A sound rig with one defect.
+/// A correct rig with one defect.
 pub(crate) struct Defective<'a> {
     pub(crate) rig: &'a dyn Rig,
     pub(crate) defect: Defect,
@@ -110,7 +110,7 @@ impl Rig for Defective<'_> {
 struct BadLane {
     inner: Box<dyn ClientLane>,
     defect: Defect,
-    /// Writes that are overtaken.
+    /// Writes that later ones overtake.
     held: Vec<(RemoteAddr, Vec<u8>)>,
     dead: bool,
 }
@@ -314,7 +314,7 @@ impl ClientLane for BadLane {
 struct BadPort {
     inner: Box<dyn ServerLane>,
     defect: Defect,
-    /// Some port of this server broke.
+    /// Whether a server lane of this server broke.
     broke: Arc<AtomicBool>,
     held: Option<(usize, Vec<u8>)>,
 }
@@ -364,7 +364,7 @@ impl ServerLane for BadPort {
     }
 }
 
-/// Stands where a port was taken out.
+/// Placeholder for a server lane that was taken out.
 struct Gone;
 
 impl ServerLane for Gone {

@@ -1,5 +1,5 @@
-//! The contract of `fabric`, clause by clause, on every transport. Prints clause x transport x
-//! result; a clause without a test fails `coverage`. A new member brings a `Rig` and a column.
+//! The contract of `fabric`, clause by clause, on every transport. Prints clause x transport x result; a
+//! clause without a test fails `coverage`. A new transport adds a `Rig` and a column.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "the table is the report")]
@@ -130,7 +130,7 @@ fn tcp() {
     conform(&[&tcp_rig::TCP, &awake(tcp_rig::TCP)]);
 }
 
-/// With an owner that never sleeps.
+/// A rig with an owner that never sleeps.
 fn awake(rig: threads::ThreadRig) -> threads::ThreadRig {
     let awake = true;
     threads::ThreadRig { awake, ..rig }
@@ -162,7 +162,7 @@ fn coverage() {
     }
 }
 
-/// A test that cannot fail shows nothing: each notices a transport that breaks its clause.
+/// A test that cannot fail shows nothing: each detects a transport that breaks its clause.
 #[test]
 fn defects_are_noticed() {
     let rigs = sim_rigs(here!(), 4);
@@ -186,7 +186,7 @@ fn defects_are_noticed() {
     }
 }
 
-/// Rows to read; more with `TIDEWATER_READS`.
+/// Number of rows to read; more with `TIDEWATER_READS`.
 fn reads(usual: u64) -> u64 {
     let asked = std::env::var("TIDEWATER_READS").ok();
     asked.and_then(|n| n.parse().ok()).unwrap_or(usual)

@@ -1,4 +1,4 @@
-//! F01, F02, F03, F12, F13, F14.
+//! Tests of F01, F02, F03, F12, F13, F14.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn fill(server: &Server) {
         .copy_in(0, &bytes);
 }
 
-/// Starts clients only after the server has laid the pattern.
+/// Starts clients only after the server has written the pattern.
 fn with_pattern(rig: &dyn Rig, clients: Vec<ClientTask>) {
     let ready = Arc::new(AtomicBool::new(false));
     let clients = clients.into_iter().map(|task| -> ClientTask {
@@ -115,7 +115,7 @@ fn read_some(client: &mut Client, round: u64) {
     );
 }
 
-/// What is promised of torn reads is that every byte was there at some time.
+/// Torn reads have one promise: every byte was there at some time.
 pub(crate) fn torn_bytes_are_real(rig: &dyn Rig) {
     let rounds = rig.rounds() * 4;
     rig.run(
@@ -141,7 +141,7 @@ pub(crate) fn torn_bytes_are_real(rig: &dyn Rig) {
     );
 }
 
-/// The server raises x before y; a reader of y and then, fenced, of x never sees x behind y.
+/// The server raises x before y; a client that reads y and then, fenced, x never sees x behind y.
 pub(crate) fn fence(rig: &dyn Rig) {
     const X: usize = DATA_AT;
     const Y: usize = DATA_AT + 4096;
@@ -161,7 +161,7 @@ pub(crate) fn fence(rig: &dyn Rig) {
             }
         }),
         vec![Box::new(move |mut client| {
-            // Enough is enough on a busy machine.
+            // Fewer comparisons suffice on a busy machine.
             let (mut compared, end) = (0, Deadline::after(Duration::from_secs(2)));
             while compared < rounds && !end.passed() {
                 let first = op_at(client.keys.data, Y, 16);
@@ -179,7 +179,7 @@ pub(crate) fn fence(rig: &dyn Rig) {
                     body: &mut body,
                 };
                 client.lane.read(&[first, second], into, late()).unwrap();
-                // Torn cells prove nothing and are passed over.
+                // Cells with a wrong checksum are torn and skipped.
                 if let (Some(y), Some(x)) = (proven(&body[..16]), proven(&body[16..])) {
                     assert!(x >= y, "the fenced read is older: y {y}, then x {x}");
                     compared += 1;
@@ -190,7 +190,7 @@ pub(crate) fn fence(rig: &dyn Rig) {
     );
 }
 
-/// Stores a number that proves itself.
+/// Stores a number with its checksum.
 fn publish(server: &Server, place: usize, n: u64) {
     let CheckedU64([v, chk]) = CheckedU64::new(n, SALT);
     let cell = server.public.words_mut(place, 16).unwrap();
@@ -233,7 +233,7 @@ pub(crate) fn deadline(rig: &dyn Rig) {
                 lives = !error.is_fatal();
                 assert_eq!(client.lane.poll().is_ok(), lives, "a fatal error is final");
             }
-            // F13: the reply that comes later is nobody's.
+            // F13: a later reply has no destination.
             body.fill(0x77);
             client.machine.nap(Duration::from_millis(400));
             assert_eq!(client.lane.poll().is_ok(), lives);
@@ -251,7 +251,7 @@ pub(crate) fn deadline(rig: &dyn Rig) {
     );
 }
 
-/// Owned batches come back with what was asked for; dropped and forgotten lanes hurt nobody.
+/// Owned batches come back with their data; dropped and forgotten lanes do no harm.
 pub(crate) fn owned_batches(rig: &dyn Rig) {
     let rounds = rig.rounds();
     with_pattern(
@@ -295,7 +295,7 @@ fn take_batches(client: &mut Client, round: u64) {
     for tag in &tags {
         client.lane.submit_read(batch(client, *tag)).unwrap();
     }
-    // A borrowed read in between goes its own way.
+    // A borrowed read in between is independent.
     client.read(DATA_AT, 8).unwrap();
     let mut taken = Vec::new();
     let all = client.sleep_until(late(), |c| {

@@ -1,4 +1,4 @@
-//! What a transport has to bring to the suite, and what a test gets from it.
+//! The interface that a transport implements for the suite, and the ends that a test gets.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) const RING_BYTES: usize = 16 << 10;
 pub(crate) const SALT: u64 = 0x5a17;
 pub(crate) const KEY_CHECK: u8 = 0x5a;
 const PUBLIC_BYTES: usize = 1 << 20;
-/// What clients may read begins here; below, transports keep words of their own.
+/// Start of the memory that clients may read; below, transports keep words of their own.
 pub(crate) const DATA_AT: usize = 64 << 10;
 pub(crate) const DATA_BYTES: usize = 512 << 10;
 pub(crate) const COUNTERS_BYTES: usize = 4096;
@@ -30,12 +30,12 @@ pub(crate) trait Rig {
     /// Seed and faults, or nothing.
     fn label(&self) -> String;
 
-    /// How to run it again, if once more is the same.
+    /// Command that runs it again, if a repetition gives the same run.
     fn repeat(&self) -> String {
         String::new()
     }
 
-    /// How often tests repeat their rounds: threads are fast, worlds are many.
+    /// Number of rounds in a test: threads are fast, worlds are many.
     fn rounds(&self) -> u64;
 
     /// Whether WRITEs are placed in the order of their posts, which is more than F04 and F15 promise.
@@ -43,23 +43,23 @@ pub(crate) trait Rig {
         true
     }
 
-    /// Connects one lane per client to one server and runs all of them concurrently to their ends.
-    /// Panics when one of them does.
+    /// Connects one lane per client to one server and runs all of them concurrently to their ends. Panics
+    /// when one of them does.
     fn run(&self, server: ServerTask, clients: Vec<ClientTask>);
 }
 
 pub(crate) type ServerTask = Box<dyn FnOnce(Server) + Send>;
 pub(crate) type ClientTask = Box<dyn FnOnce(Client) + Send>;
 
-/// Time, as the rig's machine has it.
+/// Time on the rig's machine.
 pub(crate) trait Machine: Send + Sync {
-    /// Lets others go on, in the middle of something.
+    /// Yields to other tasks, in the middle of an operation.
     fn step(&self);
-    /// Does nothing for a while.
+    /// Sleeps for a while.
     fn nap(&self, time: Duration);
 }
 
-/// Threads of this machine.
+/// Real threads of this machine.
 pub(crate) struct Threads;
 
 impl Machine for Threads {
@@ -145,7 +145,7 @@ pub(crate) struct Served {
     pub(crate) open: bool,
 }
 
-/// What a server task gets.
+/// Input of a server task.
 pub(crate) struct Server {
     pub(crate) lanes: Vec<Served>,
     pub(crate) parker: Box<dyn Parker>,
@@ -156,7 +156,7 @@ pub(crate) struct Server {
     pub(crate) alive: Alive,
 }
 
-/// What a client task gets.
+/// Input of a client task.
 pub(crate) struct Client {
     pub(crate) lane: Box<dyn ClientLane>,
     pub(crate) parker: Box<dyn Parker>,
@@ -165,7 +165,7 @@ pub(crate) struct Client {
     pub(crate) _done: Done,
 }
 
-/// Says that a client is done when it goes away.
+/// Marks a client as done when dropped.
 pub(crate) struct Done(Alive);
 
 impl Done {
@@ -180,7 +180,7 @@ impl Drop for Done {
     }
 }
 
-/// Long past anything that should happen.
+/// A deadline long past anything that should happen.
 pub(crate) fn late() -> Deadline {
     Deadline::after(Duration::from_secs(10))
 }
@@ -227,12 +227,12 @@ impl Server {
         !self.alive.none_left()
     }
 
-    /// The tail that a client wrote, if it proves itself.
+    /// The tail that a client wrote, if its checksum matches.
     pub(crate) fn tail(&self, lane: usize) -> u64 {
         self.lanes[lane].inbox.tail().unwrap_or(0)
     }
 
-    /// Posts a number that proves itself into a client's mailbox.
+    /// Posts a number with its checksum into a client's mailbox.
     pub(crate) fn tell(&mut self, lane: usize, cell: usize, value: u64) {
         let lane = &mut self.lanes[lane];
         if lane.open
@@ -267,21 +267,21 @@ impl Client {
         Ok(body)
     }
 
-    /// Tells the server a new tail, and wakes it.
+    /// Writes a new tail to the server, and wakes it.
     pub(crate) fn signal_tail(&mut self, tail: u64) -> Result<(), LaneError> {
         self.lane
             .write_signal(at(INBOX_KEY, INBOX_TAIL_AT), &checked(tail))
     }
 
-    /// A cell of the mailbox, if it proves itself.
+    /// A cell of the mailbox, if its checksum matches.
     pub(crate) fn told(&self, cell: usize) -> Option<u64> {
         let words = self.lane.mailbox().words(MAIL_AT + cell * 64, 16);
         let pair = [words.load_acquire(0), words.load_acquire(8)];
         CheckedU64(pair).value(SALT).filter(|_| pair[0] != 0)
     }
 
-    /// Sleeps until `done`, taking in what arrives; false at the deadline. Sleeps only: whoever
-    /// forgets to wake it makes it late.
+    /// Sleeps until `done`, polling after each wake-up; false at the deadline. Never spins: a missing
+    /// wake-up makes it late.
     pub(crate) fn sleep_until(
         &mut self,
         deadline: Deadline,

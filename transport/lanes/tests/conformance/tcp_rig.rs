@@ -1,4 +1,4 @@
-//! TCP's wiring, over this host's loopback.
+//! Wiring of TCP lanes, over this host's loopback.
 
 use tidewater_lanes::fabric::TransportKind;
 use tidewater_lanes::tcp;

@@ -1,4 +1,4 @@
-//! The rig of real transports: one thread an end. Shared memory's wiring is here.
+//! The rig of real transports: one thread an end. Also the wiring of shared memory.
 
 use std::panic::resume_unwind;
 use std::thread::{self, JoinHandle};
@@ -13,7 +13,7 @@ use crate::rig::{
     Server, ServerTask, Threads,
 };
 
-/// The applier's parked flag in public memory.
+/// Offset of the applier's parked flag in public memory.
 const DOZE_AT: usize = 0;
 
 pub(crate) type Ends = (Box<dyn ClientLane>, Box<dyn ServerLane>, Inbox);
@@ -24,7 +24,7 @@ pub(crate) type Connect = Box<dyn FnMut(&mut OsParker, &mut OsParker) -> Ends>;
 pub(crate) struct ThreadRig {
     pub(crate) kind: TransportKind,
     pub(crate) rounds: u64,
-    /// The owner never sleeps.
+    /// Whether the owner never sleeps.
     pub(crate) awake: bool,
     pub(crate) wire: fn(&Memory, &mut OsParker) -> Connect,
 }

@@ -1,5 +1,5 @@
-//! Torn rows: a writer rewrites lane-equality rows at full speed; a reader believes only what
-//! proves itself. Not one accepted row may be a mixture, and some must have been refused.
+//! Torn rows: a writer rewrites lane-equality rows at full speed; a reader accepts only rows with a
+//! matching checksum. No accepted row may be a mixture, and some rows must have been refused.
 
 use std::sync::{Mutex, OnceLock};
 
@@ -15,7 +15,7 @@ use crate::rig::{Client, DATA_AT, Machine, Rig, SALT, Server, at, late};
 const ROWS: usize = 4;
 const LAYOUT: RowLayout = RowLayout::new(256);
 
-/// What the readers saw.
+/// Counts of the rows that the readers saw.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) accepted: u64,
@@ -72,8 +72,8 @@ fn read_rows(client: &mut Client, seen: &mut Seen) {
     }
 }
 
-/// Reads about `reads` rows under the writer, which is a task of its own: on tcp the server's is
-/// the one that executes the reads, and it cannot tear its own writes.
+/// Reads about `reads` rows under the writer, which is a task of its own. On tcp the server task executes
+/// the reads, and it cannot tear its own writes.
 pub(crate) fn rows(rig: &dyn Rig, reads: u64) -> Seen {
     let memory = Arc::new(OnceLock::new());
     let (told, done) = (Arc::clone(&memory), Arc::new(AtomicBool::new(false)));

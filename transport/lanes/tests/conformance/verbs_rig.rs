@@ -1,4 +1,4 @@
-//! Verbs' wiring, over the RDMA device that has this host's loopback address: rxe on `lo`, in the
+//! Wiring of verbs lanes, over the RDMA device that has this host's loopback address: rxe on `lo`, in the
 //! guest of `ci/softroce.sh`.
 
 use crate::threads::ThreadRig;
@@ -8,7 +8,7 @@ pub(crate) fn here() -> ThreadRig {
     rig().unwrap_or_else(|why| panic!("no verbs here: {why}"))
 }
 
-/// The rig, or why there is none.
+/// The rig, or the reason why there is none.
 #[cfg(not(any(feature = "verbs", feature = "verbs-dlopen")))]
 pub(crate) fn rig() -> Result<ThreadRig, String> {
     Err("built without the features `verbs` and `verbs-dlopen`".to_owned())
@@ -32,7 +32,7 @@ mod wired {
     use crate::rig::{Memory, RING_BYTES, SALT};
     use crate::threads::{Connect, ThreadRig};
 
-    /// Pairs of each lane that pull: what a client of a server with two appliers has.
+    /// Queue pairs of each lane for pulls: as many as a client of a server with two appliers has.
     const PULLS: usize = 2;
 
     fn adapter() -> Result<Arc<Adapter>, VerbsError> {
@@ -45,7 +45,7 @@ mod wired {
             kind: TransportKind::Verbs,
             // An emulated guest is slow.
             rounds: 60,
-            // Then tails are polled: lanes that only devices get which place data in order.
+            // Then tails are polled: only devices that place data in order get such lanes.
             awake: mutants::data_in_order(),
             wire: verbs_wire,
         })

@@ -1,4 +1,4 @@
-//! F04 to F08, F15, F17.
+//! Tests of F04 to F08, F15, F17.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ const fn slot(n: u64) -> usize {
     INBOX_RING_AT + (n % SLOTS) as usize * SLOT_BYTES
 }
 
-/// The bytes of slot `n` as they are now.
+/// The present bytes of slot `n`.
 fn slot_bytes(server: &Server, n: u64) -> [u8; SLOT_BYTES] {
     let mut bytes = [0; SLOT_BYTES];
     let window = server.lanes[0].inbox.window();
@@ -26,8 +26,8 @@ fn slot_bytes(server: &Server, n: u64) -> [u8; SLOT_BYTES] {
     bytes
 }
 
-/// A client streams slots, each announced by `prepare_park` after its bytes; the server checks that
-/// what is announced is whole, at once if `strict` and else some time later, and gives credit back.
+/// A client streams slots, each announced by `announce` after its bytes. The server checks that announced
+/// slots are complete, at once if `strict` and else some time later, and gives credit back.
 fn stream(
     rig: &dyn Rig,
     strict: bool,
@@ -40,7 +40,7 @@ fn stream(
             let mut checked = 0;
             while checked < rounds {
                 let moved = server.poll();
-                // A tail that is just being written proves nothing.
+                // A tail that is just being written has no matching checksum.
                 let Some(tail) = announced(&server) else {
                     continue;
                 };
@@ -75,7 +75,7 @@ fn stream(
                     client.sleep_until(late(), room).unwrap(),
                     "no credit for {n}"
                 );
-                // In pieces, from memory that is gone at once (F07).
+                // In pieces, from memory that is freed at once (F07).
                 for piece in 0..4 {
                     let mut bytes = vec![n as u8; SLOT_BYTES / 4];
                     let to = at(INBOX_KEY, slot(n) + piece * SLOT_BYTES / 4);
@@ -103,7 +103,7 @@ pub(crate) fn atomic_after_writes(rig: &dyn Rig) {
         |client, n| {
             let counter = at(client.keys.counters, 0);
             if n.is_multiple_of(2) {
-                // Behind a signal, which tells the server nothing itself.
+                // Behind a signal, which itself carries no data for the server.
                 let cell = [0; 16];
                 let tail = at(INBOX_KEY, INBOX_TAIL_AT);
                 return client.lane.write_signal_count(tail, &cell, counter, 1);
@@ -152,7 +152,7 @@ pub(crate) fn source_is_copied(rig: &dyn Rig) {
     );
 }
 
-/// Sleeps once if `quiet` still holds after the announcement; fails when nobody woke it.
+/// Sleeps once if `quiet` still holds after the announcement; fails without a wake-up.
 fn sleep_once(server: &mut Server, quiet: impl Fn(&Server) -> bool) {
     server.parker.prepare_park();
     if !server.poll() && quiet(server) {
@@ -237,7 +237,7 @@ pub(crate) fn atomics(rig: &dyn Rig) {
     );
 }
 
-/// Posts land in order where WRITEs do, all of them land, and the signal wakes the client.
+/// Posts are placed in order where WRITEs are, all of them are placed, and the signal wakes the client.
 pub(crate) fn mail_in_order(rig: &dyn Rig) {
     let (rounds, in_order) = (rig.rounds() * 4, rig.in_order());
     rig.run(
@@ -257,7 +257,7 @@ pub(crate) fn mail_in_order(rig: &dyn Rig) {
             let began = clock::now();
             let all = client.sleep_until(Deadline::after(2 * LOST), |c| {
                 let second = c.told(1).unwrap_or(0);
-                // The first may be under way again, then it proves nothing.
+                // The first may be under way again, then its checksum does not match.
                 let first = c.told(0);
                 if let (Some(first), true) = (first, in_order) {
                     assert!(first >= second, "post {first} after post {second}");
@@ -273,7 +273,7 @@ pub(crate) fn mail_in_order(rig: &dyn Rig) {
     );
 }
 
-/// Both ends sleep between turns; then one sleeps idly and does nothing at all.
+/// Both ends sleep between turns; then one sleeps idly without any CPU use.
 pub(crate) fn sleeping(rig: &dyn Rig) {
     let rounds = rig.rounds();
     rig.run(

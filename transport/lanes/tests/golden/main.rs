@@ -1,9 +1,9 @@
-//! `docs/PROTOCOL.md` says what the code does, byte for byte.
+//! `docs/PROTOCOL.md` matches the code, byte for byte.
 //!
-//! Its blocks ```` ```golden NAME ```` are compared with what the code builds, its blocks
-//! ```` ```numbers ```` with the code's constants, codes and hash vectors; both ways, so that a
-//! structure without bytes fails and so do bytes without a structure. Tests that the documents
-//! name must exist.
+//! Its blocks ```` ```golden NAME ```` are compared with the bytes that the code builds, its blocks ````
+//! ```numbers ```` with the code's constants, codes and hash vectors. The comparison goes both ways: a
+//! structure without bytes fails and so do bytes without a structure. Tests that the documents name must
+//! exist.
 
 #![allow(
     clippy::unwrap_used,
@@ -44,7 +44,7 @@ fn blocks(text: &str) -> Vec<(String, Vec<String>)> {
     all
 }
 
-/// As the document shows bytes: 16 a line.
+/// Bytes in the format of the document: 16 a line.
 fn hex(bytes: &[u8]) -> String {
     let mut out = String::new();
     for (n, line) in bytes.chunks(16).enumerate() {
@@ -99,7 +99,7 @@ fn numbers_are_those_of_the_code() {
     });
 }
 
-/// The protocol's document tells what the code has, all of it and nothing else.
+/// The protocol's document lists all of the code's values and nothing else.
 fn agree<V: PartialEq>(
     told: &BTreeMap<String, V>,
     built: &BTreeMap<String, V>,
@@ -123,8 +123,8 @@ fn agree<V: PartialEq>(
     );
 }
 
-/// Public types of a file that have a form in memory or on the wire: those with `to_line` or
-/// `to_bytes`, and words with a meaning (`pub struct X(pub ...)`).
+/// Public types of a file that have a form in memory or on the wire: those with `to_line` or `to_bytes`,
+/// and words with a meaning (`pub struct X(pub ...)`).
 fn types_with_bytes(source: &str) -> BTreeSet<String> {
     let word = |s: &str| {
         s.split(|c: char| !c.is_alphanumeric())

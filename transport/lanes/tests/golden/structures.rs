@@ -1,4 +1,4 @@
-//! One of each structure, built with the code that runs, and the numbers of the protocol.
+//! One of each structure, built with the production code, and the numbers of the protocol.
 
 use tidewater_lanes::fabric::{AccessDenied, INBOX_KEY, RegionTable};
 use tidewater_lanes::tcp::op::{ENTRY_BYTES, HEADER_BYTES, RequestKind};
@@ -37,7 +37,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_protocol::wire::{PROTOCOL_VERSION, frame};
 use tidewater_runtime::liveness::OWNER_DIED;
 
-/// Types of `layout` and `tcp::op` whose bytes are in [`all`].
+/// Types of `layout` and `tcp::op` with bytes in [`all`].
 pub(crate) const TYPES: &[&str] = &[
     "CheckedU64",
     "ClockLine",
@@ -541,7 +541,7 @@ fn limits_and_magics() -> Vec<(&'static str, u64)> {
     ]
 }
 
-/// Every code that decodes, so that a new one cannot be forgotten.
+/// Every code that decodes, so that no new one is missed.
 fn codes() -> Vec<(String, u64)> {
     let mut all = Vec::new();
     for code in 0..=u8::MAX {

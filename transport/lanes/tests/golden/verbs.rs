@@ -1,4 +1,4 @@
-//! What the ends of a verbs lane tell each other, built with the code that runs.
+//! Messages between the ends of a verbs lane, built with the production code.
 
 use tidewater_protocol::ids::{ApplierId, RegionKey};
 use tidewater_protocol::layout::session::MAILBOX_BYTES;

@@ -1,14 +1,14 @@
-//! What the fuzzers of all crates share: a seeded source of numbers and the changes of an input.
-//! Each of them includes this file by its path: it is no part of any library.
+//! Shared code of all fuzzers: a seeded source of numbers and the mutations of an input. Each crate
+//! includes this file by its path: it is no part of any library.
 
-/// Longest input: over the limit before the proof, so that limits are met.
+/// Longest input: over the limit before authentication, so that inputs reach the limits.
 pub(crate) const INPUT_BYTES_MAX: usize = 6 << 10;
 
-/// xorshift64*: small, seeded, the same everywhere.
+/// xorshift64*: small, seeded, the same on every machine.
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Of one execution of one target: a failure is repeated by these numbers.
+    /// Seeds one execution of one target: these numbers repeat a failure.
     pub(crate) fn of(seed: u64, target: &str, exec: u64) -> Self {
         let name = target.bytes().fold(0xcbf2_9ce4_8422_2325, |h: u64, b| {
             (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3)
@@ -31,7 +31,7 @@ impl Random {
     }
 }
 
-/// Values at which lengths and varints change their mind.
+/// Values at which lengths and varints change their encoding.
 pub(crate) const EDGES: &[u64] = &[
     0,
     1,
@@ -53,7 +53,7 @@ pub(crate) const EDGES: &[u64] = &[
     u64::MAX,
 ];
 
-/// One change of `input`.
+/// Applies one mutation to `input`.
 pub(crate) fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) {
     let at = random.under(input.len());
     let end = at + random.under((input.len() - at).min(32) + 1);
@@ -75,13 +75,13 @@ pub(crate) fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rando
             input.extend_from_slice(&other[from..]);
         }
         7 => {
-            // A fixed-width number at its edge.
+            // A fixed-width number with a boundary value.
             let bytes = EDGES[random.under(EDGES.len())].to_le_bytes();
             let width = (1 << random.under(4)).min(input.len() - at);
             input[at..at + width].copy_from_slice(&bytes[..width]);
         }
         _ => {
-            // A varint at its edge, in place of a byte.
+            // A varint with a boundary value, in place of a byte.
             let mut value = EDGES[random.under(EDGES.len())];
             let mut varint = Vec::new();
             while value >= 0x80 {

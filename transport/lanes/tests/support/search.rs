@@ -1,4 +1,4 @@
-//! Finds the decoders of a source text, for the tests that none is forgotten. Tests of several crates
+//! Finds the decoders of a source text, for the tests of complete registries. Tests of several crates
 //! include this file by its path: it is no part of any library.
 
 use std::collections::BTreeSet;
@@ -33,8 +33,8 @@ fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
     }
 }
 
-/// Whether a signature takes something from outside apart: by its name, or because it takes bytes
-/// or a line and may say no.
+/// Whether a signature decodes external input: by its name, or because it takes bytes or a line and may
+/// fail.
 fn decodes(name: &str, signature: &str) -> bool {
     const NAMES: &[&str] = &[
         "decode",
@@ -53,7 +53,7 @@ fn decodes(name: &str, signature: &str) -> bool {
         .iter()
         .any(|t| arguments.contains(t));
     let total = ["Option<", "Result<"].iter().any(|t| result.contains(t));
-    // Writers of bytes take the place to write to.
+    // Writers of bytes take the buffer to write to.
     let writes = ["&mut [u8]", "&mut Vec<u8>"]
         .iter()
         .any(|t| arguments.contains(t))

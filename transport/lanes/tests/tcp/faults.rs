@@ -1,4 +1,4 @@
-//! F09, F10, F12, F16: refusals, silence, streams cut anywhere.
+//! Tests of F09, F10, F12, F16: refusals, silence, streams cut anywhere.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -59,7 +59,7 @@ fn read(lane: &mut TcpClientLane, from: RemoteAddr, len: u32) -> Result<(), Lane
     )
 }
 
-/// An access that is to be refused: the call, key, address, and what the error says.
+/// An access that is to be refused: the call, key, address, and the text of the error.
 type Bad = (Try, RegionKey, u64, &'static str, &'static str);
 type Try = fn(&mut TcpClientLane, RemoteAddr) -> Result<(), LaneError>;
 
@@ -121,7 +121,7 @@ fn f09_f10_f16_what_is_not_allowed_breaks_its_lane_and_changes_nothing() {
         };
         assert_eq!((*o, *k, *a, *w), (*op, key.0, *addr, *why));
         assert_eq!(peer, lane.peer());
-        // Broken for good, with the same words.
+        // Broken for good, with the same text.
         let again = [
             lane.poll().map(drop),
             lane.write(inbox_at(0), &[0; 8]),
@@ -190,11 +190,11 @@ fn f12_a_silent_server_costs_the_deadline_and_no_more() {
         "{e}"
     );
     assert!(before.elapsed() >= Duration::from_millis(50));
-    // The answer might still come: the lane is of no more use.
+    // The answer might still come: the lane is unusable.
     assert!(matches!(lane.poll(), Err(LaneError::Deadline { .. })));
 }
 
-/// What a client does in the cut sessions; returns how far it came.
+/// Operations of a client in the cut sessions; returns the number completed.
 fn script(lane: &mut TcpClientLane, memory: &Memory) -> Result<(), (u32, LaneError)> {
     let step = |n, r: Result<(), LaneError>| r.map_err(|e| (n, e));
     step(0, lane.write(inbox_at(INBOX_RING_AT), &[0x11; 128]))?;

@@ -1,4 +1,4 @@
-//! A served lane: the client's end here, the port polled by a thread as an applier would.
+//! A served lane: the client's end here, the server lane polled by a thread as an applier would.
 
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -87,7 +87,7 @@ pub(crate) fn noise(len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Polls a port until told to stop or the lane breaks; sleeps as an applier does.
+/// Polls a server lane until stopped or the lane breaks; sleeps as an applier does.
 pub(crate) struct Served {
     thread: JoinHandle<LaneError>,
     pub(crate) port: Arc<Mutex<TcpServerLane>>,
@@ -123,7 +123,7 @@ impl Served {
     }
 }
 
-/// A lane, its client's parker, what serves it, and its inbox.
+/// A client lane, its parker, its server thread, and its inbox.
 pub(crate) fn served(memory: &Memory) -> (TcpClientLane, OsParker, Served, Inbox) {
     let near = OsParker::new(Duration::ZERO).unwrap();
     let far = OsParker::new(Duration::ZERO).unwrap();
@@ -133,7 +133,7 @@ pub(crate) fn served(memory: &Memory) -> (TcpClientLane, OsParker, Served, Inbox
     (lane, near, served, inbox)
 }
 
-/// A lane and a port that nobody polls yet.
+/// Both ends of a lane, with no thread that polls the server lane yet.
 pub(crate) fn unserved() -> (TcpClientLane, TcpServerLane, Inbox, [OsParker; 2]) {
     let near = OsParker::new(Duration::ZERO).unwrap();
     let far = OsParker::new(Duration::ZERO).unwrap();

@@ -1,4 +1,4 @@
-//! F13, F14: posted reads that land in borrowed memory after all, and posts that wait for company.
+//! Tests of F13, F14: submitted reads received directly into borrowed memory, and held back requests.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn random_batch(memory: &Memory, dice: &mut Dice, tag: u64) -> ReadBatch {
     batch
 }
 
-/// The same reads, in another order and with a gap behind each; the bytes they take.
+/// The same reads, in another order and with a gap behind each; also the bytes they take.
 fn elsewhere(ops: &[ReadOp]) -> (Vec<ReadOp>, usize) {
     let mut moved = ops.to_vec();
     let mut at = 1;
@@ -53,7 +53,7 @@ fn check(ops: &[ReadOp], head: &[u8], body: &[u8], data: &[u8]) {
     }
 }
 
-/// The bytes beside the landings are as they were.
+/// The bytes outside the destinations are unchanged.
 fn untouched(ops: &[ReadOp], body: &[u8]) {
     let gaps = ops.iter().map(|op| op.body_at - 1);
     assert!(body.last() == Some(&0xee) && gaps.into_iter().all(|gap| body[gap] == 0xee));
@@ -92,7 +92,7 @@ fn f13_f14_posted_reads_land_in_borrowed_memory_and_behind_them_nothing_is_lost(
             lent += 1;
             continue;
         }
-        // It has landed in its own memory: a poll took it in.
+        // It was received into its own memory: a poll did so.
         let batch = lane.poll_read().unwrap();
         assert_eq!(batch.tag, tag, "round {round}");
         check(&ops, &batch.head, &batch.body, &data);
@@ -131,7 +131,7 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
     assert!(younger.unwrap().is_none(), "it is not the oldest");
     let mut late = 0;
     let batch = loop {
-        // Part of it comes each time, into memory that is then no longer ours to write.
+        // Part of it comes each time, into memory that is then no longer writable for the lane.
         let deadline = Deadline::after(Duration::from_millis(2));
         if let Some(batch) = lane
             .wait_read(9, &moved, &mut body, None, deadline)

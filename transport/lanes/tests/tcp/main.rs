@@ -1,4 +1,4 @@
-//! The TCP member against the contract, over real sockets of this host's loopback.
+//! The TCP transport against the contract, over real sockets of this host's loopback.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

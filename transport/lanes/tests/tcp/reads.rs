@@ -1,4 +1,4 @@
-//! F01, F02, F03, F09, F13, F14: reads.
+//! Tests of F01, F02, F03, F09, F13, F14: reads.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tidewater_runtime::sync::{AtomicBool, Ordering, fence};
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, plain, served, soon, unserved};
 
-/// Random reads with gaps of one byte between the landings, and where the gaps are.
+/// Random reads with gaps of one byte between the destinations, and the lengths of head and body.
 fn random_ops(memory: &Memory, dice: &mut Dice) -> (Vec<ReadOp>, usize, usize) {
     let (mut head, mut body, mut ops) = (1, 1, Vec::new());
     for _ in 0..=dice.below(40) {
@@ -191,7 +191,7 @@ impl Drop for Stops<'_> {
     }
 }
 
-/// Blocks behind tagged version words, read as the dense protocol does: word, payload, word.
+/// Blocks behind tagged version words, read as the range protocol does: word, payload, word.
 #[test]
 fn f03_fenced_reads_make_a_seqlock() {
     const BLOCK: usize = 64 << 10;
@@ -265,7 +265,7 @@ fn f03_fenced_reads_make_a_seqlock() {
     );
 }
 
-/// Rows rewritten at full speed: hashes refuse what is torn, and some are whole.
+/// Rows rewritten at full speed: hashes refuse torn rows, and some rows are complete.
 #[test]
 fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
     let memory = Memory::new();
@@ -290,7 +290,7 @@ fn f02_torn_rows_are_refused_by_their_hash_and_reads_get_on() {
                 ver = ver.next();
             }
         });
-        // One row is copied by the port, two together are long enough to be sent by the kernel.
+        // The server lane copies one row; two together are long enough for the kernel to send them.
         let one = layout.read_bytes() as u32;
         let two = (layout.stride + layout.read_bytes()) as u32;
         let mut body = vec![0; two as usize];

@@ -1,4 +1,4 @@
-//! How fast, by hand: `cargo test --profile ci -p tidewater-lanes --test tcp speed -- --ignored
+//! Measurements, by hand: `cargo test --profile ci -p tidewater-lanes --test tcp speed -- --ignored
 //! --nocapture --test-threads 1`; under `taskset -c 0` for one core.
 
 use std::io::{Read, Write};

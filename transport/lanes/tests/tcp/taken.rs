@@ -1,4 +1,4 @@
-//! F01, F13, F14: reads that somebody lands himself as they come.
+//! Tests of F01, F13, F14: reads that a taker consumes while they arrive.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, served, soon, unserved};
 
-/// Takes some of what it is offered, and notes which.
+/// Takes some of the reads offered, and records which.
 struct Picky<'a> {
     ops: &'a [ReadOp],
     dice: Dice,
@@ -26,7 +26,7 @@ impl<'a> Picky<'a> {
         }
     }
 
-    /// All that was asked for is there, by whomever it was landed, and nothing beside it.
+    /// All requested bytes are there, taken or placed, and no other byte changed.
     fn check(&self, head: &[u8], body: &[u8], data: &[u8]) {
         for (op, taken) in self.ops.iter().zip(&self.taken) {
             let from = &data[op.from.addr as usize..][..op.len as usize];
@@ -66,7 +66,7 @@ impl Unpack for Picky<'_> {
     }
 }
 
-/// Reads of rows, mostly short ones, with a byte between their landings; the bytes they take.
+/// Reads of rows, mostly short ones, with a byte between their destinations; also the bytes they take.
 fn rows(memory: &Memory, dice: &mut Dice, most: u64) -> (Vec<ReadOp>, usize, usize) {
     let (mut ops, mut head, mut body) = (Vec::new(), 0, 0);
     for _ in 0..=dice.below(most) {
@@ -112,8 +112,7 @@ fn f01_reads_are_offered_whole_and_land_unless_they_are_taken() {
     assert!(taken > 5000 && landed > 5000, "{taken} taken, {landed} not");
 }
 
-/// What was taken before a deadline is not lost, although it was put into memory that is then no
-/// longer ours.
+/// Reads taken before a deadline are not lost, although the memory they went to is then no longer usable.
 #[test]
 fn f13_f14_what_was_taken_of_a_late_batch_goes_with_it() {
     let memory = Memory::new();

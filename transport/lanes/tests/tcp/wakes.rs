@@ -1,4 +1,4 @@
-//! F06, F15, F17: who sleeps is woken, and who waits sleeps.
+//! Tests of F06, F15, F17: sleeping ends are woken, and waiting ends sleep.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn f06_f15_no_wake_up_is_lost_around_the_spin_limit() {
             );
             std::thread::yield_now();
         }
-        // Now the other way: the client sleeps and the port signals.
+        // Now the other way: the client sleeps and the server lane signals.
         let port = std::sync::Arc::clone(&server.port);
         let poster = std::thread::spawn(move || {
             let mut port = port.lock().unwrap();
@@ -55,8 +55,8 @@ fn f06_f15_no_wake_up_is_lost_around_the_spin_limit() {
     println!("slowest of 400 wake-ups: {slowest:?}");
 }
 
-/// A client that asks for much and reads nothing: the port stops executing and sleeps, though
-/// requests keep coming; when the client reads again, everything arrives.
+/// A client that requests much and reads nothing: the server lane stops executing and sleeps, though
+/// requests keep coming. When the client reads again, everything arrives.
 #[test]
 fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
     let memory = Memory::new();

@@ -1,4 +1,4 @@
-//! F04, F05, F07, F08, F11, F15: writes, atomics, posts.
+//! Tests of F04, F05, F07, F08, F11, F15: writes, atomics, posts.
 
 use tidewater_lanes::fabric::{
     ClientLane, INBOX_KEY, Inbox, LaneError, ReadBatch, ReadDest, RegionTable, RemoteAddr,
@@ -71,7 +71,7 @@ fn writes_of_any_length_touch_no_byte_beside_them() {
             .unwrap();
         lane.write(inbox_at(INBOX_RING_AT), &vec![0xbb; len])
             .unwrap();
-        // An atomic is done after the writes before it (F05), so its answer says that they are.
+        // An atomic is done after the writes before it (F05), so its answer confirms them.
         lane.fetch_add(memory.counter(0), 1, soon()).unwrap();
         let mut landed = vec![0; len + 16];
         inbox.payload(0, 0, len + 16).copy_out(0, &mut landed);
@@ -169,7 +169,7 @@ fn f15_posts_land_in_order_whole_and_superseded_states_coalesce() {
             }
             assert!(!until.passed());
         }
-        // Who sees the state sees what was posted before it.
+        // A reader that sees the state sees the posts before it.
         assert_eq!(lane.mailbox().line(mailbox_reject_at(n)), [n; 8]);
         if n % 10 == 0 {
             let mut got = vec![0; reply.len()];
@@ -186,7 +186,7 @@ fn posts_do_not_cut_an_answer_in_two() {
     let memory = Memory::new();
     let (mut lane, mut port, inbox, _sleepers) = unserved();
     let mut view = memory.exports.view();
-    // Answers of small reads, copied, far more than the port holds: it stops inside one.
+    // Answers of small reads, copied, far more than the server lane holds: it stops inside one.
     for tag in 0..20 {
         let ops = (0..500)
             .map(|i| plain(memory.at(i * 2048), 2000, i as usize * 2000))
@@ -226,7 +226,7 @@ fn posts_do_not_cut_an_answer_in_two() {
 #[test]
 fn a_client_that_never_polls_costs_a_bounded_backlog_and_then_its_lane() {
     let (_lane, mut port, _inbox, _sleepers) = unserved();
-    // The same line over and over is one line.
+    // The same line posted repeatedly is one line.
     for n in 0..100_000u64 {
         port.post(MAILBOX_STATE_AT, &line_bytes(&[n; 8])).unwrap();
     }
