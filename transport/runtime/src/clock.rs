@@ -1,15 +1,15 @@
 //! The only place that reads the machine's clock.
 //!
-//! Inside a task of the simulator (`sim`) time is virtual: the world sets it whenever the task gets
-//! its turn. Outside, that costs one look at a thread-local cell.
+//! Inside a task of the simulator (`sim`) time is virtual: the world sets it whenever the task gets its
+//! turn. Outside, that costs one load of a thread-local cell.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Longest time to a deadline, 100 years: `Instant` holds it, and so does every timeout of the
-/// kernel that is computed from it.
+/// Longest time to a deadline, 100 years: `Instant` holds it, and so does every timeout of the kernel that
+/// is computed from it.
 const FARTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 /// A point in time after which a wait gives up. Every wait takes one.
@@ -17,7 +17,7 @@ const FARTHEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 pub struct Deadline(Instant);
 
 impl Deadline {
-    /// `after` from now; at most 100 years, so that `Duration::MAX` means "no limit".
+    /// A deadline `after` from now; at most 100 years, so that `Duration::MAX` means "no limit".
     pub fn after(after: Duration) -> Self {
         if mutants::on(Mutant::DeadlineOverflows) {
             return Self(now() + after);
@@ -25,17 +25,17 @@ impl Deadline {
         Self(now() + after.min(FARTHEST))
     }
 
-    /// At `at`.
+    /// A deadline at the instant `at`.
     pub const fn at(at: Instant) -> Self {
         Self(at)
     }
 
-    /// Time left; zero when it has passed.
+    /// Time left; zero after the deadline.
     pub fn left(&self) -> Duration {
         self.0.saturating_duration_since(now())
     }
 
-    /// Whether it has passed.
+    /// Whether the deadline has passed.
     pub fn passed(&self) -> bool {
         now() >= self.0
     }
@@ -45,14 +45,14 @@ impl Deadline {
         self.0
     }
 
-    /// The earlier of two.
+    /// The earlier of two deadlines.
     #[must_use]
     pub fn min(self, other: Self) -> Self {
         Self(self.0.min(other.0))
     }
 }
 
-/// What a look at the virtual clock costs, so that a loop that waits for it comes to an end.
+/// Virtual cost of one clock read, so that a loop that waits for the clock ends.
 const VIRTUAL_LOOK: Duration = Duration::from_nanos(20);
 
 thread_local! {
@@ -74,12 +74,12 @@ fn look(at: Instant) -> Instant {
     at
 }
 
-/// Sets this thread's virtual time; `None` gives it back to the machine's clock.
+/// Sets this thread's virtual time; `None` returns the thread to the machine's clock.
 pub fn set_virtual(at: Option<Instant>) {
     VIRTUAL.set(at);
 }
 
-/// This thread's virtual time, if it is a task of the simulator; does not move it.
+/// This thread's virtual time, if it is a task of the simulator. Does not advance it.
 pub fn virtual_now() -> Option<Instant> {
     VIRTUAL.get()
 }
@@ -96,7 +96,7 @@ mod tests {
         assert!(!far.passed());
         assert!(far.left() > FARTHEST - Duration::from_secs(3600), "{far:?}");
         assert!(far > Deadline::after(Duration::from_secs(3600)));
-        // What waits compute from it stays in range.
+        // Values that waits compute from it stay in range.
         assert!(far.left().checked_mul(1024).is_some());
         assert!(far.min(Deadline::after(Duration::ZERO)).passed());
     }

@@ -2,22 +2,24 @@
 //!
 //! Without the feature each function does nothing at compile time.
 
-/// How long [`widen_window`] sleeps, in microseconds.
+/// Sleep of [`widen_window`], in microseconds.
 #[cfg(all(feature = "mutants", not(loom)))]
 static WINDOW_US: crate::sync::AtomicU64 = crate::sync::AtomicU64::new(0);
 
-/// Makes every later [`widen_window`] of this process sleep for `time`. Builds with the feature `mutants` only.
+/// Makes every later [`widen_window`] of this process sleep for `time`. Builds with the feature `mutants`
+/// only.
 ///
-/// A race window of some nanoseconds is met once in millions of tries. Widened to a millisecond, a push at a
-/// random moment meets it nearly each time, so that 50 pushes show a lost wake-up.
+/// A race window of some nanoseconds is hit once in millions of tries. Widened to a millisecond, a push at
+/// a random moment hits it nearly each time, so that 50 pushes show a lost wake-up.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn set_window(time: std::time::Duration) {
     let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     WINDOW_US.store(us, crate::sync::Ordering::Relaxed);
 }
 
-/// Sleeps for the time of [`set_window`], or of `TIDEWATER_TEST_WINDOW_US` if that is set: called between
-/// the last look and the announcement of a thread that goes to sleep. Does nothing in a build without the feature `mutants`.
+/// Sleeps for the time of [`set_window`], or of `TIDEWATER_TEST_WINDOW_US` if that is set. Called between
+/// the last poll and the announcement of a thread that parks. Does nothing in a build without the feature
+/// `mutants`.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn widen_window() {
     static FROM_ENV: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
@@ -36,12 +38,12 @@ pub fn widen_window() {
 #[inline(always)]
 pub const fn widen_window() {}
 
-/// How long [`pause_write`] spins, in nanoseconds.
+/// Spin of [`pause_write`], in nanoseconds.
 #[cfg(all(feature = "mutants", not(loom)))]
 static WRITE_PAUSE_NS: crate::sync::AtomicU64 = crate::sync::AtomicU64::new(0);
 
-/// Makes every later write of a row in this process pause for `time` in its middle, so that most one-sided
-/// reads of hot rows meet a row half written. Builds with the feature `mutants` only.
+/// Makes every later write of a row in this process pause for `time` in its middle. Most one-sided reads of
+/// hot rows then see a half-written row. Builds with the feature `mutants` only.
 #[cfg(all(feature = "mutants", not(loom)))]
 pub fn set_write_pause(time: std::time::Duration) {
     let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);

@@ -1,9 +1,9 @@
-//! What the rest of Tidewater stands on: registered memory, shared words, the model checker's atomics,
-//! the clock, and threads that park.
+//! Runtime foundation of all crates: registered memory, shared words, the model checker's atomics, the
+//! clock, and threads that park.
 //!
-//! All `unsafe` access to shared memory and all atomics are in this crate (and in the lanes that map memory
-//! of another process or post to a device). With `--cfg loom` the crate builds on loom's atomics, and its
-//! tests explore all their orders.
+//! This crate has all `unsafe` access to shared memory and all atomics. The exceptions are lanes that map
+//! memory of another process or post to a device. With `--cfg loom` the crate builds on loom's atomics, and
+//! its tests explore all their orders.
 
 #[cfg(not(loom))]
 pub mod clock;

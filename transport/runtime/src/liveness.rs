@@ -1,13 +1,13 @@
-//! Whether a server's applier lives, as the kernel says it: a robust futex in public memory.
+//! Liveness of a server's applier, as the kernel reports it: a robust futex in public memory.
 //!
-//! Over shared memory a client reads without the server, so that nothing it does fails when the server
-//! is killed. Each applier therefore holds a robust futex (`set_robust_list(2)`): a word that contains
-//! the thread's id while it runs, in which the kernel sets [`OWNER_DIED`] when the thread ends, also by
-//! SIGKILL. Clients load that word where they look whether their lane is closed. A stopped thread
-//! (SIGSTOP) holds its futex, so that it stays readable.
+//! Over shared memory a client reads without the server, so none of its operations fails when the server is
+//! killed. Each applier therefore holds a robust futex (`set_robust_list(2)`): a word that contains the
+//! thread's id while it runs. The kernel sets [`OWNER_DIED`] in it when the thread ends, also by SIGKILL.
+//! Clients load that word when they check whether their lane is closed. A stopped thread (SIGSTOP) holds
+//! its futex, so its memory stays readable.
 //!
-//! The word is 0 before its applier runs, and where the kernel refuses robust lists: then a client
-//! learns of the end from its control connections only.
+//! The word is 0 before its applier runs, and where the kernel refuses robust lists. Then a client learns
+//! of the end from its control connections only.
 
 use std::io;
 use std::marker::PhantomData;
@@ -19,16 +19,16 @@ use tidewater_protocol::mutants::{self, Mutant};
 /// The bit that the kernel sets in the futex of a thread that has ended, `FUTEX_OWNER_DIED`.
 pub const OWNER_DIED: u64 = 0x4000_0000;
 
-/// The words of a robust list in memory of its own: the head, `{first, offset, pending}`, then the one
-/// entry. Shared memory, because the kernel may already have taken the private memory of a process that
-/// it kills for want of memory when it walks the list.
+/// Bytes of the memory that holds the words of a robust list: the head, `{first, offset, pending}`, then
+/// the one entry. The memory is shared: a process killed by the out-of-memory killer may have lost its
+/// private memory before the kernel walks the list.
 const LIST_BYTES: usize = 4096;
 /// Bytes of the head, which the kernel checks.
 const HEAD_BYTES: usize = 24;
-/// Word of the entry.
+/// Index of the entry's word.
 const ENTRY: usize = 8;
 
-/// Why a thread's liveness cannot be told.
+/// Reason why a thread's liveness cannot be published.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LivenessError {
@@ -38,35 +38,36 @@ pub enum LivenessError {
     /// The kernel or a sandbox refuses robust lists.
     #[error("{call}: {source}")]
     Os {
-        /// The call.
+        /// Name of the system call.
         call: &'static str,
-        /// The kernel's answer.
+        /// Error of the kernel.
         #[source]
         source: io::Error,
     },
 }
 
-/// The robust futex of the thread that made it. When it is dropped, also by a panic, its word says that
-/// the thread has ended, as it does when the thread is killed.
+/// The robust futex of the thread that made it. When it is dropped, also by a panic, its word marks the
+/// thread as ended, as it does when the thread is killed.
 ///
 /// # Invariants
-/// `list` and `region` stay mapped while the kernel knows the list: it is taken back before they go.
+/// `list` and `region` stay mapped while the kernel knows the list: it is taken back before they are
+/// dropped.
 #[derive(Debug)]
 pub struct Liveness {
     region: Arc<Region>,
     at: usize,
     /// Kept for the kernel, which reads it when the thread ends.
     _list: Option<Region>,
-    /// The list of the C library, which is the thread's again afterwards.
+    /// The C library's list, which is restored afterwards.
     former: (usize, usize),
-    /// The list is the thread's: another one cannot take it back.
+    /// The list belongs to this thread: no other thread can take it back.
     _of_this_thread: PhantomData<*mut ()>,
 }
 
 impl Liveness {
-    /// Says in the word at `at` of `region` that this thread runs. While the value lives the thread
-    /// must not lock robust mutexes of the C library, whose list it has given up. Cost: a page and
-    /// three system calls, once.
+    /// Stores in the word at `at` of `region` that this thread runs. While the value lives the thread must
+    /// not lock robust mutexes of the C library, because it has given up that list. Cost: a page and three
+    /// system calls, once.
     ///
     /// # Errors
     /// [`LivenessError`]; the word is 0 then.
@@ -113,8 +114,8 @@ impl Drop for Liveness {
             return;
         }
         if let Err(error) = set_list(self.former) {
-            // The kernel took this list by the same call. Its memory stays, so that it never reads
-            // what is no longer mapped.
+            // The kernel took this list by the same call. Its memory stays, so that the kernel never reads
+            // unmapped memory.
             tracing::error!(%error, "cannot give the thread its former robust list");
             std::mem::forget(self._list.take());
         }
@@ -127,8 +128,8 @@ impl Drop for Liveness {
 /// The calling thread's robust list: its address and the bytes of its head.
 fn former() -> Result<(usize, usize), LivenessError> {
     let mut list = (0_usize, 0_usize);
-    // SAFETY: the kernel writes the two words that the pointers lead to, which live on this frame; 0
-    // names the calling thread.
+    // SAFETY: the kernel writes the two words that the pointers lead to, which live on this frame; 0 names
+    // the calling thread.
     let done = unsafe {
         libc::syscall(
             libc::SYS_get_robust_list,
@@ -140,13 +141,13 @@ fn former() -> Result<(usize, usize), LivenessError> {
     told("get_robust_list", done).map(|()| list)
 }
 
-/// Makes `list` the calling thread's: one that [`former`] returned, or a whole one that stays mapped
-/// until another is set.
+/// Sets `list` as the calling thread's robust list: one that [`former`] returned, or a complete one that
+/// stays mapped until another is set.
 fn set_list((head, bytes): (usize, usize)) -> Result<(), LivenessError> {
-    // SAFETY: the call keeps an address, which the kernel reads with its own checks when the thread
-    // ends or executes another program; it then writes at most the futex words of the list, and only
-    // those that contain the thread's id. The list is the C library's, or that of a `Liveness`, whose
-    // memory is mapped as long as it is set (invariant).
+    // SAFETY: the call keeps an address, which the kernel reads with its own checks when the thread ends or
+    // executes another program. It then writes at most the futex words of the list, and only those that
+    // contain the thread's id. The list is the C library's, or that of a `Liveness`, with memory that is
+    // mapped as long as it is set (invariant).
     let done = unsafe { libc::syscall(libc::SYS_set_robust_list, head, bytes) };
     told("set_robust_list", done)
 }
@@ -172,17 +173,17 @@ pub struct LivenessView {
 }
 
 impl LivenessView {
-    /// Of the word at `at`.
+    /// Creates a view with the liveness word at `at`.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when it is not inside the region.
+    /// [`MemError::Bounds`] when the word is not inside the region.
     pub fn new(region: &Arc<Region>, at: usize) -> Result<Self, MemError> {
         region.check(at, 8)?;
         let region = Arc::clone(region);
         Ok(Self { region, at })
     }
 
-    /// The whole memory.
+    /// A window of the complete memory.
     #[inline]
     pub fn memory(&self) -> Words<'_> {
         self.region.whole()
@@ -229,7 +230,7 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 let held = Liveness::hold(&there, 64).unwrap();
                 match leaks {
-                    // Nothing is dropped, as in a thread that is killed.
+                    // Drops no value, as in a thread that is killed.
                     true => std::mem::forget(held),
                     false => std::panic::resume_unwind(Box::new(())),
                 }

@@ -1,16 +1,17 @@
-//! The parked flag protocol: how a thread goes to sleep without losing a wake-up.
+//! The parked flag protocol: a thread parks without losing a wake-up.
 //!
-//! Consumer (a client thread, an applier): set the parked flag; full fence; look at everything once
-//! more; sleep only if nothing moved. Producer: store the data; full fence; load the parked flag; if
-//! it is set, ring. With a full fence on both sides at least one of them sees the other's store,
-//! so either the consumer finds the data in its second look or the producer rings.
+//! It is a Dekker-style store/load handshake. Consumer (a client thread, an applier): set the parked flag;
+//! full fence; poll every source once more; sleep only if nothing moved. Producer: store the data; full
+//! fence; load the parked flag; if it is set, wake the consumer. With a full fence on both sides at least
+//! one of them sees the other's store. So either the consumer finds the data in its second poll or the
+//! producer wakes it.
 //!
 //! Pure: a word and two fences, modelled below. `wake` has the wakers, `wait` the loop.
 
 use crate::mem::{Words, WordsMut};
 use crate::sync::{Ordering, fence};
 
-/// Consumer's half: from now on producers ring. Look once more after this.
+/// Consumer's half: from now on producers wake this thread. Poll once more after this.
 #[inline]
 pub fn set(word: WordsMut<'_>) {
     word.store(0, 1);
@@ -18,14 +19,14 @@ pub fn set(word: WordsMut<'_>) {
     fence(Ordering::SeqCst);
 }
 
-/// Consumer's half: producers need not ring any more. One that has not noticed yet rings once too
-/// often, which costs a spurious wake-up.
+/// Consumer's half: producers need not wake this thread any more. A producer that has not seen this yet
+/// wakes it once too often, which costs a spurious wake-up.
 #[inline]
 pub fn clear(word: WordsMut<'_>) {
     word.store(0, 0);
 }
 
-/// Producer's half, after the data was stored: whether the consumer has to be rung.
+/// Producer's half, after the data was stored: whether the consumer has to be woken.
 #[inline]
 pub fn must_wake(word: Words<'_>) -> bool {
     // SYNC: parked flag. Pairs with the fence in [`set`].
@@ -41,7 +42,7 @@ mod tests {
     use super::*;
     use crate::sync::{Arc, AtomicU64};
 
-    /// An eventfd: remembers rings, blocks while there is none.
+    /// Model of an eventfd: counts wake-ups, blocks while there is none.
     #[derive(Default)]
     struct ModelWaker {
         rung: Mutex<bool>,
@@ -63,8 +64,8 @@ mod tests {
         }
     }
 
-    /// A producer signals twice; the consumer waits for both as `wait::wait_until` does. A lost
-    /// wake-up leaves it asleep for ever, which loom reports as a deadlock.
+    /// A producer signals twice; the consumer waits for both as `wait::wait_until` does. A lost wake-up
+    /// leaves it asleep for ever, which loom reports as a deadlock.
     fn doorbell(second_look: bool, must_wake: fn(Words<'_>) -> bool) {
         loom::model(move || {
             let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);

@@ -1,4 +1,4 @@
-//! Options of TCP sockets, set alike on control connections and lanes.
+//! Options of TCP sockets, the same on control connections and lanes.
 
 use std::io;
 use std::net::TcpStream;
@@ -8,10 +8,10 @@ use rustix::net::sockopt;
 
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Turns Nagle's algorithm off: small messages are awaited by the other end.
+/// Turns Nagle's algorithm off: the other end waits for small messages.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
     match mutants::on(Mutant::NagleLeftOn) {
         false => stream.set_nodelay(true),
@@ -19,11 +19,11 @@ pub fn send_at_once(stream: &TcpStream) -> io::Result<()> {
     }
 }
 
-/// An error within about `silence` when the other host does not acknowledge any more, or has had no room
-/// for what is sent for so long.
+/// Fails the connection after about `silence` in which the other host acknowledges nothing, or has no room
+/// for the data sent.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub fn give_up_after(stream: &TcpStream, silence: Duration) -> io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, silence / 2)?;

@@ -1,7 +1,7 @@
-//! The only door to atomics: std's, or loom's while the model checker runs.
+//! The only access to atomics: std's, or loom's while the model checker runs.
 //!
-//! Everything shared between threads or processes goes through here, so that what is modelled is
-//! what runs. A Release and its Acquire carry the same `SYNC:` tag in their comments.
+//! All state shared between threads or processes uses this module, so that the modelled code is the
+//! production code. A Release and its Acquire carry the same `SYNC:` tag in their comments.
 
 #[cfg(loom)]
 pub use loom::sync::Arc;
@@ -12,7 +12,7 @@ pub use std::sync::Arc;
 #[cfg(not(loom))]
 pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// Tells the core that this is a spin loop (a scheduling point under loom).
+/// Hints to the core that this is a spin loop (a scheduling point under loom).
 #[inline]
 pub fn spin_hint() {
     #[cfg(loom)]

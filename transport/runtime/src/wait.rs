@@ -1,15 +1,15 @@
-//! The one loop in which anybody waits: spin a little, then sleep until woken.
+//! The one loop in which threads wait: spin a little, then sleep until woken.
 //!
-//! Why no wake-up is lost: the loop sleeps only after it has announced that it will and has then
-//! looked and found nothing. What became visible before the announcement, that second look finds;
-//! whoever makes something visible after it finds the announcement and rings (see `parked_flag`). A ring
-//! that comes early is kept by the waker, so that the sleep ends at once.
+//! No wake-up is lost: the loop sleeps only after it has announced so and has then polled and found
+//! nothing. That second poll finds all data that became visible before the announcement. A producer that
+//! publishes data after it finds the announcement and wakes the thread (see `parked_flag`). The waker keeps
+//! an early wake-up, so that the sleep ends at once.
 //!
-//! Why it ends: the spin stops at the deadline, the sleep takes it, and the last look comes after
-//! it, so that what arrived in time is not reported as missing.
+//! The loop ends: the spin stops at the deadline, the sleep is bounded by it, and the last poll comes after
+//! it. Data that arrived in time is therefore not reported as missing.
 //!
-//! A thread that never sleeps ([`Parker::sleeps`]) spins until the deadline and announces nothing,
-//! so that no producer makes a system call for it.
+//! A thread that never sleeps ([`Parker::sleeps`]) spins until the deadline and announces nothing, so that
+//! no producer makes a system call for it.
 
 use std::time::Duration;
 
@@ -19,35 +19,34 @@ use crate::sync::spin_hint;
 use crate::yield_backoff::YieldBackoff;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// Pollers look this long before they sleep: longer than a round trip over shared memory, shorter
-/// than a time slice that somebody else could use.
+/// Time that a waiting thread spins before it sleeps. It is longer than a round trip over shared memory,
+/// shorter than a time slice that another thread could use.
 pub const SPIN: Duration = Duration::from_micros(20);
 
-/// Where a thread that has nothing to do waits. The order is: `prepare_park`, look once more, `sleep`
-/// (or not), `cancel_park`; see `wake`.
+/// Parks and unparks an idle thread. The order is: `prepare_park`, poll once more, `park_until` (or not),
+/// `cancel_park`; see `wake`.
 pub trait Parker: Send {
-    /// Tells all producers that from now on they must wake this thread.
+    /// Announces to all producers that from now on they must wake this thread.
     fn prepare_park(&mut self);
 
     /// Sleeps until woken or until the deadline.
     fn park_until(&mut self, deadline: Deadline);
 
-    /// Tells them that it looks by itself again.
+    /// Withdraws the announcement: the thread polls by itself again.
     fn cancel_park(&mut self);
 
-    /// Whether a wait should spin before it sleeps, and for how long.
+    /// Time that a wait spins before it sleeps; zero for none.
     fn spin(&self) -> Duration {
         SPIN
     }
 
-    /// Whether the thread sleeps at all. One that does not is told nothing and rung by nobody: it
-    /// looks until it finds something, and takes a core for that.
+    /// Whether the thread sleeps at all. A thread that does not announces nothing and is never woken: it
+    /// polls until it finds something, and uses a core for that.
     fn sleeps(&self) -> bool {
         true
     }
 
-    /// What the thread has learned of offering its core while it spins; one that keeps nothing
-    /// learns it anew in each wait.
+    /// State of the yield backoff across waits. Without it each wait starts from the initial rate.
     fn yield_backoff(&mut self) -> Option<&mut YieldBackoff> {
         None
     }
@@ -55,11 +54,12 @@ pub trait Parker: Send {
 
 /// Calls `look` until it returns a value or an error; `None` when the deadline passed first.
 ///
-/// `look` takes in what has arrived (polls its lanes) and never blocks. Everything it looks at
-/// must be announced to by `parker`: its parked flags lie where the producers look, its sockets are
-/// in its watch. Cost: nothing but the first look when there is something already; else a spin of
-/// [`Parker::spin`], in which the core is offered now and then (see [`YieldBackoff`]), then one system
-/// call per sleep. Where the thread never sleeps: a look at the clock for each look.
+/// `look` polls the thread's lanes and never blocks. Every polled source must be able to wake `parker`: its
+/// parked flags lie where the producers load them, its sockets are in its reactor.
+///
+/// Cost: only the first poll when data is already there. Otherwise a spin of [`Parker::spin`], in which the
+/// thread yields its core now and then (see [`YieldBackoff`]), then one system call per sleep. Where the
+/// thread never sleeps: a clock read for each poll.
 ///
 /// # Errors
 /// Those of `look`.
@@ -93,14 +93,13 @@ pub fn wait_until<T, E>(
     }
 }
 
-/// Looks at least once, then again and again for the parker's spin time; until the deadline if it
-/// never sleeps.
+/// Polls at least once, then repeatedly for the parker's spin time; until the deadline if it never sleeps.
 fn spin<T, E>(
     parker: &mut dyn Parker,
     deadline: Deadline,
     look: &mut impl FnMut() -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
-    // The clock is not read when the first look succeeds.
+    // The clock is not read when the first poll succeeds.
     if let Some(found) = look()? {
         return Ok(Some(found));
     }
@@ -134,8 +133,8 @@ mod tests {
     use super::*;
     use crate::sync::{Arc, AtomicBool, Ordering};
 
-    /// Records what the loop does. With `late`, a producer stores its data just before it could
-    /// see the announcement, and so does not ring.
+    /// Records the calls of the loop. With `late`, a producer stores its data just before it could see the
+    /// announcement, and so does not wake.
     #[derive(Default)]
     struct Script {
         calls: Vec<&'static str>,

@@ -1,26 +1,25 @@
-//! How often a thread that spins yield_backoff its core to others.
+//! Backoff of yields: the rate at which a spinning thread yields its core.
 
 use std::time::Duration;
 
 use crate::clock;
 
-/// Looks before a thread first yield_backoff its core to others, and again once somebody took it: where
-/// servers and workers share two cores, the thread that is awaited may be the one that waits for
-/// this core.
+/// Polls before a thread first yields its core, and again after a yield that another thread used. Where
+/// servers and workers share two cores, the awaited thread may be the one that waits for this core.
 const LOOKS_PER_OFFER: u32 = 32;
 
-/// Looks after which an offer is made whatever was learned: some hundreds of microseconds.
+/// Polls after which a yield is made in any case: some hundreds of microseconds.
 const LOOKS_PER_OFFER_MAX: u32 = 1 << 13;
 
-/// An offer that took less was taken by nobody: two switches of threads take longer.
+/// A shorter yield was used by no thread: two context switches take longer.
 const TAKEN: Duration = Duration::from_micros(1);
 
-/// How often a thread that spins yield_backoff its core. Each offer is a system call, so it is made half
-/// as often whenever nobody took the last one; as often as at first when somebody did, or when a
-/// spin that offered nothing found nothing: what it waited for may have been waiting for this core.
+/// Rate at which a spinning thread yields its core. Each yield is a system call. The rate halves whenever
+/// no thread used the last yield. It returns to the initial rate when a thread did, or when a spin without
+/// a yield found nothing. The awaited thread may have waited for this core.
 #[derive(Debug, Clone)]
 pub struct YieldBackoff {
-    /// Looks between two yield_backoff.
+    /// Polls between two yields.
     pub every: u32,
     taken: bool,
 }
@@ -35,7 +34,7 @@ impl Default for YieldBackoff {
 }
 
 impl YieldBackoff {
-    /// Gives the core to whoever waits for it, and learns whether anybody did.
+    /// Yields the core, and records whether another thread used it.
     pub fn make(&mut self) {
         let before = clock::now();
         std::thread::yield_now();
@@ -51,13 +50,13 @@ impl YieldBackoff {
         };
     }
 
-    /// Whether somebody took the last one.
+    /// Whether another thread used the last yield.
     pub const fn taken(&self) -> bool {
         self.taken
     }
 
-    /// A spin found nothing; `made` are its yield_backoff. If it made one and nobody took it, nobody waits
-    /// for this core.
+    /// Records a spin that found nothing with `made` yields. If it made one and no thread used it, no
+    /// thread waits for this core.
     pub const fn in_vain(&mut self, made: u32) {
         if made == 0 {
             self.every = LOOKS_PER_OFFER;
@@ -92,7 +91,7 @@ mod tests {
             (yield_backoff.every, yield_backoff.taken()),
             (LOOKS_PER_OFFER, true)
         );
-        // In vain, although nobody wanted the core; and without having asked.
+        // A spin in vain, although no thread wanted the core; and one without a yield.
         yield_backoff.learn(at_once);
         yield_backoff.in_vain(1);
         assert_eq!(yield_backoff.every, 2 * LOOKS_PER_OFFER);

@@ -1,4 +1,4 @@
-//! Memory of a program that devices may write, while a call has it.
+//! Memory of a program that devices may write during a call that borrows it.
 
 use std::any::Any;
 use std::fmt;
@@ -8,26 +8,26 @@ use super::region::{MemError, Region};
 use crate::sync::Arc;
 
 /// Bytes that a program owns and sees as an ordinary slice, zeroed at first. Registered with a device
-/// (`ClientDomain::register`), a READ into such a slice is landed there by the device itself.
+/// (`ClientDomain::register`), the device itself places the data of a READ in such a slice.
 ///
-/// A device is told of a place in it only by a call that has borrowed that place exclusively, and that
-/// does not end before the device is done with it. So the language's own rules are all that a program
-/// has to keep; dropped, a buffer is deregistered first and unmapped then, and a forgotten one stays
-/// mapped, so that its addresses never become something else's.
+/// A device receives an address in it only from a call that has borrowed that range exclusively. The call
+/// does not end before the device is done with it. So a program has to keep the language's own rules only.
+/// A dropped buffer is deregistered first and unmapped then. A forgotten one stays mapped, so that its
+/// addresses are never reused.
 ///
 /// # Invariants
-/// - Nobody but this derefs the bytes of `region`: its other owners are registrations, which only keep
-///   it mapped.
+/// - Only this type derefs the bytes of `region`: its other owners are registrations, which only keep it
+///   mapped.
 /// - `bytes` is not past its end.
 pub struct Buffer {
-    /// Registrations with devices. Before the memory, as fields are dropped.
+    /// Registrations with devices. Before the memory, as fields are dropped in order.
     registrations: Vec<Arc<dyn Any + Send + Sync>>,
     region: Arc<Region>,
     bytes: usize,
 }
 
 impl Buffer {
-    /// `bytes` zeroes, at the beginning of a page.
+    /// Allocates `bytes` zeroes, at the beginning of a page.
     ///
     /// # Errors
     /// [`MemError::Os`] when there is no memory.
@@ -39,12 +39,12 @@ impl Buffer {
         })
     }
 
-    /// What a device is to register; nobody may touch its bytes.
+    /// The region to register with a device; its bytes may not be touched.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Keeps a registration as long as the memory is there.
+    /// Keeps a registration as long as the memory exists.
     pub fn keep(&mut self, registration: Arc<dyn Any + Send + Sync>) {
         self.registrations.push(registration);
     }
@@ -55,8 +55,8 @@ impl Deref for Buffer {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: `bytes` bytes are mapped as long as the region (its invariant), of which this has an
-        // owner. Nobody else derefs them (invariant); a device writes them only during a call that has
-        // a slice of `deref_mut`, which this borrow excludes.
+        // owner. No other code derefs them (invariant); a device writes them only during a call that has a
+        // slice of `deref_mut`, which this borrow excludes.
         unsafe { std::slice::from_raw_parts(self.region.base(), self.bytes) }
     }
 }

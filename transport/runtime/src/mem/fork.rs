@@ -1,9 +1,9 @@
-//! Notices that the process was forked.
+//! Detects that the process was forked.
 //!
-//! A client holds sockets, an epoll instance and mapped rings. A forked child has them all, and one
-//! call of it would corrupt what its parent is doing. So whoever hands a client to programs that
-//! may fork (the language bindings) asks here before each call. A page that the kernel wipes in the
-//! child costs one load to ask; `getpid` would cost a system call.
+//! A client holds sockets, an epoll instance and mapped rings. A forked child inherits them all, and one
+//! call of it would corrupt its parent's operations. Code that hands a client to programs that may fork
+//! (the language bindings) therefore checks this guard before each call. A page that the kernel wipes in
+//! the child makes the check one load; `getpid` would cost a system call.
 
 use memmap2::{MmapMut, MmapOptions};
 use rustix::mm::Advice;
@@ -13,7 +13,7 @@ use super::region::{MemError, os};
 const PAGE: usize = 4096;
 const HERE: u8 = 0xa5;
 
-/// Made in one process; knows whether it is still that one.
+/// Belongs to the process that made it; detects use in another process.
 ///
 /// ```
 /// let guard = tidewater_runtime::mem::ForkGuard::new()?;
@@ -27,7 +27,7 @@ pub struct ForkGuard {
 }
 
 impl ForkGuard {
-    /// For the calling process.
+    /// Creates a guard for the calling process.
     ///
     /// # Errors
     /// [`MemError::Os`] when there is no memory for one page.
@@ -40,10 +40,10 @@ impl ForkGuard {
         let mut page = page.map_err(os("mmap", PAGE, "raise ulimit -v or free memory"))?;
         page.fill(HERE);
         let at = page.as_mut_ptr().cast();
-        // SAFETY: the range is the whole of a private anonymous mapping of ours; the advice
-        // changes nothing in this process.
+        // SAFETY: the range is the whole of a private anonymous mapping of ours; the advice changes nothing
+        // in this process.
         let wiped = unsafe { rustix::mm::madvise(at, PAGE, Advice::LinuxWipeOnFork) };
-        // Linux before 4.14 does not know the advice: then the process is asked who it is.
+        // Linux before 4.14 does not know the advice: each check then compares process ids.
         let page = wiped.is_ok().then_some(page);
         Ok(Self { page, pid })
     }
@@ -52,8 +52,8 @@ impl ForkGuard {
     pub fn is_same_process(&self) -> bool {
         match &self.page {
             Some(page) => {
-                // SAFETY: the first byte of a mapping that lives as long as `page`. Volatile,
-                // because it changes by a fork, of which the compiler knows nothing.
+                // SAFETY: the first byte of a mapping that lives as long as `page`. Volatile, because it
+                // changes by a fork, of which the compiler knows nothing.
                 let first = unsafe { page.as_ptr().read_volatile() };
                 first == HERE
             }
@@ -78,8 +78,8 @@ mod tests {
 
     #[test]
     fn a_wiped_page_is_another_process() {
-        // What a child finds; that the kernel wipes it is shown by the bindings' tests, which
-        // fork (a multi-threaded test cannot).
+        // The page as a child finds it. The bindings' tests, which fork, show that the kernel wipes it (a
+        // multi-threaded test cannot).
         let mut guard = ForkGuard::new().unwrap();
         if let Some(page) = &mut guard.page {
             page.fill(0);

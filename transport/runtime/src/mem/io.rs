@@ -1,10 +1,9 @@
-//! The one place where the kernel reads and writes shared memory: sockets send straight from
+//! The only module in which the kernel reads and writes shared memory: sockets send straight from
 //! registered memory and receive straight into it.
 //!
-//! A list names the pieces of one call, private slices and spans of regions mixed, on the stack.
-//! To the language the kernel is an opaque agent: it copies bytes that may be changing, and what
-//! arrives torn is refused by whoever reads it. It is never told of memory outside a region or a
-//! slice that the list borrows.
+//! A list names the pieces of one call, private slices and spans of regions mixed, on the stack. To the
+//! language the kernel is an opaque agent: it copies bytes that may be changing, and the reader refuses
+//! torn data. A list never names memory outside a region or a slice that it borrows.
 
 use std::io;
 use std::marker::PhantomData;
@@ -12,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use super::{MemError, Region};
 
-/// Pieces of one call: enough for a window of large reads, 2 KiB of stack.
+/// Most pieces of one call: enough for a window of large reads, 2 KiB of stack.
 pub const PARTS: usize = 128;
 
 const NOTHING: libc::iovec = libc::iovec {
@@ -20,7 +19,7 @@ const NOTHING: libc::iovec = libc::iovec {
     iov_len: 0,
 };
 
-/// What the two lists have in common.
+/// Common part of the two lists.
 ///
 /// # Invariants
 /// Each of the first `used` parts is inside memory that stays borrowed for `'a`.
@@ -65,8 +64,8 @@ impl Parts<'_> {
     }
 
     fn message(&mut self) -> libc::msghdr {
-        // SAFETY: all fields of a msghdr are integers or pointers, for which zero is a value: no
-        // address, no control data, no flags.
+        // SAFETY: all fields of a msghdr are integers or pointers, for which zero is a value: no address,
+        // no control data, no flags.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = self.list.as_mut_ptr();
         // The field is size_t or int, by the C library; PARTS fits both.
@@ -75,12 +74,12 @@ impl Parts<'_> {
     }
 }
 
-/// What one call sends.
+/// Pieces that one call sends.
 #[derive(Default)]
 pub struct SendList<'a>(Parts<'a>);
 
 impl<'a> SendList<'a> {
-    /// Nothing yet.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Self(Parts::new())
     }
@@ -103,12 +102,11 @@ impl<'a> SendList<'a> {
         self.0.bytes
     }
 
-    /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. With `more`, the
-    /// system may keep the last packet back until the next call, for 200 ms at most. Cost: one system
-    /// call.
+    /// Sends as much as the socket takes now; never blocks, never raises SIGPIPE. With `more`, the system
+    /// may keep the last packet back until the next call, for 200 ms at most. Cost: one system call.
     ///
     /// # Errors
-    /// The socket's; `WouldBlock` when it takes nothing now.
+    /// Those of the socket; `WouldBlock` when it takes nothing now.
     pub fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let message = self.0.message();
@@ -140,12 +138,12 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Where one call receives into.
+/// Pieces that one call receives into.
 #[derive(Default)]
 pub struct RecvList<'a>(Parts<'a>);
 
 impl<'a> RecvList<'a> {
-    /// Nowhere yet.
+    /// Creates an empty list.
     pub const fn new() -> Self {
         Self(Parts::new())
     }
@@ -158,8 +156,7 @@ impl<'a> RecvList<'a> {
         }
     }
 
-    /// Adds bytes of a region that this thread alone writes, from any byte on; false when the list
-    /// is full.
+    /// Adds bytes of a region that this thread alone writes, from any byte on; false when the list is full.
     ///
     /// # Errors
     /// [`MemError::Bounds`] when they are not inside or the region is read-only.
@@ -173,10 +170,10 @@ impl<'a> RecvList<'a> {
         self.0.bytes
     }
 
-    /// Receives what is there; never blocks. 0 when the peer has closed. Cost: one system call.
+    /// Receives available bytes; never blocks. 0 when the peer has closed. Cost: one system call.
     ///
     /// # Errors
-    /// The socket's; `WouldBlock` when nothing is there.
+    /// Those of the socket; `WouldBlock` when nothing is there.
     pub fn recv(&mut self, socket: impl AsFd) -> io::Result<usize> {
         let fd = socket.as_fd().as_raw_fd();
         let mut message = self.0.message();
@@ -195,7 +192,7 @@ fn first_byte(region: &Region, at: usize, len: usize) -> Result<*mut u8, MemErro
     Ok(region.base().wrapping_add(at))
 }
 
-/// A count, or the error that the C library left.
+/// A count, or the error that the C library reported.
 fn told(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }

@@ -1,11 +1,11 @@
 //! Copies of whole lines between shared words and private bytes.
 //!
-//! Word by word such a copy is as many instructions as there are words, four times what it takes, and
-//! who then loads sixteen bytes at once finds them in two stores that are still under way: the core
-//! cannot put them together, and waits until both are in the cache. So on x86-64 a line is moved in
-//! four parts, by an assembly block: to the language an opaque agent, as the kernel is in `io`. Bytes
-//! may change while it copies them. No protocol stands on more than that each byte is one that stood
-//! there; what is torn does not prove itself.
+//! Word by word such a copy takes as many instructions as there are words, four times the minimum. A later
+//! load of sixteen bytes then spans two stores that are still under way. The core cannot combine them, and
+//! waits until both are in the cache. So on x86-64 an assembly block moves a line in four parts. To the
+//! language the block is an opaque agent, as the kernel is in `io`. Bytes may change while it copies them.
+//! All protocols rely only on this: each copied byte is one that stood there. A torn copy has no matching
+//! checksum.
 
 use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
@@ -31,8 +31,8 @@ pub(super) fn copy_out(from: &[AtomicU64; WORDS], to: &mut [u8; LINE_BYTES]) {
 #[inline(always)]
 pub(super) fn copy_in(from: &[u8; LINE_BYTES], to: &[AtomicU64; WORDS]) {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
-    // SAFETY: both are a line of mapped memory for as long as they are borrowed; what is behind a
-    // reference to atomics may be written through it.
+    // SAFETY: both are a line of mapped memory for as long as they are borrowed; memory behind a reference
+    // to atomics may be written through it.
     unsafe {
         copy(from.as_ptr(), to.as_ptr().cast_mut().cast());
     }
@@ -42,8 +42,8 @@ pub(super) fn copy_in(from: &[u8; LINE_BYTES], to: &[AtomicU64; WORDS]) {
     }
 }
 
-/// Copies as many lines out as both hold. Counted, not zipped: where calls between crates are not all
-/// inlined, making a pair of iterators stays one, and a row is a few lines.
+/// Copies as many lines out as both hold. Counted, not zipped. Where calls between crates are not all
+/// inlined, making a pair of iterators stays a call, and a row is a few lines.
 #[inline(always)]
 pub(super) fn copy_all_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]]) {
     let mut n = 0;
@@ -63,16 +63,16 @@ pub(super) fn copy_all_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) 
     }
 }
 
-/// Copies a line; either end may be shared with who reads or writes it at the same time.
+/// Copies a line; either end may be shared with concurrent readers or writers.
 ///
 /// # Safety
 /// A line can be read at `from` and written at `to`; they do not overlap.
 #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
 #[inline(always)]
 unsafe fn copy(from: *const u8, to: *mut u8) {
-    // The instructions are of every x86-64 processor and want no alignment.
-    // SAFETY: the block reads the line at `from` and writes the line at `to`, which the caller vouches
-    // for, and nothing else; no flag, no stack.
+    // Every x86-64 processor has the instructions, and they need no alignment.
+    // SAFETY: the block reads the line at `from` and writes the line at `to`, for which the caller vouches,
+    // and nothing else; no flag, no stack.
     unsafe {
         core::arch::asm!(
             "movups {a}, [{from}]",

@@ -1,29 +1,29 @@
 //! Copies of many lines at once, by the processor's own string move.
 //!
-//! `rep movsq` is outside of the language, as the copy of a line is (see `line`), and may be used on
-//! the same words for the same reasons. On memory that no cache holds it saves reading what it
+//! `rep movsq` is outside of the language, as the copy of a line is (see `line`). It may be used on the
+//! same words for the same reasons. On memory that no cache holds it avoids reading the bytes that it
 //! overwrites, which no sequence of loads and stores can.
 //!
-//! *Order.* A string move is ordered with every load and store before and after it in the program
-//! as plain ones are; only its own words go in no order, as those of a loop of relaxed accesses may.
-//! So the fences around a copy do not care which it is: loads, an Acquire fence; a Release fence,
-//! stores. An `asm!` without `nomem` is a fence for the compiler.
+//! *Order.* A string move is ordered with every load and store before and after it in the program as plain
+//! ones are. Only its own words move in no order, as those of a loop of relaxed accesses may. So the fences
+//! around a copy are the same for both: loads, an Acquire fence; a Release fence, stores. An `asm!` without
+//! `nomem` is a fence for the compiler.
 
 use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
 
 /// Words of a line.
 const WORDS: usize = LINE_BYTES / 8;
-/// From so many lines on the string move is faster; below, starting it costs more.
+/// From this number of lines on the string move is faster; below, starting it costs more.
 const MANY: usize = 32;
 
-/// Copies as many lines out as both hold; false, and nothing is done, when they are few or there is
-/// no such instruction.
+/// Copies as many lines out as both hold. Returns false, without a copy, when they are few or there is no
+/// such instruction.
 #[inline]
 pub(super) fn copy_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]]) -> bool {
     let lines = from.len().min(to.len());
-    // SAFETY: both hold `lines` lines, `to` to be written, which is borrowed alone. Whatever is in
-    // the words of `from` when they are read, their bytes are good.
+    // SAFETY: both hold `lines` lines, `to` to be written, which is borrowed alone. Any values that the
+    // words of `from` have when they are read are valid bytes.
     lines >= MANY && unsafe { copy(from.as_ptr().cast(), to.as_mut_ptr().cast(), lines) }
 }
 
@@ -31,12 +31,12 @@ pub(super) fn copy_out(from: &[[AtomicU64; WORDS]], to: &mut [[u8; LINE_BYTES]])
 #[inline]
 pub(super) fn copy_in(from: &[[u8; LINE_BYTES]], to: &[[AtomicU64; WORDS]]) -> bool {
     let lines = from.len().min(to.len());
-    // SAFETY: both hold `lines` lines; `to` is written through a shared reference, as atomics may
-    // be, and each of its words has this one writer.
+    // SAFETY: both hold `lines` lines; `to` is written through a shared reference, as atomics may be, and
+    // each of its words has this one writer.
     lines >= MANY && unsafe { copy(from.as_ptr().cast(), to.as_ptr().cast_mut().cast(), lines) }
 }
 
-/// Copies lines; `false`, and nothing is done, where that cannot be.
+/// Copies lines; returns false, without a copy, where that is impossible.
 ///
 /// # Safety
 /// `from` is readable and `to` writable for `lines` lines, and they do not overlap.

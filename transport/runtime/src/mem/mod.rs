@@ -1,5 +1,4 @@
-//! Registered memory: regions, and the only code that touches words that somebody else may be
-//! writing.
+//! Registered memory: regions, and the only code that accesses words with concurrent writers.
 
 #[cfg(not(loom))]
 pub mod buffer;

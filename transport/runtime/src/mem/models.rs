@@ -1,6 +1,6 @@
-//! Loom models of what readers and writers of shared words rely on: they run the functions that servers and
-//! clients run. Each has a variant that lacks one check, or a mutant that lacks one fence, and loom must find
-//! what that breaks.
+//! Loom models of the orders that readers and writers of shared words rely on: they run the functions that
+//! servers and clients run. Each has a variant that lacks one check, or a mutant that lacks one fence, and
+//! loom must find the resulting error.
 
 use loom::thread;
 
@@ -26,7 +26,7 @@ fn bytes(values: &[u64]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-/// Two frames of one word each, two tails. Memory: tail cell (2 words), ring (2 words).
+/// Two frames of one word each, two tails. Memory: tail record (2 words), ring (2 words).
 fn ring(write: fn(WordsMut<'_>, usize, &[u8])) {
     loom::model(move || {
         let CheckedU64([v, chk]) = CheckedU64::new(0, SALT);
@@ -68,8 +68,8 @@ fn loom_finds_stale_frames_without_the_release_fence() {
     ring(|to, at, bytes| to.copy_in(at, bytes));
 }
 
-/// A row of two words that goes from version 1 to 2, by the writer and the reader of the product. `accept` is
-/// given the version before and after, and whether the checksum matches.
+/// A row of two words that goes from version 1 to 2, by the writer and the reader of the product. `accept`
+/// receives the version before and after, and whether the checksum matches.
 fn row(accept: fn(u64, u64, bool) -> bool) {
     const KEY: u64 = 42;
     let payload = |counter: u64| [counter * 11, counter * 13];
@@ -120,8 +120,8 @@ fn read<const N: usize>(memory: &[AtomicU64], at: usize, fence: bool) -> [u64; N
     std::array::from_fn(|i| word_at(&head, i * 8))
 }
 
-/// A block of two words that goes from sequence 0 to 2. Memory: version word, data (2 words). Reads as a pull
-/// of a range does: version, payload, version, the latter two fenced if `fenced` says so.
+/// A block of two words that goes from sequence 0 to 2. Memory: version word, data (2 words). Reads as a
+/// pull of a range does: version, payload, version; `fenced` selects the fences of the latter two.
 fn block(fenced: [bool; 2]) {
     let tagged = |seq: u32| TaggedU32::new(seq, SALT).0;
     loom::model(move || {
@@ -167,8 +167,8 @@ fn loom_finds_mixed_blocks_when_the_payload_is_not_fenced() {
     block([false, true]);
 }
 
-/// A released block: its version word is voided, then its memory holds another table's values. A reader that
-/// read those has seen the void word. Catches `void-without-fence`.
+/// A released block: its version word is voided, then its memory holds another table's values. A reader
+/// that read those has seen the void word. Catches `void-without-fence`.
 #[test]
 fn loom_released_memory_is_void_before_it_is_reused() {
     let version = TaggedU32::new(4, SALT);
@@ -192,9 +192,9 @@ fn loom_released_memory_is_void_before_it_is_reused() {
 
 const LINE: usize = 64;
 
-/// A snapshot of one word in each of its two buffers, which follow the line. `write` is the applier; what a
-/// reader accepts is the epoch that it saw in front. Two preemptions: a line is eight words, and three take ten
-/// times as long.
+/// A snapshot of one word in each of its two buffers, which follow the line. `write` is the applier; a
+/// reader accepts the epoch that it saw in front. Two preemptions: a line is eight words, and three take
+/// ten times as long.
 fn snapshot(from: SnapshotLine, buffers: [u64; 2], write: fn(WordsMut<'_>, WordsMut<'_>)) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(2);
@@ -240,7 +240,8 @@ fn loom_a_published_snapshot_is_complete() {
     });
 }
 
-/// Epoch 3 begins and overwrites buffer 1, in which readers of epoch 1 may be. Catches `epoch-without-fence`.
+/// Epoch 3 begins and overwrites buffer 1, in which readers of epoch 1 may be. Catches
+/// `epoch-without-fence`.
 #[test]
 fn loom_a_reader_of_an_old_epoch_notices_that_its_buffer_is_rewritten() {
     snapshot(snapshot_line(1, 2), [2, 1], |line, buffers| {

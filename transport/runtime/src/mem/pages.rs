@@ -1,10 +1,10 @@
 //! Hugepages, and the NUMA node that pages come from.
 //!
-//! A memory of hugepages is had whole or not at all. The kernel ends a process that touches a
-//! hugepage which the pool no longer has (SIGBUS), and a promise of the pool does not help where a
-//! cgroup or a cpuset forbids the page later. So every page is taken before the memory is used;
-//! what is missing is an error then. For the same reason such a memory is never sparse: it costs
-//! its whole size from the start. It is never swapped, so locking it is nothing.
+//! A memory of hugepages is allocated completely or not at all. The kernel ends a process that touches a
+//! hugepage which the pool no longer has (SIGBUS). A reservation in the pool does not help where a cgroup
+//! or a cpuset forbids the page later. So every page is taken before the memory is used, and a missing page
+//! is an error then. For the same reason such a memory is never sparse: it costs its complete size from the
+//! start. It is never swapped, so locking it does nothing.
 
 use std::os::fd::AsFd;
 use std::os::raw::{c_int, c_ulong};
@@ -18,12 +18,12 @@ use tidewater_protocol::limits::NODES_MAX;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[non_exhaustive]
 pub enum Pages {
-    /// The machine's own, 4 KiB on most, taken when they are touched.
+    /// Pages of the machine's default size, 4 KiB on most, taken when they are touched.
     #[default]
     Ordinary,
-    /// 2 MiB.
+    /// Hugepages of 2 MiB.
     Huge2M,
-    /// 1 GiB.
+    /// Hugepages of 1 GiB.
     Huge1G,
 }
 
@@ -37,7 +37,7 @@ impl Pages {
         }
     }
 
-    /// As people write it: `4K`, `2M`, `1G`.
+    /// Short name: `4K`, `2M`, `1G`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ordinary => "4K",
@@ -46,7 +46,7 @@ impl Pages {
         }
     }
 
-    /// Whether they come from a pool.
+    /// Whether the pages come from a hugepage pool.
     pub const fn are_huge(self) -> bool {
         !matches!(self, Self::Ordinary)
     }
@@ -60,14 +60,14 @@ impl Pages {
     }
 }
 
-/// Takes all pages of a memfd of hugepages. A failure leaves those that could be had, until the
-/// memfd is closed.
+/// Takes all pages of a memfd of hugepages. After a failure the pages taken so far stay until the memfd is
+/// closed.
 pub(super) fn take_all(fd: impl AsFd, bytes: usize) -> Result<(), MemError> {
     let take = || rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, bytes as u64);
     rustix::io::retry_on_intr(take).map_err(|e| os("fallocate", bytes, POOL)(e.into()))
 }
 
-/// Whether it is a memfd of hugepages, and then the size of its pages.
+/// Size of the pages if `fd` is a memfd of hugepages, else `None`.
 pub(super) fn huge_page_bytes(fd: impl AsFd) -> Option<usize> {
     const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
     let stat = rustix::fs::fstatfs(fd).ok()?;
@@ -77,10 +77,9 @@ pub(super) fn huge_page_bytes(fd: impl AsFd) -> Option<usize> {
 }
 
 impl Region {
-    /// Asks for pages of NUMA node `node` wherever a page of the region is touched for the first
-    /// time from now on, by whichever thread or process; if the node has none left, they come from
-    /// elsewhere. Hugepages are there already: they are taken by the thread that makes the region,
-    /// from the node on which it runs.
+    /// Prefers NUMA node `node` for pages of the region that any thread or process touches for the first
+    /// time from now on. If the node has none left, they come from elsewhere. Hugepages are there already:
+    /// the thread that makes the region takes them from the node on which it runs.
     ///
     /// # Errors
     /// [`MemError::Os`]: the kernel knows no such node, or this process may not use it.
@@ -146,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_pool_that_has_not_enough_is_an_error_and_no_signal() {
-        // Nobody has a pool of 4 TiB.
+        // No machine has a pool of 4 TiB.
         let error = Region::memfd_of("huge", 4 << 40, Pages::Huge1G).unwrap_err();
         assert!(matches!(error, MemError::Os { .. }), "{error:?}");
     }

@@ -1,4 +1,4 @@
-//! A mapped piece of memory that may be shared with other processes and, later, with a NIC.
+//! A mapped piece of memory that may be shared with other processes and with a NIC.
 
 use std::fs::File;
 use std::io;
@@ -14,53 +14,53 @@ use crate::sync::AtomicU64;
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// What went wrong with memory.
+/// Failure of a memory operation.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemError {
     /// A system call failed.
     #[error("{call} of {bytes} bytes failed: {source}; {remedy}")]
     Os {
-        /// The call.
+        /// Name of the system call.
         call: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested of the call.
         bytes: usize,
-        /// The operating system's word.
+        /// Error of the operating system.
         source: io::Error,
-        /// What to do.
+        /// Remedy, for the message.
         remedy: &'static str,
     },
     /// An access that is not inside the region, not aligned, or not allowed.
     #[error("access of {len} bytes at {at} in a region of {bytes} bytes ({why})")]
     Bounds {
-        /// Offset asked for.
+        /// Byte offset of the access.
         at: usize,
-        /// Bytes asked for.
+        /// Bytes of the access.
         len: usize,
-        /// The region.
+        /// Bytes of the region.
         bytes: usize,
-        /// Outside, misaligned, or read-only.
+        /// Reason: outside, misaligned, or read-only.
         why: &'static str,
     },
-    /// Locked memory is limited below what was asked for.
+    /// The limit of locked memory is below the requested size.
     #[error(
         "cannot lock {bytes} bytes in memory: the limit is {limit} bytes; raise it with \
          `ulimit -l unlimited` (or LimitMEMLOCK=infinity, or the container's --ulimit memlock=-1), \
          or do without --mlock"
     )]
     Memlock {
-        /// Bytes asked for.
+        /// Bytes to be locked.
         bytes: usize,
-        /// The soft limit.
+        /// The soft limit in bytes.
         limit: u64,
     },
 }
 
-/// A mapping. Shared by `Arc`; unmapped when the last owner is gone.
+/// A mapping. Shared by `Arc`; unmapped when the last owner is dropped.
 ///
 /// # Invariants
-/// - `map` stays mapped, at one place, for the life of the value; it is never truncated under us
-///   (own memfds are sealed against shrinking; memfds from a peer are accepted only if sealed so).
+/// - `map` stays mapped, at one place, for the life of the value. It is never truncated under us (own
+///   memfds are sealed against shrinking; memfds from a peer are accepted only if sealed so).
 /// - Its length is a multiple of its page size where the pages are huge, so that it can be unmapped.
 /// - Its bytes are touched only through [`Words`] and [`WordsMut`], or by the kernel; those of a
 ///   [`Buffer`](super::Buffer), which hands out none of these, through its slices.
@@ -72,7 +72,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Private zeroed memory.
+    /// Allocates private zeroed memory.
     ///
     /// # Errors
     /// [`MemError::Os`] when there is no memory.
@@ -89,8 +89,8 @@ impl Region {
         })
     }
 
-    /// A new memfd of `bytes`, sparse (pages cost memory when first touched), sealed against
-    /// resizing, mapped for writing. Before a descriptor of it is passed to a peer it is sealed by
+    /// Creates a memfd of `bytes`, sparse (pages cost memory when first touched), sealed against resizing,
+    /// mapped for writing. Before a descriptor of it is passed to a peer it is sealed by
     /// [`seal_for_readers`] or [`seal_for_writers`].
     ///
     /// # Errors
@@ -99,8 +99,9 @@ impl Region {
         Self::memfd_of(name, bytes, Pages::Ordinary)
     }
 
-    /// The same of pages of this size. Hugepages are all taken at once, and `bytes` is rounded up to
-    /// whole ones. Cost: the kernel zeroes hugepages here, a tenth of a second for each GiB.
+    /// Creates a memfd as [`Self::memfd`] does, with pages of this size. Hugepages are all taken at once,
+    /// and `bytes` is rounded up to whole ones. Cost: the kernel zeroes hugepages here, a tenth of a second
+    /// for each GiB.
     ///
     /// # Errors
     /// [`MemError::Os`] when the kernel refuses, or the pool has not enough.
@@ -125,14 +126,14 @@ impl Region {
         )?;
         region.pages = pages;
         if pages.are_huge() {
-            // The mapping has reserved them, at once and so before anybody else.
+            // The mapping has reserved them, at once and so before any other process.
             take_all(&fd, bytes)?;
         }
         Ok((region, fd))
     }
 
-    /// Maps a memfd that a peer passed. It must be sealed against shrinking (else a peer could
-    /// end this process by truncating it) and hold at least `bytes`.
+    /// Maps a memfd that a peer passed. It must be sealed against shrinking (else a peer could end this
+    /// process by truncating it) and hold at least `bytes`.
     ///
     /// # Errors
     /// [`MemError::Os`] when it is not such a memfd or cannot be mapped.
@@ -185,12 +186,12 @@ impl Region {
         })
     }
 
-    /// Bytes of the region.
+    /// Length of the region in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
 
-    /// Whether it is empty (never, in practice).
+    /// Whether the region is empty (never, in practice).
     pub fn is_empty(&self) -> bool {
         self.map.len() == 0
     }
@@ -208,13 +209,13 @@ impl Region {
     /// A window for reading. `at` is a multiple of 8; `len` is rounded up to whole words.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when it is not inside the region.
+    /// [`MemError::Bounds`] when the window is not inside the region.
     #[inline]
     pub fn words(&self, at: usize, len: usize) -> Result<Words<'_>, MemError> {
         Ok(Words::new(self.atomics(at, len)?))
     }
 
-    /// All of it, for reading, without the tail that is no whole word.
+    /// A window of the complete region for reading, without a last partial word.
     #[inline]
     pub fn whole(&self) -> Words<'_> {
         let first = self.map.as_ptr().cast::<AtomicU64>();
@@ -226,7 +227,7 @@ impl Region {
     /// A window for writing.
     ///
     /// # Errors
-    /// [`MemError::Bounds`] when it is not inside the region or the region is read-only.
+    /// [`MemError::Bounds`] when the window is not inside the region or the region is read-only.
     #[inline]
     pub fn words_mut(&self, at: usize, len: usize) -> Result<WordsMut<'_>, MemError> {
         if !self.writable {
@@ -239,18 +240,18 @@ impl Region {
     fn atomics(&self, at: usize, len: usize) -> Result<&[AtomicU64], MemError> {
         self.check(at, len)?;
         let first = self.map.as_ptr().wrapping_add(at).cast::<AtomicU64>();
-        // Other processes and the kernel are outside the language's model; nothing that they write is
-        // believed before it has proved itself. A read-only mapping is handed out as `Words` only,
-        // which has no store. Mappings are page aligned, and `check` wants `at` a multiple of 8.
+        // Other processes and the kernel are outside the language's model; data that they write is
+        // accepted only after validation. A read-only mapping is handed out as `Words` only, which has
+        // no store. Mappings are page aligned, and `check` wants `at` a multiple of 8.
         // SAFETY: the range, rounded up to whole words, is inside the mapping (`check`), which lives as
-        // long as `self` (invariant), which the slice borrows; `first` is aligned, as was just said.
-        // Any bits are a valid u64, and every access in this program goes through atomics.
+        // long as `self` (invariant), which the slice borrows. `first` is aligned, as was just said. Any
+        // bits are a valid u64, and every access in this program goes through atomics.
         Ok(unsafe { std::slice::from_raw_parts(first, len.div_ceil(8)) })
     }
 
-    /// Asks for the first lines of what begins at `at`, so that they are on their way when they are
-    /// loaded; the processor follows a longer run by itself. Outside of the region nothing happens.
-    /// Cost: an instruction a line.
+    /// Prefetches the first lines from `at` on, so that they are on their way when they are loaded. The
+    /// processor follows a longer run by itself. Outside of the region nothing happens. Cost: an
+    /// instruction a line.
     #[inline]
     pub fn prefetch(&self, at: usize, len: usize) {
         const LINES_MAX: usize = 5;
@@ -260,7 +261,7 @@ impl Region {
         }
     }
 
-    /// Refuses what is not inside the region in whole words.
+    /// Refuses a range that is not inside the region in whole words.
     ///
     /// # Errors
     /// [`MemError::Bounds`].
@@ -291,9 +292,9 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Makes the pages of a range present and writable, so that nobody faults on them later.
-    /// Does nothing on kernels without `MADV_POPULATE_WRITE` (before 5.14). Cost: one system call
-    /// and the zeroing of the pages.
+    /// Makes the pages of a range present and writable, so that no later access faults on them. Does
+    /// nothing on kernels without `MADV_POPULATE_WRITE` (before 5.14). Cost: one system call and the
+    /// zeroing of the pages.
     ///
     /// # Errors
     /// [`MemError::Bounds`], or [`MemError::Os`] when there is no memory.
@@ -317,9 +318,8 @@ impl Region {
         }
     }
 
-    /// Locks a range in memory, so that it is never swapped: pages that are present at once, the
-    /// others as they are touched. Hugepages never are swapped. Cost: a system call; no page is made
-    /// present by it.
+    /// Locks a range in memory, so that it is never swapped: pages that are present at once, the others as
+    /// they are touched. Hugepages are never swapped. Cost: a system call, which makes no page present.
     ///
     /// # Errors
     /// [`MemError::Memlock`] when the limit is too low.
@@ -341,9 +341,9 @@ impl Region {
     }
 }
 
-/// Seals a memfd that peers may only read: no process maps it for writing from now on, also not by
-/// opening `/proc/self/fd`, and no peer adds a seal. Mappings that exist go on writing. Kernels before
-/// 5.1 do not have that seal: there only [`read_only_fd`] stands between a peer and the memory.
+/// Seals a memfd that peers may only read. No process can map it for writing from now on, also not by
+/// opening `/proc/self/fd`, and no peer can add a seal. Existing mappings stay writable. Kernels before 5.1
+/// do not have that seal: there only [`read_only_fd`] stands between a peer and the memory.
 ///
 /// # Errors
 /// [`MemError::Os`] when the kernel refuses, for instance because `fd` is open for reading only.
@@ -361,7 +361,7 @@ pub fn seal_for_readers(fd: impl AsFd) -> Result<(), MemError> {
     }
 }
 
-/// Seals a memfd that peers write: no peer adds a seal, which would keep later peers from mapping it.
+/// Seals a memfd that peers write: no peer can add a seal, which would keep later peers from mapping it.
 ///
 /// # Errors
 /// As [`seal_for_readers`].
@@ -389,8 +389,9 @@ fn sealing(e: rustix::io::Errno) -> MemError {
     )(e.into())
 }
 
-/// A descriptor of the same memory that can only be mapped for reading. Together with
-/// [`seal_for_readers`]: without it `/proc/self/fd` gives a descriptor that can be mapped for writing.
+/// Opens a descriptor of the same memory that can only be mapped for reading. Use it together with
+/// [`seal_for_readers`]: without the seal, `/proc/self/fd` gives a descriptor that can be mapped for
+/// writing.
 ///
 /// # Errors
 /// [`MemError::Os`] when `/proc` is not mounted.
@@ -472,8 +473,7 @@ mod tests {
         assert!(matches!(r.lock(0, 2 << 20), Err(MemError::Bounds { .. })));
     }
 
-    /// KiB of the memory from `first` to the end of its mapping that are locked, as the kernel
-    /// tells.
+    /// KiB of locked memory from `first` to the end of its mapping, as the kernel reports it.
     fn locked_kib(first: *mut u8) -> u64 {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let begins = format!("{:x}-", first.addr());
@@ -487,7 +487,7 @@ mod tests {
         let (r, _fd) = Region::memfd("test", 1 << 20).unwrap();
         match r.lock(8192, 12_000) {
             Ok(()) => {
-                // Pages as they are touched; those beside the range are not.
+                // Pages as they are touched; those outside the range are not.
                 assert_eq!(locked_kib(r.base().wrapping_add(8192)), 0);
                 let words = r.words_mut(0, 1 << 20).unwrap();
                 for touched in [0, 8192, 16384] {

@@ -1,13 +1,13 @@
-//! Rows of mapped memory, copied and proved in one pass.
+//! Rows of mapped memory, copied and hashed in one pass.
 
 use super::Words;
 use tidewater_protocol::layout::row::{
     ROW_HEADER_BYTES, RowCopy, RowVersion, is_proven, row_hasher,
 };
 
-/// Copies the payload of the row that begins with `row` into `out`, hashing what it copies: the
-/// row of `key` in the table of `salt`. Its words may change meanwhile: what was copied is accepted
-/// for the bytes that it is, and for nothing else. Cost: one pass over the payload.
+/// Copies the payload of the row that begins with `row` into `out` and hashes the copied bytes, for `key`
+/// in the table of `salt`. Its words may change meanwhile: the hash covers exactly the bytes copied. Cost:
+/// one pass over the payload.
 ///
 /// # Panics
 /// When `row` is shorter than a header and `out`.
@@ -20,7 +20,8 @@ pub fn copy_row(row: Words<'_>, salt: u64, key: u64, out: &mut [u8]) -> RowCopy 
     RowCopy { ver, proven }
 }
 
-/// Copies the payload without a proof; the version that stood in the header before. Cost: a copy.
+/// Copies the payload without validation; returns the version that stood in the header before. Cost: a
+/// copy.
 ///
 /// # Panics
 /// When `row` is shorter than a header and `out`.
@@ -40,7 +41,7 @@ mod tests {
     use tidewater_protocol::layout::row::{row_chk, row_head, verify_row};
 
     proptest! {
-        /// The one pass accepts what copy and hash one after the other accept, and copies the same.
+        /// The one pass accepts the same rows as a copy followed by a hash, and copies the same bytes.
         #[test]
         fn one_pass_agrees_with_two(
             payload in proptest::collection::vec(any::<u8>(), 1..300),

@@ -1,12 +1,12 @@
 //! Words that another thread, process or NIC may read or write at the same time.
 //!
-//! Every access is a relaxed 64-bit atomic through [`crate::sync`], or copies a whole line (see
-//! `line`); order comes from the fences of the protocols, and what is read is believed only once it
-//! has proved itself. Code outside this module never sees shared bytes, only private copies of them.
+//! Every access is a relaxed 64-bit atomic through [`crate::sync`], or copies a whole line (see `line`).
+//! The fences of the protocols provide order, and data is accepted only once its checksum matches. Code
+//! outside this module never sees shared bytes, only private copies of them.
 //!
-//! Offsets are in bytes, relative to the window, and multiples of 8. They are the program's own
-//! (checked when the window was made from what a peer said); an offset past the window is a bug
-//! and panics as slice indexing does.
+//! Offsets are in bytes, relative to the window, and multiples of 8. They are the program's own (input from
+//! a peer is checked when the window is made). An offset past the window is a bug and panics as slice
+//! indexing does.
 
 use super::{line, many};
 use crate::sync::{AtomicU64, Ordering};
@@ -22,14 +22,14 @@ pub struct Words<'a>(&'a [AtomicU64]);
 #[derive(Debug, Clone, Copy)]
 pub struct WordsMut<'a>(&'a [AtomicU64]);
 
-/// Asks for the line in which a value begins, so that it is on its way when it is loaded. Does
-/// nothing where there is no such instruction. Cost: one that waits for nothing.
+/// Prefetches the line in which a value begins, so that it is on its way when it is loaded. Does nothing
+/// where there is no such instruction. Cost: an instruction that waits for nothing.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     prefetch_at(core::ptr::from_ref(value).cast());
 }
 
-/// The same for whatever is at an address.
+/// Prefetches the line at an address.
 #[inline(always)]
 pub(super) fn prefetch_at(first: *const u8) {
     #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
@@ -43,7 +43,7 @@ pub(super) fn prefetch_at(first: *const u8) {
 }
 
 impl<'a> Words<'a> {
-    /// Over atomics.
+    /// Wraps atomics as a window.
     pub const fn new(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
@@ -74,7 +74,7 @@ impl<'a> Words<'a> {
         Some(Self(self.0.get(first..first.checked_add(words)?)?))
     }
 
-    /// Asks for the lines of the window, as [`prefetch`]. Cost: an instruction a line.
+    /// Prefetches the lines of the window, as [`prefetch`]. Cost: an instruction a line.
     #[inline]
     pub fn prefetch(&self) {
         for line in self.0.chunks(LINE_BYTES / 8) {
@@ -82,19 +82,19 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// One word.
+    /// Loads one word, without ordering.
     #[inline]
     pub fn load(&self, at: usize) -> u64 {
         self.0[at / 8].load(Ordering::Relaxed)
     }
 
-    /// One word; what was written before it was released is visible afterwards.
+    /// Loads one word; writes before its release are visible afterwards.
     #[inline]
     pub fn load_acquire(&self, at: usize) -> u64 {
         self.0[at / 8].load(Ordering::Acquire)
     }
 
-    /// Eight words, possibly torn.
+    /// Loads eight words, possibly torn.
     #[inline]
     pub fn line(&self, at: usize) -> Line {
         let words = &self.0[at / 8..at / 8 + LINE_BYTES / 8];
@@ -130,7 +130,7 @@ impl<'a> Words<'a> {
         }
     }
 
-    /// Copies bytes out and hashes what was copied, line by line: the copy, never the words again.
+    /// Copies bytes out and hashes the copy, line by line, never the words again.
     #[inline]
     pub fn copy_out_hashing(&self, at: usize, out: &mut [u8], mut hash: H64) -> u64 {
         if mutants::on(Mutant::HashLastLineOnly) {
@@ -155,7 +155,7 @@ impl<'a> Words<'a> {
     }
 }
 
-/// What is less than a line, word by word. A function of its own: most copies have no such rest.
+/// Copies less than a line, word by word. A function of its own: most copies have no such rest.
 #[inline(never)]
 fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
     let (whole, part) = out.as_chunks_mut::<8>();
@@ -168,7 +168,7 @@ fn copy_rest_out(words: &[AtomicU64], out: &mut [u8]) {
     }
 }
 
-/// As [`copy_rest_out`].
+/// Copies less than a line in, as [`copy_rest_out`] does out.
 #[inline(never)]
 fn copy_rest_in(bytes: &[u8], words: &[AtomicU64]) {
     let (whole, part) = bytes.as_chunks::<8>();
@@ -182,7 +182,7 @@ fn copy_rest_in(bytes: &[u8], words: &[AtomicU64]) {
 }
 
 impl<'a> WordsMut<'a> {
-    /// Over atomics that the caller alone writes.
+    /// Wraps atomics that the caller alone writes.
     pub const fn new(words: &'a [AtomicU64]) -> Self {
         Self(words)
     }
@@ -209,13 +209,13 @@ impl<'a> WordsMut<'a> {
         Self(&self.0[at / 8..at / 8 + len.div_ceil(8)])
     }
 
-    /// As [`Words::get`].
+    /// A window inside this one, if it is inside, as [`Words::get`].
     #[inline]
     pub fn get(&self, at: usize, len: usize) -> Option<Self> {
         Some(Self(self.as_read().get(at, len)?.0))
     }
 
-    /// Stores one word.
+    /// Stores one word, without ordering.
     #[inline]
     pub fn store(&self, at: usize, word: u64) {
         self.0[at / 8].store(word, Ordering::Relaxed);
@@ -227,13 +227,13 @@ impl<'a> WordsMut<'a> {
         self.0[at / 8].store(word, Ordering::Release);
     }
 
-    /// Adds to one word atomically (wrapping) and returns what it was.
+    /// Adds to one word atomically (wrapping) and returns the old value.
     #[inline]
     pub fn fetch_add(&self, at: usize, add: u64) -> u64 {
         self.0[at / 8].fetch_add(add, Ordering::AcqRel)
     }
 
-    /// Stores `new` if the word is `expect`; returns what it was.
+    /// Stores `new` if the word equals `expect`; returns the old value.
     #[inline]
     pub fn compare_swap(&self, at: usize, expect: u64, new: u64) -> u64 {
         let r = self.0[at / 8].compare_exchange(expect, new, Ordering::AcqRel, Ordering::Acquire);
@@ -265,7 +265,7 @@ impl<'a> WordsMut<'a> {
         }
     }
 
-    /// Stores zeros.
+    /// Stores zeros in a range.
     pub fn zero(&self, at: usize, len: usize) {
         for word in &self.0[at / 8..at / 8 + len.div_ceil(8)] {
             word.store(0, Ordering::Relaxed);
@@ -308,7 +308,7 @@ mod tests {
             WordsMut::new(&target).copy_in(at * 8, &out);
             let mut back = vec![0; 512 * 8];
             WordsMut::new(&target).as_read().copy_out(0, &mut back);
-            // The words beside them stay as they were; the last one is filled with zeros.
+            // The words outside stay as they were; the last one is filled with zeros.
             let mut whole = vec![0xff; 512 * 8];
             whole[at * 8..at * 8 + len].copy_from_slice(&out);
             whole[at * 8 + len..at * 8 + len.next_multiple_of(8)].fill(0);

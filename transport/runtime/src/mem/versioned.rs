@@ -1,9 +1,10 @@
 //! Versioned rows, blocks and snapshots: the stores of their writer and the loads of their readers.
 //!
-//! One applier writes, any number of clients read the same words without a lock. A row carries a checksum; a
-//! block has a version word before and after (a seqlock); a snapshot has two buffers and a line that names the
-//! complete one. The order of stores and loads that this needs is here and nowhere else, so that the loom
-//! models of this folder run the code that servers and clients run. Each fence has a mutant that removes it.
+//! One applier writes, any number of clients read the same words without a lock. A row carries a checksum.
+//! A block has a version word before and after (a seqlock). A snapshot has two buffers and a line that
+//! names the complete one. The required order of stores and loads is implemented only here. The loom models
+//! of this folder therefore run the code that servers and clients run. Each fence has a mutant that removes
+//! it.
 
 use super::publish::read_fence;
 use super::{Words, WordsMut};
@@ -21,8 +22,8 @@ fn release_fence(mutant: Mutant) {
     }
 }
 
-/// Stores a row: header, then payload. No order is needed: a reader accepts what the checksum of the header
-/// matches, and nothing else. Cost: a copy of the payload.
+/// Stores a row: header, then payload. No order is needed: a reader accepts only a row with a matching
+/// checksum in its header. Cost: a copy of the payload.
 #[inline(always)]
 pub fn store_row(row: WordsMut<'_>, head: RowHead, payload: &[u8]) {
     row.store(0, head.version);
@@ -46,7 +47,7 @@ pub struct RowHead {
     pub checksum: u64,
 }
 
-/// The version words that a block has while it is written, and after.
+/// Version words of a block, during and after a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockVersions {
     /// Odd: readers reject the block.
@@ -57,8 +58,8 @@ pub struct BlockVersions {
 
 /// The writer of a seqlock: the odd version, the payload, the even version.
 ///
-/// Its other half is a reader that loads the version word, the payload behind a [`read_fence`], and the version
-/// word again behind another ([`copy_out`]); it accepts two equal even words.
+/// Its other half is a reader that loads the version word, the payload behind a [`read_fence`], and the
+/// version word again behind another ([`copy_out`]). It accepts two equal even words.
 #[inline]
 pub fn store_block(
     version: WordsMut<'_>,
@@ -68,10 +69,10 @@ pub fn store_block(
 ) {
     version.store(0, versions.writing);
     // SYNC: block. A reader that copied any word stored below has synchronised with this fence through its
-    // own, so its second look sees the odd word or a later one, and it rejects.
+    // own. Its second load therefore sees the odd word or a later one, and it rejects.
     release_fence(Mutant::BlockWithoutFence);
     target.copy_in(0, payload);
-    // SYNC: block. A reader whose first look sees this word sees all of the payload above.
+    // SYNC: block. A reader that sees this word in its first load sees all of the payload above.
     if mutants::on(Mutant::BlockVersionRelaxed) {
         version.store(0, versions.done);
     } else {
@@ -79,33 +80,33 @@ pub fn store_block(
     }
 }
 
-/// Publishes a snapshot's line: a reader that sees it (and fences) sees every store before it, so all of the
-/// buffer that it names.
+/// Publishes a snapshot's line: a reader that sees it (and fences) sees every store before it, so all of
+/// the buffer that it names.
 #[inline]
 pub fn publish_snapshot(to: WordsMut<'_>, line: &Line) {
-    // SYNC: snapshot. Pairs with the reader's `read_fence` after its first look.
+    // SYNC: snapshot. Pairs with the reader's `read_fence` after its first load.
     release_fence(Mutant::SnapshotLineWithoutFence);
     to.store_line(0, line);
 }
 
-/// Between the lines that open an epoch and the first store into its buffer.
+/// Fence between the lines that open an epoch and the first store into its buffer.
 #[inline]
 pub fn begin_buffer() {
-    // SYNC: snapshot. Pairs with the reader's `read_fence` before its second look: a reader that copied a word
-    // stored after this sees the line's new `building`, or a later line.
+    // SYNC: snapshot. Pairs with the reader's `read_fence` before its second load. A reader that copied a
+    // word stored after this sees the line's new `building`, or a later line.
     release_fence(Mutant::EpochWithoutFence);
 }
 
-/// Voids version words (or whole lines of them) before the memory that they guard is zeroed and given away.
+/// Voids version words (or whole lines of them) before the memory that they guard is zeroed and reused.
 #[inline]
 pub fn void(words: WordsMut<'_>, len: usize) {
     words.zero(0, len);
-    // SYNC: block. A reader that copied a word stored after this sees the void version at its second look.
+    // SYNC: block. A reader that copied a word stored after this sees the void version at its second load.
     release_fence(Mutant::VoidWithoutFence);
 }
 
-/// A one-sided read of memory that its writer may be changing: `head` first, the rest into `body`. With `fence`,
-/// behind every read before it. Cost: a copy.
+/// A one-sided read of memory that its writer may be changing: `head` first, the rest into `body`. With
+/// `fence`, after every earlier read. Cost: a copy.
 ///
 /// # Panics
 /// When `from` is shorter than `head` and `body`, or `head` is not whole words.
