@@ -1,7 +1,7 @@
-//! Which device has which address, from the tables of `/proc/net`.
+//! IP addresses of network devices, from the tables of `/proc/net`.
 //!
-//! The kernel lists IPv6 addresses with their device. It lists its own IPv4 addresses without one,
-//! so the device is that of the most precise route to a neighbour.
+//! The kernel lists IPv6 addresses with their device. It lists its own IPv4 addresses without one, so the
+//! device is that of the most precise route to a neighbour.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};

@@ -1,4 +1,4 @@
-//! NUMA nodes and logical processors, and which of them this process may use.
+//! NUMA nodes and logical processors, and the ones that this process may use.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use tidewater_protocol::limits::{CPUS_MAX, NODES_MAX};
 
 const CPUS: &str = "sys/devices/system/cpu";
 const NODES: &str = "sys/devices/system/node";
-/// Cache levels and kinds that are looked through for the last one.
+/// Cache levels and kinds that are searched for the L3 cache.
 const CACHES_MAX: u32 = 8;
 /// Folders between a process's cgroup and the root that may limit it.
 const CGROUP_DEPTH_MAX: usize = 32;
@@ -16,40 +16,40 @@ const CGROUP_DEPTH_MAX: usize = 32;
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
 pub struct NumaNode {
-    /// Its number.
+    /// Number of the node.
     pub id: u32,
     /// Its processors; none on a node of memory only.
     pub cpus: Vec<u32>,
     /// Bytes of its memory, 0 if not known.
     pub memory_bytes: u64,
-    /// Bytes of it that nobody uses.
+    /// Free bytes of its memory.
     pub free_bytes: u64,
     /// Distance to each node, in the order of [`super::Topology::nodes`].
     pub distances: Vec<u32>,
-    /// Whether this process may take its memory.
+    /// Whether this process may use its memory.
     pub allowed: bool,
 }
 
-/// A logical processor, that is, what a thread can be pinned to.
+/// A logical processor: a thread can be pinned to it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
 pub struct Cpu {
-    /// Its number.
+    /// Number of the processor.
     pub id: u32,
-    /// Its NUMA node.
+    /// Number of its NUMA node.
     pub node: u32,
-    /// Its socket.
+    /// Number of its socket.
     pub package: u32,
     /// The lowest number among the logical processors of its core (SMT siblings).
     pub core: u32,
-    /// The lowest number among those with which it shares the L3 cache; its own if it has none.
+    /// The lowest number among the processors that share its L3 cache; its own if it has none.
     pub l3: u32,
     /// Whether this process may run on it.
     pub allowed: bool,
 }
 
 impl Cpu {
-    /// One of which nothing but the number is known.
+    /// A processor of which only the number is known.
     pub(super) fn alone(id: u32) -> Self {
         Self {
             id,
@@ -143,7 +143,7 @@ pub(super) fn cpus(root: &Root, nodes: &[NumaNode]) -> Vec<Cpu> {
         Cpu {
             id,
             node: of_node(id).map_or(0, |n| n.id),
-            // -1 where firmware does not say.
+            // -1 where firmware does not report it.
             package: root
                 .number(format!("{at}/topology/physical_package_id"))
                 .unwrap_or(0),
@@ -155,7 +155,7 @@ pub(super) fn cpus(root: &Root, nodes: &[NumaNode]) -> Vec<Cpu> {
     online.iter().map(cpu).collect()
 }
 
-/// Those that share the L3 cache of the processor at `at`.
+/// Processors that share the L3 cache of the processor at `at`.
 fn l3(root: &Root, at: &str) -> Option<Vec<u32>> {
     // Usually the fourth: instructions and data of level 1, level 2, level 3.
     let index = (0..CACHES_MAX)
@@ -164,7 +164,7 @@ fn l3(root: &Root, at: &str) -> Option<Vec<u32>> {
     root.list(format!("{at}/cache/index{index}/shared_cpu_list"))
 }
 
-/// What this process may use; `None` is not known, and then everything is taken for ours.
+/// Processors and nodes that this process may use; `None` is not known, and then all count as allowed.
 #[derive(Debug)]
 pub(super) struct Allowed {
     pub(super) cpus: Option<Vec<u32>>,
@@ -186,7 +186,7 @@ impl Allowed {
     }
 }
 
-/// Of the calling thread: its affinity, which is inside of its cgroup's cpuset.
+/// Limits of the calling thread: its affinity, which is inside of its cgroup's cpuset.
 pub(super) fn allowed(root: &Root) -> Allowed {
     let status = root
         .text("proc/thread-self/status")
@@ -201,7 +201,7 @@ pub(super) fn allowed(root: &Root) -> Allowed {
     }
 }
 
-/// Where `/proc` is not mounted, the kernel knows nevertheless.
+/// The kernel's answer, also where `/proc` is not mounted.
 fn affinity(root: &Root) -> Option<Vec<u32>> {
     if !root.is_live() {
         return None;
@@ -211,7 +211,7 @@ fn affinity(root: &Root) -> Option<Vec<u32>> {
     Some((0..most).filter(|&id| set.is_set(id as usize)).collect())
 }
 
-/// Processors' worth of time that the cgroup and those around it grant.
+/// CPU time that the cgroup and its ancestors grant, in processors.
 pub(super) fn quota(root: &Root) -> Option<f64> {
     let cgroups = root.text("proc/self/cgroup")?;
     let of_line = |line: &str| {
@@ -233,7 +233,7 @@ pub(super) fn quota(root: &Root) -> Option<f64> {
     quotas.reduce(f64::min)
 }
 
-/// The least of what `read` says of a cgroup and of those around it.
+/// The least value that `read` returns for a cgroup and its ancestors.
 fn least(path: &str, read: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     if path.contains("..") {
         return None; // seen from a namespace that does not hold it
@@ -245,7 +245,7 @@ fn least(path: &str, read: impl Fn(&str) -> Option<f64>) -> Option<f64> {
     grants.reduce(f64::min)
 }
 
-/// `QUOTA PERIOD` as processors; `max` and negative quotas are no limit.
+/// `QUOTA PERIOD` in processors; `max` and negative quotas are no limit.
 fn pair(text: &str) -> Option<f64> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period): (u32, u32) = (quota.parse().ok()?, period.trim().parse().ok()?);

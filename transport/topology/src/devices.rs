@@ -1,4 +1,4 @@
-//! Network and RDMA devices as `/sys/class` has them.
+//! Network and RDMA devices as `/sys/class` lists them.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -11,47 +11,47 @@ use tidewater_protocol::limits::{
     NET_DEVICES_MAX, RDMA_DEVICES_MAX, RDMA_GIDS_MAX, RDMA_PORTS_MAX,
 };
 
-/// Folders above a device that are asked for its NUMA node: a virtio card lies on a PCI function,
-/// which lies on a bridge.
+/// Folders above a device that are searched for its NUMA node: a virtio NIC lies on a PCI function, which
+/// lies on a bridge.
 const BUSES_MAX: usize = 8;
 
-/// A network device.
+/// A network device of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
 pub struct NetDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Whether it carries packets.
     pub up: bool,
-    /// Whether there is hardware (or a hypervisor's idea of it) behind it.
+    /// Whether there is hardware (or emulated hardware of a hypervisor) behind it.
     pub hardware: bool,
-    /// Bytes of the largest packet.
+    /// MTU: bytes of the largest packet.
     pub mtu: u32,
-    /// Mbit/s, if the driver says.
+    /// Speed in Mbit/s, if the driver reports it.
     pub speed_mbps: Option<u32>,
-    /// Its addresses.
+    /// IP addresses of the device.
     pub addresses: Vec<IpAddr>,
     /// The node it is attached to, if that is known.
     pub node: Option<u32>,
-    /// The processors near it.
+    /// The processors near the device.
     pub cpus: Vec<u32>,
 }
 
-/// An RDMA device.
+/// An RDMA device of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
 pub struct RdmaDevice {
-    /// Its name.
+    /// Name of the device.
     pub name: String,
     /// Its node GUID, as the kernel writes it.
     pub node_guid: String,
     /// Version of its firmware, if there is one.
     pub firmware: Option<String>,
-    /// What programs open: `uverbsN` in `/dev/infiniband`.
+    /// The character device that programs open: `uverbsN` in `/dev/infiniband`.
     pub uverbs: Option<String>,
     /// The node it is attached to, if that is known.
     pub node: Option<u32>,
-    /// The processors near it.
+    /// The processors near the device.
     pub cpus: Vec<u32>,
     /// Its ports, from 1.
     pub ports: Vec<RdmaPort>,
@@ -61,22 +61,22 @@ pub struct RdmaDevice {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
 pub struct RdmaPort {
-    /// Its number.
+    /// Number of the port.
     pub number: u32,
-    /// Its logical state.
+    /// Logical state of the port.
     pub state: PortState,
     /// Its physical state, as the kernel writes it: LinkUp, Disabled, Polling.
     pub physical: String,
-    /// What is on the wire.
+    /// Link layer of the port.
     pub link: LinkLayer,
     /// Rate, as the kernel writes it.
     pub rate: String,
     /// Its local identifier in an InfiniBand subnet, 0 if none.
     pub lid: u16,
-    /// Its network device.
+    /// Name of its network device.
     pub netdev: Option<String>,
-    /// Bytes of payload in a packet. Sysfs does not have it: on Ethernet it follows from the
-    /// network device's MTU; on InfiniBand it is not known here.
+    /// Bytes of payload in a packet. Sysfs does not have it: on Ethernet it follows from the network
+    /// device's MTU; on InfiniBand it is not known here.
     pub mtu: Option<u32>,
     /// The entries of its GID table that are not empty.
     pub gids: Vec<Gid>,
@@ -87,29 +87,29 @@ pub struct RdmaPort {
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum PortState {
-    /// It carries data.
+    /// The port carries data.
     Active,
-    /// It waits for a subnet manager.
+    /// The port waits for a subnet manager.
     Init,
-    /// The subnet manager is about to activate it.
+    /// The subnet manager is about to activate the port.
     Armed,
-    /// No link.
+    /// The port has no link.
     Down,
-    /// Something else, or nothing.
+    /// Another state, or no entry.
     #[default]
     Unknown,
 }
 
-/// What is on the wire.
+/// Link layer of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum LinkLayer {
-    /// Ethernet: RoCE.
+    /// Ethernet, which carries RoCE.
     Ethernet,
-    /// InfiniBand.
+    /// InfiniBand with a subnet manager.
     InfiniBand,
-    /// Something else, or nothing.
+    /// Another link layer, or no entry.
     #[default]
     Unknown,
 }
@@ -118,18 +118,18 @@ pub enum LinkLayer {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Gid {
-    /// Its place in the table: differs from host to host.
+    /// Its index in the table: differs from host to host.
     pub index: u32,
-    /// The GID.
+    /// The GID, as an IPv6 address.
     pub gid: Ipv6Addr,
-    /// What packets with it are.
+    /// Packet format of the GID.
     pub kind: GidKind,
-    /// Its network device.
+    /// Name of its network device.
     pub netdev: Option<String>,
 }
 
 impl Gid {
-    /// The IP address that it stands for.
+    /// The IP address that the GID stands for.
     pub fn address(&self) -> IpAddr {
         let ip = self.gid.to_ipv4_mapped();
         ip.map_or(IpAddr::V6(self.gid), IpAddr::V4)
@@ -141,24 +141,24 @@ impl Gid {
     }
 }
 
-/// What packets with a GID are.
+/// Packet format of a GID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub enum GidKind {
     /// InfiniBand, or RoCE v1, which stays on its link.
     #[serde(rename = "IB/RoCE v1")]
     IbOrRoceV1,
-    /// UDP packets, which are routed.
+    /// RoCE v2: UDP packets, which are routed.
     #[serde(rename = "RoCE v2")]
     RoceV2,
-    /// The kernel does not say.
+    /// The kernel does not report it.
     #[serde(rename = "unknown")]
     Unknown,
 }
 
-/// Bytes of payload in a RoCE packet where the network device has this MTU: the largest of 256,
-/// 512 to 4096 that fits with the largest headers, of 96 bytes, as the kernel reckons. `None` if
-/// not even the least fits.
+/// Bytes of payload in a RoCE packet where the network device has this MTU. It is the largest of 256, 512
+/// to 4096 that fits with the largest headers, of 96 bytes, as the kernel computes it. `None` if not even
+/// the least fits.
 pub fn roce_mtu_of(netdev_mtu: u32) -> Option<u32> {
     const HEADERS: u32 = 96;
     let sizes = [4096, 2048, 1024, 512, 256];
@@ -166,13 +166,13 @@ pub fn roce_mtu_of(netdev_mtu: u32) -> Option<u32> {
     sizes.into_iter().find(|&size| size <= room)
 }
 
-/// The network devices.
+/// Lists the network devices.
 pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
     const CLASS: &str = "sys/class/net";
     let addresses = addresses(root);
     let net = |name: String| {
         let at = format!("{CLASS}/{name}");
-        // What is no device (`bonding_masters`) has none.
+        // An entry that is no device (`bonding_masters`) has none.
         let mtu = root.number(format!("{at}/mtu"))?;
         let own = addresses.iter().filter(|(_, device)| *device == name);
         let (node, cpus) = place_of_net(root, &at);
@@ -181,14 +181,14 @@ pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
         let up = match root.text(format!("{at}/operstate")).as_deref() {
             Some("up") => true,
             Some("down" | "lowerlayerdown" | "notpresent" | "dormant") => false,
-            // The loopback and some virtual ones do not say; IFF_UP is all there is.
+            // The loopback and some virtual devices do not report it; IFF_UP is the only evidence.
             _ => flags & 1 == 1,
         };
         Some(NetDevice {
             up,
             hardware: root.exists(format!("{at}/device")),
             mtu,
-            // -1 where nobody knows.
+            // -1 where it is not known.
             speed_mbps: root.number(format!("{at}/speed")),
             addresses: own.map(|(address, _)| *address).collect(),
             node,
@@ -200,8 +200,8 @@ pub(super) fn nets(root: &Root) -> Vec<NetDevice> {
     names.filter_map(net).take(NET_DEVICES_MAX).collect()
 }
 
-/// Node and processors near a network device. A bond or a VLAN is where the devices below it are,
-/// if these are on one node.
+/// Node and processors near a network device. For a bond or a VLAN, those of the devices below it, if these
+/// are on one node.
 fn place_of_net(root: &Root, at: &str) -> (Option<u32>, Vec<u32>) {
     if root.exists(format!("{at}/device")) {
         return place(root, &format!("{at}/device"));
@@ -228,12 +228,12 @@ fn place(root: &Root, link: &str) -> (Option<u32>, Vec<u32>) {
         return (None, Vec::new());
     };
     let cpus = root.list(bus.join("local_cpulist"));
-    // -1 where firmware does not say.
+    // -1 where firmware does not report it.
     let node = root.number::<u32>(bus.join("numa_node"));
     (node, cpus.unwrap_or_default())
 }
 
-/// The RDMA devices.
+/// Lists the RDMA devices.
 pub(super) fn rdmas(root: &Root, nets: &[NetDevice]) -> Vec<RdmaDevice> {
     const CLASS: &str = "sys/class/infiniband";
     let devices = root.names(CLASS).into_iter().take(RDMA_DEVICES_MAX);
@@ -247,7 +247,7 @@ pub(super) fn rdmas(root: &Root, nets: &[NetDevice]) -> Vec<RdmaDevice> {
             .collect();
         let (mut node, mut cpus) = place(root, &format!("{at}/device"));
         if node.is_none() && !root.exists(format!("{at}/device")) {
-            // Soft-RoCE is where its network device is.
+            // Soft-RoCE has the place of its network device.
             let netdev = ports.iter().find_map(|port| port.netdev.as_ref());
             let below = netdev.and_then(|netdev| nets.iter().find(|net| net.name == *netdev));
             (node, cpus) = below.map_or((None, Vec::new()), |n| (n.node, n.cpus.clone()));
@@ -323,7 +323,7 @@ fn gids(root: &Root, port: &Path) -> Vec<Gid> {
     let indices = root.numbered(port.join("gids"), "");
     let gid = |index: u32| {
         let gid: Ipv6Addr = root.number(port.join(format!("gids/{index}")))?;
-        // Reading the attributes of an empty entry is an error, so it is found by its GID.
+        // Reading the attributes of an empty entry is an error, so the GID itself is checked.
         if gid.is_unspecified() || gid.to_bits() == 0xfe80 << 112 {
             return None;
         }

@@ -1,4 +1,4 @@
-//! Which host this is.
+//! Identity and limits of this host.
 
 use std::fs;
 use std::io;
@@ -11,12 +11,12 @@ use tidewater_protocol::mutants::{self, Mutant};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The kernel's boot id: equal at two processes means one kernel, where shared memory works. (They
-/// may still be in different network namespaces and not reach each other's abstract sockets.)
-/// Read once in a process.
+/// The kernel's boot id. Two processes with equal ids share one kernel, where shared memory works. (They
+/// may still be in different network namespaces and not reach each other's abstract sockets.) Read once in
+/// a process.
 ///
 /// # Errors
-/// It cannot be read; the text names file and remedy.
+/// The id cannot be read; the text names file and remedy.
 pub fn host_id() -> io::Result<String> {
     static READ: OnceLock<String> = OnceLock::new();
     if let Some(id) = READ.get() {
@@ -40,12 +40,12 @@ pub fn host_id() -> io::Result<String> {
     Ok(READ.get_or_init(|| id).clone())
 }
 
-/// Whether `told`, a peer's [`host_id`], is this host's.
+/// Whether a peer's [`host_id`] is this host's.
 pub fn is_here(told: &str) -> bool {
     !told.is_empty() && host_id().is_ok_and(|here| here == told)
 }
 
-/// Name of this host, for people; `localhost` if it has none.
+/// Name of this host, for messages; `localhost` if it has none.
 pub fn host_name() -> String {
     let name = rustix::system::uname()
         .nodename()

@@ -1,4 +1,4 @@
-//! Pools of hugepages: what an administrator set aside, and what of it is free.
+//! Pools of hugepages: the pages that an administrator reserved, and the free ones.
 
 use serde::Serialize;
 
@@ -11,13 +11,13 @@ use super::sysfs::Root;
 pub struct HugePool {
     /// Bytes of a page.
     pub page_bytes: u64,
-    /// Pages there are.
+    /// Pages in the pool.
     pub total: u64,
-    /// Pages that nobody has touched; some of them may be promised.
+    /// Pages that no process has touched; some of them may be reserved.
     pub free: u64,
-    /// Pages of the free ones that are promised to mappings.
+    /// Free pages that are reserved for mappings.
     pub reserved: u64,
-    /// The same by node.
+    /// Counts of each node.
     pub nodes: Vec<NodePool>,
 }
 
@@ -25,16 +25,16 @@ pub struct HugePool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct NodePool {
-    /// The node.
+    /// Number of the node.
     pub node: u32,
-    /// Pages there are.
+    /// Pages of the node.
     pub total: u64,
-    /// Pages that nobody has touched.
+    /// Pages that no process has touched.
     pub free: u64,
 }
 
 impl HugePool {
-    /// A pool of this many pages, all of them free. For programs that ask "what if".
+    /// A pool of this many pages, all of them free. For programs that compute hypothetical placements.
     pub const fn of(page_bytes: u64, pages: u64) -> Self {
         Self {
             page_bytes,
@@ -45,7 +45,7 @@ impl HugePool {
         }
     }
 
-    /// Pages that can still be had.
+    /// Pages that can still be allocated.
     pub const fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserved)
     }

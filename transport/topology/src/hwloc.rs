@@ -1,5 +1,5 @@
-//! Nodes and processors of the live machine from hwloc, which knows the quirks of more machines
-//! than we do. It links the system's libhwloc and libudev.
+//! Nodes and processors of the live machine from hwloc, which knows the quirks of more machines than this
+//! crate. It links the system's libhwloc and libudev.
 
 use std::ops::Deref;
 
@@ -14,9 +14,9 @@ use hwlocality::topology::builder::BuildFlags;
 use super::cores::{Cpu, NumaNode, memory_of};
 use super::sysfs::Root;
 
-/// Nodes and processors, not yet marked as ours; `None` if hwloc cannot say, which is told once.
+/// Nodes and processors, not yet marked as allowed; `None` if hwloc fails, which is logged once.
 pub(super) fn shape(root: &Root) -> Option<(Vec<NumaNode>, Vec<Cpu>)> {
-    // Those that a cgroup keeps from us too: what is ours is decided elsewhere, for both readers.
+    // Includes processors that a cgroup forbids: another module marks the allowed ones, for both readers.
     let builder = Topology::builder().with_flags(BuildFlags::INCLUDE_DISALLOWED);
     let built = builder.map(|builder| builder.build());
     let topology = match built {
@@ -65,7 +65,7 @@ fn nodes(topology: &Topology, root: &Root) -> Vec<NumaNode> {
     nodes
 }
 
-/// Fills in the distances, where firmware has told hwloc.
+/// Fills in the distances, where firmware has reported them to hwloc.
 fn measure(topology: &Topology, nodes: &mut [NumaNode]) {
     let kind = DistancesKind::FROM_OS | DistancesKind::MEANS_LATENCY;
     let matrices = topology.distances_with_type(Some(kind), ObjectType::NUMANode);

@@ -1,19 +1,18 @@
-//! The machine as this process sees it: NUMA nodes, cores, network cards, hugepages; and where the
-//! threads and the memory of a server go on it.
+//! The machine as this process sees it: NUMA nodes, cores, network devices, hugepages. Also the placement
+//! of a server's threads and memory on it.
 //!
-//! Everything is read from `/sys` and `/proc`, below a root that can be another folder: tests build
-//! machines that nobody has, and `tidewater info --root` looks at a copy of somebody else's. With
-//! the feature `hwloc`, cores and nodes of the live machine come from hwloc instead; both say the
-//! same.
+//! All data comes from `/sys` and `/proc`, below a root that can be another folder. Tests build synthetic
+//! machines, and `tidewater info --root` reads a copy of another machine. With the feature `hwloc`, cores
+//! and nodes of the live machine come from hwloc instead; both give the same result.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `sysfs` | small files, read within limits |
-//! | `cores` | nodes, cores, which of them are ours |
+//! | `cores` | nodes, cores, and the allowed ones |
 //! | `hwloc` | the same from hwloc (feature) |
-//! | `devices`, `addresses` | network and RDMA devices, ports, GIDs; which device has an address |
+//! | `devices`, `addresses` | network and RDMA devices, ports, GIDs; addresses of devices |
 //! | `hugepages` | pools of hugepages |
-//! | `place` | which cores appliers get, and which node memory |
+//! | `place` | cores of appliers, node of memory |
 //!
 //! # Cost
 //! Some ten small files a core and a device: a millisecond on a small machine, some ten on one with
@@ -47,25 +46,25 @@ pub use place::{
 };
 pub use sysfs::{Root, format_list};
 
-/// Who said which cores and nodes there are.
+/// Origin of the list of cores and nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Source {
-    /// `/sys/devices/system`.
+    /// The kernel, by `/sys/devices/system`.
     Sysfs,
-    /// The library hwloc.
+    /// The library hwloc (feature `hwloc`).
     Hwloc,
-    /// Nobody; only the cores that this process may use are known.
+    /// No list exists; only the cores that this process may use are known.
     #[default]
     Affinity,
 }
 
-/// What this process can see of its machine. What could not be read is absent, never guessed.
+/// The parts of the machine that this process can see. Unreadable data is absent, never guessed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 #[non_exhaustive]
 pub struct Topology {
-    /// Who said which cores and nodes there are.
+    /// Origin of the list of cores and nodes.
     pub source: Source,
     /// NUMA nodes, by number. At least one, unless nothing at all is known.
     pub nodes: Vec<NumaNode>,
@@ -73,26 +72,26 @@ pub struct Topology {
     pub cpus: Vec<Cpu>,
     /// Processor time that the cgroup grants, in processors; `None` is no limit.
     pub quota: Option<f64>,
-    /// Network devices.
+    /// Network devices of the machine.
     pub nets: Vec<NetDevice>,
-    /// RDMA devices.
+    /// RDMA devices of the machine.
     pub rdmas: Vec<RdmaDevice>,
     /// Pools of hugepages, the smaller pages first.
     pub hugepages: Vec<HugePool>,
 }
 
 impl Topology {
-    /// This machine.
+    /// Reads the topology of this machine.
     pub fn read() -> Self {
         Self::read_at(Path::new("/"))
     }
 
-    /// The machine whose `sys` and `proc` lie in `root`.
+    /// Reads the machine with `sys` and `proc` in the folder `root`.
     pub fn read_at(root: &Path) -> Self {
         Self::read_from(&Root::new(root))
     }
 
-    /// The machine of this root.
+    /// Reads the machine of this root.
     pub fn read_from(root: &Root) -> Self {
         let (source, mut nodes, mut cpus) = shape(root);
         let allowed = cores::allowed(root);
@@ -121,8 +120,8 @@ impl Topology {
         self.cpus.iter().filter(|cpu| cpu.allowed)
     }
 
-    /// Threads that can run at a time: the allowed processors, or fewer where the cgroup grants
-    /// less time than that.
+    /// Threads that can run at a time: the allowed processors, or fewer where the cgroup grants less time
+    /// than that.
     pub fn usable(&self) -> usize {
         let allowed = self.allowed().count();
         match self.quota {
@@ -136,8 +135,8 @@ impl Topology {
         self.nodes.iter().find(|node| node.id == id)
     }
 
-    /// How far node `to` is from node `from`, as firmware has it: 10 is the same node, 20 takes
-    /// twice as long.
+    /// Distance from node `from` to node `to`, as firmware reports it: 10 is the same node, 20 takes twice
+    /// as long.
     pub fn distance(&self, from: u32, to: u32) -> u32 {
         let known = self.node(from).and_then(|node| {
             let at = self.nodes.iter().position(|other| other.id == to)?;
@@ -152,7 +151,7 @@ impl Topology {
     }
 }
 
-/// Nodes and processors, not yet marked as ours.
+/// Nodes and processors, not yet marked as allowed.
 fn shape(root: &Root) -> (Source, Vec<NumaNode>, Vec<Cpu>) {
     #[cfg(feature = "hwloc")]
     if root.is_live()

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::Topology;
 
-/// A network interface was named that is absent or has no address.
+/// A named network interface is absent or has no address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("--interface {name}: no such interface, or it has no address; there are: {have}")]
 pub struct NoInterface {
@@ -15,8 +15,8 @@ pub struct NoInterface {
     pub have: String,
 }
 
-/// Addresses of this host that other hosts may reach, those of network cards first: bridges of
-/// containers have addresses that lead nowhere from another host.
+/// Addresses of this host that other hosts may reach, those of hardware NICs first: container bridges have
+/// addresses that other hosts cannot reach.
 pub fn routable_addresses() -> Vec<IpAddr> {
     let mut nets = Topology::read().nets;
     nets.retain(|net| net.up);

@@ -1,17 +1,17 @@
-//! Which cores the appliers of a server get, and which node its memory.
+//! Placement: cores of a server's appliers, and the node of its memory.
 //!
-//! All servers of a host reckon the same order of the processors that they may use, and each takes
-//! those after the ones of the servers before it:
+//! All servers of a host compute the same order of the processors that they may use. Each takes those after
+//! the ones of the servers before it:
 //!
-//! 1. nodes nearest to the network card first, because each row that a client reads or writes passes
-//!    between card and memory;
-//! 2. on a node, one SMT sibling of each core first, because siblings share the units that an
-//!    applier keeps busy; without a card no node is nearer, and those of all nodes come first;
+//! 1. nodes nearest to the NIC first, because each row that a client reads or writes passes between NIC and
+//!    memory;
+//! 2. on a node, one SMT sibling of each core first, because siblings share the units that an applier keeps
+//!    busy; without a NIC no node is nearer, and those of all nodes come first;
 //! 3. among those, one of each L3 cache in turn, so that appliers do not evict each other's rows.
 //!
-//! Where there are more appliers than processors nobody is pinned: the scheduler knows better who
-//! has something to do. Servers of one host that are given different cards may reckon different
-//! orders; then two appliers can meet on a core where the servers do not fit near their own cards.
+//! Where there are more appliers than processors no applier is pinned: the scheduler has better information
+//! about runnable threads. Servers of one host that are given different NICs may compute different orders.
+//! Two appliers can then meet on a core where the servers do not fit near their own NICs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -22,7 +22,7 @@ use serde::Serialize;
 use super::devices::{LinkLayer, PortState, RdmaDevice};
 use super::{Cpu, Topology};
 
-/// The network card that a server should be near, and why that one.
+/// The NIC that a server should be near, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Near {
@@ -30,26 +30,26 @@ pub struct Near {
     pub device: Option<String>,
     /// Its node, if that is known.
     pub node: Option<u32>,
-    /// Why.
+    /// Reason for this NIC.
     pub why: NearWhy,
 }
 
-/// Why a server should be near this card, or near none.
+/// Reason why a server should be near this NIC, or near none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NearWhy {
-    /// It was named.
+    /// The user named the NIC.
     Named,
-    /// It has the address that is listened on.
+    /// The NIC has the address that the server listens on.
     HasAddress(IpAddr),
-    /// Every address is listened on, and all cards that are up lie there.
+    /// The server listens on all addresses, and all NICs that are up lie on one node.
     OnlyOne,
-    /// Only this host is served.
+    /// The server serves only this host.
     Loopback,
-    /// Every address is listened on, and cards that are up lie on several nodes.
+    /// The server listens on all addresses, and NICs that are up lie on several nodes.
     Several,
-    /// Nobody has the address.
+    /// No device has the address.
     Unknown,
 }
 
@@ -58,13 +58,13 @@ pub enum NearWhy {
 #[error("there is no network or RDMA device \"{name}\"; there are: {there}")]
 #[non_exhaustive]
 pub struct NoSuchNic {
-    /// What was asked for.
+    /// The name that was given.
     pub name: String,
-    /// What there is.
+    /// Names of the existing devices.
     pub there: String,
 }
 
-/// What is to be placed.
+/// Threads to be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wish {
     /// Appliers of this server.
@@ -77,7 +77,7 @@ pub struct Wish {
     pub local_clients: u32,
 }
 
-/// Where the threads and the memory of a server go.
+/// Placement of a server's threads and memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Placement {
@@ -85,66 +85,66 @@ pub struct Placement {
     pub cpus: Vec<u32>,
     /// Whether threads have to share processors.
     pub room: Room,
-    /// Why these.
+    /// Reason for these processors.
     pub cpus_why: CoresWhy,
-    /// The node that memory should be on; `None` leaves it to whoever touches a page first.
+    /// The node that memory should be on; `None` leaves it to the thread that touches a page first.
     pub node: Option<u32>,
-    /// Why this one.
+    /// Reason for this node.
     pub node_why: NodeWhy,
 }
 
-/// Threads of a job against the processors that they may use.
+/// Threads of a job compared with the processors that they may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Room {
-    /// Some are left over.
+    /// Some processors are left over.
     Ample,
     /// Each thread has one, and the control threads have none.
     Full,
-    /// Threads outnumber them.
+    /// Threads outnumber the processors.
     Crowded,
 }
 
-/// Why appliers are pinned to these processors, or to none.
+/// Reason why appliers are pinned to these processors, or to none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CoresWhy {
-    /// They are nearest to the card.
+    /// They are nearest to the NIC.
     NearNic,
-    /// No card is known to be nearer to some than to others.
+    /// No NIC is known to be nearer to some than to others.
     InOrder,
     /// There are more appliers than processors.
     TooFew,
-    /// It is not known which ones there are.
+    /// The list of processors is not known.
     Unknown,
 }
 
-/// Why memory is wanted on this node, or on none.
+/// Reason why memory is wanted on this node, or on none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NodeWhy {
-    /// The card is attached to it.
+    /// The NIC is attached to it.
     OfNic,
     /// All appliers of the server are on it.
     OfAppliers,
-    /// There is but one.
+    /// There is only one node.
     OnlyOne,
     /// Appliers are on several nodes, or pinned to none.
     Spread,
-    /// It is not known which ones there are.
+    /// The list of nodes is not known.
     Unknown,
-    /// This process may not take its memory.
+    /// This process may not use the memory of this node.
     Forbidden(u32),
 }
 
 impl Topology {
-    /// The card that a server should be near: the one named, or else the one that has the address
-    /// it listens on. `NAME:PORT` names a port of an RDMA device.
+    /// The NIC that a server should be near: the one named, or else the one that has the address it listens
+    /// on. `NAME:PORT` names a port of an RDMA device.
     ///
     /// # Errors
-    /// [`NoSuchNic`] when nothing has the name.
+    /// [`NoSuchNic`] when no device has the name.
     pub fn near(&self, named: Option<&str>, listens: Option<IpAddr>) -> Result<Near, NoSuchNic> {
         if let Some(name) = named {
             return self.named(name).ok_or_else(|| NoSuchNic {
@@ -169,7 +169,7 @@ impl Topology {
         Some(near(Some(name), node, NearWhy::Named))
     }
 
-    /// All names, for people.
+    /// All device names, for messages.
     fn devices(&self) -> String {
         let rdmas = self.rdmas.iter().map(|rdma| rdma.name.as_str());
         let nets = self.nets.iter().map(|net| net.name.as_str());
@@ -199,7 +199,7 @@ impl Topology {
         }
     }
 
-    /// The card if there is one; without its name, if there are several on one node.
+    /// The NIC if there is one; without its name, if there are several on one node.
     fn only_one(&self) -> Near {
         let active = |rdma: &&RdmaDevice| {
             let mut ports = rdma.ports.iter();
@@ -221,7 +221,7 @@ impl Topology {
         }
     }
 
-    /// Where the threads and the memory of a server go.
+    /// Places the threads and the memory of a server.
     pub fn place(&self, wish: Wish, near: &Near) -> Placement {
         let order = self.order(near.node);
         let appliers = wish.local_appliers.max(u32::from(wish.appliers)) as usize;
@@ -292,7 +292,7 @@ impl Topology {
     }
 }
 
-/// How many came before with this key.
+/// Number of earlier entries with this key.
 fn rank<K: Ord>(seen: &mut BTreeMap<K, usize>, key: K) -> usize {
     let count = seen.entry(key).or_insert(0);
     *count += 1;
@@ -344,8 +344,7 @@ impl fmt::Display for NodeWhy {
     }
 }
 
-/// Appliers of a server that is not told how many: half of the cores, shared among the servers of
-/// the host, 1 to 8.
+/// Default number of appliers of a server: half of the cores, shared among the servers of the host, 1 to 8.
 pub fn appliers_that_fit(cores: usize, servers: u32) -> u16 {
     let share = cores / 2 / servers.max(1) as usize;
     u16::try_from(share.clamp(1, 8)).unwrap_or(1)

@@ -1,7 +1,7 @@
 //! Small files of `/sys` and `/proc`, read below a root that tests and bug reports may choose.
 //!
-//! Everything here is total: a file that is absent, too long, or nonsense is `None`, and a list
-//! that names more than its limit is cut there.
+//! All functions are total. A file that is absent, too long, or malformed is `None`; a list that names more
+//! than its limit is cut there.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -13,27 +13,27 @@ use rustix::fs::{Mode, OFlags};
 
 use tidewater_protocol::limits::{CPUS_MAX, SYSFS_ENTRIES_MAX, SYSFS_FILE_BYTES_MAX};
 
-/// Where `sys` and `proc` lie: the machine, or a picture of one.
+/// The folder that holds `sys` and `proc`: the machine, or a copy of one.
 #[derive(Debug, Clone)]
 pub struct Root {
     path: PathBuf,
 }
 
 impl Root {
-    /// They lie in this folder; `/` is the machine itself.
+    /// A root in this folder; `/` is the machine itself.
     pub fn new(path: &Path) -> Self {
         Self { path: path.into() }
     }
 
-    /// Whether this is the machine we run on, and not a picture of one.
+    /// Whether this is the machine that the process runs on, and not a copy of one.
     pub fn is_live(&self) -> bool {
         self.path == Path::new("/")
     }
 
-    /// A file's text without the blanks around it; `None` if there is none. At most
-    /// [`SYSFS_FILE_BYTES_MAX`] bytes are read, and nothing is waited for.
+    /// A file's text without leading and trailing blanks; `None` if there is none. Reads at most
+    /// [`SYSFS_FILE_BYTES_MAX`] bytes and never waits.
     pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
-        // NONBLOCK: in a picture, a file may turn out to be a pipe that nobody fills.
+        // NONBLOCK: in a copy, a file may turn out to be a pipe without a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let file = rustix::fs::open(self.path.join(path), flags, Mode::empty()).ok()?;
         let mut bytes = Vec::new();
@@ -42,17 +42,17 @@ impl Root {
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 
-    /// A file that holds one number.
+    /// The value of a file that holds one number.
     pub fn number<T: FromStr>(&self, path: impl AsRef<Path>) -> Option<T> {
         self.text(path)?.parse().ok()
     }
 
-    /// A file that holds a list such as `0-3,8`.
+    /// The value of a file that holds a list such as `0-3,8`.
     pub(super) fn list(&self, path: impl AsRef<Path>) -> Option<Vec<u32>> {
         parse_list(&self.text(path)?)
     }
 
-    /// Names in a folder, in the order a person would give them (`eth2` before `eth10`).
+    /// Names in a folder, in natural order (`eth2` before `eth10`).
     pub(super) fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(folder) = std::fs::read_dir(self.path.join(path)) else {
             return Vec::new();
@@ -78,12 +78,12 @@ impl Root {
         self.path.join(path)
     }
 
-    /// Whether there is something of this name.
+    /// Whether a file or folder of this name exists.
     pub(super) fn exists(&self, path: impl AsRef<Path>) -> bool {
         self.path.join(path).exists()
     }
 
-    /// Where a link leads, if that is inside the root.
+    /// The target of a link, if that is inside the root.
     pub(super) fn resolved(&self, path: impl AsRef<Path>) -> Option<PathBuf> {
         let root = self.path.canonicalize().ok()?;
         let full = self.path.join(path).canonicalize().ok()?;
@@ -91,7 +91,7 @@ impl Root {
     }
 }
 
-/// A name with its numbers as numbers.
+/// A sort key that compares the numbers in a name by value.
 fn natural(name: &str) -> (String, u64, String) {
     let digits = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     let (stem, number) = name.split_at(digits);
@@ -131,12 +131,12 @@ pub fn format_list(numbers: &[u32]) -> String {
     parts.iter().map(part).collect::<Vec<_>>().join(",")
 }
 
-/// `/proc/net/route` writes an address as the little-endian number that it has in memory.
+/// Decodes an address of `/proc/net/route`: the little-endian number that it has in memory.
 pub(super) fn route_address(hex: &str) -> Option<Ipv4Addr> {
     Some(u32::from_str_radix(hex, 16).ok()?.to_le_bytes().into())
 }
 
-/// `/proc/net/if_inet6` writes an address as 32 digits.
+/// Decodes an address of `/proc/net/if_inet6`, written as 32 digits.
 pub(super) fn inet6_address(hex: &str) -> Option<Ipv6Addr> {
     // A sign would be taken for a digit's place.
     if hex.len() != 32 || hex.starts_with('+') {

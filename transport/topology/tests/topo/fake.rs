@@ -1,5 +1,5 @@
-//! Machines that nobody has: folders with `sys` and `proc` as the kernel would fill them.
-//! Tests of the server include this file too.
+//! Synthetic machines: folders with `sys` and `proc` as the kernel would fill them. Tests of the server
+//! include this file too.
 
 #![allow(dead_code, reason = "each crate's tests use a part of it")]
 
@@ -15,14 +15,14 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Nothing: neither `sys` nor `proc`.
+    /// An empty folder: neither `sys` nor `proc`.
     pub(crate) fn empty() -> Self {
         let folder = tempfile::tempdir().unwrap();
         Self { folder, nodes: 0 }
     }
 
-    /// `nodes` nodes of `cores` cores with `smt` siblings each, one L3 cache a node, all allowed.
-    /// Numbered as most are: first siblings of all cores, then second ones.
+    /// `nodes` nodes of `cores` cores with `smt` siblings each, one L3 cache a node, all allowed. Numbered
+    /// as most are: first siblings of all cores, then second ones.
     pub(crate) fn of(nodes: u32, cores: u32, smt: u32) -> Self {
         Self::with_caches(nodes, cores, smt, cores)
     }
@@ -76,7 +76,7 @@ impl Machine {
         machine.allowed(&everybody, &everywhere)
     }
 
-    /// A file, and the folders above it.
+    /// Adds a file, and the folders above it.
     pub(crate) fn put(self, path: &str, text: &str) -> Self {
         let path = self.path(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -84,7 +84,7 @@ impl Machine {
         self
     }
 
-    /// Adds what else the kernel has, and hwloc reads.
+    /// Adds further files that the kernel has and hwloc reads.
     pub(crate) fn in_detail(mut self) -> Self {
         let cpu = "sys/devices/system/cpu";
         for id in parse(&self.read(&format!("{cpu}/online"))) {
@@ -123,7 +123,7 @@ impl Machine {
         self
     }
 
-    /// Takes a file or folder away.
+    /// Removes a file or folder.
     pub(crate) fn without(self, path: &str) -> Self {
         let path = self.path(path);
         match path.is_dir() && !path.is_symlink() {
@@ -133,7 +133,7 @@ impl Machine {
         self
     }
 
-    /// A link as sysfs has them, here with the full path.
+    /// Adds a link as sysfs has them, here with the full path.
     pub(crate) fn link(self, path: &str, target: &str) -> Self {
         let (path, target) = (self.path(path), self.path(target));
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -142,7 +142,7 @@ impl Machine {
         self
     }
 
-    /// What this process may use.
+    /// Sets the processors and nodes that this process may use.
     pub(crate) fn allowed(self, cpus: &str, nodes: &str) -> Self {
         let status = format!(
             "Name:\ttest\nCapEff:\t0000000000000000\nCpus_allowed_list:\t{cpus}\n\
@@ -151,7 +151,7 @@ impl Machine {
         self.put("proc/self/status", &status)
     }
 
-    /// A network card on a node (-1: firmware does not say), with an address in a /24.
+    /// Adds a NIC on a node (-1: firmware does not report it), with an address in a /24.
     pub(crate) fn nic(self, name: &str, node: i32, mtu: u32, address: [u8; 4]) -> Self {
         let bus = format!("sys/devices/pci0000:00/0000:{name}");
         let at = format!("sys/class/net/{name}");
@@ -169,14 +169,14 @@ impl Machine {
             .address(name, address)
     }
 
-    /// The loopback device, which is up.
+    /// Adds the loopback device, which is up.
     pub(crate) fn loopback(self) -> Self {
         self.put("sys/class/net/lo/mtu", "65536")
             .put("sys/class/net/lo/operstate", "unknown")
             .put("sys/class/net/lo/flags", "0x9")
     }
 
-    /// An address of a device, and the route to its /24.
+    /// Adds an address of a device, and the route to its /24.
     pub(crate) fn address(self, device: &str, address: [u8; 4]) -> Self {
         let [a, b, c, d] = address;
         let route = format!(
@@ -196,8 +196,8 @@ impl Machine {
         self.put(path, &format!("{}\n{text}", old.trim_end()))
     }
 
-    /// An RDMA device above a network card: one port, RoCE v1 and v2 GIDs of its link-local and of
-    /// its IPv4 address, and the character device.
+    /// Adds an RDMA device above a NIC. It has one port, RoCE v1 and v2 GIDs of its link-local and of its
+    /// IPv4 address, and the character device.
     pub(crate) fn roce(self, name: &str, net: &str, address: [u8; 4]) -> Self {
         let [a, b, c, d] = address;
         let ip = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
@@ -237,7 +237,7 @@ impl Machine {
         all.map_or(0, Iterator::count)
     }
 
-    /// An entry of a GID table.
+    /// Adds an entry of a GID table.
     pub(crate) fn gid(self, device: &str, index: u32, gid: &str, kind: &str, net: &str) -> Self {
         let at = format!("sys/class/infiniband/{device}/ports/1");
         self.put(&format!("{at}/gids/{index}"), gid)
@@ -245,7 +245,7 @@ impl Machine {
             .put(&format!("{at}/gid_attrs/ndevs/{index}"), net)
     }
 
-    /// A pool of hugepages, all on node 0.
+    /// Adds a pool of hugepages, all on node 0.
     pub(crate) fn hugepages(self, kib: u64, total: u64, free: u64) -> Self {
         let nodes = self.nodes;
         let pool = |machine: Self, at: String, total: u64, free: u64| {
@@ -266,12 +266,12 @@ impl Machine {
         machine
     }
 
-    /// The folder.
+    /// The folder of the machine.
     pub(crate) fn root(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What Tidewater makes of it.
+    /// The topology that the crate reads from it.
     pub(crate) fn read_topology(&self) -> Topology {
         Topology::read_at(self.root())
     }
@@ -286,7 +286,7 @@ impl Machine {
     }
 }
 
-/// `0-2,8` as numbers.
+/// The numbers of a list like `0-2,8`.
 fn parse(list: &str) -> Vec<usize> {
     let part = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

@@ -1,4 +1,4 @@
-//! hwloc and our reader of sysfs say the same.
+//! hwloc and the reader of sysfs give the same result.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use super::fake::Machine;
 /// Set for a child that is to read this machine by hwloc.
 const ROOT: &str = "HWLOC_FSROOT";
 
-/// What must agree: not the free memory, which changes.
+/// Values that must agree: not the free memory, which changes.
 fn shape(topology: &Topology) -> (Vec<NumaNode>, Vec<Cpu>) {
     let node = |node: &NumaNode| {
         let mut node = node.clone();
@@ -30,7 +30,7 @@ fn on_this_machine() {
     if std::env::var_os(ROOT).is_some() {
         return child();
     }
-    // Another name of the root, for which hwloc is not asked.
+    // Another name of the root, for which hwloc is not used.
     let (ours, theirs) = (Topology::read_at("/..".as_ref()), Topology::read());
     assert_eq!((ours.source, theirs.source), (Source::Sysfs, Source::Hwloc));
     let (mut ours, mut theirs) = (shape(&ours), shape(&theirs));

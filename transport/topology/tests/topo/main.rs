@@ -1,4 +1,4 @@
-//! The topology of machines that nobody has, and the placement on them.
+//! The topology of synthetic machines, and the placement on them.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Which cores appliers get, and which node memory.
+//! Placement of appliers on cores, and of memory on nodes.
 
 use proptest::prelude::*;
 use tidewater_topology::{CoresWhy, Cpu, NearWhy, NodeWhy, Placement, Room, Topology, Wish};
@@ -20,7 +20,7 @@ fn appliers(appliers: u16) -> Wish {
     }
 }
 
-/// Two nodes of four cores with two siblings, a card on each.
+/// Two nodes of four cores with two siblings, a NIC on each.
 fn two_cards() -> Machine {
     Machine::of(2, 4, 2)
         .loopback()
@@ -123,7 +123,7 @@ fn where_appliers_outnumber_the_cores_nobody_is_pinned() {
     assert_eq!(of(with_client), (vec![0, 1], Room::Crowded));
     assert_eq!(of(appliers(2)), (vec![0, 1], Room::Full));
     assert_eq!(of(ONE), (vec![0], Room::Ample));
-    // A quota counts like cores that are not there.
+    // A quota counts like missing cores.
     let machine = Machine::of(1, 8, 1)
         .put("proc/self/cgroup", "0::/")
         .put("sys/fs/cgroup/cpu.max", "200000 100000");
