@@ -1,7 +1,7 @@
 //! A blocking control connection for a caller that has a deadline.
 //!
-//! The caller passes `left`, which says how much of its time is left (`|| deadline.left()`); each
-//! read and write is armed with it, so that a peer that sends one byte at a time gains nothing.
+//! The caller passes `left`, which returns the rest of its time (`|| deadline.left()`). Each read and write
+//! is armed with it, so that a peer that sends one byte at a time gains nothing.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -19,12 +19,12 @@ use tidewater_protocol::wire::peer::ControlPeer;
 use tidewater_protocol::wire::refusal::Refusal;
 use tidewater_runtime::clock::Deadline;
 
-/// Bytes asked of one read.
+/// Bytes that one read requests.
 const READ_BYTES: usize = 16 << 10;
 
-/// A byte stream whose next read or write gives up after a time.
+/// A byte stream with a timeout for its next read or write.
 pub trait TimedStream: Read + Write {
-    /// Sets it; `left` is not zero.
+    /// Sets the timeout; `left` is not zero.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -45,49 +45,49 @@ impl TimedStream for UnixStream {
     }
 }
 
-/// Why a call has no answer.
+/// Reason why a call has no answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnError {
-    /// The operating system's word.
+    /// A read or write of the connection failed.
     #[error(
         "control connection: {operation}: {source}; check that the peer lives and is reachable"
     )]
     Io {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// The error.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
     /// The peer closed the connection.
     #[error("control connection: closed by the peer during {operation}; look at its output")]
     Closed {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
     },
-    /// The caller's time is over. A later call may still succeed if this one was waiting for its
-    /// answer, which is then dropped.
+    /// The caller's time is over. A later call may still succeed if this one was waiting for its answer,
+    /// which is then dropped.
     #[error("control connection: no time left during {operation}; the peer is slow or stopped")]
     TimedOut {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
     },
-    /// An earlier call broke off in the middle of a message.
+    /// An earlier call stopped in the middle of a message.
     #[error("control connection: broken by an earlier error; connect again")]
     Broken,
-    /// The handshake failed.
+    /// The handshake with the peer failed.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),
-    /// The peer sent no message, or ours must not be sent.
+    /// The peer sent bytes that are no message, or the own message must not be sent.
     #[error(transparent)]
     Wire(#[from] WireError),
-    /// The peer says no.
+    /// The peer refused the request.
     #[error(transparent)]
     Refused(#[from] Refusal),
 }
 
-/// One end of a proven control connection, used by one thread, one call at a time.
+/// One end of an authenticated control connection, used by one thread, one call at a time.
 #[derive(Debug)]
 pub struct ControlConn<S> {
     stream: S,
@@ -103,7 +103,7 @@ impl<S: TimedStream> ControlConn<S> {
     /// Shakes hands over `stream`. `hello.random` must be fresh from the system's random source.
     ///
     /// # Errors
-    /// The stream's, the deadline's or the handshake's.
+    /// Those of the stream, the deadline or the handshake.
     pub fn open(
         mut stream: S,
         token: &JobToken,
@@ -114,11 +114,11 @@ impl<S: TimedStream> ControlConn<S> {
         let mut out = Vec::new();
         let mut handshake = ClientHandshake::start(token, hello, &mut out)?;
         let welcome = loop {
-            // A server may refuse and close before it has read everything: its reason, if it can
-            // be read, says more than our failed write.
+            // A server may refuse and close before it has read everything. Its reason, if it can be read,
+            // is more specific than the failed write.
             let written = write_all(&mut stream, &out, &left, "handshake");
             out.clear();
-            // To the byte: what follows the welcome on a lane is its lane's.
+            // Exactly to the last byte: bytes after the welcome on a lane belong to its lane.
             match read_frame(&mut stream, &mut decoder, &left, Reach::Frame, "handshake") {
                 Ok(()) => {}
                 Err(error) => return Err(written.err().unwrap_or(error)),
@@ -144,21 +144,21 @@ impl<S: TimedStream> ControlConn<S> {
         })
     }
 
-    /// Who the peer proved to be.
+    /// The authenticated identity of the peer.
     pub const fn welcome(&self) -> &Welcome {
         &self.welcome
     }
 
-    /// The stream, for what travels beside the bytes (descriptors).
+    /// The stream, for data that travels outside the bytes (descriptors).
     pub const fn stream_mut(&mut self) -> &mut S {
         &mut self.stream
     }
 
-    /// Sends `request` and waits for its answer. Notices that come meanwhile are kept.
+    /// Sends `request` and waits for its answer. Notices that arrive meanwhile are kept.
     ///
     /// # Errors
-    /// [`ConnError::Refused`] if the peer says no: the connection stays good. After
-    /// [`ConnError::TimedOut`] while waiting it stays good too. All others are final.
+    /// [`ConnError::Refused`] if the peer refuses: the connection stays usable. After
+    /// [`ConnError::TimedOut`] while waiting it stays usable too. All others are final.
     pub fn call<R: Request>(
         &mut self,
         request: &R,
@@ -167,7 +167,8 @@ impl<S: TimedStream> ControlConn<S> {
         self.call_while(request, left, || true)
     }
 
-    /// As [`Self::call`], and asks `go_on` twice a second whether to wait on; the call times out when it says no.
+    /// Calls like [`Self::call`], and asks `go_on` twice a second whether to continue waiting. The call
+    /// times out when it returns false.
     ///
     /// # Errors
     /// As of [`Self::call`].
@@ -198,7 +199,7 @@ impl<S: TimedStream> ControlConn<S> {
     /// Waits for a notice.
     ///
     /// # Errors
-    /// As of [`Self::call`]; after [`ConnError::TimedOut`] the connection stays good.
+    /// As of [`Self::call`]; after [`ConnError::TimedOut`] the connection stays usable.
     pub fn wait_notice(&mut self, left: impl Fn() -> Duration) -> Result<Notice, ConnError> {
         loop {
             if let Some(notice) = self.notices.pop_front() {
@@ -215,14 +216,14 @@ impl<S: TimedStream> ControlConn<S> {
         }
     }
 
-    /// Gives up the connection: the stream and bytes that came after the last message. A lane's
-    /// connection is its lane's from here.
+    /// Dissolves the connection: returns the stream and bytes that came after the last message. From here
+    /// on a lane owns the connection.
     pub fn into_parts(self) -> (S, Vec<u8>) {
         (self.stream, self.decoder.into_rest())
     }
 
-    /// The stream and an event loop's buffers for it, for a process that also takes orders over
-    /// the connection it opened. Notices not taken are lost.
+    /// The stream and an event loop's buffers for it, for a process that also handles requests over the
+    /// connection it opened. Notices not taken are lost.
     pub fn into_peer(self) -> (S, ControlPeer) {
         (self.stream, ControlPeer::proven(self.decoder))
     }
@@ -246,7 +247,7 @@ impl<S: TimedStream> ControlConn<S> {
         }
     }
 
-    /// Reads one frame: the answer awaited, or a notice that is kept, or a late answer.
+    /// Reads one frame: the awaited answer, or a notice that is kept, or a late answer.
     fn take_one<A: Message>(
         &mut self,
         awaited: u64,
@@ -261,7 +262,7 @@ impl<S: TimedStream> ControlConn<S> {
         if frame.kind() == kind::NOTICE {
             let (_, notice) = control::decode(&frame)?;
             if self.notices.len() == NOTICES_MAX {
-                // The newest say most: a membership supersedes those before.
+                // The newest are the most useful: a membership supersedes those before.
                 self.notices.pop_front();
             }
             self.notices.push_back(notice);
@@ -286,7 +287,7 @@ impl<S: TimedStream> ControlConn<S> {
     }
 }
 
-/// The answer to nothing: no frame is of its kind.
+/// Answer type of no request: no frame is of its kind.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 enum NoAnswer {}
 
@@ -299,16 +300,16 @@ impl Message for NoAnswer {
     }
 }
 
-/// How much one read asks for.
+/// Amount that one read requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     /// No byte past the frame.
     Frame,
-    /// Whatever has come.
+    /// All bytes that have arrived.
     Everything,
 }
 
-/// Reads until the decoder holds a whole frame (or an error, which its caller meets).
+/// Reads until the decoder holds a complete frame (or an error, which its caller meets).
 fn read_frame<S: TimedStream>(
     stream: &mut S,
     decoder: &mut Decoder,
@@ -318,7 +319,7 @@ fn read_frame<S: TimedStream>(
 ) -> Result<(), ConnError> {
     let mut bytes = vec![0; READ_BYTES];
     while !decoder.is_ready() {
-        // What does not fit stays in the socket.
+        // Bytes that do not fit stay in the socket.
         let wanted = match reach {
             Reach::Frame => decoder.missing(),
             Reach::Everything => decoder.room(),

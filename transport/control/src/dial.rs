@@ -1,4 +1,4 @@
-//! Opening a control connection over TCP: patience while the other end starts, an end to silence.
+//! Opening a control connection over TCP: retries while the other end starts, and a limit to silence.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs as _};
@@ -14,57 +14,57 @@ use tidewater_runtime::socket_options::{give_up_after, send_at_once};
 /// First and longest pause between two attempts.
 const PAUSE: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
 
-/// What a process claims to be on a control connection.
+/// Identity that a process claims on a control connection.
 #[derive(Debug, Clone)]
 pub struct Claims {
-    /// Whom it means to reach; of a coordinator all 0.
+    /// Ids of the peer that it means to reach; of a coordinator all 0.
     pub ids: Ids,
-    /// Its job.
+    /// Namespace of its job.
     pub namespace: String,
-    /// Its role.
+    /// Role of the process.
     pub role: Role,
     /// Its rank, or [`tidewater_protocol::wire::hello::RANK_ANY`].
     pub rank: u32,
 }
 
-/// Why there is no connection.
+/// Reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DialError {
     /// The address names no host.
     #[error("{address} cannot be resolved: {source}; write HOST:PORT of a host this one knows")]
     Unresolved {
-        /// As it was given.
+        /// Address as it was given.
         address: String,
-        /// What the system said.
+        /// Error of the resolver.
         source: io::Error,
     },
-    /// Nobody took the connection in time.
+    /// No process accepted the connection in time.
     #[error(
         "nobody listens at {address}: {source}; is the process started, and the port open in the \
          firewall?"
     )]
     Unreachable {
-        /// As it was given.
+        /// Address as it was given.
         address: String,
-        /// Of the last attempt.
+        /// Error of the last attempt.
         source: io::Error,
     },
     /// The system gives no random bytes.
     #[error("no random bytes for the handshake: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
-    /// It was taken, and the handshake failed.
+    /// The connection was accepted, and the handshake failed.
     #[error("{address}: {source}")]
     Handshake {
-        /// As it was given.
+        /// Address as it was given.
         address: String,
-        /// What came of it.
+        /// Error of the handshake.
         source: ConnError,
     },
 }
 
-/// Connects and shakes hands; tries again until `deadline` while nobody listens, since processes of
-/// a job start in any order. A refusal is final.
+/// Connects and shakes hands. Retries until `deadline` while no process listens, since processes of a job
+/// start in any order. A refusal is final.
 ///
 /// # Errors
 /// [`DialError`].
@@ -93,7 +93,7 @@ pub fn control(
     })
 }
 
-/// A connected stream with [`tune`]'s options.
+/// Opens a connected stream with [`tune`]'s options.
 ///
 /// # Errors
 /// [`DialError::Unresolved`], [`DialError::Unreachable`].
@@ -132,11 +132,11 @@ fn tuned(stream: TcpStream) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// No delay for small messages, and an error within [`CONTROL_SILENCE_MAX`] when the other host
-/// vanishes. A peer that only computes stays: the kernel answers for it.
+/// Sets no delay for small messages, and an error within [`CONTROL_SILENCE_MAX`] when the other host
+/// vanishes. A peer that only computes stays connected: its kernel acknowledges.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system call.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     send_at_once(stream)?;
     give_up_after(stream, CONTROL_SILENCE_MAX)
