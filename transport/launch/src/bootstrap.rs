@@ -1,7 +1,8 @@
-//! What a process needs to find the others of its launch: addresses of rank 0, and the job token.
+//! Bootstrap records: data by which a process finds the others of its launch. A record holds addresses of
+//! rank 0 and the job token.
 //!
-//! A card is one word of printable ASCII, so that it travels through a launcher's key-value store,
-//! a file, or a broadcast of the program's own. **It is a secret**: who has it can join the job.
+//! A record is one word of printable ASCII. It travels through a launcher's key-value store, a file, or a
+//! broadcast of the program's own. **It is a secret**: any process that has it can join the job.
 
 use std::fmt;
 
@@ -17,19 +18,19 @@ const BEGIN: &str = "tidewater-card-1";
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct BootstrapRecord {
-    /// Processes of the launch.
+    /// Number of processes of the launch.
     pub size: u32,
-    /// The job's secret.
+    /// The secret of the job.
     pub token: JobToken,
     /// Process id of rank 0, for messages.
     pub pid: u32,
     /// Name of its host, for messages.
     pub host: String,
-    /// Where it listens, the likeliest to be reached first; at least one.
+    /// Addresses on which it listens, the likeliest to be reached first; at least one.
     pub addresses: Vec<String>,
 }
 
-/// Why bytes are no card. They may be a secret and are not quoted.
+/// Reason why bytes are no bootstrap record. They may be a secret and are not quoted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{bytes} bytes that are no card of this version of Tidewater: {why}")]
 pub struct BootstrapError {
@@ -38,8 +39,8 @@ pub struct BootstrapError {
 }
 
 impl BootstrapRecord {
-    /// Of a launch of `size`, whose rank 0 is this process and listens at `addresses`, of which the
-    /// first that fit are told.
+    /// The record of a launch of `size` processes with this process as rank 0. It listens at `addresses`;
+    /// the first that fit are included.
     pub fn new(size: u32, token: JobToken, addresses: impl IntoIterator<Item = String>) -> Self {
         let is_told = |address: &String| is_address(address) && !address.contains(',');
         let host: String = tidewater_topology::hostinfo::host_name();
@@ -60,7 +61,7 @@ impl BootstrapRecord {
         card
     }
 
-    /// The card as one word.
+    /// Encodes the record as one word.
     pub fn encode(&self) -> String {
         let Self {
             size, pid, host, ..
@@ -69,10 +70,10 @@ impl BootstrapRecord {
         format!("{BEGIN},{size},{pid},{host},{token},{addresses}")
     }
 
-    /// Reads a card, and perhaps white space or zeros behind it.
+    /// Parses a record, which white space or zeros may follow.
     ///
     /// # Errors
-    /// It is none.
+    /// The text is no record.
     pub fn parse(text: &[u8]) -> Result<Self, BootstrapError> {
         let bytes = text.len();
         let error = |why| BootstrapError { bytes, why };

@@ -1,17 +1,18 @@
-//! Which launcher started this process, and what it says: a function of the environment alone.
+//! Detection of the launcher that started this process, and of its data: a function of the environment
+//! alone.
 //!
-//! Variables leak: what a launcher started may start another one, and all of a node's processes
-//! inherit what the batch system said. So **the launcher closest to the process wins**, and the order
-//! of [`detect`] is that of evidence for closeness:
+//! Variables leak: a launched process may start another launcher, and all of a node's processes inherit the
+//! variables of the batch system. So **the launcher closest to the process wins**, and the order of
+//! [`detect`] is that of evidence for closeness:
 //!
 //! | order | source | why here |
 //! |---|---|---|
-//! | 1 | flags, then `TIDEWATER_*` | the user's own word |
+//! | 1 | flags, then `TIDEWATER_*` | the user set them explicitly |
 //! | 2 | PMI with a descriptor that is open | descriptors are not inherited through another launcher, variables are: Open MPI's daemon closes those of the launcher it was started by |
 //! | 3 | Open MPI | `mpirun` inside a batch job inherits the batch system's variables, not the other way round |
 //! | 4 | Flux | as 3, when it gives no PMI descriptor |
-//! | 5 | Slurm | only of a step: in the script of `sbatch`, and so under `mpirun` in it, `SLURM_PROCID` is 0 for everybody |
-//! | 6 | torchrun, DMLC | names that anybody may have exported |
+//! | 5 | Slurm | only of a step: in the script of `sbatch`, and so under `mpirun` in it, `SLURM_PROCID` is 0 in every process |
+//! | 6 | torchrun, DMLC | names that any script may have exported |
 //!
 //! Only documented variables decide anything.
 
@@ -22,34 +23,34 @@ use std::path::PathBuf;
 use super::sources;
 use tidewater_protocol::limits::{LAUNCH_TEXT_BYTES_MAX, LAUNCHED_MAX};
 
-/// Who says what this process is.
+/// Origin of a process's place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// `--rank`, `--size` and `--rendezvous`.
+    /// The flags `--rank`, `--size` and `--rendezvous`.
     Flags,
-    /// `TIDEWATER_*`: `tidewater run`, or by hand.
+    /// `TIDEWATER_*` variables: `tidewater run`, or by hand.
     Tidewater,
     /// Hydra, which is MPICH's and Intel MPI's mpiexec.
     Hydra,
-    /// Open MPI's mpirun.
+    /// Open MPI's launcher, mpirun.
     OpenMpi,
-    /// PRRTE's prterun.
+    /// PRRTE's launcher, which is prterun.
     Prrte,
-    /// `flux run`.
+    /// Flux's launcher, `flux run`.
     Flux,
-    /// `srun`.
+    /// Slurm: a step of `srun`.
     Slurm,
     /// `torchrun`, or scripts that set its variables.
     Torchrun,
-    /// Scripts for ps-lite.
+    /// Scripts for ps-lite (DMLC).
     Dmlc,
     /// The program itself, which has a broadcast of its own.
     BootstrapRecord,
 }
 
 impl Source {
-    /// As a person calls it.
+    /// Name of the source, for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Flags => "command line",
@@ -72,13 +73,13 @@ impl fmt::Display for Source {
     }
 }
 
-/// How the processes of a job meet: how all of them get the card of the one with rank 0.
+/// Rendezvous of a job: the way by which all processes get the bootstrap record of rank 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rendezvous {
     /// Through the launcher, by PMI-1 over this descriptor.
     Pmi {
-        /// `PMI_FD`.
+        /// Number of the descriptor, from `PMI_FD`.
         fd: u32,
     },
     /// Through a directory that all of them see.
@@ -101,7 +102,7 @@ impl fmt::Display for Rendezvous {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {
-    /// Who says so.
+    /// Origin of these values.
     pub source: Source,
     /// Its number, below `size`.
     pub rank: u32,
@@ -113,14 +114,14 @@ pub struct Place {
     pub local_size: Option<u32>,
     /// The launch's own name, as a file name; `None` if the launcher has none.
     pub job: Option<String>,
-    /// Hosts, in the launcher's order; empty if it does not say.
+    /// Hosts, in the launcher's order; empty if it does not list them.
     pub hosts: Vec<String>,
-    /// How they meet; `None` only in a job of one.
+    /// Way of the rendezvous; `None` only in a job of one.
     pub rendezvous: Option<Rendezvous>,
 }
 
 impl Place {
-    /// Of a program that brings the card to its processes itself.
+    /// The place of a process in a program that distributes the bootstrap record itself.
     pub const fn by_card(rank: u32, size: u32) -> Self {
         Self {
             source: Source::BootstrapRecord,
@@ -140,13 +141,13 @@ impl Place {
     }
 }
 
-/// What came of one source.
+/// Result of one source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It decides.
+    /// The source made the decision.
     Taken,
-    /// It does not, because.
+    /// The source does not decide, for this reason.
     Passed(String),
 }
 
@@ -154,101 +155,100 @@ pub enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Which.
+    /// The source of the traces.
     pub source: Source,
     /// Its variables, as they are.
     pub seen: Vec<(String, String)>,
-    /// What came of it.
+    /// Result of the source.
     pub verdict: Verdict,
 }
 
-/// What this process is.
+/// Part of this process in a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Decision {
-    /// Nobody launched it.
+    /// No launcher started it.
     Alone,
-    /// It has a role and a number in a job whose coordinator is there: [`super::JobEnv`] reads the
-    /// rest.
+    /// It has a role and a number in a job with a running coordinator: [`super::JobEnv`] reads the rest.
     Member,
-    /// One of a launch, which meets.
+    /// One process of a launch, which does a rendezvous.
     Launched(Place),
 }
 
-/// A decision, and what it was made of.
+/// A decision, and the evidence for it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Detection {
-    /// Everything that was seen, closest first.
+    /// All evidence found, closest first.
     pub findings: Vec<Finding>,
     /// The decision.
     ///
     /// # Errors
-    /// What the closest launcher says cannot be, or does not suffice.
+    /// The values of the closest launcher are impossible or insufficient.
     pub decision: Result<Decision, DetectError>,
 }
 
-/// Why there is no decision.
+/// Reason why there is no decision.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DetectError {
-    /// A variable or flag says what cannot be.
+    /// A variable or flag has an impossible value.
     #[error("{name}={value:?} is not valid: {expected}. Correct it, or unset it")]
     Invalid {
-        /// Which.
+        /// Name of the variable or flag.
         name: String,
-        /// What it says, shortened.
+        /// Value of the variable, shortened.
         value: String,
-        /// What it should say.
+        /// Description of a valid value.
         expected: String,
     },
-    /// The launcher does not say enough.
+    /// The launcher does not give enough values.
     #[error("{source_name} started this process, but {missing}. {remedy}")]
     Incomplete {
-        /// The launcher.
+        /// Name of the launcher.
         source_name: &'static str,
-        /// What is not known.
+        /// Values that are not known.
         missing: String,
-        /// What to do.
+        /// Remedy, for the message.
         remedy: String,
     },
-    /// There are others, and no way to meet them.
+    /// The launch has other processes, but no rendezvous with them.
     #[error(
         "this is process {rank} of {size} of {source_name}, and there is no way to meet the others: \
          {why}. Give --rendezvous DIRECTORY (or TIDEWATER_RENDEZVOUS), a directory that all of them \
          see, the same for all and new for each job"
     )]
     NoRendezvous {
-        /// The launcher.
+        /// Name of the launcher.
         source_name: &'static str,
-        /// The process.
+        /// Rank of the process.
         rank: u32,
-        /// How many there are.
+        /// Number of processes of the launch.
         size: u32,
-        /// Why the launcher's own way is none.
+        /// Reason why the launcher has no way of its own.
         why: String,
     },
 }
 
-/// What flags say; they win over every variable.
+/// Values of flags; they win over every variable.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Explicit {
-    /// `--rank`.
+    /// Value of the flag `--rank`.
     pub rank: Option<u32>,
-    /// `--size`.
+    /// Value of the flag `--size`.
     pub size: Option<u32>,
-    /// `--rendezvous`: `pmi`, a path, or `HOST:PORT`.
+    /// Value of the flag `--rendezvous`: `pmi`, a path, or `HOST:PORT`.
     pub rendezvous: Option<String>,
 }
 
-/// What [`detect`] looks at.
+/// Environment that [`detect`] evaluates.
 pub struct LaunchEnv<'a> {
     vars: Vec<(String, OsString)>,
-    /// The working directory, for the default meeting place.
+    /// The working directory, for the default rendezvous.
     pub directory: PathBuf,
     /// Whether a descriptor of this process is an open socket.
     pub is_socket: &'a dyn Fn(u32) -> bool,
-    /// The command line.
+    /// Values from the command line.
     pub explicit: Explicit,
 }
 
@@ -263,7 +263,7 @@ impl fmt::Debug for LaunchEnv<'_> {
 }
 
 impl<'a> LaunchEnv<'a> {
-    /// Of given variables; an empty one is as one that is not set.
+    /// Builds the input from given variables; an empty variable counts as unset.
     pub fn new(
         vars: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
@@ -280,7 +280,7 @@ impl<'a> LaunchEnv<'a> {
         }
     }
 
-    /// Of this process.
+    /// The environment of this process.
     ///
     /// # Errors
     /// It has no working directory.
@@ -288,7 +288,7 @@ impl<'a> LaunchEnv<'a> {
         Self::of(std::env::vars_os(), explicit)
     }
 
-    /// Of this process, with variables given.
+    /// The environment of this process, with given variables.
     ///
     /// # Errors
     /// It has no working directory.
@@ -300,7 +300,7 @@ impl<'a> LaunchEnv<'a> {
         Ok(Self::new(vars, directory, &is_open_socket, explicit))
     }
 
-    /// A variable as text of bounded length; one that is no such text says nothing.
+    /// A variable as text of bounded length; other values count as unset.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         let (_, value) = self.vars.iter().find(|(known, _)| known == name)?;
         let text = value.to_str()?;
@@ -342,7 +342,7 @@ impl<'a> LaunchEnv<'a> {
         }
     }
 
-    /// Those of `names` that are set, shortened, for people.
+    /// The variables of `names` that are set, shortened, for messages.
     pub(super) fn seen(&self, names: &[&str]) -> Vec<(String, String)> {
         let shown = |name: &&str| {
             let value = self.raw(name)?.to_string_lossy().into_owned();
@@ -351,7 +351,7 @@ impl<'a> LaunchEnv<'a> {
         names.iter().filter_map(shown).collect()
     }
 
-    /// What the user says of the meeting place, by flag or variable.
+    /// The rendezvous that the user chose, by flag or variable.
     pub(super) fn wished(&self) -> Result<Option<Rendezvous>, DetectError> {
         let name = "TIDEWATER_RENDEZVOUS";
         let flag = self.explicit.rendezvous.as_deref();
@@ -376,7 +376,7 @@ impl<'a> LaunchEnv<'a> {
         Ok(Some(Rendezvous::Directory(self.directory.join(text))))
     }
 
-    /// The meeting place of a job that has a name and no better way.
+    /// The rendezvous of a job that has a name and no better way.
     pub(super) fn default_directory(&self, job: &str) -> Rendezvous {
         Rendezvous::Directory(self.directory.join(".tidewater").join(job))
     }
@@ -385,7 +385,7 @@ impl<'a> LaunchEnv<'a> {
 /// Decides. See the module for the order.
 ///
 /// # Cost
-/// Two dozen looks at variables; at most one at a descriptor.
+/// Two dozen reads of variables; at most one check of a descriptor.
 pub fn detect(around: &LaunchEnv<'_>) -> Detection {
     let mut findings = Vec::new();
     let mut decision: Option<Result<Decision, DetectError>> = None;

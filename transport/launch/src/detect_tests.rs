@@ -1,11 +1,11 @@
-//! Environments as launchers really make them (Open MPI 4.1.4, MPICH 4.0.2, Slurm 22.05, PRRTE 3),
-//! and as documented for those that were not at hand (Flux, torchrun, DMLC).
+//! Environments as launchers really make them (Open MPI 4.1.4, MPICH 4.0.2, Slurm 22.05, PRRTE 3). Those of
+//! Flux, torchrun and DMLC, which were not at hand, follow the documentation.
 
 use super::*;
 
 use std::path::PathBuf;
 
-/// Variables, descriptor 7 being the only open socket, in `/work`.
+/// Detection from variables, with descriptor 7 as the only open socket and a fixed directory.
 fn look(vars: &str) -> Detection {
     with(vars, Explicit::default())
 }
@@ -44,7 +44,7 @@ const TORCH: &str = "RANK=3 WORLD_SIZE=4 LOCAL_RANK=1 LOCAL_WORLD_SIZE=2 GROUP_R
 const DMLC: &str = "DMLC_ROLE=worker DMLC_WORKER_ID=1 DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=3 \
                     DMLC_PS_ROOT_URI=10.0.0.1 DMLC_PS_ROOT_PORT=9000";
 
-/// What a launcher's own variables say: source, rank and size, those of the host, meeting place.
+/// Expected result from a launcher's own variables: source, rank and size, those of the host, rendezvous.
 type Row = (String, Source, [u32; 2], [Option<u32>; 2], String);
 
 fn table() -> Vec<Row> {
@@ -94,7 +94,7 @@ fn every_launcher_is_told_from_its_own_variables() {
 
 #[test]
 fn the_closest_launcher_wins() {
-    // mpirun in the script of sbatch, and in a shell of salloc: everybody inherits SLURM_PROCID=0.
+    // mpirun in the script of sbatch, and in a shell of salloc: every process inherits SLURM_PROCID=0.
     for outer in [SBATCH, SRUN, FLUX, TORCH] {
         let place = place(&format!("{outer} {OMPI}"));
         assert_eq!(
@@ -110,7 +110,7 @@ fn the_closest_launcher_wins() {
         (inside.source, inside.rank, inside.size),
         (Source::Hydra, 1, 4)
     );
-    // hydra inside mpirun, and mpirun inside hydra, whose descriptor mpirun closed.
+    // hydra inside mpirun, and mpirun inside hydra, with a descriptor that mpirun closed.
     assert_eq!(place(&format!("{OMPI} {HYDRA}")).source, Source::Hydra);
     let closed = HYDRA.replace("PMI_FD=7", "PMI_FD=6");
     let detection = look(&format!("{OMPI} {closed}"));
@@ -171,7 +171,7 @@ fn a_size_without_a_meeting_place_is_an_error_that_says_what_to_set() {
                 .is_some()
         );
     }
-    // Of one there is nobody to meet.
+    // A launch of one needs no rendezvous.
     let one = "TIDEWATER_RANK=0 TIDEWATER_SIZE=1";
     assert_eq!(place(one).rendezvous, None);
     for (vars, part) in [
@@ -206,7 +206,7 @@ fn nonsense_is_named() {
         let error = look(&vars).decision.unwrap_err();
         assert!(error.to_string().contains(part), "{vars}: {error}");
     }
-    // What only helps to name somebody is left out instead.
+    // Values that are only used in messages are left out instead.
     assert!(place(&SRUN.replace("n[1-2]", "n[1-")).hosts.is_empty());
 }
 

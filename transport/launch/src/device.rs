@@ -1,4 +1,4 @@
-//! Which RDMA device the user asked for, and how soon it is to send a packet again.
+//! The RDMA device that the user chose, and the retransmission timeout of its queue pairs.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,13 +7,13 @@ use std::str::FromStr;
 use super::{EnvError, Vars};
 use tidewater_protocol::limits::{RDMA_NAME_BYTES_MAX, VERBS_TIMEOUT, VERBS_TIMEOUTS};
 
-/// The name of an RDMA device, with a port of it or without: `mlx5_0` or `mlx5_0:1`. It is one that
-/// a device could have, and no path: the kernel tells of a device in a folder of that name.
+/// The name of an RDMA device, with a port of it or without: `mlx5_0` or `mlx5_0:1`. It is a valid device
+/// name, and no path: the kernel describes a device in a folder of that name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RdmaDevice(String);
 
 impl RdmaDevice {
-    /// What `TIDEWATER_RDMA_DEVICE` says, also to a process that belongs to no job.
+    /// The value of `TIDEWATER_RDMA_DEVICE`, also for a process that belongs to no job.
     ///
     /// # Errors
     /// It names no device.
@@ -21,7 +21,7 @@ impl RdmaDevice {
         Vars::new(std::env::vars_os()).parsed("TIDEWATER_RDMA_DEVICE")
     }
 
-    /// As it was written.
+    /// The name as it was written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -52,16 +52,16 @@ impl FromStr for RdmaDevice {
     }
 }
 
-/// After how long a packet of a queue pair that is not acknowledged is sent again: 4.096 us x 2^this,
-/// 1 ms (8) to 134 ms (15). A network that loses packets wants it near its round trip, and above it.
+/// Retransmission timeout of a queue pair: 4.096 us x 2^this, 1 ms (8) to 134 ms (15). A network that loses
+/// packets needs a value near its round trip, and above it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RdmaTimeout(u8);
 
 impl RdmaTimeout {
-    /// As usual: [`VERBS_TIMEOUT`].
+    /// The default value: [`VERBS_TIMEOUT`].
     pub const USUAL: Self = Self(VERBS_TIMEOUT);
 
-    /// What `TIDEWATER_RDMA_TIMEOUT` says, also to a process that belongs to no job.
+    /// The value of `TIDEWATER_RDMA_TIMEOUT`, also for a process that belongs to no job.
     ///
     /// # Errors
     /// It is no such number.
@@ -69,7 +69,7 @@ impl RdmaTimeout {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// As [`RdmaTimeout::from_env`], from variables given.
+    /// Reads like [`RdmaTimeout::from_env`], from given variables.
     ///
     /// # Errors
     /// As [`RdmaTimeout::from_env`].

@@ -1,9 +1,9 @@
-//! Meeting in a directory that all processes see: rank 0 leaves a card there.
+//! Rendezvous in a directory that all processes see: rank 0 writes its bootstrap record there.
 //!
-//! The card is a file of mode 0600, written beside its name and renamed, so that it is whole whenever
-//! it is seen. It lies there until all have come. One that nobody removed is no harm: whoever
-//! reads it finds nobody at its addresses, and looks again; rank 0 replaces it, after it has looked
-//! whether somebody still listens there.
+//! The record is a file of mode 0600, written under another name and renamed, so that a reader always finds
+//! it complete. It stays there until all have registered. A stale record does no harm: its reader finds no
+//! process at its addresses, and reads again. Rank 0 replaces it, after it has checked whether a process
+//! still listens there.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -15,10 +15,10 @@ use rustix::fs::OFlags;
 use super::bootstrap::{BootstrapError, BootstrapRecord};
 use tidewater_protocol::limits::CARD_BYTES_MAX;
 
-/// The card's name.
+/// File name of the record.
 const NAME: &str = "card";
 
-/// Why a directory is no meeting place.
+/// Reason why a directory is unusable for a rendezvous.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -29,45 +29,45 @@ pub enum DirectoryError {
         path.display()
     )]
     System {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// With what.
+        /// Path of the operation.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// Somebody else could have written the card, or can read it.
+    /// Another user could have written the record, or can read it.
     #[error(
         "{} is not a private file of yours (mode {mode:04o}, owner {owner}): it holds a secret. \
          Remove it, and meet in a directory of your own",
         path.display()
     )]
     Exposed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its permission bits.
+        /// Permission bits of the file.
         mode: u32,
         /// User id of its owner.
         owner: u32,
     },
-    /// What lies there is no card.
+    /// The file there is no bootstrap record.
     #[error("{}: {source}; remove the file, or meet in another directory", path.display())]
     NoCard {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Defect of the file.
         source: BootstrapError,
     },
 }
 
-/// A card that lies in a directory as long as this value lives.
+/// A bootstrap record that stays in a directory as long as this value lives.
 #[derive(Debug)]
 pub struct Posted {
     directory: PathBuf,
     card: String,
 }
 
-/// Lays down a card, over one that may be there; makes the directory, for its owner alone.
+/// Writes a record, replacing an existing one. Creates the directory, for its owner alone.
 ///
 /// # Errors
 /// [`DirectoryError::System`].
@@ -78,7 +78,7 @@ pub fn post(directory: &Path, card: &BootstrapRecord) -> Result<Posted, Director
         .map_err(system("make the directory", directory))?;
     let name = directory.join(NAME);
     let beside = directory.join(format!("{NAME}.{}", std::process::id()));
-    // One of this name is of a process that died in the middle of this.
+    // A file of this name comes from a process that died in the middle of this.
     let _ = fs::remove_file(&beside);
     let card = card.encode();
     let written = File::options()
@@ -99,15 +99,15 @@ pub fn post(directory: &Path, card: &BootstrapRecord) -> Result<Posted, Director
     Ok(Posted { directory, card })
 }
 
-/// The card that lies there, if one does, and when it was written (seconds since 1970).
+/// The record in the directory, if there is one, and its modification time (seconds since 1970).
 ///
 /// # Errors
-/// What lies there is none, or not private.
+/// The file there is no record, or not private.
 ///
 /// # Cost
 /// Six system calls; never waits.
 pub fn read(directory: &Path) -> Result<Option<(BootstrapRecord, i64)>, DirectoryError> {
-    // Over NFS it is the listing that asks the server whether there is something new.
+    // Over NFS the listing makes the client ask the server for new entries.
     let _ = fs::read_dir(directory).map(Iterator::count);
     let path = directory.join(NAME);
     let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::NOCTTY;
@@ -118,7 +118,7 @@ pub fn read(directory: &Path) -> Result<Option<(BootstrapRecord, i64)>, Director
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        // Of a file that was replaced over NFS just now.
+        // The file was replaced over NFS just now.
         Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => return Ok(None),
         Err(error) => return Err(system("open", &path)(error)),
     };
@@ -140,12 +140,12 @@ pub fn read(directory: &Path) -> Result<Option<(BootstrapRecord, i64)>, Director
 
 impl Drop for Posted {
     fn drop(&mut self) {
-        // Another one's card, who came later, stays.
+        // A record of a later process stays.
         if let Ok(Some((card, _))) = read(&self.directory)
             && card.encode() == self.card
         {
             let _ = fs::remove_file(self.directory.join(NAME));
-            // The last one turns off the light: these fail while something else lies there.
+            // The last process removes the folders: these calls fail while other files are there.
             let _ = fs::remove_dir(&self.directory);
             let parent = self.directory.parent();
             let ours = parent.filter(|parent| parent.ends_with(".tidewater"));

@@ -2,19 +2,19 @@
 
 use tidewater_protocol::limits::{HOST_BYTES_MAX, LAUNCHED_MAX};
 
-/// Why a list is none.
+/// Reason why a text is no list.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostlistError {
-    /// It does not parse.
+    /// The text does not parse.
     #[error("not a list of hosts, from byte {at}: {why}; write it as in n[01-03,07],gpu1")]
     Malformed {
-        /// Where.
+        /// Byte offset of the error.
         at: usize,
-        /// What is wrong there.
+        /// Description of the error.
         why: &'static str,
     },
-    /// It names too many.
+    /// The list names too many hosts.
     #[error("a list of more hosts than a job may have processes")]
     TooMany,
 }
@@ -50,8 +50,8 @@ pub fn expand(list: &str, max: usize) -> Result<Vec<String>, HostlistError> {
     }
 }
 
-/// The port at which rank 0 of a Slurm step listens, outside of the range that systems hand out by
-/// themselves: jobs and steps of one host spread over it.
+/// The port at which rank 0 of a Slurm step listens, outside of the range of ephemeral ports. Jobs and
+/// steps of one host spread over it.
 pub fn port_of(job: u64, step: &str) -> u16 {
     // FNV-1a: the same in every build.
     let bytes = job.to_le_bytes().into_iter().chain(step.bytes());

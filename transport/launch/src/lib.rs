@@ -1,11 +1,10 @@
-//! Who am I: the place of this process in its job, read from the environment.
+//! The place of this process in its job, read from the environment.
 //!
-//! `tidewater run` sets the variables of [`VARIABLES`] for its children; the same variables start
-//! a process by hand. The job token never stands in the environment, where every process of the
-//! user could be made to print it: a variable names the file or descriptor that holds it.
-
+//! `tidewater run` sets the variables of [`VARIABLES`] for its children; the same variables start a process
+//! by hand. The job token never stands in the environment, where every process of the user could be made to
+//! print it. A variable names the file or descriptor that holds it.
 //!
-//! Other launchers' variables: [`detect()`]. How processes that they started meet: [`meeting`].
+//! Other launchers' variables: [`detect()`]. Rendezvous of the processes that they started: [`meeting`].
 
 pub mod bootstrap;
 pub mod detect;
@@ -43,9 +42,9 @@ use tidewater_protocol::wire::handshake::JobToken;
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Variable {
-    /// Its name.
+    /// Name of the variable.
     pub name: &'static str,
-    /// What it says, and in which form.
+    /// Its meaning and format.
     pub meaning: &'static str,
 }
 
@@ -127,7 +126,7 @@ const fn variable(name: &'static str, meaning: &'static str) -> Variable {
     Variable { name, meaning }
 }
 
-/// What a process is in its job.
+/// Role of a process in its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Role {
@@ -135,7 +134,7 @@ pub enum Role {
     Coordinator,
     /// Owns partitions of tables.
     Server,
-    /// Links the client.
+    /// Runs the program that links the client.
     Worker,
 }
 
@@ -159,7 +158,7 @@ impl FromStr for Role {
     }
 }
 
-/// Which transport the user asked for.
+/// The transport that the user chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum TransportChoice {
@@ -185,16 +184,16 @@ impl TransportChoice {
         }
     }
 
-    /// What `TIDEWATER_TRANSPORT` says, also to a process that has no coordinator yet.
+    /// The value of `TIDEWATER_TRANSPORT`, also for a process that has no coordinator yet.
     ///
     /// # Errors
-    /// It names none.
+    /// It names no transport.
     pub fn from_env() -> Result<Option<Self>, EnvError> {
         Vars::new(std::env::vars_os()).parsed("TIDEWATER_TRANSPORT")
     }
 }
 
-/// What `TIDEWATER_APPLIERS` and `TIDEWATER_SERVERS` say, also to a process that has no coordinator
+/// The values of `TIDEWATER_APPLIERS` and `TIDEWATER_SERVERS`, also for a process that has no coordinator
 /// yet.
 ///
 /// # Errors
@@ -206,7 +205,7 @@ pub fn counts_from_env() -> Result<(Option<u16>, Option<u32>), EnvError> {
     Ok((appliers, vars.number("TIDEWATER_SERVERS", 1, SERVERS_MAX)?))
 }
 
-/// What `TIDEWATER_SERVERS_IN_RANKS` says.
+/// The value of `TIDEWATER_SERVERS_IN_RANKS`.
 ///
 /// # Errors
 /// It is neither 0 nor 1.
@@ -231,15 +230,15 @@ impl FromStr for TransportChoice {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct JobEnv {
-    /// What it is.
+    /// Role of the process.
     pub role: Role,
     /// Its number among those of its role.
     pub rank: u32,
     /// Its number among those of its role on this host.
     pub local_rank: u32,
-    /// Workers of the job.
+    /// Number of workers of the job.
     pub workers: u32,
-    /// Servers of the job.
+    /// Number of servers of the job.
     pub servers: u32,
     /// Servers of the job on this host.
     pub local_servers: u32,
@@ -247,11 +246,11 @@ pub struct JobEnv {
     pub coordinator: Option<String>,
     /// The secret that members of the job share.
     pub token: JobToken,
-    /// Which transport the user asked for.
+    /// The transport that the user chose.
     pub transport: TransportChoice,
-    /// The RDMA device that the user asked for.
+    /// The RDMA device that the user chose.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon its queue pairs send a packet again, if not as usual.
+    /// Retransmission timeout of its queue pairs, if not the default.
     pub rdma_timeout: Option<RdmaTimeout>,
     /// Applier threads of a server; `None` lets the server choose.
     pub appliers: Option<u16>,
@@ -259,32 +258,32 @@ pub struct JobEnv {
     pub ready_fd: Option<u32>,
 }
 
-/// Why the environment does not say who this process is.
+/// Reason why the environment does not define this process.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EnvError {
-    /// A variable is needed and not set.
+    /// A required variable is not set.
     #[error(
         "{name} is not set; it says: {meaning}. \
          Start the program under `tidewater run`, or set the variable"
     )]
     Missing {
-        /// Its name.
+        /// Name of the variable.
         name: &'static str,
-        /// What it should say.
+        /// Meaning of the variable.
         meaning: &'static str,
     },
-    /// A variable says something that cannot be.
+    /// A variable has an impossible value.
     #[error("{name}={value:?} is not valid: {expected}. Correct the variable or unset it")]
     Invalid {
-        /// Its name.
+        /// Name of the variable.
         name: &'static str,
-        /// What it says, shortened.
+        /// Value of the variable, shortened.
         value: String,
-        /// What it should say.
+        /// Description of a valid value.
         expected: String,
     },
-    /// The job token could not be had.
+    /// The job token could not be read.
     #[error(transparent)]
     Token(#[from] TokenError),
 }
@@ -302,7 +301,7 @@ impl JobEnv {
         Self::from_vars(std::env::vars_os())
     }
 
-    /// As [`JobEnv::from_env`], from variables given.
+    /// Reads like [`JobEnv::from_env`], from given variables.
     ///
     /// # Errors
     /// As [`JobEnv::from_env`].
@@ -354,8 +353,8 @@ impl JobEnv {
     }
 }
 
-/// The names of `TIDEWATER_*` variables among `names` that nothing reads, sorted: most likely
-/// misspelt, so programs warn of each.
+/// The names of `TIDEWATER_*` variables among `names` that no code reads, sorted: most likely misspelt, so
+/// programs warn of each.
 pub fn unknown_variables(names: impl IntoIterator<Item = OsString>) -> Vec<String> {
     let mut unknown: Vec<String> = names
         .into_iter()
@@ -448,7 +447,7 @@ impl Vars {
     }
 }
 
-/// Whether `text` reads as `HOST:PORT`: a host of at most 253 printable bytes, a port but 0.
+/// Whether `text` reads as `HOST:PORT`: a host of at most 253 printable bytes, a port except 0.
 pub fn is_address(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else {
         return false;

@@ -1,10 +1,10 @@
-//! How the card of rank 0 comes to the others.
+//! Exchange of the bootstrap record of rank 0 with the other processes.
 //!
-//! PMI-1 knows nothing but "all have come": who waits at its barrier is not told of whom. So when the
-//! barrier has not been passed after three quarters of the time, rank 0 leaves its card in the working
-//! directory, under the name that the launcher's words have, and those that have come go to the
-//! coordinator by it, which names the others. Where the directory is not one for all of them, nobody
-//! can be named.
+//! A PMI-1 barrier reports only that all have arrived; it does not name missing processes. If the barrier
+//! is not passed after three quarters of the time, rank 0 writes its record in the working directory. The
+//! file's folder has the name of the launcher's key-value space. The processes at the barrier use it to
+//! register with the coordinator, which names the missing ones. Where the directory is not shared by all of
+//! them, the missing ones cannot be named.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -17,115 +17,115 @@ use super::{Place, Rendezvous, TokenError, inherited, token};
 use tidewater_protocol::wire::handshake::JobToken;
 use tidewater_runtime::clock::Deadline;
 
-/// The card's key at the launcher.
+/// Key of the record at the launcher.
 const KEY: &str = "tidewater-card";
-/// First and longest pause between two looks into a directory.
+/// First and longest pause between two reads of a directory.
 const PAUSE: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(250)];
 
-/// Why processes do not meet.
+/// Reason why the rendezvous failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MeetError {
-    /// The directory.
+    /// The directory is unusable.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// The launcher's exchange.
+    /// The launcher's exchange failed.
     #[error(transparent)]
     Pmi(#[from] PmiError),
-    /// The launcher's descriptor.
+    /// The launcher's descriptor is unusable.
     #[error("PMI_FD={fd} cannot be used: {source}; give --rendezvous DIRECTORY to meet without it")]
     Descriptor {
-        /// Its number.
+        /// Number of the descriptor.
         fd: u32,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The job token that an address needs.
+    /// The job token that an address needs is missing.
     #[error("meeting at {address} needs a job token that all processes have: {source}")]
     Token {
-        /// Where rank 0 listens.
+        /// Address on which rank 0 listens.
         address: String,
-        /// Why there is none.
+        /// Cause of the missing token.
         source: TokenError,
     },
-    /// Nobody left a card.
+    /// No process left a bootstrap record.
     #[error(
         "no card of rank 0 in {place} for {waited:?}: has rank 0 been started, and do all processes \
          see the same directory?"
     )]
     NoCard {
-        /// Where.
+        /// Place that was searched.
         place: String,
-        /// How long it was waited for.
+        /// Time waited for the record.
         waited: Duration,
     },
-    /// Somebody has not come to the launcher's barrier, and rank 0 cannot be asked who.
+    /// A process has not arrived at the launcher's barrier, and rank 0 cannot be asked for its name.
     #[error(
         "PMI: not all processes have come to the barrier within {waited:?}, and rank 0 has left no card in \
          {place}: either it has not come itself, or it has another working directory; look whether all \
          were started"
     )]
     NotAll {
-        /// Where the card would be.
+        /// Expected place of the record.
         place: String,
-        /// How long was waited.
+        /// Time waited at the barrier.
         waited: Duration,
     },
-    /// The launcher has no card.
+    /// The launcher has no bootstrap record.
     #[error("rank 0 left no card with the launcher; is it a program that meets by PMI too?")]
     NotPut,
-    /// What it has is none.
+    /// The launcher's value is no bootstrap record.
     #[error("the launcher's card: {0}")]
     Garbled(#[from] super::bootstrap::BootstrapError),
-    /// There is nobody to meet.
+    /// The launch has no other process.
     #[error("a process that is alone meets nobody")]
     Alone,
 }
 
-/// What is kept until all have come.
+/// State that is kept until all have registered.
 #[derive(Debug, Default)]
 pub struct Pending {
-    /// The card, where somebody may look for it.
+    /// The record, where a process may still read it.
     _posted: Option<Posted>,
-    /// The launcher's barrier, at which somebody has not come yet.
+    /// The launcher's barrier, at which a process is still missing.
     barrier: Option<Pmi>,
-    /// Where another one's card lies until all have come.
+    /// Path of rank 0's record, which stays until all have registered.
     theirs: Option<PathBuf>,
 }
 
-/// Launchers kill all when one ends: who has read a card leaves its owner so long to remove it, and
-/// the folders that it has made.
+/// Launchers kill all processes when one ends. A process that has read a record therefore gives its owner
+/// this time to remove it, and the folders that it has made.
 const LINGER: Duration = Duration::from_secs(1);
 
 impl Pending {
-    /// All have come, by the coordinator's word. What the launcher still has to say is heard, so
-    /// that it knows that this process may end.
+    /// Ends the rendezvous after all have registered, as the coordinator reported. Reads the launcher's
+    /// remaining answer, so that the launcher accepts the end of this process.
     ///
     /// # Errors
-    /// [`MeetError::Pmi`]: it does not say it before the deadline of the meeting.
+    /// [`MeetError::Pmi`]: the answer does not come before the deadline of the rendezvous.
     pub fn settle(self) -> Result<(), MeetError> {
         Ok(self.barrier.map_or(Ok(()), Pmi::finish)?)
     }
 
-    /// They have not all come, and this process is about to end.
+    /// Ends a failed rendezvous, before this process ends: processes are missing.
     pub fn give_up(self) {
         let Some(path) = self.theirs else { return };
         let limit = Deadline::after(LINGER);
         while !limit.passed() && path.exists() {
             std::thread::sleep(PAUSE[0]);
         }
-        // The folder around it goes last.
+        // The folder around it is removed last.
         std::thread::sleep(PAUSE[1].min(limit.left()));
     }
 }
 
-/// Tells the others where rank 0 is. What is returned is kept as long as somebody may look.
+/// Publishes the record of rank 0 to the others. Keep the result as long as a process may read it.
 ///
 /// # Errors
 /// [`MeetError`].
 ///
 /// # Cost
-/// By PMI it waits until every process is there to take it, or for three quarters of the time.
+/// By PMI it waits until every process is there to read it, or for three quarters of the time.
 pub fn publish(
     place: &Place,
     card: &BootstrapRecord,
@@ -137,7 +137,7 @@ pub fn publish(
             _posted: Some(directory::post(path, card)?),
             ..Pending::default()
         }),
-        // All know the address.
+        // All processes know the address.
         Some(Rendezvous::Address(_)) => Ok(Pending::default()),
         Some(Rendezvous::Pmi { fd }) => {
             let mut pmi = begin(*fd, deadline)?;
@@ -146,7 +146,7 @@ pub fn publish(
                 pmi.finish()?;
                 return Ok(Pending::default());
             }
-            // That it cannot be left is no reason to fail: somebody may still come to the barrier.
+            // A failed write is no reason to fail: the missing process may still arrive at the barrier.
             let posted = directory::post(&beside(&pmi), card);
             Ok(Pending {
                 _posted: posted.ok(),
@@ -157,7 +157,8 @@ pub fn publish(
     }
 }
 
-/// The card of rank 0; waits for it until `deadline`. With it what is kept until all have come.
+/// The record of rank 0; waits for it until `deadline`. Also returns the state to keep until all have
+/// registered.
 ///
 /// # Errors
 /// [`MeetError`].
@@ -203,7 +204,7 @@ fn find_by_pmi(fd: u32, deadline: Deadline) -> Result<(BootstrapRecord, Pending)
     Ok((card, pending))
 }
 
-/// The card that lies in a directory, or comes to lie there before the deadline.
+/// The record in a directory, present or written before the deadline.
 fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, MeetError> {
     let mut pause = PAUSE[0];
     loop {
@@ -218,18 +219,18 @@ fn find_in(path: &Path, deadline: Deadline) -> Result<Option<BootstrapRecord>, M
     }
 }
 
-/// Where rank 0 leaves its card when somebody does not come to the launcher's barrier.
+/// Directory of rank 0's record when a process is missing at the launcher's barrier.
 fn beside(pmi: &Pmi) -> PathBuf {
     let name = format!("pmi-{}", super::sources::file_name(pmi.job()));
     Path::new(".tidewater").join(name)
 }
 
-/// The time at a barrier; the rest is for asking who has not come.
+/// The time at a barrier; the rest is for finding out the missing processes.
 fn most_of(deadline: Deadline) -> Deadline {
     Deadline::after(deadline.left() * 3 / 4)
 }
 
-/// The token of a job that meets at an address: the one of `TIDEWATER_TOKEN_FILE`.
+/// The token of a job with a rendezvous at an address: the one of `TIDEWATER_TOKEN_FILE`.
 ///
 /// # Errors
 /// [`MeetError::Token`].

@@ -1,9 +1,9 @@
-//! A client of PMI-1, the line protocol by which hydra, Flux and Slurm's pmi2 plugin let processes
-//! exchange a few words: put, barrier, get.
+//! A client of PMI-1, the line protocol by which hydra, Flux and Slurm's pmi2 plugin let processes exchange
+//! a few words: put, barrier, get.
 //!
-//! Replies are read by key and never by position: hydra 4 and 5 and Slurm order them differently. A
-//! program that uses an MPI library of its own must not meet this way, for that library speaks over
-//! the same descriptor: it gives a directory instead, or broadcasts the card.
+//! Replies are parsed by key and never by position: hydra 4 and 5 and Slurm order them differently. A
+//! program with its own MPI library must not use this rendezvous, because that library uses the same
+//! descriptor. It gives a directory instead, or broadcasts the record.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,61 +15,61 @@ use rustix::event::{PollFd, PollFlags};
 use tidewater_protocol::limits::PMI_LINE_BYTES_MAX;
 use tidewater_runtime::clock::Deadline;
 
-/// Why the launcher's exchange failed.
+/// Reason why the launcher's exchange failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PmiError {
-    /// The descriptor.
+    /// An operation on the descriptor failed.
     #[error(
         "PMI: {operation}: {source}; is PMI_FD the launcher's? Give --rendezvous DIRECTORY to meet \
          without it"
     )]
     Io {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// What the system said.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The launcher did not answer in time: at a barrier, somebody has not come.
+    /// The launcher did not answer in time: at a barrier, a process is missing.
     #[error(
         "PMI: no answer to {operation} in time; is PMI_FD the launcher's? Give --rendezvous DIRECTORY \
          to meet without it"
     )]
     TimedOut {
-        /// What was asked.
+        /// Command that was sent.
         operation: &'static str,
     },
-    /// The launcher closed the line.
+    /// The launcher closed the connection.
     #[error("PMI: the launcher closed the line during {operation}; it ends the job")]
     Closed {
-        /// What was asked.
+        /// Command that was sent.
         operation: &'static str,
     },
-    /// An answer that is none.
+    /// The answer is invalid.
     #[error(
         "PMI: {operation} was answered with {answer:?}; give --rendezvous DIRECTORY to meet without PMI"
     )]
     Nonsense {
-        /// What was asked.
+        /// Command that was sent.
         operation: &'static str,
-        /// Shortened.
+        /// Text of the answer, shortened.
         answer: String,
     },
 }
 
-/// A conversation with the launcher.
+/// A connection to the launcher.
 #[derive(Debug)]
 pub(super) struct Pmi {
     line: File,
     buffer: Vec<u8>,
     kvs: String,
     deadline: Deadline,
-    /// Waits for the others, who have not all come.
+    /// Waits at the barrier for missing processes.
     at_barrier: bool,
 }
 
 impl Pmi {
-    /// Begins it, on a descriptor of our own.
+    /// Opens the exchange, on a descriptor of this process's own.
     pub(super) fn begin(line: OwnedFd, deadline: Deadline) -> Result<Self, PmiError> {
         let mut pmi = Self {
             line: File::from(line),
@@ -88,19 +88,19 @@ impl Pmi {
         Ok(pmi)
     }
 
-    /// Leaves a word for the others; `value` has no white space.
+    /// Stores a word for the others; `value` has no white space.
     pub(super) fn put(&mut self, key: &str, value: &str) -> Result<(), PmiError> {
         let line = format!("cmd=put kvsname={} key={key} value={value}", self.kvs);
         is_well(&self.call("put", &line)?, "put")
     }
 
-    /// The name of the job's words, which no other job of the launcher has.
+    /// The name of the job's key-value space, which no other job of the launcher has.
     pub(super) fn job(&self) -> &str {
         &self.kvs
     }
 
-    /// Waits for every process of the job until `limit`; whether all have come. If not, this process
-    /// goes on waiting, and [`Pmi::finish`] takes the answer.
+    /// Waits for every process of the job until `limit`; returns whether all have arrived. If not, this
+    /// process stays at the barrier, and [`Pmi::finish`] takes the answer.
     pub(super) fn barrier(&mut self, limit: Deadline) -> Result<bool, PmiError> {
         self.say("barrier_in", "cmd=barrier_in")?;
         self.at_barrier = true;
@@ -119,7 +119,7 @@ impl Pmi {
         }
     }
 
-    /// What somebody has put before a barrier.
+    /// The value that a process has put before a barrier.
     pub(super) fn get(&mut self, key: &str) -> Result<Option<String>, PmiError> {
         let line = format!("cmd=get kvsname={} key={key}", self.kvs);
         let mut answer = self.call("get", &line)?;
@@ -127,7 +127,7 @@ impl Pmi {
         Ok(answer.remove("value").filter(|_| is_there))
     }
 
-    /// Ends it: the launcher knows then that the process may end by itself.
+    /// Ends the exchange: the launcher then accepts that the process ends by itself.
     pub(super) fn finish(mut self) -> Result<(), PmiError> {
         if self.at_barrier {
             self.leave_barrier(self.deadline)?;
@@ -194,7 +194,8 @@ impl Pmi {
     }
 }
 
-/// Words `key=value`; of a value with spaces only the first word, which is a message for people.
+/// Words `key=value`. Of a value with spaces only the first word is kept; such a value is a message for the
+/// user.
 fn pairs(line: &str) -> BTreeMap<String, String> {
     let words = line.split_ascii_whitespace();
     let pair = |word: &str| {
@@ -204,7 +205,7 @@ fn pairs(line: &str) -> BTreeMap<String, String> {
     words.filter_map(pair).collect()
 }
 
-/// Slurm leaves out `rc` where all is well.
+/// Checks the result of an answer. Slurm leaves out `rc` on success.
 fn is_well(answer: &BTreeMap<String, String>, operation: &'static str) -> Result<(), PmiError> {
     match answer.get("rc").map(String::as_str) {
         None | Some("0") if !answer.is_empty() => Ok(()),
@@ -225,7 +226,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::time::Duration;
 
-    /// A launcher that gives these answers, one for each line; what it was asked.
+    /// A launcher that gives these answers, one for each line; returns the commands it received.
     fn launcher(
         answers: &'static [&'static str],
     ) -> (OwnedFd, std::thread::JoinHandle<Vec<String>>) {

@@ -1,9 +1,9 @@
-//! A launched process comes to its coordinator, says its rank and what it is going to be, and is told
-//! its number when all have come.
+//! Registration of a launched process with its coordinator. The process sends its rank and its role, and
+//! gets its number when all have registered.
 //!
-//! The coordinator runs in the process of rank 0. Its addresses are tried in turn: which of them
-//! leads to it depends on where this process is. The address that this end has on the connection
-//! that worked is the one by which others reach this process.
+//! The coordinator runs in the process of rank 0. Its addresses are tried in turn: the reachable one
+//! depends on where this process is. The local address of the successful connection is the one by which
+//! others reach this process.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -23,104 +23,104 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use tidewater_runtime::clock::Deadline;
 use tidewater_topology::hostinfo;
 
-/// One address is tried for so long before the next has its turn.
+/// Time for one address before the next one is tried.
 const TRY: Duration = Duration::from_secs(1);
-/// Pause before addresses are tried again, or a card is read again.
+/// Pause before addresses are tried again, or a record is read again.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The coordinator gives up this much before the caller does, so that its refusal, which names the
-/// missing, is there in time.
+/// The coordinator gives up this much before the caller does, so that its refusal, which names the missing
+/// processes, arrives in time.
 const HEAD_START: Duration = Duration::from_millis(500);
 
-/// Why a process is no part of its launch's job.
+/// Reason why a process is no member of its launch's job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RendezvousError {
-    /// It does not meet the others.
+    /// The exchange of the bootstrap record failed.
     #[error(transparent)]
     Meet(#[from] MeetError),
-    /// Rank 0 is not where its card says.
+    /// Rank 0 is not reachable at the addresses of its record.
     #[error(
         "rank {rank} of {size} does not reach {card} (from {origin}): {why}. Is it of an earlier \
          job? Else look whether rank 0 lives, and at the firewall; --interface names the network"
     )]
     Unreached {
-        /// This process.
+        /// Rank of this process.
         rank: u32,
-        /// How many there are.
+        /// Number of processes of the launch.
         size: u32,
-        /// Whom.
+        /// Addresses of the record.
         card: String,
-        /// Where the card was.
+        /// Origin of the record.
         origin: String,
-        /// What came of the last try.
+        /// Result of the last try.
         why: String,
     },
-    /// The coordinator says no: somebody is missing, or two are one.
+    /// The coordinator refuses: a process is missing, or two have one rank.
     #[error("rank {rank} of {size}: {refusal}")]
     Refused {
-        /// This process.
+        /// Rank of this process.
         rank: u32,
-        /// How many there are.
+        /// Number of processes of the launch.
         size: u32,
-        /// Its words.
+        /// Refusal of the coordinator.
         refusal: Refusal,
     },
-    /// The connection failed while the others were waited for.
+    /// The connection failed while this process waited for the others.
     #[error("rank {rank} of {size} lost {card} while it waited for the others: {source}")]
     Lost {
-        /// This process.
+        /// Rank of this process.
         rank: u32,
-        /// How many there are.
+        /// Number of processes of the launch.
         size: u32,
-        /// Whom.
+        /// Addresses of the coordinator.
         card: String,
-        /// How.
+        /// Error of the connection.
         source: ConnError,
     },
-    /// It does not know which host it is on.
+    /// The id of this host cannot be read.
     #[error("rank {rank} of {size}: {source}")]
     Host {
-        /// This process.
+        /// Rank of this process.
         rank: u32,
-        /// How many there are.
+        /// Number of processes of the launch.
         size: u32,
-        /// What is missing.
+        /// Error of the system.
         source: io::Error,
     },
-    /// The card is of another launch.
+    /// The record is of another launch.
     #[error(
         "the card in {origin} is of a job of {theirs} processes, this one is one of {ours}: each job \
          needs a meeting place of its own"
     )]
     OtherSize {
-        /// Where it was.
+        /// Origin of the record.
         origin: String,
-        /// What the card says.
+        /// Number of processes in the record.
         theirs: u32,
-        /// What this process was told.
+        /// Number of processes of this launch.
         ours: u32,
     },
 }
 
-/// A place among the servers or workers of a job. As long as it is kept the coordinator knows that
-/// this process lives.
+/// Membership of a process among the servers or workers of a job. While it is kept the coordinator sees
+/// that this process lives.
 #[derive(Debug)]
 pub struct Membership {
-    /// Its numbers.
+    /// Numbers that the coordinator assigned.
     pub numbers: Roster,
     /// `HOST:PORT` of the coordinator, as it was reached.
     pub coordinator: String,
-    /// The job's secret.
+    /// The secret of the job.
     pub token: JobToken,
-    /// The address of this process on its way to the coordinator.
+    /// The local address of this process on the connection to the coordinator.
     pub local: IpAddr,
     _conn: ControlConn<TcpStream>,
 }
 
-/// Comes to the coordinator by the card that rank 0 has published, and waits for all others.
+/// Registers with the coordinator by the record that rank 0 has published, and waits for all others.
 ///
 /// # Errors
-/// [`RendezvousError`]; nothing is left behind.
+/// [`RendezvousError`]; no file or registration is left behind.
 pub fn register(
     place: &Place,
     part: Part,
@@ -128,13 +128,13 @@ pub fn register(
 ) -> Result<Membership, RendezvousError> {
     loop {
         let (card, pending) = meeting::find(place, deadline)?;
-        // A card in a directory may be one that an earlier job left: it is read again.
+        // A record in a directory may come from an earlier job: it is read again.
         let is_final = !matches!(place.rendezvous, Some(Rendezvous::Directory(_)));
         let tries = u32::try_from(card.addresses.len()).unwrap_or(1);
         let limit = if is_final {
             deadline
         } else {
-            // Each of its addresses has its turn.
+            // Each of its addresses is tried.
             deadline.min(Deadline::after(TRY * tries))
         };
         match attend_by(&card, place, part, (limit, deadline)) {
@@ -153,7 +153,7 @@ pub fn register(
     }
 }
 
-/// Comes to the coordinator by a card; tries to reach it until the first of the two deadlines, and
+/// Registers with the coordinator of a record. Tries to reach it until the first of the two deadlines, and
 /// waits for the others until the second.
 ///
 /// # Errors
@@ -233,10 +233,10 @@ pub fn attend_by(
     }
 }
 
-/// The first of a coordinator's addresses that leads to it from here.
+/// The first of a coordinator's addresses that is reachable from here.
 ///
 /// # Errors
-/// What came of the last try before the deadline.
+/// Result of the last try before the deadline.
 pub fn reach(addresses: &[String], token: &JobToken, deadline: Deadline) -> Result<String, String> {
     match reach_one(addresses, token, deadline) {
         Ok((address, _)) => Ok(address),
@@ -245,10 +245,11 @@ pub fn reach(addresses: &[String], token: &JobToken, deadline: Deadline) -> Resu
     }
 }
 
-/// Whether somebody listens by the card that lies where `place` meets: a job that runs.
+/// Checks whether a coordinator listens at the addresses of the record in the directory of `place`: a job
+/// that runs.
 ///
 /// # Errors
-/// What lies there is no card.
+/// The file there is no record.
 pub fn is_taken(place: &Place) -> Result<Option<BootstrapRecord>, MeetError> {
     let Some(Rendezvous::Directory(path)) = &place.rendezvous else {
         return Ok(None);
@@ -275,7 +276,7 @@ enum Unreached {
     Nobody(String),
 }
 
-/// The first address by which somebody proves to be the coordinator.
+/// The first address at which a peer authenticates as the coordinator.
 fn reach_one(
     addresses: &[String],
     token: &JobToken,
@@ -301,8 +302,8 @@ fn reach_one(
     }
 }
 
-/// The refusal of somebody who knows the token. Others, who may be of another job that has got the
-/// port or the address, say nothing but "refused".
+/// The refusal of a peer that knows the token. Other peers, which may be of another job with the same port
+/// or address, answer only "refused".
 fn is_word(error: &ConnError) -> Option<Refusal> {
     match error {
         ConnError::Refused(refusal) if refusal.code != RefusalCode::Refused => {

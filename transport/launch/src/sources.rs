@@ -1,4 +1,4 @@
-//! The launchers, one function each: what its documented variables say.
+//! The launchers, one function each: interpretation of their documented variables.
 
 use super::detect::{
     Decision, DetectError, LaunchEnv, Place, Rendezvous, Source, Verdict, invalid,
@@ -6,16 +6,16 @@ use super::detect::{
 use super::hostlist;
 use tidewater_protocol::limits::{HOSTLIST_HOSTS_MAX, LAUNCHED_MAX};
 
-/// What a source says.
+/// Evidence of a source.
 #[derive(Debug)]
 pub(super) enum Evidence {
     /// The decision, if no closer source has made it.
     Decided(Result<Decision, DetectError>),
-    /// Traces that mean nothing, because.
+    /// Traces without effect, for this reason.
     Passed(String),
 }
 
-/// A source's traces.
+/// Traces of a source.
 #[derive(Debug)]
 pub(super) struct Sight {
     pub(super) source: Source,
@@ -30,7 +30,7 @@ pub(super) const ALL: &[Detector] = &[
     flags, member, tidewater, pmi, pmi_port, open_mpi, flux, slurm, prrte, torchrun, dmlc,
 ];
 
-/// What one launcher says of a process, before the meeting place is known.
+/// Values of one launcher for a process, before the rendezvous is chosen.
 struct Told {
     source: Source,
     rank: Option<u32>,
@@ -39,9 +39,9 @@ struct Told {
     local_size: Option<u32>,
     job: Option<String>,
     hosts: Vec<String>,
-    /// The launcher's own way to meet.
+    /// The launcher's own way of rendezvous.
     own: Option<Rendezvous>,
-    /// Why it has none.
+    /// Reason why it has none.
     otherwise: &'static str,
 }
 
@@ -177,7 +177,7 @@ fn tidewater(around: &LaunchEnv<'_>) -> Option<Sight> {
     }))
 }
 
-/// PMI-1: hydra, Flux, and Slurm's pmi2 plugin speak it.
+/// PMI-1, the protocol of hydra, Flux, and Slurm's pmi2 plugin.
 fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = [
         "PMI_FD",
@@ -227,7 +227,7 @@ fn pmi(around: &LaunchEnv<'_>) -> Option<Sight> {
     }))
 }
 
-/// `mpiexec -pmi-port`: the size is told over the port only.
+/// `mpiexec -pmi-port`: only the port reports the size.
 fn pmi_port(around: &LaunchEnv<'_>) -> Option<Sight> {
     let names = ["PMI_PORT", "PMI_ID"];
     around.raw("PMI_PORT")?;
@@ -317,7 +317,7 @@ fn slurm(around: &LaunchEnv<'_>) -> Option<Sight> {
         told.hosts = slurm_hosts(around);
         let name = |variable| around.text(variable).unwrap_or("0");
         let (job, step) = (name("SLURM_JOB_ID"), name("SLURM_STEP_ID"));
-        // A job that was requeued has the number it had, and is another one.
+        // A requeued job keeps its number, but is another job.
         let again = around.text("SLURM_RESTART_COUNT");
         let again = again.map_or(String::new(), |count| format!("-{count}"));
         told.job = Some(format!("slurm-{job}.{step}{again}"));
@@ -429,7 +429,7 @@ fn slurm_local_size(around: &LaunchEnv<'_>) -> Option<u32> {
     hostlist::tasks_of(around.text("SLURM_STEP_TASKS_PER_NODE")?, node)
 }
 
-/// Hosts of the step; none if the list does not parse, which is not worth failing for.
+/// Hosts of the step; none if the list does not parse, which is not worth a failure.
 fn slurm_hosts(around: &LaunchEnv<'_>) -> Vec<String> {
     let list = around.text("SLURM_STEP_NODELIST");
     let hosts = list.and_then(|list| hostlist::expand(list, HOSTLIST_HOSTS_MAX).ok());
@@ -451,7 +451,7 @@ pub(super) fn file_name(name: &str) -> String {
 }
 
 impl Verdict {
-    /// In a word or sentence.
+    /// The verdict as a word or sentence.
     pub fn text(&self) -> &str {
         match self {
             Self::Taken => "decides",

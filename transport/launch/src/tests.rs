@@ -1,4 +1,4 @@
-//! Environments, good and bad.
+//! Tests of valid and invalid environments.
 
 use super::*;
 

@@ -1,5 +1,4 @@
-//! Where the job token comes from: the system's random bytes, or a file that only its owner can
-//! read.
+//! Sources of the job token: the system's random bytes, or a file that only its owner can read.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -11,7 +10,7 @@ use rustix::fs::{Mode, OFlags};
 use tidewater_protocol::limits::TOKEN_FILE_BYTES_MAX;
 use tidewater_protocol::wire::handshake::JobToken;
 
-/// Why the job token could not be had.
+/// Reason why the job token is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
@@ -24,15 +23,15 @@ pub enum TokenError {
          Set TIDEWATER_TOKEN_FILE to the file that the launcher or your site made"
     )]
     Unreadable {
-        /// Where it was looked for.
+        /// File or descriptor of the token.
         origin: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// It is a directory, pipe or device.
+    /// The path names a directory, pipe or device.
     #[error("{origin} is not a regular file; put the job token (64 hex digits) into one")]
     NotAFile {
-        /// Where it was looked for.
+        /// File or descriptor of the token.
         origin: String,
     },
     /// Others than its owner may read or write it, or it belongs to another user.
@@ -42,9 +41,9 @@ pub enum TokenError {
          and make a new token"
     )]
     Exposed {
-        /// Where it was looked for.
+        /// File or descriptor of the token.
         origin: String,
-        /// Permission bits found.
+        /// Permission bits of the file.
         mode: u32,
         /// User id of its owner.
         owner: u32,
@@ -52,14 +51,14 @@ pub enum TokenError {
     /// It does not hold 64 hex digits. The content is a secret and is not quoted.
     #[error("{origin} holds {bytes} bytes that are not a job token; write 64 hex digits into it")]
     Malformed {
-        /// Where it was looked for.
+        /// File or descriptor of the token.
         origin: String,
         /// Bytes found, at most one more than are read.
         bytes: usize,
     },
 }
 
-/// A new one.
+/// Creates a random token.
 ///
 /// # Errors
 /// The system has no random bytes.
@@ -75,13 +74,13 @@ pub fn random() -> Result<JobToken, TokenError> {
 /// The file cannot be read, is not a private regular file, or holds no token.
 ///
 /// # Cost
-/// Four system calls; never waits, whatever the path names.
+/// Four system calls; never waits, for any path.
 pub fn read_file(path: &Path) -> Result<JobToken, TokenError> {
     read(path, format!("{}", path.display()))
 }
 
-/// Reads the token from a descriptor that this process inherited. Its offset does not move, so that
-/// others that share it read the same.
+/// Reads the token from a descriptor that this process inherited. Its offset does not move, so that other
+/// processes that share it read the same.
 ///
 /// # Errors
 /// As [`read_file`].
@@ -95,7 +94,7 @@ fn read(path: &Path, origin: String) -> Result<JobToken, TokenError> {
         origin: origin.clone(),
         source,
     };
-    // NONBLOCK: opening a FIFO that nobody writes to would wait for ever.
+    // NONBLOCK: opening a FIFO without a writer would wait for ever.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| unreadable(e.into()))?;
     let file = File::from(fd);
