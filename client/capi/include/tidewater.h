@@ -57,7 +57,7 @@ typedef enum {
     TW_ERR_REFUSED = 7,
     // A process of the job cannot be joined, or is lost: then the job is ending.
     TW_ERR_LOST = 8,
-    // A peer told nonsense.
+    // A peer broke the protocol.
     TW_ERR_PROTOCOL = 9,
     // The job's environment is missing, incomplete, or contradicts itself.
     TW_ERR_ENVIRONMENT = 10,

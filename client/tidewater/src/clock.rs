@@ -340,7 +340,7 @@ fn who(lanes: &mut Lanes, domain: DomainId, need: u64) -> String {
     let Behind { workers, silent } = behind(lanes, domain, |_, clock| clock < need);
     let mut names = [workers, silent].concat();
     if names.is_empty() {
-        names.push("no live worker is behind; the servers have not told yet".into());
+        names.push("no live worker is behind; the servers have not reported it yet".into());
     }
     names.join("; ")
 }

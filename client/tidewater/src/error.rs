@@ -82,7 +82,7 @@ pub enum ClientError {
         what: String,
     },
     /// A server sent an invalid message; the server or the network is broken.
-    #[error("server {server} told nonsense: {what}")]
+    #[error("protocol error from server {server}: {what}")]
     Protocol {
         /// Name of the sending server.
         server: String,

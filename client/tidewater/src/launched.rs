@@ -282,7 +282,7 @@ impl Serving {
         let thread = std::thread::Builder::new().name("tw-server".into());
         let thread = thread.spawn(move || {
             if let Err(error) = server.run(&[told.as_fd()]) {
-                tracing::error!(%error, "the server beside this worker has lost its coordinator");
+                tracing::error!(%error, "the server in this worker's process has lost its coordinator");
             }
         });
         Ok(Self {
@@ -299,7 +299,7 @@ impl Serving {
     fn join(&mut self) {
         let ended = self.thread.take().map(JoinHandle::join);
         if ended.is_some_and(|ended| ended.is_err()) {
-            tracing::error!("the server beside this worker panicked: a defect, please report it");
+            tracing::error!("the server in this worker's process panicked: a defect, please report it");
         }
     }
 }

@@ -41,7 +41,7 @@ pub enum DialError {
     },
     /// No process accepted the connection in time.
     #[error(
-        "nobody listens at {address}: {source}; is the process started, and the port open in the \
+        "no process listens at {address}: {source}; is the process started, and the port open in the \
          firewall?"
     )]
     Unreachable {

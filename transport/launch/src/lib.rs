@@ -57,7 +57,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "TIDEWATER_INTERFACE",
-        "network interface whose address a launched process listens on, as in ib0",
+        "network interface that a launched process listens on, as in ib0",
     ),
     variable(
         "TIDEWATER_JOB",
@@ -104,7 +104,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("TIDEWATER_SERVERS", "servers of the job"),
     variable(
         "TIDEWATER_SERVERS_IN_RANKS",
-        "1: each launched process of a program is a server too, on threads beside its worker",
+        "1: each launched process of a program is a server too, on threads of its own",
     ),
     variable(
         "TIDEWATER_SIZE",

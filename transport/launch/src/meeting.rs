@@ -78,7 +78,7 @@ pub enum MeetError {
     #[error("the launcher's card: {0}")]
     Garbled(#[from] super::bootstrap::BootstrapError),
     /// The launch has no other process.
-    #[error("a process that is alone meets nobody")]
+    #[error("a job of one process has no rendezvous")]
     Alone,
 }
 

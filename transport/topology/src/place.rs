@@ -307,7 +307,7 @@ fn near(device: Option<&str>, node: Option<u32>, why: NearWhy) -> Near {
 impl fmt::Display for NearWhy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Named => f.write_str("as told"),
+            Self::Named => f.write_str("as named"),
             Self::HasAddress(address) => write!(f, "it has the address {address}"),
             Self::OnlyOne => f.write_str("every card that is up lies there"),
             Self::Loopback => f.write_str("only this host is served"),
@@ -324,8 +324,8 @@ impl fmt::Display for CoresWhy {
         f.write_str(match self {
             Self::NearNic => "nearest to the network card, one of each core first",
             Self::InOrder => "in order, one of each core first",
-            Self::TooFew => "more appliers than processors: nobody is pinned",
-            Self::Unknown => "it is not known which processors there are: nobody is pinned",
+            Self::TooFew => "more appliers than processors: no thread is pinned",
+            Self::Unknown => "it is not known which processors there are: no thread is pinned",
         })
     }
 }

@@ -90,7 +90,7 @@ fn kind(number: i32) -> &'static Kind {
         name: "an event that this version does not know",
         of: Element::Other,
         weight: EventWeight::Detail,
-        words: "told something",
+        words: "reported something",
     };
     let known = usize::try_from(number).ok().and_then(|n| KINDS.get(n));
     known.unwrap_or(&UNKNOWN)

@@ -238,7 +238,7 @@ pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    Err(format!("nobody listens on port {port}"))
+    Err(format!("no process listens on port {port}"))
 }
 
 /// The median of `ucx_perftest -f -v`: the second line's second cell.

@@ -36,7 +36,7 @@ pub(super) fn beside(name: &str) -> Result<PathBuf, String> {
         return Ok(file);
     }
     Err(format!(
-        "{name} is not beside this program: cargo build --release builds it"
+        "{name} is not in the folder of this program: cargo build --release builds it"
     ))
 }
 

@@ -96,7 +96,7 @@ fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static s
 
 /// Processor seconds of a whole job.
 fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String> {
-    let before = children_cpu().ok_or("the kernel does not tell processor times")?;
+    let before = children_cpu().ok_or("the kernel does not report processor times")?;
     let mut command = Command::new(run);
     command.args([
         "run",
@@ -115,7 +115,7 @@ fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String
         .args(["--epochs", &epochs.to_string(), "--train"])
         .arg(file);
     programs::run(&mut command, PATIENCE)?;
-    let after = children_cpu().ok_or("the kernel does not tell processor times")?;
+    let after = children_cpu().ok_or("the kernel does not report processor times")?;
     Ok(after - before)
 }
 

@@ -250,7 +250,7 @@ fn port_lines(rdma: &RdmaDevice, port: &RdmaPort, topology: &Topology) -> Vec<Li
                 net.map_or(0, |net| net.mtu)
             );
         }
-        _ => text.push_str(", MTU not told"),
+        _ => text.push_str(", MTU unknown"),
     }
     if port.lid != 0 {
         let _ = write!(text, ", LID {}", port.lid);

@@ -15,7 +15,7 @@ const MTU_BEST: u32 = 4096;
 const MEMLOCK_LEAST: u64 = 64 << 20;
 
 /// A device and one of its ports.
-type ServerLane<'a> = (&'a RdmaDevice, &'a RdmaPort);
+type DevicePort<'a> = (&'a RdmaDevice, &'a RdmaPort);
 
 pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
     let mut checks = vec![device(machine)];
@@ -27,8 +27,8 @@ pub(super) fn checks(machine: &Machine, question: &Question) -> Vec<Check> {
                 .flat_map(|rdma| rdma.ports.iter().map(move |p| (rdma, p)))
         };
         let active = || ports().filter(|(_, port)| port.state == PortState::Active);
-        let all: Vec<ServerLane<'_>> = ports().collect();
-        let active: Vec<ServerLane<'_>> = active().collect();
+        let all: Vec<DevicePort<'_>> = ports().collect();
+        let active: Vec<DevicePort<'_>> = active().collect();
         checks.extend([access(machine), link(&all, &active)]);
         if !active.is_empty() {
             checks.extend([gid(&active, question), mtu(machine, &active)]);
@@ -83,9 +83,9 @@ fn access(machine: &Machine) -> Check {
     )
 }
 
-fn link(all: &[ServerLane<'_>], active: &[ServerLane<'_>]) -> Check {
+fn link(all: &[DevicePort<'_>], active: &[DevicePort<'_>]) -> Check {
     const NAME: &str = "rdma-link";
-    let state = |(rdma, port): &ServerLane<'_>| {
+    let state = |(rdma, port): &DevicePort<'_>| {
         let (name, number, physical) = (&rdma.name, port.number, &port.physical);
         match port.state {
             PortState::Active => format!("{name}:{number} active, {}", port.rate),
@@ -115,7 +115,7 @@ fn roce_v2(port: &RdmaPort) -> impl Iterator<Item = &Gid> {
     all.filter(|gid| gid.kind == GidKind::RoceV2 && gid.is_routable())
 }
 
-fn gid(active: &[ServerLane<'_>], question: &Question) -> Check {
+fn gid(active: &[DevicePort<'_>], question: &Question) -> Check {
     const NAME: &str = "rdma-gid";
     let wanted = question
         .listens
@@ -157,9 +157,9 @@ fn gid(active: &[ServerLane<'_>], question: &Question) -> Check {
 }
 
 /// The GID of one address.
-fn gid_of(active: &[ServerLane<'_>], address: IpAddr) -> Check {
+fn gid_of(active: &[DevicePort<'_>], address: IpAddr) -> Check {
     const NAME: &str = "rdma-gid";
-    let has = |(_, port): &&ServerLane<'_>| roce_v2(port).any(|gid| gid.address() == address);
+    let has = |(_, port): &&DevicePort<'_>| roce_v2(port).any(|gid| gid.address() == address);
     if let Some((rdma, port)) = active.iter().find(has) {
         return Check::ok(NAME, format!("{address} is {}:{}", rdma.name, port.number));
     }
@@ -180,9 +180,9 @@ fn gid_of(active: &[ServerLane<'_>], address: IpAddr) -> Check {
     )
 }
 
-fn mtu(machine: &Machine, active: &[ServerLane<'_>]) -> Check {
+fn mtu(machine: &Machine, active: &[DevicePort<'_>]) -> Check {
     const NAME: &str = "rdma-mtu";
-    let one = |(rdma, port): &ServerLane<'_>| {
+    let one = |(rdma, port): &DevicePort<'_>| {
         let name = format!("{}:{}", rdma.name, port.number);
         let mtu = port
             .mtu
@@ -199,7 +199,7 @@ fn mtu(machine: &Machine, active: &[ServerLane<'_>]) -> Check {
         return Check::ok(
             NAME,
             match known {
-                0 => "not told by the kernel; see ibv_devinfo".into(),
+                0 => "not reported by the kernel; see ibv_devinfo".into(),
                 _ => format!("{MTU_BEST}"),
             },
         );

@@ -49,7 +49,7 @@ fn hugepages(machine: &Machine, chosen: &Chosen) -> Check {
         (Some(shortfall), _) => (
             shortfall,
             Verdict::Fail,
-            "A server that is told to use them does not start.",
+            "A server that requires them does not start.",
         ),
         (None, Some(choice)) => match choice.shortfall {
             Some(shortfall) => (
@@ -165,15 +165,15 @@ fn cores(machine: &Machine, question: &Question, chosen: &Chosen) -> Check {
     let (verdict, means) = match (first.cpus_why, first.room) {
         (CoresWhy::Unknown, _) => (
             Verdict::Fail,
-            "It is not known on which cores this process may run; nobody is pinned.",
+            "It is not known on which cores this process may run; no thread is pinned.",
         ),
         (CoresWhy::TooFew, _) => (
             Verdict::Warn,
-            "More appliers than cores: nobody is pinned, and who waits sleeps at once.",
+            "More appliers than cores: no thread is pinned, and a waiting thread sleeps at once.",
         ),
         (_, Room::Crowded) => (
             Verdict::Warn,
-            "More threads than cores: who waits sleeps at once, so each answer costs a wake-up.",
+            "More threads than cores: a waiting thread sleeps at once, so each answer costs a wake-up.",
         ),
         _ => return Check::ok(NAME, found),
     };

@@ -162,7 +162,7 @@ pub fn remote(line: impl Read + AsFd, executable: PathBuf) -> Result<u8, RemoteE
         let group = format!("{}\n", program.pid_raw());
         control
             .write_all(group.as_bytes())
-            .map_err(system("tell its guard"))?;
+            .map_err(system("write to its reaper"))?;
     }
     let ended = line.watch(&mut program);
     drop(program);

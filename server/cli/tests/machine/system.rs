@@ -146,7 +146,7 @@ fn cores_that_are_too_few() {
         "usable 16, appliers 17",
         "fewer --appliers",
     );
-    assert!(check.means.contains("nobody is pinned"), "{check:?}");
+    assert!(check.means.contains("no thread is pinned"), "{check:?}");
     let check = only_fault(&sound(), &with(2, 15));
     assert_fault(&check, "cores", Verdict::Warn, "clients 15", "cpuset");
     let limited = sound()

@@ -54,7 +54,7 @@ struct Barrier {
     waiting: Vec<Waiter>,
 }
 
-/// All barriers at which somebody waits; one that opens is forgotten.
+/// All barriers with waiting workers; one that opens is forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Barriers(BTreeMap<String, Barrier>);
 
@@ -72,7 +72,7 @@ impl Barriers {
         if !self.0.contains_key(name) && self.0.len() == BARRIERS_MAX {
             let most = BARRIERS_MAX as u64;
             let refusal = Refusal::new(RefusalCode::TooMany, [most + 1, most, 0, 0]);
-            return Err(refusal.with_text("barriers at which somebody waits"));
+            return Err(refusal.with_text("barriers with waiting workers"));
         }
         let waiting = Vec::new();
         let barrier = self

@@ -74,7 +74,7 @@ impl Gathering {
         let silent = self.silent_hosts();
         if !silent.is_empty() {
             let named: Vec<&str> = silent.iter().copied().take(NAMED_MAX).collect();
-            let _ = write!(text, "; nobody has come from {}", named.join(", "));
+            let _ = write!(text, "; no process has come from {}", named.join(", "));
             return text;
         }
         let knows = hosts.values().all(|&(_, of)| of > 0);
@@ -269,7 +269,7 @@ impl Coordinator {
                      make some of its ranks servers (--servers, TIDEWATER_SERVERS), or all of them \
                      servers too (--servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS=1)"
                 }
-                Part::Worker | Part::Both => "start a program that trains beside the servers",
+                Part::Worker | Part::Both => "start a program that trains in the job of these servers",
             };
             let (size, part) = (gathering.size, part.name());
             let text = format!("none of the {size} processes is a {part}: {remedy}");

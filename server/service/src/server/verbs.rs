@@ -115,7 +115,7 @@ impl Verbs {
             // One of several ports of the device may be served already.
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => {
-                tracing::warn!(device = &**device.name(), %error, "its events are not told");
+                tracing::warn!(device = &**device.name(), %error, "cannot watch its RDMA async events");
             }
         }
     }

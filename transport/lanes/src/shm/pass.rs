@@ -58,7 +58,7 @@ pub enum PassError {
         own: u32,
     },
     /// No process accepted before the deadline.
-    #[error("nobody accepted on abstract socket {name} before the deadline")]
+    #[error("no process accepted on abstract socket {name} before the deadline")]
     Deadline {
         /// Abstract name of the socket.
         name: String,

@@ -250,7 +250,7 @@ impl Inbound {
                     }
                     let Some(mut target) = target_of(whose, self.lent, caller, &mut self.batches)
                     else {
-                        return Err(link.broken("an answer that nobody waits for"));
+                        return Err(link.broken("an answer to no pending request"));
                     };
                     if now == 0 {
                         return Ok(());

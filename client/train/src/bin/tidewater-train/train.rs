@@ -32,7 +32,7 @@ pub(crate) fn run(optimizer: Optimizer, l2: f32, args: TrainArgs) -> Result<Exit
             // The job's error then names this worker and the reason. If the coordinator is unreachable,
             // the end of the process says as much.
             if let Err(untold) = client.fail(&e.to_string()) {
-                tracing::debug!("the coordinator was not told: {untold}");
+                tracing::debug!("the coordinator did not receive the failure: {untold}");
             }
             return Err(e.into());
         }

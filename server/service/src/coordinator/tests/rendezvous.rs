@@ -177,7 +177,7 @@ fn all_may_serve_and_work_at_once_or_none() {
 fn a_host_of_the_launchers_list_from_which_nobody_comes_is_named() {
     let hosts = ["node0.cluster", "node1", "node2"].map(str::to_owned);
     for (listed, expected) in [
-        (hosts.to_vec(), "nobody has come from node2"),
+        (hosts.to_vec(), "no process has come from node2"),
         (
             vec!["a".into(), "b".into()],
             "on other hosts than node0, node1",

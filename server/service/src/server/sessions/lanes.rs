@@ -216,7 +216,7 @@ impl Sessions {
         match session.nonces.get(usize::from(applier.0)) {
             Some(&Some(granted)) if granted == nonce => Ok(()),
             _ => Err(bad(
-                "the lane was granted anew since, or is connected: recover it",
+                "the lane was granted again since, or is connected: recover it",
             )),
         }
     }
