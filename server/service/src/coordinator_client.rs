@@ -1,13 +1,13 @@
-//! A server process's connection to its coordinator: it joins, then obeys.
+//! A server process's connection to its coordinator: it joins, then carries out orders.
 //!
 //! ```text
-//! Agent::connect   proof, and which cluster this is: what the node must know to let clients in
-//! (the node starts: it listens, so that its endpoints are known)
+//! Agent::connect   authenticates, and learns the cluster's numbers, which the server needs for clients
+//! (the server starts: it listens, so that its endpoints are known)
 //! Agent::join      the coordinator knows the server
 //! Enlisted::obey   orders, one after the other, until one of them, or the caller, says "end"
 //! ```
 //! Orders are carried out on the calling thread: creating a table or writing a save may take long,
-//! and meanwhile the node's own threads serve clients.
+//! and meanwhile the server's own threads serve clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read as _, Write as _};
@@ -35,44 +35,44 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::checkpoint::{self, Appliers, OsDisk};
 
-/// The last answer and the goodbye go out within this time.
+/// Time limit for sending the last answer and the goodbye.
 const FAREWELL: Duration = Duration::from_secs(1);
 const READ_BYTES: usize = 64 << 10;
 const NONSENSE: &str = "it answers with something else; is it of another release?";
 
-/// What the coordinator's orders need of the process's node. Calls may take as long as their work.
+/// The calls of a server that the coordinator's orders need. Each may take as long as its work.
 pub trait Orders: Appliers {
     /// Makes this server's share of a table.
     ///
     /// # Errors
-    /// What the coordinator is told; nothing is left of the table.
+    /// The refusal that the coordinator gets; nothing is left of the table.
     fn create_table(&self, namespace: &str, table: &TableInfo) -> Result<(), Refusal>;
 
     /// Releases this server's share of a table.
     ///
     /// # Errors
-    /// What the coordinator is told.
+    /// The refusal that the coordinator gets.
     fn release_table(&self, id: TableId) -> Result<(), Refusal>;
 
-    /// No clock of its job waits for this worker any more.
+    /// Removes a worker: no clock of its job waits for it any more.
     ///
     /// # Errors
-    /// What the coordinator is told.
+    /// The refusal that the coordinator gets.
     fn remove_worker(&self, namespace: &str, worker: WorkerId) -> Result<(), Refusal>;
 
-    /// A job is over: its sessions end, and the next one of its name starts anew.
+    /// Ends a job: its sessions end, and the next job of its name starts with new clocks.
     ///
     /// # Errors
-    /// What the coordinator is told.
+    /// The refusal that the coordinator gets.
     fn end_job(&self, namespace: &str) -> Result<(), Refusal>;
 
     /// Why this server cannot continue, if it cannot.
     fn failure(&self) -> Option<&str>;
 
-    /// Readable once [`Self::failure`] is there.
+    /// Descriptor that is readable once [`Self::failure`] returns a reason.
     fn failure_descriptor(&self) -> BorrowedFd<'_>;
 
-    /// The cluster's epoch, which clients must know.
+    /// Sets the cluster's epoch, which clients must know.
     fn set_epoch(&self, epoch: u64);
 }
 
@@ -83,23 +83,23 @@ pub enum AgentError {
     /// The coordinator cannot be reached, or refuses the handshake.
     #[error("coordinator: {0}")]
     Dial(#[from] DialError),
-    /// It does not let the server join.
+    /// The coordinator refuses to let the server join.
     #[error("coordinator at {address}: {source}")]
     Join {
-        /// Its address.
+        /// Address of the coordinator.
         address: String,
-        /// What came of it.
+        /// Error of the connection.
         source: ConnError,
     },
-    /// The connection ended.
+    /// The connection to the coordinator ended.
     #[error("lost the coordinator at {address}: {why}; look at its output")]
     Lost {
-        /// Its address.
+        /// Address of the coordinator.
         address: String,
-        /// How.
+        /// How the connection ended.
         why: String,
     },
-    /// The job has failed, and with it ends this server, which is well.
+    /// The job has failed, and with it ends this server, which is healthy.
     #[error("{0}")]
     JobFailed(Refusal),
     /// This server itself has failed; the coordinator has the reason.
@@ -108,23 +108,23 @@ pub enum AgentError {
     /// A system call failed.
     #[error("waiting for the coordinator at {address}: {source}")]
     Wait {
-        /// Its address.
+        /// Address of the coordinator.
         address: String,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// Why [`Enlisted::obey`] returned: the node is to be shut down.
+/// Why [`Enlisted::obey`] returned: the caller must shut the server down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The coordinator ordered it.
+    /// The coordinator ordered the end.
     ByOrder,
-    /// One of the caller's descriptors said so; the coordinator was told.
+    /// One of the caller's descriptors ended it; the coordinator got a goodbye.
     ByCaller,
 }
 
-/// A proven connection to the coordinator.
+/// An authenticated connection to the coordinator.
 #[derive(Debug)]
 pub struct Agent {
     address: String,
@@ -183,7 +183,7 @@ impl Agent {
         local.map(|at| at.ip().to_canonical()).map_err(failed)
     }
 
-    /// Workers of the job; 0 when nobody knows.
+    /// Workers of the job; 0 when unknown.
     pub const fn workers(&self) -> u32 {
         self.workers
     }
@@ -193,7 +193,7 @@ impl Agent {
         self.conn.welcome().ids
     }
 
-    /// Joins, as `member` describes the server.
+    /// Joins the cluster as the server that `member` describes.
     ///
     /// # Errors
     /// [`AgentError::Join`].
@@ -243,16 +243,16 @@ impl Agent {
     }
 }
 
-/// A server that has joined.
+/// A server that has joined its cluster.
 #[derive(Debug)]
 pub struct Enlisted {
     address: String,
     stream: TcpStream,
     peer: ControlPeer,
     number: ServerId,
-    /// With the job each belongs to.
+    /// Each table with the job that it belongs to.
     tables: BTreeMap<TableId, (String, TableInfo)>,
-    /// Workers that the node was told of.
+    /// Workers that the server was ordered to remove.
     removed: BTreeSet<(String, WorkerId)>,
     /// Why the job has failed, if the coordinator has said so.
     failed: Option<Refusal>,
@@ -260,18 +260,18 @@ pub struct Enlisted {
 
 impl Enlisted {
     /// Carries out orders until the coordinator orders the end, or one of `stop` becomes readable
-    /// or hangs up. Whatever is returned: shut the node down.
+    /// or hangs up. In every case the caller must then shut the server down.
     ///
     /// # Errors
-    /// The coordinator is lost: there is no cluster any more. Or it has said that the job has failed,
-    /// as it does where somebody else's launcher has started the processes. Or the server itself has
-    /// failed: the coordinator, and through it every client, gets the reason.
+    /// The coordinator is lost: there is no cluster any more. Or it has announced that the job has
+    /// failed, as it does under a foreign launcher. Or the server itself has failed: the
+    /// coordinator, and through it every client, gets the reason.
     pub fn obey(mut self, node: &dyn Orders, stop: &[BorrowedFd<'_>]) -> Result<Ended, AgentError> {
         self.stream
             .set_nonblocking(true)
             .map_err(|source| self.wait_error(source))?;
         let mut scratch = vec![0; READ_BYTES];
-        // What came together with the answer to Join.
+        // Messages that came together with the answer to Join.
         if self.take_messages(node)? {
             return Ok(Ended::ByOrder);
         }
@@ -298,8 +298,8 @@ impl Enlisted {
         }
     }
 
-    /// Sleeps until the coordinator or the caller says something, or `failure` is readable; true if
-    /// the caller does.
+    /// Sleeps until the coordinator or the caller is readable, or `failure` is; true if the caller
+    /// is.
     fn wait(&self, failure: BorrowedFd<'_>, stop: &[BorrowedFd<'_>]) -> Result<bool, AgentError> {
         let mut wanted = PollFlags::IN | PollFlags::RDHUP;
         if !self.peer.outgoing().is_empty() {
@@ -329,7 +329,7 @@ impl Enlisted {
         }
     }
 
-    /// Handles whole messages; true after the order to end.
+    /// Handles complete messages; true after the order to end.
     fn take_messages(&mut self, node: &dyn Orders) -> Result<bool, AgentError> {
         loop {
             let frame = self.peer.next_message();
@@ -342,13 +342,13 @@ impl Enlisted {
                     }
                 }
                 Ok(Some(frame)) if frame.kind() == Notice::KIND => {
-                    // Others concern workers.
+                    // Other notices concern workers.
                     if let Ok((_, Notice::PeerFailed(refusal))) = control::decode(&frame) {
                         self.failed.get_or_insert(refusal);
                     }
                     continue;
                 }
-                // So do late answers.
+                // Late answers concern workers too.
                 Ok(Some(frame)) if frame.kind() == kind::COORDINATOR_ANSWER => continue,
                 Ok(Some(frame)) => {
                     let (found, expected) = (frame.kind(), Command::KIND);
@@ -465,7 +465,7 @@ impl Enlisted {
         )?)
     }
 
-    /// Writes what the socket takes.
+    /// Writes what the socket accepts now.
     fn flush(&mut self) -> Result<(), AgentError> {
         while !self.peer.outgoing().is_empty() {
             match self.stream.write(self.peer.outgoing()) {
@@ -478,7 +478,7 @@ impl Enlisted {
         Ok(())
     }
 
-    /// Writes everything, if that is possible in this time.
+    /// Writes everything, if that is possible within `time`.
     fn flush_within(&mut self, time: Duration) {
         let deadline = Deadline::after(time);
         while !self.peer.outgoing().is_empty() && !deadline.passed() && self.flush().is_ok() {
@@ -487,8 +487,8 @@ impl Enlisted {
         }
     }
 
-    /// Sends the coordinator the last words of this server, and waits for the answer: that its end is
-    /// no failure, or the reason of its failure.
+    /// Sends the last message of this server to the coordinator and waits for the answer: that its
+    /// end is no failure, or the reason of its failure.
     fn say(&mut self, last: &CoordinatorRequest, scratch: &mut [u8]) {
         if self.peer.queue(u64::MAX, last).is_err() {
             return;

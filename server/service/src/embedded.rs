@@ -1,5 +1,5 @@
-//! A whole cluster inside the calling process: a coordinator and its servers, each with its own
-//! threads and sockets, as real as in processes of their own.
+//! A cluster inside the calling process: a coordinator and its servers, each with its own threads
+//! and sockets, as in processes of their own.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -20,44 +20,45 @@ use crate::process::{ServerProcess, ServerProcessConfig, ServerProcessError};
 use crate::server::{BusyPoll, CAPACITY_DEFAULT, Failure, ServerHandle};
 use tidewater_engine::store::Hugepages;
 
-/// Time that all servers have to join.
+/// Time limit for all servers to join.
 const START: Duration = Duration::from_secs(30);
 
-/// What a cluster in this process is made of.
+/// Configuration of a cluster in this process.
 #[derive(Debug, Clone)]
 pub struct ClusterConfig {
-    /// Servers.
+    /// Number of servers, at least 1.
     pub servers: u32,
-    /// Applier threads of each.
+    /// Applier threads of each server.
     pub appliers: u16,
     /// Workers of the job: clocks wait for all of them. 0 for a service.
     pub workers: u32,
-    /// How clients reach the servers; told to them, not enforced.
+    /// How clients reach the servers; passed on to them, not enforced.
     pub transport: TransportChoice,
     /// Bytes reserved for each of a server's two memories. Reserving costs nothing.
     pub capacity: usize,
-    /// RDMA device that servers serve clients of other processes through.
+    /// RDMA device through which servers serve clients of other processes.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon its queue pairs send a packet again.
+    /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
     pub rdma_timeout: RdmaTimeout,
-    /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
+    /// Whether clients count their pushes, so that programs can measure how stale pulled rows are.
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,
-    /// Whether appliers sleep when they have nothing to do.
+    /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
-    /// What their pages are [default: ordinary ones]. Hugepages are all taken at the start.
+    /// Page size of the memories (default: ordinary pages). Hugepages are all allocated at the
+    /// start.
     pub hugepages: Hugepages,
-    /// What a lost worker means.
+    /// What the loss of a worker means for the job.
     pub on_lost: LostWorker,
-    /// Whether jobs come and go. Always so if nobody knows how many workers there are; else it has
-    /// one job, and dropping it ends it.
+    /// Whether jobs come and go. Always so if the number of workers is unknown (0); otherwise the
+    /// cluster has one job, and dropping it ends it.
     pub service: bool,
-    /// The secret; `None` draws one.
+    /// The secret to authenticate with; `None` draws a random one.
     pub token: Option<JobToken>,
-    /// Where the coordinator listens.
+    /// Address that the coordinator listens on.
     pub listen: SocketAddr,
-    /// Host name or address that others are told, if it is not the one listened on.
+    /// Host name or address given to others, if it is not the one listened on.
     pub advertise: Option<String>,
 }
 
@@ -85,20 +86,20 @@ impl Default for ClusterConfig {
     }
 }
 
-/// What a client needs to join.
+/// Everything that a client needs to join.
 #[derive(Debug, Clone)]
 pub struct Environment {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
-    /// The secret.
+    /// The secret to authenticate with.
     pub token: JobToken,
-    /// The cluster.
+    /// Number of the cluster.
     pub cluster: ClusterId,
-    /// Servers.
+    /// Number of servers, from the configuration.
     pub servers: u32,
-    /// Workers.
+    /// Number of workers, from the configuration.
     pub workers: u32,
-    /// How to reach the servers.
+    /// Transport by which clients reach the servers.
     pub transport: TransportChoice,
 }
 
@@ -106,28 +107,28 @@ pub struct Environment {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterError {
-    /// The coordinator.
+    /// The coordinator could not start.
     #[error(transparent)]
     Coordinator(#[from] ServeError),
-    /// A server.
+    /// A server could not start.
     #[error("server {number}: {source}")]
     Server {
-        /// Its number.
+        /// Number of that server.
         number: u32,
-        /// Why.
+        /// Reason given by the server.
         source: ServerProcessError,
     },
-    /// A thread or socket could not be had.
+    /// The system refused a thread or a socket.
     #[error(
         "cannot {what}: {source}; raise the limits of processes and open files (ulimit -u, -n)"
     )]
     System {
-        /// What for.
+        /// Operation that needed it.
         what: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: std::io::Error,
     },
-    /// The job token.
+    /// The job token could not be made.
     #[error(transparent)]
     Token(#[from] TokenError),
 }
@@ -136,7 +137,7 @@ pub enum ClusterError {
 #[derive(Debug)]
 pub struct Cluster {
     environment: Environment,
-    /// Its end of file tells the coordinator to end.
+    /// Dropping it ends the coordinator, which reads end of file.
     stop: Option<UnixStream>,
     coordinator: Option<JoinHandle<()>>,
     servers: Vec<JoinHandle<()>>,
@@ -145,7 +146,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it; when this returns, every server has joined.
+    /// Starts the cluster; when this returns, every server has joined.
     ///
     /// # Errors
     /// [`ClusterError`]; nothing is left behind.
@@ -191,29 +192,29 @@ impl Cluster {
             nodes: Vec::new(),
             failure: Failure::new().map_err(system("make a doorbell"))?,
         };
-        // On an error the drop ends what has been started.
+        // On an error the drop of `cluster` ends what has been started.
         for number in 0..config.servers {
             cluster.start_server(config, number)?;
         }
         Ok(cluster)
     }
 
-    /// What a client needs to join.
+    /// Everything that a client needs to join.
     pub const fn environment(&self) -> &Environment {
         &self.environment
     }
 
-    /// A hand on one of its servers.
+    /// A handle on one of its servers.
     pub fn server(&self, number: u32) -> Option<&ServerHandle> {
         self.nodes.get(number as usize)
     }
 
-    /// Why a server of the cluster has ended before the cluster did, if one has.
+    /// Why a server has ended before the cluster did, if one has.
     pub fn failure(&self) -> Option<&str> {
         self.failure.get()
     }
 
-    /// Readable once [`Self::failure`] is there.
+    /// Descriptor that is readable once [`Self::failure`] returns a reason.
     pub fn failure_descriptor(&self) -> BorrowedFd<'_> {
         self.failure.descriptor()
     }
@@ -266,7 +267,7 @@ impl Drop for Cluster {
     }
 }
 
-/// The host part of what is advertised: servers have ports of their own.
+/// The host part of the advertised address: servers have ports of their own.
 fn host_of(advertise: Option<&str>) -> Option<String> {
     let told = advertise?;
     let is_port = |port: &str| port.parse::<u16>().is_ok();

@@ -1,11 +1,11 @@
-//! A process that a launcher of somebody else's has started: it meets the others, and the process
-//! of rank 0 keeps the coordinator.
+//! A process started by a foreign launcher: it finds its job by rendezvous, and the process of rank
+//! 0 runs the coordinator.
 //!
 //! ```text
-//! rank 0       listens -> starts the coordinator's thread -> publishes the card -\
-//! all ranks    find the card -> muster: rank and part in, numbers out -> join as always
+//! rank 0       listens -> starts the coordinator's thread -> publishes the record -\
+//! all ranks    find the record -> register: rank and part in, numbers out -> join as always
 //! ```
-//! After the muster a job is as any other: servers and workers join the coordinator by number.
+//! After the rendezvous a job is as any other: servers and workers join the coordinator by number.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -32,7 +32,7 @@ use crate::process::ServerProcessConfig;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchedError {
-    /// It does not meet the others, or somebody is missing.
+    /// The rendezvous failed, or a process is missing.
     #[error(transparent)]
     Rendezvous(#[from] RendezvousError),
     /// Rank 0 cannot listen.
@@ -41,43 +41,43 @@ pub enum LaunchedError {
     /// Rank 0 cannot make the job's secret.
     #[error(transparent)]
     Token(#[from] TokenError),
-    /// A job that runs meets at the same place.
+    /// A running job meets at the same place.
     #[error(
         "another job meets in {place}: its rank 0 is pid {pid} on {host}. Give each job a \
          --rendezvous of its own"
     )]
     Taken {
-        /// Where.
+        /// The place of the rendezvous.
         place: String,
-        /// Process id of the other one's rank 0.
+        /// Process id of the other job's rank 0.
         pid: u32,
-        /// Its host.
+        /// Host of the other job's rank 0.
         host: String,
     },
-    /// The interface that was named is absent.
+    /// The configured interface does not exist.
     #[error(transparent)]
     Interface(#[from] NoInterface),
     /// A system call failed.
     #[error("cannot {operation}: {source}; raise the limits of processes and open files")]
     System {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// A seat in a job, and at rank 0 the coordinator. Dropping it ends the job if it still runs.
+/// Membership in a job, and at rank 0 the coordinator. Dropping it ends the job if it still runs.
 #[derive(Debug)]
 pub struct JobMember {
     seat: Membership,
     listen: IpAddr,
-    /// Ends after the seat: it waits until the coordinator has.
+    /// Ends after the membership: it waits until the coordinator has ended.
     hosted: Option<Hosted>,
 }
 
-/// Comes to the job that `place` is part of, as `part`; waits for all others until `deadline`.
-/// `interface` names the network device whose address is listened on.
+/// Joins the job that `place` belongs to, as `part`; waits for all other processes until
+/// `deadline`. `interface` names the network device of the address to listen on.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -93,11 +93,11 @@ pub fn join_job(
         _ => None,
     };
     let seat = match &mut hosted {
-        // Through the same door as the others, but without looking for it.
+        // Rank 0 registers as the others do, but has the record already.
         Some(hosted) => {
             let attended = rendezvous::attend_by(&hosted.card, place, part, (deadline, deadline));
-            // All have come, or this is the end: nobody needs the card, and it stays nowhere if
-            // this process is killed, as launchers do when another one has ended.
+            // All have registered, or this is the end: the record has served its purpose. It stays
+            // nowhere if this process is killed, as launchers do when another one has ended.
             let pending = std::mem::take(&mut hosted.pending);
             let seat = attended?;
             pending.settle().map_err(RendezvousError::Meet)?;
@@ -113,8 +113,8 @@ pub fn join_job(
     })
 }
 
-/// Starts the coordinator of a job of `size` processes in this process, which is rank 0; its card
-/// is what the others need.
+/// Starts the coordinator of a job of `size` processes in this process, which is rank 0. Its
+/// bootstrap record is what the others need.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -123,7 +123,8 @@ pub fn host(size: u32, interface: Option<&str>) -> Result<Hosted, LaunchedError>
     Hosted::listen(&Place::by_card(0, size), own)
 }
 
-/// As [`join_job`], by a card that the program has brought itself; rank 0 has `hosted`.
+/// As [`join_job`], by a bootstrap record that the program has distributed itself; rank 0 has
+/// `hosted`.
 ///
 /// # Errors
 /// [`LaunchedError`]; nothing is left behind.
@@ -146,18 +147,18 @@ pub fn join_by_record(
 }
 
 impl JobMember {
-    /// Its numbers, and where the coordinator is.
+    /// The process's numbers in the job, and the coordinator's address.
     pub const fn seat(&self) -> &Membership {
         &self.seat
     }
 
-    /// Whether this process keeps the coordinator.
+    /// Whether this process runs the coordinator.
     pub const fn keeps_coordinator(&self) -> bool {
         self.hosted.is_some()
     }
 
-    /// What a server on this seat is told: it listens on the address by which the coordinator was
-    /// reached, or on the interface that was named.
+    /// Configuration of a server of this membership. It listens on the address by which the
+    /// coordinator was reached, or on the configured interface.
     pub fn server_config(&self) -> ServerProcessConfig {
         let Membership {
             numbers,
@@ -174,7 +175,7 @@ impl JobMember {
         config
     }
 
-    /// Who this process is, in one line for people.
+    /// Describes this process in one readable line.
     pub fn describe(&self, place: &Place, part: Part) -> String {
         let Place {
             rank, size, source, ..
@@ -204,8 +205,8 @@ impl JobMember {
         )
     }
 
-    /// This process has done its work. At rank 0 it waits for the coordinator, which ends when the
-    /// last worker has.
+    /// Ends this process's part. At rank 0 it waits for the coordinator, which ends when the last
+    /// worker has.
     pub fn end(self) {
         let Self { seat, hosted, .. } = self;
         drop(seat);
@@ -219,10 +220,10 @@ impl JobMember {
 #[derive(Debug)]
 pub struct Hosted {
     card: BootstrapRecord,
-    /// Its end of file tells the coordinator to end.
+    /// Dropping it ends the coordinator, which reads end of file.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    /// What is kept until all have come.
+    /// Kept until all processes have registered.
     pending: Pending,
 }
 
@@ -246,7 +247,7 @@ impl Hosted {
         Ok(hosted)
     }
 
-    /// A coordinator of whom nobody knows yet.
+    /// Starts a coordinator that is not published yet.
     fn listen(place: &Place, own: Option<IpAddr>) -> Result<Self, LaunchedError> {
         let met = |error: MeetError| LaunchedError::Rendezvous(error.into());
         let token = match &place.rendezvous {
@@ -277,12 +278,12 @@ impl Hosted {
         })
     }
 
-    /// What the others need. It is a secret.
+    /// The bootstrap record for the other processes. It is a secret.
     pub const fn card(&self) -> &BootstrapRecord {
         &self.card
     }
 
-    /// Waits for the coordinator's own end.
+    /// Waits until the coordinator has ended by itself.
     fn wait(mut self) {
         self.join();
     }
@@ -305,8 +306,8 @@ impl Drop for Hosted {
     }
 }
 
-/// Where rank 0 listens: on loopback if all are on this host, at the address that was agreed on, or
-/// on every address there is.
+/// Opens the listening socket of rank 0: on loopback if all processes are on this host, at the
+/// agreed address, or on every address there is.
 fn listen(
     place: &Place,
     own: Option<IpAddr>,
@@ -338,7 +339,7 @@ fn listen(
         })
     };
     match bind(ip) {
-        // A kernel without IPv6.
+        // The kernel has no IPv6.
         Err(ServeError::Listen { source, .. })
             if ip.is_unspecified() && source.kind() != io::ErrorKind::AddrInUse =>
         {
@@ -363,8 +364,8 @@ fn reachable_at(place: &Place, own: Option<IpAddr>, listening: &Listening) -> Ve
     addresses
 }
 
-/// The address of this process on its way to the coordinator; but where a host's own name leads it
-/// to loopback (Debian's 127.0.1.1), one by which others reach it too.
+/// The address of this process on its way to the coordinator. Where the host's own name leads to
+/// loopback (Debian's 127.0.1.1), it is one that other hosts reach too.
 fn reached_from_elsewhere(place: &Place, seat: &Membership) -> IpAddr {
     let went_by_name = is_name(&seat.coordinator) && seat.local.is_loopback();
     let elsewhere = || routable_addresses().first().copied();
@@ -379,9 +380,9 @@ fn is_name(address: &str) -> bool {
     bare != "localhost" && bare.parse::<IpAddr>().is_err()
 }
 
-/// Whether process `rank` of `size` is one of `servers` servers, where one program is all of them:
-/// servers are spread evenly over the ranks, so that where nodes have equally many, servers are
-/// spread over the nodes. Rank 0 is one of them.
+/// Whether process `rank` of `size` is one of `servers` servers, where one program is all of them.
+/// Servers are spread evenly over the ranks, and so over the hosts if these have equally many
+/// ranks. Rank 0 is a server.
 pub fn is_server(rank: u32, size: u32, servers: u32) -> bool {
     let (rank, size, servers) = (u64::from(rank), u64::from(size), u64::from(servers));
     if size == 0 || servers == 0 {

@@ -1,4 +1,4 @@
-//! One server of a cluster: its node, and the agent by which the coordinator reaches it.
+//! One server process of a cluster: its server, and its connection to the coordinator.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -13,51 +13,51 @@ use crate::coordinator_client::{Agent, AgentError, Ended, Enlisted};
 use crate::server::{BusyPoll, CAPACITY_DEFAULT, Server, ServerConfig, ServerError, ServerHandle};
 use tidewater_engine::store::Hugepages;
 
-/// What a server is told when it starts.
+/// Configuration of a server process at its start.
 #[derive(Debug, Clone)]
 pub struct ServerProcessConfig {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
-    /// The job's secret.
+    /// The job's secret, which peers authenticate with.
     pub token: JobToken,
-    /// Its number.
+    /// Number of this server, from 0.
     pub number: ServerId,
-    /// Applier threads.
+    /// Number of applier threads.
     pub appliers: u16,
-    /// Number of this process among the servers of this host.
+    /// Index of this process among the servers of this host.
     pub local_rank: u32,
-    /// Servers on this host.
+    /// Number of servers on this host.
     pub local_servers: u32,
-    /// Client threads on this host, 0 if that is not known.
+    /// Client threads on this host, 0 if unknown.
     pub local_clients: u32,
     /// Bytes reserved for each of its two memories.
     pub capacity: usize,
-    /// Whether what is used of them is locked in memory.
+    /// Whether the used part of both memories is locked (`mlock`).
     pub mlock: bool,
-    /// RDMA device to serve through; `None`: the one that has the address at which a client came.
+    /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon its queue pairs send a packet again.
+    /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
     pub rdma_timeout: RdmaTimeout,
-    /// Whether clients count their pushes, so that programs can tell how stale what they pulled is.
+    /// Whether clients count their pushes, so that programs can measure how stale pulled rows are.
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,
-    /// Whether appliers sleep when they have nothing to do.
+    /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
-    /// What their pages are. Hugepages are all taken at the start.
+    /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
-    /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
-    /// the address listened on.
+    /// Network or RDMA device to place appliers and memory near; `None` is the one with the address
+    /// listened on.
     pub nic: Option<String>,
-    /// Where to listen on TCP; `None`: at the address from which this server has reached the
+    /// TCP address to listen on; `None`: the address from which this server has reached the
     /// coordinator.
     pub listen: Option<SocketAddr>,
-    /// Host name or address that clients are told, if it is not the one listened on.
+    /// Host name or address given to clients, if it is not the one listened on.
     pub advertise: Option<String>,
 }
 
 impl ServerProcessConfig {
-    /// The only server of this host, with one applier.
+    /// Configures the only server of this host, with one applier.
     pub fn new(coordinator: impl Into<String>, token: JobToken, number: ServerId) -> Self {
         Self {
             coordinator: coordinator.into(),
@@ -86,18 +86,18 @@ impl ServerProcessConfig {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerProcessError {
-    /// It is no part of its cluster.
+    /// The server could not join its cluster.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// It cannot serve.
+    /// The server could not start.
     #[error(transparent)]
     Server(#[from] ServerError),
-    /// The system gives no random bytes.
+    /// The system has no random bytes.
     #[error("no random bytes: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
 }
 
-/// A server that has joined its cluster. Dropping it ends it: without a goodbye, which the
+/// A server that has joined its cluster. Dropping it ends it without a goodbye, which the
 /// coordinator takes for a failure.
 #[derive(Debug)]
 pub struct ServerProcess {
@@ -146,7 +146,7 @@ impl ServerProcess {
         Ok(Self { node, enlisted })
     }
 
-    /// A hand on its node for other threads.
+    /// A handle on the server for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.node.handle()
     }

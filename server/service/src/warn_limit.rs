@@ -1,4 +1,4 @@
-//! Warnings of what may happen many times a second.
+//! Rate limit for warnings of events that may happen many times a second.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tidewater_runtime::clock::Deadline;
 /// Least time between two equal warnings.
 pub(crate) const WARN_EVERY: Duration = Duration::from_secs(1);
 
-/// Lets one of many equal warnings through in a while, and counts the others.
+/// Passes one of many equal warnings in each [`WARN_EVERY`], and counts the others.
 #[derive(Debug)]
 pub(crate) struct WarnLimit {
     every: Duration,
@@ -25,7 +25,8 @@ impl WarnLimit {
         }
     }
 
-    /// Counts an event. If it is to be logged: events since the last one that was, with this one.
+    /// Counts an event. If it is to be logged, returns the events since the last logged one, with
+    /// this one.
     pub(crate) fn event(&mut self) -> Option<u64> {
         self.count += 1;
         let is_quiet = self.quiet.is_some_and(|until| !until.passed());
@@ -48,7 +49,7 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(limit.event(), None);
         }
-        // The time is over.
+        // The quiet time is over.
         limit.quiet = Some(Deadline::after(Duration::ZERO));
         assert_eq!(limit.event(), Some(101));
         assert_eq!(limit.event(), None);

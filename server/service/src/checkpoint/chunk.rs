@@ -1,24 +1,25 @@
-//! The lines of a part file: 64 bytes each, the last word proves the others. Pure and total.
+//! The lines of a part file: 64 bytes each; the last word is a checksum of the others. Pure and
+//! total.
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::{H64, line_chk};
 use tidewater_protocol::limits::{CHUNK_BYTES_MAX, PARTITIONS_MAX};
 
-/// Version of the part files and of the manifest that are written.
+/// Version in which part files and the manifest are written.
 pub(super) const FORMAT_VERSION: u64 = 2;
-/// Versions that are read. In version 1 all elements of a block have one step count, which version 2
-/// writes in the same way.
+/// Versions that can be read. In version 1 all elements of a block have one step count, which
+/// version 2 writes in the same way.
 pub(super) const FORMAT_VERSIONS: std::ops::RangeInclusive<u64> = 1..=FORMAT_VERSION;
 const MAGIC: u64 = u64::from_le_bytes(*b"TWPART01");
 pub(super) const CHUNK: u64 = 1;
 const END: u64 = 2;
-/// Enters the check of every line.
+/// Enters the checksum of every line.
 const LINE: u64 = u64::from_le_bytes(*b"partline");
 
-/// A line as it stands in the file.
+/// A line as the file holds it.
 pub(super) type Bytes = [u8; LINE_BYTES];
 
-/// The first line.
+/// The first line of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) version: u64,
@@ -26,7 +27,7 @@ pub(super) struct Head {
     pub(super) nonce: u64,
 }
 
-/// What stands before a chunk's payload.
+/// The line before a chunk's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Chunk {
     pub(super) table: u32,
@@ -36,28 +37,28 @@ pub(super) struct Chunk {
     pub(super) check: u64,
 }
 
-/// The last line.
+/// The last line of a part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) chunks: u64,
     pub(super) records: u64,
-    /// Over all chunks, see [`fold`].
+    /// Running checksum over all chunks, see [`fold`].
     pub(super) running: u64,
 }
 
-/// A line after the first.
+/// Any line after the first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Line {
     Chunk(Chunk),
     End(End),
 }
 
-/// Check of a chunk's payload.
+/// Checksum of a chunk's payload.
 pub(super) fn payload_check(nonce: u64, number: u64, payload: &[u8]) -> u64 {
     H64::new([nonce, number, payload.len() as u64, LINE]).finish_bytes(payload)
 }
 
-/// The running check after one more chunk.
+/// The running checksum after one more chunk.
 pub(super) fn fold(running: u64, chunk: &Chunk) -> u64 {
     let place = u64::from(chunk.table) << 32 | u64::from(chunk.partition);
     H64::new([running, place, chunk.records, chunk.check]).finish(&[chunk.bytes])
@@ -65,12 +66,12 @@ pub(super) fn fold(running: u64, chunk: &Chunk) -> u64 {
 
 impl Head {
     pub(super) fn encode(self) -> Bytes {
-        // The version's place never changes.
+        // The position of the version never changes.
         let what = self.version << 32 | u64::from(self.server);
         seal([MAGIC, what, self.nonce, 0, 0, 0, 0])
     }
 
-    /// `None` for what is no head of any version.
+    /// `None` for bytes that are no head of any version.
     pub(super) fn decode(bytes: &Bytes) -> Option<Self> {
         let [magic, what, nonce, rest @ ..] = open(bytes)?;
         (magic == MAGIC && rest == [0; 4]).then_some(Self {
@@ -82,7 +83,7 @@ impl Head {
 }
 
 impl Line {
-    /// As line `number` of the file of this nonce.
+    /// Encodes it as line `number` of the file of this nonce.
     pub(super) fn encode(self, number: u64, nonce: u64) -> Bytes {
         match self {
             Self::Chunk(c) => {
@@ -123,7 +124,7 @@ impl Line {
     }
 }
 
-/// The line of these words.
+/// Makes the line of these words, with its checksum.
 pub(super) fn seal(words: [u64; 7]) -> Bytes {
     let mut bytes = [0; LINE_BYTES];
     let check = line_chk(LINE, words[0], &words);
@@ -136,7 +137,7 @@ pub(super) fn seal(words: [u64; 7]) -> Bytes {
     bytes
 }
 
-/// The words of a line that proves itself.
+/// The words of a line with a matching checksum.
 pub(super) fn open(bytes: &Bytes) -> Option<[u64; 7]> {
     let mut words = [0; 8];
     for (word, at) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {

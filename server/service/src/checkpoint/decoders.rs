@@ -1,8 +1,8 @@
-//! Every decoder of saved models, by name: what the fuzzers run, beside those of the transport.
+//! Every decoder of saved models, by name: what the fuzzers run, besides those of the transport.
 //!
 //! An entry takes any bytes, never panics and takes no more memory than the bytes and its limits. A
-//! fuzzer cannot guess a check of 64 bits, so entries also put the right ones on the bytes they got:
-//! whoever can write the file can do so too.
+//! fuzzer cannot guess a checksum of 64 bits, so entries also put the right ones on their bytes:
+//! any process that can write the file can do so too.
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +24,8 @@ pub const DECODERS: &[(&str, Decode)] = &[
     ("model-records", records),
 ];
 
-/// A manifest; and, the bytes being a model without its envelope, that model with the right check.
+/// Decodes a manifest. Also takes the bytes for a model without its envelope, and decodes that with
+/// the right checksum.
 fn manifest(bytes: &[u8]) {
     let path = Path::new(MANIFEST_NAME);
     let parse = |text: &[u8]| Manifest::from_text(text, path).ok();
@@ -49,13 +50,13 @@ fn manifest(bytes: &[u8]) {
     );
 }
 
-/// A part as it stands, and with the right checks.
+/// Reads a part unchanged, and with the right checksums.
 fn part(bytes: &[u8]) {
     read_part(bytes);
     read_part(&sealed(bytes));
 }
 
-/// Reads a part to its end or to what is wrong with it.
+/// Reads a part to its end or to its first error.
 fn read_part(bytes: &[u8]) {
     let line = |at: usize| {
         let line = bytes.get(at..)?.first_chunk();
@@ -87,7 +88,7 @@ fn read_part(bytes: &[u8]) {
     debug_assert!(taken <= bytes.len(), "{taken} bytes for what is not there");
 }
 
-/// The part with the checks, numbers and nonces that its other words call for.
+/// The part with the checksums, numbers and nonces that its other words call for.
 fn sealed(bytes: &[u8]) -> Vec<u8> {
     let mut out = bytes.to_vec();
     let words_at = |at: usize| {
@@ -129,7 +130,7 @@ fn sealed(bytes: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Records of a chunk: the first byte names one of a few tables, the second the partition.
+/// Decodes records of a chunk: the first byte names one of a few tables, the second the partition.
 fn records(bytes: &[u8]) {
     let [table, partition, payload @ ..] = bytes else {
         return;
@@ -149,7 +150,7 @@ fn records(bytes: &[u8]) {
     }
 }
 
-/// One table of each kind.
+/// One table definition of each kind.
 pub fn specs() -> [TableSpec; 4] {
     let spec = |name: &str, shape, dtype, optimizer| TableSpec {
         name: name.into(),

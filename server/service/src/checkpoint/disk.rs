@@ -1,4 +1,4 @@
-//! The steps by which saves change the file system, behind a trait: tests cut a save at each.
+//! The file system calls of a save, behind a trait: tests interrupt a save at each.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -6,46 +6,46 @@ use std::path::Path;
 
 use tidewater_protocol::mutants::{self, Mutant};
 
-/// What a save does to a directory. Nothing else touches it.
+/// The changes that a save makes to a directory. No other code changes it.
 pub trait Disk: Send {
     /// Makes a new file for writing; one of that name is an error.
     ///
     /// # Errors
-    /// The system's.
+    /// Error of the operating system.
     fn create(&mut self, path: &Path) -> io::Result<File>;
 
     /// Appends bytes to a file made by [`Disk::create`].
     ///
     /// # Errors
-    /// The system's; a prefix may be written.
+    /// Error of the operating system; a prefix may be written.
     fn write(&mut self, file: &mut File, bytes: &[u8]) -> io::Result<()>;
 
     /// Makes a file's bytes durable.
     ///
     /// # Errors
-    /// The system's: the bytes may be lost.
+    /// Error of the operating system: the bytes may be lost.
     fn sync(&mut self, file: &File, path: &Path) -> io::Result<()>;
 
-    /// Gives a file another name of the same directory, atomically, in place of what has it.
+    /// Renames a file within its directory, atomically, and replaces a file of the new name.
     ///
     /// # Errors
-    /// The system's.
+    /// Error of the operating system.
     fn rename(&mut self, from: &Path, to: &Path) -> io::Result<()>;
 
     /// Makes a directory's names durable.
     ///
     /// # Errors
-    /// The system's.
+    /// Error of the operating system.
     fn sync_dir(&mut self, dir: &Path) -> io::Result<()>;
 
-    /// Removes a file.
+    /// Removes a file by its path.
     ///
     /// # Errors
-    /// The system's.
+    /// Error of the operating system.
     fn remove(&mut self, path: &Path) -> io::Result<()>;
 }
 
-/// The operating system's files.
+/// The real file system of the host.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OsDisk;
 

@@ -1,4 +1,4 @@
-//! Why a model could not be saved or loaded.
+//! Errors of saving and loading a model.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,74 +10,74 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The file system said no.
+    /// A file system call failed.
     #[error("{operation} {}: {source}; check the directory, its rights and its free space", .path.display())]
     Io {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// With what.
+        /// File or directory of the operation.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// There is no saved model, or a file of it is missing.
     #[error("{} is missing: the directory holds no whole saved model; restore it from a copy", .path.display())]
     Missing {
-        /// The file.
+        /// Path of the missing file.
         path: PathBuf,
     },
-    /// Another save or load works in the directory.
+    /// Another save or load uses the directory.
     #[error("{} is in use by another save or load; wait for it, or save into another directory", .path.display())]
     Locked {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// It is of a version this program does not know.
+    /// The file's format version is not known to this program.
     #[error("{} has format version {found}, this program reads {expected}; use the release that wrote it", .path.display())]
     Version {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Format version of the file.
         found: u64,
-        /// Ours.
+        /// Latest format version that this program reads.
         expected: u64,
     },
     /// A file has the wrong length.
     #[error("{} has {found} bytes where the manifest says {expected}: it was cut; restore it from a copy", .path.display())]
     Length {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its bytes.
+        /// Bytes that the file has.
         found: u64,
-        /// As saved.
+        /// Bytes that the manifest gives.
         expected: u64,
     },
-    /// Bytes are not what was written.
+    /// Bytes are not the ones that were written.
     #[error("{} is damaged at byte {at}: {what}; restore it from a copy", .path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where.
+        /// Position of the damage, in bytes.
         at: u64,
-        /// What does not hold.
+        /// The check that failed.
         what: &'static str,
     },
-    /// The manifest says something that cannot be.
+    /// The manifest contains a value that is not valid.
     #[error("{}: {what}; restore it from a copy", .path.display())]
     Manifest {
-        /// The file.
+        /// Path of the manifest.
         path: PathBuf,
-        /// What.
+        /// The value, and the rule that it breaks.
         what: String,
     },
     /// The model has no such table, or one with another definition.
     #[error("{} holds no table \"{table}\" with this definition: {what}", .path.display())]
     Table {
-        /// The manifest.
+        /// Path of the manifest.
         path: PathBuf,
-        /// The table.
+        /// Name of the table.
         table: String,
-        /// How it differs.
+        /// How the definition differs.
         what: String,
     },
     /// A record could not be read from, or put into, its table.
@@ -85,19 +85,19 @@ pub enum CheckpointError {
     Store {
         /// Number of the table.
         table: u32,
-        /// The store's words.
+        /// Text of the store's error.
         what: String,
     },
     /// The applier that owns the rows has ended.
     #[error("applier {applier} has ended; look at the server's log")]
     ApplierGone {
-        /// Its number.
+        /// Number of the applier.
         applier: u16,
     },
 }
 
 impl CheckpointError {
-    /// A failed system call; a file that is not there is [`Self::Missing`].
+    /// Wraps a failed system call; an absent file becomes [`Self::Missing`].
     pub(crate) fn io(
         operation: &'static str,
         path: impl AsRef<Path>,

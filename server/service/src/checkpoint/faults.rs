@@ -1,6 +1,6 @@
-//! File system calls that fail, or do not return, below [`OsDisk`](super::OsDisk): a seccomp filter hands
-//! those of one thread to a supervisor, which lets each pass, fails it, or ends the process (seccomp user
-//! notification, Linux 5.9; no privilege).
+//! Fault injection below [`OsDisk`](super::OsDisk): file system calls that fail, or do not return.
+//! A seccomp filter hands the calls of one thread to a supervisor. For each call, that lets it
+//! pass, fails it, or ends the process (seccomp user notification, Linux 5.9; no privilege).
 
 use std::ffi::{CStr, OsStr, c_char, c_uint};
 use std::fs;
@@ -14,12 +14,12 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
-/// What a system call does.
+/// The operation of a system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// `openat` of a file that is made.
+    /// `openat` of a new file.
     Create,
-    /// `openat` of one that exists.
+    /// `openat` of an existing file.
     Open,
     Write,
     Read,
@@ -32,20 +32,20 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) kind: Kind,
-    /// The file; of a rename the old name.
+    /// The file; for a rename the old name.
     pub(crate) path: PathBuf,
-    /// Of a rename the new name.
+    /// For a rename the new name.
     pub(crate) to: Option<PathBuf>,
 }
 
-/// What becomes of a call.
+/// The supervisor's decision on a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Pass,
     Fail(Errno),
 }
 
-/// The calls that are handed over, and what their arguments are.
+/// The calls that are handed over, and the layout of their arguments.
 const CALLS: &[(libc::c_long, Arguments)] = &[
     (libc::SYS_openat, Arguments::Open { path: 1, flags: 2 }),
     (libc::SYS_write, Arguments::Descriptor(Kind::Write)),
@@ -64,7 +64,7 @@ const CALLS: &[(libc::c_long, Arguments)] = &[
     (libc::SYS_open, Arguments::Open { path: 0, flags: 1 }),
 ];
 
-/// Where a call has its paths.
+/// Which arguments of a call are paths.
 #[derive(Clone, Copy)]
 enum Arguments {
     Descriptor(Kind),
@@ -73,7 +73,7 @@ enum Arguments {
     Remove { path: usize },
 }
 
-/// Runs `f` on a thread of its own; `decide` is asked before each of its calls, on this one.
+/// Runs `f` on a thread of its own; this thread calls `decide` before each of its calls.
 pub(crate) fn under<T: Send>(
     mut decide: impl FnMut(&Call) -> Verdict,
     f: impl FnOnce() -> T + Send,
@@ -106,7 +106,7 @@ pub(crate) fn under<T: Send>(
     })
 }
 
-/// Filters the calling thread from now on; the descriptor at which its calls are received.
+/// Filters the calling thread from now on. Returns the descriptor that receives its calls.
 fn install() -> io::Result<OwnedFd> {
     let statement = |code: c_uint, k: c_uint| libc::sock_filter {
         code: code as u16,
@@ -197,7 +197,8 @@ fn respond(listener: &OwnedFd, id: u64, verdict: Verdict) {
     assert_eq!(done, 0, "{}", io::Error::last_os_error());
 }
 
-/// What a call is. Its thread waits, in this process, so what its arguments point to stands still.
+/// Decodes a call. Its thread waits, in this process, so the memory behind its arguments does not
+/// change.
 fn call(notice: &libc::seccomp_notif) -> Call {
     let number = libc::c_long::from(notice.data.nr);
     let (_, arguments) = CALLS.iter().find(|(known, _)| *known == number).unwrap();

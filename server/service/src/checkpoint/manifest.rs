@@ -1,4 +1,4 @@
-//! The manifest: which files are the model, and what is in it.
+//! The manifest: which files are the model, and their content.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,53 +17,53 @@ use super::chunk::{FORMAT_VERSION, FORMAT_VERSIONS};
 use super::disk::Disk;
 use super::error::CheckpointError;
 
-/// Its name in a model's directory.
+/// File name in a model's directory.
 pub const MANIFEST_NAME: &str = "manifest.json";
 const TEMPORARY_NAME: &str = "manifest.json.tmp";
-/// Enters the check.
+/// Seed of the manifest's checksum.
 const CHECK: u64 = u64::from_le_bytes(*b"manifest");
 
-/// A saved table.
+/// A saved table, with its number and definition.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedTable {
-    /// Its number in the files.
+    /// Table number in the part files.
     pub id: u32,
-    /// Its definition.
+    /// Definition of the table.
     pub spec: TableSpec,
 }
 
-/// A file of a saved model.
+/// A part file of a saved model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SavedFile {
-    /// The server that wrote it.
+    /// Number of the server that wrote it.
     pub server: u32,
-    /// Its name in the directory.
+    /// File name in the model's directory.
     pub file: String,
-    /// Rows and blocks in it.
+    /// Number of rows and blocks in it.
     pub rows: u64,
-    /// Its bytes.
+    /// Size of the file in bytes.
     pub bytes: u64,
-    /// Running check over its chunks.
+    /// Running checksum over its chunks.
     pub check: u64,
     /// Clocks at which it was written: the least of the server's appliers.
     pub clocks: Vec<DomainClock>,
 }
 
-/// A saved model.
+/// A saved model: its tables and the files that hold them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The job that saved it.
+    /// Namespace of the job that saved it.
     pub namespace: String,
-    /// Its tables.
+    /// Tables of the model.
     pub tables: Vec<SavedTable>,
-    /// Its files.
+    /// Part files, one a server.
     pub files: Vec<SavedFile>,
 }
 
-/// As it stands in the file.
+/// The content of the manifest file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Envelope<M> {
     tidewater_model: u64,
@@ -71,14 +71,14 @@ struct Envelope<M> {
     model: M,
 }
 
-/// What every version has.
+/// The fields of every version.
 #[derive(Debug, Deserialize)]
 struct AnyVersion {
     tidewater_model: u64,
 }
 
 impl Manifest {
-    /// Of these tables and files.
+    /// Makes the manifest of these tables and files.
     pub const fn new(namespace: String, tables: Vec<SavedTable>, files: Vec<SavedFile>) -> Self {
         Self {
             namespace,
@@ -87,7 +87,7 @@ impl Manifest {
         }
     }
 
-    /// Rows and blocks in all files.
+    /// Number of rows and blocks in all files.
     pub fn rows(&self) -> u64 {
         self.files
             .iter()
@@ -106,11 +106,11 @@ impl Manifest {
         all
     }
 
-    /// Proves and reads a manifest's text; `path` is what errors call it. The files that it names are
-    /// proven when they are read.
+    /// Validates and reads a manifest's text; errors name it `path`. The files that it names are
+    /// validated when they are read.
     ///
     /// # Errors
-    /// [`CheckpointError`] names the file and what does not hold.
+    /// [`CheckpointError`] names the file and the failed check.
     pub fn from_text(text: &[u8], path: &Path) -> Result<Self, CheckpointError> {
         let refuse = |what: String| CheckpointError::Manifest {
             path: path.to_owned(),
@@ -142,7 +142,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Why it cannot be, if it cannot.
+    /// Why the manifest is not valid, if it is not.
     pub(super) fn validate(&self) -> Result<(), String> {
         if self.tables.len() > TABLES_MAX || self.files.len() > SERVERS_MAX as usize {
             return Err(format!(
@@ -178,14 +178,14 @@ impl Manifest {
         Ok(())
     }
 
-    /// Hash of the model's one canonical text.
+    /// Checksum of the model's one canonical text.
     fn check(&self, version: u64) -> io::Result<String> {
         let text = serde_json::to_vec(self).map_err(io::Error::other)?;
         let hash = H64::new([CHECK, version, text.len() as u64, 0]).finish_bytes(&text);
         Ok(format!("{hash:016x}"))
     }
 
-    /// Its text, with the check.
+    /// The manifest's text, with the checksum.
     pub(super) fn to_text(&self) -> io::Result<String> {
         let envelope = Envelope {
             tidewater_model: FORMAT_VERSION,
@@ -196,10 +196,11 @@ impl Manifest {
     }
 }
 
-/// Reads and proves a directory's manifest. The files it names are proven when they are read.
+/// Reads and validates a directory's manifest. The files that it names are validated when they are
+/// read.
 ///
 /// # Errors
-/// [`CheckpointError`] names the file and what does not hold.
+/// [`CheckpointError`] names the file and the failed check.
 pub fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
     let path = dir.join(MANIFEST_NAME);
     let file = File::open(&path).map_err(|error| match error.kind() {
@@ -216,8 +217,8 @@ pub fn read_manifest(dir: &Path) -> Result<Manifest, CheckpointError> {
 /// older saves.
 ///
 /// # Errors
-/// A part is missing or short, or the file system fails: the directory's model is still the one
-/// before, unless the last step failed, which makes the change durable.
+/// A part is missing or short, or the file system fails. The directory then still holds the
+/// previous model, unless the last step failed, which makes the change durable.
 pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     let path = dir.join(MANIFEST_NAME);
     let refuse = |what| CheckpointError::Manifest {
@@ -233,7 +234,7 @@ pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<()
         .to_text()
         .map_err(CheckpointError::io("write", &path))?;
     if temporary.exists() {
-        // Of a save that was cut.
+        // Left by an interrupted save.
         disk.remove(&temporary)
             .map_err(CheckpointError::io("remove", &temporary))?;
     }
@@ -252,7 +253,7 @@ pub fn commit(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) -> Result<()
     Ok(())
 }
 
-/// Checks that a part is there with the length it should have; its path.
+/// Checks that a part is there with its full length. Returns its path.
 pub(super) fn part_length(dir: &Path, file: &SavedFile) -> Result<PathBuf, CheckpointError> {
     let path = dir.join(&file.file);
     let found = match fs::metadata(&path) {
@@ -273,7 +274,7 @@ pub(super) fn part_length(dir: &Path, file: &SavedFile) -> Result<PathBuf, Check
     Ok(path)
 }
 
-/// Removes parts that `manifest` does not name. What stays is swept the next time.
+/// Removes parts that `manifest` does not name. The next save sweeps what stays.
 fn sweep(disk: &mut dyn Disk, dir: &Path, manifest: &Manifest) {
     let Ok(entries) = fs::read_dir(dir) else {
         return;

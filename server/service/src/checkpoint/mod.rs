@@ -1,25 +1,26 @@
 //! Saved models: one file per server, and a manifest that makes them a model.
 //!
-//! **What a save holds**: of every table of a job the definition, and of each of its rows or blocks
-//! the values and the optimizer state with its step counts; and the clocks. Of sparse tables the
-//! rows that exist.
+//! **Content.** A save holds the definition of every table of a job, and the clocks. Of each row or
+//! block it holds the values and the optimizer state with its step counts. Of sparse tables it
+//! holds the rows that exist.
 //!
-//! **Where it stands.** Each applier writes its share between two frames of its total order, and
-//! does nothing else meanwhile. The shares of two appliers are consistent with each other when no
-//! push is on its way: when all workers wait at a barrier, or at a clock boundary, and have waited
-//! for their tickets. Pushes that are held back for an iteration that is still open
+//! **Point in time.** Each applier writes its share between two frames of its total order, and does
+//! nothing else meanwhile. The shares of two appliers are consistent with each other when no push
+//! is in flight. That holds when all workers wait at a barrier, or at a clock boundary, and have
+//! waited for their tickets. Pushes that are held back for an iteration that is still open
 //! (`Apply::AtTick`) are not in the save.
 //!
 //! **A crash at any point leaves the previous save loadable.** Parts have names that were never
 //! used before. A part is written under a temporary name, made durable, renamed, its directory made
-//! durable; only then does the server report it. The manifest, which alone says which files are the
-//! model, is replaced in the same way after all servers have reported. Files that no manifest names
-//! are removed by the next save into the directory, under its lock.
+//! durable; only then does the server report it. The manifest alone says which files are the model.
+//! It is replaced in the same way after all servers have reported. Files that no manifest names are
+//! removed by the next save into the directory, under its lock.
 //!
-//! **Loading on another number of servers.** Each server reads the parts of all, by `pread` (a file
-//! that shrinks under a map would be a signal, not an error), and keeps what it owns now. Chunks are
-//! cut by partition, and the others' are skipped. Every byte read is proven by a hash, and every
-//! file by its length, its end and a hash over all of its chunks that stands in the manifest.
+//! **Loading on another number of servers.** Each server reads the parts of all and keeps what it
+//! owns now. It uses `pread`: a file that shrinks under a map would be a signal, not an error.
+//! Chunks are divided by partition, and those of other servers are skipped. Every byte read is
+//! covered by a checksum. Every file is validated by its length, its end and a checksum over all of
+//! its chunks, which the manifest holds.
 //!
 //! ```text
 //! DIR/manifest.json                        {"check": "hex of H64 of model", "model": {...}}

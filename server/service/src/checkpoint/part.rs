@@ -1,4 +1,4 @@
-//! One server's file of a save: written in order, read with skips, every byte proven.
+//! One server's file of a save: written in order, read with skips, every byte validated.
 
 use std::fs::File;
 use std::io;
@@ -15,15 +15,15 @@ use super::disk::Disk;
 use super::error::CheckpointError;
 use super::manifest::{SavedFile, part_length, part_name};
 
-/// A part that is being written. It has its name when it is finished; one that is dropped before is
-/// removed.
+/// A part that is being written. It gets its name when it is finished; one that is dropped before
+/// is removed.
 pub struct PartWriter {
     disk: Box<dyn Disk>,
     dir: PathBuf,
     name: String,
     file: File,
     nonce: u64,
-    /// Lines written.
+    /// Lines written so far.
     lines: u64,
     bytes: u64,
     records: u64,
@@ -51,7 +51,7 @@ impl std::fmt::Debug for PartWriter {
 }
 
 impl PartWriter {
-    /// Begins the part of a server. `nonce` was never used before.
+    /// Begins the part of a server. `nonce` must never have been used before.
     ///
     /// # Errors
     /// The file cannot be made.
@@ -94,7 +94,7 @@ impl PartWriter {
     /// each MiB.
     ///
     /// # Errors
-    /// The file system's.
+    /// Error of the file system.
     pub fn record(
         &mut self,
         (table, partition): (u32, u32),
@@ -117,7 +117,7 @@ impl PartWriter {
     /// Ends the file, makes it durable and gives it its name.
     ///
     /// # Errors
-    /// The file system's.
+    /// Error of the file system.
     pub fn finish(mut self) -> Result<SavedFile, CheckpointError> {
         self.close_chunk()?;
         let (chunks, records, running) = (self.lines - 1, self.records, self.running);
@@ -191,18 +191,18 @@ impl PartWriter {
 impl Drop for PartWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // What cannot be removed is swept by the next save.
+            // The next save sweeps what cannot be removed.
             let _ = self.disk.remove(&temporary(&self.dir, &self.name));
         }
     }
 }
 
-/// Where the bytes of a part are: a file, or memory.
+/// The bytes of a part: a file, or memory.
 pub trait Source {
     /// Fills `out` with the bytes from `at` on.
     ///
     /// # Errors
-    /// [`io::ErrorKind::UnexpectedEof`] when there are fewer; the system's.
+    /// [`io::ErrorKind::UnexpectedEof`] when there are fewer; errors of the system.
     fn read_at(&self, out: &mut [u8], at: u64) -> io::Result<()>;
 }
 
@@ -238,7 +238,7 @@ impl PartReader {
     /// Opens a part that a manifest names.
     ///
     /// # Errors
-    /// It is missing, was cut, is damaged or of another version.
+    /// The part is missing, was cut, is damaged or of another version.
     pub fn open(dir: &Path, expected: &SavedFile) -> Result<Self, CheckpointError> {
         let path = part_length(dir, expected)?;
         let file = File::open(&path).map_err(CheckpointError::io("open", &path))?;
@@ -247,10 +247,10 @@ impl PartReader {
 }
 
 impl<S: Source> PartReader<S> {
-    /// Begins to read a part; `path` is what errors call it.
+    /// Begins to read a part; errors name it `path`.
     ///
     /// # Errors
-    /// It is damaged or of another version.
+    /// The part is damaged or of another version.
     pub fn new(file: S, path: PathBuf, expected: &SavedFile) -> Result<Self, CheckpointError> {
         let mut reader = Self {
             path,
@@ -281,9 +281,9 @@ impl<S: Source> PartReader<S> {
         Ok(reader)
     }
 
-    /// The next chunk whose table and partition `wanted` takes: its payload is read into `payload`
-    /// and proven. The others are skipped. `None` at the end, when the whole file has proven
-    /// itself. Cost: one `pread` for each chunk, two for those taken.
+    /// The next chunk of a table and partition that `wanted` accepts: its payload is read into
+    /// `payload` and validated. The others are skipped. `None` at the end, when the checksum of the
+    /// whole file matches. Cost: one `pread` for each chunk, two for accepted ones.
     ///
     /// # Errors
     /// The file is damaged: what was read before is right.
@@ -305,7 +305,7 @@ impl<S: Source> PartReader<S> {
             let start = self.at;
             self.at += chunk.bytes;
             if self.at > self.expected.bytes {
-                // Before memory is taken for what is not there.
+                // Before memory is allocated for bytes that do not exist.
                 return Err(self.damaged(start, "the file ends in a chunk"));
             }
             if !wanted(chunk.table, chunk.partition) {
@@ -330,7 +330,7 @@ impl<S: Source> PartReader<S> {
         }
     }
 
-    /// Where the last chunk ends.
+    /// Position of the last chunk's end, in bytes.
     pub(super) const fn at(&self) -> u64 {
         self.at
     }

@@ -1,4 +1,4 @@
-//! From appliers to a part, and from parts to appliers.
+//! Copies rows from appliers to a part, and from parts to appliers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use tidewater_engine::apply::records::RecordShape;
 
 /// The appliers of a server, as a save or load reaches them.
 pub trait Appliers {
-    /// How many there are.
+    /// Number of appliers of the server.
     fn count(&self) -> u16;
 
     /// Runs `f` on an applier's thread between two frames and waits for its end; `false` if the
@@ -27,7 +27,7 @@ pub trait Appliers {
     fn run(&self, applier: ApplierId, f: Box<dyn FnOnce(&mut Engine) + Send>) -> bool;
 }
 
-/// A result from an applier's thread.
+/// Runs `f` on an applier's thread and returns its result.
 fn ask<T: Send + 'static>(
     appliers: &dyn Appliers,
     applier: u16,
@@ -35,7 +35,7 @@ fn ask<T: Send + 'static>(
 ) -> Result<T, CheckpointError> {
     let (tx, rx) = bounded(1);
     let job = move |engine: &mut Engine| {
-        // The asker waits.
+        // The caller waits for it.
         let _ = tx.send(f(engine));
     };
     let ran = appliers.run(ApplierId(applier), Box::new(job));
@@ -68,7 +68,8 @@ pub fn save_part(
             .map(|table| (table.id, table.placement.owned_by(owner).collect()))
             .collect();
         let (written, told) = ask(appliers, applier, move |engine| {
-            // All tables of a save are one job's; who has no share of any has no say in its clocks.
+            // All tables of a save belong to one job. An applier without a share has no part in its
+            // clocks.
             let of = |id: &TableId| Some(engine.table(*id)?.namespace);
             let namespace = shares.iter().map(|(id, _)| id).find_map(of);
             let written = shares
@@ -120,8 +121,8 @@ fn write_share(
 /// all servers of the saved model.
 ///
 /// # Errors
-/// [`CheckpointError`] names the file and what does not hold; the table is filled in part then, and
-/// of no use.
+/// [`CheckpointError`] names the file and the failed check; the table is then partly filled, and
+/// must not be used.
 pub fn load_table(
     appliers: &dyn Appliers,
     server: ServerId,
@@ -205,10 +206,10 @@ fn load_file(
     Ok(())
 }
 
-/// A record as it lies in a chunk: key, values, state.
+/// A record of a chunk: key, values, state.
 pub(super) type Record<'a> = (u64, &'a [u8], &'a [u8]);
 
-/// The records of a chunk; `None` if the bytes are not whole records of this partition.
+/// The records of a chunk; `None` if the bytes are not complete records of this partition.
 pub(super) fn records<'a>(
     spec: &TableSpec,
     partition: PartitionId,

@@ -25,7 +25,7 @@ use tidewater_engine::apply::table::Table;
 use tidewater_engine::store::ServerMemory;
 use tidewater_engine::store::prepare::Preparer;
 
-/// A server's appliers, without threads.
+/// The appliers of a server, without threads.
 struct Local(RefCell<Vec<Engine>>);
 
 impl Appliers for Local {
@@ -130,7 +130,7 @@ fn specs() -> Vec<TableSpec> {
     ]
 }
 
-/// Step counts of a block of so many elements: one, or those of two runs.
+/// Step counts of a block of this number of elements: one, or those of two runs.
 fn step_counts(block: u64, elements: u64) -> Vec<u64> {
     match block % 2 {
         0 => vec![block + 1],
@@ -145,7 +145,7 @@ impl Cluster {
 
     fn of(specs: Vec<TableSpec>, appliers: &[u16]) -> Self {
         let tables = specs.into_iter().zip(1..).map(|(spec, id)| TableInfo {
-            // Numbers differ from cluster to cluster.
+            // Table numbers differ from cluster to cluster.
             id: TableId(id * 10 + appliers.len() as u32),
             placement: Placement::round_robin(spec.partitions, appliers),
             spec,
@@ -180,7 +180,7 @@ impl Cluster {
         table.placement.owner(shape.partition).unwrap()
     }
 
-    /// Values and state from a seed, in every dense record and in 300 sparse rows.
+    /// Writes values and state from a seed into every dense record and 300 sparse rows.
     fn fill(&self, seed: u64) {
         for table in &self.tables {
             let keys: Vec<u64> = match table.spec.shape {
@@ -279,7 +279,7 @@ impl Cluster {
     }
 }
 
-/// A disk that dies before its n-th step, and takes with it what was not made durable.
+/// A disk that dies before its n-th step. What was not made durable is lost.
 #[derive(Clone, Default)]
 struct CutDisk(Arc<Mutex<Cut>>);
 
@@ -289,7 +289,7 @@ struct Cut {
     steps: usize,
     dead: bool,
     unsynced: Vec<PathBuf>,
-    /// Renames that are not durable: from, to, and what stood at `to`.
+    /// Renames that are not durable: from, to, and the previous content of `to`.
     renames: Vec<(PathBuf, PathBuf, Option<Vec<u8>>)>,
 }
 
@@ -387,7 +387,7 @@ fn a_model_survives_moves_to_other_numbers_of_servers_bit_by_bit() {
         let next = Cluster::new(appliers);
         next.load(dir.path()).unwrap();
         assert!(next.model() == model, "{appliers:?}");
-        // Into the same directory: the files of the save before go.
+        // Into the same directory: the files of the previous save are removed.
         let manifest = next.save(&disk, dir.path(), nonce).unwrap();
         assert_eq!(manifest.rows(), model.len() as u64);
         assert_eq!(read_manifest(dir.path()).unwrap(), manifest);
@@ -425,7 +425,7 @@ fn a_crash_at_any_step_leaves_a_whole_model() {
         } else {
             panic!("cut before step {cut}: neither model, or one that was not told");
         }
-        // The next save mends whatever was left.
+        // The next save cleans up what was left.
         let last = old.save(&CutDisk::default(), dir.path(), 20).unwrap();
         assert_eq!(
             fs::read_dir(dir.path()).unwrap().count(),
@@ -553,7 +553,7 @@ fn a_table_with_another_definition_is_not_filled() {
 
 #[test]
 fn a_part_is_named_by_what_wrote_it() {
-    // A part of another save under the right name and with the right length.
+    // A part of another save with the right name and the right length.
     let (dir, manifest, _) = saved();
     let path = dir.path().join(&manifest.files[0].file);
     let other = tempfile::tempdir().unwrap();
@@ -565,7 +565,7 @@ fn a_part_is_named_by_what_wrote_it() {
     assert!(error.to_string().contains("another save"), "{error}");
 }
 
-/// Appliers that have read their rings unequally far: a save holds what all of them have.
+/// Appliers that have read their rings up to different clocks: a save records the least clock.
 #[test]
 fn clocks_of_a_part_are_the_slowest_appliers() {
     let dir = tempfile::tempdir().unwrap();

@@ -9,31 +9,31 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::Asker;
 
-/// Somebody at a barrier.
+/// A worker that waits at a barrier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Waiter {
     pub(super) worker: WorkerId,
     pub(super) asker: Asker,
-    /// When it gives up, on the coordinator's clock.
+    /// Time limit of its wait, on the coordinator's clock.
     pub(super) deadline: Duration,
 }
 
-/// Somebody who waited in vain.
+/// A worker with a wait that timed out.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Expired {
     pub(super) waiter: Waiter,
     pub(super) name: String,
     pub(super) count: u32,
-    /// Who was there, the waiter included.
+    /// Workers that were there, including this one.
     pub(super) present: Vec<WorkerId>,
 }
 
-/// What a barrier comes to, given the workers that are there.
+/// The outcome of a barrier for the workers that are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// Everyone that it waits for is there.
+    /// Every worker that it waits for is there.
     Opens,
-    /// Some have yet to come.
+    /// Some workers have yet to come.
     Waits,
     /// More workers have left than it can do without.
     Fails,
@@ -54,12 +54,12 @@ struct Barrier {
     waiting: Vec<Waiter>,
 }
 
-/// All barriers with waiting workers; one that opens is forgotten.
+/// All barriers with a waiting worker; one that opens is forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Barriers(BTreeMap<String, Barrier>);
 
 impl Barriers {
-    /// A worker arrives. [`Self::settle`] says who may go on.
+    /// Notes a worker's arrival. [`Self::settle`] then decides which workers continue.
     pub(super) fn arrive(&mut self, name: &str, count: u32, waiter: Waiter) -> Result<(), Refusal> {
         if count == 0 {
             let refusal = Refusal::new(RefusalCode::BadRequest, [0; 4]);
@@ -88,7 +88,7 @@ impl Barriers {
             );
             return Err(Refusal::new(RefusalCode::BadRequest, numbers).with_text(text));
         }
-        // A worker that gave up waiting and asks again is there once.
+        // A worker that gave up waiting and asks again counts once.
         barrier
             .waiting
             .retain(|other| other.worker != waiter.worker);
@@ -96,8 +96,8 @@ impl Barriers {
         Ok(())
     }
 
-    /// Removes the barriers that open or fail, as `outcome` says of a count and the workers there. To be
-    /// called whenever a worker arrives, joins or leaves.
+    /// Removes the barriers that open or fail, as `outcome` decides from a count and the workers
+    /// there. The caller runs it whenever a worker arrives, joins or leaves.
     pub(super) fn settle(&mut self, outcome: impl Fn(u32, &[WorkerId]) -> Outcome) -> Vec<Settled> {
         let mut settled = Vec::new();
         self.0.retain(|name, barrier| {
@@ -116,7 +116,7 @@ impl Barriers {
         settled
     }
 
-    /// A worker is gone.
+    /// Removes a worker that is gone.
     pub(super) fn leave(&mut self, worker: WorkerId) {
         for barrier in self.0.values_mut() {
             barrier.waiting.retain(|waiter| waiter.worker != worker);
@@ -124,7 +124,7 @@ impl Barriers {
         self.0.retain(|_, barrier| !barrier.waiting.is_empty());
     }
 
-    /// Those whose time is over; the others there wait on.
+    /// Removes workers that have waited too long; the others at the barrier wait on.
     pub(super) fn expire(&mut self, now: Duration) -> Vec<Expired> {
         let mut expired = Vec::new();
         for (name, barrier) in &mut self.0 {
@@ -143,7 +143,7 @@ impl Barriers {
         expired
     }
 
-    /// Everybody, for a refusal: the job ends.
+    /// Removes all waiters, to refuse them: the job ends.
     pub(super) fn clear(&mut self) -> Vec<Waiter> {
         std::mem::take(&mut self.0)
             .into_values()
@@ -151,7 +151,7 @@ impl Barriers {
             .collect()
     }
 
-    /// The next time [`Self::expire`] has something to do.
+    /// The next time at which [`Self::expire`] has something to do.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         self.0
             .values()

@@ -1,4 +1,4 @@
-//! How workers, servers, jobs and the cluster come to their end.
+//! The end of workers, servers, jobs and the cluster.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::state::{
 use super::tables::Stage;
 
 impl Coordinator {
-    /// The cluster ends: everybody is told, servers are ordered to.
+    /// Ends the cluster: all peers are notified, and servers are ordered to end.
     pub fn stop(&mut self, now: Duration, reason: &str) {
         self.now = self.now.max(now);
         if self.phase != Phase::Running {
@@ -56,7 +56,7 @@ impl Coordinator {
         CoordinatorAnswer::Done
     }
 
-    /// A live worker comes to its end; servers are told that no clock waits for it.
+    /// Ends a live worker. Servers learn that no clock waits for it.
     pub(super) fn worker_ends(&mut self, id: PeerId, state: WorkerState) {
         let Some(peer) = self.peers.get(&id).filter(|peer| peer.role == Role::Worker) else {
             return;
@@ -157,7 +157,7 @@ impl Coordinator {
         }
     }
 
-    /// A peer says that it cannot go on.
+    /// Handles the report of a peer that cannot continue.
     pub(super) fn peer_failed(&mut self, id: PeerId, reason: &str) {
         let Some(peer) = self.peers.get_mut(&id) else {
             return;
@@ -197,8 +197,8 @@ impl Coordinator {
             .map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
         self.actions.extend(told);
         if self.gathering.is_some() {
-            // Servers that somebody else's launcher has started end with an error too, or it takes
-            // the job for a success.
+            // Servers of a foreign launcher must end with an error too, or it takes the job for a
+            // success.
             let servers = self.servers.values().map(|server| server.peer);
             let told = servers.map(|id| Action::Notify(id, Notice::PeerFailed(refusal.clone())));
             self.actions.extend(told);
@@ -208,7 +208,7 @@ impl Coordinator {
         }
     }
 
-    /// Whoever of a job waits for something is told that it will not come.
+    /// Refuses all waiting requests of a job: what they wait for will not come.
     pub(super) fn refuse_waiting(&mut self, namespace: &str, refusal: &Refusal) {
         let Some(job) = self.jobs.get_mut(namespace) else {
             return;
@@ -225,8 +225,8 @@ impl Coordinator {
         self.abort_models(namespace, refusal);
     }
 
-    /// A job of a service leaves nothing when nobody is left of it: servers release its tables and
-    /// forget its sessions and clocks, and when all have, the next job of its name begins.
+    /// Ends a job of a service when no process of it is left. Servers release its tables and forget
+    /// its sessions and clocks; when all have, the next job of its name begins.
     fn end_job_if_left(&mut self, namespace: &str) {
         let is_service = self.config.lifetime == Lifetime::Service && self.phase == Phase::Running;
         let is_left = self.jobs.get(namespace).is_some_and(|job| job.is_left());
@@ -251,7 +251,7 @@ impl Coordinator {
         self.last_ending += 1;
         let job = self.last_ending;
         for &number in &servers {
-            // What was to be told of it is told by its end.
+            // Its end replaces the notifications that were still due.
             if let Some(server) = self.servers.get_mut(&number) {
                 server.untold.retain(|name| name != namespace);
             }
@@ -273,7 +273,7 @@ impl Coordinator {
         }
     }
 
-    /// A server has let go of a job that is over, or is gone itself.
+    /// Notes that a server has released a job that is over, or is gone itself.
     pub(super) fn job_let_go(&mut self, job: u64, server: ServerId) {
         let Some(ending) = self.ending.get_mut(&job) else {
             return;

@@ -1,7 +1,7 @@
 //! The file tasks of saves and loads, and the lock that keeps two of them out of one directory.
 //!
-//! They run on the coordinator's thread: a manifest is small, and while it is made durable nobody
-//! of the job has anything else to ask.
+//! They run on the coordinator's thread: a manifest is small, and while it is made durable the job
+//! has no other requests.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,12 +22,12 @@ pub(super) struct Files(BTreeMap<u64, Held>);
 #[derive(Debug)]
 struct Held {
     dir: PathBuf,
-    /// Locked while it is open.
+    /// Holds the lock while it is open.
     _lock: File,
 }
 
 impl Files {
-    /// Does a task; the result, if the state machine wants one.
+    /// Performs a task. Returns its result, if the state machine expects one.
     pub(super) fn perform(&mut self, op: u64, task: FileTask) -> Option<Result<FileDone, Refusal>> {
         let done = match task {
             FileTask::BeginSave(dir) => self.begin_save(op, PathBuf::from(dir)),
@@ -79,8 +79,8 @@ impl Files {
             Err(Errno::WOULDBLOCK) if !mutants::on(Mutant::ModelLockIgnored) => {
                 return Err(CheckpointError::Locked { path: dir });
             }
-            // Some network file systems lock no directories: then two saves at a time into one
-            // directory are the users' to avoid.
+            // Some network file systems lock no directories: there, users must avoid two saves at a
+            // time into one directory.
             Err(error) => {
                 tracing::warn!(%error, dir = %dir.display(), "the directory is not locked")
             }
@@ -91,8 +91,8 @@ impl Files {
     }
 }
 
-/// Removes the parts of a save whose manifest could not be written, unless it is there after all:
-/// the last step of a commit may fail when the new manifest is in its place.
+/// Removes the parts of a save after its manifest could not be written. Keeps them if the manifest
+/// is there after all: the last step of a commit may fail when the manifest is in place.
 fn abandon_uncommitted(dir: &Path, names: &[String]) {
     let is_named = |manifest: &checkpoint::Manifest| {
         manifest.files.iter().any(|file| names.contains(&file.file))
@@ -102,7 +102,8 @@ fn abandon_uncommitted(dir: &Path, names: &[String]) {
         Ok(_) | Err(CheckpointError::Missing { .. }) => {
             checkpoint::abandon(&mut OsDisk, dir, names);
         }
-        // Whether it names them is not known: the next save sweeps what no manifest names.
+        // Whether the manifest names them is not known: the next save sweeps what no manifest
+        // names.
         Err(error) => tracing::warn!(%error, "parts of a failed save stay"),
     }
 }

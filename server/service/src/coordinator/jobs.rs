@@ -1,4 +1,4 @@
-//! The workers of one job.
+//! The workers of one job: their ranks and states, and when the job is over.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,36 +12,36 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::barriers::{Barriers, Outcome};
 use super::state::{Asker, PeerId};
 
-/// Ranks that a message names; more are counted.
+/// Most ranks that a message names; more are counted.
 const NAMED_MAX: usize = 16;
 
 /// A worker of a job.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Worker {
     pub(super) state: WorkerState,
-    /// Its connection while there is one.
+    /// Its connection, while there is one.
     pub(super) peer: Option<PeerId>,
 }
 
-/// Who has not come yet.
+/// A worker that has not registered.
 const AWAITED: Worker = Worker {
     state: WorkerState::Expected,
     peer: None,
 };
 
-/// A job that is over, until all servers have let go of it.
+/// A job that is over, until all servers have released it.
 #[derive(Debug)]
 pub(super) struct EndingJob {
     pub(super) namespace: String,
     pub(super) missing: BTreeSet<ServerId>,
-    /// Workers of the next job of its name, who are let in then.
+    /// Workers of the next job of its name, which are admitted then.
     pub(super) waiting: Vec<(Asker, Join)>,
 }
 
-/// One namespace.
+/// One namespace with its workers.
 #[derive(Debug, Default)]
 pub(super) struct Job {
-    /// Workers it is made of; 0 when nobody said.
+    /// Number of its workers; 0 if unknown.
     expected: u32,
     pub(super) workers: BTreeMap<WorkerId, Worker>,
     pub(super) tables: BTreeMap<String, TableId>,
@@ -50,8 +50,8 @@ pub(super) struct Job {
     pub(super) failed: Option<Refusal>,
     /// A save or load runs.
     pub(super) busy: bool,
-    /// Clocks of the model that the job has loaded, the greatest of each domain. The job's own begin at
-    /// 0: a save of the job is that much older.
+    /// Clocks of the model that the job has loaded, the greatest of each domain. The job's own
+    /// begin at 0: a save of the job adds these.
     pub(super) base: BTreeMap<DomainId, u64>,
 }
 
@@ -65,7 +65,8 @@ impl Job {
         }
     }
 
-    /// A worker says of how many the job is made; 0 if it does not know. What was said first stands.
+    /// Notes the number of workers that a worker reports, 0 if it does not know. The first number
+    /// stands.
     pub(super) fn expect(&mut self, worker: WorkerId, told: u32) -> Result<(), Refusal> {
         if told == 0 || told == self.expected {
             return Ok(());
@@ -78,7 +79,7 @@ impl Job {
             let have = self.expected;
             return refuse(format!("this job has {have} workers, not {told}"));
         }
-        // Some may have come who did not know it.
+        // Workers that did not know it may have come before.
         let last = self
             .workers
             .last_key_value()
@@ -93,7 +94,7 @@ impl Job {
         Ok(())
     }
 
-    /// The rank a new worker gets, which is the one it asks for.
+    /// The rank of a new worker, which is the one it asks for.
     pub(super) fn rank_for(&self, asked: u32) -> Result<WorkerId, Refusal> {
         let end = if self.expected == 0 {
             WORKERS_MAX
@@ -125,14 +126,14 @@ impl Job {
             .get(&rank)
             .is_some_and(|w| w.state == WorkerState::Finished)
         {
-            // Of a service: the next job wants the name of one that others use still.
+            // In a service the next job wants the name of one that is still in use.
             text += ", and its job is not over; take another namespace, or wait for its other \
                      workers and release its tables";
         }
         Err(Refusal::new(RefusalCode::RankTaken, numbers).with_text(text))
     }
 
-    /// Workers it is made of; 0 when nobody said.
+    /// Number of its workers; 0 if unknown.
     pub(super) const fn expected(&self) -> u32 {
         self.expected
     }
@@ -149,23 +150,22 @@ impl Job {
         self.workers.values().filter_map(|worker| worker.peer)
     }
 
-    /// Whether every worker that was expected has come to its end.
+    /// Whether every expected worker has ended.
     pub(super) fn is_over(&self) -> bool {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         self.expected > 0 && self.workers.values().all(ended)
     }
 
-    /// Whether nobody uses it any more, nor will: it has failed, all its workers have come to their
-    /// end, or nobody knows how many there are and there are no tables for another one.
+    /// Whether the job is unused for good. It has failed, all its workers have ended, or the number
+    /// of workers is unknown and there are no tables for another one.
     pub(super) fn is_left(&self) -> bool {
         let has_nothing = self.expected == 0 && self.tables.is_empty();
         let is_done = self.failed.is_some() || self.is_over() || has_nothing;
         is_done && self.peers().next().is_none()
     }
 
-    /// What a barrier of `count` workers comes to. A barrier of all workers is one of those that have
-    /// not left: finished and lost workers are not waited for. One of fewer workers needs that many, and
-    /// fails when fewer are left.
+    /// The outcome of a barrier of `count` workers. A barrier of all workers does not wait for
+    /// finished and lost ones. One of fewer workers needs that many, and fails when fewer are left.
     pub(super) fn barrier(&self, count: u32, present: &[WorkerId]) -> Outcome {
         let count_lost = mutants::on(Mutant::BarrierCountsTheLost);
         let may_come = |w: &Worker| matches!(w.state, WorkerState::Expected | WorkerState::Live);

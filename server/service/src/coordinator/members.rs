@@ -1,4 +1,4 @@
-//! Who is let in, who is there, and who is told of it.
+//! Cluster membership: admission, the member list, change notifications.
 
 use std::collections::VecDeque;
 
@@ -14,10 +14,10 @@ use super::jobs::{Job, Worker};
 use super::state::{Asker, Coordinator, Peer, PeerId, Purpose, Server, bad};
 
 impl Coordinator {
-    /// Why a proven peer is not let in, if it is not.
+    /// Checks whether an authenticated peer is admitted.
     ///
     /// # Errors
-    /// What the peer is told.
+    /// The refusal that the peer gets.
     pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         self.admit_to_gathering(hello.role)?;
         self.check_running()?;
@@ -28,7 +28,7 @@ impl Coordinator {
         }
     }
 
-    /// A peer was let in. Its rank is its own from here.
+    /// Notes that a peer was admitted. Its rank is taken from now on.
     pub fn connected(&mut self, id: PeerId, hello: &Hello) {
         let rank = match hello.role {
             Role::Server => self.server_for(hello.rank).ok().map(|number| {
@@ -68,8 +68,8 @@ impl Coordinator {
         }
     }
 
-    /// A peer introduces itself. A worker whose job has the name of one that servers have yet to let
-    /// go of waits for them.
+    /// Handles the join of a peer. A worker waits while servers still hold an earlier job of the
+    /// same name.
     pub(super) fn join(
         &mut self,
         asker: Asker,
@@ -94,7 +94,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// A worker has waited for the end of the job before its own.
+    /// Admits a worker that has waited for the end of the job before its own.
     pub(super) fn let_in(&mut self, asker: Asker, join: &Join) {
         let joined = self.join_worker(asker.peer, join);
         self.answer(asker, joined.unwrap_or_else(CoordinatorAnswer::Refused));
@@ -155,8 +155,8 @@ impl Coordinator {
         })
     }
 
-    /// What a server's join sets going: it is told who ended while it was not there, and the last
-    /// one makes the tables that wait for it.
+    /// Follows up a server's join: the server learns which workers ended before it came. The last
+    /// server to join makes the tables that wait for it.
     fn server_joined(&mut self, number: ServerId) {
         let ended = |w: &Worker| matches!(w.state, WorkerState::Finished | WorkerState::Lost);
         let jobs = self.jobs.iter();
@@ -240,7 +240,8 @@ impl Coordinator {
         }
     }
 
-    /// One telling at a time for each server; changes meanwhile go into the next one.
+    /// Notifies a server of a job's members. One notification at a time for each server; changes
+    /// meanwhile go into the next one.
     pub(super) fn tell_members(&mut self, number: ServerId, namespace: &str) {
         let members = self.members(namespace);
         let Some(server) = self.servers.get_mut(&number) else {

@@ -1,15 +1,15 @@
-//! The coordinator: membership, table catalogue, placement, barriers, saves, and how a job ends. No
-//! parameter passes through it.
+//! The coordinator: membership, table catalogue, placement, barriers, saves, and the end of jobs.
+//! No parameter passes through it.
 //!
 //! ```text
 //! bytes -- serve (epoll, sockets) --> messages --> state (no I/O, no clock) --> actions --> bytes
-//!                                                    |  tables   who made which, who waits
-//!                                                    |  barriers who waits where, until when
+//!                                                    |  tables   made by which servers, awaited
+//!                                                    |  barriers waiters and their deadlines
 //!                                                    |  models   saves and loads
 //!                                                    +- jobs     workers of one namespace
 //! ```
-//! [`state::Coordinator`] is a state machine: what is tested without sockets is all of its
-//! behaviour. [`serve::serve`] gives it a listener, one thread, and the files of a save.
+//! [`state::Coordinator`] is a state machine: tests without sockets reach all of its behaviour.
+//! [`serve::serve`] adds a listener, one thread, and the files of a save.
 //!
 //! **A job is a namespace.** Tables, barriers, ranks and failures of one job do not touch another.
 

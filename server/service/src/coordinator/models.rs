@@ -1,5 +1,5 @@
-//! Saves and loads of a job's tables: what the servers do, in which order, and what becomes of it
-//! when one of them cannot.
+//! Saves and loads of a job's tables: the orders to the servers, their sequence, and what happens
+//! when a server cannot carry one out.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -17,7 +17,7 @@ use super::state::{Action, Asker, Coordinator, FileDone, FileTask, Purpose, bad}
 use super::tables::{Stage, refusal_of};
 use crate::checkpoint::{Manifest, SavedFile, SavedTable};
 
-/// A save or load that runs. A job has one at a time.
+/// A save or load under way. A job has one at a time.
 #[derive(Debug)]
 pub(super) struct ModelOp {
     namespace: String,
@@ -48,7 +48,7 @@ enum Step {
         missing: BTreeSet<TableId>,
         made: Vec<TableId>,
     },
-    /// Servers fill them.
+    /// Servers fill the tables.
     Filling {
         manifest: Box<Manifest>,
         orders: usize,
@@ -78,7 +78,7 @@ impl Coordinator {
         self.begin_model(asker, namespace, dir, (Step::BeginLoad, task))
     }
 
-    /// Begins a save or load with its first step and what that wants of the file system.
+    /// Begins a save or load: its first step and the file task of that.
     fn begin_model(
         &mut self,
         asker: Asker,
@@ -87,7 +87,7 @@ impl Coordinator {
         (step, task): (Step, FileTask),
     ) -> Result<(), Refusal> {
         if !Path::new(&dir).is_absolute() {
-            // Every process would take it from a working directory of its own.
+            // Each process would resolve it from its own working directory.
             return Err(bad(&format!(
                 "directory \"{dir}\" is relative; give an absolute path"
             )));
@@ -117,7 +117,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// A file task of operation `op` is done.
+    /// Handles the result of a file task of operation `op`.
     pub fn files_done(&mut self, now: Duration, op: u64, done: Result<FileDone, Refusal>) {
         self.tick(now);
         let Some(model) = self.models.get(&op) else {
@@ -179,7 +179,7 @@ impl Coordinator {
         }
     }
 
-    /// A server has written its part, or cannot.
+    /// Notes that a server has written its part, or cannot.
     pub(super) fn part_saved(&mut self, op: u64, server: ServerId, answer: CommandReply) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -270,7 +270,7 @@ impl Coordinator {
         ids.into_iter().for_each(|id| self.make_table(id));
     }
 
-    /// All servers have made a table that operation `op` loads.
+    /// Notes that all servers have made a table that operation `op` loads.
     pub(super) fn load_table_made(&mut self, op: u64, id: TableId) {
         let servers = self.joined_servers();
         let Some(model) = self.models.get_mut(&op) else {
@@ -318,7 +318,7 @@ impl Coordinator {
         }
     }
 
-    /// A server has filled its share of a table, or cannot.
+    /// Notes that a server has filled its share of a table, or cannot.
     pub(super) fn part_loaded(&mut self, op: u64, server: ServerId, answer: CommandReply) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -377,8 +377,8 @@ impl Coordinator {
         );
     }
 
-    /// A load cannot go on: tables it has made are released, tables that are being made are when
-    /// their servers have answered.
+    /// Fails a load. Tables it has made are released; those that are being made follow when their
+    /// servers have answered.
     pub(super) fn load_failed(&mut self, op: u64, refusal: Refusal) {
         let Some(model) = self.models.get_mut(&op) else {
             return;
@@ -409,7 +409,7 @@ impl Coordinator {
         self.answer(model.asker, answer);
     }
 
-    /// The servers that have orders of an operation.
+    /// Names the servers that have not answered an order of the operation.
     fn silent(&self, op: u64) -> String {
         let making = match self.models.get(&op).map(|model| &model.step) {
             Some(Step::Making { missing, .. }) => missing.clone(),
@@ -432,7 +432,7 @@ impl Coordinator {
         }
     }
 
-    /// The job ends, or a server hangs.
+    /// Aborts a save or load because the job ends or a server hangs.
     fn abort_model(&mut self, op: u64, refusal: Refusal) {
         match self.models.get(&op).map(|model| &model.step) {
             Some(Step::BeginLoad | Step::Making { .. } | Step::Filling { .. }) => {
@@ -482,7 +482,7 @@ impl Coordinator {
     }
 }
 
-/// Makes a job's clocks those of its model: `base` is what the model that the job has loaded brought.
+/// Adds to a job's clocks those of the model that it has loaded, `base`.
 fn add_base(files: &mut [SavedFile], base: &BTreeMap<DomainId, u64>) {
     if mutants::on(Mutant::ModelClocksBeginAgain) {
         return;

@@ -1,8 +1,8 @@
-//! The processes of a launch gather before there are servers and workers: each says its rank and
-//! what it is going to be, and when all have come each is told its number.
+//! Rendezvous of a launch, before there are servers and workers. Each process registers its rank
+//! and its part, and when all have, each gets its number.
 //!
-//! Two processes with one rank, a process that ends or gives up, another size: the launch has failed,
-//! and everybody is told of whom.
+//! The launch fails if two processes have one rank, a process ends or gives up, or sizes differ.
+//! Each process then learns which one caused it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -15,31 +15,31 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, PeerId, Phase, bad};
 
-/// Ranks and hosts that a message names; more are counted.
+/// Most ranks and hosts that a message names; more are counted.
 const NAMED_MAX: usize = 16;
 
-/// Who has come.
+/// A process that has registered.
 #[derive(Debug)]
 struct Arrival {
     asker: Asker,
     told: Register,
-    /// Its number among those of its part, once all have come.
+    /// Its number among those of its part, once all have registered.
     number: Option<u32>,
     /// It has joined by that number.
     joined: bool,
 }
 
-/// A launch that gathers, or has.
+/// A rendezvous, under way or complete.
 #[derive(Debug)]
 pub(super) struct Gathering {
     size: u32,
     /// As the launcher has named them; empty if it has not.
     hosts: Vec<String>,
     came: BTreeMap<u32, Arrival>,
-    /// When the first of those that have come gives up.
+    /// When the first of the registered processes gives up.
     deadline: Option<Duration>,
     complete: bool,
-    /// Why it failed.
+    /// Why the rendezvous failed.
     failed: Option<Refusal>,
 }
 
@@ -48,7 +48,7 @@ impl Gathering {
         (0..self.size).filter(|rank| !self.came.contains_key(rank))
     }
 
-    /// Who has not come, and on which hosts somebody is missing.
+    /// Ranks that have not registered, and the hosts where a process is missing.
     fn absentees(&self) -> String {
         let named: Vec<String> = self
             .missing()
@@ -87,20 +87,21 @@ impl Gathering {
         text
     }
 
-    /// Hosts that the launcher has named and from which nobody has come. A host may be named there
-    /// with its domain and know itself without.
+    /// Hosts that the launcher has named and that no process has registered from. The launcher may
+    /// name a host with its domain while the host knows itself without.
     fn silent_hosts(&self) -> Vec<&str> {
         let short = |name: &str| name.split('.').next().unwrap_or(name).to_owned();
         let came: BTreeSet<String> = self.came.values().map(|a| short(&a.told.host)).collect();
         let hosts = self.hosts.iter().map(String::as_str);
         let (known, silent): (Vec<&str>, Vec<&str>) =
             hosts.partition(|host| came.contains(&short(host)));
-        // Names that nobody has are no host names: say aliases of the batch system's.
+        // If no process has one of these names, they are no host names: say aliases of the batch
+        // system.
         if known.is_empty() { known } else { silent }
     }
 
-    /// Numbers in the order of ranks, and the whole answer of each. Who is both has one number for
-    /// both, as all are.
+    /// Numbers the processes in the order of ranks, and returns the complete answer of each. A
+    /// process of both parts has one number for both, as all of them do.
     fn number(&mut self) -> Vec<(Asker, Roster)> {
         let (servers, workers) = (self.count(Part::Server), self.count(Part::Worker));
         let mut next: BTreeMap<Part, u32> = BTreeMap::new();
@@ -137,13 +138,13 @@ impl Gathering {
         self.came.values().zip(numbers).map(answer).collect()
     }
 
-    /// How many are, or are also, `part`.
+    /// Number of processes that are `part`, or that too.
     fn count(&self, part: Part) -> u32 {
         let those = self.came.values().filter(|a| a.told.part.includes(part));
         those.count() as u32
     }
 
-    /// Somebody who is server and worker at once, and somebody who is not.
+    /// A process that is server and worker at once, and one that is not.
     fn mixed(&self) -> Option<[&Register; 2]> {
         let mut told = self.came.values().map(|arrival| &arrival.told);
         let both = told.clone().find(|told| told.part == Part::Both)?;
@@ -152,7 +153,7 @@ impl Gathering {
     }
 }
 
-/// A process as messages name it.
+/// Names a process for messages.
 fn describe(told: &Register) -> String {
     let Register {
         rank, pid, host, ..
@@ -161,9 +162,9 @@ fn describe(told: &Register) -> String {
 }
 
 impl Coordinator {
-    /// Lets a launch of `size` processes gather; until all have come, nobody else is let in, and
-    /// then there are as many servers and workers as there are. `hosts` are those that the launcher
-    /// has named.
+    /// Starts the rendezvous of a launch of `size` processes. Until all have registered, no other
+    /// peer is admitted; the registrations then give the numbers of servers and workers. `hosts`
+    /// are those that the launcher has named.
     pub fn gather(&mut self, size: u32, hosts: Vec<String>) {
         self.gathering = Some(Gathering {
             size,
@@ -175,7 +176,7 @@ impl Coordinator {
         });
     }
 
-    /// Why nobody is let in to work yet, or any more.
+    /// Why no peer is admitted to work yet, or any more.
     pub(super) fn admit_to_gathering(&self, role: Role) -> Result<(), Refusal> {
         let Some(gathering) = &self.gathering else {
             return Ok(());
@@ -192,7 +193,7 @@ impl Coordinator {
         gathering.deadline.filter(|_| !gathering.complete)
     }
 
-    /// A process of the launch has come.
+    /// Handles the registration of a process.
     pub(super) fn rendezvous(
         &mut self,
         asker: Asker,
@@ -303,8 +304,8 @@ impl Coordinator {
         }
     }
 
-    /// A connection by which a process said who it is has ended. It may do so once the process has
-    /// joined; before, the process has ended.
+    /// Handles the end of a connection by which a process registered. It may end once the process
+    /// has joined; before that, the process has ended.
     pub(super) fn gathered_gone(&mut self, id: PeerId) {
         let Some(gathering) = &self.gathering else {
             return;
@@ -324,7 +325,7 @@ impl Coordinator {
         }
     }
 
-    /// Worker or server `number` has joined.
+    /// Notes that worker or server `number` has joined.
     pub(super) fn launched_joins(&mut self, part: Part, number: u32) {
         let came = self.gathering.iter_mut().flat_map(|g| g.came.values_mut());
         let mut those = came.filter(|arrival| arrival.told.part.includes(part));
@@ -333,7 +334,8 @@ impl Coordinator {
         }
     }
 
-    /// Who worker or server `number` was at the launch, for messages; empty if it was not launched.
+    /// Describes the launched process of worker or server `number`, for messages; empty if it was
+    /// not launched.
     pub(super) fn launched_as(&self, part: Part, number: u32) -> String {
         let came = self.gathering.iter().flat_map(|g| g.came.values());
         let mut those = came.filter(|arrival| arrival.told.part.includes(part));
@@ -341,13 +343,13 @@ impl Coordinator {
         found.map_or_else(String::new, |a| format!(", {}", describe(&a.told)))
     }
 
-    /// Whether the end of a failed launch waits for processes that are yet to hear why.
+    /// Whether the end of a failed launch waits for processes that have yet to get the reason.
     pub(super) fn is_still_telling(&self) -> bool {
         let failed = self.gathering.as_ref().is_some_and(|g| g.failed.is_some());
         failed && !self.peers.is_empty()
     }
 
-    /// Everybody who has come is told, and everybody who comes is.
+    /// Fails the rendezvous: all processes get the reason, also those that register later.
     fn fail_gathering(&mut self, refusal: &Refusal) {
         let Some(gathering) = &mut self.gathering else {
             return;
@@ -366,7 +368,7 @@ impl Coordinator {
         }
         self.fail_all(&refusal);
         self.stop(self.now, &refusal.text);
-        // Not at once: who comes late hears the reason, instead of finding nobody.
+        // Not at once: a late process gets the reason, instead of finding no coordinator.
         self.phase = Phase::Stopping(self.now + SHUTDOWN_GRACE);
     }
 }

@@ -26,25 +26,25 @@ use crate::warn_limit::{WARN_EVERY, WarnLimit};
 const LISTENER: u64 = 0;
 const STOP: u64 = 1;
 const FIRST_PEER: u64 = 2;
-/// Bytes asked of one read; the rest has its turn after the other connections.
+/// Bytes of one read; the rest follows after the other connections have had their turn.
 const READ_BYTES: usize = 64 << 10;
-/// Without descriptors nothing is accepted for this long.
+/// Pause in accepting after descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Last words go out within this time after the end.
+/// Time limit after the end for sending what is queued.
 const FLUSH: Duration = Duration::from_secs(1);
-/// An idle loop looks around this often.
+/// Longest sleep of an idle loop.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// What a coordinator is told when it starts.
+/// Configuration of a coordinator at its start.
 #[derive(Debug, Clone)]
 pub struct ServeConfig {
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// `HOST:PORT` or host by which others reach it, if `listen` does not say so.
+    /// `HOST:PORT` or host by which others reach it, if `listen` is not that.
     pub advertise: Option<String>,
-    /// The job's secret.
+    /// The job's secret, which peers authenticate with.
     pub token: JobToken,
-    /// How many processes there will be, and who ends them.
+    /// Numbers of processes, and what ends the cluster.
     pub cluster: CoordinatorConfig,
 }
 
@@ -55,20 +55,20 @@ pub enum ServeError {
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {source}; choose another port, or 0 for a free one")]
     Listen {
-        /// The address.
+        /// Address to listen on.
         address: SocketAddr,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// A system call failed.
     #[error("coordinator: {operation}: {source}; check the limits of this process (ulimit -n)")]
     System {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The system gives no random bytes.
+    /// The system has no random bytes.
     #[error("no random bytes: {0}; check that /dev/urandom exists")]
     Random(getrandom::Error),
 }
@@ -80,19 +80,19 @@ fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Serv
     }
 }
 
-/// A coordinator that listens and does not yet answer.
+/// A coordinator that listens and does not answer yet.
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
     address: String,
     policy: ServerPolicy,
     cluster: CoordinatorConfig,
-    /// Processes of a launch that gather first, and their hosts.
+    /// Number of processes of a launch that register first, and their hosts.
     gathers: Option<(u32, Vec<String>)>,
 }
 
 impl Listening {
-    /// Listens, and makes the cluster's id.
+    /// Opens the listening socket, and draws the cluster's id.
     ///
     /// # Errors
     /// [`ServeError`].
@@ -145,8 +145,8 @@ impl Listening {
         })
     }
 
-    /// With the processes of a launch gathering here first: how many of them are servers and workers
-    /// is known when all have come. `hosts` are those that the launcher has named, or none.
+    /// Makes the processes of a launch register first: the numbers of servers and workers are known
+    /// when all have. `hosts` are those that the launcher has named, or none.
     #[must_use]
     pub fn gathering(mut self, size: u32, hosts: Vec<String>) -> Self {
         self.gathers = Some((size, hosts));
@@ -160,22 +160,23 @@ impl Listening {
             .map_or(0, |address| address.port())
     }
 
-    /// Where others reach it: the address of the ready line.
+    /// Address by which others reach it, as the ready line prints it.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The cluster's id.
+    /// The cluster's random id.
     pub const fn cluster(&self) -> ClusterId {
         self.policy.ids.cluster
     }
 }
 
 /// Runs the coordinator until the cluster has ended by itself, or one of `stop` becomes readable or
-/// hangs up: then servers are told to end, and it ends when they have, or after a grace period.
+/// hangs up. Then servers are ordered to end, and it returns when they have, or after a grace
+/// period.
 ///
 /// # Errors
-/// [`ServeError`]; what peers do is never one.
+/// [`ServeError`]; no peer can cause one.
 pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeError> {
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
     epoll::add(
@@ -210,12 +211,12 @@ pub fn serve(listening: Listening, stop: &[BorrowedFd<'_>]) -> Result<(), ServeE
     server.run()
 }
 
-/// One connection.
+/// One connection of a peer.
 #[derive(Debug)]
 struct Conn {
     stream: TcpStream,
     peer: ControlPeer,
-    /// Until it is admitted.
+    /// Set until the peer is admitted.
     handshake: Option<Deadline>,
     /// Whether writability wakes the loop.
     output: bool,
@@ -230,7 +231,7 @@ struct Server {
     next_peer: u64,
     files: Files,
     start: Instant,
-    /// Until when nothing is accepted.
+    /// Set while no connection is accepted.
     paused: Option<Deadline>,
     not_accepted: WarnLimit,
     scratch: Vec<u8>,
@@ -269,7 +270,7 @@ impl Server {
         clock::now().saturating_duration_since(self.start)
     }
 
-    /// Sleeps until something happens or is due.
+    /// Sleeps until a descriptor is ready or a deadline passes.
     fn wait(&self, last_words: Option<Deadline>) -> Result<Vec<(u64, EventFlags)>, ServeError> {
         let handshakes = self.conns.values().filter_map(|conn| conn.handshake);
         let due = handshakes
@@ -301,7 +302,8 @@ impl Server {
         }
     }
 
-    /// Handshakes that take too long, the pause after a failed accept, and the state's own time.
+    /// Handles deadlines: slow handshakes, the pause after a failed accept, and those of the state
+    /// machine.
     fn pass_time(&mut self) {
         let late = self
             .conns
@@ -390,7 +392,7 @@ impl Server {
     }
 
     fn serve_peer(&mut self, token: u64, flags: EventFlags) {
-        // What came before an end is served before the end is.
+        // Bytes that came before an end are served before the end is.
         let readable = EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR;
         if flags.intersects(readable) {
             let read = self.read(token);
@@ -404,7 +406,8 @@ impl Server {
         self.flush(token);
     }
 
-    /// One read, and all messages that are whole by then. An error ends the connection.
+    /// Does one read, and handles all messages that are complete by then. An error ends the
+    /// connection.
     fn read(&mut self, token: u64) -> Result<(), String> {
         let Some(conn) = self.conns.get_mut(&token) else {
             return Ok(());
@@ -433,7 +436,7 @@ impl Server {
         Ok(())
     }
 
-    /// Handles the next whole message; `false` when there is none.
+    /// Handles the next complete message; `false` when there is none.
     fn take_one(&mut self, token: u64) -> Result<bool, String> {
         let now = clock::now().saturating_duration_since(self.start);
         let Some(conn) = self.conns.get_mut(&token) else {
@@ -461,7 +464,7 @@ impl Server {
         Ok(true)
     }
 
-    /// Does what the state machine wants, and what comes of that.
+    /// Performs the actions of the state machine, and those that result.
     fn act(&mut self) {
         loop {
             let actions = self.state.take_actions();
@@ -495,7 +498,7 @@ impl Server {
         }
     }
 
-    /// Writes what the socket takes; the rest waits until it takes more.
+    /// Writes what the socket accepts; the rest waits until it accepts more.
     fn flush(&mut self, token: u64) {
         let Some(conn) = self.conns.get_mut(&token) else {
             return;

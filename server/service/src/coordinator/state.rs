@@ -29,77 +29,77 @@ pub(super) struct Asker {
     pub(super) id: u64,
 }
 
-/// What happens when a worker's connection ends before the worker said that it is done.
+/// What happens when a worker's connection ends before the worker has said that it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LostWorker {
-    /// The job fails: everybody in it is told, and the cluster ends.
+    /// The job fails: all of its processes are notified, and the cluster ends.
     #[default]
     FailJob,
     /// The others go on without it: clocks do not wait for it any more.
     GoOn,
 }
 
-/// Who ends the cluster.
+/// What ends the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Lifetime {
     /// It has one job, and ends when the job's workers have finished or the job has failed.
     #[default]
     OneJob,
-    /// It has one job, and a launcher ends the processes that it started: it tells a failure by who
-    /// ends first.
+    /// It has one job, and a launcher ends the processes that it started. The launcher recognizes a
+    /// failure by the process that ends first.
     Launched,
     /// It stays, and jobs come and go. A job that is over leaves nothing: the next one may have its
     /// name.
     Service,
 }
 
-/// How many processes there will be, and who ends them.
+/// Numbers of processes, and what ends the cluster.
 #[derive(Debug, Clone)]
 pub struct CoordinatorConfig {
-    /// Servers of the cluster: tables are made when they are all there.
+    /// Servers of the cluster: tables are made when all have joined.
     pub servers: u32,
-    /// Workers of each job; 0 for a service, where nobody knows.
+    /// Workers of each job; 0 for a service, where the number is unknown.
     pub workers: u32,
-    /// What a lost worker means.
+    /// What the loss of a worker means for its job.
     pub on_lost: LostWorker,
-    /// Who ends the cluster.
+    /// What ends the cluster.
     pub lifetime: Lifetime,
 }
 
-/// What the event loop is to do. Actions for peers that are gone are dropped.
+/// An action for the event loop. Actions for peers that are gone are dropped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Answer a request.
+    /// Answers a request of a peer, by the request's id.
     Answer(PeerId, u64, CoordinatorAnswer),
-    /// Order a server, under this request id.
+    /// Orders a server to do something, under this request id.
     Command(PeerId, u64, Command),
-    /// Tell something.
+    /// Notifies a peer, without an answer.
     Notify(PeerId, Notice),
-    /// Do something with files, then call [`Coordinator::files_done`] with the operation's number.
+    /// Runs a file task, then calls [`Coordinator::files_done`] with the operation's number.
     Files(u64, FileTask),
 }
 
-/// What saves and loads want of the file system.
+/// Tasks of saves and loads in the file system.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileTask {
     /// Make the directory and lock it: a save is about to begin.
     BeginSave(String),
     /// All parts are written: write the manifest, remove what it replaces, unlock.
     Commit(Box<Manifest>),
-    /// The save failed: remove these parts, unlock. Nothing to report.
+    /// The save failed: remove these parts, unlock. Reports nothing.
     Abandon(Vec<String>),
     /// Lock the directory against saves and read its manifest.
     BeginLoad(String),
-    /// The load is over: unlock. Nothing to report.
+    /// The load is over: unlock. Reports nothing.
     EndLoad,
 }
 
-/// What came of a [`FileTask`].
+/// Result of a [`FileTask`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileDone {
     /// The directory is there and locked.
     Begun,
-    /// The manifest is on disk.
+    /// The manifest is on disk, durably.
     Committed,
     /// The directory is locked; this is its manifest.
     Manifest(Box<Manifest>),
@@ -111,22 +111,22 @@ pub(super) struct Peer {
     pub(super) rank: u32,
     pub(super) namespace: String,
     pub(super) joined: bool,
-    /// Its end is no loss.
+    /// The worker's end is no loss.
     pub(super) leaving: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) peer: PeerId,
-    /// `None` until it joined.
+    /// `None` until the server has joined.
     pub(super) member: Option<ServerMember>,
-    /// It is being told of a membership; one telling at a time.
+    /// A notification of members is under way; there is one at a time.
     pub(super) telling: bool,
-    /// Jobs whose members changed meanwhile, the longest ago first.
+    /// Jobs with members that changed meanwhile, the longest ago first.
     pub(super) untold: VecDeque<String>,
 }
 
-/// What an order was for.
+/// The purpose of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Purpose {
     Create(TableId),
@@ -147,7 +147,8 @@ pub(super) enum Phase {
     Ended,
 }
 
-/// The state machine. Times are on a clock of the caller's that begins anywhere and never goes back.
+/// The state machine. Times are on a clock of the caller's that begins anywhere and never goes
+/// back.
 #[derive(Debug)]
 pub struct Coordinator {
     pub(super) config: CoordinatorConfig,
@@ -168,13 +169,13 @@ pub struct Coordinator {
     pub(super) phase: Phase,
     /// Why the cluster ends; empty while it runs.
     pub(super) stop_reason: String,
-    /// The launch that gathers here, or has.
+    /// The rendezvous of a launch, under way or complete.
     pub(super) gathering: Option<Gathering>,
     pub(super) actions: Vec<Action>,
 }
 
 impl Coordinator {
-    /// Of a cluster in which nobody is yet.
+    /// A cluster without processes.
     pub fn new(config: CoordinatorConfig) -> Self {
         Self {
             config,
@@ -199,17 +200,17 @@ impl Coordinator {
         }
     }
 
-    /// What is to be done, in this order.
+    /// Removes and returns the actions to perform, in this order.
     pub fn take_actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Whether nothing more is to come: flush and exit.
+    /// Whether no action will follow: flush and exit.
     pub fn is_ended(&self) -> bool {
         self.phase == Phase::Ended
     }
 
-    /// The cluster's epoch.
+    /// The epoch of the cluster's membership.
     pub const fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -233,7 +234,7 @@ impl Coordinator {
             .min()
     }
 
-    /// A request of a peer.
+    /// Handles a request of a peer.
     pub fn request(&mut self, now: Duration, peer: PeerId, id: u64, request: CoordinatorRequest) {
         self.tick(now);
         if !self.peers.contains_key(&peer) {
@@ -247,10 +248,10 @@ impl Coordinator {
         }
     }
 
-    /// A server's answer to an order.
+    /// Handles a server's answer to an order.
     pub fn answered(&mut self, now: Duration, peer: PeerId, id: u64, answer: CommandReply) {
         self.tick(now);
-        // Nobody answers for another: an id that is not this peer's is as unknown.
+        // An id that was not issued to this peer counts as unknown.
         let Some(&(_, purpose)) = self.orders.get(&id).filter(|(to, _)| *to == peer) else {
             return;
         };
@@ -274,7 +275,7 @@ impl Coordinator {
         }
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub fn closed(&mut self, now: Duration, id: PeerId) {
         self.tick(now);
         let Some(peer) = self.peers.remove(&id) else {
@@ -291,7 +292,7 @@ impl Coordinator {
         }
     }
 
-    /// Time passes.
+    /// Advances the time to `now` and acts on deadlines.
     pub fn tick(&mut self, now: Duration) {
         self.now = self.now.max(now);
         if matches!(self.phase, Phase::Stopping(deadline) if deadline <= self.now) {
@@ -355,9 +356,9 @@ impl Coordinator {
         }
     }
 
-    /// Refuses requests of a job that has failed, with the failure, and all requests once the cluster ends.
-    /// The failure comes first: a lost worker fails its job and, with a lifetime of one job, stops the
-    /// cluster in the same step.
+    /// Refuses requests of a job that has failed, with the failure, and all requests once the
+    /// cluster ends. The failure comes first: a lost worker fails its job and, with a lifetime of
+    /// one job, stops the cluster in the same step.
     fn check_healthy(&self, namespace: &str) -> Result<(), Refusal> {
         if mutants::on(Mutant::ShutdownBeforeFailure) {
             self.check_running()?;
@@ -366,7 +367,7 @@ impl Coordinator {
         failed.map_or_else(|| self.check_running(), Err)
     }
 
-    /// Refuses once the cluster ends, with the reason of its end.
+    /// Refuses all requests once the cluster ends, with the reason of its end.
     pub(super) fn check_running(&self) -> Result<(), Refusal> {
         if self.phase == Phase::Running {
             return Ok(());
@@ -474,7 +475,7 @@ impl Coordinator {
     }
 }
 
-/// A request that makes no sense.
+/// Refuses a request that is not valid.
 pub(super) fn bad(why: &str) -> Refusal {
     Refusal::new(RefusalCode::BadRequest, [0; 4]).with_text(why)
 }

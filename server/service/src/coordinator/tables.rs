@@ -11,7 +11,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, Purpose};
 
-/// How far a table is.
+/// How far a table is made or released.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// Not all servers have joined.
@@ -24,21 +24,21 @@ pub(super) enum Stage {
     },
     /// Made; a load is filling it.
     Filling,
-    /// It can be used.
+    /// It can be used by clients.
     Ready,
     /// Servers are releasing it. Its name is free already.
     Releasing(BTreeSet<ServerId>),
 }
 
-/// A table of some job.
+/// A table of one job.
 #[derive(Debug)]
 pub(super) struct TableEntry {
     pub(super) namespace: String,
     pub(super) info: TableInfo,
     pub(super) stage: Stage,
-    /// Who waits for the end of this stage.
+    /// Requests that wait for the end of this stage.
     pub(super) askers: Vec<Asker>,
-    /// The load that makes it.
+    /// The load that makes it, if one does.
     pub(super) load: Option<u64>,
 }
 
@@ -81,7 +81,7 @@ impl Coordinator {
         id: TableId,
     ) -> Result<Option<CoordinatorAnswer>, Refusal> {
         let numbers = [u64::from(id.0), 0, 0, 0];
-        // Tables of other jobs are as good as none.
+        // Tables of other jobs count as absent.
         let table = self
             .tables
             .get_mut(&id)
@@ -101,7 +101,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// Enters a table that is yet to be made.
+    /// Enters a table that is not made yet.
     pub(super) fn add_table(
         &mut self,
         namespace: &str,
@@ -170,7 +170,7 @@ impl Coordinator {
         }
     }
 
-    /// A server has made its share, or cannot.
+    /// Notes that a server has made its share, or cannot.
     pub(super) fn table_created(&mut self, id: TableId, server: ServerId, answer: CommandReply) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -209,7 +209,7 @@ impl Coordinator {
         }
     }
 
-    /// The table can be used; whoever waits for it gets it.
+    /// Marks the table as usable, and answers the requests that wait for it.
     pub(super) fn table_ready(&mut self, id: TableId) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -222,7 +222,7 @@ impl Coordinator {
         }
     }
 
-    /// A table that cannot be had: as if it had never been asked for.
+    /// Removes a table that cannot be made, as if it had never been requested.
     pub(super) fn drop_table(&mut self, id: TableId, made: Vec<ServerId>, refusal: &Refusal) {
         let Some(table) = self.tables.remove(&id) else {
             return;
@@ -252,7 +252,7 @@ impl Coordinator {
         }
     }
 
-    /// A server has released its share. One that refuses does not have it: the same.
+    /// Notes that a server has released its share. One that refuses does not have it: the same.
     pub(super) fn table_released(&mut self, id: TableId, server: ServerId) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;
@@ -274,7 +274,7 @@ impl Coordinator {
         self.jobs.get(namespace)?.tables.get(name).copied()
     }
 
-    /// The table now, or an entry among those who wait for it.
+    /// The table if it is ready; otherwise enters the request among those that wait for it.
     fn table_when_ready(
         &mut self,
         asker: Asker,
@@ -296,7 +296,7 @@ impl Coordinator {
     }
 }
 
-/// What a server answered instead of what was due.
+/// The refusal for an answer of a server that is not the expected one.
 pub(super) fn refusal_of(server: ServerId, answer: CommandReply) -> Refusal {
     match answer {
         CommandReply::Refused(mut refusal) => {

@@ -1,4 +1,4 @@
-//! The state machine without sockets: what is answered, and what servers are ordered. (long: one rig.)
+//! The state machine without sockets: its answers, and its orders to servers. (long: one rig.)
 
 mod models;
 mod rendezvous;
@@ -48,7 +48,7 @@ fn spec(name: &str) -> TableSpec {
     }
 }
 
-/// A coordinator, and everything it wants done.
+/// A coordinator with all of its pending actions.
 struct Rig {
     state: Coordinator,
     now: Duration,
@@ -147,7 +147,7 @@ impl Rig {
         }
     }
 
-    /// Orders of a server, which it has then taken.
+    /// Removes and returns the orders of a server.
     fn orders(&mut self, server: PeerId) -> Vec<(u64, Command)> {
         let is_its = |a: &Action| matches!(a, Action::Command(p, ..) if *p == server);
         let taken = self.actions.extract_if(.., |action| is_its(action));
@@ -227,7 +227,7 @@ fn a_table_is_made_when_the_last_server_comes_and_told_when_all_have_it() {
         (&expected[..], owners[1].applier)
     );
     assert_eq!(rig.answer(w0, 2), None, "server 1 has not answered");
-    // A second creator waits for the same table, and is no second creation.
+    // A second creator waits for the same table, and does not create another.
     let w1 = rig.worker(1);
     rig.ask(w1, 2, Ask::CreateTable(spec("a")));
     rig.obey(s1, &CommandReply::Done);
@@ -282,7 +282,7 @@ fn what_one_server_cannot_make_is_taken_back_from_the_others() {
         "{undone:?}"
     );
     assert!(rig.orders(s1).is_empty());
-    // The name is free again, its number is not used twice.
+    // The name is free again; its number is not used twice.
     rig.ask(w0, 3, Ask::CreateTable(spec("a")));
     let again = rig.obey(s0, &CommandReply::Done);
     rig.obey(s1, &CommandReply::Done);
@@ -365,13 +365,13 @@ fn a_barrier_that_times_out_names_who_is_missing() {
     let missing = "missing: rank 3 (not yet joined); not waited for: rank 2 (finished)";
     assert!(text.contains(missing), "{text}");
     assert_eq!(rig.answer(w1, 2), None, "the other one waits on");
-    // Who gave up and comes again counts once.
+    // A worker that gave up and comes again counts once.
     rig.ask(w0, 5, barrier(50));
     assert_eq!((rig.answer(w0, 5), rig.answer(w1, 2)), (None, None));
 }
 
-/// A barrier of all workers is one of those that have not left, and opens when the last that is missing
-/// leaves; one of more workers than are left fails at once.
+/// A barrier of all workers waits for those that have not left, and opens when the last missing one
+/// leaves. A barrier of more workers than are left fails at once.
 #[test]
 fn barriers_count_live_workers() {
     let mut rig = Rig::new(1, 4, LostWorker::GoOn, false);
@@ -387,7 +387,7 @@ fn barriers_count_live_workers() {
     rig.ask(w2, 2, barrier("three", 3));
     rig.close(w3);
     assert_eq!((rig.answer(w0, 2), rig.answer(w2, 2)), (None, None));
-    // It finishes with its barrier open: that one cannot open any more, the others' does.
+    // It finishes while it waits: its barrier cannot open any more, the others' does.
     rig.ask(w2, 3, Ask::Finished);
     assert_eq!(rig.answer(w0, 2), Some(Answer::Done));
     assert_eq!(rig.answer(w1, 2), Some(Answer::Done));
@@ -475,7 +475,7 @@ fn a_lost_worker_fails_the_job_and_ends_the_cluster() {
     );
     let notices = rig.notices(w0);
     assert_eq!(notices[0], Notice::PeerFailed(refusal.clone()));
-    // The failure is the answer to what is asked later, and the reason of the shutdown.
+    // Later requests are answered with the failure, which is also the reason of the shutdown.
     rig.ask(w0, 3, Ask::CreateTable(spec("a")));
     assert_eq!(rig.refusal(w0, 3), refusal);
     let late = rig.enter(Role::Worker, RANK_ANY, "job").unwrap_err();
@@ -537,7 +537,7 @@ fn a_cluster_that_goes_on_tells_servers_and_workers_who_is_lost() {
         panic!("not told")
     };
     assert_eq!(state_of(members, 1), WorkerState::Lost);
-    // One telling at a time: what changes before the answer goes into the next one.
+    // One notification at a time: changes before its answer go into the next one.
     let first = rig.orders(s0);
     assert_eq!(state_of(members_of(&first[0].1), 1), WorkerState::Lost);
     rig.ask(w0, 2, Ask::Finished);
@@ -557,7 +557,7 @@ fn a_cluster_that_goes_on_tells_servers_and_workers_who_is_lost() {
         .unwrap();
     assert_eq!(state_of(members_of(last), 0), WorkerState::Finished);
     assert_eq!(state_of(members_of(last), 2), WorkerState::Finished);
-    // All have come to their end, so the cluster ends.
+    // All workers have ended, so the cluster ends.
     assert!(orders.contains(&Command::Shutdown));
     assert_eq!(
         rig.enter(Role::Worker, 1, "job").unwrap_err().code,

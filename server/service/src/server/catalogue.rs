@@ -1,4 +1,4 @@
-//! The tables of this server, and what clients are told of them.
+//! The tables of this server, and what clients see of them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ use super::ServerError;
 use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::StoreError;
 
-/// How far a table is.
+/// The state of a table.
 #[derive(Debug, Clone)]
 pub(super) enum State {
-    /// Being made; nobody is told of it.
+    /// Being created; no client sees it.
     Coming,
-    /// In use.
+    /// In use; clients can describe it.
     Alive(Arc<TableDescriptor>),
-    /// Being freed, or gone.
+    /// Being freed, or freed.
     Released,
 }
 
-/// One table.
+/// One table with its namespace.
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) namespace: String,
@@ -32,7 +32,7 @@ pub(super) struct Entry {
     pub(super) state: State,
 }
 
-/// All tables by number, those of all namespaces.
+/// The tables of all namespaces, by number.
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     pub(super) entries: HashMap<TableId, Entry>,
@@ -45,11 +45,11 @@ pub(super) struct Catalogue {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) id: NamespaceId,
-    /// Workers it is made of; 0 until somebody says it.
+    /// Number of its workers; 0 until a session or the cluster says it.
     pub(super) workers: u32,
 }
 
-/// What a client of a namespace sees under a number.
+/// What a client of a namespace sees under a table number.
 pub(super) enum Seen {
     Nothing,
     Released,
@@ -57,12 +57,12 @@ pub(super) enum Seen {
 }
 
 impl Catalogue {
-    /// A job, if it is known here.
+    /// The job of a namespace, if it is known here.
     pub(super) fn job(&self, namespace: &str) -> Option<NamespaceId> {
         self.jobs.get(namespace).map(|job| job.id)
     }
 
-    /// A job, known here from now on.
+    /// The job of a namespace; registers it if it is new.
     pub(super) fn open_job(&mut self, namespace: &str) -> Result<&mut Job, ServerError> {
         if !self.jobs.contains_key(namespace) {
             let have = self.jobs.len() as u64 + 1;
@@ -82,7 +82,7 @@ impl Catalogue {
         }))
     }
 
-    /// Forgets a job that has no tables any more, and which it had; its number.
+    /// Forgets a job that has no tables any more. Returns the number it had.
     pub(super) fn end_job(&mut self, namespace: &str) -> Option<NamespaceId> {
         let of_job = |e: &Entry| e.namespace == namespace && !matches!(e.state, State::Released);
         if self.entries.values().any(of_job) {
@@ -92,7 +92,7 @@ impl Catalogue {
         self.jobs.remove(namespace).map(|job| job.id)
     }
 
-    /// A table of another namespace is not there.
+    /// Looks up a table. One of another namespace counts as absent.
     pub(super) fn see(&self, namespace: &str, id: TableId) -> Seen {
         match self.entries.get(&id) {
             Some(entry) if entry.namespace == namespace => match &entry.state {

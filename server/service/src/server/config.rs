@@ -1,4 +1,4 @@
-//! What a server process is told when it starts.
+//! Configuration of a server process at its start.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -10,21 +10,21 @@ use tidewater_protocol::wire::handshake::{JobToken, Namespaces};
 
 use tidewater_engine::store::Hugepages;
 
-/// Bytes reserved for each of a server's two memories unless told otherwise. Reserving costs
-/// nothing: pages take memory when they are first touched.
+/// Default size in bytes of each of a server's two memories. Reserving costs nothing: pages take
+/// memory when they are first touched.
 pub const CAPACITY_DEFAULT: usize = 64 << 30;
 
-/// Whether appliers sleep when they have nothing to do.
+/// Whether appliers busy-poll instead of sleeping when they have no work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum BusyPoll {
-    /// They do: an idle server costs nothing.
+    /// Appliers sleep: an idle server uses no core.
     #[default]
     Off,
-    /// Never. Over RDMA, clients write the tails of their pushes where the device places data in
-    /// order, and signal them where it does not.
+    /// Appliers never sleep. Over RDMA, clients write the tails of their pushes where the device
+    /// places data in order, and signal them where it does not.
     On,
-    /// Never; and RDMA devices on which tails cannot be polled are not served through.
+    /// Appliers never sleep, and RDMA devices on which tails cannot be polled are refused.
     Tails,
 }
 
@@ -58,63 +58,63 @@ impl std::str::FromStr for BusyPoll {
     }
 }
 
-/// A server's place in its cluster, and its sizes.
+/// A server's identity in its cluster, and its sizes.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// The job's secret.
+    /// The job's secret, which peers authenticate with.
     pub token: JobToken,
-    /// The cluster; not 0.
+    /// The cluster's number; not 0.
     pub cluster: ClusterId,
     /// The cluster's epoch; not 0. Changes with [`super::ServerHandle::set_epoch`].
     pub epoch: u64,
-    /// This start of the server; not 0. [`ServerConfig::new`] draws one.
+    /// Number of this start of the server; not 0. [`ServerConfig::new`] draws a random one.
     pub incarnation: Incarnation,
-    /// The server's number.
+    /// The server's number, from 0.
     pub server: ServerId,
     /// Workers `0..workers` are members of every clock domain from the start.
     pub workers: u32,
-    /// Jobs that are served.
+    /// Which jobs the server serves.
     pub namespaces: Namespaces,
     /// Applier threads, 1 to 64.
     pub appliers: u16,
-    /// Number of this process among those of its role on this host: its appliers are pinned to the
-    /// cores after those of the lower numbers (see `tidewater_topology`).
+    /// Index of this process among those of its role on this host: its appliers are pinned to the
+    /// cores after those of the lower indices (see `tidewater_topology`).
     pub local_rank: u32,
     /// Appliers of all servers on this host. When they outnumber the cores, none is pinned.
     pub local_appliers: u32,
-    /// Client threads on this host, 0 if that is not known. When they and the appliers outnumber
-    /// the cores, an applier that waits sleeps at once: a spin would take the core of whom it
-    /// waits for.
+    /// Client threads on this host, 0 if unknown. When they and the appliers outnumber the cores,
+    /// an applier without work sleeps at once: a spin would take the core of the thread it waits
+    /// for.
     pub local_clients: u32,
     /// Bytes reserved for each of the two memories.
     pub capacity: usize,
-    /// Whether what is used of them is locked in memory.
+    /// Whether the used part of both memories is locked (`mlock`).
     pub mlock: bool,
-    /// RDMA device to serve through; `None`: the one that has the address at which a client came.
+    /// RDMA device to serve through; `None`: the one with the address at which a client came.
     pub rdma_device: Option<RdmaDevice>,
-    /// How soon its queue pairs send a packet again.
+    /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
     pub rdma_timeout: RdmaTimeout,
-    /// Whether clients are told to count their pushes in a word of each applier.
+    /// Whether clients count their pushes in a word of each applier.
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,
-    /// Whether appliers sleep when they have nothing to do.
+    /// Whether appliers busy-poll instead of sleeping when they have no work.
     pub busy_poll: BusyPoll,
-    /// What their pages are. Hugepages are all taken at the start.
+    /// Page size of both memories. Hugepages are all allocated at the start.
     pub hugepages: Hugepages,
-    /// Network or RDMA device near which appliers and memory are to be; `None` is the one that has
-    /// the address listened on.
+    /// Network or RDMA device to place appliers and memory near; `None` is the one with the address
+    /// listened on.
     pub nic: Option<String>,
-    /// Where to listen on TCP. Port 0: any free one.
+    /// TCP address to listen on. Port 0: any free one.
     pub tcp: Option<SocketAddr>,
-    /// Host name or address that clients are told, if it is not the one listened on.
+    /// Host name or address given to clients, if it is not the one listened on.
     pub advertise: Option<String>,
     /// Whether to listen on an abstract unix socket, by which clients of this host get shared
     /// memory.
     pub unix: bool,
-    /// A session outlives its control connection by this.
+    /// How long a session outlives its control connection.
     pub linger: Duration,
-    /// A peer must have proven itself after this.
+    /// Time limit for a peer to authenticate.
     pub handshake: Duration,
 }
 

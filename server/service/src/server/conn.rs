@@ -1,4 +1,4 @@
-//! One connection of the control thread: a socket that does not block, and the buffers of its peer.
+//! One connection of the control thread: a nonblocking socket, and the buffers of its peer.
 
 use std::io;
 use std::net::{IpAddr, TcpStream};
@@ -17,7 +17,7 @@ use tidewater_protocol::wire::refusal::Refusal;
 /// A connection's number; never used twice.
 pub(super) type ConnId = u64;
 
-/// The two kinds of socket.
+/// A TCP or unix socket.
 #[derive(Debug)]
 pub(super) enum Socket {
     Tcp(TcpStream),
@@ -25,7 +25,7 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    /// The address of this host at which the peer came, `None` over the unix socket.
+    /// The address of this host that the peer connected to, `None` over the unix socket.
     pub(super) fn local(&self) -> Option<IpAddr> {
         match self {
             Self::Tcp(s) => s.local_addr().ok().map(|at| at.ip().to_canonical()),
@@ -43,31 +43,31 @@ impl AsFd for Socket {
     }
 }
 
-/// What a peer says.
+/// A message of a peer.
 #[derive(Debug)]
 pub(super) enum Said {
-    /// It is proven and let in; comes once.
+    /// The peer is authenticated and admitted; comes once.
     Hello(Hello),
     /// A request with its id.
     Request(u64, ServerRequest),
 }
 
-/// A connection.
+/// One connection with its buffers and state.
 #[derive(Debug)]
 pub(super) struct Conn {
     pub(super) socket: Socket,
-    /// Where the peer is, for the log.
+    /// Address of the peer, for the log.
     pub(super) from: String,
     peer: ControlPeer,
-    /// What came by `SCM_RIGHTS` and was not taken.
+    /// Descriptors that came by `SCM_RIGHTS` and were not taken.
     pub(super) fds: Descriptors,
-    /// Who the peer proved to be.
+    /// The identity that the peer authenticated.
     pub(super) hello: Option<Hello>,
     /// The session that ends some time after the connection does.
     pub(super) session: Option<SessionId>,
     /// Whether the socket is watched for room.
     pub(super) wants_room: bool,
-    /// The peer was refused: it may read why, what it says is thrown away.
+    /// The peer was refused: it may read the reason; its bytes are discarded.
     pub(super) refused: bool,
 }
 
@@ -85,7 +85,7 @@ impl Conn {
         }
     }
 
-    /// Receives what there is; `None` when there is nothing now, `Some(0)` at the end.
+    /// Receives the bytes available; `None` when there are none now, `Some(0)` at the end.
     pub(super) fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         let got = match &self.socket {
             Socket::Tcp(s) => {
@@ -97,12 +97,12 @@ impl Conn {
         not_ready(got)
     }
 
-    /// Takes bytes in; call [`Self::next`] until it has no more, then feed the rest.
+    /// Takes bytes in; call [`Self::next`] until it returns nothing, then feed the rest.
     pub(super) fn feed(&mut self, bytes: &[u8]) -> usize {
         self.peer.feed(bytes)
     }
 
-    /// What the bytes amount to.
+    /// The next message in the bytes fed so far.
     pub(super) fn next(
         &mut self,
         policy: &ServerPolicy,
@@ -118,7 +118,7 @@ impl Conn {
         })
     }
 
-    /// Queues an answer.
+    /// Queues an answer to request `id`.
     pub(super) fn answer(&mut self, id: u64, answer: &ServerAnswer) -> Result<(), HandshakeError> {
         Ok(self.peer.queue(id, answer)?)
     }
@@ -143,14 +143,14 @@ impl Conn {
         Ok(())
     }
 
-    /// Nothing more will be sent; the peer may still read.
+    /// Ends the sending side; the peer may still read.
     pub(super) fn finish(&mut self) {
         self.refused = true;
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Write);
     }
 
-    /// The socket of a lane, and whether the peer kept to the protocol: nothing may have come
-    /// behind the handshake, since the lane's bytes are its applier's.
+    /// The socket of a lane, and whether the peer kept to the protocol: no bytes may come behind
+    /// the handshake, since the lane's bytes are its applier's.
     pub(super) fn into_lane(self) -> (Socket, bool) {
         let (unread, unsent) = self.peer.into_buffers();
         (self.socket, unread.is_empty() && unsent.is_empty())

@@ -1,9 +1,9 @@
-//! Lanes over verbs while they are made, on threads beside the control thread.
+//! Connects verbs lanes on threads apart from the control thread.
 //!
-//! To connect a queue pair, the kernel looks for the way to the peer's address: for a second, where
-//! nobody answers. A client that tells a wrong one is to hold up nobody but itself, so each lane is
-//! made on a thread of its own, at most [`VERBS_CONNECTS_MAX`] at once. The control thread hears of it
-//! by its waker, and does then what touches sessions.
+//! To connect a queue pair, the kernel resolves the route to the peer's address. If no host answers
+//! there, this takes a second. A wrong address must delay only the client that sent it: each lane
+//! is made on a thread of its own, at most [`VERBS_CONNECTS_MAX`] at once. That thread wakes the
+//! control thread, which then does what touches sessions.
 
 use std::collections::VecDeque;
 
@@ -17,21 +17,21 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::conn::ConnId;
 
-/// The server's end of a lane, and what its client is to be told.
+/// The server's end of a lane, and the answer for its client.
 pub(super) type End = (Box<dyn ServerLane>, VerbsConnected);
 
-/// Makes it; may take a second.
+/// Makes a lane's end; may take a second.
 pub(super) type Make = Box<dyn FnOnce() -> Result<End, Refusal> + Send>;
 
-/// Which request asked for which lane.
+/// The request and the lane that it asked for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub(super) conn: ConnId,
-    /// The request's number, for its answer.
+    /// The request's number, which its answer repeats.
     pub(super) request: u64,
     pub(super) session: SessionId,
     pub(super) applier: ApplierId,
-    /// With which the lane was granted.
+    /// Nonce with which the lane was granted.
     pub(super) nonce: u64,
 }
 
@@ -40,11 +40,12 @@ pub(super) struct Connects {
     made: (Sender<Made>, Receiver<Made>),
     waker: Waker,
     running: usize,
-    /// At most one for each lane of a session: who has asked is refused until it is answered.
+    /// At most one for each lane of a session: a second request is refused until the first is
+    /// answered.
     waiting: VecDeque<(Asked, Make)>,
 }
 
-/// One that is done.
+/// A request with the lane's end, or the reason why there is none.
 type Made = (Asked, Result<End, Refusal>);
 
 impl std::fmt::Debug for Connects {
@@ -57,7 +58,7 @@ impl std::fmt::Debug for Connects {
 }
 
 impl Connects {
-    /// None. `waker` is rung when one is done.
+    /// No lanes yet. `waker` is woken whenever one is done.
     pub(super) fn new(waker: Waker) -> Self {
         Self {
             made: unbounded(),
@@ -67,13 +68,13 @@ impl Connects {
         }
     }
 
-    /// Makes a lane's end, now or after others. Never blocks.
+    /// Queues `make` and starts it when fewer than [`VERBS_CONNECTS_MAX`] run. Never blocks.
     pub(super) fn start(&mut self, asked: Asked, make: Make) {
         self.waiting.push_back((asked, make));
         self.go();
     }
 
-    /// One that is done.
+    /// Removes and returns a request that is done, if any.
     pub(super) fn take(&mut self) -> Option<Made> {
         let made = self.made.1.try_recv().ok()?;
         self.running -= 1;
@@ -88,7 +89,7 @@ impl Connects {
             self.running += 1;
             let (tx, waker) = (self.made.0.clone(), self.waker.clone());
             let run = move || {
-                // Nobody hears it any more: the server ends, and the lane's end goes.
+                // The receiver is gone: the server ends, and the lane's end is dropped.
                 let _ = tx.send((asked, make()));
                 waker.wake();
             };
@@ -111,7 +112,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Some that take for ever do not hold up the others, and no more run at once than may.
+    /// Slow connects do not delay the others, and at most the allowed number run at once.
     #[test]
     fn those_that_take_long_hold_up_nobody() {
         let mut connects = Connects::new(Waker::new().unwrap());
@@ -126,7 +127,7 @@ mod tests {
         let (begun_tx, begun) = mpsc::channel();
         let most = VERBS_CONNECTS_MAX as u64;
         let mut gates = Vec::new();
-        // All but one place taken; then two for it.
+        // Take all but one slot; then queue two for it.
         for request in 0..=most {
             let (gate, closed) = mpsc::channel::<()>();
             let begun = begun_tx.clone();

@@ -1,7 +1,7 @@
 //! The control thread: one loop over listening sockets, handshakes and requests.
 //!
-//! No connection can hold up another: sockets do not block, each turn takes a bounded amount from
-//! one connection, and who has not proven itself in time is closed. Waiting for an applier is
+//! No connection can delay another. Sockets do not block, each turn reads a bounded amount from one
+//! connection, and a peer that does not authenticate in time is closed. Waiting for an applier is
 //! bounded by what the applier does in one step.
 
 use std::collections::{HashMap, VecDeque};
@@ -37,36 +37,36 @@ use super::{ServerError, error::system};
 use crate::warn_limit::{WARN_EVERY, WarnLimit};
 use tidewater_engine::namespace::NamespaceId;
 
-/// Bytes taken from one connection before others have their turn.
+/// Bytes read from one connection in a turn, before others have theirs.
 const TURN_BYTES: usize = 16 << 10;
-/// Connections accepted before others have their turn.
+/// Connections accepted in a turn, before others have theirs.
 const TURN_ACCEPTS: usize = 64;
-/// How long nobody is accepted after descriptors ran out.
+/// Pause in accepting after descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// The loop looks around this often even when nothing happens.
+/// Longest sleep of the loop, even when nothing happens.
 const IDLE: Duration = Duration::from_secs(60);
 
 const TCP: ConnId = 0;
 const UNIX: ConnId = 1;
 const BELL: ConnId = 2;
-/// RDMA devices that have something to tell.
+/// Number for the RDMA devices that have events.
 pub(super) const DEVICES: ConnId = 3;
 const FIRST_CONN: ConnId = 16;
 
-/// What other threads want of the control thread.
+/// Commands of other threads to the control thread.
 #[derive(Debug)]
 pub(super) enum ControlCommand {
     /// The cluster's epoch changed.
     Epoch(u64),
-    /// Says how much there is.
+    /// Reports how much the server holds.
     Status(Sender<NodeStatus>),
-    /// Ends the sessions of a job that is over; answered when the appliers have been told.
+    /// Ends the sessions of a job that is over; answered when the appliers have their commands.
     EndSessions(NamespaceId, Sender<()>),
-    /// Ends the server.
+    /// Ends the control thread and the server.
     Stop,
 }
 
-/// The control thread's state.
+/// State of the control thread.
 #[derive(Debug)]
 pub(super) struct Control {
     pub(super) shared: Arc<Shared>,
@@ -75,12 +75,12 @@ pub(super) struct Control {
     waker: Waker,
     orders: Receiver<ControlCommand>,
     listeners: Listeners,
-    /// Set while nobody is accepted.
+    /// Set while no connection is accepted.
     paused: Option<Deadline>,
     not_accepted: WarnLimit,
     conns: HashMap<ConnId, Conn>,
     next: ConnId,
-    /// Connections without a proof, oldest first; those that have one by now are passed over.
+    /// Connections that had not authenticated, oldest first; those that have by now are skipped.
     unproven: VecDeque<(Deadline, ConnId)>,
     unproven_count: usize,
     pub(super) sessions: Sessions,
@@ -141,7 +141,7 @@ impl Control {
         Ok(())
     }
 
-    /// Serves until told to stop.
+    /// Serves until a command or a failure stops it.
     pub(super) fn run(&mut self) {
         while !self.stopped {
             let left = self.next_deadline().left();
@@ -153,7 +153,7 @@ impl Control {
             let ready: Vec<(ConnId, EventFlags)> =
                 match epoll::wait(&self.epoll, &mut events, Some(&timeout)) {
                     Ok((events, _)) => events.iter().map(|e| (e.data.u64(), e.flags)).collect(),
-                    // Interrupted: look around.
+                    // Interrupted: check deadlines and commands.
                     Err(_) => Vec::new(),
                 };
             for (id, flags) in ready {
@@ -200,7 +200,7 @@ impl Control {
         self.finish_connects();
     }
 
-    /// Ends what has taken too long.
+    /// Ends whatever has passed its deadline.
     fn expire(&mut self) {
         while let Some((_, id)) = self.unproven.pop_front_if(|(d, _)| d.passed()) {
             self.close_unproven(id, "it did not prove itself in time");
@@ -217,7 +217,7 @@ impl Control {
         }
     }
 
-    /// Closes a connection that is unproven or refused still.
+    /// Closes a connection that is still unauthenticated, or refused.
     fn close_unproven(&mut self, id: ConnId, why: &str) -> bool {
         let is_due = |c: &Conn| c.hello.is_none() || c.refused;
         let due = self.conns.get(&id).is_some_and(is_due);
@@ -264,7 +264,7 @@ impl Control {
         }
     }
 
-    /// A connection that was just accepted.
+    /// Takes in a connection that was just accepted.
     fn admit(&mut self, socket: Socket, from: String) {
         if let Socket::Unix(s) = &socket
             && let Err(e) = same_user(s)
@@ -283,7 +283,8 @@ impl Control {
             self.close_unproven(id, "too many connections have not proven themselves");
         }
         if self.unproven.len() >= 2 * UNPROVEN_CONNECTIONS_MAX {
-            // Who came and went leaves no trace for as long as a handshake may take.
+            // A connection that came and went leaves no entry until its handshake would have
+            // expired.
             let conns = &self.conns;
             self.unproven.retain(|(_, id)| conns.contains_key(id));
         }
@@ -317,7 +318,7 @@ impl Control {
         }
     }
 
-    /// A connection has something to say, or room for what it is told.
+    /// Serves a connection that is readable, or has room for its answers.
     fn serve(&mut self, id: ConnId, flags: EventFlags) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
@@ -347,7 +348,7 @@ impl Control {
         }
     }
 
-    /// A late answer to a request of a connection, if it is still there.
+    /// Sends a late answer to a request of a connection, if it is still there.
     pub(super) fn tell(&mut self, id: ConnId, request: u64, answer: &ServerAnswer) {
         let Some(mut conn) = self.conns.remove(&id) else {
             return;
@@ -361,7 +362,7 @@ impl Control {
         }
     }
 
-    /// Sends what there is to send, and watches for room when that is not all.
+    /// Sends what is queued, and watches for room when that is not all.
     fn settle(&self, id: ConnId, conn: &mut Conn) -> io::Result<()> {
         let wants_room = !conn.send()?;
         if wants_room != conn.wants_room {
@@ -375,7 +376,7 @@ impl Control {
         Ok(())
     }
 
-    /// One turn of a connection. An error closes it.
+    /// Serves one turn of a connection. On an error the caller closes it.
     fn hear(&mut self, id: ConnId, conn: &mut Conn) -> Result<Turn, String> {
         let mut buffer = vec![0; TURN_BYTES];
         let count = match conn.receive(&mut buffer).map_err(|e| e.to_string())? {
@@ -408,7 +409,7 @@ impl Control {
         Ok(Turn::Go)
     }
 
-    /// The next thing a peer says. A failed handshake is told to the peer.
+    /// The next message of a peer. The peer gets the reason of a failed handshake.
     fn next(&self, conn: &mut Conn) -> Result<Option<Said>, String> {
         let is_unix = matches!(conn.socket, Socket::Unix(_));
         let proven = self.conns.len() - self.unproven_count.min(self.conns.len());
@@ -437,7 +438,7 @@ impl Control {
         }
     }
 
-    /// A peer is proven. `quiet`: nothing came behind its proof.
+    /// Admits an authenticated peer. `quiet`: no bytes came behind its proof.
     fn welcome(
         &mut self,
         conn: &mut Conn,
@@ -452,8 +453,8 @@ impl Control {
             session, applier, ..
         } = purpose
         else {
-            // A host that vanishes says no goodbye: its session must not wait for one. (A lane goes with
-            // its session, and may be silent for as long as its client computes.)
+            // A host that vanishes says no goodbye: its session must not wait for one. (A lane ends
+            // with its session, and may be silent for as long as its client computes.)
             if let Socket::Tcp(stream) = &conn.socket {
                 dial::tune(stream).map_err(|e| e.to_string())?;
             }
@@ -493,7 +494,7 @@ impl Listeners {
         };
         let ready = |(stream, from): (TcpStream, std::net::SocketAddr)| {
             stream.set_nonblocking(true)?;
-            // Answers are small and awaited.
+            // Answers are small and a client waits for each.
             send_at_once(&stream)?;
             Ok((Socket::Tcp(stream), from.to_string()))
         };
@@ -512,7 +513,7 @@ impl Listeners {
     }
 }
 
-/// `None` when nobody waits; who hung up while waiting is nobody's error.
+/// `None` when no connection waits. A peer that hung up while waiting is no error.
 fn accepted<S>(
     accepted: io::Result<S>,
     ready: impl FnOnce(S) -> io::Result<(Socket, String)>,

@@ -1,4 +1,4 @@
-//! What can go wrong with a server process.
+//! Errors of a server process.
 
 use std::io;
 
@@ -12,108 +12,108 @@ use tidewater_engine::apply::command::ApplierGone;
 use tidewater_engine::store::StoreError;
 use tidewater_engine::store::sparse::ShardError;
 
-/// Why a server did not start, or did not do what it was asked for. Nothing was changed then.
+/// Why a server did not start, or did not carry out a call. Nothing was changed then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServerError {
-    /// It cannot listen.
+    /// The server cannot listen on an address.
     #[error("cannot listen on {address}: {source}; {remedy}")]
     Listen {
-        /// Where.
+        /// The address to listen on.
         address: String,
-        /// The operating system's word.
+        /// Error of the operating system.
         source: io::Error,
-        /// What to do.
+        /// Remedy, as a clause for the user.
         remedy: &'static str,
     },
-    /// A number of the configuration that cannot be.
+    /// A number of the configuration is out of range.
     #[error("server configuration: {what} is {value}, but must be {must}")]
     Config {
-        /// Which.
+        /// The setting that is wrong.
         what: &'static str,
-        /// What it is.
+        /// Value that was configured.
         value: u64,
-        /// What it must be.
+        /// The range that is allowed, in words.
         must: &'static str,
     },
-    /// A thread, a descriptor or a random number could not be had.
+    /// The system refused a thread, a descriptor or a random number.
     #[error(
         "cannot {what}: {source}; raise the limits of processes and open files (ulimit -u, -n)"
     )]
     System {
-        /// What for.
+        /// Operation that needed it.
         what: &'static str,
-        /// The operating system's word.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Appliers are not to sleep, and are more than the cores.
+    /// Appliers that busy-poll outnumber the cores.
     #[error(
         "--busy-poll: {appliers} appliers of this host would never sleep, on {cores} cores that \
          it may use: some would wait for time slices all the time; give each server fewer \
          (--appliers), this job more cores, or start it without --busy-poll"
     )]
     BusyPoll {
-        /// Of all servers of this host.
+        /// Appliers of all servers of this host.
         appliers: u32,
-        /// Threads that can run at a time here.
+        /// Threads that can run at a time on this host.
         cores: usize,
     },
-    /// The network device that was named does not exist.
+    /// The configured network device does not exist.
     #[error("--nic: {0}")]
     Nic(#[from] NoSuchNic),
-    /// Memory.
+    /// The server's memory refused the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Shared memory.
+    /// Shared memory could not be made or mapped.
     #[error(transparent)]
     Shm(#[from] ShmError),
-    /// An applier has ended.
+    /// An applier has ended, so it cannot answer.
     #[error(transparent)]
     Gone(#[from] ApplierGone),
     /// An applier has ended outside of a shutdown, and with it the server.
     #[error("server {server} has failed: {why}")]
     Failed {
-        /// Its number.
+        /// Number of the failed server.
         server: ServerId,
-        /// Why.
+        /// Reason given by the applier.
         why: String,
     },
-    /// A table could not be made.
+    /// A table could not be created.
     #[error("table \"{table}\": {source}")]
     Table {
-        /// Its name.
+        /// Name of the table.
         table: String,
-        /// Why.
+        /// Error of the applier's share of it.
         source: ShardError,
     },
-    /// A table's definition or placement does not hold.
+    /// A table's definition or placement is not valid.
     #[error("table \"{table}\": {why}")]
     Spec {
-        /// Its name.
+        /// Name of the table.
         table: String,
-        /// Which field.
+        /// The field that is not valid.
         why: SpecError,
     },
-    /// The number names another table.
+    /// The number is that of another table.
     #[error("table {id} exists in namespace \"{namespace}\" as another table than \"{table}\"")]
     Differs {
-        /// Number.
+        /// Number of both tables.
         id: TableId,
-        /// Where it exists.
+        /// Namespace of the existing table.
         namespace: String,
-        /// Its new name.
+        /// Name of the table to be created.
         table: String,
     },
-    /// There is no such table.
+    /// This server has no table of that number.
     #[error("no table {0} on this server; it was never created, or its creation failed")]
     UnknownTable(TableId),
-    /// The table is gone for good.
+    /// The table was released and does not come back.
     #[error("table {0} was released; create it again under a new number")]
     Released(TableId),
 }
 
 impl ServerError {
-    /// What a peer is told.
+    /// The refusal that a peer gets for this error.
     pub fn refusal(&self) -> Refusal {
         let (code, number) = match self {
             Self::Table {
@@ -135,7 +135,7 @@ impl ServerError {
     }
 }
 
-/// For `map_err`: names what was tried.
+/// For `map_err`: names the operation that failed.
 pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerError {
     move |source| ServerError::System {
         what,

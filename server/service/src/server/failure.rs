@@ -8,10 +8,10 @@ use std::sync::{Arc, OnceLock};
 use tidewater_lanes::wake::Waker;
 use tidewater_protocol::limits::TEXT_BYTES_MAX;
 
-/// Bytes of a reason: the coordinator's notice puts the server's name in front of it.
+/// Limit of a reason, in bytes: the coordinator's notice puts the server's name in front of it.
 const REASON_BYTES_MAX: usize = TEXT_BYTES_MAX / 2;
 
-/// Why a server cannot continue, if it cannot. Clones share it.
+/// The reason why a server cannot continue, if any. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
     why: Arc<OnceLock<String>>,
@@ -19,7 +19,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// None so far.
+    /// Starts without a failure.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             why: Arc::default(),
@@ -27,7 +27,7 @@ impl Failure {
         })
     }
 
-    /// Notes the reason and makes the descriptor readable. The first reason stands.
+    /// Notes the reason and makes the descriptor readable. Only the first reason is kept.
     pub(crate) fn set(&self, mut why: String) {
         tracing::error!("the server ends: {why}");
         why.truncate(why.floor_char_boundary(REASON_BYTES_MAX));
@@ -35,18 +35,18 @@ impl Failure {
         self.waker.wake();
     }
 
-    /// The reason.
+    /// The reason, once there is one.
     pub(crate) fn get(&self) -> Option<&str> {
         self.why.get().map(String::as_str)
     }
 
-    /// Readable from the first reason on.
+    /// Descriptor that is readable from the first reason on.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.waker.as_fd()
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub(super) fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&'static str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

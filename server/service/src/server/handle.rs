@@ -1,4 +1,4 @@
-//! The other threads' hand on a server: tables, workers, the appliers themselves.
+//! The handle of other threads on a server: tables, workers, the appliers themselves.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -26,13 +26,13 @@ use tidewater_engine::namespace::NamespaceId;
 use tidewater_engine::store::prepare::Preparer;
 use tidewater_engine::store::{ServerMemory, StoreError};
 
-/// What all threads of a server share.
+/// State that all threads of a server share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) config: ServerConfig,
     pub(super) memory: Arc<ServerMemory>,
     pub(super) preparer: Preparer,
-    /// By applier.
+    /// One for each applier.
     pub(super) appliers: Vec<ApplierControl>,
     /// Why the server cannot continue, if an applier has ended.
     pub(super) failure: Failure,
@@ -41,13 +41,13 @@ pub(super) struct Shared {
     pub(super) catalogue: Mutex<Catalogue>,
 }
 
-/// One applier as others see it.
+/// The control handle of one applier.
 #[derive(Debug)]
 pub(super) struct ApplierControl {
     pub(super) handle: ApplierHandle,
-    /// The descriptors it sleeps on: sockets of its lanes are added.
+    /// The descriptors that the applier sleeps on: sockets of its lanes are added.
     pub(super) watch: Reactor,
-    /// What it arms before it sleeps: completion queues of its lanes.
+    /// Completion queues of its lanes, which the applier arms before it sleeps.
     #[cfg_attr(
         not(any(feature = "verbs", feature = "verbs-dlopen")),
         expect(dead_code, reason = "read by `verbs`")
@@ -75,7 +75,8 @@ impl Shared {
         }
     }
 
-    /// Asks all appliers at once and waits for all answers, in their order.
+    /// Sends a command to all appliers at once and waits for all answers, in the order of the
+    /// appliers.
     pub(super) fn ask_all<T>(
         &self,
         mut make: impl FnMut(u16, Sender<T>) -> Command,
@@ -91,20 +92,20 @@ impl Shared {
     }
 }
 
-/// How much a server holds.
+/// How much a server holds at the moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NodeStatus {
-    /// Sessions, those included whose connection is cut.
+    /// Number of sessions, including those with a cut connection.
     pub sessions: usize,
-    /// Connections of the control thread, proven or not. Lanes are not among them.
+    /// Connections of the control thread, authenticated or not, without the lanes.
     pub connections: usize,
-    /// Bytes of public memory given out, and bytes there are.
+    /// Bytes of public memory in use, and bytes reserved.
     pub public_bytes: (usize, usize),
 }
 
-/// A hand on a running [`super::Server`]; clones share it. Its calls wait for the appliers, so they
-/// are not for an applier's or the control thread.
+/// A handle on a running [`super::Server`]; clones share it. Its calls wait for the appliers, so do
+/// not call them on an applier's or the control thread.
 #[derive(Debug, Clone)]
 pub struct ServerHandle {
     pub(super) shared: Arc<Shared>,
@@ -113,27 +114,27 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Where the server listens.
+    /// Addresses that the server listens on.
     pub fn endpoints(&self) -> &Endpoints {
         &self.shared.endpoints
     }
 
-    /// This start of the server.
+    /// Number of this start of the server.
     pub fn incarnation(&self) -> Incarnation {
         self.shared.config.incarnation
     }
 
-    /// Applier threads.
+    /// Number of applier threads.
     pub fn appliers(&self) -> u16 {
         self.shared.appliers.len() as u16
     }
 
-    /// The server's memories.
+    /// The public and private memory of the server.
     pub fn memory(&self) -> &Arc<ServerMemory> {
         &self.shared.memory
     }
 
-    /// The server as its cluster sees it.
+    /// The server's entry in the list of members of its cluster.
     pub fn member(&self) -> ServerMember {
         ServerMember {
             id: self.shared.config.server,
@@ -145,9 +146,9 @@ impl ServerHandle {
         }
     }
 
-    /// Makes this server's part of a table. When it returns, the table can be described, pulled
-    /// and pushed; calling it again with the same table changes nothing. Cost: dense tables are
-    /// written whole, by one thread an applier.
+    /// Makes this server's part of a table. When it returns, the table can be described, pulled and
+    /// pushed; calling it again with the same table changes nothing. Cost: dense tables are written
+    /// completely, by one thread an applier.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left of the table then.
@@ -172,7 +173,7 @@ impl ServerHandle {
         }
     }
 
-    /// Takes the table's number, for the job that is returned; `None` if the table is there already.
+    /// Reserves the table's number and returns its job; `None` if the table is there already.
     fn reserve(
         &self,
         namespace: &str,
@@ -239,7 +240,8 @@ impl ServerHandle {
         Ok(parts)
     }
 
-    /// One thread makes the share of one applier: a dense table takes as long as writing it.
+    /// Makes the shares of all appliers, one thread each: a dense table takes as long as writing
+    /// it.
     fn make_tables(&self, info: &TableInfo) -> Result<Vec<(ApplierId, Table)>, ServerError> {
         let spec = Arc::new(info.spec.clone());
         let shared = &*self.shared;
@@ -282,8 +284,8 @@ impl ServerHandle {
         Err(e)
     }
 
-    /// Takes a table away and frees its memory: frames for it are refused from here on, rows that
-    /// are still read do not prove themselves. Calling it again changes nothing.
+    /// Releases a table and frees its memory: frames for it are refused from now on, and rows that
+    /// are still read fail their checksum. Calling it again changes nothing.
     ///
     /// # Errors
     /// [`ServerError::UnknownTable`]; [`ServerError::Gone`] when the server ends.
@@ -300,14 +302,14 @@ impl ServerHandle {
             }
         }
         let taken = self.shared.ask_all(|_, tx| Command::TakeTable(id, tx))?;
-        // Zeroing and freeing takes its time: here, not on the appliers.
+        // Zeroing and freeing take long: do it here, not on the appliers.
         for table in taken.into_iter().flatten() {
             table.release()?;
         }
         Ok(())
     }
 
-    /// Numbers, namespaces and names of the tables that are in use, ascending.
+    /// Numbers, namespaces and names of the tables in use, in ascending order.
     pub fn tables(&self) -> Vec<(TableId, String, String)> {
         let catalogue = self.shared.catalogue();
         let alive = |(id, e): (&TableId, &Entry)| {
@@ -319,13 +321,12 @@ impl ServerHandle {
         all
     }
 
-    /// The number that stands for a namespace where frames are applied; `None` before its first
-    /// table or session.
+    /// The number of a namespace in applied frames; `None` before its first table or session.
     pub fn namespace(&self, name: &str) -> Option<NamespaceId> {
         self.shared.catalogue().job(name)
     }
 
-    /// A worker of a job is gone for good: the job's clocks wait for it no more.
+    /// Removes a worker of a job for good: the job's clocks no longer wait for it.
     ///
     /// # Errors
     /// [`ServerError::Gone`]; [`ServerError::Store`] for a job too many.
@@ -336,8 +337,8 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// A job is over: its sessions end, and the next one of its name starts with clocks of its own.
-    /// Changes nothing while it has tables.
+    /// Ends a job that is over: its sessions end, and the next job of its name starts with new
+    /// clocks. Changes nothing while the job has tables.
     ///
     /// # Errors
     /// [`ServerError::Gone`].
@@ -353,11 +354,11 @@ impl ServerHandle {
             .map(drop)
     }
 
-    /// Runs `f` on an applier's thread between two frames: saving, loading, looking. Everything
-    /// else that the applier does waits meanwhile.
+    /// Runs `f` on an applier's thread between two frames, to save, load or inspect. The applier
+    /// does nothing else meanwhile.
     ///
     /// # Errors
-    /// [`ServerError::Gone`], also for an applier that there is not.
+    /// [`ServerError::Gone`], also for an applier that does not exist.
     pub fn with_engine<T: Send + 'static>(
         &self,
         applier: ApplierId,
@@ -373,12 +374,12 @@ impl ServerHandle {
         self.shared.failure.get()
     }
 
-    /// Readable once [`Self::failure`] is there.
+    /// Descriptor that is readable once [`Self::failure`] returns a reason.
     pub fn failure_descriptor(&self) -> BorrowedFd<'_> {
         self.shared.failure.descriptor()
     }
 
-    /// The membership has changed: from now on peers must know this epoch.
+    /// Sets the cluster's epoch after a change of membership: peers must know it from now on.
     pub fn set_epoch(&self, epoch: u64) {
         self.command(ControlCommand::Epoch(epoch));
     }
@@ -397,7 +398,7 @@ impl ServerHandle {
     }
 
     fn command(&self, command: ControlCommand) {
-        // A control thread that has ended needs no orders.
+        // A control thread that has ended needs no command.
         let _ = self.control.send(command);
         self.waker.wake();
     }
@@ -424,17 +425,17 @@ fn in_parallel<T: Send>(
     })
 }
 
-/// Who performs atomics on a word.
+/// Which hardware performs atomics on a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counts {
     /// Processors: those of clients on shm, the appliers' for clients on tcp.
     Processors = 0,
-    /// NICs. Their atomics are atomic among themselves only: an increment by a processor in the
+    /// NICs. Their atomics are atomic only among themselves: an increment by a processor in the
     /// middle of one is lost.
     Nics = 1,
 }
 
-/// Where the word of an applier's ticket line is in which a client counts, if clients do.
+/// Location of the word in which clients count pushes to an applier; length 0 if they do not count.
 pub(super) fn ticket(shared: &Shared, applier: u16, counts: Counts) -> Remote {
     let line = applier as u64 * LINE_BYTES as u64;
     Remote {

@@ -1,4 +1,4 @@
-//! Where a server is reached.
+//! Listening sockets of a server, and the addresses that clients get.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -18,7 +18,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Listens where the configuration says.
+    /// Listens on the addresses of the configuration.
     pub(super) fn open(config: &ServerConfig) -> Result<(Self, Endpoints), ServerError> {
         let mut endpoints = Endpoints {
             tcp: String::new(),
@@ -67,7 +67,7 @@ fn unix(name: &str) -> Result<UnixListener, ServerError> {
     })
 }
 
-/// What clients are told of a bound address: one that they can reach.
+/// The address that clients get for a bound one: one that they can reach.
 fn told(bound: SocketAddr, advertise: Option<&str>) -> String {
     match advertise {
         Some(host) if host.contains(':') => format!("[{host}]:{}", bound.port()),

@@ -1,5 +1,5 @@
-//! A server process: its memories, its applier threads, and the control thread by which clients
-//! come to them.
+//! A server process: its memories, its applier threads, and the control thread that clients connect
+//! to.
 //!
 //! ```text
 //! clients --tcp/unix--> control thread: handshake, Attach, Resume, Recover, Describe, Clocks
@@ -7,18 +7,18 @@
 //!                          v
 //!                       applier 0..n: own partitions, rings and the sockets of their lanes
 //!                          ^
-//! coordinator's agent, embedded mode, tests: NodeHandle (tables, workers, epoch, shutdown)
+//! coordinator client, embedded mode, tests: ServerHandle (tables, workers, epoch, shutdown)
 //! ```
 //! | module | holds |
 //! |---|---|
-//! | `config`, `error` | what a server is told; what can go wrong |
-//! | `threads`, `failure` | where the server goes on the machine; the applier threads; why one ended |
-//! | `listen`, `conn` | sockets that listen; one connection |
+//! | `config`, `error` | the configuration of a server; its errors |
+//! | `threads`, `failure` | placement on the host; the applier threads; the reason why one ended |
+//! | `listen`, `conn` | listening sockets; one connection |
 //! | `control`, `requests` | the control thread's loop; its answers |
-//! | `sessions` | client threads that are attached, and their lanes |
-//! | `verbs` | what lanes over RDMA stand on; `no_verbs` where it is not built in |
-//! | `catalogue`, `handle` | tables; the other threads' hand |
-//! | `orders` | the hand as the coordinator's orders, saves and loads use it |
+//! | `sessions` | attached client threads, and their lanes |
+//! | `verbs` | resources of lanes over RDMA; `no_verbs` where it is not built in |
+//! | `catalogue`, `handle` | tables; the handle for other threads |
+//! | `orders` | the handle as the coordinator's orders, saves and loads use it |
 
 mod catalogue;
 mod config;
@@ -75,7 +75,7 @@ pub struct Server {
 
 impl Server {
     /// Starts a server: it listens when this returns, and has no tables. Cost: reserves address
-    /// space, starts a thread for each applier, one for control and one that prepares extents.
+    /// space, starts one thread an applier, one for control and one that prepares extents.
     ///
     /// # Errors
     /// [`ServerError`]; nothing is left behind.
@@ -89,7 +89,7 @@ impl Server {
         let backing = Backing::new(config.hugepages, &topology, &placement);
         let (mut memory, without) =
             ServerMemory::with(config.capacity, config.incarnation, &backing)?;
-        // One server of a host speaks for all.
+        // One server of a host warns for all.
         if let Some(why) = without.filter(|_| config.local_rank == 0) {
             // A setting that the user did not choose is no cause for a warning.
             let chosen = config.hugepages != Hugepages::Default;
@@ -118,7 +118,7 @@ impl Server {
             catalogue: Default::default(),
             config,
         });
-        // From here on a failure drops the node, which stops its appliers.
+        // From here on a failure drops the server, which stops its appliers.
         let handle = ServerHandle {
             shared: Arc::clone(&shared),
             control,
@@ -139,12 +139,12 @@ impl Server {
         Ok(node)
     }
 
-    /// A hand on it for other threads.
+    /// A handle on this server for other threads.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
     }
 
-    /// Waits until somebody calls [`ServerHandle::shutdown`] and every thread has ended.
+    /// Waits until [`ServerHandle::shutdown`] is called and every thread has ended.
     pub fn join(mut self) {
         self.wait();
     }
@@ -172,7 +172,7 @@ const fn parked_flag_at(applier: u16) -> usize {
     DOZE_AT + applier as usize * LINE_BYTES
 }
 
-/// Whom a server lets in.
+/// Which peers a server admits.
 fn policy(config: &ServerConfig) -> ServerPolicy {
     ServerPolicy {
         token: config.token.clone(),

@@ -1,4 +1,4 @@
-//! Stands for `verbs` in a server that was built without RDMA: who asks for it is told so.
+//! Replaces `verbs` in a server built without RDMA: refuses clients that ask for it.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -11,11 +11,11 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 use super::connects::Make;
 use super::handle::Shared;
 
-/// Nothing.
+/// No devices without RDMA.
 #[derive(Debug)]
 pub(super) struct Verbs;
 
-/// There is none.
+/// Has no values: no session uses verbs.
 #[derive(Debug)]
 pub(super) enum VerbsSession {}
 

@@ -1,4 +1,4 @@
-//! The node as the coordinator's orders, saves and loads use it.
+//! The server handle as the coordinator's orders, saves and loads use it.
 
 use std::os::fd::BorrowedFd;
 

@@ -1,4 +1,4 @@
-//! What clients ask on a control connection.
+//! Requests of clients on a control connection, and their answers.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::control::Control;
 use super::sessions::bad;
 use tidewater_engine::apply::command::Command;
 
-/// An answer, and the memory whose descriptors go with it.
+/// An answer, and the memory to send the descriptors of.
 type Answer = (ServerAnswer, Option<SessionMemory>);
 type Answered = Result<Answer, Refusal>;
 
@@ -35,7 +35,7 @@ impl Control {
         };
         conn.answer(number, &answer).map_err(|e| e.to_string())?;
         match memory {
-            // Before anything else, so that the descriptors go with their answer.
+            // Sent before anything else, so that the descriptors go with their answer.
             Some(memory) => conn
                 .send_with(&memory.descriptors())
                 .map_err(|e| e.to_string()),
@@ -43,7 +43,7 @@ impl Control {
         }
     }
 
-    /// The answer; none if it comes later.
+    /// The answer to one request; none if it comes later.
     fn answer(
         &mut self,
         (id, number): (ConnId, u64),
@@ -100,14 +100,14 @@ impl Control {
         answered.map(Some)
     }
 
-    /// Answers those whose lanes are made, or could not be.
+    /// Answers the requests for lanes that are made by now, or could not be.
     pub(super) fn finish_connects(&mut self) {
         while let Some((asked, made)) = self.connects.take() {
             let answer = match self.sessions.connected(&asked, made) {
                 Ok(connected) => ServerAnswer::VerbsConnected(connected),
                 Err(no) => ServerAnswer::Refused(no),
             };
-            // Who has gone meanwhile recovers the lane, if it comes back.
+            // A client that has gone meanwhile recovers the lane, if it comes back.
             self.tell(asked.conn, asked.request, &answer);
         }
     }
@@ -142,7 +142,8 @@ impl Control {
         }
     }
 
-    /// A worker's clock is what all appliers have consumed; one that is gone at any is gone.
+    /// A worker's clock is what all appliers have consumed; a worker removed at any applier is
+    /// removed.
     fn clocks(&self, conn: &Conn, domain: DomainId) -> Answered {
         let name = conn.hello.as_ref().map_or("", |h| &h.namespace);
         let job = self.shared.catalogue().job(name);

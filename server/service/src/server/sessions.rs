@@ -1,4 +1,4 @@
-//! The sessions of a server: made, cut, resumed, recovered, ended. Used by the control thread.
+//! The sessions of a server: created, cut, resumed, recovered, ended. Used by the control thread.
 
 mod lanes;
 
@@ -24,14 +24,14 @@ use super::verbs::{Verbs, VerbsSession};
 use tidewater_engine::apply::command::Command;
 use tidewater_engine::namespace::NamespaceId;
 
-/// What carries the lanes of a session.
+/// The transport that carries the lanes of a session.
 #[derive(Debug)]
 enum Carrier {
-    /// Shared memory, and the client's doorbell.
+    /// Shared memory, and the waker of the client.
     Shm(Waker),
-    /// A connection for each lane.
+    /// One TCP connection a lane.
     Tcp,
-    /// Queue pairs.
+    /// One set of queue pairs a lane.
     Verbs(VerbsSession),
 }
 
@@ -44,16 +44,16 @@ struct Session {
     thread: u32,
     ring_bytes: usize,
     carrier: Carrier,
-    /// For each lane the nonce with which it is connected, once (tcp, verbs).
+    /// For each lane the nonce with which it may be connected once (tcp, verbs).
     nonces: Vec<Option<u64>>,
     /// For each lane the nonce with which it is being connected now (verbs).
     connecting: Vec<Option<u64>>,
-    /// For each lane the public copy of its state line.
+    /// For each lane the public copy of its status record.
     status: Vec<Remote>,
     presence: Presence,
 }
 
-/// Whether a session has its control connection, and which of its cuts is the last.
+/// Whether a session has its control connection, and the number of its last cut.
 #[derive(Debug, Default)]
 struct Presence {
     /// The connection; `None` while it is cut.
@@ -63,13 +63,15 @@ struct Presence {
 }
 
 impl Presence {
-    /// The session is resumed over `owner`; the connection that this replaces, if that is another.
+    /// Resumes the session over `owner`. Returns the connection that this replaces, if it is
+    /// another.
     fn resume(&mut self, owner: ConnId) -> Option<ConnId> {
         let before = self.owner.replace(owner);
         before.filter(|&before| before != owner)
     }
 
-    /// The connection `owner` is gone; the number of this cut, if it was the session's.
+    /// Notes that the connection `owner` is gone. Returns the number of this cut, if it was the
+    /// session's.
     fn cut(&mut self, owner: ConnId) -> Option<u64> {
         if self.owner != Some(owner) {
             return None;
@@ -87,16 +89,16 @@ impl Presence {
 }
 
 impl Session {
-    /// Names the client in messages.
+    /// Names the client for messages.
     fn peer(&self) -> String {
         format!("worker {} of \"{}\"", self.rank, self.namespace)
     }
 }
 
-/// An answer, and the memory whose descriptors go with it.
+/// An answer, and the memory to send the descriptors of.
 pub(super) type WithMemory<T> = (T, Option<SessionMemory>);
 
-/// All sessions.
+/// All sessions of this server.
 #[derive(Debug)]
 pub(super) struct Sessions {
     shared: Arc<Shared>,
@@ -106,7 +108,7 @@ pub(super) struct Sessions {
 }
 
 impl Sessions {
-    /// None; RDMA devices that get sessions are watched by `epoll`, as `DEVICES`.
+    /// No sessions; `epoll` watches RDMA devices that get sessions, as `DEVICES`.
     pub(super) fn new(shared: Arc<Shared>, epoll: Arc<OwnedFd>) -> Result<Self, ServerError> {
         let m = &shared.memory;
         let dup = super::error::system("duplicate a descriptor");
@@ -128,13 +130,13 @@ impl Sessions {
         self.all.len()
     }
 
-    /// RDMA devices have something to tell: it is logged.
+    /// Logs the events of RDMA devices.
     pub(super) fn hear_devices(&self) {
         self.verbs.hear();
     }
 
-    /// Makes a session for the client thread at the other end of `owner`, which came to the
-    /// address `local` of this host, if not over the unix socket. `fds` came along.
+    /// Makes a session for the client thread at the other end of `owner`. `local` is the address of
+    /// this host that the client reached, `None` over the unix socket. `fds` came along.
     pub(super) fn attach(
         &mut self,
         (owner, local): (ConnId, Option<IpAddr>),
@@ -178,7 +180,7 @@ impl Sessions {
         Ok((attached, memory))
     }
 
-    /// What will carry a session's lanes.
+    /// Prepares the transport of a session's lanes.
     fn carrier(
         &mut self,
         transport: Transport,
@@ -206,7 +208,7 @@ impl Sessions {
         }
     }
 
-    /// Refuses a thread that has a live session; one whose connection is cut makes way.
+    /// Refuses a thread that has a live session; a session that is cut makes way.
     fn make_room(&mut self, hello: &Hello, thread: u32) -> Result<(), Refusal> {
         if hello.rank == RANK_ANY {
             return Err(bad(
@@ -232,8 +234,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// The job of a session. The cluster says of how many workers a job is made; in a service the
-    /// first of its sessions that knows.
+    /// The job of a session. In a cluster the configuration gives its number of workers; in a
+    /// service the first session that knows it does.
     fn job(&self, namespace: &str, workers: u32) -> Result<NamespaceId, Refusal> {
         let mut catalogue = self.shared.catalogue();
         let job = catalogue.open_job(namespace).map_err(|e| e.refusal())?;
@@ -243,7 +245,8 @@ impl Sessions {
         if job.workers == 0 && workers > 0 {
             job.workers = workers;
             for crew in &self.shared.appliers {
-                // In the order of commands: it is done before the session's ring is there.
+                // Commands are handled in order: this one is done before the session's ring is
+                // there.
                 let _ = crew
                     .handle
                     .send(Command::Expect(job.id, workers, bounded(1).0));
@@ -256,7 +259,8 @@ impl Sessions {
         Ok(job.id)
     }
 
-    /// Gives a session to a new control connection; the one it had before, if that lives still.
+    /// Gives a session to a new control connection. Returns the connection it had, if that still
+    /// lives.
     pub(super) fn resume(
         &mut self,
         owner: ConnId,
@@ -276,12 +280,13 @@ impl Sessions {
         Ok(session.presence.resume(owner))
     }
 
-    /// The control connection is gone; the number of this cut, for [`Self::expire`].
+    /// Notes that the control connection is gone. Returns the number of this cut, for
+    /// [`Self::expire`].
     pub(super) fn cut(&mut self, owner: ConnId, id: SessionId) -> Option<u64> {
         self.all.get_mut(&id)?.presence.cut(owner)
     }
 
-    /// The linger of a cut is over.
+    /// Ends the session if it was not resumed since cut number `cut`.
     pub(super) fn expire(&mut self, id: SessionId, cut: u64) {
         let over = |s: &Session| s.presence.has_ended(cut);
         if self.all.get(&id).is_some_and(over) {
@@ -290,12 +295,12 @@ impl Sessions {
         }
     }
 
-    /// Ends a session, after what is whole in its rings. Its memory goes when the appliers have let
-    /// go of it.
+    /// Ends a session after the complete frames in its rings. Its memory is freed when the appliers
+    /// have released it.
     pub(super) fn end(&mut self, id: SessionId) {
         if self.all.remove(&id).is_some() {
             for crew in &self.shared.appliers {
-                // Nobody waits: an applier that is gone has let go of everything.
+                // No wait: an applier that is gone has released everything.
                 let _ = crew.handle.send(Command::Recover(id, bounded(1).0));
                 let _ = crew.handle.send(Command::DropRing(id, bounded(1).0));
             }
@@ -331,7 +336,7 @@ fn unknown(id: SessionId) -> Refusal {
 mod tests {
     use super::*;
 
-    /// A session that is cut, resumed and cut again has the whole linger of its last cut.
+    /// A session that is cut, resumed and cut again has the full linger of its last cut.
     #[test]
     fn linger_of_an_earlier_cut_ends_nothing() {
         let mut presence = Presence::default();
@@ -348,7 +353,7 @@ mod tests {
         let second = presence.cut(8).unwrap();
         assert!(!presence.has_ended(first), "its second linger runs");
         assert!(presence.has_ended(second));
-        // A connection that takes the place of one that is not known to be gone.
+        // A new connection replaces one that is not known to be gone.
         assert_eq!(presence.resume(9), None);
         assert_eq!(presence.resume(10), Some(9));
         assert_eq!(presence.cut(9), None);

@@ -1,4 +1,4 @@
-//! The applier threads of a server: where they run and how they wait.
+//! The applier threads of a server: their placement and how they wait.
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,7 +23,7 @@ use tidewater_engine::apply::applier::Applier;
 use tidewater_engine::apply::command::ApplierHandle;
 use tidewater_engine::store::ServerMemory;
 
-/// Starts one thread an applier.
+/// Starts one thread for each applier.
 pub(super) fn start(
     config: &ServerConfig,
     memory: &Arc<ServerMemory>,
@@ -47,10 +47,10 @@ pub(super) fn start(
     Ok((crews, threads))
 }
 
-/// Stops appliers and waits for them.
+/// Stops appliers and waits for their threads.
 pub(super) fn stop(crews: &[ApplierControl], threads: Vec<JoinHandle<()>>) {
     for crew in crews {
-        // One that has ended needs no order.
+        // An applier that has ended needs no command.
         let _ = crew
             .handle
             .send(tidewater_engine::apply::command::Command::Stop);
@@ -113,7 +113,7 @@ fn start_one(
                 panic_text(&**panic)
             )),
         };
-        // Before the commands that wait for this applier are dropped: their errors quote it.
+        // Set before the commands that wait for this applier are dropped: their errors quote it.
         if let Some(why) = why {
             failure.set(format!("applier {a}: {why}"));
         }
@@ -132,7 +132,7 @@ fn start_one(
     Ok((crew, thread))
 }
 
-/// Where the server goes on this machine.
+/// Chooses the cores and memory of the server on this host.
 pub(super) fn place(config: &ServerConfig, topology: &Topology) -> Result<Placement, NoSuchNic> {
     let wish = Wish {
         appliers: config.appliers,
@@ -154,9 +154,9 @@ pub(super) fn place(config: &ServerConfig, topology: &Topology) -> Result<Placem
     Ok(placement)
 }
 
-/// Whether appliers that never sleep have the cores for it. One that has to wait for its turn on a
-/// core is slower than one that sleeps, by time slices: that is refused. Where others have to wait
-/// for theirs, somebody may want it so.
+/// Whether appliers that busy-poll have the cores for it. An applier that waits for its turn on a
+/// core is slower, by time slices, than one that sleeps: that is refused. Where other threads have
+/// to wait for their turns, this only warns, since it may be intended.
 pub(super) fn check_busy_poll(
     config: &ServerConfig,
     placement: &Placement,
@@ -183,17 +183,17 @@ pub(super) fn check_busy_poll(
     Ok(())
 }
 
-/// The address by which clients come, if that is known.
+/// The address that clients use, if it is known.
 fn listens(config: &ServerConfig) -> Option<IpAddr> {
     let told = config.advertise.as_ref().and_then(|host| host.parse().ok());
     told.or_else(|| config.tcp.map(|address| address.ip()))
 }
 
-/// How long an applier spins before it sleeps.
+/// How long an applier spins before it parks.
 fn spin(room: Room) -> Duration {
     match room {
         Room::Ample => SPIN,
-        // The control thread and whoever else is there need a core now and then.
+        // The control thread and other processes need a core now and then.
         Room::Full => SPIN / 4,
         Room::Crowded => Duration::ZERO,
     }

@@ -1,13 +1,13 @@
-//! Lanes over RDMA verbs, as the control thread makes them: which adapter serves whom, the
+//! Lanes over RDMA verbs, as the control thread makes them: the device of each session, the
 //! protection domain of each job on it, the queue pairs of each lane.
 //!
-//! A session is served through the adapter of the address at which its client came. Each job has a
-//! protection domain of its own on it, so that no key of one job opens anything to another. A lane's
-//! queue pairs are made here, on a thread beside (see `connects`), and handed to the lane's applier as
-//! its port; whatever ends the lane (recovery, a break, the session's end) drops the port and with it
-//! the queue pairs.
+//! A session is served through the device of the address at which its client came. Each job has a
+//! protection domain of its own on it, so that no key of one job opens anything to another. A
+//! lane's queue pairs are made here, on a separate thread (see `connects`), and handed to the
+//! lane's applier as a [`ServerLane`](tidewater_lanes::fabric::ServerLane). Whatever ends the lane
+//! (recovery, a break, the session's end) drops it and with it the queue pairs.
 //!
-//! What a device tells by itself, such as that a port is down, goes to the log.
+//! Asynchronous events of a device, such as a port that goes down, go to the log.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -29,39 +29,39 @@ use super::connects::Make;
 use super::control::DEVICES;
 use super::handle::Shared;
 
-/// Events that are taken from a device before others have their turn.
+/// Events taken from a device in one turn, before other connections have theirs.
 const TURN_EVENTS: usize = 64;
 
-/// The adapters in use.
+/// The RDMA devices in use.
 #[derive(Debug)]
 pub(super) struct Verbs {
     rails: Vec<Rail>,
-    /// The control thread's.
+    /// Belongs to the control thread.
     epoll: Arc<OwnedFd>,
 }
 
-/// One adapter: how its events reach each applier, and the jobs that it serves.
+/// One device and port: the notifiers of the appliers, and the jobs that it serves.
 #[derive(Debug)]
 struct Rail {
     adapter: Arc<Adapter>,
-    /// By applier.
+    /// One for each applier.
     notifiers: Arc<[Arc<Notifier>]>,
-    /// How tails come over it has been said.
+    /// Logs once how tails are delivered over this device.
     said: Arc<Once>,
     domains: HashMap<String, Arc<Domain>>,
 }
 
-/// What the lanes of one session stand on.
+/// Resources of the lanes of one session.
 #[derive(Debug)]
 pub(super) struct VerbsSession {
     domain: Arc<Domain>,
     notifiers: Arc<[Arc<Notifier>]>,
     tails: Tails,
-    /// By applier.
+    /// One for each applier.
     inboxes: Vec<Inbox>,
 }
 
-/// What clients are to be told of tails, and who says it once for each adapter.
+/// The wish for tails of a device, and the log line about them, written once for each device.
 #[derive(Debug, Clone)]
 struct Tails {
     wish: BusyPoll,
@@ -70,7 +70,8 @@ struct Tails {
 }
 
 impl Tails {
-    /// Whether a lane whose tails come so may be opened. Says it where appliers never sleep.
+    /// Whether a lane with this kind of tails may be opened. Logs the kind where appliers never
+    /// sleep.
     fn check(&self, tails: VerbsTails) -> Result<(), VerbsError> {
         let device = &*self.device;
         match (self.wish, tails) {
@@ -103,7 +104,7 @@ impl Tails {
 }
 
 impl Verbs {
-    /// None are, until somebody comes; then their devices are watched by `epoll`.
+    /// No devices; one is opened for the first client on it, and `epoll` then watches it.
     pub(super) const fn new(epoll: Arc<OwnedFd>) -> Self {
         let rails = Vec::new();
         Self { rails, epoll }
@@ -112,7 +113,7 @@ impl Verbs {
     fn watch(&self, device: &Device) {
         let data = EventData::new_u64(DEVICES);
         match epoll::add(&self.epoll, device.events(), data, EventFlags::IN) {
-            // One of several ports of the device may be served already.
+            // Another port of the device may be served already.
             Ok(()) | Err(Errno::EXIST) => {}
             Err(error) => {
                 tracing::warn!(device = &**device.name(), %error, "cannot watch its RDMA async events");
@@ -120,7 +121,7 @@ impl Verbs {
         }
     }
 
-    /// Logs what devices have to tell.
+    /// Logs the pending events of all devices.
     pub(super) fn hear(&self) {
         for rail in &self.rails {
             let device = rail.adapter.device();
@@ -129,7 +130,7 @@ impl Verbs {
                     Ok(Some(event)) => tell(&event),
                     Ok(None) => break,
                     Err(error) => {
-                        // It would wake us for ever.
+                        // It would wake the control thread for ever.
                         let _ = epoll::delete(&self.epoll, device.events());
                         tracing::error!(%error, "RDMA device is gone");
                         break;
@@ -139,8 +140,8 @@ impl Verbs {
         }
     }
 
-    /// Prepares a session of a job whose client came to the address `local`. The first of a job
-    /// costs the registration of everything that the server exports.
+    /// Prepares a session of a job: its client came to the address `local`. The first of a job
+    /// costs the registration of all memory that the server exports.
     pub(super) fn attach(
         &mut self,
         shared: &Shared,
@@ -192,7 +193,7 @@ impl Rail {
         })
     }
 
-    /// The job's domain. Those of jobs that are over, and of which no lane is left, go.
+    /// The job's domain. Domains of jobs that are over and have no lane left are dropped.
     fn domain(
         &mut self,
         namespace: &str,
@@ -215,12 +216,12 @@ impl Rail {
 }
 
 impl VerbsSession {
-    /// The next lane's inbox, in the order of the appliers.
+    /// Keeps the next lane's inbox, in the order of the appliers.
     pub(super) fn keep(&mut self, inbox: &Inbox) {
         self.inboxes.push(inbox.clone());
     }
 
-    /// What makes the server's end of a lane, on any thread.
+    /// Returns the closure that makes the server's end of a lane, on any thread.
     pub(super) fn accept(&self, offer: VerbsConnect, peer: String) -> Result<Make, Refusal> {
         let a = usize::from(offer.applier.0);
         let (Some(inbox), Some(notifier)) = (self.inboxes.get(a), self.notifiers.get(a)) else {
@@ -238,7 +239,7 @@ impl VerbsSession {
     }
 }
 
-/// One line for each event, with what to do.
+/// Logs one line for each event, with the remedy.
 fn tell(event: &DeviceEvent) {
     match event.weight {
         EventWeight::Failure => tracing::warn!("RDMA: {event}"),
@@ -247,7 +248,7 @@ fn tell(event: &DeviceEvent) {
     }
 }
 
-/// What a client is told: it may take another transport.
+/// Refuses verbs, so that the client may take another transport.
 fn unfit(e: impl std::fmt::Display) -> Refusal {
     let code = Transport::Verbs as u64;
     Refusal::new(RefusalCode::BadTransport, [code, 0, 0, 0]).with_text(e)

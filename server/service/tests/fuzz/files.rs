@@ -31,9 +31,9 @@ use crate::fuzzing::{Random, mutate};
 use crate::rig::CAPACITY;
 use crate::search::decoders_below;
 
-/// Whole loads are this much dearer than reading a file.
+/// A complete load costs as much as reading this number of files.
 const EXECS_PER_LOAD: u64 = 50;
-/// Peak resident memory of all of this binary's targets.
+/// Peak resident memory of all targets of this binary, in KiB.
 const PEAK_KIB_MAX: u64 = 512 << 10;
 
 /// The file system, without waiting for the disk.
@@ -106,7 +106,7 @@ impl Server {
         Self(RefCell::new(engine))
     }
 
-    /// Pushes to what stands in every table: as a gradient where there is an optimizer.
+    /// Pushes to every table: as a gradient where there is an optimizer.
     fn push(&self) {
         for TableInfo { id, spec, .. } in tables() {
             let op = match spec.optimizer {
@@ -182,7 +182,7 @@ fn manifest_of(files: Vec<SavedFile>) -> Manifest {
     Manifest::new("fuzz".into(), tables, files)
 }
 
-/// Saved models: of each the manifest's text and its only part.
+/// Saved models: the manifest's text and the only part of each.
 struct Corpus {
     manifests: Vec<Vec<u8>>,
     parts: Vec<Vec<u8>>,
@@ -209,7 +209,7 @@ impl Corpus {
         }
     }
 
-    /// What an entry of the registry begins with.
+    /// Seed inputs for an entry of the registry.
     fn seeds(&self, entry: &str) -> Vec<Vec<u8>> {
         match entry {
             "model-manifest" => {
@@ -220,7 +220,7 @@ impl Corpus {
                 };
                 let mut seeds = self.manifests.clone();
                 seeds.push(bare(self.files.clone()));
-                // Whoever can write a manifest can name any file.
+                // A process that can write a manifest can name any file.
                 seeds
                     .extend(["/etc/passwd", "../part-0-0.tidewater"].map(|f| bare(vec![named(f)])));
                 seeds
@@ -231,7 +231,7 @@ impl Corpus {
         }
     }
 
-    /// Chunks of the parts behind the bytes that say which table's and partition's they are.
+    /// Chunks of the parts, after the bytes that name their table and partition.
     fn chunks(&self) -> Vec<Vec<u8>> {
         let mut chunks = Vec::new();
         for (part, file) in self.parts.iter().zip(&self.files) {
@@ -257,8 +257,8 @@ fn mutated<'a>(input: &'a mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Random) 
     input
 }
 
-/// With `TIDEWATER_FUZZ_EXPORT=DIR`, writes the seeds there as `cargo fuzz` wants them: behind a
-/// byte that is the decoder's position, which is behind those of the transport.
+/// With `TIDEWATER_FUZZ_EXPORT=DIR`, writes the seeds there for `cargo fuzz`. Each begins with a
+/// byte for the decoder's position, which counts from the end of those of the transport.
 fn export(position: usize, name: &str, seeds: &[Vec<u8>]) {
     let Ok(dir) = std::env::var("TIDEWATER_FUZZ_EXPORT") else {
         return;
@@ -271,7 +271,7 @@ fn export(position: usize, name: &str, seeds: &[Vec<u8>]) {
     }
 }
 
-/// This process's peak resident memory.
+/// Peak resident memory of this process, in KiB.
 fn peak_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:"));
@@ -331,7 +331,7 @@ fn no_damaged_file_is_taken_for_a_model() {
         let mut random = Random::of(seed, "parts", exec);
         let part = mutated(input, &corpus.parts, &mut random);
         let which = random.under(corpus.files.len());
-        // That the length differs would be seen first of all.
+        // A different length would be detected before anything else.
         let file = SavedFile {
             bytes: part.len() as u64,
             ..corpus.files[which].clone()
@@ -344,7 +344,7 @@ fn no_damaged_file_is_taken_for_a_model() {
     });
 }
 
-/// A directory with a model whose part is written by somebody who knows the format.
+/// A directory with a model and a part of valid format but hostile content.
 struct Hostile {
     dir: TempDir,
     server: Server,
@@ -364,7 +364,7 @@ impl Hostile {
         }
     }
 
-    /// Writes records as they come, with every check right; then loads them and trains on.
+    /// Writes any records with every checksum right; then loads them and continues training.
     fn one(&mut self, seed: u64, exec: u64) {
         let mut random = Random::of(seed, "models", exec);
         let mut part = PartWriter::create(Box::new(Fast), self.dir.path(), 0, exec).unwrap();
@@ -380,7 +380,7 @@ impl Hostile {
                 continue;
             };
             let place = (u32::from(*table) + 1, u32::from(*partition));
-            // As many records as there are: bytes are not asked which they are.
+            // As many records as fit; the bytes are random.
             let spec = &specs()[usize::from(*table) % specs().len()];
             let len = match spec.name.as_str() {
                 "blocks" => payload.len().max(8),
@@ -426,7 +426,7 @@ fn a_hostile_model_is_loaded_or_refused_and_training_goes_on() {
     );
 }
 
-/// Entry of the registry, and what it runs.
+/// Entries of the registry, and the functions that each runs.
 const COVERED: &[(&str, &[&str])] = &[
     ("model-manifest", &["manifest::Manifest::from_text"]),
     (
@@ -436,7 +436,7 @@ const COVERED: &[(&str, &[&str])] = &[
     ("model-records", &["rows::records"]),
 ];
 
-/// Found, but a writer.
+/// Found by the search, but a writer.
 const EXCUSED: &str = "part::PartWriter::record";
 
 #[test]

@@ -15,7 +15,7 @@ use tidewater_protocol::layout::session::REPLY_SLOT_BYTES;
 use crate::fuzzing::{EDGES, Random, mutate};
 use crate::rig::{self, BLOCKS, Frame, HELD, ROWS, SNAPSHOT, SPARSE, State};
 
-/// Sparse rows above which the table is cut back: comparing states costs by the row.
+/// Most sparse rows before the table is cut back: comparing states costs by the row.
 const ROWS_MAX: usize = 30;
 
 struct Fuzz {
@@ -25,7 +25,7 @@ struct Fuzz {
     payloads: Vec<Vec<u8>>,
     before: State,
     after: State,
-    /// Applied, refused.
+    /// Frames applied, frames refused.
     seen: [u64; 2],
     codes: BTreeSet<u32>,
 }
@@ -48,8 +48,8 @@ impl Fuzz {
         }
     }
 
-    /// A frame of the corpus, changed where a client could change it. What the ring guarantees
-    /// stays: the payload is as long as the header says.
+    /// A frame of the corpus, changed where a client could change it. The guarantees of the ring
+    /// stay: the payload is as long as the header says.
     fn frame(&mut self, random: &mut Random) -> (FrameSender, Frame) {
         let mut frame = self.corpus[random.under(self.corpus.len())].clone();
         let rank = WorkerId(random.under(8) as u32 / 3);
@@ -86,7 +86,7 @@ impl Fuzz {
                 7 => header.kind = FrameKind::from_code(1 + random.under(6) as u16).unwrap(),
                 8 if random.under(500) == 0 => header.clock = CLOCK_FINISHED,
                 9 if frame.payload.len() >= 8 => {
-                    // A word: a key near by, an edge, or anything.
+                    // One word: a nearby key, an edge case, or anything.
                     let word = match random.under(3) {
                         0 => random.under(32) as u64,
                         1 => EDGES[random.under(EDGES.len())],
@@ -135,14 +135,14 @@ impl Fuzz {
         self.cut();
     }
 
-    /// Every row that was there is there as it was.
+    /// Every earlier row is unchanged.
     fn check_unchanged(&self, frame: &Frame) {
         for (at, was) in &self.before {
             assert_eq!(self.after.get(at), Some(was), "{at:?} changed by {frame:?}");
         }
     }
 
-    /// Only what the frame names has changed; says whether rows may be new.
+    /// Checks that only what the frame names has changed. Returns whether rows may be new.
     fn check_applied(&self, frame: &Frame, effect: &Effect) -> bool {
         let Frame { header, payload } = frame;
         let held = [SNAPSHOT, HELD].contains(&header.table);
@@ -172,7 +172,7 @@ impl Fuzz {
                 );
             }
         }
-        // A push that is held has its rows made, with their first values.
+        // A push that is held back creates its rows, with their initial values.
         let creates = header.flags.create && matches!(effect, Effect::Reply { .. })
             || held && header.kind == FrameKind::PushRows;
         for at in self.after.keys().filter(|at| !self.before.contains_key(at)) {
@@ -182,7 +182,7 @@ impl Fuzz {
         true
     }
 
-    /// Removes sparse rows when there are many, and takes the state over.
+    /// Removes sparse rows when there are many, and updates the expected state.
     fn cut(&mut self) {
         std::mem::swap(&mut self.before, &mut self.after);
         if self.before.len() <= 2 * ROWS_MAX {
@@ -216,12 +216,12 @@ fn a_refused_frame_changes_nothing_and_an_applied_one_what_it_names() {
         "frames: {} applied, {} refused, codes {codes:?}",
         seen[0], seen[1]
     );
-    // The fuzzer reaches what it is for: both verdicts, and nearly every reason.
+    // The fuzzer reaches its purpose: both verdicts, and nearly every reason.
     assert!(seen.iter().all(|&n| n > crate::execs() / 20), "{seen:?}");
     assert!(codes.len() >= 9, "{codes:?}");
 }
 
-/// The oracle itself: a changed row is seen.
+/// The oracle itself detects a changed row.
 #[test]
 fn the_fingerprint_sees_each_table() {
     let mut fuzz = Fuzz::new();

@@ -1,5 +1,5 @@
-//! An applier whose lane has a hostile peer: the port writes anything into the inbox, posts fail,
-//! sessions come, recover and go. The applier goes on, and so does the lane beside it.
+//! An applier with a hostile peer at one lane: the lane writes anything into the inbox, posts fail,
+//! sessions come, recover and go. The applier and its other lane continue.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,14 +27,14 @@ use crate::ring::{RING_BYTES, any_tail, write_frames};
 const HOSTILE: SessionId = SessionId(0xbad);
 const HONEST: SessionId = SessionId(0x900d);
 
-/// What the test and its port share.
+/// State that the test and its lane share.
 #[derive(Default)]
 struct Shared {
-    /// Frames of this and where the ring stood last; taken by the next poll.
+    /// Source of the frames that the next poll writes, from the ring's last position on.
     write: Option<Random>,
-    /// The last state line that was posted.
+    /// The status record posted last.
     state: StateLine,
-    /// Posts that still succeed.
+    /// Number of posts that still succeed.
     posts_left: usize,
     posts: usize,
 }
@@ -149,7 +149,7 @@ impl Fuzz {
         fuzz
     }
 
-    /// Sends a command and steps: the answer.
+    /// Sends a command, steps the applier and returns the answer.
     fn ask<T>(&mut self, make: impl FnOnce(Sender<T>) -> Command) -> T {
         let (tx, rx) = bounded(1);
         self.handle.send(make(tx)).unwrap();
@@ -202,7 +202,8 @@ impl Fuzz {
         self.applier.step();
         self.applier.step();
         let shared = self.shared.lock().unwrap();
-        // A frame makes a reject or a reply, a step a state line and a clock line for each domain.
+        // A frame makes a reject or a reply. A step makes a status record, and a clock record for
+        // each domain.
         assert!(
             shared.posts - posts_before <= 4 * RING_BYTES / 64,
             "{} posts",
@@ -230,7 +231,7 @@ impl Fuzz {
         }
     }
 
-    /// The lane beside: its frame is applied at once.
+    /// Pushes on the other lane: its frame is applied at once.
     fn honest_push(&mut self) {
         self.sent += 1;
         let frame = &self.corpus[0];

@@ -1,8 +1,8 @@
-//! Fuzzes the server's data path: bytes of a ring, frames, lanes whose peer is hostile.
+//! Fuzzes the server's data path: bytes of a ring, frames, lanes with a hostile peer.
 //!
 //! Executions: `TIDEWATER_FUZZ_EXECS`, default 20,000. Each is a function of `TIDEWATER_SEED`
-//! (default 1) and its number, counted from the last multiple of [`REBUILD`], where state begins
-//! anew. The corpus is made by code: valid frames of every kind, see [`rig::corpus`].
+//! (default 1) and its number, counted from the last multiple of [`REBUILD`], where the state is
+//! rebuilt. The corpus is made by code: valid frames of every kind, see [`rig::corpus`].
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers")]
 
 #[path = "../../../../transport/lanes/tests/support/fuzzing.rs"]
@@ -20,10 +20,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fuzzing::number;
 
-/// Executions after which engine, rings and memory are made anew.
+/// Executions after which engine, rings and memory are rebuilt.
 const REBUILD: u64 = 20_000;
 
-/// Runs `one(state, exec)`; `make` builds the state. A panic is passed on with what repeats it.
+/// Runs `one(state, exec)`; `make` builds the state. A panic is passed on with the values that
+/// repeat it.
 fn run<S>(
     target: &str,
     execs: u64,

@@ -17,11 +17,11 @@ use tidewater_protocol::table::{
     Apply, DType, DenseLayout, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
 };
 
-/// Memory of a server: small enough that keys which are made up use it up.
+/// Memory of a server in bytes: small enough that random keys exhaust it.
 pub(crate) const CAPACITY: usize = 24 << 20;
-/// Partitions of each table; the last one is another applier's.
+/// Partitions of each table; the last one belongs to another applier.
 pub(crate) const PARTITIONS: u32 = 4;
-/// Members of the clock domains; one more rank is a stranger.
+/// Members of the clock domains; one more rank is no member.
 pub(crate) const WORKERS: u32 = 2;
 
 pub(crate) const SPARSE: u32 = 1;
@@ -238,10 +238,10 @@ pub(crate) fn corpus() -> Vec<Frame> {
     all
 }
 
-/// Table and key (or block) to version and hash of what stands there.
+/// Maps table and key (or block) to the version and a hash of the content.
 pub(crate) type State = BTreeMap<(u32, u64), (u64, u64)>;
 
-/// Every row, with its optimizer state, and every block, with all its buffers.
+/// Records every row, with its optimizer state, and every block, with all its buffers.
 pub(crate) fn fingerprint(memory: &ServerMemory, engine: &mut Engine, out: &mut State) {
     out.clear();
     for id in [SPARSE, ROWS, BLOCKS, SNAPSHOT, HELD] {
@@ -308,7 +308,7 @@ fn blocks(memory: &ServerMemory, id: u32, table: &Table, out: &mut State) {
     }
 }
 
-/// Which words stand where. Not the hash that the rows prove themselves with.
+/// Hash of words and their positions. Not the row checksum.
 fn digest(words: impl Iterator<Item = u64>) -> u64 {
     let step = |sum: u64, (at, word): (u64, u64)| {
         let mixed =

@@ -1,4 +1,4 @@
-//! Any bytes in a ring, and any tail: `Ring::next` never reads outside, never goes on for ever.
+//! Any bytes in a ring, and any tail: `Ring::next` never reads outside, and always terminates.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::rig::{self, CAPACITY, Frame};
 
 pub(crate) const RING_BYTES: usize = 4 << 10;
 const SESSION: SessionId = SessionId(0xfeed);
-/// Memory around the inbox that is not the inbox's, all of this word.
+/// Memory around the inbox that does not belong to it; every word has this value.
 const OUTSIDE: u64 = 0xeeee_eeee_eeee_eeee;
 
 struct Fuzz {
@@ -34,7 +34,8 @@ struct Fuzz {
     ended: u64,
 }
 
-/// Writes frames into a ring from a position on, whole or damaged; the position behind the last.
+/// Writes frames into a ring from a position on, complete or damaged. Returns the position after
+/// the last.
 pub(crate) fn write_frames(
     inbox: &Inbox,
     corpus: &[Frame],
@@ -105,7 +106,7 @@ pub(crate) fn write_frames(
     tail
 }
 
-/// A tail as a peer might tell it: mostly the one given.
+/// A tail as a peer might announce it: mostly the one given.
 pub(crate) fn any_tail(tail: u64, random: &mut Random) -> u64 {
     match random.under(24) {
         0 => EDGES[random.under(EDGES.len())],
@@ -153,7 +154,7 @@ impl Fuzz {
         let from = (SESSION, state.applied_seq + 1, state.head_bytes);
         let end = write_frames(&self.inbox, &self.corpus, &mut random, from);
         self.inbox.reset_tail(any_tail(end, &mut random));
-        // Each look moves on by a line at least, or says that it is over.
+        // Each call advances by a line at least, or reports the end.
         for look in 0.. {
             assert!(
                 look <= RING_BYTES / LINE_BYTES,
@@ -196,7 +197,7 @@ impl Fuzz {
         }
     }
 
-    /// The payload is what stands in the ring behind the header.
+    /// The payload is the content of the ring after the header.
     fn check(&self, header: &FrameHeader, at: u64) {
         assert_eq!(header.session, SESSION.0);
         assert_eq!(self.payload.len(), header.payload_len as usize);

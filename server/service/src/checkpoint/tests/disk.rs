@@ -1,5 +1,5 @@
-//! Saves and loads on the real disk layer, [`OsDisk`], of which each step fails in turn or is the last
-//! that the process takes.
+//! Saves and loads on the real disk layer, [`OsDisk`]. Each step fails in turn, or is the last one
+//! of the process.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
@@ -31,8 +31,8 @@ impl Steps {
     }
 }
 
-/// Each file of a model is durable before it gets its name, its name is before the save goes on, and
-/// nothing of the model before is removed earlier.
+/// Each file of a model is durable before it gets its name, and its name before the save continues.
+/// No file of the previous model is removed earlier.
 #[test]
 fn save_syncs_before_it_goes_on() {
     let dir = tempfile::tempdir().unwrap();
@@ -84,8 +84,8 @@ fn save_syncs_before_it_goes_on() {
     assert_eq!(removed.count(), first.files.len());
 }
 
-/// `EIO` from a step on, as of a disk that died, and `ENOSPC` at one, as of a disk that is full for a
-/// moment: the save says so, or is there.
+/// `EIO` from a step on, as of a disk that died. `ENOSPC` at one step, as of a disk that is full
+/// for a moment. The save fails, or is complete.
 #[test]
 fn failing_disk_leaves_a_whole_model() {
     let old = Cluster::new(&[1, 1]);
@@ -136,7 +136,7 @@ fn failing_disk_leaves_a_whole_model() {
     }
 }
 
-/// A load from a disk that fails says which file, and takes nothing for the model.
+/// A load from a failing disk names the file in its error, and loads no model.
 #[test]
 fn failing_disk_fails_a_load() {
     let dir = tempfile::tempdir().unwrap();
@@ -169,10 +169,10 @@ fn failing_disk_fails_a_load() {
     assert!(failures > 10, "{failures} steps");
 }
 
-/// Names the directory and the step for [`saves_until_it_is_killed`].
+/// Gives the directory and the step to [`saves_until_it_is_killed`].
 const KILL: &str = "TIDEWATER_TEST_KILL_SAVE";
 
-/// The process that `killed_save_leaves_a_whole_model` starts.
+/// The child process that `killed_save_leaves_a_whole_model` starts.
 #[test]
 #[ignore = "run by killed_save_leaves_a_whole_model, which kills it"]
 fn saves_until_it_is_killed() {
@@ -192,8 +192,8 @@ fn saves_until_it_is_killed() {
     under(decide, move || saver.save(&OsDisk, to, 10)).unwrap();
 }
 
-/// SIGKILL just before each step: what is in the directory is the model before or the new one, and the
-/// next save leaves nothing of the one that was cut.
+/// SIGKILL just before each step: the directory holds the previous model or the new one. The next
+/// save removes all files of the interrupted one.
 #[test]
 fn killed_save_leaves_a_whole_model() {
     let old = Cluster::new(&[1]);

@@ -1,4 +1,4 @@
-//! A model of format version 1, written here byte by byte as `docs/FORMAT.md` has it.
+//! A model of format version 1, written here byte by byte as `docs/FORMAT.md` defines it.
 
 use tidewater_protocol::layout::hash::{H64, line_chk};
 
@@ -33,7 +33,7 @@ fn spec_of_table() -> TableSpec {
     spec
 }
 
-/// Seven words and their check.
+/// Appends the checksum to seven words.
 fn line(words: [u64; 7]) -> Vec<u8> {
     let check = line_chk(u64::from_le_bytes(*b"partline"), words[0], &words);
     let words = words.into_iter().chain([check]);
@@ -57,7 +57,7 @@ fn record(block: usize) -> (Vec<u8>, Vec<u8>) {
     (values, moments.chain(STEPS[block].to_le_bytes()).collect())
 }
 
-/// The part file, and its running check.
+/// The part file, and its running checksum.
 fn part() -> (Vec<u8>, u64) {
     let salt = u64::from_le_bytes(*b"partline");
     let magic = u64::from_le_bytes(*b"TWPART01");
@@ -77,7 +77,7 @@ fn part() -> (Vec<u8>, u64) {
     (bytes, running)
 }
 
-/// The model as its check takes it, without blanks.
+/// The canonical text of the model that its checksum covers, without blanks.
 fn model_text(file: &str, bytes: usize, check: u64) -> String {
     let spec = r#"{"name":"v","shape":{"Dense":{"rows":1500,"cols":1,"layout":{"Blocks":{"block_bytes":4096,"snapshot":false}}}},"dtype":"F32","optimizer":{"Adam":{"lr":0.001,"beta1":0.9,"beta2":0.999,"eps":1e-8}},"init":"Zeros","seed":18446744073709551613,"effect":"Immediate","finite_check":true,"domain":3,"partitions":2}"#;
     let clocks = r#"[{"domain":0,"clock":9},{"domain":3,"clock":4}]"#;
@@ -86,8 +86,8 @@ fn model_text(file: &str, bytes: usize, check: u64) -> String {
     )
 }
 
-/// Every element of a block has the block's step count; values, moments and clocks are those of the
-/// files. What is saved of it is of version 2.
+/// Every element of a block has the block's step count. Values, moments and clocks are those of the
+/// files. A later save has version 2.
 #[test]
 fn model_of_version_one_is_loaded() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! File tasks on the real disk layer: what happens when a step of a commit fails, and who is kept out.
+//! File tasks on the real disk layer: failing steps of a commit, and the lock against a second
+//! save.
 
 use rustix::io::Errno;
 use tidewater_protocol::wire::refusal::RefusalCode;
@@ -25,7 +26,7 @@ fn commit(files: &mut Files, op: u64, manifest: &Manifest) -> Result<FileDone, R
     files.perform(op, task).unwrap()
 }
 
-/// The model of a directory, every byte of its parts read.
+/// The model of a directory; reads every byte of its parts.
 fn model(dir: &Path) -> Manifest {
     let manifest = read_manifest(dir).unwrap();
     for file in &manifest.files {
@@ -36,7 +37,7 @@ fn model(dir: &Path) -> Manifest {
     manifest
 }
 
-/// A commit of which the calls that `fails` names fail with EIO; its refusal.
+/// Commits while the calls that `fails` names fail with EIO. Returns the refusal.
 fn commit_on(
     files: &mut Files,
     (op, manifest): (u64, &Manifest),
@@ -80,7 +81,7 @@ fn failed_last_sync_keeps_the_committed_model() {
     assert_eq!(model(&dir), third);
 }
 
-/// The manifest is not replaced: the model before is there, and nothing of the new one.
+/// The manifest is not replaced: the previous model is there, and no file of the new one.
 #[test]
 fn failed_commit_leaves_the_model_before() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Saves and loads.
+//! Saves and loads of a job's tables.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn with_table() -> (Rig, [PeerId; 2], PeerId) {
     (rig, [s0, s1], w0)
 }
 
-/// Saves; the manifest that would be written.
+/// Saves; returns the operation and the manifest that would be written.
 fn save(rig: &mut Rig, servers: [PeerId; 2], w0: PeerId) -> (u64, Manifest) {
     rig.ask(w0, 3, Ask::Save { dir: "/m".into() });
     let (op, task) = rig.file_task();
@@ -110,7 +110,7 @@ fn a_load_makes_and_fills_the_tables_before_anybody_gets_them() {
     assert_eq!(rig.answer(w0, 2), Some(loaded));
     assert!(matches!(rig.answer(w1, 2), Some(Answer::Table(_))));
     assert_eq!(rig.file_task(), (op, FileTask::EndLoad));
-    // A table that is there is not loaded over.
+    // A load does not replace a table that exists.
     rig.ask(w0, 3, Ask::Load { dir: "/m".into() });
     let (op, _) = rig.file_task();
     rig.file_done(op, Ok(FileDone::Manifest(Box::new(manifest))));
@@ -144,7 +144,8 @@ fn a_load_that_fails_leaves_no_table() {
     assert_eq!(rig.refusal(w0, 3).code, RefusalCode::UnknownTable);
 }
 
-/// Coordinator and servers run in directories of their own: a relative one would be several.
+/// Coordinator and servers run in working directories of their own: a relative path would name
+/// several.
 #[test]
 fn relative_directory_is_refused() {
     let (mut rig, _, w0) = with_table();
@@ -157,7 +158,8 @@ fn relative_directory_is_refused() {
     assert!(rig.actions.is_empty(), "{:?}", rig.actions);
 }
 
-/// A job of one worker on two servers that loads `manifest`; the operation, its tables to be made.
+/// A job of one worker on two servers that loads `manifest`. Returns the operation too, with its
+/// tables still to be made.
 fn load(manifest: &Manifest) -> (Rig, [PeerId; 2], PeerId, u64) {
     let mut rig = Rig::new(2, 1, LostWorker::FailJob, false);
     let (servers, w0) = ([rig.server(0), rig.server(1)], rig.worker(0));
@@ -167,7 +169,7 @@ fn load(manifest: &Manifest) -> (Rig, [PeerId; 2], PeerId, u64) {
     (rig, servers, w0, op)
 }
 
-/// Time passes up to the next deadline, which must be that of a save or load.
+/// Advances the time to the next deadline, which must be that of a save or load.
 fn expires(rig: &mut Rig) {
     let deadline = rig.state.next_deadline();
     assert_eq!(deadline, Some(rig.now + FILE_ORDERS_TIMEOUT));
@@ -188,9 +190,9 @@ fn hung_save_ends_and_names_the_server() {
     let refusal = rig.refusal(w0, 3);
     assert_eq!(refusal.code, RefusalCode::Timeout);
     assert!(refusal.text.starts_with("server 1 did not"), "{refusal}");
-    // The directory is unlocked, and what was written is removed.
+    // The directory is unlocked, and written parts are removed.
     assert_eq!(rig.file_task(), (op, FileTask::Abandon(vec![part(0).file])));
-    // The late part is of no save; the next one is.
+    // The late part belongs to no save; the next one does.
     rig.obey(s1, &CommandReply::Saved(part(1)));
     assert!(rig.actions.is_empty(), "{:?}", rig.actions);
     let (op, _) = save(&mut rig, [s0, s1], w0);
@@ -215,7 +217,7 @@ fn hung_load_ends_and_leaves_no_table() {
         assert_eq!(refusal.code, RefusalCode::Timeout, "{filling}");
         assert!(refusal.text.starts_with("server 1 did not"), "{refusal}");
         assert_eq!(rig.file_task(), (op, FileTask::EndLoad), "{filling}");
-        // Server 1 goes on after all. Whatever both have made is released.
+        // Server 1 answers after all. All shares of both are released.
         for _ in 0..3 {
             rig.obey(s1, &CommandReply::Done);
             rig.obey(s0, &CommandReply::Done);
@@ -261,7 +263,7 @@ fn clocks_of_a_resumed_model_go_on() {
         panic!("{:?}", rig.actions)
     };
     assert_eq!(clocks, [clock(0, 7), clock(3, 40)]);
-    // The job ticks 7 times more (its parts say so), in domain 0 alone.
+    // The job ticks 7 more times (its parts say so), in domain 0 alone.
     let (_, again) = save(&mut rig, servers, w0);
     assert_eq!(again.clocks(), [clock(0, 14), clock(3, 40)]);
 }

@@ -1,4 +1,4 @@
-//! The processes of a launch gather.
+//! Registration of the processes of a launch.
 
 use tidewater_protocol::wire::control::{Part, Register, Roster};
 
@@ -19,7 +19,7 @@ fn told(rank: u32, size: u32, part: Part) -> Register {
     }
 }
 
-/// A coordinator that `size` processes are to come to.
+/// A coordinator that waits for `size` processes.
 fn gathering(size: u32) -> Rig {
     let mut rig = Rig::new(0, 0, LostWorker::FailJob, true);
     rig.state.gather(size, Vec::new());
@@ -95,7 +95,7 @@ fn when_all_have_come_each_is_told_its_number() {
             (1, 0, 2)
         ]
     );
-    // From here the job is as any other, and its end too.
+    // From here the job and its end are as any other.
     for number in 0..2 {
         rig.enter(Role::Server, number, "default").unwrap();
     }
@@ -260,7 +260,7 @@ fn another_size_and_a_job_without_servers_fail_at_once() {
 
 #[test]
 fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
-    // While the others are waited for.
+    // While the coordinator waits for the others.
     let mut rig = gathering(6);
     let [first, second] = [0, 1].map(|rank| rig.arrives(told(rank, 6, part_of(rank))));
     rig.close(second);
@@ -271,7 +271,7 @@ fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
             .contains("rank 1 (pid 101 on node0) ended before it had joined"),
         "{refusal}"
     );
-    // Between its number and its place.
+    // Between its number and its join.
     let mut rig = gathering(6);
     let peers = complete(&mut rig);
     rig.enter(Role::Server, 0, "default").unwrap();
@@ -289,7 +289,7 @@ fn who_ends_before_it_has_joined_is_named_and_who_is_lost_later_too() {
         );
     };
     told(&rig, worker, "rank 3 (pid 103 on node1) ended before");
-    // In its work.
+    // During its work.
     let mut rig = gathering(6);
     complete(&mut rig);
     let server = rig.enter(Role::Server, 1, "default").unwrap();

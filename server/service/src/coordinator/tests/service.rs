@@ -1,4 +1,4 @@
-//! Jobs of a service: when one is over, what is left of it, and when the next one begins.
+//! Jobs of a service: when one is over, what remains of it, and when the next one begins.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn join(workers: u32) -> Ask {
 }
 
 impl Rig {
-    /// A worker of "job" that says of how many workers the job is made; not yet answered.
+    /// Connects a worker of "job" that says how many workers the job has; not answered yet.
     fn comes(&mut self, rank: u32, workers: u32) -> PeerId {
         let peer = self.connects(Role::Worker, rank, "job").unwrap();
         self.ask(peer, 1, join(workers));
@@ -55,7 +55,7 @@ impl Rig {
     }
 }
 
-/// The order that says of a job that it is over.
+/// Whether the order ends a job.
 fn is_end(order: &Command) -> bool {
     matches!(order, Command::MembersChanged { namespace, members, .. }
         if namespace == "job" && members.workers.is_empty())
@@ -73,7 +73,7 @@ fn jobs_do_not_see_each_other() {
     assert_eq!(rig.refusal(b, 2).code, RefusalCode::UnknownTable);
     rig.ask(b, 3, Ask::ReleaseTable { id: TableId(1) });
     assert_eq!(rig.refusal(b, 3).code, RefusalCode::UnknownTable);
-    // A barrier of the same name, each for its job.
+    // Barriers of the same name in two jobs are independent.
     let barrier = |count| Ask::Barrier {
         name: "x".into(),
         count,
@@ -85,10 +85,10 @@ fn jobs_do_not_see_each_other() {
         (rig.answer(a, 3), rig.answer(b, 4)),
         (None, Some(Answer::Done))
     );
-    // The failure of one is not the other's.
+    // The failure of one job does not affect the other.
     rig.close(b);
     assert!(rig.notices(a).is_empty());
-    // Servers learn that b is over, by members without a worker, and a is not.
+    // Servers learn that b is over, by a member list without workers, and that a is not.
     let told = rig.obey(s0, &CommandReply::Done);
     let [
         Command::MembersChanged {
@@ -106,7 +106,7 @@ fn jobs_do_not_see_each_other() {
 #[test]
 fn a_job_is_over_when_all_its_workers_have_gone_and_its_tables_go_with_it() {
     for told in [0, 2] {
-        // The size of a job is the service's, or what its workers say.
+        // The service sets the size of a job, or its workers do.
         let (mut rig, servers) = service(2 - told);
         let [w0, w1] = [0, 1].map(|rank| rig.comes(rank, told));
         assert_eq!([rig.joined(w0), rig.joined(w1)], [2, 2]);
@@ -115,7 +115,7 @@ fn a_job_is_over_when_all_its_workers_have_gone_and_its_tables_go_with_it() {
         for server in servers {
             rig.obey(server, &CommandReply::Done);
         }
-        // The other one is there still: so is the job.
+        // The other worker is still there, and so is the job.
         let taken = rig.connects(Role::Worker, 0, "job").unwrap_err();
         assert_eq!(taken.code, RefusalCode::RankTaken);
         assert!(taken.text.contains("not over"), "{taken}");
@@ -140,7 +140,7 @@ fn the_next_job_of_a_name_begins_when_all_servers_have_let_go_of_the_last() {
     rig.joined(last);
     rig.leaves(last);
     let next = [0, 1].map(|rank| rig.comes(rank, 2));
-    // Neither may ask for anything else, nor twice, nor is it missed when it goes.
+    // Neither may ask for anything else, nor twice, and its end is no loss.
     rig.ask(next[0], 2, Ask::CreateTable(spec("w")));
     assert!(rig.refusal(next[0], 2).text.contains("join first"));
     rig.ask(next[0], 3, join(2));
@@ -164,7 +164,7 @@ fn a_server_that_is_lost_is_not_waited_for() {
     let next = rig.comes(0, 1);
     rig.close(s1);
     rig.obey(s0, &CommandReply::Done);
-    // It is let in, to hear that its job has failed.
+    // It is admitted, to learn that its job has failed.
     let refused = rig.answer(next, 1);
     assert!(matches!(refused, Some(Answer::Joined(_))), "{refused:?}");
     let notices = rig.notices(next);
@@ -177,7 +177,7 @@ fn a_job_that_failed_leaves_nothing() {
     let (mut rig, servers) = service(0);
     let [w0, w1] = [0, 1].map(|rank| rig.comes(rank, 2));
     let id = rig.table(w0, servers);
-    // One that is still being made.
+    // A table that is still being made.
     rig.ask(w0, 2, Ask::CreateTable(spec("late")));
     rig.close(w1);
     let late = rig.connects(Role::Worker, 1, "job").unwrap_err();
@@ -232,7 +232,7 @@ fn workers_of_a_job_say_the_same_of_its_size() {
     let other = rig.comes(1, 8);
     let refusal = rig.refusal(other, 1);
     assert!(refusal.text.contains("has 7 workers, not 8"), "{refusal}");
-    // Who is missing has a name now.
+    // The message now names the missing worker.
     let barrier = Ask::Barrier {
         name: "x".into(),
         count: 7,

@@ -1,7 +1,7 @@
 //! The lanes of a session: their rings, how they are granted, connected and recovered.
 //!
-//! On shm a lane is there with its session. Elsewhere it is granted a nonce, with which its client
-//! connects it once: over a connection of its own (tcp) or with queue pairs (verbs).
+//! On shm a lane exists from its session's start. Elsewhere it is granted a nonce, with which its
+//! client connects it once: over a connection of its own (tcp) or with queue pairs (verbs).
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use tidewater_engine::inbox::{Ring, RingOwner};
 use tidewater_engine::namespace::FrameSender;
 
 impl Sessions {
-    /// One ring at each applier, all or none. On shm they come with their ports.
+    /// Adds one ring at each applier, all or none. On shm they come with their lanes.
     pub(super) fn add_rings(
         &self,
         id: SessionId,
@@ -53,7 +53,7 @@ impl Sessions {
                 Ok(ring) => rings.push(Box::new(ring)),
                 Err(e) => {
                     for ring in rings {
-                        // A ring of this memory: giving it back does not fail.
+                        // The ring is of this memory, so releasing it does not fail.
                         let _ = ring.release(&self.shared.memory);
                     }
                     return Err(e);
@@ -69,7 +69,7 @@ impl Sessions {
         Ok(memory)
     }
 
-    /// The ring of lane `a`.
+    /// Makes the ring of lane `a`.
     fn ring(
         &self,
         a: usize,
@@ -117,7 +117,7 @@ impl Sessions {
         }
     }
 
-    /// Lane `applier` as it stands.
+    /// Describes lane `applier` as it is now.
     pub(super) fn grant(&self, applier: u16, session: &Session) -> LaneGrant {
         let nonce = session.nonces.get(usize::from(applier)).copied();
         let counts = match session.carrier {
@@ -132,7 +132,7 @@ impl Sessions {
         }
     }
 
-    /// An applier as others see it.
+    /// The control handle of an applier.
     fn crew(&self, applier: ApplierId) -> Result<&ApplierControl, Refusal> {
         let crews = &self.shared.appliers;
         crews.get(usize::from(applier.0)).ok_or_else(|| {
@@ -141,7 +141,7 @@ impl Sessions {
         })
     }
 
-    /// Recovers a lane. May be repeated: it ends what it made before.
+    /// Recovers a lane. May be repeated: it ends the lane that it made before.
     pub(in crate::server) fn recover(
         &mut self,
         id: SessionId,
@@ -180,7 +180,7 @@ impl Sessions {
         if let (Some(granted), Some(connecting)) =
             (session.nonces.get_mut(a), session.connecting.get_mut(a))
         {
-            // One that is on its way has come too late.
+            // A lane that is still being connected comes too late.
             (*granted, *connecting) = (nonce, None);
         }
         let session = self.all.get(&id).ok_or_else(|| unknown(id))?;
@@ -189,7 +189,7 @@ impl Sessions {
         Ok((recovered(lane, shm, state), memory))
     }
 
-    /// Whether the connection of a lane is the one that was granted.
+    /// Checks that the connection of a lane is the one that was granted.
     pub(in crate::server) fn check_lane(
         &self,
         hello: &Hello,
@@ -205,7 +205,7 @@ impl Sessions {
         self.check_nonce(session, applier, nonce)
     }
 
-    /// Whether the lane was granted with this nonce, which nobody has used yet.
+    /// Checks that the lane was granted with this nonce, and that the nonce is unused.
     fn check_nonce(
         &self,
         session: &Session,
@@ -243,8 +243,8 @@ impl Sessions {
         Ok(())
     }
 
-    /// What makes the server's end of a verbs session's lane, which then is this offer's: until
-    /// [`Self::connected`] no other one is taken for it.
+    /// Returns the closure that makes the server's end of a verbs lane. The lane then belongs to
+    /// this offer: until [`Self::connected`] no other one is accepted for it.
     pub(in crate::server) fn connect_verbs(
         &mut self,
         id: SessionId,
@@ -267,8 +267,8 @@ impl Sessions {
         Ok(make)
     }
 
-    /// The end of a lane is made, or could not be: hands it to its applier, unless the lane was
-    /// recovered meanwhile or its session is over.
+    /// Hands a lane's end that was made to its applier, unless the lane was recovered meanwhile or
+    /// its session is over. If it could not be made, the client may try again.
     pub(in crate::server) fn connected(
         &mut self,
         asked: &Asked,
@@ -285,7 +285,7 @@ impl Sessions {
             return Err(bad("the lane was recovered while it was connected"));
         }
         let (port, connected) = made.inspect_err(|_| {
-            // It may be tried again.
+            // The client may try again.
             if let Some(nonce) = session.nonces.get_mut(a) {
                 *nonce = Some(asked.nonce);
             }
@@ -309,7 +309,7 @@ fn recovered(lane: LaneGrant, shm: Option<ShmAttach>, state: StateLine) -> Recov
     }
 }
 
-/// Memory of a lane that its client does not map.
+/// Allocates memory of a lane that its client does not map.
 fn private_inbox(ring_bytes: usize, id: SessionId) -> Result<Inbox, Refusal> {
     let ring = RingGeometry::new(ring_bytes)
         .ok_or_else(|| Refusal::new(RefusalCode::BadRing, [ring_bytes as u64, 0, 0, 0]))?;
