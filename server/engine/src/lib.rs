@@ -1,10 +1,10 @@
 //! The engine of a server: memory and tables, optimizers, and the appliers that alone write them.
 //!
-//! No control connections and no carriers: an applier reads rings and answers through ends of lanes that the
-//! crate `tidewater-service` gives it.
+//! It has no control connections and no transports: an applier reads rings and answers through
+//! server lanes that the crate `tidewater-service` gives it.
 //!
 //! # Thread safety
-//! An applier's tables, rings and ports are its thread's alone; nothing of them is locked.
+//! An applier's tables, rings and lanes belong to its thread alone; none of them is locked.
 //!
 //! # Cost
 //! A server reserves its capacity twice and pays by the page.

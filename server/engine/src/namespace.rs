@@ -1,23 +1,23 @@
-//! Jobs that share a server, as its appliers tell them apart.
+//! Jobs that share a server, as its appliers distinguish them.
 //!
-//! A job is known to people and on the wire by the name of its namespace. Where frames are applied
-//! a number stands for it: comparing it is all that keeping jobs apart costs there.
+//! Users and the wire name a job by its namespace. Where frames are applied a number stands for it:
+//! comparing that is the whole cost of keeping jobs apart there.
 
 use tidewater_protocol::ids::WorkerId;
 
-/// A namespace on one server process, from its first table or session to the end of its job: never
-/// given twice, so that whatever is left of a job is not taken for the next one of its name.
+/// Number of a namespace on one server process, from its first table or session to the end of its
+/// job. Never reused, so that remains of a job are not taken for the next one of its name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceId(pub u64);
 
-/// Whose frames come out of a ring.
+/// The sender of the frames of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameSender {
-    /// The worker.
+    /// Rank of the worker in its job.
     pub rank: WorkerId,
-    /// Whether its CLOCK frames count for the worker (one session of a worker's).
+    /// Whether its CLOCK frames count for the worker (true for one session of each worker).
     pub clocked: bool,
-    /// Its job. Tables and clocks of others are not there for it.
+    /// Job of the worker. Tables and clocks of other jobs do not exist for it.
     pub namespace: NamespaceId,
 }
 

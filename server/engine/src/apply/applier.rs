@@ -1,4 +1,4 @@
-//! The applier: one thread that owns partitions, their rings and ports, and is the only writer of
+//! The applier: one thread that owns partitions, their rings and lanes, and is the only writer of
 //! their rows.
 //!
 //! [`Applier::step`] does a bounded amount of everything and never blocks; [`Applier::run`] steps,
@@ -26,11 +26,11 @@ use crate::inbox::{Next, Ring};
 use crate::namespace::FrameSender;
 use crate::store::{ServerMemory, StoreError};
 
-/// An idle applier looks around this often even if nobody wakes it. Nothing depends on it: every
-/// command and every frame rings. A port that has something under way has it look sooner.
+/// Longest sleep of an idle applier. Nothing depends on it: every command and every frame wakes it.
+/// A lane with operations in flight shortens it.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// One applier.
+/// One applier with its rings.
 pub struct Applier {
     engine: Engine,
     memory: Arc<ServerMemory>,
@@ -38,7 +38,7 @@ pub struct Applier {
     rings: Vec<Ring>,
     commands: Receiver<Command>,
     payload: Vec<u8>,
-    /// The ring whose frame moved a clock most recently.
+    /// The ring with the frame that moved a clock most recently.
     last_to_tick: usize,
     stopped: bool,
 }
@@ -52,15 +52,15 @@ impl std::fmt::Debug for Applier {
     }
 }
 
-/// What happens with one frame.
+/// Outcome of one frame.
 enum Done {
     Applied,
     Refused(Refusal),
 }
 
 impl Applier {
-    /// Without tables and rings; `workers` are members of every clock domain of every job; with
-    /// nobody (a service) each job says who belongs to it.
+    /// An applier without tables and rings; `workers` are members of every clock domain of every
+    /// job. Without workers (a service) each job sets its own.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -82,7 +82,7 @@ impl Applier {
         })
     }
 
-    /// Works until told to stop; sleeps when there is nothing to do.
+    /// Steps until it is stopped; parks when there is nothing to do.
     pub fn run(&mut self, parker: &mut dyn Parker) {
         while !self.stopped {
             let found = wait_until(parker, Deadline::after(self.poll_hint()), || {
@@ -95,7 +95,7 @@ impl Applier {
         }
     }
 
-    /// How long it may sleep if nobody wakes it.
+    /// Longest time that it may sleep.
     fn poll_hint(&self) -> Duration {
         let ports = self.rings.iter().filter_map(|ring| ring.port.as_ref());
         ports
@@ -103,12 +103,12 @@ impl Applier {
             .fold(IDLE, Duration::min)
     }
 
-    /// Whether it was told to stop.
+    /// Whether it was stopped or has failed.
     pub const fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// The engine, for tests that look.
+    /// The engine, for tests to inspect.
     pub const fn engine(&mut self) -> &mut Engine {
         &mut self.engine
     }
@@ -130,7 +130,7 @@ impl Applier {
             n += 1;
         }
         if let Some(why) = self.engine.failed.as_ref().filter(|_| self.has_failed()) {
-            // State that was acknowledged is not what it should be: no clock is announced.
+            // Acknowledged state is not what it should be: no clock is announced.
             tracing::error!("this applier stops: {why}");
             self.stopped = true;
             return true;
@@ -157,7 +157,7 @@ impl Applier {
         any
     }
 
-    /// An answer that nobody waits for any more is dropped: the asker has gone.
+    /// Handles a command. Its answer is dropped if the caller has gone.
     fn command(&mut self, command: Command) {
         match command {
             Command::AddRing(ring, tx) => {
@@ -170,7 +170,7 @@ impl Applier {
                 self.rings.push(*ring);
                 let last = self.rings.len() - 1;
                 if let Err(e) = self.tell_clocks(last) {
-                    // Its client recovers the lane, and is told then.
+                    // Its client recovers the lane, and gets the state then.
                     tracing::debug!(session = %self.rings[last].session, %e, "lane ended");
                     self.rings[last].destroy_port();
                 }
@@ -246,13 +246,14 @@ impl Applier {
         session: SessionId,
     ) -> Option<tidewater_protocol::layout::lines::StateLine> {
         let n = self.ring(session)?;
-        // Destroyed first: after this nothing lands, so what is whole now is all there will be.
+        // Destroyed first: after this nothing arrives, so complete frames now are all there will
+        // be.
         self.rings[n].destroy_port();
-        // One ring's worth, so that a client that still writes (shared memory cannot be taken
-        // away) does not keep the applier here.
+        // One ring's worth, so that a client that still writes (shared memory cannot be taken away)
+        // does not keep the applier here.
         let most = self.rings[n].inbox().ring().bytes() as usize;
         if let Err(why) = self.consume(n, (most, usize::MAX)) {
-            // Whatever could not be consumed is sent again by the client.
+            // The client sends again what could not be consumed.
             tracing::debug!(session = %session, why, "the rest of a lane is not consumed");
         }
         self.publish_alone(n);
@@ -269,7 +270,7 @@ impl Applier {
         }
     }
 
-    /// Makes a ring's state visible where no port leads to its client.
+    /// Makes a ring's state visible where no lane leads to its client.
     fn publish_alone(&mut self, n: usize) {
         if self.has_failed() {
             return;
@@ -281,7 +282,7 @@ impl Applier {
         );
     }
 
-    /// One ring: its port, its frames, what its client is told.
+    /// Serves one ring: its lane, its frames, its records for the client.
     fn serve(&mut self, n: usize) -> Result<bool, String> {
         let Some(polled) = self.rings[n].poll(&mut self.exports) else {
             return Ok(false);
@@ -298,7 +299,7 @@ impl Applier {
         let ring = &mut self.rings[n];
         let namespace = ring.sender.namespace;
         let clock_moved = self.engine.moved.iter().any(|&(of, _)| of == namespace);
-        // A clock that moved is told at the end of this step, and the state goes with it.
+        // A clock that moved is announced at the end of this step, and the state goes with it.
         if ring.publish(&self.memory).map_err(|e| e.to_string())?
             && !clock_moved
             && let Some(port) = &mut ring.port
@@ -308,8 +309,8 @@ impl Applier {
         Ok(moved)
     }
 
-    /// Takes frames out of a ring until they are so many bytes or rows. An error ends the session's
-    /// lane: its client must recover it, or is no client of ours.
+    /// Takes frames out of a ring up to a number of bytes or rows. An error ends the session's
+    /// lane: its client must recover it, or is not a Tidewater client.
     fn consume(&mut self, n: usize, most: (usize, usize)) -> Result<bool, String> {
         if self.rings[n].waiting == Some(self.engine.changes()) {
             // Its next frame waits for its rank's turn, and nothing has changed.
@@ -327,8 +328,7 @@ impl Applier {
                     if header.kind != FrameKind::PushDense {
                         rows += header.count as usize;
                     }
-                    // A frame whose answer did not go out is not done: it would be taken again
-                    // and again.
+                    // A frame with an unsent answer is not done: it would be taken again and again.
                     if let Err(e) = self.frame(n, &header, &payload) {
                         result = Err(e.to_string());
                         break;
@@ -348,7 +348,7 @@ impl Applier {
         result.map(|()| bytes > 0)
     }
 
-    /// One frame takes effect, or is refused; a reply is posted before the state line counts it.
+    /// Applies or refuses one frame; a reply is posted before the status record counts it.
     fn frame(
         &mut self,
         n: usize,
@@ -388,7 +388,8 @@ impl Applier {
         }
     }
 
-    /// Payload first, then the header that proves it. The low byte of the tag names the slot.
+    /// Posts the payload first, then the header with its checksum. The low byte of the tag names
+    /// the slot.
     fn reply(
         &mut self,
         n: usize,
@@ -421,8 +422,8 @@ impl Applier {
         ring.post(at, &line_bytes(&reply.to_line(chk)))
     }
 
-    /// Tells everybody of a job about its minimums that moved: first whoever ticked last, for whom
-    /// the others wait in the next iteration, too.
+    /// Announces the moved minimums of a job to all of its clients. The worker that ticked last
+    /// comes first: the others wait for it in the next iteration, too.
     fn announce_clocks(&mut self) -> bool {
         let mut moved = std::mem::take(&mut self.engine.moved);
         moved.dedup();
@@ -443,7 +444,7 @@ impl Applier {
         !moved.is_empty()
     }
 
-    /// Tells one client every clock of its job: it has just come or come back.
+    /// Posts every clock of its job to one client that is new or has recovered.
     fn tell_clocks(&mut self, n: usize) -> Result<(), tidewater_lanes::fabric::LaneError> {
         let ring = &mut self.rings[n];
         let clocks = self.engine.clocks(ring.sender.namespace);

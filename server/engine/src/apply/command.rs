@@ -1,4 +1,4 @@
-//! What other threads ask of an applier. Never per row: control only.
+//! Commands of other threads to an applier. Control only, never per row.
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use tidewater_lanes::fabric::{Inbox, ServerLane};
@@ -11,32 +11,33 @@ use super::table::Table;
 use crate::inbox::Ring;
 use crate::namespace::NamespaceId;
 
-/// A request with the channel for its answer.
+/// A command with the channel for its answer.
 pub enum Command {
-    /// A new session's ring, its port already attached or to come.
+    /// Adds a new session's ring; its lane is attached already or comes later.
     AddRing(Box<Ring>, Sender<()>),
-    /// A ring's new port: after its lane was recovered, or the first one on tcp.
+    /// Attaches a ring's new lane: after a recovery, or the first one on tcp.
     AttachPort(SessionId, Box<dyn ServerLane>, Sender<bool>),
-    /// A recovered lane's new memory and port, where memory cannot be taken away from its client.
+    /// Replaces memory and lane of a recovered ring, where memory cannot be taken away from its
+    /// client.
     Renew(SessionId, Inbox, Box<dyn ServerLane>, Sender<bool>),
-    /// A lane is to be recovered: ends the old port, consumes what is whole, answers how far the
-    /// ring is; `None` for a session that is not here.
+    /// Begins a recovery: ends the old lane, consumes complete frames, answers the ring's position;
+    /// `None` for a session that is not here.
     Recover(SessionId, Sender<Option<StateLine>>),
-    /// A session has ended.
+    /// Drops the ring of a session that has ended.
     DropRing(SessionId, Sender<()>),
-    /// A job is made of this many workers.
+    /// Sets the number of workers of a job.
     Expect(NamespaceId, u32, Sender<()>),
-    /// A worker of a job is gone: nobody waits for it any more.
+    /// Removes a worker of a job: no clock waits for it any more.
     RemoveWorker(NamespaceId, WorkerId, Sender<()>),
-    /// A job without tables is over: its clocks are forgotten.
+    /// Ends a job without tables: its clocks are forgotten.
     EndJob(NamespaceId, Sender<()>),
-    /// A new table's share.
+    /// Adds the share of a new table.
     AddTable(Box<Table>, Sender<()>),
-    /// A table is released; its share comes back, to be freed by somebody with time.
+    /// Takes out the share of a released table, for the caller to free: freeing takes long.
     TakeTable(TableId, Sender<Option<Box<Table>>>),
-    /// Runs on the applier's thread between two frames: saving, loading, looking.
+    /// Runs a closure on the applier's thread between two frames: to save, load or inspect.
     With(Box<dyn FnOnce(&mut Engine) + Send>),
-    /// The applier ends.
+    /// Ends the applier's thread.
     Stop,
 }
 
@@ -59,20 +60,21 @@ impl std::fmt::Debug for Command {
     }
 }
 
-/// The other threads' hand on an applier. Clones share it.
+/// The handle of other threads on an applier. Clones share it.
 #[derive(Debug, Clone)]
 pub struct ApplierHandle {
     commands: Sender<Command>,
     waker: Option<Waker>,
 }
 
-/// The applier is gone.
+/// Error of a command to an applier that has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the applier has ended; the server is shutting down or has failed, see its log")]
 pub struct ApplierGone;
 
 impl ApplierHandle {
-    /// A channel to an applier that sleeps on `waker` (none in the simulator, where it polls).
+    /// Makes a channel to an applier that sleeps on `waker` (`None` in the simulator, where it
+    /// polls).
     pub fn new(waker: Option<Waker>) -> (Self, Receiver<Command>) {
         let (commands, rx) = unbounded();
         (Self { commands, waker }, rx)

@@ -1,4 +1,4 @@
-//! What clients are told of a table's share: where its memory is and what it is salted with.
+//! Description of a table's share for clients: the location of its memory and its salts.
 
 use tidewater_protocol::ids::ApplierId;
 use tidewater_protocol::layout::LINE_BYTES;

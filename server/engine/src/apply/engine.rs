@@ -1,7 +1,7 @@
-//! The engine of one applier: tables, clocks, held-back pushes, and what a frame does to them.
+//! The engine of one applier: tables, clocks, held-back pushes, and the effect of a frame on them.
 //!
-//! It knows nothing of lanes and threads: a frame goes in, state changes or a refusal comes out.
-//! A frame is validated whole before its first row is touched (all or nothing).
+//! It is independent of lanes and threads: a frame goes in, state changes or a refusal comes out. A
+//! frame is validated completely before its first row is touched (all or nothing).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,20 +21,20 @@ use crate::namespace::{FrameSender, NamespaceId};
 use crate::store::redo::{Progress, Redo, RowPlace};
 use crate::store::{ServerMemory, StoreError};
 
-/// What a frame wants told to its client.
+/// What the applier must send to a frame's client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Effect {
-    /// Nothing but that it is applied.
+    /// Nothing beyond the acknowledgement.
     Applied,
-    /// A reply is in [`Engine::reply`]: this many rows, locations or elements.
+    /// A reply, in [`Engine::reply`].
     Reply {
-        /// Things in the reply.
+        /// Number of rows, locations or elements in the reply.
         count: u32,
     },
-    /// The frame was not taken: its rank is early and the budget for early ranks is used up. It is to
-    /// be offered again when [`Engine::changes`] has moved.
+    /// The frame was not taken: its rank is early and the budget for early ranks is used up. Offer
+    /// it again when [`Engine::changes`] has moved.
     Wait,
-    /// A clock: the domains whose minimum moved are in [`Engine::moved`].
+    /// A clock moved: the domains with a moved minimum are in [`Engine::moved`].
     Clock,
 }
 
@@ -51,15 +51,15 @@ pub struct Engine {
     pub(super) tick: Buffers,
     /// Sums of open iterations, by table.
     pub(super) sums: HashMap<u32, Sums>,
-    /// Who is a member of every clock domain of a job from its start; nobody in a service, whose
-    /// jobs say it themselves.
+    /// Members of every clock domain of a job from its start. Empty in a service, where each job
+    /// sets its own.
     workers: Vec<WorkerId>,
     clocks: BTreeMap<NamespaceId, Clocks>,
     /// Payload of the reply of the last frame.
     pub reply: Vec<u8>,
-    /// Domains whose minimum moved, which is not yet announced.
+    /// Domains with a moved minimum that is not announced yet.
     pub moved: Vec<(NamespaceId, DomainId)>,
-    /// Why this applier cannot continue: state that was acknowledged is not what it should be.
+    /// Why this applier cannot continue: acknowledged state is not what it should be.
     pub failed: Option<String>,
     pub(super) deferred: Vec<(NamespaceId, Moved)>,
 }
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Without tables; `workers` are members of every clock domain of every job.
+    /// An engine without tables; `workers` are members of every clock domain of every job.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -105,18 +105,19 @@ impl Engine {
         })
     }
 
-    /// Frames that took effect so far.
+    /// Number of frames that took effect so far.
     pub const fn lsn(&self) -> u64 {
         self.lsn
     }
 
-    /// Adds a table.
+    /// Adds a table's share.
     pub fn add_table(&mut self, table: Table) {
         self.tables.insert(table.id.0, table);
         self.pending.changed();
     }
 
-    /// Takes a table out; from now on its frames are refused. What was held back for it is gone.
+    /// Takes a table out; from now on its frames are refused, and frames held back for it are
+    /// dropped.
     pub fn take_table(&mut self, id: TableId) -> Option<Table> {
         let table = self.tables.remove(&id.0)?;
         // A successor must not store a row of it again.
@@ -131,13 +132,13 @@ impl Engine {
         Some(table)
     }
 
-    /// A table.
+    /// The share of a table, if it is here.
     pub fn table(&mut self, id: TableId) -> Option<&mut Table> {
         self.tables.get_mut(&id.0)
     }
 
-    /// Removes a key's row of a sparse table; true if there was one. Its slot is given to another
-    /// key later.
+    /// Removes a key's row of a sparse table; true if there was one. Its slot is later reused for
+    /// another key.
     ///
     /// # Errors
     /// [`Refusal`] for a table that is not here or not sparse.
@@ -150,7 +151,7 @@ impl Engine {
         }
     }
 
-    /// Every table.
+    /// Iterates over every table.
     pub fn tables(&self) -> impl Iterator<Item = &Table> {
         self.tables.values()
     }
@@ -161,19 +162,20 @@ impl Engine {
         self.clocks.entry(namespace).or_insert_with(new)
     }
 
-    /// A job without tables is over: the next one of its name has another number.
+    /// Ends a job without tables: the next one of its name has another number.
     pub fn end_job(&mut self, namespace: NamespaceId) {
         self.clocks.remove(&namespace);
         self.pending.forget_namespace(namespace);
         self.released.retain(|(of, _)| *of != namespace);
-        // Nobody is left to be told.
+        // No client is left to notify.
         self.moved.retain(|(of, _)| *of != namespace);
     }
 
-    /// What a frame does that `sender` pushed.
+    /// Applies a frame that `sender` pushed.
     ///
     /// # Errors
-    /// [`Refusal`]; nothing was changed but rows that were created with their first values.
+    /// [`Refusal`]; nothing was changed except that rows may have been created with their initial
+    /// values.
     pub fn frame(
         &mut self,
         sender: FrameSender,
@@ -191,23 +193,23 @@ impl Engine {
         }
     }
 
-    /// Sets the bytes of pushes that ranks may have held before it is their turn.
+    /// Sets the budget in bytes for pushes of ranks that are early.
     pub const fn set_pending_bytes(&mut self, bytes: usize) {
         self.pending.set_limit(bytes);
     }
 
-    /// Counts events after which a frame that had to wait may be taken.
+    /// Counts events after which a frame that had to wait may be admitted.
     pub const fn changes(&self) -> u64 {
         self.pending.changes()
     }
 
-    /// Bytes of pushes that are held.
+    /// Bytes of pushes that are held back.
     pub const fn held_bytes(&self) -> usize {
         self.pending.bytes()
     }
 
-    /// Notes that acknowledged work could not be carried out: the applier stops, and nothing more is
-    /// acknowledged or announced. The first reason stands.
+    /// Notes that acknowledged work could not be carried out: the applier stops, and nothing more
+    /// is acknowledged or announced. The first reason stands.
     pub fn fail(&mut self, why: impl std::fmt::Display) {
         self.failed.get_or_insert_with(|| why.to_string());
     }
@@ -219,7 +221,7 @@ impl Engine {
         }
     }
 
-    /// The table of a frame, or why there is none. One of another job is not there.
+    /// The table of a frame, or why there is none. A table of another job counts as absent.
     pub(super) fn known(&self, namespace: NamespaceId, table: u32) -> Result<&Table, Refusal> {
         let found = self.tables.get(&table);
         found.filter(|t| t.namespace == namespace).ok_or_else(|| {
@@ -230,7 +232,7 @@ impl Engine {
         })
     }
 
-    /// A store's failure as a refusal.
+    /// Turns a store's failure into a refusal.
     pub(super) fn no_memory(&self, _: &StoreError) -> Refusal {
         let (used, capacity) = self.memory.public.usage();
         RejectReason::NoMemory {

@@ -1,4 +1,4 @@
-//! Requests that are answered: rows or ranges gathered into one reply, locations of keys.
+//! Requests with answers: rows or ranges gathered into one reply, locations of keys.
 
 use tidewater_protocol::layout::frame::FrameHeader;
 use tidewater_protocol::layout::reject::RejectReason;
@@ -116,7 +116,7 @@ impl Engine {
             let place = table.place(key);
             if let Some(rows) = table.rows() {
                 match place {
-                    // Places come from the store itself: they are inside its memory.
+                    // Locations come from the store itself: they are inside its memory.
                     Some(place) => {
                         let read = rows.read(place, out);
                         assert!(read.is_ok(), "the row of key {key} at {place:?}: {read:?}");
@@ -128,7 +128,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Locations of keys; [`RowLocation::NONE`] for one that has no row and is not to get one.
+    /// Resolves keys to locations; [`RowLocation::NONE`] for a key that has no row and must not get
+    /// one.
     pub(super) fn resolve(
         &mut self,
         namespace: NamespaceId,

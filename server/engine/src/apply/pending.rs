@@ -1,9 +1,9 @@
 //! Pushes held back until their rank's turn in the iteration that they belong to.
 //!
 //! An applier takes frames of tables with `AtTick` out of the ring into private memory, a
-//! [`Stream`] for each rank and iteration; they count as applied, and take effect exactly once, at
+//! [`Stream`] for each rank and iteration. They count as applied, and take effect exactly once, at
 //! the tick. Ranks are folded into the iteration's sums in ascending order, each when it has
-//! ticked. The rank whose turn it is is *staged*: its frames are always admitted. Frames of all
+//! ticked. The rank that has its turn is *staged*: its frames are always admitted. Frames of all
 //! others are *early* and share a budget.
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,19 +21,19 @@ use crate::store::StoreError;
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 use tidewater_protocol::layout::reject::RejectReason;
 
-/// Bytes of the first, second and every further page of a stream. A larger frame has a page of its
-/// own size.
+/// Sizes in bytes of the first, second and every further page of a stream. A larger frame has a
+/// page of its own size.
 const PAGE_BYTES: [usize; 3] = [64 << 10, 256 << 10, 1 << 20];
-/// What a frame counts beside its payload, so that frames without one are bounded too: its entry
-/// here, and as much again while it moves to a larger list.
+/// Bytes that a frame counts in addition to its payload, so that frames without one are bounded
+/// too: its entry here, and as much again while it moves to a larger list.
 const HELD_BYTES: usize = 2 * size_of::<Held>();
 
-/// A frame that was taken over.
+/// A frame that was taken out of its ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Held {
-    /// Rank of its worker.
+    /// Rank of the worker that pushed it.
     pub rank: WorkerId,
-    /// Its header.
+    /// Header of the frame.
     pub header: FrameHeader,
     at: usize,
 }
@@ -41,13 +41,13 @@ pub struct Held {
 /// Names a stream: the pushes of one rank in one iteration of a job's domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StreamKey {
-    /// The job.
+    /// Job that the domain belongs to.
     pub namespace: NamespaceId,
-    /// The clock domain.
+    /// Clock domain in the job.
     pub domain: DomainId,
-    /// The iteration.
+    /// Number of the iteration.
     pub iteration: u64,
-    /// The rank.
+    /// Rank of the worker.
     pub rank: WorkerId,
 }
 
@@ -56,13 +56,13 @@ pub struct StreamKey {
 pub struct Stream {
     frames: Vec<Held>,
     pages: Vec<Block>,
-    /// Bytes in use of the last page.
+    /// Used bytes of the last page.
     used: usize,
     bytes: usize,
     staged: bool,
 }
 
-/// One applier's held frames.
+/// The held frames of one applier.
 #[derive(Debug)]
 pub struct Pending {
     memory: Arc<ServerMemory>,
@@ -73,16 +73,16 @@ pub struct Pending {
     /// Largest pages that staged streams can rely on, and how many they have.
     reserved: usize,
     staged_pages: usize,
-    /// Bytes of early streams, and their limit.
+    /// Bytes of early streams, and their budget.
     early: usize,
     limit: usize,
-    /// Bytes of all streams.
+    /// Bytes of all streams together.
     bytes: usize,
     changes: u64,
 }
 
 impl Pending {
-    /// Nothing held, with the default budget.
+    /// Holds nothing; has the default budget.
     pub fn new(memory: Arc<ServerMemory>, applier: u32) -> Self {
         let owner = BlockOwner {
             kind: BlockKind::Pending,
@@ -104,12 +104,12 @@ impl Pending {
         }
     }
 
-    /// Sets the budget of early ranks.
+    /// Sets the budget of early ranks, in bytes.
     pub const fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
     }
 
-    /// Bytes held.
+    /// Bytes of all held frames.
     pub const fn bytes(&self) -> usize {
         self.bytes
     }
@@ -119,12 +119,12 @@ impl Pending {
         self.changes
     }
 
-    /// Notes such an event.
+    /// Notes an event that may admit waiting frames.
     pub const fn changed(&mut self) {
         self.changes += 1;
     }
 
-    /// Whether the budget has room for a payload of an early rank.
+    /// Checks that the budget has room for a payload of an early rank.
     ///
     /// # Errors
     /// [`RejectReason::PendingFull`], with what the ranks that are early now need, this payload
@@ -140,7 +140,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Reserves memory for so many bytes of staged streams, at least.
+    /// Reserves memory for at least this number of bytes of staged streams.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`].
@@ -156,7 +156,7 @@ impl Pending {
         Ok(())
     }
 
-    /// Takes a frame over.
+    /// Copies a frame out of its ring into its stream.
     ///
     /// # Errors
     /// [`RejectReason::NoMemory`]; nothing was taken.
@@ -195,7 +195,7 @@ impl Pending {
             self.staged_pages += usize::from(stream.staged && page.len == largest);
             stream.pages.push(page);
             stream.used = 0;
-            // What is left of the page before stays empty.
+            // The rest of the previous page stays empty.
             bytes += room;
         }
         let Some(page) = stream.pages.last() else {
@@ -224,7 +224,7 @@ impl Pending {
         }
     }
 
-    /// A page with room for `len` bytes. Early streams leave those that are reserved.
+    /// A page with room for `len` bytes. Early streams leave the reserved ones alone.
     fn page_for(&mut self, stream: &Stream, len: usize) -> Result<Block, StoreError> {
         let [.., largest] = PAGE_BYTES;
         let of_stream = PAGE_BYTES.get(stream.pages.len()).copied();
@@ -251,7 +251,7 @@ impl Pending {
         }
     }
 
-    /// A rank's turn has come: its frames are in no budget any more.
+    /// Stages a rank: its frames leave the budget.
     pub fn stage(&mut self, key: StreamKey) {
         if let Some(mut stream) = self.streams.remove(&key) {
             self.stage_stream(&mut stream);
@@ -267,8 +267,9 @@ impl Pending {
         }
     }
 
-    /// What is held of an iteration of a job's domain, of ranks below `end` (of all without one), in
-    /// the order it is reduced: by rank, then as pushed. The frames stay until [`Pending::free`].
+    /// Takes the held frames of an iteration of a job's domain, of ranks below `end` (of all
+    /// without one), in the order of reduction: by rank, then as pushed. The frames stay in memory
+    /// until [`Pending::free`].
     pub fn take(
         &mut self,
         (namespace, domain): (NamespaceId, DomainId),
@@ -317,7 +318,7 @@ impl Pending {
         }
     }
 
-    /// Forgets streams that took effect; their pages are used again.
+    /// Drops streams that took effect; their pages are used again.
     pub fn free(&mut self, streams: Vec<Stream>) {
         for stream in streams {
             self.bytes -= stream.bytes;
@@ -332,13 +333,13 @@ impl Pending {
         self.changes += 1;
     }
 
-    /// Drops what a rank pushed in an iteration that it will not end.
+    /// Drops the pushes of a rank in an iteration that it will not end.
     pub fn forget_rank(&mut self, key: StreamKey) {
         let gone = self.streams.remove(&key);
         self.free(gone.into_iter().collect());
     }
 
-    /// Drops what is held for a job that is over.
+    /// Drops the frames held for a job that is over.
     pub fn forget_namespace(&mut self, namespace: NamespaceId) {
         let over = |key: &StreamKey, _: &mut Stream| key.namespace == namespace;
         let gone = self.streams.extract_if(.., over).map(|(_, stream)| stream);
@@ -346,7 +347,7 @@ impl Pending {
         self.free(gone);
     }
 
-    /// Drops what is held for a released table. Its pages stay with the frames of other tables.
+    /// Drops the frames held for a released table. Its pages stay with the frames of other tables.
     pub fn forget_table(&mut self, table: u32) {
         for stream in self.streams.values_mut() {
             let mut gone = 0;
@@ -364,13 +365,13 @@ impl Pending {
 }
 
 impl Stream {
-    /// Its frames, as pushed.
+    /// The frames of the stream, as pushed.
     pub fn frames(&self) -> &[Held] {
         &self.frames
     }
 }
 
-/// What a payload counts.
+/// Bytes that a payload counts.
 const fn cost(payload_len: usize) -> usize {
     payload_len.next_multiple_of(64) + HELD_BYTES
 }

@@ -23,7 +23,7 @@ pub(super) fn word(payload: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(raw)
 }
 
-/// The table has no such operation.
+/// The refusal of an operation that the table does not have.
 pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
     RejectReason::WrongOperation {
         kind: header.kind as u64,
@@ -31,7 +31,7 @@ pub(super) fn wrong_operation(header: &FrameHeader) -> Refusal {
     }
 }
 
-/// Checks what header and table must agree on; the operation.
+/// Checks that header and table agree. Returns the operation.
 fn operation(table: &Table, header: &FrameHeader) -> Result<PushOp, Refusal> {
     let told = header.flags.dtype.map_or(0, |d| d.code());
     if told != table.spec.dtype.code() {
@@ -72,7 +72,7 @@ pub(super) fn check_len(payload: &[u8], expected: usize) -> Result<(), Refusal> 
     })
 }
 
-/// Whether all rows of a push are right; the number of good rows before a bad one with the error.
+/// Checks all rows of a push. The error has the number of good rows before the bad one.
 fn check_rows(
     table: &Table,
     payload: &[u8],
@@ -83,7 +83,7 @@ fn check_rows(
     let (keys, _) = payload.as_chunks::<8>();
     // The caller has checked the payload's length.
     let values = &payload[parts.values_at..];
-    // All values at once; only a frame that is refused is asked for the row.
+    // All values at once; only a refused frame is searched for the row.
     let all_finite = !table.spec.finite_check || table.kernel().all_finite(values);
     for (row, key) in keys.iter().take(count).enumerate() {
         let key = u64::from_le_bytes(*key);
@@ -147,7 +147,7 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Looks all rows up (creating what is missing), then applies them.
+    /// Looks up all rows (creating missing ones), then applies them.
     pub(super) fn apply_rows(
         &mut self,
         table: u32,
@@ -163,7 +163,7 @@ impl Engine {
             unreachable!("rows of table {table} have been found");
         };
         let values = &payload[parts.values_at..];
-        // Places come from the store itself: they are inside its memory.
+        // Locations come from the store itself: they are inside its memory.
         if let Err(e) = rows.apply_all(&self.redo, progress, &self.places, op, values) {
             self.fail(format_args!(
                 "rows of table {table} could not be stored: {e}"
@@ -172,7 +172,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Fills `self.places` with the rows of a push, creating those that are missing.
+    /// Fills `self.places` with the rows of a push, creating missing ones.
     fn locate_rows(
         &mut self,
         table: u32,
@@ -196,8 +196,8 @@ impl Engine {
         })
     }
 
-    /// Fills `self.places` with the rows of a frame: of each its key, and the client's hint if there
-    /// is one.
+    /// Fills `self.places` with the rows of a frame: of each its key, and the client's cached
+    /// location if there is one.
     pub(super) fn find_rows(
         &mut self,
         table: u32,
@@ -293,8 +293,8 @@ impl Engine {
         Ok(Effect::Applied)
     }
 
-    /// Whether a push at the clock can be held now, and then whether it is its rank's turn; `None`
-    /// if it has to wait for that in its ring.
+    /// Whether a push at the clock can be held now, and whether it is its rank's turn; `None` if it
+    /// has to wait for its turn in its ring.
     ///
     /// A frame waits only if no other domain is used: the CLOCK frame of the other domain would
     /// wait behind it.

@@ -16,21 +16,21 @@ use crate::store::redo::Progress;
 /// Why a record could not be read or stored, in words.
 pub type RecordError = String;
 
-/// What a table's definition says of a record.
+/// Sizes of a record, from its table's definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordShape {
-    /// The partition it belongs to.
+    /// Partition that it belongs to.
     pub partition: PartitionId,
     /// Bytes of its values.
     pub values: usize,
-    /// Bytes of its optimizer state: the least, if it has step counts of its own for its elements.
+    /// Bytes of its optimizer state: the least, if its elements have step counts of their own.
     pub state: usize,
     /// Elements with step counts of their own; 0 where the record has one count, or none.
     pub steps: usize,
 }
 
 impl RecordShape {
-    /// Of the record with this key; `None` if the table has no such record.
+    /// The shape of the record with this key; `None` if the table has no such record.
     pub fn of(spec: &TableSpec, key: u64) -> Option<Self> {
         let parts = spec.partitions.max(1);
         let mut steps = 0;
@@ -69,8 +69,7 @@ impl RecordShape {
         })
     }
 
-    /// Bytes of the state that `bytes` begin with; `None` if it is not all there, or none of this
-    /// record.
+    /// Size of the state at the start of `bytes`; `None` if it is incomplete, or of no such record.
     pub fn state_of(&self, bytes: &[u8]) -> Option<usize> {
         let least = bytes.get(..self.state)?;
         let runs = match least
@@ -86,7 +85,7 @@ impl RecordShape {
     }
 }
 
-/// Blocks of a table, and how they are cut into partitions.
+/// Blocks of a table, and their division into partitions.
 fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
     let Shape::Dense {
         rows,
@@ -106,8 +105,8 @@ fn blocks_of(spec: &TableSpec) -> Option<(BlockLayout, Ranges)> {
 }
 
 impl Engine {
-    /// Gives `sink` every record of a partition, in a stable order: key, values, state. Cost: two
-    /// copies of the partition, and whatever `sink` does, during which nothing else is applied.
+    /// Passes every record of a partition to `sink`, in a stable order: key, values, state. Cost:
+    /// two copies of the partition, and the time of `sink`, during which nothing else is applied.
     ///
     /// # Errors
     /// The first of `sink`, or of the store, through `other`.
@@ -134,7 +133,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A load of a table begins: on a snapshot table an epoch that no reader sees before
+    /// Begins to load a table. On a snapshot table this opens an epoch that no reader sees before
     /// [`Self::end_restore`].
     ///
     /// # Errors
@@ -199,7 +198,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A load of a table is complete: readers see it.
+    /// Ends the load of a table: readers see it.
     ///
     /// # Errors
     /// The table is not there.

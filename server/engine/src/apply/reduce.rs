@@ -1,4 +1,5 @@
-//! What ticks of rows and of ranges share: the order of operations, and the divisor of a mean.
+//! Shared parts of the ticks of rows and of ranges: the order of operations, and the divisor of a
+//! mean.
 
 use tidewater_protocol::ids::WorkerId;
 use tidewater_protocol::mutants::{self, Mutant};

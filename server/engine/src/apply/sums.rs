@@ -1,6 +1,6 @@
-//! Sums of an open iteration: what the ranks that have had their turn pushed, reduced.
+//! Sums of an open iteration: the reduced pushes of the ranks that have had their turn.
 //!
-//! Ranks are added in ascending order, each at once, and a sum continues where the rank before it
+//! Ranks are added in ascending order, each at once, and a sum continues where the previous rank
 //! ended: the bits are those of one pass over all ranks.
 
 use std::collections::BTreeMap;
@@ -16,12 +16,12 @@ use super::kernels::accumulate;
 use super::reduce::{Ranks, tick_order};
 use crate::store::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 
-/// Sums of one table.
+/// Sums of one table, by kind.
 #[derive(Debug)]
 pub(super) enum Sums {
-    /// Of rows, by key.
+    /// Sums of rows, by key.
     Rows(BTreeMap<u64, Reduced>),
-    /// Of blocks.
+    /// Sums of the blocks of a range table.
     Blocks(BlockSums),
 }
 
@@ -54,7 +54,7 @@ impl Reduced {
         }
     }
 
-    /// What is to be applied, in order.
+    /// The operations to apply, in order.
     pub(super) fn steps(
         mut self,
         dtype: DType,
@@ -80,31 +80,31 @@ pub(super) struct BlockSum {
     slot: usize,
     /// Elements that were pushed: sorted, disjoint, not adjacent.
     pub(super) runs: Vec<Range<usize>>,
-    /// Ranks that pushed any of them.
+    /// Ranks that pushed any of these elements.
     pub(super) ranks: Ranks,
 }
 
-/// Block and operation (its place in a tick).
+/// Block and operation (its index in a tick).
 pub(super) type BlockKey = (u64, u8);
 
-/// Sums of one table by ranges, in private memory.
+/// Sums of one range table, in private memory.
 #[derive(Debug)]
 pub(super) struct BlockSums {
     memory: Arc<ServerMemory>,
     owner: BlockOwner,
     block_bytes: usize,
-    /// Blocks of the table on this applier.
+    /// Number of the table's blocks on this applier.
     blocks: usize,
     /// Memory for the sums of one operation on all blocks, each; operations that it was made for.
     parts: Vec<Block>,
     orders: u8,
-    /// Slots in use.
+    /// Number of slots in use.
     used: usize,
     sums: BTreeMap<BlockKey, BlockSum>,
 }
 
 impl BlockSums {
-    /// Without memory, for a table of so many blocks.
+    /// Sums without memory, for a table of this number of blocks.
     pub(super) const fn new(
         memory: Arc<ServerMemory>,
         (table, applier): (u32, u32),
@@ -156,7 +156,7 @@ impl BlockSums {
         self.orders & 1 << order != 0
     }
 
-    /// Bytes of one operation's sums.
+    /// Bytes that one operation's sums take.
     pub(super) const fn bytes(&self) -> usize {
         self.blocks * self.block_bytes
     }
@@ -171,7 +171,7 @@ impl BlockSums {
         self.sums.first_key_value().map(|(key, _)| *key)
     }
 
-    /// Takes a sum out: its values are copied to `values`.
+    /// Takes a sum out and copies its values to `values`.
     pub(super) fn take(&mut self, key: BlockKey, values: &mut [u8]) -> Option<BlockSum> {
         let sum = self.sums.remove(&key)?;
         match self
@@ -186,7 +186,7 @@ impl BlockSums {
         Some(sum)
     }
 
-    /// Puts a sum in: a new one, or one that was taken out (`before`).
+    /// Stores a sum: a new one, or one that was taken out (`before`).
     pub(super) fn put(
         &mut self,
         key: BlockKey,
@@ -209,7 +209,7 @@ impl BlockSums {
         self.sums.insert(key, BlockSum { slot, runs, ranks });
     }
 
-    /// The iteration is over: every slot is free.
+    /// Frees every slot at the end of the iteration.
     pub(super) fn clear(&mut self) {
         self.sums.clear();
         self.used = 0;
@@ -227,7 +227,7 @@ impl BlockSums {
         part.at + inside * self.block_bytes
     }
 
-    /// Gives the memory back.
+    /// Frees the memory of all sums.
     pub(super) fn release(self) {
         for part in self.parts {
             let freed = self.memory.private.free(part);

@@ -1,4 +1,4 @@
-//! One table on one applier, whatever its kind.
+//! One table on one applier, of any kind.
 
 use std::sync::Arc;
 
@@ -24,30 +24,30 @@ use tidewater_protocol::layout::reject::RejectReason;
     reason = "one for each table: a box would cost each push a load"
 )]
 pub enum Store {
-    /// Keys.
+    /// Sparse rows, looked up by key.
     Sparse(SparseShard),
-    /// Rows by index.
+    /// Dense rows, addressed by index.
     Rows(DenseRows),
-    /// Ranges of elements.
+    /// Elements of a range table.
     Blocks(DenseBlocks),
 }
 
 /// A table's share on one applier.
 #[derive(Debug)]
 pub struct Table {
-    /// Number.
+    /// Number of the table.
     pub id: TableId,
-    /// The job it belongs to.
+    /// Job that the table belongs to.
     pub namespace: NamespaceId,
-    /// Definition.
+    /// Definition of the table.
     pub spec: Arc<TableSpec>,
-    /// Rows.
+    /// Memory of its rows or blocks.
     pub store: Store,
 }
 
 impl Table {
-    /// Makes the share of `partitions`: dense tables whole and initialised, sparse ones empty. May
-    /// take long: not for the applier's thread.
+    /// Makes the share of `partitions`: dense tables complete and initialised, sparse ones empty.
+    /// May take long: not for the applier's thread.
     ///
     /// # Errors
     /// [`ShardError`].
@@ -81,7 +81,7 @@ impl Table {
         })
     }
 
-    /// The same of a job of several: of the first one, unless told.
+    /// Assigns the table to a job; without this it belongs to the first one.
     #[must_use]
     pub const fn of(mut self, namespace: NamespaceId) -> Self {
         self.namespace = namespace;
@@ -94,7 +94,7 @@ impl Table {
         matches!(self.spec.effect, Apply::AtTick(_)) && !on(Mutant::AtClockOff)
     }
 
-    /// The rule for rows, if the table has rows.
+    /// The writer of rows, if the table has rows.
     pub fn rows(&mut self) -> Option<&mut RowWriter> {
         match &mut self.store {
             Store::Sparse(s) => Some(s.rows()),
@@ -103,7 +103,7 @@ impl Table {
         }
     }
 
-    /// The rule.
+    /// The kernel with the table's rule.
     pub fn kernel(&self) -> &RowKernel {
         match &self.store {
             Store::Sparse(s) => s.kernel(),
@@ -112,7 +112,7 @@ impl Table {
         }
     }
 
-    /// Where an existing row is; `None` for a missing sparse key or a row of somebody else.
+    /// Place of an existing row; `None` for a missing sparse key or a row of another applier.
     #[inline]
     pub fn place(&self, key: u64) -> Option<RowPlace> {
         match &self.store {
@@ -154,7 +154,7 @@ impl Table {
         }
     }
 
-    /// Gives all memory back.
+    /// Frees all memory of the share.
     ///
     /// # Errors
     /// Never for blocks of this server.

@@ -1,9 +1,9 @@
 //! Ticks: a worker's clock moves; when the minimum moves, the iterations it closes take effect.
 //!
-//! Pushes of an iteration are reduced in rank order, row by row, each rank when it has ticked and all
-//! ranks below it have; when the iteration is closed each row takes one
-//! optimizer step: the bits depend neither on timing nor on who owns which partition. Only then is
-//! the new minimum announced, so no reader at clock c sees an update of an iteration >= c.
+//! Pushes of an iteration are reduced in rank order, row by row, each rank when it has ticked and
+//! all ranks below it have. When the iteration is closed, each row takes one optimizer step. The
+//! bits depend neither on timing nor on which server owns which partition. Only then is the new
+//! minimum announced, so no reader at clock c sees an update of an iteration >= c.
 
 use std::collections::BTreeMap;
 
@@ -38,8 +38,8 @@ impl Engine {
         }
         let domain = DomainId(header.partition as u8);
         if told == CLOCK_FINISHED && !mutants::on(Mutant::FinishLeavesOneDomain) {
-            // Of every domain: also of those that this worker never ticked in. What it pushed after
-            // its last tick counts.
+            // In every domain: also in those that this worker never ticked in. Its pushes after its
+            // last tick count.
             self.leave(sender.namespace, sender.rank);
             return Ok(Effect::Clock);
         }
@@ -59,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// A worker of a job is gone: no clock waits for it. The part of an iteration that it pushed
-    /// without ending the iteration is dropped.
+    /// Removes a worker of a job: no clock waits for it. Its pushes of an iteration that it did not
+    /// end are dropped.
     pub fn remove_worker(&mut self, namespace: NamespaceId, rank: WorkerId) {
         let clocks = self.clocks(namespace);
         let domains: Vec<DomainId> = clocks.domains().collect();
@@ -89,12 +89,12 @@ impl Engine {
         }
     }
 
-    /// A clock has moved: adds the ranks that have had their turn to the sums of the open iteration,
-    /// and stages the rank whose turn it is now.
+    /// Handles a moved clock: adds the ranks that have had their turn to the sums of the open
+    /// iteration, and stages the rank that has its turn now.
     pub(super) fn next_turn(&mut self, namespace: NamespaceId, domain: DomainId) {
         let clocks = self.clocks(namespace);
         let (turn, iteration) = (clocks.turn(domain), clocks.line(domain).min);
-        // With no rank left nothing closes the iteration.
+        // Without ranks nothing closes the iteration.
         let Some(rank) = turn else { return };
         if !self.deferred.is_empty() {
             return;
@@ -121,7 +121,7 @@ impl Engine {
     fn advance(&mut self, namespace: NamespaceId, moved: impl IntoIterator<Item = Moved>) {
         for moved in moved {
             if mutants::on(Mutant::TickBeforeApply) {
-                // The defect: announced now, applied at the next call.
+                // The mutant: announced now, applied at the next call.
                 self.deferred.push((namespace, moved));
             } else {
                 self.close(namespace, moved);
@@ -130,7 +130,7 @@ impl Engine {
         }
     }
 
-    /// Applies what a planted defect put off; nothing without one.
+    /// Applies what a mutant has put off; nothing without one.
     pub fn apply_deferred(&mut self) {
         for (namespace, moved) in std::mem::take(&mut self.deferred) {
             self.close(namespace, moved);
@@ -159,8 +159,8 @@ impl Engine {
         }
     }
 
-    /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with sums,
-    /// and snapshot tables.
+    /// Tables of a domain that a tick changes even if the last ranks pushed nothing: those with
+    /// sums, and snapshot tables.
     fn tables_to_close(&self, namespace: NamespaceId, domain: DomainId) -> Vec<u32> {
         let changes = |t: &&Table| match (&t.store, self.sums.get(&t.id.0)) {
             (Store::Blocks(b), _) if b.is_snapshot() => true,
@@ -173,7 +173,7 @@ impl Engine {
         tables.map(|t| t.id.0).collect()
     }
 
-    /// Adds what is `held` for a table of rows to its sums, in the order it is in.
+    /// Adds the `held` frames for a table of rows to its sums, in their order.
     fn fold_rows(&mut self, id: u32, held: &[Held]) {
         let Some(table) = self.tables.get(&id) else {
             return;
@@ -207,7 +207,7 @@ impl Engine {
         let rows: BTreeMap<u64, Reduced> = std::mem::take(sums);
         self.lsn += 1;
         let keys: Vec<u64> = rows.keys().copied().collect();
-        // Rows exist since their pushes were held. One that was removed meanwhile is made again;
+        // Rows exist since their pushes were held. One that was removed meanwhile is created again;
         // without memory for it an acknowledged push would be lost.
         let found = self.find_rows(id, keys.len(), |row| (keys[row], RowLocation::NONE));
         if let Err(reason) = found {

@@ -1,10 +1,10 @@
-//! Ticks of tables by ranges: what is held of an iteration is reduced block by block.
+//! Ticks of range tables: held frames of an iteration are reduced block by block.
 //!
-//! Held frames are cut into *segments*, each inside one block, and these are sorted by block,
-//! operation and the order in which frames are reduced (by rank, then as pushed). One block after
-//! the other is then summed in a buffer that stays in the core's cache. Ranks that have had their turn
-//! while the iteration is open are added to its [`BlockSums`]; the tick adds the last ranks and
-//! stores: each gradient is read once and each parameter read and written once.
+//! Held frames are cut into *segments*, each inside one block. These are sorted by block, operation
+//! and the order in which frames are reduced (by rank, then as pushed). One block after the other
+//! is then summed in a buffer that stays in the core's cache. Ranks that have had their turn while
+//! the iteration is open are added to its [`BlockSums`]. The tick adds the last ranks and stores:
+//! each gradient is read once and each parameter read and written once.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,18 +28,18 @@ use crate::store::redo::{Progress, Redo};
 /// Bytes of a payload before its values: the first element's number.
 const FIRST_BYTES: usize = 8;
 
-/// What of one held frame belongs to one block. Sorted in the order of its fields.
+/// The part of one held frame in one block. Sorted in the order of its fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Segment {
     block: u64,
-    /// Place of the operation among those of a tick, see [`order_of`].
+    /// Index of the operation among those of a tick, see [`order_of`].
     order: u8,
-    /// Place of the frame among those of the iteration.
+    /// Index of the frame among those of the iteration.
     held: usize,
-    /// First element in the block, and how many.
+    /// First element in the block, and number of elements.
     first: usize,
     count: usize,
-    /// Where its values begin in the payload.
+    /// Offset of its values in the payload.
     at: usize,
 }
 
@@ -49,7 +49,7 @@ impl Segment {
     }
 }
 
-/// Place of an operation in [`tick_order`].
+/// Index of an operation in [`tick_order`].
 pub(super) fn order_of(op: PushOp) -> u8 {
     match tick_order().iter().position(|&at| at == op) {
         Some(place) => place as u8,
@@ -57,18 +57,18 @@ pub(super) fn order_of(op: PushOp) -> u8 {
     }
 }
 
-/// Buffers of a tick, kept from one to the next so that a steady step allocates nothing. They
-/// grow to a segment for each block of each held frame, 56 bytes, which is less than what `Pending`
-/// counts for a frame, and to two blocks.
+/// Buffers of a tick, kept from one to the next so that a steady step allocates nothing. They grow
+/// to a segment for each block of each held frame and to two blocks. A segment has 56 bytes, which
+/// is less than what `Pending` counts for a frame.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     segments: Vec<Segment>,
-    /// Reduced values of the block at hand, and the segment that is added to them.
+    /// Reduced values of the current block, and the segment that is added to them.
     values: Vec<u8>,
     part: Vec<u8>,
     /// Elements of the block that take a step: sorted, disjoint, not adjacent.
     runs: Vec<Range<usize>>,
-    /// Ranks whose pushes are in `values`.
+    /// Ranks with pushes in `values`.
     ranks: Ranks,
 }
 
@@ -89,7 +89,7 @@ impl Rules {
 }
 
 impl Buffers {
-    /// Cuts what is held at the ends of blocks.
+    /// Cuts held frames at the ends of blocks.
     fn cut(&mut self, pending: &Pending, held: &[Held], layout: BlockLayout) {
         self.segments.clear();
         for (place, h) in held.iter().enumerate() {
@@ -98,7 +98,7 @@ impl Buffers {
             };
             pending.payload_part(h, 0..FIRST_BYTES, &mut self.part);
             let mut element = super::push::word(&self.part, 0);
-            // The range was checked when the frame came: it is inside the table.
+            // The range was checked on arrival of the frame: it is inside the table.
             let mut left = h.header.count as usize;
             let mut at = FIRST_BYTES;
             while left > 0 {
@@ -127,9 +127,9 @@ impl Buffers {
         self.segments.sort_unstable();
     }
 
-    /// Reduces the segments `of` one block and operation, after what is in `sums`, into `values`, and
-    /// notes which elements they touch. Values of elements that nobody pushed are 0. Returns the sum
-    /// that was taken out.
+    /// Reduces the segments `of` one block and operation, after the content of `sums`, into
+    /// `values`, and notes which elements they touch. Values of elements that no rank pushed are 0.
+    /// Returns the sum that was taken out.
     fn reduce(
         &mut self,
         (pending, held): (&Pending, &[Held]),
@@ -174,7 +174,7 @@ impl Buffers {
         from..from + segments.iter().take_while(same).count()
     }
 
-    /// Adds what was cut to `sums`.
+    /// Adds the segments to `sums`.
     fn fold(
         &mut self,
         pushes: (&Pending, &[Held]),
@@ -193,8 +193,8 @@ impl Buffers {
         }
     }
 
-    /// Reduces and stores one block after the other: what was cut, after what is in `sums`. Each run of
-    /// elements is a row of `lsn`.
+    /// Reduces and stores one block after the other: the segments, after the content of `sums`.
+    /// Each run of elements is a row of `lsn`.
     fn step(
         &mut self,
         pushes: (&Pending, &[Held]),
@@ -253,8 +253,8 @@ fn merge(runs: &mut Vec<Range<usize>>) {
 }
 
 impl Engine {
-    /// Applies what is `held` of an iteration for a table by ranges, in the order it is in. A
-    /// snapshot table takes its next epoch even if nothing is held.
+    /// Applies the `held` frames of an iteration for a range table, in their order. A snapshot
+    /// table takes its next epoch even if there are none.
     pub(super) fn close_blocks(&mut self, id: u32, iteration: u64, held: &[Held]) {
         if let Err(e) = self.step_blocks(id, iteration, held) {
             self.fail(format_args!(
@@ -263,7 +263,7 @@ impl Engine {
         }
     }
 
-    /// Adds what is `held` for a table by ranges to its sums, in the order it is in.
+    /// Adds the `held` frames for a range table to its sums, in their order.
     pub(super) fn fold_blocks(&mut self, id: u32, held: &[Held]) {
         let sums = self.sums.get_mut(&id);
         let (Some(table), Some(Sums::Blocks(sums))) = (self.tables.get(&id), sums) else {
@@ -278,8 +278,8 @@ impl Engine {
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
-    /// Makes sure that the sums of an operation on a table by ranges, and one rank's pushes of it,
-    /// have memory.
+    /// Reserves memory for the sums of an operation on a range table, and for one rank's pushes of
+    /// it.
     pub(super) fn reserve_sums(&mut self, id: u32, op: PushOp) -> Result<(), Refusal> {
         let Some(Table {
             store: Store::Blocks(blocks),
@@ -332,7 +332,7 @@ impl Engine {
                 let store = (&mut *blocks, &self.redo);
                 self.tick.step(pushes, sums, store, self.lsn, rules)?;
             }
-            // Nothing was ever pushed to it.
+            // No push ever reached the table.
             _ => assert!(held.is_empty(), "pushes are held, and no sums are reserved"),
         }
         if snapshot {

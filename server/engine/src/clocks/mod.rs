@@ -1,8 +1,8 @@
 //! Clocks of the workers of one job, as one applier sees them. Pure.
 //!
 //! `clock(w)` is the number of ticks that worker `w` has completed. Only CLOCK frames move it, one
-//! at a time, in the order of their ring: so everything the worker pushed before is applied (or
-//! taken over) when its clock moves. A domain's minimum over the live workers never goes back.
+//! at a time, in the order of their ring. So everything that the worker pushed before is applied
+//! (or held back) when its clock moves. A domain's minimum over the live workers never goes back.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,43 +20,43 @@ struct Domain {
     turn: Option<WorkerId>,
 }
 
-/// Every domain of one job on one applier.
+/// Clocks of every domain of one job on one applier.
 #[derive(Debug, Clone, Default)]
 pub struct Clocks {
     domains: BTreeMap<DomainId, Domain>,
     members: BTreeSet<WorkerId>,
-    /// Whether the members are all there will be.
+    /// Whether no more members will come.
     complete: bool,
     gone: BTreeSet<WorkerId>,
-    /// Of each worker the domains that it has ticked in, a bit each.
+    /// For each worker the domains that it has ticked in, a bit each.
     ticked: BTreeMap<WorkerId, u64>,
 }
 
 /// A domain's minimum moved: iterations `from..to` are closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
-    /// The domain.
+    /// Number of the domain.
     pub domain: DomainId,
-    /// The minimum before.
+    /// Minimum before the move.
     pub from: u64,
-    /// The minimum now.
+    /// Minimum after the move.
     pub to: u64,
 }
 
-/// A clock that cannot be.
+/// A clock that is not the worker's next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("worker {worker} says clock {told}, but {expected} is due")]
 pub struct BadClock {
-    /// Who.
+    /// Rank of the worker.
     pub worker: WorkerId,
-    /// Told.
+    /// Clock in the worker's frame.
     pub told: u64,
-    /// Due; 0 for a worker that is no member.
+    /// Clock that is due; 0 for a worker that is no member.
     pub expected: u64,
 }
 
 impl Clocks {
-    /// With these workers, all at 0; with nobody, for a job that is to say who belongs to it.
+    /// Clocks of these workers, all at 0; without workers, for a job that sets them later.
     pub fn new(members: impl IntoIterator<Item = WorkerId>) -> Self {
         let members: BTreeSet<WorkerId> = members.into_iter().collect();
         Self {
@@ -68,7 +68,7 @@ impl Clocks {
         }
     }
 
-    /// The job is made of workers `0..workers`. What was told first stands.
+    /// Sets the members to workers `0..workers`. The first call stands.
     pub fn expect(&mut self, workers: u32) {
         if !self.complete {
             (0..workers).for_each(|rank| self.join(WorkerId(rank)));
@@ -76,8 +76,8 @@ impl Clocks {
         }
     }
 
-    /// A worker has come. Where nobody said how many there will be it becomes a member, at 0, of
-    /// each domain whose minimum is still there: a minimum does not go back for a latecomer.
+    /// Notes that a worker has joined. If the number of workers is unknown, it becomes a member, at
+    /// 0, of each domain with its minimum still at 0: a minimum does not go back for a latecomer.
     pub fn join(&mut self, worker: WorkerId) {
         if self.complete || self.gone.contains(&worker) || !self.members.insert(worker) {
             return;
@@ -106,7 +106,8 @@ impl Clocks {
         self.domain(id).clocks.get(&worker).copied()
     }
 
-    /// The worker whose turn it is in the open iteration: the lowest of those that have not ended it.
+    /// The worker that has its turn in the open iteration: the lowest of those that have not ended
+    /// it.
     pub fn turn(&mut self, id: DomainId) -> Option<WorkerId> {
         self.domain(id).turn
     }
@@ -116,10 +117,10 @@ impl Clocks {
         self.ticked.get(&worker).copied().unwrap_or_default()
     }
 
-    /// Whether `tick` would take this clock.
+    /// Whether `tick` would accept this clock.
     ///
     /// # Errors
-    /// [`BadClock`] when it goes back, skips, or comes from a stranger.
+    /// [`BadClock`] when it goes back, skips, or comes from a worker that is no member.
     pub fn check(&mut self, id: DomainId, worker: WorkerId, told: u64) -> Result<(), BadClock> {
         let expected = match self.domain(id).clocks.get(&worker) {
             Some(clock) => clock + 1,
@@ -141,7 +142,7 @@ impl Clocks {
         })
     }
 
-    /// A worker ticked, or left for good. Returns how the minimum moved, if it did.
+    /// Notes that a worker ticked, or left for good. Returns how the minimum moved, if it did.
     ///
     /// # Errors
     /// [`BadClock`]; nothing was changed.
@@ -163,8 +164,8 @@ impl Clocks {
         Ok(domain.advance(id))
     }
 
-    /// A worker is gone from every domain: dead, or finished for good. Returns the domains whose
-    /// minimum moved.
+    /// Removes a worker from every domain: dead, or finished for good. Returns the domains with a
+    /// moved minimum.
     pub fn remove(&mut self, worker: WorkerId) -> Vec<Moved> {
         self.gone.insert(worker);
         let mut moved = Vec::new();
@@ -177,7 +178,7 @@ impl Clocks {
         moved
     }
 
-    /// What readers are told of a domain.
+    /// The clock record of a domain, as readers get it.
     pub fn line(&mut self, id: DomainId) -> ClockLine {
         let domain = self.domain(id);
         let slowest = domain.clocks.iter().min_by_key(|&(_, clock)| clock);
@@ -201,7 +202,7 @@ impl Clocks {
 }
 
 impl Domain {
-    /// Moves the minimum. With nobody left it stays where the last worker left it.
+    /// Moves the minimum. Without live workers it stays where the last one left it.
     fn advance(&mut self, domain: DomainId) -> Option<Moved> {
         let to = self.clocks.values().copied().min();
         let (from, to) = (self.min, to.unwrap_or(self.min));

@@ -1,8 +1,8 @@
-//! The server's end of a ring: which bytes are a frame, which frame comes next, what the client is
-//! told about it.
+//! The server's end of a ring: which bytes are a frame, which frame comes next, and the records for
+//! the client about it.
 //!
-//! The memory belongs to the client and may change at any moment. Header and payload are copied
-//! out before anything is checked, and only the copy is used.
+//! The memory belongs to the client and may change at any moment. Header and payload are copied out
+//! before anything is checked, and only the copy is used.
 
 use std::collections::VecDeque;
 
@@ -24,90 +24,90 @@ use crate::store::StoreError;
 use crate::store::memory::ServerMemory;
 use crate::store::status::StatusLine;
 
-/// Why a session is ended: its ring is out of step, or it is not the session's client who writes.
+/// Why a session is ended: its ring is out of step, or another process writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RingError {
-    /// The tail went back, too far, or off the grid.
+    /// The tail went back, too far, or is not a multiple of the line.
     #[error("tail {tail} is impossible: {consumed} bytes consumed, ring of {ring}")]
     Tail {
-        /// Told.
+        /// Tail that was read.
         tail: u64,
-        /// Consumed so far.
+        /// Bytes consumed so far.
         consumed: u64,
-        /// Ring.
+        /// Size of the ring in bytes.
         ring: u64,
     },
-    /// No frame.
+    /// The bytes are not a frame.
     #[error("at byte {at}: {why}")]
     Frame {
-        /// Position.
+        /// Position in the ring's stream, in bytes.
         at: u64,
-        /// Which check failed.
+        /// The check that failed.
         why: FrameError,
     },
     /// A frame of another session.
     #[error("frame at byte {at} carries session {told:#x}")]
     Session {
-        /// Position.
+        /// Position in the ring's stream, in bytes.
         at: u64,
-        /// Told.
+        /// Session in the frame's header.
         told: u64,
     },
     /// A frame longer than allowed, than the tail, or across the wrap point.
     #[error("frame at byte {at} of {len} bytes does not fit")]
     Length {
-        /// Position.
+        /// Position in the ring's stream, in bytes.
         at: u64,
-        /// Told, with the header.
+        /// Length in the header, with the header's own.
         len: u64,
     },
-    /// What should lie below a believed tail has not come.
+    /// A frame below an accepted tail has not arrived.
     #[error(
         "the frame at byte {at} has not come {late:?} after its tail: its client writes none, or its \
          device has lost it",
         late = FRAME_LATE_MAX
     )]
     Late {
-        /// Position.
+        /// Position in the ring's stream, in bytes.
         at: u64,
     },
     /// A gap in the sequence.
     #[error("frame {told} where {expected} is due")]
     Sequence {
-        /// Told.
+        /// Sequence number in the frame.
         told: u64,
-        /// Due.
+        /// Sequence number that is due.
         expected: u64,
     },
 }
 
-/// What [`Ring::next`] found.
+/// What [`Ring::next`] found in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
-    /// Nothing, or nothing whole yet.
+    /// No frame, or none that is complete yet.
     Empty,
-    /// Padding, or a frame that was applied before: it was stepped over. Told one by one, so that
-    /// a client that writes nothing else cannot keep its applier from the other rings.
+    /// Padding, or a frame that was applied before: it was stepped over. Reported one by one, so
+    /// that a client that writes nothing else cannot keep its applier from the other rings.
     Skipped,
     /// A frame: its payload is in the buffer.
     Frame(FrameHeader),
 }
 
-/// One ring and what is known about it. Used by its applier only.
+/// One ring and its state. Used by its applier only.
 pub struct Ring {
-    /// Nonce.
+    /// Nonce of the session.
     pub session: SessionId,
-    /// Whose frames these are.
+    /// Worker and job of the frames.
     pub sender: FrameSender,
-    /// The applier's end of the lane; `None` while it is broken.
+    /// The server's end of the lane; `None` while it is broken.
     pub port: Option<Box<dyn ServerLane>>,
-    /// Set while the next frame waits for the turn of its rank: the engine's count of changes when the
-    /// frame was looked at.
+    /// Set while the next frame waits for the turn of its rank: the engine's count of changes when
+    /// the frame was polled.
     pub waiting: Option<u64>,
     inbox: Inbox,
     consumed: u64,
-    /// The tail of the next frame is there, and the frame is not: how long that may last.
+    /// Set while a tail is there without its frame: the deadline for the frame.
     late: Option<Deadline>,
     state: StateLine,
     told: StateLine,
@@ -126,19 +126,19 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Who a ring belongs to.
+/// The owner of a ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingOwner {
     /// Nonce of the session.
     pub session: SessionId,
-    /// Whose frames come.
+    /// Worker and job of the frames.
     pub sender: FrameSender,
-    /// Whether frames carry a check word: where the transport does not place bytes in order.
+    /// Whether frames carry a checksum: where the transport does not place bytes in order.
     pub check_frames: bool,
 }
 
 impl Ring {
-    /// A new ring at sequence 0, with its state line in public memory.
+    /// A new ring at sequence 0, with its status record in public memory.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -162,24 +162,24 @@ impl Ring {
         })
     }
 
-    /// Lets the port do what the client asked for; `None` while the lane is broken.
+    /// Lets the lane do what the client requested; `None` while the lane is broken.
     pub fn poll(&mut self, exports: &mut RegionTableView) -> Option<Result<bool, LaneError>> {
         self.port
             .as_mut()
             .map(|port| port.poll(exports, &self.inbox))
     }
 
-    /// What the client is or will be told.
+    /// The status that the client has or will get.
     pub const fn state(&self) -> StateLine {
         self.state
     }
 
-    /// Where the client reads the public copy of the state line.
+    /// Location of the public copy of the status record, for the client.
     pub const fn status(&self) -> Remote {
         self.status.remote()
     }
 
-    /// The memory the client writes.
+    /// The memory that the client writes.
     pub const fn inbox(&self) -> &Inbox {
         &self.inbox
     }
@@ -190,7 +190,7 @@ impl Ring {
     /// # Errors
     /// [`RingError`]: end the session.
     pub fn next(&mut self, payload: &mut Vec<u8>) -> Result<Next, RingError> {
-        // A torn tail proves nothing and will be whole soon.
+        // A torn tail has no meaning and will be complete soon.
         let Some(tail) = self.inbox.tail() else {
             return Ok(Next::Empty);
         };
@@ -208,7 +208,7 @@ impl Ring {
         let line = self.inbox.header(consumed);
         let header = match FrameHeader::from_line(&line) {
             Ok(header) => header,
-            // Where bytes may be late, a header that is none may still become one.
+            // Where bytes may be late, an invalid header may still become valid.
             Err(_) if self.check_frames => return self.not_yet(),
             Err(why) => return Err(RingError::Frame { at: consumed, why }),
         };
@@ -222,7 +222,7 @@ impl Ring {
         }
         let expected = self.state.applied_seq + 1;
         if self.check_frames && header.seq < expected {
-            // Whole, but of an earlier lap of the ring: what belongs here is yet to land.
+            // Complete, but of an earlier lap of the ring: the frame here has yet to arrive.
             return self.not_yet();
         }
         self.late = None;
@@ -240,9 +240,9 @@ impl Ring {
         Ok(Next::Frame(header))
     }
 
-    /// A tail is there and its frame is not: it is looked for again, but not for ever. The tail was
-    /// written after the frame, on a connection that keeps order, so that only the way from the device
-    /// to memory is left. Cost: a look at the clock.
+    /// A tail is there and its frame is not: poll again, but not for ever. The tail was written
+    /// after the frame, on a connection that keeps order, so that only the way from the device to
+    /// memory is left. Cost: a reading of the clock.
     fn not_yet(&mut self) -> Result<Next, RingError> {
         let at = self.consumed;
         let late = || Deadline::after(FRAME_LATE_MAX);
@@ -252,7 +252,7 @@ impl Ring {
         }
     }
 
-    /// Bytes of the frame in the ring; `None` while it cannot be whole yet.
+    /// Bytes of the frame in the ring; `None` while it cannot be complete yet.
     fn frame_len(&self, header: &FrameHeader, tail: u64) -> Result<Option<u64>, RingError> {
         let at = self.consumed;
         let ring = self.inbox.ring();
@@ -296,18 +296,18 @@ impl Ring {
         self.state.head_bytes = self.consumed;
     }
 
-    /// The frame has taken effect (or has been taken over for a tick).
+    /// Notes that the frame has taken effect (or is held back for a tick).
     pub fn done(&mut self, header: &FrameHeader) {
         self.state.applied_seq = header.seq;
         self.state.durable_seq = header.seq;
         self.skip(header.ring_bytes());
     }
 
-    /// The frame is refused: its ticket fails, nothing else does. The reject is written before
-    /// the state line that counts it.
+    /// Refuses the frame: its ticket fails, nothing else does. The reject record is written before
+    /// the status record that counts it.
     ///
     /// # Errors
-    /// [`LaneError`] from the port.
+    /// [`LaneError`] from the lane.
     pub fn reject(&mut self, header: &FrameHeader, reason: RejectReason) -> Result<(), LaneError> {
         let reject = Reject {
             seq: header.seq,
@@ -323,7 +323,7 @@ impl Ring {
     }
 
     /// Forgets rejects that the client has seen: it built no frame before the one that used its
-    /// cell last was applied. Two that are kept never share a cell.
+    /// record last was applied. Two that are kept never share a record.
     fn forget_rejects(&mut self) {
         let applied = self.state.applied_seq;
         let old = |r: &Reject| r.seq.saturating_add(FRAMES_IN_FLIGHT_MAX) <= applied;
@@ -333,10 +333,10 @@ impl Ring {
     }
 
     /// Writes into the client's mailbox; nothing while the lane is broken (what matters is sent
-    /// again when it is back).
+    /// again after the recovery).
     ///
     /// # Errors
-    /// [`LaneError`] from the port.
+    /// [`LaneError`] from the lane.
     pub fn post(&mut self, at: usize, bytes: &[u8]) -> Result<(), LaneError> {
         match &mut self.port {
             Some(port) => port.post(at, bytes),
@@ -344,10 +344,11 @@ impl Ring {
         }
     }
 
-    /// Tells the client and everybody who may read it how far the ring is, if that changed.
+    /// Publishes the ring's state to the client and to all readers of the public copy, if it
+    /// changed.
     ///
     /// # Errors
-    /// [`LaneError`] from the port.
+    /// [`LaneError`] from the lane.
     pub fn publish(&mut self, memory: &ServerMemory) -> Result<bool, LaneError> {
         if self.state == self.told {
             return Ok(false);
@@ -361,31 +362,30 @@ impl Ring {
         Ok(true)
     }
 
-    /// Recovery, first half (the port is destroyed, nothing lands any more, everything whole has
-    /// been consumed): sets the tail to what was consumed and answers how far the ring is.
+    /// Recovery, first half (the lane is destroyed, nothing arrives any more, every complete frame
+    /// has been consumed). Sets the tail to the consumed position and returns the ring's state.
     pub fn rewind(&mut self) -> StateLine {
         self.inbox.reset_tail(self.consumed);
         self.state
     }
 
-    /// New memory in the place of the old, whose client cannot be kept from writing it: the ring
-    /// goes on where it stands. Between the two halves of a recovery.
+    /// Replaces the memory by new one, because the client cannot be kept from writing the old: the
+    /// ring continues at its position. Between the two halves of a recovery.
     pub fn renew(&mut self, inbox: Inbox) {
         inbox.reset_tail(self.consumed);
         self.inbox = inbox;
     }
 
-    /// Recovery, second half: a new port. The client is told everything again that it may have
-    /// missed.
+    /// Recovery, second half: a new lane. The client gets everything again that it may have missed.
     ///
     /// # Errors
-    /// [`LaneError`] from the port.
+    /// [`LaneError`] from the lane.
     pub fn attach(&mut self, port: Box<dyn ServerLane>) -> Result<(), LaneError> {
         self.port = Some(port);
-        // What comes again has its time again.
+        // Frames that come again have the full time again.
         self.late = None;
-        // An old one would stand in the cell of a newer one for a moment, and on a mailbox that
-        // outlives its lane the client may look just then.
+        // An old reject would be in the record of a newer one for a moment. On a mailbox that
+        // outlives its lane the client may read just then.
         self.forget_rejects();
         for n in 0..self.rejects.len() {
             let reject = self.rejects[n];
@@ -403,7 +403,7 @@ impl Ring {
         }
     }
 
-    /// Gives the state line's memory back.
+    /// Frees the status record.
     ///
     /// # Errors
     /// Never for a ring of this memory.

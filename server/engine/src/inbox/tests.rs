@@ -1,5 +1,4 @@
-//! What a client is told again when its lane comes back, and what a look makes of memory that
-//! changes under it.
+//! What a client gets again when its lane recovers, and reads of memory that changes meanwhile.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,7 +17,7 @@ const RING_BYTES: usize = 16 << 10;
 const SESSION: u64 = 9;
 const NOT_FINITE: RejectReason = RejectReason::NotFinite { row: 0, key: 0 };
 
-/// Notes where it was told to write.
+/// Records the offsets that it was to write.
 struct Notes(Arc<Mutex<Vec<usize>>>);
 
 impl ServerLane for Notes {
@@ -105,7 +104,7 @@ fn a_reject_is_told_again_only_while_its_cell_is_its_own() {
 
 const LENS: [usize; 3] = [64, 2048, 3968];
 
-/// A frame at the start of a ring, all of whose words are `word`.
+/// Writes a frame at the start of a ring, with `word` in all of its words.
 fn write(inbox: &Inbox, word: u64) {
     let len = LENS[word as usize % LENS.len()];
     let payload = word.to_le_bytes().repeat(len / 8);
@@ -120,7 +119,7 @@ fn write(inbox: &Inbox, word: u64) {
     inbox
         .window()
         .copy_in(INBOX_RING_AT + FRAME_HEADER_BYTES, &payload);
-    // Most of a look is the payload's; that its header changes has to be tried as often.
+    // Most of a read is the payload's; changes of the header must be tried as often.
     for other in LENS.into_iter().cycle().take(30).chain([len]) {
         header.payload_len = other as u32;
         write_header(inbox, &header);
@@ -132,11 +131,11 @@ fn write_header(inbox: &Inbox, header: &FrameHeader) {
     inbox.window().copy_in(INBOX_RING_AT, &line);
 }
 
-/// What a look found is what it makes use of, whatever is written meanwhile: a client of shared
-/// memory writes while the applier looks.
+/// A poll uses only what it has read once, whatever is written meanwhile: a client of shared memory
+/// writes while the applier reads.
 fn no_change_inside_a_look_is_seen(check_frames: bool) {
-    /// Looks that found something else than the one before: so often was written between two reads.
-    /// Counted instead of looks, it is as hard a test where the two threads share a core.
+    /// Polls with another result than the one before: so often was written between two reads.
+    /// Counting these instead of polls, the test is as hard where the two threads share a core.
     const CHANGES: usize = 5_000;
     let (_memory, inbox, mut ring) = ring(check_frames);
     write(&inbox, 0);
@@ -154,7 +153,7 @@ fn no_change_inside_a_look_is_seen(check_frames: bool) {
         });
         let deadline = Deadline::after(Duration::from_secs(120));
         let (mut payload, mut last, mut bad) = (Vec::new(), None, None);
-        // Looked at again and again, never taken: each look is a new one at the same frame.
+        // The frame is polled again and again, never taken: each poll reads the same frame again.
         while bad.is_none() && changes < CHANGES && !deadline.passed() {
             let found = match ring.next(&mut payload).unwrap() {
                 Next::Frame(header) => Some(header),
@@ -230,7 +229,8 @@ fn a_frame_that_was_taken_is_what_it_was_whatever_stands_in_the_ring() {
     }
 }
 
-/// A tail without its frame is looked at again, but not for ever; a lane that comes back has its time anew.
+/// A tail without its frame is polled again, but not for ever; a lane that recovers has the full
+/// time again.
 #[test]
 fn a_frame_that_does_not_come_ends_its_lane() {
     let (_memory, inbox, mut ring) = ring(true);
@@ -247,7 +247,7 @@ fn a_frame_that_does_not_come_ends_its_lane() {
     ring.attach(Box::new(Notes(Arc::default()))).unwrap();
     inbox.reset_tail(64);
     assert_eq!(ring.next(&mut payload), Ok(Next::Empty));
-    // One that comes in the end is a frame, however late, and the next has all its time.
+    // A frame that comes in the end is valid, however late, and the next has the full time.
     ring.late = Some(Deadline::after(Duration::ZERO));
     write(&inbox, 0);
     inbox.reset_tail(64 + LENS[0] as u64);

@@ -1,14 +1,14 @@
 //! Rows of a partition in a stable order: that of their creation, by slot.
 //!
-//! Saving, moving and copying a partition read it through a cursor. A row that is removed drops
-//! out, a row created meanwhile comes at the end or in a reused slot; no row comes twice.
+//! A cursor reads a partition to save, move or copy it. A row that is removed drops out, a row
+//! created meanwhile comes at the end or in a reused slot; no row comes twice.
 
 use tidewater_protocol::layout::row::RowLocation;
 
 use super::redo::RowPlace;
 use super::sparse::SparseShard;
 
-/// Where the iteration stands. Plain numbers: it survives everything but the shard.
+/// Position of the iteration. Plain numbers: it stays valid as long as the shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowCursor {
     run: usize,

@@ -1,20 +1,20 @@
-//! A dense table with layout `blocks` on one applier: one vector of `rows x cols` elements, cut
-//! into blocks with version words beside them.
+//! A range table (layout `blocks`) on one applier: one vector of `rows x cols` elements, cut into
+//! blocks, with version words apart from them.
 //!
 //! ```text
 //! public   payload: blocks x block_bytes, twice on a snapshot table (buffer 0, then buffer 1)
-//!          meta:    snapshot line, on a snapshot table | TaggedU32 version word of each block
+//!          meta:    snapshot record, on a snapshot table | TaggedU32 version word of each block
 //! private  state:   of each block its slots, block_bytes each, then the step word (Adam, see `steps`)
 //! ```
 //! A partition is a range of blocks and has these three; those of one applier lie side by side, in
-//! one block of memory each. First values are those of a row whose key
-//! is the block's index and whose column is the place in the block, so they depend on the block's
-//! size but not on partitions or servers. A version word counts stores: its sequence is even and
-//! starts at 2.
+//! one block of memory each. Initial values are those of a row with the block's index as key and
+//! the position in the block as column. So they depend on the block's size but not on partitions or
+//! servers. A version word counts stores: its sequence is even and starts at 2.
 //!
 //! A push is a range of elements. Its rule runs on exactly these elements of payload and state,
-//! block by block. Adam counts the steps of each element: the gradients, or at ticks the ticks, that
-//! touched it, however a push was cut into frames and wherever blocks begin.
+//! block by block. Adam counts the steps of each element: the gradients, or at ticks the ticks,
+//! that touched it. The counts do not depend on how a push was cut into frames and where blocks
+//! begin.
 
 mod error;
 mod part;
@@ -43,31 +43,31 @@ pub(crate) use steps::HAS_RUNS;
 use steps::{StepRun, StepTables};
 use window::{Cut, Window};
 
-/// Smallest and largest block, in bytes: `DenseLayout::Blocks` says so.
+/// Smallest and largest block, in bytes, as `DenseLayout::Blocks` documents.
 const BLOCK_BYTES: std::ops::RangeInclusive<u32> = 4 << 10..=256 << 10;
 
-/// Where clients find the blocks of one partition.
+/// Location of the blocks of one partition, for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlocksDescriptor {
-    /// The partition.
+    /// Number of the partition.
     pub partition: PartitionId,
-    /// Its first block.
+    /// Number of its first block.
     pub first_block: u64,
     /// Number of blocks; 0 when the table has fewer blocks than partitions.
     pub blocks: u64,
     /// Address of the first block in each buffer; both the same without snapshot.
     pub payload: [u64; 2],
-    /// Key of the payload.
+    /// Region key of the payload.
     pub payload_key: RegionKey,
     /// Address of the version words, one of 8 bytes for each block.
     pub versions: u64,
-    /// Address of the snapshot line, on a snapshot table.
+    /// Address of the snapshot record, on a snapshot table.
     pub snapshot: Option<u64>,
-    /// Key of version words and snapshot line.
+    /// Region key of version words and snapshot record.
     pub meta_key: RegionKey,
 }
 
-/// What of a dense table with layout `blocks` one applier owns.
+/// One applier's share of a range table.
 #[derive(Debug)]
 pub struct DenseBlocks {
     memory: Arc<ServerMemory>,
@@ -80,14 +80,14 @@ pub struct DenseBlocks {
     kernel: RowKernel,
     window: Window,
     tables: StepTables,
-    /// Runs of the block at hand.
+    /// Runs of the current block.
     runs: Vec<StepRun>,
     line: SnapshotLine,
 }
 
 impl DenseBlocks {
-    /// A shard that owns `partitions`, every block of them made. Cost: writes all of its memory,
-    /// so it is called before the shard is handed to its applier.
+    /// A shard that owns `partitions`, with every block of them made. Cost: writes all of its
+    /// memory, so it is called before the shard is handed to its applier.
     ///
     /// # Errors
     /// [`ShardError`]; no memory is kept.
@@ -150,12 +150,12 @@ impl DenseBlocks {
         self.sizes.layout
     }
 
-    /// The table's rule, for whole blocks; [`RowKernel::accepts`] says which pushes it takes.
+    /// The table's rule, for whole blocks; [`RowKernel::accepts`] decides which pushes it takes.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
     }
 
-    /// Salt of version words and snapshot lines.
+    /// Salt of version words and snapshot records.
     pub const fn salt(&self) -> u64 {
         self.salt
     }
@@ -178,12 +178,13 @@ impl DenseBlocks {
         self.partition_of(first, count).is_some()
     }
 
-    /// Applies a push to the elements from `first_element` on; `values` holds whole elements. On
-    /// a snapshot table the push goes into the epoch that is being built, see [`Self::begin_epoch`].
+    /// Applies a push to the elements from `first_element` on; `values` holds complete elements. On
+    /// a snapshot table the push goes into the epoch that is being built, see
+    /// [`Self::begin_epoch`].
     ///
-    /// Each block is one step of `progress.row`: who finishes a range that was cut after row `r`
-    /// goes on at [`Self::resume_at`]`(first_element, r - progress.row + 1)`. Cost: about three copies
-    /// of the range and of its state, beside the rule.
+    /// Each block is one step of `progress.row`. To finish a range that was cut after row `r`,
+    /// continue at [`Self::resume_at`]`(first_element, r - progress.row + 1)`. Cost: about three
+    /// copies of the range and of its state, in addition to the rule.
     ///
     /// # Errors
     /// [`BlocksError`].
@@ -273,8 +274,8 @@ impl DenseBlocks {
         Ok((first, layout.used(block)))
     }
 
-    /// Copies elements from `first` on; the caller owns the partition, so they are whole. On a
-    /// snapshot table they are those of the front: of an epoch being built nothing is seen.
+    /// Copies elements from `first` on; the caller owns the partition, so they are untorn. On a
+    /// snapshot table they are those of the front, without those of an epoch that is being built.
     ///
     /// # Errors
     /// [`BlocksError`].
@@ -315,7 +316,7 @@ impl DenseBlocks {
         Ok((payload, state))
     }
 
-    /// The partitions it owns, for the table's descriptor.
+    /// The partitions of the shard, for the table's descriptor.
     pub fn partitions(&self) -> impl Iterator<Item = BlocksDescriptor> {
         (0..).zip(&self.parts).filter_map(|(p, part)| {
             Some(
@@ -325,8 +326,7 @@ impl DenseBlocks {
         })
     }
 
-    /// Gives all memory back, zeroed, version words first: a late reader finds none that proves
-    /// itself.
+    /// Frees all memory, zeroed, version words first: a late reader finds no version that is valid.
     ///
     /// # Errors
     /// Never for blocks of this memory.
@@ -336,7 +336,7 @@ impl DenseBlocks {
     }
 }
 
-/// The table's layout, once every number of it is believed.
+/// The table's layout, after every number of it was checked.
 fn shape(spec: &TableSpec) -> Result<(BlockLayout, bool), ShardError> {
     let refuse = |what, have, remedy| ShardError::Shape {
         table: spec.name.clone(),

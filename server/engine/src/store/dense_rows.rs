@@ -2,7 +2,7 @@
 //! header, all of them there from the start.
 //!
 //! A partition is a range of row indices: one public slab of rows and one private slab of their
-//! optimizer state. A row's index takes the place of the key, in its first values and in its hash.
+//! optimizer state. A row's index replaces the key, in its initial values and in its checksum.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::rows::RowWriter;
 use super::sparse::ShardError;
 use crate::apply::kernels::RowKernel;
 
-/// One partition's memory.
+/// Memory of one partition's rows.
 #[derive(Debug)]
 struct Slab {
     first: u64,
@@ -29,14 +29,14 @@ struct Slab {
     state: Block,
 }
 
-/// Where clients find the rows of one partition.
+/// Location of the rows of one partition, for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsDescriptor {
-    /// The partition.
+    /// Number of the partition.
     pub partition: PartitionId,
     /// Address of its first row's header; rows follow at the table's stride.
     pub addr: u64,
-    /// Key of that memory.
+    /// Region key of that memory.
     pub key: RegionKey,
     /// Index of its first row.
     pub first_row: u64,
@@ -44,7 +44,7 @@ pub struct RowsDescriptor {
     pub rows: u64,
 }
 
-/// What of a dense table with layout `rows` one applier owns.
+/// One applier's share of a dense table with layout `rows`.
 #[derive(Debug)]
 pub struct DenseRows {
     memory: Arc<ServerMemory>,
@@ -57,8 +57,8 @@ pub struct DenseRows {
 }
 
 impl DenseRows {
-    /// A shard that owns `partitions`, every row of them made. Cost: writes all of its memory, so
-    /// it is called before the shard is handed to its applier.
+    /// A shard that owns `partitions`, with every row of them made. Cost: writes all of its memory,
+    /// so it is called before the shard is handed to its applier.
     ///
     /// # Errors
     /// [`ShardError`]; no memory is kept.
@@ -134,7 +134,7 @@ impl DenseRows {
         Ok(())
     }
 
-    /// First values of all rows, without redo: nobody knows of the slab yet.
+    /// Writes initial values of all rows, without redo: no reader knows the slab yet.
     fn fill(&self, spec: &TableSpec, partition: PartitionId) -> Result<(), StoreError> {
         let kernel = self.rows.kernel();
         let mut payload = vec![0; kernel.row_bytes()];
@@ -156,28 +156,28 @@ impl DenseRows {
         Ok(())
     }
 
-    /// The rows' sizes, rule and private lines.
+    /// The writer of the rows, with their sizes, rule and private lines.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
     }
 
-    /// Sizes of the rows.
+    /// Sizes of the rows in memory.
     pub const fn layout(&self) -> RowLayout {
         self.layout
     }
 
-    /// The table's rule.
+    /// The kernel with the table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         self.rows.kernel()
     }
 
-    /// Salt of the rows' hashes.
+    /// Salt of the rows' checksums.
     pub const fn salt(&self) -> u64 {
         self.salt
     }
 
-    /// Whether this applier owns a row's partition; the partition. A row past the table's end is
-    /// nobody's.
+    /// Whether this applier owns a row's partition, and the partition. No applier owns a row past
+    /// the table's end.
     #[inline]
     pub fn owns(&self, row: u64) -> (bool, u32) {
         if row >= self.ranges.count {
@@ -188,7 +188,7 @@ impl DenseRows {
         (slab.is_some_and(Option::is_some), p)
     }
 
-    /// Where a row is; `None` for a row that is not this applier's or past the table's end.
+    /// Place of a row; `None` for a row that is not this applier's or past the table's end.
     #[inline]
     pub fn place(&self, row: u64) -> Option<RowPlace> {
         if row >= self.ranges.count {
@@ -210,8 +210,8 @@ impl DenseRows {
         }
     }
 
-    /// The next row of a partition in the order of indices; `None` at the end. `cursor` begins at
-    /// 0 and survives everything.
+    /// The next row of a partition in the order of indices; `None` at the end. `cursor` begins at 0
+    /// and never becomes invalid.
     pub fn next_row(&self, partition: u32, cursor: &mut u64) -> Option<(u64, RowPlace)> {
         let slab = self.slabs.get(partition as usize)?.as_ref()?;
         if *cursor >= slab.rows {
@@ -222,7 +222,7 @@ impl DenseRows {
         Some((row, self.place_in(slab, row)))
     }
 
-    /// The partitions it owns, for the table's descriptor.
+    /// The partitions of the shard, for the table's descriptor.
     pub fn partitions(&self) -> impl Iterator<Item = RowsDescriptor> {
         (0..).zip(&self.slabs).filter_map(|(p, slab)| {
             let slab = slab.as_ref()?;
@@ -236,8 +236,8 @@ impl DenseRows {
         })
     }
 
-    /// Gives all memory back, all rows void before the first block is free: a late reader finds none
-    /// that proves itself, see `release_rows`.
+    /// Frees all memory, after all rows are void: a late reader finds no valid row, see
+    /// `release_rows`.
     ///
     /// # Errors
     /// Never for blocks of this memory.
@@ -299,7 +299,7 @@ mod tests {
         Arc::new(ServerMemory::new(64 << 20, Incarnation(5)).unwrap())
     }
 
-    /// A client's read: by descriptor, proved by the row's index.
+    /// A client's read by descriptor; the checksum is keyed by the row's index.
     fn pull(memory: &ServerMemory, shard: &DenseRows, row: u64, out: &mut [u8]) -> bool {
         let all: Vec<_> = shard.partitions().collect();
         let d = all

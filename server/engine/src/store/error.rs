@@ -1,11 +1,11 @@
-//! What can go wrong in the store.
+//! Errors of the store.
 
 use tidewater_lanes::fabric::ExportError;
 use tidewater_runtime::mem::MemError;
 
 use super::hugepages::{Hugepages, Shortfall};
 
-/// Why the store could not do it. Nothing was changed.
+/// Why an operation of the store failed. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -15,31 +15,31 @@ pub enum StoreError {
          use; start the server with a larger --capacity"
     )]
     NoMemory {
-        /// For what.
+        /// What the memory is for.
         what: &'static str,
-        /// Which of the two.
+        /// Name of the memory, public or private.
         memory: &'static str,
-        /// Bytes asked for.
+        /// Bytes that were requested.
         bytes: usize,
-        /// Bytes given out.
+        /// Bytes of the memory in use.
         used: usize,
-        /// Bytes there are.
+        /// Bytes of the memory.
         capacity: usize,
     },
-    /// A limit of the format.
+    /// A limit of the format is exceeded.
     #[error("{what}: {have} is over the limit of {limit}")]
     Limit {
-        /// Of what.
+        /// Name of the number.
         what: &'static str,
-        /// Asked for.
+        /// Value that was requested.
         have: u64,
-        /// Allowed.
+        /// Largest value that is allowed.
         limit: u64,
     },
-    /// Hugepages of a size were asked for that cannot be had.
+    /// Hugepages of the requested size are not available.
     #[error("--hugepages {asked}: {shortfall}; or say --hugepages auto, which does without")]
     Hugepages {
-        /// What was asked for.
+        /// Setting that was requested.
         asked: Hugepages,
         /// What is missing, and how to get it.
         shortfall: Shortfall,

@@ -1,8 +1,7 @@
-//! Extents: slabs of rows that never move, with their keys and optimizer state beside them in
-//! private memory.
+//! Extents: slabs of rows that never move, with their keys and optimizer state in private memory.
 //!
-//! The next extent is prepared ahead by the helper thread (present, registered), so that an applier
-//! that runs out only takes it. When the helper is late the applier makes a small one itself.
+//! The helper thread prepares the next extent ahead (present, registered), so that an applier that
+//! runs out only takes it. When the helper is late the applier makes a small one itself.
 
 use std::sync::Arc;
 
@@ -22,13 +21,14 @@ use super::release::{RowSlab, release_rows};
 const FIRST_BYTES: usize = 64 << 10;
 /// Bytes of the largest extent: preparing one takes the helper a tenth of a second.
 const LAST_BYTES: usize = 64 << 20;
-/// An extent that the applier makes because the ordered one is late is this part of its size: small,
-/// so that the ordered one is used soon, but not so small that a slow helper costs a table its extents.
+/// Divisor for the size of an extent that the applier makes because the ordered one is late. It is
+/// small, so that the ordered one is used soon, but not so small that a slow helper uses up a
+/// table's extents.
 const LATE_PART: u32 = 16;
 /// Extents of a table on one applier: 16 bits in a location, 0 is none.
 pub const EXTENTS_MAX: usize = 4_096;
 
-/// One extent.
+/// One extent and its use.
 #[derive(Debug, Clone, Copy)]
 pub struct Extent {
     rows: Block,
@@ -40,7 +40,7 @@ pub struct Extent {
     used: u32,
 }
 
-/// What an extent is made for.
+/// Sizes and owner of an extent to be made.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     owner: BlockOwner,
@@ -50,8 +50,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// Makes the extent: with `pace` its pages are present, without (by an applier, which has no time
-    /// for it) they are made so by whoever touches them first. Nothing is taken on an error.
+    /// Makes the extent. With `pace` its pages are made present. Without it (in an applier, which
+    /// has no time for that) the first access makes each present. Nothing is allocated on an error.
     fn make(
         &self,
         memory: &ServerMemory,
@@ -111,7 +111,7 @@ pub struct Extents {
 }
 
 impl Extents {
-    /// With its (empty) extent table in public memory.
+    /// Makes an empty extent table in public memory.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.
@@ -164,8 +164,8 @@ impl Extents {
         (self.entries.at as u64, self.entries_key)
     }
 
-    /// Takes up to `want` consecutive unused slots: the number of the extent, the first slot and
-    /// how many. Bounded work unless the helper is late.
+    /// Takes up to `want` consecutive unused slots. Returns the extent's number, the first slot and
+    /// the number of slots. Bounded work unless the helper is late.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up; nothing was taken.
@@ -231,7 +231,8 @@ impl Extents {
                 let plan = self.next_plan();
                 let slots = (plan.slots / LATE_PART).max(self.plan.slots);
                 match (Plan { slots, ..plan }).make(&self.memory, None) {
-                    // What is on its way holds the memory: to refuse a push now would be wrong in a moment.
+                    // An extent on its way holds the memory: a refusal of a push would be wrong in
+                    // a moment.
                     Err(StoreError::NoMemory { .. }) => {
                         match self.coming.take().and_then(Order::wait) {
                             Some(extent) => extent,
@@ -241,7 +242,8 @@ impl Extents {
                     made => made?,
                 }
             }
-            // The helper failed or there is none: whatever is wrong is found again here.
+            // The helper failed or there is none: making it here meets the same error again, if
+            // there is one.
             Some(Delivery::Failed) | None => {
                 self.coming = None;
                 self.next_plan().make(&self.memory, None)?
@@ -262,8 +264,8 @@ impl Extents {
         Ok(())
     }
 
-    /// Where a location's row is, keyed by the key that stands in its slot; `None` for a location
-    /// that was never given out.
+    /// Place of a location's row, with the key that its slot holds; `None` for a location that was
+    /// never given out.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         let extent = self.extent_of(loc)?;
@@ -271,13 +273,13 @@ impl Extents {
         Some(self.place_in(extent, loc, key))
     }
 
-    /// The same for a location whose key is known: without a look at the slot.
+    /// Place of a location with a known key: does not read the slot.
     #[inline]
     pub fn place_of_key(&self, loc: RowLocation, key: u64) -> Option<RowPlace> {
         Some(self.place_in(self.extent_of(loc)?, loc, key))
     }
 
-    /// Asks for what [`Self::place`] will look at.
+    /// Prefetches the memory that [`Self::place`] will read.
     #[inline]
     pub fn prefetch(&self, loc: RowLocation) {
         if let Some(extent) = self.extent_of(loc) {
@@ -320,8 +322,8 @@ impl Extents {
         Ok(())
     }
 
-    /// Gives all memory back, all rows void before the first block is free: a late reader finds none
-    /// that proves itself, see `release_rows`.
+    /// Frees all memory, after all rows are void: a late reader finds no valid row, see
+    /// `release_rows`.
     ///
     /// # Errors
     /// Never for blocks of this memory.
@@ -359,8 +361,8 @@ mod tests {
         [memory.public.usage(), memory.private.usage()]
     }
 
-    /// Public memory is left, private memory for the keys of an extent too, but not for its state:
-    /// however often it is asked for, it takes nothing of any, and it is made once there is room.
+    /// Public memory is left, private memory for the keys of an extent too, but not for its state.
+    /// However often an extent is requested, no memory is lost, and it is made once there is room.
     #[test]
     fn a_refused_extent_takes_nothing() {
         const STATE: usize = 16 << 20;
@@ -387,7 +389,7 @@ mod tests {
         assert_eq!(usage(&memory), before, "what was given back is used");
     }
 
-    /// Registers nothing until it may.
+    /// Refuses to register memory until it is opened.
     #[derive(Debug, Default)]
     struct Gate(AtomicBool);
 
@@ -431,9 +433,8 @@ mod tests {
         );
     }
 
-    /// A helper that is busy with something else for as long as it likes: the table grows without
-    /// it, by few extents, and what it makes in the end for a table that was released meanwhile is
-    /// given back.
+    /// A helper that is busy for any time. The table grows without it, by few extents. An extent
+    /// that it makes too late, for a table that was released meanwhile, is freed.
     #[test]
     fn a_late_helper_is_done_without() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(9)).unwrap());

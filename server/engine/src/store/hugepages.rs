@@ -1,8 +1,8 @@
-//! Which pages a server's memories are made of, and where they lie.
+//! Page size and NUMA node of a server's memories.
 //!
-//! Hugepages are taken only where the pool holds both memories whole: what is touched beyond the
-//! pool ends the process. So they suit a `--capacity` that was chosen for the model, not one that
-//! stands for "no limit".
+//! Hugepages are taken only where the pool holds both memories completely: a page touched beyond
+//! the pool ends the process. So they suit a `--capacity` that was chosen for the model, not one
+//! that stands for "no limit".
 
 use std::fmt;
 use std::io;
@@ -18,18 +18,18 @@ use tidewater_topology::{HugePool, Placement, Topology};
 use super::StoreError;
 use super::memory::reserved_bytes;
 
-/// Which pages are wanted.
+/// The page size to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Hugepages {
-    /// The choice of a program that was not asked for one: as [`Self::Auto`], without the warning.
+    /// The choice of a program without a setting: as [`Self::Auto`], without the warning.
     #[default]
     Default,
     /// Hugepages where they hold the whole capacity, else ordinary pages and a warning.
     Auto,
     /// Hugepages of this size, or an error.
     Of(Pages),
-    /// Ordinary pages.
+    /// Ordinary pages of the kernel.
     Off,
 }
 
@@ -59,28 +59,28 @@ impl fmt::Display for Hugepages {
         f.write_str(
             known
                 .find(|(_, wish)| wish == self)
-                // The default is no choice of its own.
+                // The default has no name of its own.
                 .map_or("auto", |(name, _)| name),
         )
     }
 }
 
-/// Why memories are not of hugepages of a size.
+/// What is missing for memories of hugepages of a size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Shortfall {
-    /// Bytes of a page.
+    /// Size of a page in bytes.
     pub page_bytes: u64,
     /// Pages that both memories take.
     pub needed: u64,
-    /// Pages that can be had, as far as the pool says.
+    /// Pages that can be allocated, according to the pool.
     pub available: u64,
-    /// Pages the pool would have to have; `None` if the kernel has no such pool.
+    /// Pages that the pool would need; `None` if the kernel has no such pool.
     pub pool: Option<u64>,
 }
 
 impl Shortfall {
-    /// What to type to get them, as root; empty if nothing helps.
+    /// The command that provides them, to be run as root; empty if nothing helps.
     pub fn command(&self) -> String {
         let kib = self.page_bytes >> 10;
         let echo =
@@ -110,13 +110,13 @@ impl fmt::Display for Shortfall {
     }
 }
 
-/// Pages, or what stands against hugepages.
+/// The chosen pages, and why hugepages were not chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// What is taken.
+    /// Page size that is used.
     #[serde(serialize_with = "by_name")]
     pub pages: Pages,
-    /// Why it is not hugepages, where these were wanted.
+    /// What is missing for hugepages, where these were wanted.
     pub shortfall: Option<Shortfall>,
 }
 
@@ -124,11 +124,11 @@ fn by_name<S: serde::Serializer>(pages: &Pages, to: S) -> Result<S::Ok, S::Error
     to.serialize_str(pages.name())
 }
 
-/// What two memories of `capacity` bytes each would be made of. Pages of 1 GiB are preferred where
+/// Chooses the pages of two memories of `capacity` bytes each. Pages of 1 GiB are preferred where
 /// the capacity fills one.
 ///
 /// # Errors
-/// What is missing, when a size was asked for that cannot be had.
+/// What is missing, when the requested size is not available.
 pub fn choose(wish: Hugepages, capacity: usize, pools: &[HugePool]) -> Result<Choice, Shortfall> {
     let huge = |pages| Choice {
         pages,
@@ -172,21 +172,21 @@ fn shortfall(pages: Pages, capacity: usize, pools: &[HugePool]) -> Option<Shortf
     })
 }
 
-/// What memories are made of, and where they lie.
+/// Page size and NUMA node for both memories.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Backing {
-    /// Which pages.
+    /// Page size that is wanted.
     pub hugepages: Hugepages,
-    /// Those there are.
+    /// Hugepage pools of the host.
     pub pools: Vec<HugePool>,
-    /// The node that pages should come from.
+    /// NUMA node that pages should come from.
     pub node: Option<u32>,
-    /// Processors of that node which this process may use.
+    /// Processors of that node that this process may use.
     pub cpus: Vec<u32>,
 }
 
 impl Backing {
-    /// As the placement has it.
+    /// Takes node and processors from the placement.
     pub fn new(hugepages: Hugepages, topology: &Topology, placement: &Placement) -> Self {
         let on_node = topology
             .allowed()
@@ -201,7 +201,7 @@ impl Backing {
 
     /// Makes public and private memory, both of the same pages: hugepages if they were chosen. If
     /// the pool is emptied meanwhile, or a cgroup forbids its pages, an automatic choice falls back
-    /// to ordinary ones, and says why.
+    /// to ordinary pages and returns the reason.
     pub(super) fn reserve(
         &self,
         capacity: usize,
@@ -232,8 +232,8 @@ impl Backing {
         Ok(([ordinary(NAMES[0])?, ordinary(NAMES[1])?], without))
     }
 
-    /// A thread for each memory, on the node that the pages are to come from: the kernel zeroes
-    /// them in it.
+    /// Reserves each memory on a thread on the node that the pages should come from: the kernel
+    /// zeroes them in it.
     fn reserve_huge(&self, bytes: usize, pages: Pages) -> Result<[Reserved; 2], MemError> {
         let failed = |source| MemError::Os {
             call: "thread",
@@ -262,7 +262,7 @@ impl Backing {
         })
     }
 
-    /// Moves the calling thread to the node. If that fails, pages come from where it is.
+    /// Moves the calling thread to the node. If that fails, pages come from its current node.
     fn settle(&self) {
         let mut set = CpuSet::new();
         for cpu in self.cpus.iter().map(|&cpu| cpu as usize) {
@@ -278,18 +278,18 @@ impl Backing {
     }
 }
 
-/// Names of the memfds, as `/proc/PID/maps` shows them.
+/// Names of the memfds in `/proc/PID/maps`.
 pub(super) const NAMES: [&str; 2] = ["tidewater-public", "tidewater-private"];
 
 /// A memory and its descriptor.
 pub(super) type Reserved = (Region, OwnedFd);
 
-/// Why a server does without hugepages that it would have liked. For people.
+/// Why a server runs without the hugepages that it prefers. For log messages.
 #[derive(Debug)]
 pub enum NoHugepages {
-    /// The pool does not hold them.
+    /// The pool has too few pages.
     Pool(Shortfall),
-    /// It seemed to, and the kernel refused.
+    /// The pool had enough, and the kernel refused.
     Kernel(MemError),
 }
 

@@ -1,11 +1,12 @@
-//! A partition's index: u64 key to [`RowLocation`], open addressing with linear probing in private memory.
+//! A partition's index: u64 key to [`RowLocation`], open addressing with linear probing in private
+//! memory.
 //!
-//! It grows step by step, so that no insert does more than a little of it: at half full the helper is
-//! asked for a table of twice the size, at three quarters that table takes over, and each insert moves
-//! a few buckets of the old one while both are looked at. Partitions fill evenly, so all of a table's
-//! indexes double at about the same time: an applier that cleared the new tables itself would meet
-//! fresh pages all that while, and on a virtual machine each of them may have to wait for the host.
-//! Where there is no helper, each insert clears a piece of the next table. An entry is two words,
+//! It grows in steps, so that each insert does only a little of it. At half full the helper gets an
+//! order for a table of twice the size. At three quarters that table takes over, and each insert
+//! moves a few buckets of the old one while lookups search both. Partitions fill evenly, so all of
+//! a table's indexes double at about the same time. An applier that cleared the new tables itself
+//! would meet fresh pages all that while. On a virtual machine each of them may have to wait for
+//! the host. Without a helper, each insert clears a piece of the next table. An entry is two words,
 //! `{key, loc}`; a loc of 0 is an empty bucket (extents are numbered from 1).
 
 use std::sync::Arc;
@@ -23,13 +24,13 @@ const FIRST_ENTRIES: usize = 64;
 /// Buckets of the old table moved by one insert: the new one is half full when the move ends, and
 /// its own successor can be begun.
 const MOVED_PER_INSERT: usize = 4;
-/// Bytes of the next table cleared by one insert if no helper does it: all of it while the present one
+/// Bytes of the next table cleared by one insert without a helper: all of it while the present one
 /// goes from half to three quarters full.
 const CLEARED_PER_INSERT: usize = 8 * ENTRY_BYTES;
-/// Bytes from which on a table is the helper's to make: what one insert's share of is nothing.
+/// Size in bytes from which the helper makes a table: below it one insert's share is negligible.
 const ORDERED_BYTES: usize = STEP_BYTES;
-/// In an old table, the location of a key that was removed. No extent has the number 0; and unlike an
-/// empty bucket it ends no search.
+/// In an old table, the location of a key that was removed. No extent has the number 0; and unlike
+/// an empty bucket it ends no search.
 const GONE: RowLocation = RowLocation(1);
 
 /// One table of buckets.
@@ -39,14 +40,14 @@ struct Table {
     mask: usize,
 }
 
-/// What an index that grows is at.
+/// State of an index's growth.
 #[derive(Debug)]
 enum Growth {
     /// It does not grow.
     None,
     /// The helper makes the next table.
     Ordered(Order<Table>),
-    /// Nobody does it for us: the next table, and how many of its bytes are clear.
+    /// Without a helper: the next table, and how many of its bytes are clear.
     Ahead(Table, usize),
     /// The table being emptied, and the next bucket to move.
     Move(Table, usize),
@@ -85,7 +86,7 @@ impl Index {
         })
     }
 
-    /// Keys in it.
+    /// Number of keys in it.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -95,7 +96,7 @@ impl Index {
         self.len == 0
     }
 
-    /// Where a key's row is.
+    /// Location of a key's row.
     #[inline]
     pub fn get(&self, key: u64) -> Option<RowLocation> {
         let region = self.memory.private.region();
@@ -110,8 +111,8 @@ impl Index {
         (loc != GONE).then_some(loc)
     }
 
-    /// Fetches the bucket where a search for the key begins, so that searches for many keys do not
-    /// wait for memory one after the other. The value says nothing.
+    /// Prefetches the bucket where a search for the key begins, so that searches for many keys do
+    /// not wait for memory one after the other. The value has no meaning.
     #[inline]
     pub fn touch(&self, key: u64) -> u64 {
         let region = self.memory.private.region();
@@ -128,14 +129,14 @@ impl Index {
     /// Adds a key that is not there. Bounded work.
     ///
     /// # Errors
-    /// [`StoreError::NoMemory`] when it has to grow and cannot; nothing was added.
+    /// [`StoreError::NoMemory`] when it must grow and cannot; nothing was added.
     pub fn insert(&mut self, key: u64, loc: RowLocation) -> Result<(), StoreError> {
         self.make_room()?;
         self.add(key, loc);
         Ok(())
     }
 
-    /// Makes sure that one key more can be [added](Self::add), and does that key's share of growing.
+    /// Makes room for [adding](Self::add) one more key, and does that key's share of growing.
     ///
     /// # Errors
     /// As [`Self::insert`].
@@ -143,7 +144,7 @@ impl Index {
         self.grow_some()
     }
 
-    /// Adds a key that is not there, and for which room was made.
+    /// Adds a key that is not there, after [`Self::make_room`].
     pub(super) fn add(&mut self, key: u64, loc: RowLocation) {
         debug_assert!(!self.is_over(7), "no room was made");
         let region = Arc::clone(self.memory.private.region());
@@ -153,7 +154,7 @@ impl Index {
         self.len += 1;
     }
 
-    /// Removes a key and returns where its row was.
+    /// Removes a key and returns the location of its row.
     pub fn remove(&mut self, key: u64) -> Option<RowLocation> {
         let region = Arc::clone(self.memory.private.region());
         let words = self.table.words(&region)?;
@@ -174,13 +175,13 @@ impl Index {
         found
     }
 
-    /// Gives all memory back.
+    /// Frees all memory of the index.
     ///
     /// # Errors
     /// Never for blocks of this memory.
     pub fn release(self) -> Result<(), StoreError> {
         match self.growth {
-            // What was ordered is given back when it comes.
+            // An ordered table is freed when it comes.
             Growth::None | Growth::Ordered(_) => {}
             Growth::Ahead(other, _) | Growth::Move(other, _) => {
                 self.memory.private.free(other.block)?;
@@ -189,7 +190,7 @@ impl Index {
         self.memory.private.free(self.table.block)
     }
 
-    /// Whether it would be more than `parts` of eight full with one key more.
+    /// Whether one key more would make it more than `parts` eighths full.
     const fn is_over(&self, parts: usize) -> bool {
         (self.len + 1) * 8 > (self.table.mask + 1) * parts
     }
@@ -204,7 +205,7 @@ impl Index {
             Growth::Ordered(order) if is_full => match order.take() {
                 Delivery::Here(next) => Some(next),
                 Delivery::Late if !too_full => None,
-                // Whatever is wrong is found again here.
+                // Making it here meets the same error again, if there is one.
                 Delivery::Late | Delivery::Failed => {
                     let next = self.next_table()?;
                     next.clear(&self.memory, 0, usize::MAX)?;
@@ -212,7 +213,8 @@ impl Index {
                 }
             },
             Growth::Ahead(next, clear) => {
-                // What is not clear when the table is full began late, for lack of memory.
+                // A table that is not clear when the old one is full began late, for lack of
+                // memory.
                 let share = if is_full {
                     usize::MAX
                 } else {
@@ -232,7 +234,7 @@ impl Index {
         Ok(())
     }
 
-    /// Orders the next table, or takes memory for it.
+    /// Orders the next table, or allocates memory for it.
     fn begin(&self) -> Result<Growth, StoreError> {
         let (owner, entries) = (self.owner, 2 * (self.table.mask + 1));
         let make = move |memory: &ServerMemory, pace: &mut Pace| {
@@ -251,13 +253,13 @@ impl Index {
         }
         match self.next_table() {
             Ok(next) => Ok(Growth::Ahead(next, 0)),
-            // There still is room here; perhaps there will be memory in time.
+            // There is still room here; perhaps there will be memory in time.
             Err(_) if !self.is_over(6) => Ok(Growth::None),
             Err(e) => Err(e),
         }
     }
 
-    /// A table of twice the size that is still to be cleared.
+    /// A table of twice the size that is yet to be cleared.
     fn next_table(&self) -> Result<Table, StoreError> {
         Table::take(&self.memory, self.owner, 2 * (self.table.mask + 1))
     }
@@ -290,7 +292,7 @@ impl Made for Table {
 }
 
 impl Table {
-    /// A table that is still to be cleared.
+    /// A table that is yet to be cleared.
     fn take(memory: &ServerMemory, owner: BlockOwner, entries: usize) -> Result<Self, StoreError> {
         let block = memory.private.alloc_used(entries * ENTRY_BYTES, owner)?;
         Ok(Self {
@@ -299,7 +301,7 @@ impl Table {
         })
     }
 
-    /// Clears up to `share` bytes more; the number of bytes that are clear then.
+    /// Clears up to `share` bytes more. Returns the number of bytes that are clear then.
     fn clear(&self, memory: &ServerMemory, from: usize, share: usize) -> Result<usize, StoreError> {
         let end = from.saturating_add(share).min(self.bytes());
         let words = memory.private.region().words_mut(self.block.at, end)?;
@@ -316,12 +318,12 @@ impl Table {
     }
 }
 
-/// The bucket of a key, or the empty bucket where it would go.
+/// The bucket of a key, or the empty bucket for it.
 #[inline]
 fn find(words: &WordsMut<'_>, mask: usize, key: u64) -> Result<(usize, RowLocation), usize> {
     let words = words.as_read();
     let mut at = mix64(key) as usize & mask;
-    // Ends: a table is never more than seven eighths full.
+    // Terminates: a table is never more than seven eighths full.
     loop {
         let loc = words.load(at * ENTRY_BYTES + 8);
         if loc == 0 {

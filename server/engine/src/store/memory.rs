@@ -1,16 +1,16 @@
 //! long: one account of both memories, and the units of it.
 //!
-//! The server's memories and who was given which part of them.
+//! The server's memories and the allocation of their blocks.
 //!
 //! ```text
-//! public:  +0 superblock line | +64 bytes in use | +4096 parked flag lines, one an applier
+//! public:  +0 superblock record | +64 bytes in use | +4096 parked flag lines, one an applier
 //!          (+0 parked flag, +8 liveness word)
-//!          +8192 directory, one line a block | then blocks
-//! private: +0 superblock line | +64 bytes in use | +8192 directory | then blocks
-//! counters: ticket lines, one an applier
+//!          +8192 directory, one entry of 64 bytes a block | then blocks
+//! private: +0 superblock record | +64 bytes in use | +8192 directory | then blocks
+//! counters: ticket records, one an applier
 //! ```
-//! A block is never moved and never returned to the system: what is freed goes to a list by size
-//! and is given out again, zeroed, to whoever asks for that size.
+//! A block is never moved and never returned to the system: a freed one goes to a list by size and
+//! is handed out again, zeroed, for a request of that size.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -29,7 +29,7 @@ use super::hugepages::{Backing, Hugepages, NAMES, NoHugepages, Reserved};
 use super::prepare::{Pace, STEP_BYTES};
 use super::status::StatusLine;
 
-/// First parked flag line in public memory.
+/// Offset of the first parked flag line in public memory.
 pub const DOZE_AT: usize = 4096;
 const DIRECTORY_AT: usize = 8192;
 /// Blocks a memory can hold: 64 bytes of directory each.
@@ -40,7 +40,7 @@ const BLOCK_ALIGN: usize = 64;
 const SUPER: u64 = u64::from_le_bytes(*b"TWMEM001");
 const ENTRY: u64 = u64::from_le_bytes(*b"mem-dirE");
 
-/// Bytes of a memory of at least this capacity: its directory takes some.
+/// Size of a memory of at least this capacity, in bytes: its directory takes some.
 pub(super) const fn reserved_bytes(capacity: usize) -> usize {
     let least = 2 * BLOCKS_AT;
     let bytes = if capacity < least { least } else { capacity };
@@ -50,11 +50,11 @@ pub(super) const fn reserved_bytes(capacity: usize) -> usize {
     }
 }
 
-/// What a block is for; the code stands in the directory.
+/// Use of a block; its code is in the directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum BlockKind {
-    /// Given back.
+    /// Freed, not in use.
     Free = 0,
     /// Rows of a sparse table (public) or their keys and optimizer state (private).
     Extent = 1,
@@ -68,25 +68,25 @@ pub enum BlockKind {
     Redo = 5,
     /// Frames held back for an open iteration (private).
     Pending = 6,
-    /// State lines of rings (public).
+    /// Status records of rings (public).
     Ring = 7,
 }
 
-/// Whose block it is; part of the directory entry.
+/// The owner of a block; part of the directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockOwner {
-    /// What for.
+    /// Use of the block.
     pub kind: BlockKind,
-    /// Table, or 0.
+    /// Number of the table, or 0.
     pub table: u32,
-    /// Applier.
+    /// Number of the applier.
     pub applier: u32,
-    /// Partition or extent number.
+    /// Number of the partition or extent.
     pub part: u32,
 }
 
 impl BlockOwner {
-    /// A block for a partition of an applier's table.
+    /// The owner of a partition's block on an applier.
     pub const fn of((table, applier): (TableId, u32), kind: BlockKind, part: PartitionId) -> Self {
         Self {
             kind,
@@ -97,12 +97,12 @@ impl BlockOwner {
     }
 }
 
-/// A block.
+/// A block of one memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
-    /// Offset in its memory.
+    /// Offset in its memory, in bytes.
     pub at: usize,
-    /// Bytes: at least what was asked for.
+    /// Length in bytes: at least the requested one.
     pub len: usize,
     entry: u32,
 }
@@ -112,17 +112,17 @@ struct AllocatorState {
     used: usize,
     entries: u32,
     free: HashMap<usize, Vec<Block>>,
-    /// Free too, and zeroed: nobody has written them since they were given out.
+    /// Free too, and zeroed: no owner has written them.
     clean: HashMap<usize, Vec<Block>>,
 }
 
-/// One memory and its books.
+/// One memory and its allocator.
 #[derive(Debug)]
 pub struct Arena {
     name: &'static str,
     region: Arc<Region>,
     fd: OwnedFd,
-    /// Whether blocks are locked as they are given out.
+    /// Whether blocks are locked when they are handed out.
     locked: bool,
     books: Mutex<AllocatorState>,
 }
@@ -158,24 +158,24 @@ impl Arena {
         })
     }
 
-    /// The memory.
+    /// The memory that is mapped.
     pub const fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// Its descriptor, to be passed on (see `mem::region::read_only_fd`).
+    /// Its descriptor, for passing on (see `mem::region::read_only_fd`).
     pub const fn fd(&self) -> &OwnedFd {
         &self.fd
     }
 
-    /// Locks what is in use in memory, and every block that is given out from now on.
+    /// Locks the used part in memory, and every block that is handed out from now on.
     fn lock(&mut self) -> Result<(), StoreError> {
         self.region.lock(0, self.books().used)?;
         self.locked = true;
         Ok(())
     }
 
-    /// Bytes given out, and bytes there are.
+    /// Bytes in use, and bytes reserved.
     pub fn usage(&self) -> (usize, usize) {
         (self.books().used, self.region.len())
     }
@@ -187,8 +187,8 @@ impl Arena {
         }
     }
 
-    /// A zeroed block. Not for the data path: takes a lock, zeroes a block that was used before, and
-    /// the pages of a new one are not yet present.
+    /// A zeroed block. Not for the data path: takes a lock, zeroes a block that was used before,
+    /// and the pages of a new one are not yet present.
     ///
     /// # Errors
     /// [`StoreError::NoMemory`], [`StoreError::Limit`] when the directory is full,
@@ -203,8 +203,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// A block as its last owner left it, or fresh: the caller clears it as it goes. For appliers,
-    /// which have no time to clear much at once.
+    /// A block as its last owner left it, or fresh: the caller clears it step by step. For
+    /// appliers, which have no time to clear much at once.
     ///
     /// # Errors
     /// As [`Arena::alloc`].
@@ -214,8 +214,8 @@ impl Arena {
         Ok(block)
     }
 
-    /// A zeroed block that nobody had before, if there is room for one: the kernel zeroes it page by
-    /// page as it is touched. For appliers, of what is too large to be zeroed at once.
+    /// A zeroed block without an earlier owner, if there is room for one: the kernel zeroes it page
+    /// by page as it is touched. For appliers, and blocks that are too large to be zeroed at once.
     ///
     /// # Errors
     /// As [`Arena::alloc`].
@@ -253,7 +253,7 @@ impl Arena {
         Ok(block)
     }
 
-    /// A block, and whether it was used before and is not zero; only `reuse` gives such a one.
+    /// A block, and whether it was used before and is not zero; only `reuse` allows such a block.
     fn take(&self, bytes: usize, reuse: bool) -> Result<(Block, bool), StoreError> {
         let len = bytes.max(1).next_multiple_of(BLOCK_ALIGN);
         let mut books = self.books();
@@ -263,7 +263,7 @@ impl Arena {
         let used = books.free.get_mut(&len).filter(|_| reuse);
         if let Some(block) = used.and_then(Vec::pop) {
             // SYNC: release. What the last owner stored before it freed the block, void versions
-            // above all, is ordered by the lock before this fence, and this fence before every store
+            // above all, is ordered by the lock before this fence. This fence is before every store
             // of the new owner. A reader that sees such a store and then fences sees the void
             // versions, see `release_rows`.
             fence(Ordering::Release);
@@ -306,7 +306,7 @@ impl Arena {
         Ok(block)
     }
 
-    /// Gives a block back, to be reused by whoever asks for the same size.
+    /// Frees a block, for reuse by a request of the same size.
     ///
     /// # Errors
     /// Never for a block of this arena.
@@ -314,8 +314,8 @@ impl Arena {
         self.give_back(block, |books| &mut books.free)
     }
 
-    /// The same of a zeroed block that nobody has written: who asks for as much gets it as it is, and
-    /// before any other. So what is refused because of something else takes no memory, however often
+    /// Frees a zeroed block that was never written: the next request of its size gets it unchanged,
+    /// before any other. So a request that fails for another reason takes no memory, however often
     /// it is tried.
     ///
     /// # Errors
@@ -357,14 +357,14 @@ impl Arena {
         Ok(())
     }
 
-    /// Keeps every call that gives out or frees a block waiting.
+    /// Blocks every call that allocates or frees until the guard is dropped.
     #[cfg(test)]
     pub(super) fn stall(&self) -> impl Sized + '_ {
         self.books()
     }
 
-    /// Every block in the directory with its owner, in the order of allocation: how another
-    /// process finds the model.
+    /// Every block in the directory with its owner, in the order of allocation: how another process
+    /// finds the model.
     ///
     /// # Errors
     /// Never for a memory this code wrote.
@@ -389,26 +389,26 @@ impl Arena {
     }
 }
 
-/// All memory of one server.
+/// All memories of one server.
 #[derive(Debug)]
 pub struct ServerMemory {
-    /// What clients read.
+    /// Memory that clients read.
     pub public: Arena,
-    /// What they do not.
+    /// Memory that clients cannot read.
     pub private: Arena,
-    /// Advisory counters: one line an applier, which clients may add to.
+    /// Advisory counters: one ticket record an applier, which clients may add to.
     pub counters: Arc<Region>,
-    /// Its descriptor.
+    /// Descriptor of the counters.
     pub counters_fd: OwnedFd,
-    /// Key of the counters.
+    /// Region key of the counters.
     pub counters_key: RegionKey,
-    /// What peers may read.
+    /// Registered regions that peers may access.
     pub exports: Arc<RegionTable>,
-    /// Keys of public blocks by offset: a block has one for ever.
+    /// Region keys of public blocks by offset: a block keeps its key for ever.
     keys: Mutex<HashMap<usize, RegionKey>>,
-    /// Public state lines that no ring has.
+    /// Free public status records.
     pub(super) free_status: Mutex<Vec<StatusLine>>,
-    /// This start of the server.
+    /// Number of this start of the server.
     pub incarnation: Incarnation,
 }
 
@@ -425,8 +425,9 @@ impl ServerMemory {
         Ok(Self::with(capacity, incarnation, &backing)?.0)
     }
 
-    /// The same of pages as `backing` says, and why they are not hugepages if these were wanted.
-    /// Cost: hugepages are all taken and zeroed now, both memories at a time.
+    /// Reserves memory with the pages of `backing`. Also returns why they are not hugepages if
+    /// these were wanted. Cost: hugepages are all allocated and zeroed now, both memories at a
+    /// time.
     ///
     /// # Errors
     /// [`StoreError::Hugepages`]; or when the kernel refuses.
@@ -463,7 +464,7 @@ impl ServerMemory {
         Ok((memory, without))
     }
 
-    /// Locks both memories, what is used of them now and later: they are never swapped.
+    /// Locks both memories, their used parts now and later: they are never swapped.
     ///
     /// # Errors
     /// [`tidewater_runtime::mem::MemError::Memlock`] when the limit is too low, now or at a later
@@ -473,7 +474,7 @@ impl ServerMemory {
         self.private.lock()
     }
 
-    /// A zeroed public block that peers may read with the key.
+    /// A zeroed public block, and the key by which peers may read it.
     ///
     /// # Errors
     /// [`StoreError`] when memory or keys are used up.
@@ -495,8 +496,8 @@ impl ServerMemory {
     /// [`StoreError`] when keys are used up, or a device does not take it; the block is still the
     /// caller's.
     pub(super) fn export(&self, block: Block) -> Result<RegionKey, StoreError> {
-        // A block that was given back keeps its key: a late reader of the former table must find
-        // a region (and rows that do not prove themselves), not lose its lane.
+        // A freed block keeps its key: a late reader of the former table must find a region (and
+        // rows with invalid checksums), not lose its lane.
         let mut keys = match self.keys.lock() {
             Ok(guard) => guard,
             Err(poisoned) => poisoned.into_inner(),
@@ -590,7 +591,7 @@ mod tests {
         arena.free_untouched(other).unwrap();
         let clean = arena.alloc_untouched(bytes, OWNER).unwrap();
         assert_eq!((clean, word(clean)), (other, 0));
-        // There is room for no other: then what was used has to do.
+        // There is no room for another: then the used one must do.
         let (used, all) = arena.usage();
         arena.alloc_untouched(all - used, OWNER).unwrap();
         let block = arena.alloc_untouched(bytes, OWNER).unwrap();

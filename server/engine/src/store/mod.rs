@@ -1,8 +1,8 @@
 //! Model state in registered memory: rows, keys, index, optimizer state.
 //!
 //! Everything lives in two memfds and is found by offset from self-describing headers: `public`
-//! (what clients read) and `private` (what they must not). Nothing here knows of frames, lanes or
-//! clocks.
+//! (what clients read) and `private` (what they must not). This module is independent of frames,
+//! lanes and clocks.
 
 pub mod cursor;
 pub mod dense_blocks;

@@ -1,11 +1,11 @@
-//! The helper thread: it makes memory ready that appliers will need, before they need it.
+//! The helper thread: prepares memory that appliers will need, before they need it.
 //!
-//! To make 64 MiB present takes tens of milliseconds, and ten times that on a virtual machine whose
-//! host has to find the pages. Where threads outnumber cores that time is taken from those who work,
-//! so the helper takes it in short steps and pauses for as long in between. It is not nicer than its
-//! process: where cores are wanted it then came late, and appliers met 15,000 fresh pages of a growing
-//! table instead of 1,500. That it may be late is part of the bargain: an applier that does not find
-//! what it ordered makes do.
+//! To make 64 MiB present takes tens of milliseconds, and ten times that on a virtual machine,
+//! where the host has to find the pages. Where threads outnumber cores that time is taken from
+//! working threads, so the helper works in short steps and pauses for as long in between. It runs
+//! at its process's priority. At a lower one it came late where cores were scarce, and appliers met
+//! 15,000 fresh pages of a growing table instead of 1,500. The helper may be late: an applier that
+//! does not find what it ordered manages without it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,20 +18,20 @@ use super::memory::ServerMemory;
 
 /// Orders that may wait: one for each table on each applier is the normal case.
 const ORDERS_MAX: usize = 1024;
-/// Bytes made ready between two looks at the clock: 30 us, or 200 where pages are slow.
+/// Bytes prepared between two readings of the clock: 30 us, or 200 where pages are slow.
 pub(super) const STEP_BYTES: usize = 64 << 10;
-/// Work after which the helper pauses for as long.
+/// Time of work after which the helper pauses for as long.
 const WORK: Duration = Duration::from_micros(200);
 
-/// Something that is made, and given back if nobody takes it.
+/// Something that the helper makes, and frees if no applier takes it.
 pub(super) trait Made: Send + 'static {
-    /// Gives its memory back.
+    /// Frees the memory of the result.
     fn discard(self, memory: &ServerMemory);
 }
 
 type Job = Box<dyn FnOnce(&mut Pace) + Send>;
 
-/// Which orders go first.
+/// Priority of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Urgency {
     /// An applier without it has to make one itself soon.
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Preparer {
 }
 
 impl Preparer {
-    /// Nobody prepares: appliers make everything when they need it.
+    /// No helper: appliers make everything when they need it.
     pub const fn none() -> Self {
         Self(None)
     }
@@ -77,7 +77,8 @@ impl Preparer {
         Ok(Self(Some([soon, later])))
     }
 
-    /// Has something made by the helper; `None` when there is none, or too much to do. Never blocks.
+    /// Orders something from the helper; `None` when there is no helper, or it has too much to do.
+    /// Never blocks.
     pub(super) fn order<T: Made>(
         &self,
         memory: &Arc<ServerMemory>,
@@ -88,7 +89,7 @@ impl Preparer {
         let (answer, coming) = bounded(1);
         let memory = Arc::clone(memory);
         let job = move |pace: &mut Pace| {
-            // A failure is the applier's to report, when it makes the thing itself.
+            // The applier reports a failure when it makes the thing itself.
             if let Ok(made) = make(&memory, pace) {
                 let made = Some(made);
                 let _ = answer.send(Prepared { memory, made });
@@ -104,7 +105,7 @@ impl Preparer {
 pub(super) struct Pace(Duration);
 
 impl Pace {
-    /// Does one step, and pauses if it is time to.
+    /// Does one step, and pauses if enough time has passed.
     pub(super) fn step<T>(&mut self, step: impl FnOnce() -> T) -> T {
         let start = clock::now();
         let done = step();
@@ -117,7 +118,7 @@ impl Pace {
     }
 }
 
-/// What the helper made, until it is taken.
+/// A result of the helper, until it is taken.
 struct Prepared<T: Made> {
     memory: Arc<ServerMemory>,
     made: Option<T>,
@@ -131,32 +132,33 @@ impl<T: Made> Drop for Prepared<T> {
     }
 }
 
-/// Something ordered. When it is dropped, what comes is given back.
+/// An order under way. If it is dropped, its result is freed.
 pub(super) struct Order<T: Made>(Receiver<Prepared<T>>);
 
-/// What became of an order.
+/// State of an order.
 pub(super) enum Delivery<T> {
-    /// Here it is.
+    /// It is done: the result.
     Here(T),
     /// It is not done yet.
     Late,
-    /// It will never come.
+    /// It will never be done.
     Failed,
 }
 
 impl<T: Made> Order<T> {
-    /// Whether there is an answer.
+    /// Whether the helper has answered.
     #[cfg(test)]
     pub(super) fn is_done(&self) -> bool {
         !self.0.is_empty()
     }
 
-    /// Blocks until what was ordered is there; `None` if it never comes. As long as the helper needs.
+    /// Blocks until the order is done; `None` if it never will be. Takes as long as the helper
+    /// needs.
     pub(super) fn wait(self) -> Option<T> {
         self.0.recv().ok()?.made.take()
     }
 
-    /// What was ordered, if it is there.
+    /// The result of the order, if it is done.
     pub(super) fn take(&mut self) -> Delivery<T> {
         match self.0.try_recv() {
             Ok(mut prepared) => prepared
@@ -181,7 +183,7 @@ mod tests {
 
     use super::*;
 
-    /// Says when it is given back.
+    /// Reports that it was freed.
     struct Thing(Sender<()>);
 
     impl Made for Thing {
@@ -217,7 +219,7 @@ mod tests {
         assert!(given_back.is_empty());
         drop(order);
         given_back.recv_timeout(SOON).unwrap();
-        // What was taken belongs to whoever took it.
+        // A taken result belongs to the caller.
         let mut order = thing().unwrap();
         let taken = loop {
             match order.take() {

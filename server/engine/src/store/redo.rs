@@ -1,9 +1,9 @@
-//! The redo line: where the result of a row stands before it is stored.
+//! The redo record: the result of a row, before it is stored.
 //!
-//! A kernel's result (payload, state, version, check) is copied here, then the header line that
-//! names its target, then the target is written. Who attaches the memory of a server that died in
-//! between finds a header that proves itself and stores the same bytes again: idempotent. A header
-//! that does not prove itself means that no byte of its target was written.
+//! A kernel's result (payload, state, version, checksum) is copied here, then the header line that
+//! names its target, then the target is written. If the server dies in between, a process that
+//! attaches its memory finds a header with a matching checksum. It stores the same bytes again:
+//! idempotent. A header with a wrong checksum means that no byte of its target was written.
 //!
 //! Results of blocks take the same way, with a header of their own: see `redo_block`.
 
@@ -22,16 +22,16 @@ use super::memory::{Block, BlockKind, BlockOwner, ServerMemory};
 const REDO: u64 = u64::from_le_bytes(*b"redo-lin");
 const PROOF_AT: usize = 56;
 
-/// Where a row and its optimizer state are.
+/// Location of a row and its optimizer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowPlace {
     /// Offset of the row's header in public memory.
     pub row_at: usize,
     /// Offset of its state in private memory.
     pub state_at: usize,
-    /// What its hash is keyed by: the key, or the row's index.
+    /// Key of its checksum: the row's key or index.
     pub key: u64,
-    /// Salt of its hash.
+    /// Salt of its checksum.
     pub salt: u64,
 }
 
@@ -44,7 +44,7 @@ pub struct RowWords<'a> {
 }
 
 impl<'a> RowWords<'a> {
-    /// At `place`, of a payload and a state so long.
+    /// The words at `place`, for a payload and a state of these lengths.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when that is outside the memory.
@@ -61,7 +61,8 @@ impl<'a> RowWords<'a> {
         })
     }
 
-    /// The same in public and private memory as a whole, for who looks at many rows; `None` outside.
+    /// The same within all of public and private memory, for callers with many rows; `None`
+    /// outside.
     #[inline(always)]
     pub(super) fn within(
         (public, private): (WordsMut<'a>, WordsMut<'a>),
@@ -75,13 +76,13 @@ impl<'a> RowWords<'a> {
         })
     }
 
-    /// Where they are.
+    /// Location of the words.
     #[inline(always)]
     pub const fn place(&self) -> RowPlace {
         self.place
     }
 
-    /// The version the row has.
+    /// The current version of the row.
     #[inline(always)]
     pub fn version(&self) -> RowVersion {
         RowVersion(self.row.as_read().load(0))
@@ -105,12 +106,12 @@ impl<'a> RowWords<'a> {
     }
 }
 
-/// How far an applier got: frame `lsn`, and the row of it whose result is in the redo line.
+/// How far an applier got: frame `lsn`, and the row of it with a result in the redo record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Progress {
     /// Number of the frame in the applier's total order.
     pub lsn: u64,
-    /// Row in the frame; all rows before it are stored whole.
+    /// Row in the frame; all rows before it are stored completely.
     pub row: u32,
 }
 
@@ -145,16 +146,16 @@ impl Redo {
         Ok(Self { memory, block })
     }
 
-    /// The area that a dead applier left.
+    /// Attaches the area that a dead applier left.
     pub const fn attach(memory: Arc<ServerMemory>, block: Block) -> Self {
         Self { memory, block }
     }
 
-    /// Stores a row's result: first here, then in its place.
+    /// Stores a row's result: first in the redo record, then in its place.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when `place` is outside the memory, [`StoreError::Limit`] when the area was
-    /// made for smaller rows; nothing was changed.
+    /// [`StoreError::Mem`] when `place` is outside the memory, [`StoreError::Limit`] when the area
+    /// was made for smaller rows; nothing was changed.
     pub fn commit(
         &self,
         progress: Progress,
@@ -170,7 +171,7 @@ impl Redo {
         Ok(())
     }
 
-    /// The line, for results of a payload and a state so long.
+    /// Opens the record for results with these lengths of payload and state.
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller rows.
@@ -200,8 +201,8 @@ impl Redo {
         })
     }
 
-    /// Makes the line say nothing: before a row is removed or its memory given back, so that no
-    /// successor stores it again.
+    /// Voids the record: before a row is removed or its memory freed, so that no successor stores
+    /// it again.
     ///
     /// # Errors
     /// Never for an area of this memory.
@@ -216,11 +217,11 @@ impl Redo {
         Ok(())
     }
 
-    /// Finishes the row or block that was being stored when the applier died, if any, and says how
-    /// far it had got.
+    /// Finishes the row or block that was being stored when the applier died, if any. Returns how
+    /// far the applier had got.
     ///
     /// # Errors
-    /// [`StoreError::Mem`] when the line names a place outside the memory.
+    /// [`StoreError::Mem`] when the record names a place outside the memory.
     pub fn finish(&self) -> Result<Option<Progress>, StoreError> {
         let area = self
             .memory
@@ -255,7 +256,7 @@ impl Redo {
     }
 }
 
-/// An applier's redo line, open for rows of one size.
+/// An applier's redo record, open for rows of one size.
 #[derive(Debug, Clone, Copy)]
 pub struct RedoLine<'a> {
     line: WordsMut<'a>,
@@ -264,8 +265,9 @@ pub struct RedoLine<'a> {
 }
 
 impl RedoLine<'_> {
-    /// Stores a row's result: first here, then in its place. Payload and state are as long as those
-    /// that the line was opened for. Cost: two copies of both, and the hash of a line.
+    /// Stores a row's result: first in the redo record, then in its place. Payload and state have
+    /// the lengths that the record was opened for. Cost: two copies of both, and the checksum of a
+    /// line.
     #[inline(always)]
     pub fn commit(
         &self,
@@ -344,7 +346,7 @@ mod tests {
         (row, state)
     }
 
-    /// Death between any two words of the store: the successor makes the row whole.
+    /// Death between any two words of the store: the successor completes the row.
     #[test]
     fn a_row_cut_at_any_word_is_finished() {
         let (payload, state) = ([7u8; 36], [9u8; 40]);
@@ -374,7 +376,7 @@ mod tests {
         }
     }
 
-    /// Death while the redo line itself was written: the target was not touched, nothing to do.
+    /// Death while the redo record itself was written: the target was not touched, nothing to do.
     #[test]
     fn a_torn_redo_line_is_ignored() {
         let (memory, redo, place) = setup();

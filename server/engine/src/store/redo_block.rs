@@ -1,14 +1,15 @@
-//! The redo line of a block: where the result of a range of one block stands before it is stored.
+//! The redo record of a block: the result of a range of one block, before it is stored.
 //!
-//! The same promise as a row's (see `redo`) with other targets: payload words and a version word
-//! in public memory, and up to three pieces of optimizer state in private memory.
+//! The same guarantee as for a row (see `redo`) with other targets: payload words and a version
+//! word in public memory, and up to three pieces of optimizer state in private memory.
 //!
 //! ```text
 //! line 0   lsn | row | payload at | version at | odd word | even word | lens | chk
 //! line 1   state pieces: 3 x (at, bytes) | 0 | 0
 //! then     payload | state pieces one after the other
 //! ```
-//! Line 0 proves that everything below it was written before it; it is void while that changes.
+//! A valid line 0 means that everything below it was written before it; it is void while that
+//! changes.
 
 use tidewater_protocol::layout::LINE_BYTES;
 use tidewater_protocol::layout::hash::line_chk;
@@ -27,13 +28,13 @@ const PIECES: usize = 3;
 /// of 8. Length 0: none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StatePiece {
-    /// Offset in private memory.
+    /// Offset in private memory, in bytes.
     pub at: usize,
-    /// Bytes.
+    /// Length in bytes; 0 for no piece.
     pub len: usize,
 }
 
-/// Where the result of a range of a block goes. All offsets are multiples of 8.
+/// Targets of the result of a range of a block. All offsets are multiples of 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockPlace {
     /// Offset of the first payload byte in public memory.
@@ -42,13 +43,14 @@ pub struct BlockPlace {
     pub version_at: usize,
     /// The version word while the payload is being written, and after.
     pub versions: [u64; 2],
-    /// Where the state's bytes go, in their order.
+    /// Locations of the state's bytes, in their order.
     pub pieces: [StatePiece; PIECES],
 }
 
 impl Redo {
-    /// Stores the result of a range of a block: first here, then in its place under the block's
-    /// version word. `payload` and `state` are whole words; `state` is as long as the pieces.
+    /// Stores the result of a range of a block: first in the redo record, then in its place under
+    /// the block's version word. `payload` and `state` are whole words; `state` is as long as the
+    /// pieces.
     ///
     /// # Errors
     /// [`StoreError::Limit`] when the area was made for smaller blocks (nothing was changed),

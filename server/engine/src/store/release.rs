@@ -18,23 +18,23 @@ pub(super) struct RowSlab {
 /// Voids all rows of one table on one applier, then frees their blocks.
 ///
 /// A Hogwild pull accepts rows without their checksum and relies on one row of each applier, the
-/// witness, which it validates last: if the witness is valid, no other row of the call may hold
-/// bytes of the memory's next owner. The other half of this protocol is in the client:
-/// `witnesses_hold` in `client/tidewater/src/pull/direct.rs` (mapped memory: `read_fence`, then the witness)
+/// sentinel row, which it validates last. If that is valid, no other row of the call may hold bytes
+/// of the memory's next owner. The other half of this protocol is in the client: `witnesses_hold`
+/// in `client/tidewater/src/pull/direct.rs` (mapped memory: `read_fence`, then the sentinel row)
 /// and `put_witness_last` in `client/tidewater/src/pull/rows.rs` (a READ flagged `fence`, F03).
 ///
 /// 1. All version words of the share are 0 (stores V) before the first block is freed.
-/// 2. `Arena::free` and `Arena::alloc` of the same block are ordered by the arena's lock, and a
-///    block that was used before is handed out behind a Release fence (`Arena::take`). So V
-///    happens before that fence, and the fence before each store S of the next owner.
+/// 2. `Arena::free` and `Arena::alloc` of the same block are ordered by the arena's lock. A block
+///    that was used before is handed out behind a Release fence (`Arena::take`). So V happens
+///    before that fence, and the fence before each store S of the next owner.
 /// 3. A reader that copied a word of S has synchronised with that fence by its own Acquire fence.
-///    Its witness, read after its fence, shows V: version 0 is no valid version, and the pull is
-///    tried again or refused.
+///    Its sentinel row, read after its fence, shows V: version 0 is no valid version, and the pull
+///    is tried again or refused.
 ///
-/// With blocks freed one by one, as long as one of them is valid, a witness in it vouches for rows
-/// of another that already has a new owner.
+/// If blocks were freed one by one, a sentinel row in a block that is still valid would vouch for
+/// rows of another block, which already has a new owner.
 ///
-/// The values stay until the block is handed out again, zeroed: without a valid version nothing of
+/// The values stay until the block is handed out again, zeroed: without a valid version none of
 /// them is accepted. Cost: a store to the line of each row.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! Reading and writing single rows that carry a `{ver, chk}` header: sparse rows, and rows of
-//! dense tables with layout `rows`.
+//! Reading and writing single rows that carry a `{ver, chk}` header: sparse rows, and rows of dense
+//! tables with layout `rows`.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::redo::{Progress, Redo, RowPlace, RowWords};
 use super::sparse::FIND_AHEAD;
 use crate::apply::kernels::{KernelError, RowKernel};
 
-/// One applier's hand on one table's rows: the kernel and the private lines it works in.
+/// One applier's access to one table's rows: the kernel and the private lines it works in.
 #[derive(Debug)]
 pub struct RowWriter {
     memory: Arc<ServerMemory>,
@@ -24,7 +24,7 @@ pub struct RowWriter {
 }
 
 impl RowWriter {
-    /// For the rows of a table.
+    /// A writer for the rows of a table.
     ///
     /// # Errors
     /// [`KernelError`] when the table's rule does not fit its type.
@@ -40,12 +40,12 @@ impl RowWriter {
         })
     }
 
-    /// Sizes of the rows.
+    /// Sizes of the rows in memory.
     pub const fn layout(&self) -> RowLayout {
         self.layout
     }
 
-    /// The table's rule.
+    /// The kernel with the table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         &self.kernel
     }
@@ -65,9 +65,9 @@ impl RowWriter {
         self.apply_all(redo, progress, &[place], op, values)
     }
 
-    /// Applies rows of a push to `places`, one after the other in the order of `values`; the first is
-    /// row `progress.row` of its frame. The next few rows are asked for while some are applied. Cost:
-    /// about 35 ns a row of 64 bytes in cache.
+    /// Applies rows of a push to `places`, one after the other in the order of `values`; the first
+    /// is row `progress.row` of its frame. Prefetches the next few rows while it applies some.
+    /// Cost: about 35 ns a row of 64 bytes in cache.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when a place is not of this table; rows before it are applied.
@@ -102,7 +102,7 @@ impl RowWriter {
         let lengths = (size.payload(), size.state());
         let memory = &*self.memory;
         let (public, private) = (memory.public.region(), memory.private.region());
-        // What is the same for all rows is looked up and checked once.
+        // Values that all rows share are looked up and checked once.
         let both = (
             public.words_mut(0, public.len())?,
             private.words_mut(0, private.len())?,
@@ -117,8 +117,8 @@ impl RowWriter {
                 private.prefetch(place.state_at, lengths.1);
             }
         };
-        // All of a group at once: a core that waits for one translation of an address goes on with
-        // what follows closely.
+        // All of a group at once: a core that waits for one translation of an address continues
+        // with what follows closely.
         let mut groups = push.places.chunks(FIND_AHEAD).peekable();
         ask_for(groups.peek().copied().unwrap_or_default());
         while let Some(group) = groups.next() {
@@ -126,7 +126,7 @@ impl RowWriter {
             for (place, values) in group.iter().zip(&mut values) {
                 let row = match RowWords::within(both, *place, lengths) {
                     Some(row) => row,
-                    None => RowWords::new(memory, *place, lengths)?, // says why not
+                    None => RowWords::new(memory, *place, lengths)?, // returns the reason
                 };
                 row.load(payload, state);
                 self.kernel.apply(push.op, payload, state, values);
@@ -140,7 +140,7 @@ impl RowWriter {
     }
 
     /// Gives a slot its first row: values by the table's initialiser, state to match. The slot's
-    /// version goes on from what it was (a new slot has none).
+    /// version continues from its last one (a new slot has none).
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -157,7 +157,7 @@ impl RowWriter {
         self.commit(redo, progress, row)
     }
 
-    /// Makes a slot hold no row: the next generation, and a check that no key fits.
+    /// Empties a slot: the next generation, and a checksum that matches no key.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -168,19 +168,19 @@ impl RowWriter {
             .public
             .region()
             .words_mut(place.row_at, ROW_HEADER_BYTES)?;
-        // Check first: between the two stores the old version has a wrong check.
+        // Checksum first: between the two stores the old version has a wrong checksum.
         row.store_release(8, !row_chk(place.salt, place.key, next, &[]));
         row.store_release(0, next.0);
         Ok(next)
     }
 
-    /// The first values a key would have, without creating it.
+    /// The initial values that a key would have, without creating it.
     pub fn initial(&self, key: u64, out: &mut [u8]) {
         let spec = &self.spec;
         crate::apply::kernels::init::fill_row(&spec.init, spec.seed, key, spec.dtype, out);
     }
 
-    /// Copies a row's values out; the caller owns the row, so it is whole.
+    /// Copies a row's values out; the caller owns the row, so it is untorn.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -227,7 +227,7 @@ impl RowWriter {
         self.commit(redo, progress, row)
     }
 
-    /// A row's version.
+    /// Reads the version of a row.
     ///
     /// # Errors
     /// [`StoreError::Mem`] when `place` is not of this table.
@@ -244,7 +244,7 @@ impl RowWriter {
         (self.payload.len(), self.state.len())
     }
 
-    /// What stands in the private lines becomes the row's next version.
+    /// Stores the private lines as the row's next version.
     fn commit(&self, redo: &Redo, progress: Progress, row: RowWords<'_>) -> Result<(), StoreError> {
         let (place, ver) = (row.place(), row.version().next());
         let chk = row_chk(place.salt, place.key, ver, &self.payload);
@@ -254,7 +254,7 @@ impl RowWriter {
     }
 }
 
-/// What [`RowWriter::apply_all`] is told.
+/// The arguments of [`RowWriter::apply_all`].
 struct Rows<'a> {
     redo: &'a Redo,
     progress: Progress,
@@ -263,7 +263,7 @@ struct Rows<'a> {
     values: &'a [u8],
 }
 
-/// Bytes of a table's rows and states. Where the compiler knows them, copies are no loops.
+/// Bytes of a table's rows and states. Where the compiler knows them, copies need no loops.
 trait Size {
     fn payload(&self) -> usize;
     fn state(&self) -> usize;

@@ -17,13 +17,14 @@ use super::redo::{Progress, Redo, RowPlace};
 use super::rows::RowWriter;
 use crate::apply::kernels::{KernelError, RowKernel};
 
-/// Slots a partition takes at once: its rows then lie together, in the order of their creation.
+/// Slots that a partition takes at once: its rows then lie together, in the order of their
+/// creation.
 const RUN_SLOTS: [u32; 2] = [8, 1_024];
 
-/// Keys whose places are fetched at once: about as many as lines are under way in a core.
+/// Keys with places fetched at once: about as many as a core has lines in flight.
 pub const FIND_AHEAD: usize = 16;
 
-/// What stands for the key of a slot without a row. It is a key, too.
+/// The key of a slot without a row. It is a valid key, too.
 const NO_KEY: u64 = 0;
 
 /// Consecutive slots of one extent that belong to one partition.
@@ -35,7 +36,7 @@ pub(super) struct Run {
     pub(super) used: u32,
 }
 
-/// One partition's rows.
+/// Rows of one partition.
 #[derive(Debug)]
 pub(super) struct Partition {
     pub(super) index: Index,
@@ -44,11 +45,11 @@ pub(super) struct Partition {
     pub(super) vacant: std::collections::VecDeque<RowLocation>,
 }
 
-/// A removed slot is given out again only after this many others were removed: a late reader that
-/// checks nothing but the generation (Hogwild) has then long stopped using its hint.
+/// A removed slot is reused only after this many others were removed. A late reader that checks
+/// nothing but the generation (Hogwild) has then long stopped using its cached location.
 const QUARANTINE_SLOTS: usize = 64;
 
-/// What of a sparse table one applier owns.
+/// One applier's share of a sparse table.
 #[derive(Debug)]
 pub struct SparseShard {
     pub(super) extents: Extents,
@@ -61,22 +62,22 @@ pub struct SparseShard {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShardError {
-    /// Memory.
+    /// The server's memory is used up.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The rule does not fit.
+    /// The optimizer does not fit the table's type.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A shape this kind of shard cannot hold.
+    /// A shape that this kind of shard cannot hold.
     #[error("table {table}: {what} = {have}; {remedy}")]
     Shape {
-        /// The table's name.
+        /// Name of the table.
         table: String,
-        /// Which number of its shape.
+        /// The number of its shape that is wrong.
         what: &'static str,
-        /// What was asked for.
+        /// Value that was given.
         have: u64,
-        /// What to give instead.
+        /// What to give instead, in words.
         remedy: &'static str,
     },
 }
@@ -134,7 +135,7 @@ impl SparseShard {
         }
     }
 
-    /// Rows.
+    /// Number of rows in all partitions.
     pub const fn len(&self) -> usize {
         self.len
     }
@@ -144,12 +145,12 @@ impl SparseShard {
         self.len == 0
     }
 
-    /// The rows' sizes, rule and private lines.
+    /// The writer of the rows, with their sizes, rule and private lines.
     pub const fn rows(&mut self) -> &mut RowWriter {
         &mut self.rows
     }
 
-    /// The table's rule.
+    /// The kernel with the table's rule.
     pub const fn kernel(&self) -> &RowKernel {
         self.rows.kernel()
     }
@@ -163,7 +164,7 @@ impl SparseShard {
         partition_of_key(key, self.partitions.len() as u32).0 as usize
     }
 
-    /// Whether this applier owns a key's partition; the partition.
+    /// Whether this applier owns a key's partition, and the partition.
     #[inline]
     pub fn owns(&self, key: u64) -> (bool, u32) {
         let p = self.partition_of(key);
@@ -173,7 +174,7 @@ impl SparseShard {
         )
     }
 
-    /// Where a key's row is; `None` for a key that has none, or is not this applier's.
+    /// Location of a key's row; `None` for a key that has none, or is not this applier's.
     #[inline]
     pub fn find(&self, key: u64) -> Option<RowLocation> {
         self.partitions
@@ -183,8 +184,9 @@ impl SparseShard {
             .get(key)
     }
 
-    /// Begins to fetch what [`SparseShard::find`] will need of these keys. For a dozen at a time: the
-    /// processor fetches that many lines at once, where searches one by one wait for each.
+    /// Prefetches the memory that [`SparseShard::find`] will need for these keys. For a dozen at a
+    /// time: the processor fetches that many lines at once, where searches one by one wait for
+    /// each.
     #[inline]
     pub fn touch(&self, keys: impl Iterator<Item = u64>) {
         let seen = keys.fold(0, |seen, key| seen ^ self.touch_one(key));
@@ -200,8 +202,8 @@ impl SparseShard {
         }
     }
 
-    /// Puts the places of `count` rows into `places`, creating those that are missing. Each is told by
-    /// its key and the client's hint, or [`RowLocation::NONE`].
+    /// Puts the places of `count` rows into `places`, creating missing rows. Each row is given by
+    /// its key and the client's cached location, or [`RowLocation::NONE`].
     ///
     /// # Errors
     /// As [`Self::find_or_create`]; those before it have been created.
@@ -240,9 +242,9 @@ impl SparseShard {
         Ok(())
     }
 
-    /// The row that the client's hint names, if it is the key's: a slot has its key for as long as it
-    /// holds the row. One that holds none has key 0; whose row is key 0's, its version tells, which is
-    /// a look at another line.
+    /// The row at the client's cached location, if it is the key's: a slot has its key for as long
+    /// as it holds the row. An empty slot has key 0. For key 0 itself the row's version decides,
+    /// which costs a read of another line.
     #[inline]
     pub fn find_hinted(&self, key: u64, hint: RowLocation) -> Option<RowPlace> {
         let place = self.extents.place(hint)?;
@@ -256,17 +258,16 @@ impl SparseShard {
         ver.generation() == hint.generation() && ver.is_valid()
     }
 
-    /// A row's place in memory.
+    /// Place of a row in memory.
     #[inline]
     pub fn place(&self, loc: RowLocation) -> Option<RowPlace> {
         self.extents.place(loc)
     }
 
-    /// Where a key's row is, after creating it if there is none. Bounded work.
+    /// Location of a key's row, after creating it if there is none. Bounded work.
     ///
     /// # Errors
-    /// [`StoreError`] when memory is used up or the key is not this applier's; nothing was
-    /// changed.
+    /// [`StoreError`] when memory is used up or the key is not this applier's; nothing was changed.
     pub fn find_or_create(
         &mut self,
         key: u64,
@@ -280,8 +281,8 @@ impl SparseShard {
         let Some(partition) = self.partitions.get_mut(p).and_then(Option::as_mut) else {
             return Err(not_owned(p));
         };
-        // What can fail comes first, and nothing after `take_slot` does: a slot that was taken for a key
-        // which nothing finds would be lost.
+        // What can fail comes first, and nothing after `take_slot` does: a slot that was taken for
+        // a key which no search finds would be lost.
         partition.index.make_room()?;
         let loc = self.take_slot(p)?;
         self.extents.set_key(loc, key)?;
@@ -324,7 +325,7 @@ impl SparseShard {
         Ok(RowLocation::new(0, run.extent, slot))
     }
 
-    /// Removes a key's row; its slot is given to another key later, as the next generation. True
+    /// Removes a key's row; its slot is later reused for another key, as the next generation. True
     /// if there was one.
     ///
     /// # Errors
@@ -351,7 +352,7 @@ impl SparseShard {
         Ok(true)
     }
 
-    /// Gives all memory back.
+    /// Frees all memory of the shard.
     ///
     /// # Errors
     /// Never for blocks of this memory.
@@ -476,8 +477,8 @@ mod tests {
         }
     }
 
-    /// A run's slots are given out one by one, and a removed row's has no key any more; key 0 is what
-    /// stands in both, and a key like any other.
+    /// A run's slots are handed out one by one, and the slot of a removed row has no key any more.
+    /// Both hold key 0, which is a key like any other.
     #[test]
     fn a_hint_to_a_slot_without_a_row_leads_nowhere() {
         let (_memory, redo, mut shard) = shard(4);
@@ -514,7 +515,7 @@ mod tests {
         shard.release().unwrap();
     }
 
-    /// A table for which there is room but for some of its indexes leaves none taken.
+    /// A table with room for only some of its indexes keeps no memory.
     #[test]
     fn a_refused_table_keeps_no_memory() {
         let memory = Arc::new(ServerMemory::new(256 << 20, Incarnation(5)).unwrap());
@@ -546,7 +547,8 @@ mod tests {
         assert_eq!(memory.public.usage(), usage);
     }
 
-    /// Keys that are refused for lack of memory take no slot, and are created once there is some again.
+    /// Keys that are refused for lack of memory take no slot, and are created once memory is free
+    /// again.
     #[test]
     fn a_refused_key_takes_nothing() {
         const KEYS: u64 = 1_000;
@@ -571,7 +573,7 @@ mod tests {
             applier: 0,
             part: 0,
         };
-        // A block that is given back is for who asks for as much: one for what each index grows to.
+        // A freed block serves requests of its size only: one for each size that an index grows to.
         let take = |bytes| memory.private.alloc(bytes, owner).ok();
         let room: Vec<_> = (0..16).filter_map(|_| take(128 * 16)).collect();
         for bits in (6..26).rev() {

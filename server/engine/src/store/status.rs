@@ -1,7 +1,8 @@
-//! Public state lines of rings: the copies that clients read when their mailbox shows no progress.
+//! Public status records of rings: the copies that clients read when their mailbox shows no
+//! progress.
 //!
-//! Lines are handed out of slabs. A slab is one exported block, so that thousands of sessions take few
-//! region keys and few registrations of a device.
+//! Records are allocated from slabs. A slab is one exported block, so that thousands of sessions
+//! take few region keys and few registrations of a device.
 
 use std::sync::MutexGuard;
 
@@ -12,19 +13,19 @@ use tidewater_protocol::wire::control::Remote;
 use super::StoreError;
 use super::memory::{BlockKind, BlockOwner, ServerMemory};
 
-/// Lines of a slab.
+/// Number of records of a slab.
 const SLAB_LINES: usize = 512;
 
-/// One public line.
+/// Location of one public status record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatusLine {
-    /// Offset in public memory.
+    /// Offset in public memory, in bytes.
     pub at: usize,
     key: RegionKey,
 }
 
 impl StatusLine {
-    /// Where clients read it.
+    /// Address and key by which clients read it.
     pub const fn remote(&self) -> Remote {
         Remote {
             key: self.key,
@@ -35,7 +36,7 @@ impl StatusLine {
 }
 
 impl ServerMemory {
-    /// A public line with the content `line`, for one ring.
+    /// Allocates a public record with the content `line`, for one ring.
     ///
     /// # Errors
     /// [`StoreError`] when memory or keys are used up.
@@ -50,7 +51,7 @@ impl ServerMemory {
         Ok(status)
     }
 
-    /// Gives a line back, with a content that no client takes for a state.
+    /// Frees a record, with a content that no client takes for a state.
     ///
     /// # Errors
     /// Never for a line of this memory.
@@ -60,7 +61,7 @@ impl ServerMemory {
         Ok(())
     }
 
-    /// Makes a slab; its first line, the others are `free`.
+    /// Makes a slab. Returns its first record, and adds the others to `free`.
     fn status_slab(&self, free: &mut Vec<StatusLine>) -> Result<StatusLine, StoreError> {
         let owner = BlockOwner {
             kind: BlockKind::Ring,

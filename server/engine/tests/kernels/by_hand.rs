@@ -1,4 +1,4 @@
-//! Three steps of each rule, worked out on paper, and what a refused rule says.
+//! Three steps of each rule, worked out on paper, and the message for a refused rule.
 
 use tidewater_engine::apply::kernels::{KernelError, RowKernel};
 use tidewater_protocol::limits::ROW_DIM_MAX;
@@ -88,7 +88,8 @@ fn adam_counts_the_steps_of_each_row() {
     ] {
         line.apply(op, &bytes32(&[1.0, -1.0, 2.0]));
     }
-    // Two gradients; sums and assigns are none. Before it: two slots of three f32, padded.
+    // Two gradients; sums and assigns do not count. Before the count: two slots of three f32,
+    // padded.
     assert_eq!(line.state().len(), 32);
     assert_eq!(line.state()[24..], 2u64.to_le_bytes());
 }
@@ -126,7 +127,7 @@ fn ftrl_is_exactly_zero_up_to_l1() {
     assert!(w[5] < 0.0 && w[6] > 0.0, "{w:?}");
 }
 
-/// What is written to an FTRL table stays, and learning goes on from there.
+/// Values written to an FTRL table stay, and learning continues from there.
 #[test]
 fn ftrl_keeps_what_is_written() {
     let rule = Optimizer::Ftrl {
@@ -151,7 +152,7 @@ fn ftrl_keeps_what_is_written() {
     assert_eq!(before, (line.payload().to_vec(), line.state().to_vec()));
 }
 
-/// A row that begins elsewhere than at zero starts to learn from there.
+/// A row with initial values other than zero starts to learn from there.
 #[test]
 fn ftrl_learns_from_its_first_values() {
     let rule = Optimizer::Ftrl {

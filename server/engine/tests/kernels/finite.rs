@@ -1,4 +1,4 @@
-//! NaN and infinity are seen in whatever lane they are.
+//! NaN and infinity are detected in every lane.
 
 use tidewater_engine::apply::kernels::RowKernel;
 use tidewater_protocol::table::{DType, Optimizer};

@@ -1,4 +1,4 @@
-//! First values: the stream that may never change, its shape, and its independence of order.
+//! Initial values: the stream that may never change, its shape, and its independence of order.
 
 use proptest::prelude::*;
 use tidewater_engine::apply::kernels::KernelError;
@@ -22,8 +22,8 @@ fn row(init: &Init, seed: u64, key: u64, dtype: DType, dim: usize) -> Vec<u8> {
     row
 }
 
-/// Bits of saved models. A change here makes rows that nobody touched come back different: it
-/// needs a new name for the new stream, never a new number in this table.
+/// Bits of saved models. A change here makes untouched rows come back different: it needs a new
+/// name for the new stream, never a new number in this table.
 ///
 /// The uniform column and, to 15 digits, the normal one come from a second implementation in
 /// another language with the platform's logarithm and cosine.
@@ -143,8 +143,8 @@ fn constants() {
 }
 
 proptest! {
-    /// Neither the order in which keys come, nor the length of the row, nor what was drawn before
-    /// has a part in a value.
+    /// A value does not depend on the order in which keys come, the length of the row, or earlier
+    /// draws.
     #[test]
     fn order_does_not_matter(
         seed in any::<u64>(), keys in prop::collection::vec(any::<u64>(), 1..20),
@@ -174,7 +174,7 @@ proptest! {
         }
     }
 
-    /// Nothing that a hostile table spec holds can panic.
+    /// No content of a hostile table spec causes a panic.
     #[test]
     fn any_parameters_do_no_harm(a in any::<f64>(), b in any::<f64>(), seed in any::<u64>()) {
         let inits = [

@@ -1,5 +1,5 @@
-//! The rules once more, element by element, from their formulas: the code that kernels must agree
-//! with to the bit. It shares nothing with them.
+//! The rules once more, element by element, from their formulas: the code that kernels must match
+//! to the bit. It shares no code with them.
 
 use tidewater_protocol::table::{Optimizer, PushOp};
 

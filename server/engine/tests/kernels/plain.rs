@@ -1,4 +1,4 @@
-//! What has no rule: sums and assigns of every type, reduction.
+//! Operations without a rule: sums and assigns of every type, reduction.
 
 use proptest::prelude::*;
 use tidewater_engine::apply::kernels::{RowKernel, accumulate, divide};

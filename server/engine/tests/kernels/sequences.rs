@@ -7,7 +7,8 @@ use tidewater_protocol::table::{DType, Optimizer, PushOp};
 use crate::oracle::{Oracle32, Oracle64};
 use crate::{Line, bytes32, bytes64, f32s, f64s};
 
-/// Values that reach the corners: both zeros, subnormals, values whose square under- or overflows.
+/// Values that reach the corners: both zeros, subnormals, values with squares that under- or
+/// overflow.
 struct Values(u64);
 
 impl Values {

@@ -28,10 +28,10 @@ const TABLE: u32 = 1;
 /// No table has this number.
 const UNKNOWN: u32 = 9;
 const SLOT: usize = 2;
-/// Of a request that is answered in [`SLOT`].
+/// Tag of a request with its answer in [`SLOT`].
 const TAG: u64 = 0x100 | SLOT as u64;
 
-/// What a client's memory sees of a port.
+/// A write that a client's memory sees from the server's lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Event {
     State,
@@ -48,7 +48,7 @@ fn lock(tape: &Tape) -> MutexGuard<'_, Vec<Event>> {
     tape.lock().unwrap()
 }
 
-/// A port that writes down what it is told.
+/// A lane that records the calls it gets.
 struct Recorder(Tape);
 
 impl ServerLane for Recorder {
@@ -84,7 +84,7 @@ impl ServerLane for Recorder {
     fn destroy(&mut self) {}
 }
 
-/// A client's end of a lane, written by hand.
+/// A client's end of a lane, driven by the test.
 struct Hand {
     session: SessionId,
     inbox: Inbox,
@@ -219,7 +219,7 @@ impl Rig {
         rig
     }
 
-    /// Gives a lane a new port.
+    /// Attaches a new lane to a ring.
     fn attach(&mut self, hand: usize) {
         let Hand { session, tape, .. } = &self.hands[hand];
         let port = Box::new(Recorder(Arc::clone(tape)));
@@ -227,13 +227,13 @@ impl Rig {
         self.commands.send(attach).unwrap();
     }
 
-    /// What one step of the applier posts to a lane.
+    /// The events that one step of the applier posts to a lane.
     fn step(&mut self, hand: usize) -> Vec<Event> {
         self.applier.step();
         self.hands[hand].take()
     }
 
-    /// What one step posts to the lane of who sent the frame.
+    /// The events that one step posts to the lane of the frame's sender.
     fn answers(&mut self, (header, payload): (FrameHeader, Vec<u8>)) -> Vec<Event> {
         self.hands[0].write(header, &payload);
         self.step(0)
@@ -246,10 +246,10 @@ fn a_reply_is_posted_payload_first_and_before_the_state_that_counts_it() {
     let mut rig = Rig::new();
     let told = rig.answers(gather(TABLE));
     assert_eq!(told, [ReplyPayload, ReplyHeader, State, Signal]);
-    // Of a refused request there is a reject too; its reply is without payload.
+    // A refused request gets a reject too; its reply is without payload.
     let told = rig.answers(gather(UNKNOWN));
     assert_eq!(told, [ReplyPayload, ReplyHeader, Reject, State, Signal]);
-    // Of several frames that one look finds the state is told once, behind everything.
+    // For several frames found by one poll, the state is posted once, after everything.
     for (header, payload) in [gather(TABLE), push(f32::NAN), gather(TABLE)] {
         rig.hands[0].write(header, &payload);
     }
@@ -265,7 +265,7 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     // A push, applied and refused.
     assert_eq!(rig.answers(push(1.0)), [State, Signal]);
     assert_eq!(rig.answers(push(f32::NAN)), [Reject, State, Signal]);
-    // Answers.
+    // Requests with answers.
     for table in [TABLE, UNKNOWN] {
         let told = rig.answers(gather(table));
         assert!(
@@ -273,7 +273,7 @@ fn every_kind_of_post_is_followed_by_a_signal() {
             "{told:?}"
         );
     }
-    // A tick, to who sent it and, when the last one ticks, to all.
+    // A tick: posted to its sender and, when the last worker ticks, to all.
     let tick = || (header(FrameKind::Clock, 0), Vec::new());
     assert_eq!(rig.answers(tick()), [State, Signal]);
     let (clock, payload) = tick();
@@ -289,7 +289,7 @@ fn every_kind_of_post_is_followed_by_a_signal() {
     let gone = Command::RemoveWorker(job, WorkerId(1), bounded(1).0);
     rig.commands.send(gone).unwrap();
     assert_eq!(rig.step(0), [Clock, Signal]);
-    // A lane that comes back: rejects, state and clocks again.
+    // A recovered lane gets rejects, state and clocks again.
     rig.attach(0);
     let told = rig.step(0);
     assert_eq!(told, [Reject, Reject, State, Clock, Signal]);
@@ -300,13 +300,13 @@ fn room_in_a_ring_is_told_and_signalled() {
     use Event::{Signal, State};
     let mut rig = Rig::new();
     rig.answers(push(1.0));
-    // Padding is no frame: it is consumed, and whoever waits for room has to hear of it.
+    // Padding is no frame: it is consumed, and a client that waits for room must learn of it.
     let told = rig.answers((header(FrameKind::Pad, 0), Vec::new()));
     assert_eq!(told, [State, Signal]);
     assert_eq!(rig.hands[0].tail, RING_BYTES as u64);
     let head = |rig: &Rig| -> StateLine { rig.applier.rings[0].state() };
     assert_eq!(head(&rig).head_bytes, RING_BYTES as u64);
     assert_eq!(head(&rig).applied_seq, 1);
-    // A step that moves nothing says nothing.
+    // A step that moves nothing posts nothing.
     assert_eq!(rig.step(0), []);
 }

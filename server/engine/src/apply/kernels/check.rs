@@ -1,4 +1,4 @@
-//! What hyper-parameters a table may have.
+//! Ranges of the hyper-parameters of a table.
 
 use tidewater_protocol::table::{DType, Optimizer};
 
@@ -6,13 +6,13 @@ use super::element::Element;
 use super::error::KernelError;
 use super::rules::Hyper;
 
-/// The set a hyper-parameter must lie in, before and after it is rounded to the table's type: a
-/// decay of `1 - 1e-9` is 1 in f32, and would never decay.
+/// The set that a hyper-parameter must lie in, before and after it is rounded to the table's type:
+/// a decay of `1 - 1e-9` is 1 in f32, and would never decay.
 #[derive(Clone, Copy)]
 enum Range {
-    /// Rates, and what is added to a root that may be 0: `0 / 0` otherwise.
+    /// Rates, and terms added to a root that may be 0: `0 / 0` otherwise.
     Positive,
-    /// Weights.
+    /// Weights, such as `l1` and `l2`.
     NotNegative,
     /// Decays: at 1 a state never forgets, and Adam divides by zero.
     BelowOne,
@@ -80,7 +80,7 @@ pub(super) fn hyper(optimizer: &Optimizer, dtype: DType) -> Result<Hyper, Kernel
             "Ftrl",
             [
                 ("alpha", alpha, Positive),
-                // The slope of w in z where nothing was learned yet: beta / alpha + l2.
+                // The slope of w in z before any learning: beta / alpha + l2.
                 ("beta", beta, if l2 > 0.0 { NotNegative } else { Positive }),
                 ("l1", l1, NotNegative),
                 ("l2", l2, NotNegative),

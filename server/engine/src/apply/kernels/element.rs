@@ -1,4 +1,4 @@
-//! The element types a row may hold, and the loops that run over rows of them.
+//! The element types of rows, and the loops that run over rows of them.
 //!
 //! Bytes are split into arrays of one element's size, so a loop over elements has no bounds check
 //! and no alignment requirement: `from_le_bytes` is a plain (unaligned) load, and the compiler
@@ -6,19 +6,19 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-/// One element of a row.
+/// One element of a row, an integer or a float.
 pub(super) trait Element: Copy + PartialOrd {
     /// Its little-endian bytes, `[u8; size]`.
     type Bytes: Copy;
 
-    /// The whole elements of `bytes`; a trailing part of one is left out.
+    /// Splits `bytes` into complete elements; a trailing part of one is left out.
     fn split(bytes: &[u8]) -> &[Self::Bytes];
     /// As [`Element::split`], to write.
     fn split_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
     fn load(bytes: Self::Bytes) -> Self;
     fn store(self) -> Self::Bytes;
 
-    /// The sum; integers wrap.
+    /// The sum of both; integers wrap.
     fn plus(self, other: Self) -> Self;
     /// `self / by`: see [`super::divide`].
     fn divided(self, by: f64) -> Self;
@@ -50,7 +50,7 @@ pub(super) trait Float:
     fn copysign(self, sign: Self) -> Self;
 }
 
-/// What is the same text for every element type.
+/// Implements the members that have the same text for every element type.
 macro_rules! bytes_of {
     ($t:ty) => {
         type Bytes = [u8; size_of::<$t>()];
@@ -136,7 +136,7 @@ macro_rules! float {
     };
 }
 
-// `as` between floats and integers is the conversion that is wanted: it rounds or saturates.
+// `as` between floats and integers is the intended conversion: it rounds or saturates.
 #[allow(clippy::cast_possible_truncation)]
 mod floats {
     use super::{Element, Float};
@@ -191,7 +191,7 @@ mod integers {
 }
 
 // The loops below stay functions of their own, called once a row: the compiler knows that a
-// function's slices do not overlap and forgets it when it inlines them, and then guards the vector
+// function's slices do not overlap and forgets it when it inlines them. It then guards the vector
 // loop with comparisons of addresses, or keeps it scalar. Slices are cut to one length first, so
 // that no index needs a check.
 

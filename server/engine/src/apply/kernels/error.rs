@@ -1,8 +1,8 @@
-//! Why a kernel or an initialiser cannot be made.
+//! Errors of making a kernel or an initialiser.
 
 use tidewater_protocol::table::DType;
 
-/// A table asks for arithmetic that makes no sense. Found once, when the table is created.
+/// A table asks for arithmetic that is not defined. Detected once, when the table is created.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KernelError {
@@ -12,45 +12,45 @@ pub enum KernelError {
          or use no optimizer and push sums"
     )]
     IntegerGradient {
-        /// The optimizer.
+        /// Name of the optimizer.
         rule: &'static str,
-        /// The table's element type.
+        /// Element type of the table.
         dtype: DType,
     },
     /// A hyper-parameter out of its range, as given or once rounded to the table's type.
     #[error("{rule}: {name} = {value:e} does not fit {dtype:?}; it must be {range}")]
     HyperParameter {
-        /// The optimizer.
+        /// Name of the optimizer.
         rule: &'static str,
-        /// The hyper-parameter.
+        /// Name of the hyper-parameter.
         name: &'static str,
-        /// What was given.
+        /// Value that was given.
         value: f64,
-        /// The table's element type.
+        /// Element type of the table.
         dtype: DType,
-        /// What is allowed.
+        /// The allowed range, in words.
         range: &'static str,
     },
     /// An initial distribution that has no values of the table's type.
     #[error("initial values {kind}({first:e}, {second:e}) do not fit {dtype:?}; {remedy}")]
     Init {
-        /// The distribution.
+        /// Name of the distribution.
         kind: &'static str,
-        /// Its first parameter.
+        /// First parameter of the distribution.
         first: f64,
-        /// Its second parameter, 0 where there is none.
+        /// Second parameter, 0 where there is none.
         second: f64,
-        /// The table's element type.
+        /// Element type of the table.
         dtype: DType,
-        /// What to give instead.
+        /// What to give instead, in words.
         remedy: &'static str,
     },
     /// A row of no elements, or of too many.
     #[error("a row of {dim} elements; give it 1 to {max}")]
     Dim {
-        /// Elements asked for.
+        /// Number of elements asked for.
         dim: usize,
-        /// [`tidewater_protocol::limits::ROW_DIM_MAX`].
+        /// Limit of elements, [`tidewater_protocol::limits::ROW_DIM_MAX`].
         max: u32,
     },
 }

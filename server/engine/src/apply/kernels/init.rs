@@ -1,13 +1,12 @@
-//! First values of rows, from a counter.
+//! Initial values of rows, from a counter.
 //!
 //! Element `(seed, key, column)` is a function of these three, the distribution and the element
 //! type: no state, no order, no server in it. Two neighbouring columns share one Philox block with
-//! key `seed` and counter `(key, column / 2)`. **The stream is a format**: rows of saved models
-//! that nobody touched yet are made again from it, so it may never change; tests hold golden
-//! values of it.
+//! key `seed` and counter `(key, column / 2)`. **The stream is a format**: untouched rows of saved
+//! models are computed again from it, so it may never change; tests hold golden values of it.
 //!
-//! Values are drawn in f64 and rounded once to the element type. Only `+ - * /`, `sqrt` and
-//! `floor` are used, which IEEE 754 fixes to the last bit; logarithm, sine and cosine are our own.
+//! Values are drawn in f64 and rounded once to the element type. Only `+ - * /`, `sqrt` and `floor`
+//! are used, which IEEE 754 fixes to the last bit; logarithm, sine and cosine are our own.
 
 use tidewater_protocol::table::{DType, Init};
 
@@ -19,7 +18,7 @@ use super::philox::{philox4x32, words};
 /// The farthest draw of the normal distribution: `sqrt(-2 ln(2^-53))`, rounded up.
 const NORMAL_REACH: f64 = 8.6;
 
-/// Whether `init` has values of type `dtype`. Asked once, when a table is created.
+/// Checks that `init` has values of type `dtype`. Called once, when a table is created.
 ///
 /// Parameters must be finite and so must every possible value; `low < high` with a value of the
 /// type in between; `std` not below 0. On integers, a constant and the bounds of a uniform
@@ -93,7 +92,7 @@ fn check_for<T: Element>(
     }
 }
 
-/// Writes the first values of row `key` of a table with seed `seed`. A uniform value costs about
+/// Writes the initial values of row `key` of a table with seed `seed`. A uniform value costs about
 /// 15 ns, a normal one 25 ns.
 ///
 /// Total: parameters that [`check`] refuses give some values, and no panic.

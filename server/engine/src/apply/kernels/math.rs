@@ -1,7 +1,7 @@
 //! The few functions that IEEE 754 does not fix to the last bit, written with `+ - * /` only.
 //!
 //! The platform's `ln`, `cos` and `powi` differ between C libraries and compiler versions in the
-//! last place, and two hosts that create the same row must create the same bits.
+//! last place. Two hosts that create the same row must create the same bits.
 
 use std::f64::consts::{FRAC_PI_2, LN_2, SQRT_2};
 

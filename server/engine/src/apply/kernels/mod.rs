@@ -1,9 +1,9 @@
-//! Row kernels: what a push does to one row, as a pure function of bytes.
+//! Row kernels: the effect of a push on one row, as a pure function of bytes.
 //!
-//! A kernel works on *private lines*, byte buffers of little-endian elements that nobody else
-//! reads or writes: an applier copies a row out of shared memory, runs the kernel, and stores the
-//! result. Kernels allocate nothing, read no clock, and keep no state of their own; the same
-//! (row, state, values) gives the same bits on every host and in every build.
+//! A kernel works on *private lines*, byte buffers of little-endian elements that no other thread
+//! reads or writes. An applier copies a row out of shared memory, runs the kernel, and stores the
+//! result. Kernels allocate nothing, read no clock, and keep no state of their own; the same (row,
+//! state, values) gives the same bits on every host and in every build.
 //!
 //! | push | on a table of | row | state |
 //! |---|---|---|---|
@@ -17,7 +17,7 @@
 //! gradient. `z` becomes the value for which the rule gives the written `w` (up to rounding); an
 //! element written to zero gets `z = 0`, one written with the value it has keeps its `z`.
 //!
-//! Values are not looked at: NaN and infinity go where IEEE 754 sends them, and a finite gradient
+//! Values are not checked: NaN and infinity propagate as IEEE 754 defines, and a finite gradient
 //! may overflow (the square of one above 1.8e19 is infinite in f32, and FTRL then makes NaN).
 //! [`RowKernel::all_finite`] is the check of a table that refuses such frames.
 
@@ -39,8 +39,8 @@ use rules::{Hyper, Step};
 /// One table's rule, chosen once when the table is created: monomorphic functions behind plain
 /// function pointers, one indirect call a row and none an element.
 ///
-/// Buffers need no alignment. Their lengths are the caller's duty ([`RowKernel::row_bytes`],
-/// [`RowKernel::state_bytes`]); only whole elements that all buffers hold are touched, and debug
+/// Buffers need no alignment. The caller ensures their lengths ([`RowKernel::row_bytes`],
+/// [`RowKernel::state_bytes`]). Only complete elements that all buffers hold are touched, and debug
 /// builds assert that nothing is left over.
 #[derive(Debug, Clone, Copy)]
 pub struct RowKernel {
@@ -56,17 +56,18 @@ pub struct RowKernel {
     all_finite: fn(&[u8]) -> bool,
 }
 
-/// Makes the state of a new row agree with its first values.
+/// Makes the state of a new row agree with its initial values.
 type Adopt = fn(&Hyper, &[u8], &mut [u8]);
 
 impl RowKernel {
-    /// The kernel of a table with rows of `dim` elements. It lasts as long as the table; making
-    /// one costs some comparisons.
+    /// The kernel of a table with rows of `dim` elements. It lasts as long as the table; making one
+    /// costs some comparisons.
     ///
-    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `beta1`, `beta2`) in
-    /// `[0, 1)`, FTRL's `beta`, `l1` and `l2` not below 0, and its `beta` above 0 where `l2` is 0;
-    /// each as given and as rounded to `dtype`. A rate of 0 is refused because it is a mistake far
-    /// more often than a wish: who wants a frozen table does not push to it.
+    /// Rates (`lr`, `alpha`) and `eps` must be above 0, decays (`mu`, `beta1`, `beta2`) in `[0,
+    /// 1)`. FTRL's `beta`, `l1` and `l2` must not be below 0, and where `l2` is 0, `beta` must be
+    /// above 0. Each must be in range as given and as rounded to `dtype`. A rate of 0 is refused
+    /// because it is nearly always a mistake: a program that wants a frozen table does not push to
+    /// it.
     ///
     /// # Errors
     ///
@@ -133,19 +134,19 @@ impl RowKernel {
         }
     }
 
-    /// Bytes of a row's payload.
+    /// Size of a row's payload in bytes.
     pub const fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// Bytes of a row's optimizer state, [`Optimizer::state_bytes`]: each slot as long as the row,
-    /// one after the other; with Adam, padding to 8 bytes and the step count as a `u64`.
+    /// Size of a row's optimizer state in bytes, [`Optimizer::state_bytes`]: each slot as long as
+    /// the row, one after the other; with Adam, padding to 8 bytes and the step count as a `u64`.
     pub const fn state_bytes(&self) -> usize {
         self.state_bytes
     }
 
-    /// Whether `op` does anything on this table: a table without an optimizer has no gradients.
-    /// A frame that is refused on this answer must be refused before any row is applied.
+    /// Whether `op` has an effect on this table: a table without an optimizer has no gradients. A
+    /// frame that is refused for this must be refused before any row is applied.
     pub const fn accepts(&self, op: PushOp) -> bool {
         self.has_gradient || !matches!(op, PushOp::Gradient)
     }
@@ -164,8 +165,8 @@ impl RowKernel {
         step(&self.hyper, payload, state, values);
     }
 
-    /// The state of a new row **whose elements are all zero**: all zero, for every rule. A row
-    /// with other first values is made by [`RowKernel::init_row`]; with this state, FTRL's first
+    /// Writes the state of a new row **with all elements zero**: all zero, for every rule.
+    /// [`RowKernel::init_row`] makes a row with other initial values; with this state, FTRL's first
     /// gradient would start from zero and forget them.
     pub fn init_state(&self, state: &mut [u8]) {
         state.fill(0);

@@ -1,7 +1,7 @@
 //! Philox4x32-10: a block cipher's shape used as a random source (Salmon, Moraes, Dror and Shaw,
 //! "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 //!
-//! A counter-based source has no state: what it gives for a counter depends on the key and that
+//! A counter-based source has no state: its output for a counter depends on the key and that
 //! counter alone, so rows can be created in any order and on any server. For one key, different
 //! counters give different blocks.
 
@@ -30,7 +30,7 @@ fn product(a: u32, b: u32) -> (u32, u32) {
     words(u64::from(a) * u64::from(b)).into()
 }
 
-/// Low word, high word.
+/// Splits `x` into low and high word.
 #[allow(clippy::cast_possible_truncation)] // the halves are what is wanted
 pub(super) const fn words(x: u64) -> [u32; 2] {
     [x as u32, (x >> 32) as u32]

@@ -1,8 +1,8 @@
 //! The gradient rules, one function each: `g` a gradient, `w` a parameter, both of type `T`.
 //!
 //! Every rule rounds after every operation, in the order written, in the table's own type. Nothing
-//! is contracted or reassociated, so a row's bits depend on its pushes and on nothing else. Hyper-
-//! parameters are rounded to `T` before the loop.
+//! is contracted or reassociated, so a row's bits depend on its pushes and on nothing else.
+//! Hyper-parameters are rounded to `T` before the loop.
 
 use super::element::{Element, Float, each, each_with_one, each_with_two};
 use super::math::power;
@@ -117,8 +117,8 @@ pub(super) fn ftrl_assign<T: Float>(
 
 /// `w = f(w, x)`, and `z` follows where `w` changed.
 ///
-/// Otherwise the next gradient would compute `w` from a `z` that never heard of the write, and
-/// undo it. `n` stays: it is about gradients.
+/// Otherwise the next gradient would compute `w` from a `z` without the write, and undo it. `n`
+/// stays: it is about gradients.
 #[inline(always)]
 fn ftrl_write<T: Float>(
     hyper: &Hyper,
@@ -156,7 +156,7 @@ fn rounded<T: Element>(&[a, b, c, d]: &Hyper) -> [T; 4] {
     [T::nearest(a), T::nearest(b), T::nearest(c), T::nearest(d)]
 }
 
-/// Two slots of `row_bytes` each; empty when there is not room for them.
+/// Splits the state into two slots of `row_bytes` each; empty when there is not room for them.
 fn halves(state: &mut [u8], row_bytes: usize) -> (&mut [u8], &mut [u8]) {
     state.split_at_mut_checked(row_bytes).unwrap_or_default()
 }

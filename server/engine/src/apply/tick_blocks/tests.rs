@@ -1,4 +1,4 @@
-//! What is reduced, against a loop over single elements.
+//! Reduced values of ticks, against a loop over single elements.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ fn spec() -> TableSpec {
     }
 }
 
-/// A push of one value to a range.
+/// A push of one value to a range of elements.
 #[derive(Debug, Clone, Copy)]
 struct Push {
     rank: u32,
@@ -125,7 +125,7 @@ fn hold(pending: &mut Pending, seq: u64, push: &Push) {
     pending.hold(key, staged, header, &payload).unwrap();
 }
 
-/// Takes out what ranks below `end` pushed, or all.
+/// Takes out the pushes of ranks below `end`, or of all.
 fn take(pending: &mut Pending, end: Option<u32>) -> (Vec<Stream>, Vec<Held>) {
     let job = (NamespaceId::default(), DOMAIN);
     let streams = pending.take(job, 0, end.map(WorkerId));
@@ -172,7 +172,7 @@ fn a_tick_is_what_a_loop_over_elements_gives() {
         stored.unwrap();
         pending.free(streams);
         tick(&mut model, &pushes);
-        // A range that is read is of one partition.
+        // A range to read lies within one partition.
         for (n, want) in (0..).zip(&model) {
             let mut is = [0; 4];
             blocks.read_range(n, &mut is).unwrap();
@@ -199,8 +199,8 @@ fn table_of(memory: &Arc<ServerMemory>, optimizer: Optimizer) -> DenseBlocks {
     DenseBlocks::new(memory, (TableId(1), 0), &spec, all).unwrap()
 }
 
-/// Gradients of one rank, at ticks and at once: equal bits, of state too. What no gradient of a
-/// tick touched stays where it is, whatever its moments are.
+/// Gradients of one rank, at ticks and at once: equal bits, of state too. Elements that no gradient
+/// of a tick touched stay unchanged, whatever their moments are.
 #[test]
 fn ticks_move_what_they_touch_as_pushes_do() {
     let rules = [

@@ -1,4 +1,4 @@
-//! What can go wrong with a range of blocks.
+//! Errors of operations on a range of blocks.
 
 use crate::apply::kernels::KernelError;
 use crate::store::StoreError;
@@ -14,45 +14,45 @@ pub enum BlocksError {
          the range where partitions begin"
     )]
     NotOwned {
-        /// First element.
+        /// First element of the range.
         first: u64,
-        /// Elements.
+        /// Number of elements in the range.
         count: u64,
-        /// Elements of the table.
+        /// Number of elements of the table.
         elements: u64,
     },
-    /// Bytes that are not what the range or block holds.
+    /// The number of bytes does not fit the range or block.
     #[error(
         "{what}: {have} bytes where {want} are needed; send whole elements of the table's type"
     )]
     Length {
-        /// Of what.
+        /// Name of the buffer.
         what: &'static str,
-        /// Given.
+        /// Bytes that were given.
         have: usize,
-        /// Needed.
+        /// Bytes that are needed.
         want: usize,
     },
     /// A call that does not fit the snapshot's epoch.
     #[error("{what}: epoch {have}, expected {expected}; begin an epoch, step, then flip it")]
     Epoch {
-        /// The call.
+        /// Name of the call.
         what: &'static str,
-        /// The epoch it names, or the open one.
+        /// Epoch that the call names, or the open one.
         have: u64,
-        /// The only one it may.
+        /// The only epoch that is allowed.
         expected: u64,
     },
-    /// Step counts of a saved block that cannot be.
+    /// Step counts of a saved block that are not valid.
     #[error(
         "the step counts of block {block} are not those of its elements; the saved model is damaged: \
          load another"
     )]
     Steps {
-        /// The block.
+        /// Number of the block.
         block: u64,
     },
-    /// Memory or redo.
+    /// Memory or redo record refused the operation.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// No kernel of that length; never for a table that was made.

@@ -1,4 +1,4 @@
-//! The memory of a blocks table on one applier, and where in it the things of a partition are.
+//! The memory of a range table on one applier, and the layout of a partition in it.
 
 use tidewater_protocol::ids::{PartitionId, RegionKey};
 use tidewater_protocol::layout::LINE_BYTES;
@@ -17,7 +17,7 @@ use crate::store::sparse::ShardError;
 /// Sequence of a block's first version.
 const FIRST_SEQ: u32 = 2;
 
-/// What all partitions of a table have in common.
+/// Sizes that all partitions of a table share.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) layout: BlockLayout,
@@ -50,9 +50,9 @@ impl Sizes {
     }
 }
 
-/// What all partitions of one applier lie in, one behind the other: payload in one block of public
-/// memory, meta in another. Who reads many partitions from afar finds their version words side by
-/// side, and asks for all of them, and for all of the payload, at once.
+/// Memory of all partitions of one applier, one behind the other: payload in one block of public
+/// memory, meta in another. A remote reader of many partitions finds their version words side by
+/// side, and reads all of them, and all of the payload, at once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ground {
     payload: Block,
@@ -63,7 +63,7 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    /// Zeroed memory for as many partitions with as many blocks together.
+    /// Zeroed memory for this number of partitions and blocks.
     pub(super) fn new(
         memory: &ServerMemory,
         owner: BlockOwner,
@@ -85,7 +85,8 @@ impl Ground {
             kind: BlockKind::Meta,
             ..owner
         };
-        // A partition with a snapshot line begins with a line, for which another may leave some room.
+        // A partition with a snapshot record begins with the line of that; aligning it may waste
+        // some of another.
         let lines = if sizes.snapshot { 2 * parts } else { 0 };
         let meta_bytes = n * 8 + lines * LINE_BYTES;
         let (payload, payload_key) = memory.public_block(sizes.payload_bytes(n), owner)?;
@@ -108,7 +109,7 @@ impl Ground {
         })
     }
 
-    /// Gives it back, zeroed, version words first.
+    /// Frees the memory, zeroed, version words first.
     pub(super) fn release(self, memory: &ServerMemory) -> Result<(), StoreError> {
         let public = &memory.public;
         for block in [self.meta, self.payload] {
@@ -136,7 +137,7 @@ pub(super) struct Part {
     pub(super) touched: [Vec<u64>; 2],
 }
 
-/// What of a [`Ground`] was given to partitions.
+/// Amounts of a [`Ground`] that partitions have.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Given {
     blocks: usize,
@@ -170,8 +171,8 @@ impl Part {
         part
     }
 
-    /// First values of all blocks, in both buffers, and their versions; without redo: nobody knows
-    /// of the memory yet.
+    /// Writes initial values and versions of all blocks, in both buffers; without redo: no reader
+    /// knows the memory yet.
     pub(super) fn fill(
         &self,
         memory: &ServerMemory,
@@ -237,8 +238,8 @@ impl Part {
         at + sizes.slots * sizes.layout.block_bytes
     }
 
-    /// Where the state of bytes `from..to` of a block's payload is, without its step counts. Whole
-    /// words.
+    /// Location of the state of bytes `from..to` of a block's payload, without its step counts. In
+    /// whole words.
     pub(super) fn pieces(
         &self,
         sizes: Sizes,
@@ -256,7 +257,7 @@ impl Part {
         })
     }
 
-    /// Writes the snapshot line. What was stored before it is seen by whoever believes it.
+    /// Writes the snapshot record. A reader that accepts it sees everything stored before it.
     pub(super) fn publish(
         &self,
         memory: &ServerMemory,

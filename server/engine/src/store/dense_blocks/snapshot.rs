@@ -1,9 +1,9 @@
-//! Epochs of a snapshot table: two buffers, and a line that says which of them is whole.
+//! Epochs of a snapshot table: two buffers, and a record that says which of them is complete.
 //!
 //! Buffer `front & 1` holds epoch `front`. A new epoch is built in the other one, from the front's
-//! values, and published by a flip. A reader takes the line, copies buffer `front & 1`, takes the
-//! line again, and accepts if both lines prove themselves and the second says
-//! `building <= front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
+//! values, and published by a flip. A reader reads the record, copies buffer `front & 1` and reads
+//! the record again. It accepts if both checksums match and the second record says `building <=
+//! front + 1`: that buffer is first overwritten when epoch `front + 2` begins.
 
 use tidewater_protocol::layout::lines::SnapshotLine;
 use tidewater_protocol::mutants::{self, Mutant};
@@ -20,14 +20,14 @@ impl DenseBlocks {
         self.sizes.snapshot
     }
 
-    /// Epoch of the newest whole buffer; 0 at first.
+    /// Epoch of the newest complete buffer; 0 at first.
     pub const fn front(&self) -> u64 {
         self.line.front
     }
 
     /// Opens the next epoch, `front + 1`: pushes go into it until [`Self::flip`]. The first epoch
-    /// may have any number from 1 on, so that it can be that of a clock which runs already. Does
-    /// nothing when it is open, so that who goes on after a failure may begin again.
+    /// may have any number from 1 on, so that it can be that of a running clock. Does nothing when
+    /// it is open, so that a caller may begin it again after a failure.
     ///
     /// # Errors
     /// [`BlocksError::Epoch`] for any other epoch, or on a table without snapshot.
@@ -85,7 +85,7 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// A snapshot's buffers are written only while an epoch is open.
+    /// Requires an open epoch: a snapshot's buffers are written only then.
     pub(super) const fn demand_epoch(&self, what: &'static str) -> Result<(), BlocksError> {
         if self.sizes.snapshot && self.line.building == self.line.front {
             return Err(BlocksError::Epoch {
@@ -99,7 +99,7 @@ impl DenseBlocks {
 }
 
 impl Part {
-    /// Remembers that a block was stored in an epoch.
+    /// Notes that a block was stored in an epoch.
     pub(super) fn touch(&mut self, sizes: Sizes, block: u64, epoch: u64) {
         if !sizes.snapshot {
             return;
@@ -112,8 +112,8 @@ impl Part {
         }
     }
 
-    /// Brings the blocks that only the previous epoch stored into the buffer of `epoch`; all
-    /// others are there: stored in this epoch, or the same in both buffers.
+    /// Copies the blocks that only the previous epoch stored into the buffer of `epoch`. All others
+    /// are there: stored in this epoch, or the same in both buffers.
     fn copy_forward(
         &self,
         memory: &ServerMemory,

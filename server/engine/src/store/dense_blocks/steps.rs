@@ -1,8 +1,8 @@
 //! Step counts of a block's elements, as runs of elements with an equal count.
 //!
-//! Behind the slots of a block's state stands one word. With its top bit clear it is the count of
-//! all elements of the block, which is all there is while a block is pushed whole. Otherwise it
-//! names a table in private memory:
+//! One word follows the slots of a block's state. With its top bit clear it is the count of all
+//! elements of the block, which suffices while a block is pushed as a whole. Otherwise it names a
+//! table in private memory:
 //!
 //! ```text
 //! step word   1 << 63 | class << 58 | offset of the table in words
@@ -22,12 +22,12 @@ use crate::store::redo_block::StatePiece;
 
 /// Set in a step word that names a table, and in the count of a saved block that has runs.
 pub(crate) const HAS_RUNS: u64 = 1 << 63;
-/// Largest count; it stays there.
+/// Largest count; counting stops there.
 const COUNT_MAX: u64 = (1 << 48) - 1;
 const CLASS_AT: u32 = 58;
-/// Smallest table: 15 runs.
+/// Smallest table, as a power of two of words: 15 runs.
 const CLASS_MIN: u32 = 4;
-/// Tables of up to 65,536 runs and their number.
+/// Number of table sizes; the largest table has 65,536 runs and their number.
 const CLASSES: usize = 18;
 const CHUNK_BYTES: usize = 64 << 10;
 
@@ -57,7 +57,7 @@ impl StepRun {
 pub(super) struct StepTables {
     owner: BlockOwner,
     chunks: Vec<Block>,
-    /// What is left of the newest chunk.
+    /// Unused rest of the newest chunk.
     at: usize,
     left: usize,
     free: [Vec<usize>; CLASSES],
@@ -97,7 +97,7 @@ impl StepTables {
     }
 }
 
-/// The steps of one block, as they stand in private memory.
+/// The steps of one block, as private memory holds them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Steps {
     /// Offset of the step word.
@@ -189,7 +189,7 @@ impl Steps {
         }
     }
 
-    /// Where `count` runs from `first` on are stored.
+    /// Location of `count` runs from `first` on.
     pub(super) const fn piece(&self, first: usize, count: usize) -> StatePiece {
         StatePiece {
             at: self.runs_at + first * 8,
@@ -244,8 +244,8 @@ fn replace(
     Ok(())
 }
 
-/// The runs of a saved block's state from its step count on; `None` if they are not those of a block
-/// of `used` elements.
+/// The runs of a saved block's state from its step count on; `None` if they are not valid for a
+/// block of `used` elements.
 fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
     let mut word = || {
         let (word, rest) = bytes.split_first_chunk::<8>()?;
@@ -270,7 +270,7 @@ fn decode(mut bytes: &[u8], used: usize) -> Option<Vec<StepRun>> {
     (n >= 2 && runs.len() == n && whole && bytes.is_empty()).then_some(runs)
 }
 
-/// Appends runs as a saved block has them: neighbours with an equal count are one.
+/// Appends runs in the form of a saved block: neighbours with an equal count are one.
 fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
     runs.dedup_by(|next, before| {
         let same = next.count == before.count;
@@ -290,10 +290,10 @@ fn encode(runs: &mut Vec<StepRun>, out: &mut Vec<u8>) {
 }
 
 impl DenseBlocks {
-    /// Makes runs of step counts end where a gradient for a range begins and ends. No count changes.
-    /// Until the gradient is applied, now or at a tick, it needs no more memory. Does nothing for a
-    /// table whose rule counts no steps. Cost: a search; for a boundary that is not there yet, a copy
-    /// of the block's runs.
+    /// Makes runs of step counts end where a gradient for a range begins and ends. No count
+    /// changes. Until the gradient is applied, now or at a tick, it needs no more memory. Does
+    /// nothing for a table with a rule that counts no steps. Cost: a search; for a boundary that is
+    /// not there yet, a copy of the block's runs.
     ///
     /// # Errors
     /// [`BlocksError::Store`] when memory is used up, [`BlocksError::NotOwned`].
@@ -333,7 +333,7 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Appends a block's step counts as a saved model has them.
+    /// Appends a block's step counts in the form of a saved model.
     pub(super) fn save_steps(
         &mut self,
         part: usize,

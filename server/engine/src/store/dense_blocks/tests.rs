@@ -1,4 +1,4 @@
-//! Tests of blocks tables against a model of single elements, and against racing readers.
+//! Tests of range tables against a model of single elements, and against racing readers.
 
 mod model;
 mod readers;
@@ -292,7 +292,7 @@ fn epochs_come_one_after_the_other() {
     assert!(refused(shard.begin_epoch(0)));
     shard.begin_epoch(1).unwrap();
     shard.begin_epoch(1).unwrap();
-    // Two steps in one epoch: the second goes on from the first, the front sees neither.
+    // Two steps in one epoch: the second continues from the first, the front has neither.
     let mut first = vec![0; 40];
     shard.read_range(0, &mut first).unwrap();
     shard.step(&redo, P, 0, PushOp::Assign, &ones).unwrap();

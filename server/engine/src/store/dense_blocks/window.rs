@@ -42,14 +42,14 @@ impl Cut {
     }
 }
 
-/// Private lines of one shard. They grow to one block and stay.
+/// Private lines of one shard. They grow to one block and are kept.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     pub(super) payload: Vec<u8>,
     state: Vec<u8>,
     /// State of exactly a range, where `state` holds neighbours too; with Adam its step count last.
     compact: Vec<u8>,
-    /// Step counts of the runs at hand, as they are stored.
+    /// Step counts of the current runs, as they are stored.
     steps: Vec<u64>,
 }
 
@@ -110,7 +110,7 @@ impl Window {
     ) -> u64 {
         if slot == (0..wide) || sizes.slots == 0 {
             let payload = &mut self.payload[part];
-            // All of the state at hand, as it is.
+            // All of the current state, as it is.
             let slots = self.state.len();
             if sizes.counts {
                 self.state.extend_from_slice(&count.to_le_bytes());
@@ -135,7 +135,7 @@ impl Window {
     }
 }
 
-/// The step count behind the slots; 0 where there is none, and not used then.
+/// The step count after the slots; 0 where there is none, and not used then.
 fn last_word(state: &[u8]) -> u64 {
     state
         .last_chunk()
@@ -160,7 +160,7 @@ impl DenseBlocks {
         let size = sizes.layout.element_bytes;
         let range = cut.from * size..(cut.from + cut.count) * size;
         let wide = range.start & !7..range.end.next_multiple_of(8);
-        // A snapshot's buffer gets the whole block: its bytes are those of two epochs ago.
+        // A snapshot's buffer gets the complete block: its bytes are those of two epochs ago.
         let window = if sizes.snapshot {
             0..sizes.used_bytes(cut.block)
         } else {
@@ -170,7 +170,7 @@ impl DenseBlocks {
         let mut pieces = part.pieces(sizes, cut.block, wide.start, wide.end);
         let w = &mut self.window;
         w.load(&self.memory, source + window.start, window.len(), &pieces)?;
-        // Of bytes of the block, in the payload at hand, in the slots, and in the values.
+        // Ranges of bytes of the block: in the current payload, in the slots, and in the values.
         let places = |bytes: Range<usize>| {
             let from = |start: usize| bytes.start - start..bytes.end - start;
             ((from(window.start), from(wide.start)), from(range.start))
@@ -221,8 +221,8 @@ impl DenseBlocks {
         Ok(())
     }
 
-    /// Copies the optimizer state of a block's elements in use: slots, as [`Self::block_lengths`] says,
-    /// then the step counts.
+    /// Copies the optimizer state of a block's elements in use: slots as in
+    /// [`Self::block_lengths`], then the step counts.
     ///
     /// # Errors
     /// [`BlocksError`].
@@ -306,8 +306,8 @@ impl DenseBlocks {
 }
 
 impl Part {
-    /// Where a step on a block reads and where it writes. On a snapshot table it reads the front,
-    /// or what this epoch made of it already.
+    /// Buffers that a step on a block reads and writes. On a snapshot table it reads the front, or
+    /// this epoch's buffer if the block is stored there already.
     fn buffers(
         &self,
         sizes: Sizes,
@@ -323,7 +323,7 @@ impl Part {
     }
 }
 
-/// Kernels demand exact lengths; that of whole blocks is at hand, others cost comparisons.
+/// Kernels require exact lengths; that of complete blocks is ready, others cost comparisons.
 fn kernel_for(
     (spec, whole): (&TableSpec, RowKernel),
     elements: usize,

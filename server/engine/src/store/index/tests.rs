@@ -1,4 +1,4 @@
-//! The index against a hash map, its growth with and without a helper, and what becomes of its memory.
+//! The index against a hash map, its growth with and without a helper, and its memory afterwards.
 
 use std::collections::HashMap;
 
@@ -30,7 +30,7 @@ fn index() -> Index {
     index_in(&memory(), 0)
 }
 
-/// Pages that this thread was the first to touch, so far.
+/// Page faults of this thread so far.
 fn faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
     let after_name = stat.rsplit(") ").next().unwrap();
@@ -96,7 +96,7 @@ fn fresh_pages_come_evenly_also_when_all_indexes_double() {
         }
         let came = faults() - before;
         all += came;
-        // At first each index is a few pages in all.
+        // At first each index has only a few pages.
         if first > INDEXES * 1_000 {
             most = most.max(came);
         }
@@ -133,7 +133,7 @@ fn the_helper_makes_the_tables() {
     assert!((0..KEYS).all(|key| index.get(key).is_some()));
 }
 
-/// One that does not come is waited for until there is little room, and then done without.
+/// An index waits for a late helper until there is little room, and then makes the table itself.
 #[test]
 fn a_late_helper_is_done_without() {
     let memory = memory();
@@ -158,7 +158,7 @@ fn a_late_helper_is_done_without() {
     }
     assert!((850..=875).contains(&fullest), "{fullest}/1000 full");
     index.release().unwrap();
-    // What it makes after all, and nobody waits for, is given back.
+    // A table that comes after all, and is not needed any more, is freed.
     drop(open);
     drop(busy);
     let all_free = || {
@@ -183,7 +183,7 @@ fn outgrown_tables_are_used_again() {
                 .insert(key, RowLocation::new(0, 1, key as u32))
                 .unwrap();
         }
-        // What was there before is not taken for a key.
+        // Earlier content is not taken for a key.
         assert!((50_000..60_000).all(|key| index.get(key).is_none()));
         (index, memory.private.usage().0 - before)
     };

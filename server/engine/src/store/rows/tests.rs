@@ -1,4 +1,4 @@
-//! Rows against the kernel alone, whatever their size.
+//! Rows against the kernel alone, for all sizes.
 
 use tidewater_protocol::ids::{DomainId, Incarnation};
 use tidewater_protocol::layout::hash::mix64;
@@ -45,8 +45,8 @@ fn places(memory: &ServerMemory, layout: RowLayout, state_bytes: usize) -> Vec<R
     (0..ROWS).map(place).collect()
 }
 
-/// A frame whose rows come several times, of every size that has copies of its own and of some
-/// that have not: each row is what the kernel alone makes of it, and proves itself.
+/// A frame with repeated rows, of every size with copies of its own and of some without. Each row
+/// has the kernel's result and a checksum that matches.
 fn is_what_the_kernel_makes_of_it(dim: u32, optimizer: Optimizer) {
     let memory = Arc::new(ServerMemory::new(64 << 20, Incarnation(3)).unwrap());
     let mut writer = RowWriter::new(Arc::clone(&memory), spec(dim, optimizer)).unwrap();

@@ -1,4 +1,4 @@
-//! The model: every element on its own, with a kernel of length 1.
+//! The model: every element is separate, with a kernel of length 1.
 
 use proptest::prelude::*;
 
@@ -46,7 +46,7 @@ struct Model {
 }
 
 impl Model {
-    /// First values are those of whole blocks: rows with the block's number as key.
+    /// Initial values are those of whole blocks: rows with the block's number as key.
     fn new(spec: &TableSpec, elements: usize) -> Self {
         let (size, slots) = (spec.dtype.size(), spec.optimizer.state_slots());
         let block = 4096 / size;
@@ -100,7 +100,7 @@ impl Model {
         range.iter().flat_map(|e| e.0.clone()).collect()
     }
 
-    /// As a saved model has it: runs of equal count, one count where there is one run.
+    /// As in a saved model: runs of equal count, one count where there is one run.
     fn state(&self, block: usize) -> Vec<u8> {
         let first = block * self.block;
         let last = self.elements.len().min(first + self.block);

@@ -1,4 +1,4 @@
-//! Readers on another thread that see nothing but registered memory, as clients do.
+//! Readers on another thread that access registered memory only, as clients do.
 
 use std::time::Duration;
 use tidewater_runtime::sync::{AtomicBool, Ordering as Std};
@@ -14,12 +14,12 @@ use super::*;
 const BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What a reader saw.
+/// Counts of what a reader saw.
 #[derive(Debug, Default)]
 struct Seen {
     accepted: u64,
     rejected: u64,
-    /// Rejected copies that really were mixtures.
+    /// Rejected copies that really were torn.
     mixtures: u64,
     wrong: Vec<String>,
 }
@@ -34,7 +34,7 @@ impl Seen {
     }
 }
 
-/// A whole block of one value.
+/// A complete block of one value.
 fn filled(x: f32) -> Vec<u8> {
     x.to_le_bytes().repeat(BYTES / 4)
 }
@@ -135,7 +135,8 @@ fn snapshot_table(memory: &Arc<ServerMemory>) -> DenseBlocks {
     shard(memory, zeros).unwrap()
 }
 
-/// The snapshot's reader; the epoch that it read, if it accepts, and whether it saw a line at all.
+/// The snapshot's reader. Returns the epoch that it read, if it accepts, and whether it saw a
+/// record at all.
 fn pull_snapshot(
     memory: &ServerMemory,
     d: &BlocksDescriptor,
@@ -148,11 +149,11 @@ fn pull_snapshot(
     let Some(before) = look() else {
         return (None, None);
     };
-    // SYNC: snapshot. Pairs with the fence before the line that names the front.
+    // SYNC: snapshot. Pairs with the fence before the record that names the front.
     fence(Ordering::Acquire);
     let at = d.payload[(before.front & 1) as usize] as usize;
     public.words(at, out.len()).unwrap().copy_out(0, out);
-    // SYNC: snapshot. Pairs with the fence after the line that says what is built.
+    // SYNC: snapshot. Pairs with the fence after the record that says what is built.
     fence(Ordering::Acquire);
     let accepted = look().is_some_and(|after| after.building <= before.front + 1);
     (accepted.then_some(before.front), Some(before.front))
@@ -202,7 +203,7 @@ fn a_snapshot_reader_never_sees_a_mixed_or_stale_epoch() {
     assert!(seen.enough() && seen.rejected >= seen.mixtures, "{seen:?}");
 }
 
-/// A reader's copy between any two of the writer's stores: believed until the epoch after next
+/// A reader's copy between any two of the writer's stores: accepted until the epoch after next
 /// begins, and not one store longer.
 #[test]
 fn a_snapshot_is_believed_until_its_buffer_is_built_again() {

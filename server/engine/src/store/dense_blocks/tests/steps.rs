@@ -1,8 +1,8 @@
-//! Step counts of elements: Adam's figures do not depend on blocks and on how a push was cut.
+//! Step counts of elements: Adam's values do not depend on blocks and on how a push was cut.
 
 use super::*;
 
-/// As PyTorch's default, from 0.5.
+/// Adam with PyTorch's defaults; elements start at 0.5.
 fn adam(elements: u64, block_bytes: u32) -> TableSpec {
     TableSpec {
         optimizer: Optimizer::Adam {
@@ -42,8 +42,8 @@ fn all(shard: &DenseBlocks, elements: usize) -> Vec<f32> {
     floats(&out)
 }
 
-/// Tensors of all lengths in one vector, each pushed alone, in another order each time, and a
-/// block that does not fit a frame: every element is where PyTorch has it.
+/// Tensors of all lengths in one vector, each pushed alone, in another order each time, and a block
+/// that does not fit a frame: every element equals PyTorch's.
 #[test]
 fn adam_agrees_with_pytorch_however_pushes_are_cut() {
     let (memory, redo) = memory();
@@ -77,7 +77,7 @@ fn adam_agrees_with_pytorch_however_pushes_are_cut() {
     shard.release().unwrap();
 }
 
-/// An element that no gradient touched keeps value, moments and count; its neighbours do not see it.
+/// An element without a gradient keeps value, moments and count; its neighbours do not affect it.
 #[test]
 fn gradient_of_one_element_moves_nothing_else() {
     let (memory, redo) = memory();
@@ -100,7 +100,7 @@ fn gradient_of_one_element_moves_nothing_else() {
     }
 }
 
-/// Every element with a count of its own, then all of them again by whole blocks.
+/// Every element has a count of its own, then all of them are pushed again by whole blocks.
 #[test]
 fn counts_of_all_elements_may_differ() {
     let (memory, redo) = memory();
@@ -132,7 +132,7 @@ fn counts_of_all_elements_may_differ() {
 }
 
 /// Without memory for a table of counts a gradient is refused and nothing moves; whole blocks are
-/// still taken.
+/// still accepted.
 #[test]
 fn full_memory_refuses_a_part_and_changes_nothing() {
     let (memory, redo) = memory();
@@ -160,7 +160,7 @@ fn full_memory_refuses_a_part_and_changes_nothing() {
     }
 }
 
-/// Step counts that cannot be those of a block are refused.
+/// Step counts that are impossible for a block are refused.
 #[test]
 fn impossible_step_counts_are_refused() {
     let (memory, redo) = memory();
