@@ -1,8 +1,9 @@
-//! What the program `tidewater` is made of: the launcher that starts a job, the checks of a machine, man pages.
+//! The parts of the program `tidewater`: the launcher that starts a job, the checks of a host, man
+//! pages.
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`launcher`] | `tidewater run`: one coordinator, servers and workers as child processes, on this host or by a remote shell |
+//! | [`launcher`] | `tidewater run`: coordinator, servers and workers as child processes, here or remote |
 //! | [`doctor`] | `tidewater info` and `tidewater doctor` |
 //! | [`manpages`] | man pages and shell completions from a command line of `clap` |
 //!

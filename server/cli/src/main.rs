@@ -1,4 +1,4 @@
-//! `tidewater`: the launcher, and the roles that it starts.
+//! The program `tidewater`: the launcher, and the roles that it starts.
 
 mod cli;
 

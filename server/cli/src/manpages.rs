@@ -7,8 +7,8 @@ use std::path::Path;
 use clap::Command;
 use clap_complete::Shell;
 
-/// Writes those of program `name` below `prefix`, where shells and `man` look: `share/man/man1`, and the folders of bash,
-/// zsh and fish. Hidden subcommands have none.
+/// Writes those of program `name` below `prefix`, where shells and `man` search: `share/man/man1`,
+/// and the folders of bash, zsh and fish. Hidden subcommands have none.
 ///
 /// # Errors
 /// A folder or file cannot be written.
@@ -23,7 +23,7 @@ pub fn write(name: &'static str, command: &Command, prefix: &Path) -> io::Result
         fs::create_dir_all(&folder)?;
         let path = clap_complete::generate_to(shell, &mut command, name, &folder)?;
         if shell == Shell::Bash {
-            // By the program's name alone it is found when it is needed.
+            // Under the program's name alone a shell finds and loads it on demand.
             fs::rename(path, folder.join(name))?;
         }
     }

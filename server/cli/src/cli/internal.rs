@@ -1,5 +1,5 @@
-//! `tidewater __child`, `__guard` and `__remote`: what the launcher runs beside the job, here and on other
-//! hosts; `__pages`, what the installer runs. They are hidden because nobody else has a use for them.
+//! `tidewater __child`, `__guard` and `__remote`, which the launcher runs here and on other hosts;
+//! `__pages`, which the installer runs. They are hidden because users have no need for them.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,9 +13,9 @@ use tidewater_cli::launcher::{self, exec_shim};
 /// The arguments of `__child`.
 #[derive(Debug, Args)]
 pub(crate) struct ChildArgs {
-    /// The launcher's process id.
+    /// Process id of the launcher.
     launcher: i32,
-    /// What to become.
+    /// Program to become, and its arguments.
     #[arg(required = true, num_args = 1.., trailing_var_arg = true, allow_hyphen_values = true)]
     command: Vec<OsString>,
 }
@@ -34,7 +34,8 @@ pub(crate) fn child(args: &ChildArgs) -> ExitCode {
     }
 }
 
-/// Waits for the end of the job and sweeps up. stderr is closed to it: the code tells.
+/// Waits for the end of the job and sweeps up. Its stderr is closed: the exit code reports the
+/// result.
 pub(crate) fn guard() -> ExitCode {
     match launcher::guard(std::io::stdin()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,13 +43,13 @@ pub(crate) fn guard() -> ExitCode {
     }
 }
 
-/// Runs what the launcher, on another host, orders over stdin.
+/// Runs the order that the launcher, on another host, sends over stdin.
 pub(crate) fn remote() -> ExitCode {
     let executable = match executable() {
         Ok(path) => path,
         Err(code) => return code,
     };
-    // Not the buffered one: what is waited for on its descriptor must not lie in a buffer.
+    // Not the buffered stdin: bytes that the descriptor is polled for must not be in a buffer.
     let input = std::io::stdin().as_fd().try_clone_to_owned();
     let ended = match input {
         Ok(input) => launcher::remote(File::from(input), executable),
@@ -69,11 +70,11 @@ pub(crate) fn remote() -> ExitCode {
 /// The arguments of `__pages`.
 #[derive(Debug, Args)]
 pub(crate) struct PagesArgs {
-    /// Below which share/man and the folders of shells are.
+    /// Prefix of share/man and the folders of shells.
     prefix: PathBuf,
 }
 
-/// Writes man pages and completions, for whoever installs.
+/// Writes man pages and completions, for the installer.
 pub(crate) fn pages(args: &PagesArgs) -> ExitCode {
     match tidewater_cli::manpages::write("tidewater", &super::Cli::command(), &args.prefix) {
         Ok(()) => ExitCode::SUCCESS,
@@ -84,7 +85,7 @@ pub(crate) fn pages(args: &PagesArgs) -> ExitCode {
     }
 }
 
-/// This program, to be started again.
+/// Path of this program, to be started again.
 pub(crate) fn executable() -> Result<PathBuf, ExitCode> {
     std::env::current_exe().map_err(|error| {
         super::complain(format_args!(

@@ -1,4 +1,4 @@
-//! `tidewater launch-info`, and `tidewater server` as a launcher starts it.
+//! `tidewater launch-info`, and `tidewater server` under a foreign launcher.
 
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
@@ -19,7 +19,7 @@ use tidewater_topology::hostinfo;
 
 use super::roles::{Outcome, ServerArgs, complain};
 
-/// Where the launcher's word is not to count, or does not suffice.
+/// Options that replace or complete the launcher's settings.
 #[derive(Debug, Args)]
 pub(super) struct LaunchArgs {
     /// Number of this process among all that were launched [default: the launcher's].
@@ -28,8 +28,8 @@ pub(super) struct LaunchArgs {
     /// Processes that were launched, servers and workers [default: the launcher's].
     #[arg(long, value_name = "N")]
     size: Option<u32>,
-    /// Where they meet: a directory that all see, HOST:PORT of rank 0, or pmi [default:
-    /// TIDEWATER_RENDEZVOUS, or what the launcher offers].
+    /// Place where the processes meet: a directory that all see, HOST:PORT of rank 0, or pmi
+    /// [default: TIDEWATER_RENDEZVOUS, or what the launcher offers].
     #[arg(long, value_name = "WHERE")]
     rendezvous: Option<String>,
 }
@@ -52,12 +52,12 @@ Example: who six processes of mpirun think they are
 pub(crate) struct LaunchInfoArgs {
     #[command(flatten)]
     launch: LaunchArgs,
-    /// One line.
+    /// Print one line only.
     #[arg(long)]
     brief: bool,
 }
 
-/// Prints what was seen, what was decided, and why.
+/// Prints what was detected, what was decided, and why.
 pub(crate) fn info(args: LaunchInfoArgs) -> ExitCode {
     let detection = match look(&args.launch) {
         Ok(detection) => detection,
@@ -79,8 +79,8 @@ pub(crate) fn info(args: LaunchInfoArgs) -> ExitCode {
     failed.map_or(ExitCode::SUCCESS, |error| complain(3, error))
 }
 
-/// The place of this process among others that a launcher started with it; `None` if there are no
-/// others, or if `TIDEWATER_*` name a coordinator.
+/// The place of this process in a launch; `None` if there are no other processes, or if
+/// `TIDEWATER_*` name a coordinator.
 pub(super) fn place(launch: &LaunchArgs) -> Result<Option<Place>, ExitCode> {
     let decision = look(launch)?.decision;
     match decision.map_err(|error| complain(3, error))? {
@@ -89,7 +89,7 @@ pub(super) fn place(launch: &LaunchArgs) -> Result<Option<Place>, ExitCode> {
     }
 }
 
-/// Runs a server of the job that the launch is.
+/// Runs a server of the launched job.
 pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     super::report_unknown_variables();
     let deadline = Deadline::after(args.patience);
@@ -117,8 +117,8 @@ pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
 }
 
 /// Readable when SIGTERM or SIGINT has come twice. Launchers and batch systems send signals to all
-/// processes of a job: the first is for the workers, which end their step, save, and need servers for
-/// it; when they are done the servers end. SIGUSR1 is for the workers only.
+/// processes of a job. The first is for the workers, which end their step, save, and need servers
+/// for it; when they are done the servers end. SIGUSR1 is for the workers only.
 fn stop_at_the_second() -> std::io::Result<UnixStream> {
     let (mut signals, told) = UnixStream::pair()?;
     let (stop, last) = UnixStream::pair()?;

@@ -11,7 +11,7 @@ use tidewater_cli::doctor::{Chosen, Machine, Question, choose, draw, examine};
 use tidewater_engine::store::Hugepages;
 use tidewater_service::server::CAPACITY_DEFAULT;
 
-/// What is to run on the machine.
+/// The processes that are to run on this host.
 #[derive(Debug, Args)]
 struct QuestionArgs {
     /// Servers on this host.
@@ -35,10 +35,10 @@ struct QuestionArgs {
     /// Address that servers listen on.
     #[arg(long, value_name = "ADDRESS", default_value_t = IpAddr::V4(Ipv4Addr::UNSPECIFIED))]
     listen: IpAddr,
-    /// Look at a copy of /sys, /proc and /dev in this folder.
+    /// Read a copy of /sys, /proc and /dev in this folder.
     #[arg(long, value_name = "FOLDER", default_value = "/")]
     root: PathBuf,
-    /// Print JSON.
+    /// Print JSON instead of text.
     #[arg(long)]
     json: bool,
 }
@@ -62,13 +62,13 @@ Example: whether this host is fit for a server that is reached by RDMA
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     question: QuestionArgs,
-    /// RDMA must work: what is wrong with it is a failure, not a warning.
+    /// Require RDMA: its faults are failures, not warnings.
     #[arg(long)]
     rdma: bool,
 }
 
 impl QuestionArgs {
-    /// Splits into what is asked and what is asked about.
+    /// Splits the arguments into question and host.
     fn read(self, rdma: bool) -> (Question, Machine) {
         let machine = Machine::read_at(&self.root);
         let question = Question {
@@ -85,16 +85,16 @@ impl QuestionArgs {
     }
 }
 
-/// What `info --json` prints.
+/// The output of `info --json`.
 #[derive(Serialize)]
 struct Info<'a> {
-    /// Version of this form.
+    /// Version of this format.
     format: u32,
     machine: &'a Machine,
     chosen: &'a Chosen,
 }
 
-/// Draws the machine.
+/// Draws the host and the choices of servers.
 pub(crate) fn info(args: InfoArgs) -> ExitCode {
     let json = args.question.json;
     let (question, machine) = args.question.read(false);
@@ -114,7 +114,7 @@ pub(crate) fn info(args: InfoArgs) -> ExitCode {
     told.err().unwrap_or(ExitCode::SUCCESS)
 }
 
-/// Checks the machine.
+/// Checks the host and prints the findings.
 pub(crate) fn doctor(args: DoctorArgs) -> ExitCode {
     let json = args.question.json;
     let (question, machine) = args.question.read(args.rdma);
@@ -145,7 +145,7 @@ fn print_json(value: &impl Serialize) -> Result<(), ExitCode> {
     }
 }
 
-/// A reader that has seen enough is no failure.
+/// A reader that closes the pipe early is no failure.
 fn print(text: &str) -> Result<(), ExitCode> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {

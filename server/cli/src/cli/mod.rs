@@ -58,9 +58,9 @@ enum Command {
     Serve(roles::ServeArgs),
     /// Draw this machine and what servers would choose on it: cores, memory, network cards.
     Info(machine::InfoArgs),
-    /// Check this machine: what is missing, what that means, and what to type.
+    /// Check this machine: what is missing, what that means, and which commands help.
     Doctor(machine::DoctorArgs),
-    /// Say which launcher started this process, what it told, and how the processes meet.
+    /// Print which launcher started this process, its settings, and how the processes meet.
     LaunchInfo(launched::LaunchInfoArgs),
     #[command(name = "__child", hide = true)]
     Child(internal::ChildArgs),
@@ -72,13 +72,13 @@ enum Command {
     Pages(internal::PagesArgs),
 }
 
-/// Of everything that starts servers.
+/// Options of every command that starts servers.
 #[derive(Debug, Clone, Copy, Args)]
 struct BusyPollArgs {
-    /// Appliers never sleep: a push is found at once and nobody has to ring, for a core of each at
-    /// 100 %, idle or not. More appliers than cores are refused. Over RDMA, tails of pushes are then
-    /// polled where the device places data in order, and signalled elsewhere; =tails refuses RDMA on
-    /// a device that does not say so.
+    /// Busy-poll: appliers spin instead of sleeping. Lowest latency; each applier uses one core at
+    /// 100 %, idle or not. More appliers than cores are refused. Over RDMA, tails of pushes are
+    /// then polled where the device places data in order, and signalled elsewhere; =tails refuses
+    /// RDMA on a device that does not report this order.
     #[arg(
         long,
         value_name = "on|tails|off",
@@ -90,7 +90,7 @@ struct BusyPollArgs {
     busy_poll: BusyPoll,
 }
 
-/// Does what the command line says. A wrong one exits with code 2, as clap does by itself.
+/// Runs the command line. A wrong one exits with code 2, as clap does by itself.
 pub(crate) fn main() -> ExitCode {
     tidewater_topology::hostinfo::raise_open_files();
     match Cli::parse().command {
@@ -108,7 +108,7 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-/// Says which `TIDEWATER_*` variables nothing reads.
+/// Reports `TIDEWATER_*` variables that no component reads.
 fn report_unknown_variables() {
     for name in unknown_variables(std::env::vars_os().map(|(name, _)| name)) {
         complain(format_args!(
@@ -117,7 +117,7 @@ fn report_unknown_variables() {
     }
 }
 
-/// A whole number of seconds, or with a unit: ms, s, m, h.
+/// Parses a whole number of seconds, or one with a unit: ms, s, m, h.
 fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     const EXPECTED: &str = "not a time; write a whole number and ms, s, m or h, as in 90s";
     let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
@@ -132,13 +132,13 @@ fn parse_duration(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// auto, 2M, 1G or off.
+/// Parses auto, 2M, 1G or off.
 fn parse_hugepages(text: &str) -> Result<Hugepages, &'static str> {
     text.parse()
 }
 
-/// A message on stderr, in one write so that the lines of several processes do not mix. Nobody may
-/// be there to read it, and that is no reason to fail.
+/// Prints a message on stderr, in one write so that the lines of several processes do not mix. A
+/// closed stderr is no reason to fail.
 fn complain(message: impl fmt::Display) {
     let _ = std::io::stderr().write_all(format!("tidewater: {message}\n").as_bytes());
 }

@@ -1,6 +1,6 @@
 //! `tidewater coordinator`, `tidewater server`, `tidewater serve`.
 //!
-//! Under a launcher the environment says everything; flags are for starting by hand, and win.
+//! Under a launcher the environment has all settings; flags are for starting by hand, and win.
 
 use std::fmt::Display;
 use std::io::Write as _;
@@ -29,22 +29,22 @@ use tidewater_service::process::{ServerProcess, ServerProcessConfig, ServerProce
 use tidewater_service::server::CAPACITY_DEFAULT;
 use tidewater_topology::appliers_that_fit;
 
-/// What a lost worker means.
+/// Effect of a lost worker.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum OnLost {
-    /// The job fails.
+    /// The job fails and ends.
     Fail,
-    /// The others go on.
+    /// The others continue without it.
     GoOn,
 }
 
 /// The arguments of `coordinator`.
 #[derive(Debug, Args)]
 pub(crate) struct CoordinatorArgs {
-    /// Where to listen; port 0 takes a free one.
+    /// Address to listen on; port 0 takes a free one.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Host, or HOST:PORT, that others are told, if it is not the one listened on.
+    /// Host, or HOST:PORT, given to others, if it is not the one listened on.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
     /// Servers of the cluster [default: TIDEWATER_SERVERS].
@@ -53,7 +53,7 @@ pub(crate) struct CoordinatorArgs {
     /// Workers of the job [default: TIDEWATER_WORKERS].
     #[arg(long, value_name = "W", value_parser = clap::value_parser!(u32).range(1..=65536))]
     workers: Option<u32>,
-    /// What happens when a worker is lost.
+    /// Effect of the loss of a worker.
     #[arg(long, default_value = "fail")]
     on_lost: OnLost,
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
@@ -72,18 +72,18 @@ pub(crate) struct ServerArgs {
     number: Option<u32>,
     #[command(flatten)]
     pub(super) launch: super::launched::LaunchArgs,
-    /// When launched: network interface whose address to listen on [default: TIDEWATER_INTERFACE,
-    /// or the one that leads to the coordinator].
+    /// When launched: network interface with the address to listen on [default:
+    /// TIDEWATER_INTERFACE, or the one that leads to the coordinator].
     #[arg(long, value_name = "NAME")]
     pub(super) interface: Option<String>,
-    /// Time the coordinator, or when launched all processes, have to be there.
+    /// Time limit for the coordinator, or when launched all processes, to be there.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
     pub(super) patience: Duration,
-    /// Where to listen; port 0 takes a free one [default: a free port of the address from which the
-    /// coordinator is reached; when launched, see --interface].
+    /// Address to listen on; port 0 takes a free one [default: a free port of the address from
+    /// which the coordinator is reached; when launched, see --interface].
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Host that clients are told, if it is not the one listened on.
+    /// Host given to clients, if it is not the one listened on.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
     /// Applier threads, which own the rows [default: TIDEWATER_APPLIERS, or this server's share of
@@ -97,8 +97,8 @@ pub(crate) struct ServerArgs {
     /// Lock parameters and their state in memory, so that they are never swapped.
     #[arg(long)]
     mlock: bool,
-    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can then
-    /// tell how much has arrived since they pulled.
+    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can
+    /// then measure how much has arrived since they pulled.
     #[arg(long)]
     count_pushes: bool,
     /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
@@ -112,16 +112,16 @@ pub(crate) struct ServerArgs {
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
-    /// RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses some, less
-    /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    /// RDMA timeout: a packet is sent again after 4.096 us x 2^N, N from 8 to 15. Give less than 14
+    /// (67 ms) on a network that loses some [default: TIDEWATER_RDMA_TIMEOUT, or 14].
     #[arg(long, value_name = "N")]
     rdma_timeout: Option<RdmaTimeout>,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off.
-    /// Hugepages are all taken at the start [default: auto, without a warning where it takes
+    /// Hugepages are all allocated at the start [default: auto, without a warning where it takes
     /// ordinary pages].
     #[arg(long, value_parser = super::parse_hugepages)]
     hugepages: Option<Hugepages>,
-    /// Network or RDMA device near which threads and memory are to be [default: that of --listen].
+    /// Network or RDMA device to place threads and memory near [default: that of --listen].
     #[arg(long, value_name = "NAME")]
     nic: Option<String>,
     /// File, mode 0600, that holds the job token [default: TIDEWATER_TOKEN_FILE].
@@ -132,16 +132,16 @@ pub(crate) struct ServerArgs {
 /// The arguments of `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Servers to run.
+    /// Number of servers to run.
     #[arg(long, default_value_t = 1, value_name = "S", value_parser = clap::value_parser!(u32).range(1..=64))]
     servers: u32,
-    /// Workers of each job, if they are always as many; else each job says it.
+    /// Workers of each job, if the number is fixed; otherwise each job sets it.
     #[arg(long, default_value_t = 0, value_name = "W")]
     workers: u32,
-    /// Where the coordinator listens.
+    /// Address that the coordinator listens on.
     #[arg(long, default_value = "127.0.0.1:0", value_name = "ADDRESS:PORT")]
     listen: SocketAddr,
-    /// Host, or HOST:PORT, that others are told, if it is not the one listened on.
+    /// Host, or HOST:PORT, given to others, if it is not the one listened on.
     #[arg(long, value_name = "HOST")]
     advertise: Option<String>,
     /// Applier threads of each server.
@@ -151,8 +151,8 @@ pub(crate) struct ServeArgs {
     /// that are used cost memory.
     #[arg(long, value_name = "BYTES", default_value_t = CAPACITY_DEFAULT)]
     capacity: usize,
-    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can then
-    /// tell how much has arrived since they pulled.
+    /// Let clients count their pushes in a word of each applier (an atomic a push): programs can
+    /// then measure how much has arrived since they pulled.
     #[arg(long)]
     count_pushes: bool,
     /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
@@ -166,33 +166,33 @@ pub(crate) struct ServeArgs {
     /// that has the address at which a client has come].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
-    /// RDMA packets are sent again after 4.096 us x 2^N, 8 to 15: on a network that loses some, less
-    /// than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    /// RDMA timeout: a packet is sent again after 4.096 us x 2^N, N from 8 to 15. Give less than 14
+    /// (67 ms) on a network that loses some [default: TIDEWATER_RDMA_TIMEOUT, or 14].
     #[arg(long, value_name = "N")]
     rdma_timeout: Option<RdmaTimeout>,
     /// Pages of that memory: auto (hugepages if they hold the whole capacity), 2M, 1G or off
     /// [default: auto, without a warning where it takes ordinary pages].
     #[arg(long, value_parser = super::parse_hugepages)]
     hugepages: Option<Hugepages>,
-    /// File, mode 0600, that holds the token which jobs must have [default: TIDEWATER_TOKEN_FILE].
+    /// File, mode 0600, with the token that jobs must have [default: TIDEWATER_TOKEN_FILE].
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 }
 
-/// An exit code, and what was said of it.
+/// Result of a command: the exit code, after its message was printed.
 pub(super) type Outcome = Result<(), ExitCode>;
 
-/// Runs a coordinator until its cluster ends or it is told to.
+/// Runs a coordinator until its cluster ends or it is stopped.
 pub(crate) fn coordinator(args: CoordinatorArgs) -> ExitCode {
     code(run_coordinator(args))
 }
 
-/// Runs a server until its coordinator orders the end or it is told to.
+/// Runs a server until its coordinator orders the end or it is stopped.
 pub(crate) fn server(args: ServerArgs) -> ExitCode {
     code(run_server(args))
 }
 
-/// Runs a cluster in this process until it is told to end.
+/// Runs a cluster in this process until it is stopped.
 pub(crate) fn serve(args: ServeArgs) -> ExitCode {
     code(run_serve(args))
 }
@@ -295,14 +295,14 @@ fn run_serve(args: ServeArgs) -> Outcome {
     stop.ready(&cluster.environment().coordinator)?;
     stop.wait(cluster.failure_descriptor())?;
     match cluster.failure() {
-        // Jobs that come later would wait for this server in vain.
+        // Later jobs would wait for this server in vain.
         Some(why) => Err(complain(4, why)),
         None => Ok(()),
     }
 }
 
 impl ServerArgs {
-    /// What flags and environment say of a server, however it came to its number.
+    /// Takes the settings of a server from flags and environment, for any source of its number.
     pub(super) fn fill(
         &self,
         config: &mut ServerProcessConfig,
@@ -327,7 +327,7 @@ impl ServerArgs {
     }
 }
 
-/// What tells the process to end: SIGTERM, SIGINT, or its launcher.
+/// Sources of a request to end: SIGTERM, SIGINT, or the launcher.
 struct Stop {
     signals: UnixStream,
     control: Option<Control>,
@@ -357,7 +357,7 @@ impl Stop {
         [self.signals.as_fd()].into_iter().chain(control).collect()
     }
 
-    /// Says where the coordinator listens, to the launcher or on stdout.
+    /// Reports the coordinator's address, to the launcher or on stdout.
     fn ready(&self, address: &str) -> Outcome {
         let line = ReadyLine {
             address: address.to_owned(),
@@ -369,7 +369,7 @@ impl Stop {
         told.map_err(|error| complain(3, format_args!("cannot say that it is ready: {error}")))
     }
 
-    /// Waits for the word to end, or until `failure` is readable.
+    /// Waits for a request to end, or until `failure` is readable.
     fn wait(&self, failure: std::os::fd::BorrowedFd<'_>) -> Outcome {
         use rustix::event::{PollFd, PollFlags};
         let wanted = PollFlags::IN | PollFlags::RDHUP;
@@ -388,7 +388,7 @@ impl Stop {
 
 fn environment() -> Result<Option<JobEnv>, ExitCode> {
     let env = JobEnv::from_env().map_err(|error| complain(3, error))?;
-    // A launcher has said it once for all its children.
+    // A launcher has reported it once for all its children.
     if env.as_ref().is_none_or(|env| env.ready_fd.is_none()) {
         super::report_unknown_variables();
     }
@@ -411,7 +411,7 @@ fn token(file: Option<PathBuf>, env: Option<&JobEnv>) -> Result<JobToken, ExitCo
     }
 }
 
-/// The flag's, or the variable's, which counts outside of a job too.
+/// The device of the flag, or of the variable, which counts outside of a job too.
 fn rdma_device(
     flag: Option<RdmaDevice>,
     env: Option<&JobEnv>,
@@ -423,7 +423,7 @@ fn rdma_device(
     }
 }
 
-/// The same of the time after which packets are sent again.
+/// The RDMA timeout, likewise from flag or variable.
 fn rdma_timeout(flag: Option<RdmaTimeout>, env: Option<&JobEnv>) -> Result<RdmaTimeout, ExitCode> {
     let said = match (flag, env) {
         (Some(timeout), _) => Some(timeout),
@@ -451,7 +451,7 @@ fn code(outcome: Outcome) -> ExitCode {
     outcome.err().unwrap_or(ExitCode::SUCCESS)
 }
 
-/// Warnings and worse on stderr, more by RUST_LOG.
+/// Logs warnings and worse on stderr, more by RUST_LOG.
 fn log() {
     use tracing_subscriber::EnvFilter;
     let filter = EnvFilter::builder()
@@ -460,6 +460,6 @@ fn log() {
     let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr);
-    // Somebody else's subscriber stays.
+    // A subscriber that is already installed stays.
     let _ = lines.without_time().with_target(false).try_init();
 }

@@ -1,4 +1,4 @@
-//! `tidewater run`.
+//! The subcommand `tidewater run`.
 
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
@@ -27,7 +27,7 @@ Examples:
   tidewater run --hostfile hosts --servers 2 --workers 4 -- ./sim --steps 100"
 )]
 pub(crate) struct RunArgs {
-    /// Servers to start.
+    /// Number of servers to start.
     #[arg(long, short, default_value_t = 1, value_name = "S")]
     servers: u32,
     /// Copies of PROGRAM to start.
@@ -40,14 +40,16 @@ pub(crate) struct RunArgs {
     /// that has the connection's address].
     #[arg(long, value_name = "NAME[:PORT]")]
     rdma_device: Option<RdmaDevice>,
-    /// RDMA packets of all processes are sent again after 4.096 us x 2^N, 8 to 15: on a network that
-    /// loses some, less than 14 (67 ms) [default: TIDEWATER_RDMA_TIMEOUT, or 14].
+    /// RDMA timeout of all processes: a packet is sent again after 4.096 us x 2^N, N from 8 to 15.
+    /// Give less than 14 (67 ms) on a network that loses some [default: TIDEWATER_RDMA_TIMEOUT, or
+    /// 14].
     #[arg(long, value_name = "N")]
     rdma_timeout: Option<RdmaTimeout>,
-    /// Begin each line of output with who wrote it [default: stderr, and stdout on a terminal].
+    /// Begin each line of output with the process that wrote it [default: stderr, and stdout on a
+    /// terminal].
     #[arg(long)]
     prefix: bool,
-    /// Pass output on as it is.
+    /// Pass output on unchanged.
     #[arg(long, conflicts_with = "prefix")]
     no_prefix: bool,
     /// Applier threads of each server [default: its share of half the cores].
@@ -61,13 +63,14 @@ pub(crate) struct RunArgs {
     /// [default: auto].
     #[arg(long, value_parser = super::parse_hugepages, conflicts_with = "server_command")]
     hugepages: Option<Hugepages>,
-    /// Let workers count their pushes in a word of each applier (an atomic a push): programs can then
-    /// tell how much has arrived since they pulled.
+    /// Let workers count their pushes in a word of each applier (an atomic a push): programs can
+    /// then measure how much has arrived since they pulled.
     #[arg(long, conflicts_with = "server_command")]
     count_pushes: bool,
-    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn in
-    /// the iteration; beyond that their pushes wait [default: 512 MiB]. A program that synchronises its
-    /// workers by other means between push and tick needs it for all pushes of an iteration.
+    /// Bytes of pushes at the clock that an applier holds for workers that are ahead of their turn
+    /// in the iteration; beyond that their pushes wait [default: 512 MiB]. A program that
+    /// synchronises its workers by other means between push and tick needs it for all pushes of an
+    /// iteration.
     #[arg(long, value_name = "BYTES", conflicts_with = "server_command")]
     pending_bytes: Option<usize>,
     #[command(flatten)]
@@ -78,12 +81,12 @@ pub(crate) struct RunArgs {
     /// Time between SIGTERM and SIGKILL.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_duration)]
     grace: Duration,
-    /// Time the coordinator has to get ready.
+    /// Time limit for the coordinator to get ready.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     start_timeout: Duration,
-    /// Hosts for servers and workers: a file with a line NAME [slots=N] for each. Servers are spread
-    /// over them; workers fill what is left, in order. They read no input. Directory and programs are
-    /// to be there as they are here.
+    /// Hosts for servers and workers: a file with a line NAME [slots=N] for each. Servers are
+    /// spread over them; workers fill the rest, in order, and read no input. Directory and programs
+    /// must have the same paths on all hosts.
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
     /// Remote shell: program and arguments, without quotes; it is called with a host's name and a
@@ -91,12 +94,12 @@ pub(crate) struct RunArgs {
     /// ServerAliveInterval=5 -o ServerAliveCountMax=3].
     #[arg(long, value_name = "LINE", requires = "hostfile")]
     rsh: Option<String>,
-    /// With --hostfile: network interface whose address the coordinator listens on [default:
-    /// TIDEWATER_INTERFACE, or all: the one that leads to each host is found].
+    /// With --hostfile: network interface with the address that the coordinator listens on
+    /// [default: TIDEWATER_INTERFACE, or all: the one that leads to each host is found].
     #[arg(long, value_name = "NAME", requires = "hostfile")]
     interface: Option<String>,
-    /// With --hostfile: a variable that programs on other hosts get, beside TIDEWATER_*, PATH,
-    /// LD_LIBRARY_PATH, PYTHONPATH, RUST_LOG and OMP_NUM_THREADS; may be repeated.
+    /// With --hostfile: a variable that programs on other hosts get, in addition to TIDEWATER_*,
+    /// PATH, LD_LIBRARY_PATH, PYTHONPATH, RUST_LOG and OMP_NUM_THREADS; may be repeated.
     #[arg(long, value_name = "NAME", requires = "hostfile")]
     export: Vec<OsString>,
     /// Run servers as this shell command, say under a debugger.
@@ -110,7 +113,7 @@ pub(crate) struct RunArgs {
     /// Run the coordinator as this shell command.
     #[arg(long, value_name = "LINE", hide_short_help = true)]
     coordinator_command: Option<OsString>,
-    /// The program each worker runs, and its arguments.
+    /// Program of each worker, and its arguments.
     #[arg(
         required = true,
         num_args = 1..,
@@ -149,8 +152,8 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
         (_, true) => Prefix::Never,
         _ => Prefix::Auto,
     };
-    // A worker is in a process group of its own, in the background: reading the terminal would
-    // stop it.
+    // A worker is in a process group of its own, in the background: reading the terminal would stop
+    // it.
     config.forward_stdin = !std::io::stdin().is_terminal();
     let capacity = args.capacity.map(|bytes| format!("--capacity={bytes}"));
     let hugepages = args.hugepages.map(|wish| format!("--hugepages={wish}"));
@@ -189,7 +192,7 @@ pub(crate) fn run(mut args: RunArgs) -> ExitCode {
     }
 }
 
-/// What a job on several hosts is told beside.
+/// Further settings of a job on several hosts.
 struct Spread {
     hosts: Vec<Host>,
     shell: Option<ProcessCommand>,
@@ -198,7 +201,7 @@ struct Spread {
 }
 
 impl Spread {
-    /// What the flags say, and the environment where they do not.
+    /// Settings from the flags, and from the environment where there is no flag.
     fn of(args: &mut RunArgs) -> Result<Option<Self>, ExitCode> {
         let Some(path) = args.hostfile.take() else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! Checks of a machine: each says what was found, what that means, and what to type.
+//! Checks of a host: each reports a finding, its meaning, and the remedy.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use tidewater_topology::NoSuchNic;
 use super::text::{WIDTH, wrap};
 use super::{Chosen, Machine, Question, choose, rdma, system};
 
-/// Columns before what was found.
+/// Columns left of the finding.
 const INDENT: usize = 22;
 
-/// What a check says.
+/// Verdict of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
@@ -19,28 +19,28 @@ pub enum Verdict {
     Ok,
     /// Works, but slower or less than it could.
     Warn,
-    /// Does not work.
+    /// Does not work at all.
     Fail,
 }
 
-/// One finding.
+/// The finding of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// Which check: a short name that does not change.
+    /// Name of the check: short, and never changed.
     pub name: &'static str,
-    /// What it says.
+    /// Whether all is well.
     pub verdict: Verdict,
-    /// What was found.
+    /// The finding, in words.
     pub found: String,
-    /// What that means; empty if all is well.
+    /// The meaning of the finding; empty if all is well.
     pub means: String,
-    /// What to do, one of these or all; empty if all is well.
+    /// Remedies, one of which or all are needed; empty if all is well.
     pub remedies: Vec<String>,
 }
 
 impl Check {
-    /// All is well.
+    /// A finding without a fault.
     pub(super) fn ok(name: &'static str, found: impl Into<String>) -> Self {
         Self {
             name,
@@ -51,7 +51,7 @@ impl Check {
         }
     }
 
-    /// Something is not.
+    /// A finding with a fault and its remedies.
     pub(super) fn bad(
         (name, verdict): (&'static str, Verdict),
         found: impl Into<String>,
@@ -68,20 +68,20 @@ impl Check {
     }
 }
 
-/// All findings.
+/// The findings of all checks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Report {
-    /// Version of this form.
+    /// Version of this JSON format.
     pub format: u32,
-    /// The machine's name.
+    /// Name of the host.
     pub host: String,
-    /// In the order of the checks.
+    /// Findings in the order of the checks.
     pub checks: Vec<Check>,
 }
 
 impl Report {
-    /// Whether nothing has failed. Warnings do not count.
+    /// Whether no check has failed. Warnings do not count.
     pub fn passed(&self) -> bool {
         self.count(Verdict::Fail) == 0
     }
@@ -91,10 +91,10 @@ impl Report {
     }
 }
 
-/// Looks at everything. Cost: none but what was read already.
+/// Runs all checks. Cost: computation only; nothing more is read from the host.
 ///
 /// # Errors
-/// [`NoSuchNic`] for a device that was named and does not exist.
+/// [`NoSuchNic`] for a configured device that does not exist.
 pub fn examine(machine: &Machine, question: &Question) -> Result<Report, NoSuchNic> {
     let chosen: Chosen = choose(machine, question)?;
     let mut checks = rdma::checks(machine, question);

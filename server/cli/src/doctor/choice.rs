@@ -1,4 +1,4 @@
-//! What servers would choose on a machine.
+//! The choices that servers would make on a host.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -10,29 +10,29 @@ use tidewater_engine::store::Hugepages;
 use tidewater_engine::store::hugepages::{self, Choice, Shortfall};
 use tidewater_service::server::CAPACITY_DEFAULT;
 
-/// What is to run on the machine.
+/// The processes to run on the host, and their settings.
 #[derive(Debug, Clone)]
 pub struct Question {
-    /// Servers, at least 1.
+    /// Number of servers, at least 1.
     pub servers: u32,
-    /// Applier threads of each; `None` lets the server choose.
+    /// Applier threads of each server; `None` lets the server choose.
     pub appliers: Option<u16>,
-    /// Client threads.
+    /// Number of client threads.
     pub clients: u32,
-    /// Bytes of each server's two memories.
+    /// Bytes of each of a server's two memories.
     pub capacity: usize,
-    /// What their pages are to be.
+    /// Page size of the memories.
     pub hugepages: Hugepages,
-    /// The network or RDMA device that was named.
+    /// Configured network or RDMA device.
     pub nic: Option<String>,
-    /// The address that servers listen on.
+    /// Address that servers listen on.
     pub listens: Option<IpAddr>,
-    /// Whether RDMA is needed, so that its faults are failures, and not merely welcome.
+    /// Whether RDMA is required: its faults then are failures, not warnings.
     pub rdma: bool,
 }
 
 impl Default for Question {
-    /// One server and no client on all addresses, as a server of a cluster is started.
+    /// One server and no client on all addresses, as a cluster starts a server.
     fn default() -> Self {
         Self {
             servers: 1,
@@ -47,26 +47,26 @@ impl Default for Question {
     }
 }
 
-/// What servers would choose.
+/// The choices that servers would make.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct Chosen {
     /// Applier threads of each server.
     pub appliers: u16,
-    /// The card they are near.
+    /// The NIC that they are near.
     pub near: Near,
-    /// Where each server goes.
+    /// Cores and memory of each server.
     pub servers: Vec<Placement>,
     /// Pages of the first server's memories; `None` if it would refuse to start.
     pub pages: Option<Choice>,
-    /// Why it would refuse.
+    /// What is missing if it would refuse.
     pub refused: Option<Shortfall>,
 }
 
-/// What servers would choose.
+/// Computes the choices that servers would make.
 ///
 /// # Errors
-/// [`NoSuchNic`] for a device that was named and does not exist.
+/// [`NoSuchNic`] for a configured device that does not exist.
 pub fn choose(machine: &Machine, question: &Question) -> Result<Chosen, NoSuchNic> {
     let topology = &machine.topology;
     let near = topology.near(question.nic.as_deref(), question.listens)?;

@@ -1,4 +1,4 @@
-//! The picture of a machine, and of what servers would choose on it: plain text, 100 columns.
+//! The picture of a host, and of the choices of servers on it: plain text, 100 columns.
 
 use std::fmt::Write as _;
 
@@ -11,12 +11,12 @@ use tidewater_topology::{
 use super::text::{LABEL, WIDTH, paragraph, size, wrap};
 use super::{Chosen, Limit, Machine, Question};
 
-/// GIDs of a port that are shown: a host of many containers has hundreds.
+/// Most GIDs of a port that are shown: a host of many containers has hundreds.
 const GIDS_SHOWN: usize = 6;
-/// Servers beyond these are drawn with the same mark.
+/// Marks of servers, one each; those beyond are drawn as `*`.
 const MARKS: &[u8] = b"abcdefghijklmnopqrstuvwxyz";
 
-/// Draws it.
+/// Draws a host with the choices of servers.
 pub fn draw(machine: &Machine, question: &Question, chosen: &Chosen) -> String {
     let topology = &machine.topology;
     let mut out = heading(machine);
@@ -42,7 +42,7 @@ pub fn draw(machine: &Machine, question: &Question, chosen: &Chosen) -> String {
     out
 }
 
-/// A line of a picture: the word on the left, and the text.
+/// A line of a picture: label and text.
 type Line = (String, String);
 
 fn heading(machine: &Machine) -> String {
@@ -92,7 +92,7 @@ fn frame(title: &str, lines: &[Line]) -> String {
     out
 }
 
-/// Breaks what is too long; what is not keeps its blanks.
+/// Breaks text that is too long; other text keeps its blanks.
 fn wrap_kept(text: &str, room: usize) -> Vec<String> {
     match text.len() <= room {
         true => vec![text.to_owned()],
@@ -171,7 +171,7 @@ fn cores(cpus: &[Cpu], chosen: &Chosen, here: impl Fn(&Cpu) -> bool) -> Vec<Line
     let mut caches: Vec<u32> = here.iter().map(|cpu| cpu.l3).collect();
     caches.sort_unstable();
     caches.dedup();
-    // Without an L3 cache each core has one of its own: they share a line.
+    // Without an L3 cache the id of each core stands for one: the cores share a line.
     let own = caches.len() > 1 && here.iter().all(|cpu| cpu.l3 == cpu.core);
     let shared = |cpu: &Cpu, l3: u32| own || cpu.l3 == l3;
     let caches = if own { &caches[..1] } else { &caches[..] };
@@ -203,7 +203,7 @@ fn cores(cpus: &[Cpu], chosen: &Chosen, here: impl Fn(&Cpu) -> bool) -> Vec<Line
 
 fn devices(topology: &Topology, node: Option<u32>) -> Vec<Line> {
     let mut lines = Vec::new();
-    // Where there is one node, everything is of it.
+    // A single node has all devices.
     let only = match topology.nodes[..] {
         [ref only] => Some(only.id),
         _ => None,

@@ -1,4 +1,4 @@
-//! What is read of a machine beside its topology.
+//! Facts read from a host in addition to its topology.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,67 +10,67 @@ use rustix::fs::Access;
 use serde::Serialize;
 use tidewater_topology::{RdmaDevice, Root, Topology};
 
-/// The loopback answers within this time, or something is in its way.
+/// Time limit for a connection over loopback.
 const LOOPBACK_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bit of the capability that lifts the limit of locked memory.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// What was read.
+/// Everything that was read from a host.
 #[derive(Debug, Clone, Serialize)]
 #[non_exhaustive]
 pub struct Machine {
-    /// Its name.
+    /// Name of the host.
     pub host: String,
-    /// Version of its kernel, as `uname -r` has it.
+    /// Version of its kernel, as `uname -r` prints it.
     pub kernel: String,
-    /// Nodes, cores, devices, hugepages.
+    /// NUMA nodes, cores, devices, hugepages.
     pub topology: Topology,
-    /// Bytes that this process may lock, and so register with a network card (`ulimit -l`).
+    /// Bytes that this process may lock, and so register with a NIC (`ulimit -l`).
     pub memlock: Limit,
-    /// Whether this process may lock more than that (CAP_IPC_LOCK).
+    /// Whether this process may exceed that limit (CAP_IPC_LOCK).
     pub ipc_lock: bool,
     /// Files that this process may open (`ulimit -n`).
     pub open_files: Limit,
-    /// The kernel's clock.
+    /// Clock source of the kernel.
     pub clock: Clock,
-    /// Bytes of `/dev/shm`; `None` if it is not mounted, 0 if its size is not told.
+    /// Bytes of `/dev/shm`; `None` if it is not mounted, 0 if its size is unknown.
     pub dev_shm: Option<u64>,
     /// Why TCP over loopback fails, if it was tried and failed.
     pub loopback_error: Option<String>,
-    /// By RDMA device: why this process cannot open it. Absent: it can.
+    /// By RDMA device: why this process cannot open it. A device that can be opened has no entry.
     pub rdma_denied: BTreeMap<String, String>,
 }
 
-/// A limit of this process.
+/// A resource limit of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
-    /// Not read.
+    /// The limit was not read.
     #[default]
     Unknown,
-    /// So many.
+    /// The limit has this value.
     At(u64),
-    /// None.
+    /// There is no limit.
     Unlimited,
 }
 
-/// Where the kernel has its time from.
+/// Clock sources of the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Clock {
-    /// What it uses; empty if not known.
+    /// Clock source in use; empty if unknown.
     pub current: String,
-    /// What it could use.
+    /// Clock sources that could be used.
     pub available: Vec<String>,
 }
 
 impl Machine {
-    /// This machine. Cost: some hundred small files, and one connection over loopback.
+    /// Reads this host. Cost: some hundred small files, and one connection over loopback.
     pub fn read() -> Self {
         Self::read_at(Path::new("/"))
     }
 
-    /// The machine whose `sys`, `proc` and `dev` lie in `root`. What can only be tried on a live
-    /// machine, the loopback, is not.
+    /// Reads a host from copies of `sys`, `proc` and `dev` in `root`. Skips what needs a live host:
+    /// the loopback.
     pub fn read_at(root: &Path) -> Self {
         let root = Root::new(root);
         let topology = Topology::read_from(&root);
@@ -124,7 +124,7 @@ fn capability(status: &str, bit: u32) -> bool {
     mask.is_some_and(|mask| mask >> bit & 1 == 1)
 }
 
-/// The size of `/dev/shm`: what it was mounted with, or half of the memory.
+/// The size of `/dev/shm`: its mount option, or half of the memory.
 fn dev_shm(mounts: &str, meminfo: &str) -> Option<u64> {
     let mount = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -141,12 +141,12 @@ fn dev_shm(mounts: &str, meminfo: &str) -> Option<u64> {
         let kib: u64 = rest.split_whitespace().next()?.parse().ok()?;
         Some(kib.saturating_mul(512))
     };
-    // What is mounted last lies on top.
+    // The last mount covers the earlier ones.
     let size = mounts.lines().filter_map(mount).next_back()?;
     Some(size.or_else(half).unwrap_or(0))
 }
 
-/// `65536k`, as the kernel writes the size of a tmpfs.
+/// Parses `65536k`, as the kernel writes the size of a tmpfs.
 fn size_of_mount(text: &str) -> Option<u64> {
     let (number, shift) = match text.as_bytes().last()? {
         b'k' => (&text[..text.len() - 1], 10),
@@ -157,14 +157,14 @@ fn size_of_mount(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// Connects to itself.
+/// Connects to a listener of its own.
 fn loopback() -> io::Result<()> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
     TcpStream::connect_timeout(&listener.local_addr()?, LOOPBACK_TIMEOUT)?;
     Ok(())
 }
 
-/// Why this process cannot open an RDMA device.
+/// Why this process cannot open an RDMA device, if it cannot.
 fn denied(root: &Root, rdma: &RdmaDevice) -> Option<String> {
     let Some(uverbs) = &rdma.uverbs else {
         return Some("no character device belongs to it".into());

@@ -1,14 +1,14 @@
-//! What a machine yield_backoff a server, what a server would choose on it, and what stands in its way:
-//! the insides of `tidewater info` and `tidewater doctor`.
+//! The devices of a host, the choices of a server on it, and faults: the code of `tidewater info`
+//! and `tidewater doctor`.
 //!
-//! Everything is read once, from `/sys` and `/proc` below a root; the rest is a function of what
-//! was read. So each finding is tested on a machine that has just that defect.
+//! Everything is read once, from `/sys` and `/proc` below a root; the rest is a function of that.
+//! So each finding is tested on a host with just that defect.
 //!
 //! | module | holds |
 //! |---|---|
-//! | `facts` | what is read beside the topology: limits, kernel, clock, loopback |
-//! | `choice` | what servers would choose |
-//! | `draw` | the picture of it |
+//! | `facts` | facts apart from the topology: limits, kernel, clock, loopback |
+//! | `choice` | the choices of servers |
+//! | `draw` | the picture of them |
 //! | `checks`, `rdma`, `system` | the checks |
 //! | `text` | lines of 100 columns |
 

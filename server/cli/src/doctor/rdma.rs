@@ -1,5 +1,5 @@
-//! Checks of what RDMA needs. Where there is no device, one line says so and the rest is silent; where
-//! RDMA is welcome but not needed, nothing fails, because TCP does instead.
+//! Checks of RDMA. Where there is no device, one line reports that and the other checks are silent.
+//! Where RDMA is optional, no check fails, because TCP does instead.
 
 use std::net::IpAddr;
 
@@ -9,9 +9,9 @@ use super::checks::{Check, Verdict};
 use super::text::size;
 use super::{Limit, Machine, Question};
 
-/// Payload of a packet that wastes least on headers.
+/// Packet payload in bytes that wastes least on headers.
 const MTU_BEST: u32 = 4096;
-/// With less, not even the rings of a few clients can be registered.
+/// Lockable bytes below which not even the rings of a few clients can be registered.
 const MEMLOCK_LEAST: u64 = 64 << 20;
 
 /// A device and one of its ports.
@@ -265,7 +265,7 @@ fn memlock(machine: &Machine, question: &Question) -> Check {
     }
 }
 
-/// Words with commas.
+/// Joins words with commas.
 fn list(words: impl IntoIterator<Item = String>) -> String {
     words.into_iter().collect::<Vec<_>>().join(", ")
 }

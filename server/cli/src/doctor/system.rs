@@ -1,4 +1,4 @@
-//! Checks of what every server needs: memory, cores, kernel, clock, sockets, files.
+//! Checks that concern every server: memory, cores, kernel, clock, sockets, files.
 
 use tidewater_runtime::mem::Pages;
 use tidewater_topology::{CoresWhy, NodeWhy, Room, format_list};
@@ -7,11 +7,11 @@ use super::checks::{Check, Verdict};
 use super::text::size;
 use super::{Chosen, Limit, Machine, Question};
 
-/// Below this `tidewater run` cannot wait for its children (`waitid` by descriptor).
+/// Below this version `tidewater run` cannot wait for its children (`waitid` by descriptor).
 const KERNEL_LEAST: (u32, u32) = (5, 4);
-/// Below this pages cannot be made present ahead of their use (`MADV_POPULATE_WRITE`).
+/// Below this version pages cannot be made present ahead of their use (`MADV_POPULATE_WRITE`).
 const KERNEL_GOOD: (u32, u32) = (5, 14);
-/// What containers give when nobody asks: too little for MPI.
+/// Default size of containers in bytes: too little for MPI.
 const DEV_SHM_SMALL: u64 = 64 << 20;
 /// Clocks that are read without a system call.
 const CLOCKS_GOOD: [&str; 7] = [
@@ -23,11 +23,11 @@ const CLOCKS_GOOD: [&str; 7] = [
     "tod",
     "riscv_clocksource",
 ];
-/// Files of a server without clients: sockets that listen, memories, wakers.
+/// Files of a server without clients: listening sockets, memories, wakers.
 const FILES_BASE: u64 = 64;
-/// Files of a client thread beside its lanes: connection, inbox, mailbox, waker.
+/// Files of a client thread in addition to its lanes: connection, inbox, mailbox, waker.
 const FILES_CLIENT: u64 = 4;
-/// Below this a shell and its tools run short.
+/// Limit of open files below which a shell and its tools run short.
 const FILES_LOW: u64 = 1024;
 
 pub(super) fn checks(machine: &Machine, question: &Question, chosen: &Chosen) -> Vec<Check> {

@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-/// Columns of a line.
+/// Width of a line in columns.
 pub(super) const WIDTH: usize = 100;
-/// Columns of the words on the left, with the blanks after them.
+/// Width of the label on the left, with the blanks after it.
 pub(super) const LABEL: usize = 12;
 
-/// A word on the left and text beside it.
+/// Formats a label on the left and text to its right.
 pub(super) fn paragraph(label: &str, text: &str) -> String {
     let mut out = String::new();
     let mut label = label;
@@ -18,8 +18,8 @@ pub(super) fn paragraph(label: &str, text: &str) -> String {
     out
 }
 
-/// Lines of at most `width` columns, broken at blanks. A longer word stays whole: commands and
-/// addresses are copied.
+/// Breaks text at blanks into lines of at most `width` columns. A longer word is not broken: users
+/// copy commands and addresses.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -34,7 +34,7 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// `12 GiB`, with one decimal where that says more.
+/// Formats bytes as `12 GiB`, with one decimal where that adds information.
 pub(super) fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let unit = units.into_iter().find(|&(_, shift)| bytes >> shift > 0);

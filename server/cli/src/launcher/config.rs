@@ -1,4 +1,4 @@
-//! What to run, and how.
+//! Configuration of a job and of its processes.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ use super::error::{LaunchError, Member};
 use super::hostfile::{self, Host};
 use super::process::Local;
 
-/// Where programs and libraries are found, and how much is logged: what programs on other hosts get
-/// from the launcher's environment.
+/// Variables of the launcher's environment that programs on other hosts get: search paths of
+/// programs and libraries, log level, threads.
 pub const EXPORTED: [&str; 5] = [
     "PATH",
     "LD_LIBRARY_PATH",
@@ -26,7 +26,7 @@ pub const EXPORTED: [&str; 5] = [
     "OMP_NUM_THREADS",
 ];
 
-/// The usual remote shell: it asks no questions, and notices within 15 s that the host is gone.
+/// The default remote shell: it asks no questions, and notices within 15 s that the host is gone.
 const SHELL: [&str; 9] = [
     "ssh",
     "-o",
@@ -44,7 +44,7 @@ const SHELL: [&str; 9] = [
 pub struct ProcessCommand {
     /// A path, or a name that is looked up in `PATH`.
     pub program: OsString,
-    /// Its arguments, without the program's name.
+    /// Arguments, without the program's name.
     pub args: Vec<OsString>,
 }
 
@@ -60,76 +60,76 @@ impl ProcessCommand {
         }
     }
 
-    /// A line for `/bin/sh`, as debuggers and tests need.
+    /// Runs a line in `/bin/sh`, as debuggers and tests need.
     pub fn shell(line: impl Into<OsString>) -> Self {
         Self::new("/bin/sh", [OsString::from("-c"), line.into()])
     }
 }
 
-/// Which lines of output begin with `[worker 2] `.
+/// Which lines of output begin with a prefix such as `[worker 2] `.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Prefix {
-    /// stderr always; stdout when it is a terminal and there is more than one worker, so that
-    /// what a file or a pipe receives is what the workers wrote.
+    /// stderr always; stdout when it is a terminal and there is more than one worker. So a file or
+    /// a pipe receives the workers' bytes unchanged.
     #[default]
     Auto,
-    /// All.
+    /// All lines have the prefix.
     Always,
-    /// None.
+    /// No line has the prefix.
     Never,
 }
 
-/// What [`super::run`] runs.
+/// The job that [`super::run`] runs.
 ///
-/// Workers' stdout goes to `stdout`; workers' stderr, and both outputs of servers and
-/// coordinator, go to `stderr`.
+/// Workers' stdout goes to `stdout`; workers' stderr, and both outputs of servers and coordinator,
+/// go to `stderr`.
 #[derive(Debug)]
 pub struct RunConfig {
-    /// Servers, 1 to 1,024.
+    /// Number of servers, 1 to 1,024.
     pub servers: u32,
-    /// Workers, at least 1.
+    /// Number of workers, at least 1.
     pub workers: u32,
-    /// Told to every process; `Auto` lets client and server agree.
+    /// Transport for every process; `Auto` lets client and server agree.
     pub transport: TransportChoice,
-    /// Told to every process; `None` leaves what the launcher's environment says.
+    /// RDMA device for every process; `None` keeps the launcher's environment.
     pub rdma_device: Option<RdmaDevice>,
-    /// Told to every process; `None` leaves what the launcher's environment says.
+    /// RDMA timeout for every process; `None` keeps the launcher's environment.
     pub rdma_timeout: Option<RdmaTimeout>,
     /// Applier threads of each server; `None` lets the server choose.
     pub appliers: Option<u16>,
-    /// Which lines are prefixed.
+    /// Which lines of output have a prefix.
     pub prefix: Prefix,
-    /// The job is stopped, as by SIGTERM, after this time.
+    /// Time limit after which the job is stopped, as by SIGTERM.
     pub timeout: Option<Duration>,
-    /// From the polite signal to SIGKILL, for workers, servers and coordinator each.
+    /// Time from the request to end to SIGKILL, for workers, servers and coordinator each.
     pub grace: Duration,
-    /// From the coordinator's start to its ready line.
+    /// Time limit from the coordinator's start to its ready line.
     pub start_timeout: Duration,
     /// Whether worker 0 gets the launcher's stdin; the others read nothing.
     pub forward_stdin: bool,
-    /// Hosts that take the processes; none: all run here. What is on another host than this one is
-    /// started by `shell`, in this directory, by the same `executable`.
+    /// Hosts that take the processes; none: all run here. Processes on other hosts are started by
+    /// `shell`, in this directory, by the same `executable`.
     pub hosts: Vec<Host>,
     /// The remote shell, called with a host's name and a command line.
     pub shell: ProcessCommand,
-    /// Network interface whose address the coordinator listens on, if there are hosts; `None`: all
-    /// addresses, and the one that leads to each host is found.
+    /// Network interface with the address that the coordinator listens on, if there are hosts.
+    /// `None`: all addresses, and the one that leads to each host is found.
     pub interface: Option<String>,
-    /// Variables that programs on other hosts get from this process's environment, beside
-    /// [`EXPORTED`] and those of Tidewater.
+    /// More variables that programs on other hosts get from this process's environment, in addition
+    /// to [`EXPORTED`] and those of Tidewater.
     pub exported: Vec<OsString>,
-    /// What each worker runs.
+    /// Command of each worker.
     pub worker: ProcessCommand,
-    /// What each server runs.
+    /// Command of each server.
     pub server: ProcessCommand,
-    /// What the coordinator runs.
+    /// Command of the coordinator.
     pub coordinator: ProcessCommand,
     /// The `tidewater` executable: shim and guard are its hidden subcommands.
     pub executable: PathBuf,
-    /// Takes the workers' stdout; `None` is the launcher's own.
+    /// Destination of the workers' stdout; `None` is the launcher's own.
     pub stdout: Option<OwnedFd>,
-    /// Takes the rest; `None` is the launcher's own.
+    /// Destination of all other output; `None` is the launcher's own.
     pub stderr: Option<OwnedFd>,
 }
 
@@ -162,7 +162,7 @@ impl RunConfig {
         }
     }
 
-    /// Refuses what cannot work, before anything is started.
+    /// Refuses a job that cannot work, before any process is started.
     pub(super) fn check(&self) -> Result<(), LaunchError> {
         let processes = self.servers.saturating_add(self.workers);
         if self.servers == 0 || self.servers > SERVERS_MAX || self.workers == 0 {
@@ -194,7 +194,7 @@ impl RunConfig {
         self.hosts.iter().any(|host| !host.is_this())
     }
 
-    /// Where its processes go.
+    /// Distributes its processes over the hosts.
     pub(super) fn placement(&self) -> Result<Placement, LaunchError> {
         if self.hosts.is_empty() {
             return Ok(Placement::default());
@@ -217,7 +217,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// The host of a member, and its place there; `None` if all are here.
+    /// The host of a member, and its position there; `None` if all are here.
     pub(super) fn of(&self, member: Member) -> Option<(usize, Local)> {
         let (those, number) = match member {
             Member::Server(number) => (&self.servers, number as usize),
@@ -234,8 +234,8 @@ impl Placement {
     }
 }
 
-/// Looks where `execvp` will look, so that a misspelt program is one clear message and not W of
-/// them from half a job.
+/// Searches as `execvp` will, so that a misspelt program gives one clear message and not W of them
+/// from half a job.
 fn find_program(program: &OsStr) -> Result<(), LaunchError> {
     let missing = || LaunchError::ProgramMissing {
         program: program.into(),

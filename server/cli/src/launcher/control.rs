@@ -1,9 +1,9 @@
 //! The line between the launcher and the servers and coordinator it started.
 //!
-//! It is a stream socket that the child finds as the descriptor named by `TIDEWATER_READY_FD`
-//! (0, its stdin). Child to launcher: the coordinator's ready line
-//! `tidewater-coordinator ready HOST:PORT` and a newline; anything else is ignored. Launcher to
-//! child: nothing; its end of file says "stop now", whether the launcher closed it or died.
+//! It is a stream socket that the child finds as the descriptor named by `TIDEWATER_READY_FD` (0,
+//! its stdin). Child to launcher: the coordinator's ready line `tidewater-coordinator ready
+//! HOST:PORT` and a newline; anything else is ignored. Launcher to child: no bytes; end of file
+//! means "stop now", whether the launcher closed it or died.
 
 use std::fmt;
 use std::io;
@@ -16,10 +16,10 @@ use tidewater_runtime::clock::Deadline;
 
 const READY: &str = "tidewater-coordinator ready ";
 
-/// The coordinator's line that says where it listens. Without a launcher it goes to stdout.
+/// The coordinator's line with its address. Without a launcher it goes to stdout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadyLine {
-    /// `HOST:PORT`.
+    /// `HOST:PORT` of the coordinator.
     pub address: String,
 }
 
@@ -51,7 +51,7 @@ pub struct Control {
 impl Control {
     /// Opens the line on descriptor `ready_fd` (`JobEnv::ready_fd`).
     ///
-    /// 0, 1 and 2 may be sockets; any other must be a pipe, as it is opened anew.
+    /// 0, 1 and 2 may be sockets; any other must be a pipe, as it is opened again.
     ///
     /// # Errors
     /// The descriptor is not open for writing.
@@ -68,7 +68,7 @@ impl Control {
         Ok(Self { fd })
     }
 
-    /// Tells the launcher that the coordinator listens.
+    /// Reports to the launcher that the coordinator listens.
     ///
     /// # Errors
     /// The launcher is gone.
@@ -82,10 +82,10 @@ impl Control {
         Ok(())
     }
 
-    /// Waits until the launcher says "stop" or is gone; `false` if `deadline` came first.
+    /// Waits until the launcher asks for the end or is gone; `false` if `deadline` came first.
     ///
-    /// A process with an event loop registers [`Control::as_fd`] instead; the hang-up that
-    /// `epoll` reports without being asked says the same.
+    /// A process with an event loop registers [`Control::as_fd`] instead; the hang-up that `epoll`
+    /// reports by default means the same.
     ///
     /// # Errors
     /// `poll` failed.

@@ -1,4 +1,4 @@
-//! How many open files a job takes, known before its first process is started.
+//! The number of open files of a job, computed before its first process is started.
 
 use tidewater_launch::TransportChoice;
 use tidewater_topology::hostinfo;
@@ -6,15 +6,17 @@ use tidewater_topology::hostinfo;
 use super::config::RunConfig;
 use super::error::LaunchError;
 
-/// Of a process that the launcher watches: its pidfd, its two outputs, its control socket.
+/// Files for each process that the launcher watches: its pidfd, its two outputs, its control
+/// socket.
 const OF_A_CHILD: u64 = 4;
-/// Beside them: signals, token, guard, and both ends of the pipes of the one that is being started.
+/// Further files of the launcher: signals, token, guard, and both ends of the pipes of the process
+/// that is being started.
 const OF_THE_LAUNCHER: u64 = 24;
-/// Of a server, beside its sessions: memories, sockets, logs, and two for each applier.
+/// Files of a server without sessions: memories, sockets, logs, and two for each applier.
 const OF_A_SERVER: u64 = 32;
 
-/// Refuses a job for whose processes on this host the limit of open files is too low. The limits of
-/// other hosts are not known here.
+/// Refuses a job if the limit of open files is too low for its processes on this host. The limits
+/// of other hosts are unknown here.
 pub(super) fn check(config: &RunConfig) -> Result<(), LaunchError> {
     let limit = hostinfo::open_files_max();
     let needs = [
@@ -39,9 +41,9 @@ fn launcher(config: &RunConfig) -> u64 {
     OF_THE_LAUNCHER + OF_A_CHILD * members
 }
 
-/// The least that a server of this host takes. Over shared memory a session is a control connection,
-/// two memories and a waker; over TCP a connection, and one for each applier; over verbs a connection.
-/// A server that chooses its appliers itself has one or more.
+/// The least number of files of a server of this host. Over shared memory a session is a control
+/// connection, two memories and a waker; over TCP a connection, and one for each applier; over
+/// verbs a connection. A server that chooses its appliers itself has one or more.
 fn server(config: &RunConfig) -> u64 {
     if config.is_spread() {
         return 0;

@@ -1,4 +1,4 @@
-//! How a job ended, and why one did not start.
+//! Outcomes of a job, and errors of starting one.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tidewater_launch::TokenError;
 
-/// One process of a job. The order is that of blame: when several end at one moment, a server
-/// is the cause rather than the coordinator or a worker that lost it.
+/// One process of a job, in the order of likely causes. When several end at one moment, a server is
+/// the cause rather than the coordinator or a worker that lost it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Member {
     /// The server of this number.
     Server(u32),
-    /// The coordinator.
+    /// The coordinator of the job.
     Coordinator,
     /// The worker of this rank.
     Worker(u32),
@@ -36,14 +36,14 @@ impl fmt::Display for Member {
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// By itself, with this code.
+    /// By itself, with this exit code.
     Code(i32),
-    /// By this signal.
+    /// By the signal of this number.
     Signal(i32),
 }
 
 impl Exit {
-    /// The exit code that tells of it: the code itself, or 128 plus the signal's number.
+    /// The exit code for this end: the code itself, or 128 plus the signal's number.
     pub fn code(self) -> u8 {
         let code = match self {
             Self::Code(code) => code,
@@ -64,80 +64,80 @@ impl fmt::Display for Exit {
     }
 }
 
-/// The first thing that went wrong in a job.
+/// The first failure of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Failure {
     /// A process ended that should not have, or not like this.
     Process {
-        /// Which.
+        /// The process that ended.
         member: Member,
-        /// Its process id.
+        /// Process id on its host.
         pid: i32,
-        /// Its host.
+        /// Name of its host.
         host: String,
-        /// How it ended.
+        /// Code or signal of its end.
         exit: Exit,
         /// The last line it wrote to stderr, shortened, control characters escaped.
         last_line: Option<String>,
     },
     /// A process could not be started; the job was stopped.
     Start {
-        /// Which.
+        /// The process to be started.
         member: Member,
-        /// What the system said.
+        /// Error of the operating system.
         reason: String,
     },
-    /// The coordinator did not say where it listens.
+    /// The coordinator did not report where it listens.
     CoordinatorSilent {
-        /// Its process id.
+        /// Process id of the coordinator.
         pid: i32,
-        /// How long it had.
+        /// Time that it had.
         waited: Duration,
-        /// What it said instead.
+        /// Its output instead of the ready line.
         said: Option<String>,
     },
     /// The job took longer than it was allowed.
     Timeout {
-        /// The time allowed.
+        /// The time limit of the job.
         allowed: Duration,
-        /// Who had not finished, in order.
+        /// Processes that had not finished, in order.
         running: Vec<Member>,
     },
-    /// The launcher was told to stop before it had started a worker.
+    /// A signal stopped the launcher before it had started a worker.
     Interrupted {
-        /// The signal's number.
+        /// Number of the signal.
         signal: i32,
     },
     /// A host was not reached, or has been lost.
     Host {
-        /// The process that was to be there, or was.
+        /// The process that runs there, or was to.
         member: Member,
-        /// Its name.
+        /// Name of the host.
         host: String,
-        /// The remote shell.
+        /// Name of the remote shell.
         shell: String,
         /// Whether the process had started.
         ran: bool,
-        /// What came of it.
+        /// How the attempt or the connection ended.
         why: String,
     },
     /// A process did not even die of SIGKILL.
     Stuck {
-        /// Which.
+        /// The process that does not end.
         member: Member,
-        /// Its process id.
+        /// Process id on its host.
         pid: i32,
-        /// Its host.
+        /// Name of its host.
         host: String,
     },
 }
 
 impl Failure {
-    /// The exit code that tells of it.
+    /// The exit code for this failure.
     pub fn code(&self) -> u8 {
         match self {
-            // A server that leaves early with code 0 is a failure of the job all the same.
+            // A server that leaves early with code 0 still is a failure of the job.
             Self::Process { exit, .. } => match exit.code() {
                 0 => 4,
                 code => code,
@@ -239,9 +239,9 @@ impl Failure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// What went wrong first; `None` if all workers succeeded.
+    /// The first failure; `None` if all workers succeeded.
     pub failure: Option<Failure>,
-    /// Bytes of output that nobody took: the reader went away or stopped reading.
+    /// Bytes of output that no reader took: it went away or stopped reading.
     pub output_lost: u64,
 }
 
@@ -262,9 +262,9 @@ pub enum LaunchError {
          1 to 1024 servers and at least 1 worker are needed"
     )]
     Counts {
-        /// Servers asked for.
+        /// Number of servers requested.
         servers: u32,
-        /// Workers asked for.
+        /// Number of workers requested.
         workers: u32,
     },
     /// More processes than a launcher can watch.
@@ -272,44 +272,44 @@ pub enum LaunchError {
         "{processes} processes are more than the {max} one launcher starts; use mpirun or srun"
     )]
     TooMany {
-        /// Asked for.
+        /// Number of processes requested.
         processes: u32,
-        /// The limit.
+        /// Largest number that is allowed.
         max: u32,
     },
-    /// There is no such program.
+    /// The program does not exist.
     #[error("there is no program {program:?}; give a path, or a name that is found in PATH")]
     ProgramMissing {
-        /// Its name as given.
+        /// Name of the program as given.
         program: OsString,
     },
-    /// It is not a file that this user may execute.
+    /// The file is not executable by this user.
     #[error("{program:?} is not an executable file; run `chmod +x` on it, or name another")]
     NotExecutable {
-        /// Its name as given.
+        /// Name of the program as given.
         program: OsString,
     },
-    /// The hosts do not take them all.
+    /// The hosts have too few slots.
     #[error(
         "{servers} servers and {workers} workers are more processes than the {slots} slots of the hosts; \
          say slots=N in the hostfile, or start fewer"
     )]
     TooFewSlots {
-        /// Servers asked for.
+        /// Number of servers requested.
         servers: u32,
-        /// Workers asked for.
+        /// Number of workers requested.
         workers: u32,
-        /// Slots of all hosts.
+        /// Number of slots of all hosts.
         slots: u64,
     },
-    /// A process on another host would be told more than a line to it takes.
+    /// The order for a process on another host is too long for the line.
     #[error(
         "program, arguments and environment for {host} are longer than {max} bytes; pass fewer"
     )]
     TooLong {
-        /// The host.
+        /// Name of the host.
         host: String,
-        /// The limit.
+        /// Largest order in bytes.
         max: usize,
     },
     /// The limit of open files is too low.
@@ -321,33 +321,33 @@ pub enum LaunchError {
     OpenFiles {
         /// The process of the job that needs most.
         process: &'static str,
-        /// What it needs.
+        /// Open files that it needs.
         needed: u64,
-        /// What it may have.
+        /// Open files that it may have.
         limit: u64,
-        /// Servers asked for.
+        /// Number of servers requested.
         servers: u32,
-        /// Workers asked for.
+        /// Number of workers requested.
         workers: u32,
     },
-    /// The network that was named.
+    /// The configured network interface cannot be used.
     #[error("{0}")]
     Interface(String),
-    /// There is no token.
+    /// The token could not be made.
     #[error(transparent)]
     Token(#[from] TokenError),
     /// A system call of the launcher itself failed.
     #[error("the launcher cannot {operation}: {source}. Check `ulimit -n` and `ulimit -u`")]
     System {
-        /// What it was doing.
+        /// Operation that was tried.
         operation: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
 impl LaunchError {
-    /// The exit code that tells of it: 2 for a wrong command line, 3 for the environment.
+    /// The exit code for this error: 2 for a wrong command line, 3 for the environment.
     pub fn code(&self) -> u8 {
         match self {
             Self::Token(_) | Self::OpenFiles { .. } | Self::System { .. } => 3,
@@ -355,7 +355,7 @@ impl LaunchError {
         }
     }
 
-    /// For `map_err`: the failure of one operation.
+    /// For `map_err`: names the operation that failed.
     pub(super) fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System {
             operation,
@@ -364,7 +364,7 @@ impl LaunchError {
     }
 }
 
-/// ` (SIGTERM)` for the signals one meets.
+/// ` (SIGTERM)` and the like for the common signals.
 fn signal_name(signal: i32) -> &'static str {
     match signal {
         1 => " (SIGHUP)",

@@ -1,4 +1,4 @@
-//! What a child is before it becomes the program: a shim that ties its life to the launcher's.
+//! The shim: a child before it becomes the program. It ties the child's life to the launcher's.
 //!
 //! The kernel's `PR_SET_PDEATHSIG` must be set by the child itself. Doing that between `fork` and
 //! `exec` needs unsafe code; doing it in a program of its own does not.
@@ -15,27 +15,27 @@ use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShimError {
-    /// The kernel did not take the request.
+    /// The kernel refused the request.
     #[error("cannot ask for SIGKILL at the launcher's death: {0}")]
     DeathSignal(io::Error),
     /// The launcher died before the request was made.
     #[error("the launcher (pid {launcher}) is gone")]
     Orphan {
-        /// Its process id.
+        /// Process id of the launcher.
         launcher: i32,
     },
-    /// The program cannot be run.
+    /// The program cannot be executed.
     #[error("cannot run {program:?}: {source}. Check its format and its #! line")]
     Exec {
-        /// The program.
+        /// Path or name of the program.
         program: OsString,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
 impl ShimError {
-    /// The exit code that tells of it; as of a shell, if the program cannot be run.
+    /// The exit code for this error; as of a shell, if the program cannot be run.
     pub fn code(&self) -> u8 {
         match self {
             Self::Exec { source, .. } if source.kind() == io::ErrorKind::NotFound => 127,
@@ -48,7 +48,7 @@ impl ShimError {
 /// Ties this process to its parent, which must be `launcher`, and becomes `program`.
 ///
 /// # Errors
-/// Only errors return; on success this process has become the program.
+/// Returns only on an error; on success this process has become the program.
 pub fn enter(
     launcher: i32,
     program: &OsString,
@@ -56,8 +56,8 @@ pub fn enter(
 ) -> Result<Infallible, ShimError> {
     set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|error| ShimError::DeathSignal(error.into()))?;
-    // A parent that died before the request sends no signal any more. Then this process has
-    // been given to another parent already.
+    // A parent that died before the request sends no signal any more. Then this process already has
+    // another parent.
     if getppid().is_none_or(|parent| parent.as_raw_nonzero().get() != launcher) {
         return Err(ShimError::Orphan { launcher });
     }

@@ -1,7 +1,7 @@
 //! The hosts of a job: a file with one line each, `NAME [slots=N]`; `#` begins a comment.
 //!
-//! What does not read so is refused with its line: a host that was left out because of a misprint is
-//! found out late.
+//! Any other line is refused with its number: a host that was left out because of a misprint would
+//! be noticed late.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -11,33 +11,33 @@ use std::path::{Path, PathBuf};
 use tidewater_protocol::limits::{HOST_BYTES_MAX, HOSTFILE_BYTES_MAX, LOCAL_PROCESSES_MAX};
 use tidewater_topology::hostinfo;
 
-/// A host, and how many processes it takes.
+/// A host, and the number of processes that it takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// As the remote shell is told: `NAME` or `USER@NAME`.
+    /// Host for the remote shell: `NAME` or `USER@NAME`.
     pub name: String,
-    /// Processes, servers and workers, at least 1.
+    /// Number of processes, servers and workers, at least 1.
     pub slots: u32,
 }
 
-/// Why a hostfile names no hosts.
+/// Errors of reading a hostfile.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostfileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the hostfile {}: {source}", path.display())]
     Read {
-        /// The file.
+        /// Path of the hostfile.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It is no such file.
+    /// The file as a whole is not valid.
     #[error("{}: {what}; a hostfile has one line for each host, NAME [slots=N]", path.display())]
     Whole {
-        /// The file.
+        /// Path of the hostfile.
         path: PathBuf,
-        /// What is wrong.
+        /// The rule that it breaks.
         what: String,
     },
     /// A line does not parse.
@@ -47,13 +47,13 @@ pub enum HostfileError {
         path.display()
     )]
     Line {
-        /// The file.
+        /// Path of the hostfile.
         path: PathBuf,
-        /// Its number, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The rule that it breaks.
         what: String,
-        /// The line, shortened.
+        /// Text of the line, shortened.
         text: String,
     },
 }
@@ -67,7 +67,7 @@ impl Host {
     }
 }
 
-/// Reads a hostfile.
+/// Reads a hostfile from `path`.
 ///
 /// # Errors
 /// [`HostfileError`].
@@ -143,8 +143,8 @@ fn slots(word: &str) -> Option<u32> {
     (1..=LOCAL_PROCESSES_MAX).contains(&slots).then_some(slots)
 }
 
-/// A host's name or address, perhaps with a user's. It must not look like an option of the remote
-/// shell, nor like something that a shell would read otherwise.
+/// Whether it is a host's name or address, perhaps with a user's. It must not look like an option
+/// of the remote shell, nor contain characters that a shell interprets.
 fn is_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
     let word = |text: &str| {
@@ -158,8 +158,8 @@ fn is_name(name: &str) -> bool {
         && (word(host) || host.parse::<Ipv6Addr>().is_ok())
 }
 
-/// On which host each server and each worker runs, as indices of `hosts`. Servers are spread over the
-/// hosts; workers fill them in order. `None` if there are not slots enough.
+/// The host of each server and of each worker, as indices of `hosts`. Servers are spread over the
+/// hosts; workers fill them in order. `None` if there are too few slots.
 pub(super) fn place(hosts: &[Host], servers: u32, workers: u32) -> Option<[Vec<usize>; 2]> {
     let mut free: Vec<u32> = hosts.iter().map(|host| host.slots).collect();
     let count = hosts.len() as u64;

@@ -21,10 +21,10 @@ use super::token::TokenFile;
 
 /// Bytes read from a child at once: a pipe's default size.
 const READ_BYTES: usize = 64 << 10;
-/// How a process ends that lost another one, which is the failure, or could not reach it.
+/// Exit of a process that lost another one, which is the failure, or could not reach it.
 const LOST_ANOTHER: Exit = Exit::Code(4);
 
-/// Everything about a running job. Fields that are dropped kill and reap what they stand for.
+/// State of a running job. Dropped fields kill and reap their processes.
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) config: RunConfig,
@@ -34,28 +34,28 @@ pub(super) struct Job {
     /// stdout and stderr; one sink when both are the same file.
     pub(super) sinks: Vec<Sink>,
     pub(super) stage: Stage,
-    /// When the current stage gets impatient.
+    /// When the current stage sends SIGKILL, or ends.
     pub(super) deadline: Option<Deadline>,
     /// Whether the current stage has sent SIGKILL.
     pub(super) killed: bool,
-    /// SIGINTs that came.
+    /// Number of SIGINTs so far.
     pub(super) interrupts: usize,
     /// When the whole job must have ended.
     pub(super) timeout: Option<Deadline>,
     pub(super) failure: Option<Failure>,
-    /// Who says to have lost another process, and until when that one may turn up.
+    /// The process that claims to have lost another one, and until when that one may turn up.
     pub(super) suspect: Option<(Deadline, Failure)>,
     signals: Signals,
     host: String,
     verbatim_stdout: bool,
-    /// What the coordinator said so far, up to its ready line.
+    /// Output of the coordinator up to its ready line.
     pub(super) said: Vec<u8>,
     pub(super) far: Far,
     scratch: Vec<u8>,
     token: TokenFile,
 }
 
-/// What `poll` found.
+/// A source that `poll` reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Signals,
@@ -117,7 +117,7 @@ impl Job {
         Ok(job)
     }
 
-    /// Watches the job until it has ended and nothing of it is left.
+    /// Watches the job until it has ended and none of its processes is left.
     pub(super) fn supervise(mut self) -> Result<Outcome, LaunchError> {
         while self.stage != Stage::Done {
             let events = self
@@ -144,7 +144,7 @@ impl Job {
         })
     }
 
-    /// Starts a member and tells the guard its process group. A failure is the job's.
+    /// Starts a member and sends its process group to the guard. If that fails, the job fails.
     pub(super) fn launch(&mut self, member: Member, command: &ProcessCommand, input: Input) {
         let started = self.spawn(member, command, input).and_then(|mut process| {
             let pipes = take_pipes(&mut process);
@@ -195,7 +195,7 @@ impl Job {
         self.spawner.far(member, &self.config.shell, order, until)
     }
 
-    /// Puts a new guard in the place of one that died before its work.
+    /// Replaces a guard that died before its work.
     pub(super) fn renew_guard(&mut self) {
         if self.processes[0].exit.is_none() {
             return;
@@ -219,7 +219,7 @@ impl Job {
         }
     }
 
-    /// Notes the first failure, says so, and stops the job.
+    /// Notes and prints the first failure, and stops the job.
     pub(super) fn fail(&mut self, failure: Failure) {
         if self.failure.is_some() {
             return;
@@ -232,14 +232,14 @@ impl Job {
         }
     }
 
-    /// A line of the launcher's own on stderr.
+    /// Prints a line of the launcher's own on stderr.
     pub(super) fn notice(&mut self, text: &str) {
         if let Some(sink) = self.sinks.last_mut() {
             sink.push(format!("tidewater run: {text}\n").as_bytes());
         }
     }
 
-    /// The failure that `process` has become stuck.
+    /// The failure that `process` does not end.
     pub(super) fn stuck(&self, process: &Process) -> Failure {
         let (pid, host) = match &process.remote {
             None => (process.pid_raw(), self.host.clone()),
@@ -252,8 +252,8 @@ impl Job {
         }
     }
 
-    /// Passes on what ended processes left in their pipes; nothing that is alive writes to them.
-    /// Returns whether all of it is passed on.
+    /// Passes on the output that ended processes left in their pipes; no live process writes to
+    /// them. Returns whether all of it is passed on.
     pub(super) fn drain(&mut self) -> bool {
         let mut drained = true;
         for process in &mut self.processes {
@@ -264,7 +264,8 @@ impl Job {
                     drained = false;
                     continue;
                 }
-                // Who escaped the guard may write for ever: what fits into a pipe is enough.
+                // A process that escaped the guard may write for ever: the content of a full pipe
+                // is enough.
                 let mut taken = 0;
                 while let Taken::Bytes(count) = stream.take(&mut self.scratch, sink) {
                     taken += count;
@@ -341,7 +342,7 @@ impl Job {
         }
     }
 
-    /// Reads the coordinator's ready line; what else is said on a control line is dropped.
+    /// Reads the coordinator's ready line; other bytes on a control line are dropped.
     fn take_control(&mut self, index: usize) {
         let process = &mut self.processes[index];
         let Some(control) = &mut process.control else {
@@ -354,7 +355,7 @@ impl Job {
             Err(_) => 0,
         };
         if count == 0 {
-            // It closed its end, so nothing can be told to it this way.
+            // It closed its end, so no message can reach it this way.
             process.control = None;
         }
         if process.member == Member::Coordinator && self.spawner.coordinator.is_none() {
@@ -409,7 +410,7 @@ impl Job {
             if !unheard && !self.is_failure(member, exit) {
                 continue;
             }
-            // Its last words are still in the pipe.
+            // Its last lines are still in the pipe.
             for _ in 0..PIPE_BYTES_MAX / READ_BYTES {
                 self.take_output(index, 1);
             }
@@ -427,15 +428,15 @@ impl Job {
         Ok(())
     }
 
-    /// What a process's end was, or that of the remote shell which led to it.
+    /// Describes the end of a process, or of the remote shell that led to it.
     fn end_of(&self, process: &Process, exit: Exit, last_line: Option<String>) -> Failure {
         let member = process.member;
         let (pid, host) = match &process.remote {
             None => (process.pid_raw(), self.host.clone()),
             Some(remote) => (remote.pid, remote.host.clone()),
         };
-        // 255 is how ssh ends when it fails itself; a signal ends the shell and not the program, of
-        // which it says 128 + n.
+        // 255 is how ssh ends when it fails itself; a signal ends the shell and not the program,
+        // which it reports as 128 + n.
         let is_shells = matches!(exit, Exit::Code(255) | Exit::Signal(_));
         if process.remote.is_some() && (process.is_unheard() || is_shells) {
             let shell = self.config.shell.program.to_string_lossy().into_owned();
@@ -481,7 +482,7 @@ impl Job {
     }
 }
 
-/// Ends a stream, keeping its last line if asked to.
+/// Ends a stream, and keeps its last line if requested.
 fn close_stream(slot: &mut Option<Stream>, sink: &mut Sink, last: Option<&mut Option<String>>) {
     if let Some(mut stream) = slot.take() {
         stream.finish(sink);

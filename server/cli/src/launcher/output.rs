@@ -1,4 +1,4 @@
-//! Children's output: cut into lines, queued, written when the reader takes it.
+//! Children's output: split into lines, queued, written when the reader accepts it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,12 +11,12 @@ use tidewater_protocol::limits::{
 
 use super::remote::greeted;
 
-/// A pipe or terminal that is writable takes this much without blocking (`PIPE_BUF`).
+/// Bytes that a writable pipe or terminal accepts without blocking (`PIPE_BUF`).
 const CHUNK_BYTES: usize = 4096;
-/// Bytes written before the loop looks at something else.
+/// Bytes written in a turn, before the loop serves something else.
 const TURN_BYTES: usize = 64 << 10;
 
-/// Where lines go: a queue in front of a descriptor that is never waited for.
+/// Destination of lines: a queue in front of a descriptor that the loop never blocks on.
 #[derive(Debug)]
 pub(super) struct Sink {
     fd: OwnedFd,
@@ -28,7 +28,7 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    /// Writes to `fd`, whose flags stay as they are: other processes share them.
+    /// Writes to `fd` and does not change its flags: other processes share them.
     pub(super) fn new(fd: OwnedFd) -> Self {
         Self {
             fd,
@@ -39,7 +39,7 @@ impl Sink {
         }
     }
 
-    /// Whether there is something to write.
+    /// Whether bytes wait to be written.
     pub(super) fn is_pending(&self) -> bool {
         self.written < self.queue.len()
     }
@@ -49,12 +49,12 @@ impl Sink {
         self.queue.len() - self.written < OUTPUT_QUEUE_BYTES_MAX
     }
 
-    /// Bytes that nobody took.
+    /// Bytes that no reader took.
     pub(super) fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Queues bytes.
+    /// Queues bytes for the reader.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         if self.broken {
             self.lost += bytes.len() as u64;
@@ -63,8 +63,8 @@ impl Sink {
         }
     }
 
-    /// Writes as much as the reader takes at once, at most a turn's worth; never blocks. Returns
-    /// whether anything moved.
+    /// Writes as much as the reader accepts at once, at most a turn's worth; never blocks. Returns
+    /// whether any byte was written.
     pub(super) fn write_some(&mut self) -> bool {
         let end = self.queue.len().min(self.written + TURN_BYTES);
         let before = self.written;
@@ -74,8 +74,8 @@ impl Sink {
                 Ok(count) => self.written += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => break,
-                // The reader went away, or the disk is full. The job is worth more than its
-                // output: it goes on, and the outcome tells how much is missing.
+                // The reader went away, or the disk is full. The job is worth more than its output:
+                // it continues, and the outcome has the number of lost bytes.
                 Err(_) => {
                     self.give_up();
                     return true;
@@ -93,7 +93,7 @@ impl Sink {
         moved
     }
 
-    /// Drops what is queued and what is still to come.
+    /// Drops queued bytes and all later ones.
     pub(super) fn give_up(&mut self) {
         self.lost += (self.queue.len() - self.written) as u64;
         self.queue = Vec::new();
@@ -108,20 +108,20 @@ impl AsFd for Sink {
     }
 }
 
-/// Cuts one stream of a child into lines.
+/// Splits one stream of a child into lines.
 #[derive(Debug)]
 pub(super) struct Lines {
     prefix: Vec<u8>,
-    /// Bytes pass as they are: this is the only stream of its sink.
+    /// Bytes pass unchanged: this is the only stream of its sink.
     verbatim: bool,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of an unfinished line.
     held: Vec<u8>,
     /// The last line that was not blank, shortened.
     last: Vec<u8>,
 }
 
 impl Lines {
-    /// Lines that begin with `prefix`, which may be empty.
+    /// Puts `prefix`, which may be empty, in front of lines.
     pub(super) fn new(prefix: Vec<u8>, verbatim: bool) -> Self {
         Self {
             prefix,
@@ -131,8 +131,8 @@ impl Lines {
         }
     }
 
-    /// Passes the complete lines of `bytes` on, any bytes, and holds the rest. A line over the
-    /// limit is broken in two.
+    /// Passes on the complete lines of `bytes`, which may be any, and holds the rest. A line over
+    /// the limit is broken in two.
     pub(super) fn accept(&mut self, bytes: &[u8], sink: &mut Sink) {
         if self.verbatim {
             sink.push(bytes);
@@ -156,7 +156,7 @@ impl Lines {
         }
     }
 
-    /// Passes on what is held, as a line: there will be no more.
+    /// Passes on the held rest as a line: the stream has ended.
     pub(super) fn finish(&mut self, sink: &mut Sink) {
         if !self.held.is_empty() {
             self.emit(sink);
@@ -192,27 +192,27 @@ impl Lines {
 pub(super) struct Stream {
     fd: OwnedFd,
     lines: Lines,
-    /// The number of its sink.
+    /// Index of its sink.
     pub(super) sink: usize,
-    /// What has come before the line that a process on another host begins with.
+    /// Output before the greeting line of a process on another host.
     early: Option<Vec<u8>>,
 }
 
-/// What reading a stream brought.
+/// Result of reading a stream once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
-    /// This many bytes.
+    /// This number of bytes.
     Bytes(usize),
     /// Bytes before the greeting of a process on another host, or with it.
     Early,
-    /// Nothing now.
+    /// No bytes available now.
     Empty,
-    /// There will be nothing more.
+    /// End of the stream.
     End,
 }
 
 impl Stream {
-    /// The parent's end of a child's pipe, which becomes non-blocking.
+    /// Takes the parent's end of a child's pipe, which becomes non-blocking.
     pub(super) fn new(fd: OwnedFd, lines: Lines, sink: usize) -> io::Result<Self> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         let early = None;
@@ -224,14 +224,14 @@ impl Stream {
         })
     }
 
-    /// Of a process on another host, which greets before it writes.
+    /// Waits for the greeting of a process on another host, which it sends before output.
     pub(super) fn before_greeting(mut self) -> Self {
         self.early = Some(Vec::new());
         self
     }
 
-    /// What the greeting says, if it has come: from then on bytes pass. Lines before it are those of
-    /// the remote shell, and nobody's output.
+    /// The process id in the greeting, once it has come: from then on bytes pass. Lines before it
+    /// are the remote shell's, and are dropped.
     pub(super) fn greeting(&mut self, sink: &mut Sink) -> Option<i32> {
         let early = self.early.as_mut()?;
         while let Some(end) = early.iter().position(|byte| *byte == b'\n') {
@@ -247,7 +247,7 @@ impl Stream {
         None
     }
 
-    /// Reads once.
+    /// Reads the stream once.
     pub(super) fn take(&mut self, scratch: &mut [u8], sink: &mut Sink) -> Taken {
         match rustix::io::read(&self.fd, &mut *scratch) {
             Ok(0) => Taken::End,
@@ -271,7 +271,7 @@ impl Stream {
         self.lines.finish(sink);
     }
 
-    /// See [`Lines::last_line`].
+    /// The last line that was not blank, see [`Lines::last_line`].
     pub(super) fn last_line(&self) -> Option<String> {
         self.lines.last_line()
     }
@@ -283,7 +283,8 @@ impl AsFd for Stream {
     }
 }
 
-/// Whether a write of [`CHUNK_BYTES`] would not block. Errors count as writable: the write tells.
+/// Whether a write of [`CHUNK_BYTES`] would not block. Errors count as writable: the write reports
+/// them.
 fn is_writable(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
     let at_once = Timespec {

@@ -1,4 +1,4 @@
-//! One child process: started, watched, buried.
+//! One child process: its start, its end, and its reaping.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -26,20 +26,20 @@ use super::output::Stream;
 
 /// A child. Dropping it kills its process group and reaps it.
 ///
-/// It is reaped only then: as long as the dead child is kept, no other process can get its id, so
-/// signals to its group reach what it started and nothing else.
+/// It is reaped only then: as long as the dead child is kept, no other process can get its id. So
+/// signals to its group reach the processes that it started and no others.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) member: Member,
     pub(super) pid: Pid,
-    /// Our end of the control line; closed, it says "stop".
+    /// The launcher's end of the control line; closing it means "stop".
     pub(super) control: Option<UnixStream>,
     /// stdout and stderr, until they end.
     pub(super) streams: [Option<Stream>; 2],
     /// The last line of stderr, once that has ended.
     pub(super) last_line: Option<String>,
     pub(super) exit: Option<Exit>,
-    /// Where it is, if this child is the remote shell that leads to it.
+    /// The process that this child leads to, if it is a remote shell.
     pub(super) remote: Option<Remote>,
     child: Child,
     pidfd: OwnedFd,
@@ -49,16 +49,16 @@ pub(super) struct Process {
 #[derive(Debug)]
 pub(super) struct Remote {
     pub(super) host: String,
-    /// What it is to be told once it has greeted.
+    /// The order to send once it has greeted.
     pub(super) order: Option<Vec<u8>>,
-    /// When it should have.
+    /// Deadline for its greeting.
     pub(super) until: Deadline,
-    /// Its process id there, once it has told.
+    /// Its process id there, once it has greeted.
     pub(super) pid: i32,
 }
 
 impl Process {
-    /// Looks, without waiting, whether it has ended; sets `exit` when it has.
+    /// Checks, without waiting, whether it has ended; sets `exit` when it has.
     pub(super) fn look(&mut self) -> io::Result<()> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         if let Some(status) = waitid(WaitId::PidFd(self.pidfd.as_fd()), options)? {
@@ -71,31 +71,32 @@ impl Process {
         Ok(())
     }
 
-    /// Sends `signal` to it and to what it started. One that is gone needs no signal.
+    /// Sends `signal` to it and to the processes that it started. One that is gone needs no signal.
     ///
-    /// To a process on another host it goes over the line; without one, or before the process is
-    /// there, the remote shell has it.
+    /// To a process on another host the signal goes over the line; without one, or before the
+    /// process is there, the remote shell gets it.
     pub(super) fn signal(&self, signal: Signal) {
         if let (Some(remote), Some(mut line)) = (&self.remote, self.control.as_ref())
             && remote.order.is_none()
         {
             let byte = u8::try_from(signal.as_raw()).unwrap_or(0);
-            // A line that takes no byte has ended, or is stuck: then SIGKILL comes to nothing too, and
-            // the end of the line is what is left.
+            // A line that takes no byte has ended, or is stuck: then SIGKILL has no effect either,
+            // and only the end of the line is left.
             let _ = line.write(&[byte]);
             return;
         }
         self.signal_child(signal);
     }
 
-    /// It has greeted: it is told what to run.
+    /// Handles its greeting: sends the order.
     pub(super) fn greeted(&mut self, pid: i32) {
         let Some(remote) = &mut self.remote else {
             return;
         };
         remote.pid = pid;
         if let (Some(order), Some(line)) = (remote.order.take(), self.control.as_mut()) {
-            // It fits into the socket's buffer, or the shell has ended, which is noticed.
+            // The order fits into the socket's buffer, or the shell has ended, which is noticed
+            // elsewhere.
             let _ = line.write_all(&order);
         }
     }
@@ -106,7 +107,7 @@ impl Process {
         remote.is_some_and(|remote| remote.order.is_some())
     }
 
-    /// Until when it should greet, if it still may.
+    /// Deadline for its greeting, if it may still come.
     pub(super) fn greets_until(&self) -> Option<Deadline> {
         let waits = self.exit.is_none() && self.is_unheard();
         self.remote
@@ -115,7 +116,7 @@ impl Process {
             .map(|remote| remote.until)
     }
 
-    /// Closes the control line, which says "stop": at the end of a line to another host it would say
+    /// Closes the control line, which means "stop": the end of a line to another host would mean
     /// "die".
     pub(super) fn ask_to_stop(&mut self) {
         if self.remote.is_none() {
@@ -124,12 +125,12 @@ impl Process {
     }
 
     fn signal_child(&self, signal: Signal) {
-        // ESRCH in the moment between start and `setpgid` cannot be: the child is in its group
-        // before `spawn` returns.
+        // ESRCH between start and `setpgid` is impossible: the child is in its group before `spawn`
+        // returns.
         let _ = kill_process_group(self.pid, signal);
     }
 
-    /// Readable when it has ended.
+    /// Descriptor that is readable when it has ended.
     pub(super) fn pidfd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
     }
@@ -144,7 +145,7 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.control = None;
         if self.member == Member::Guard && self.exit.is_none() {
-            // It still has something to do: what this launcher, failing, leaves behind.
+            // The guard still has work: the processes that this launcher, failing, leaves behind.
             return;
         }
         self.signal_child(Signal::KILL);
@@ -157,7 +158,7 @@ impl Drop for Process {
     }
 }
 
-/// Where a child's stdin comes from.
+/// Source of a child's stdin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Input {
     Nothing,
@@ -165,7 +166,7 @@ pub(super) enum Input {
     Control,
 }
 
-/// What all processes of a job are told.
+/// Settings that all processes of a job get.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Told {
     pub(super) servers: u32,
@@ -176,12 +177,12 @@ pub(super) struct Told {
     pub(super) appliers: Option<u16>,
 }
 
-/// A process's place on its host.
+/// A process's position on its host.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Local {
     /// Its number among those of its role.
     pub(super) number: u32,
-    /// Servers of the job there.
+    /// Number of the job's servers there.
     pub(super) servers: u32,
 }
 
@@ -192,12 +193,12 @@ pub(super) struct Spawner {
     pub(super) job: String,
     pub(super) token: PathBuf,
     pub(super) told: Told,
-    /// Where the coordinator listens, once it said so.
+    /// Address of the coordinator, once it has reported it.
     pub(super) coordinator: Option<String>,
 }
 
 impl Spawner {
-    /// Starts the guard and tells it the job's mark. It must not carry the mark, nor hold the
+    /// Starts the guard and sends it the job's mark. It must not carry the mark, nor hold the
     /// launcher's output open.
     pub(super) fn guard(&self) -> io::Result<Process> {
         let mut command = Command::new(&self.executable);
@@ -210,7 +211,7 @@ impl Spawner {
         Ok(guard)
     }
 
-    /// Starts a member, whose output is taken.
+    /// Starts a member and captures its output.
     pub(super) fn member(
         &self,
         member: Member,
@@ -226,7 +227,8 @@ impl Spawner {
         start(member, command, input)
     }
 
-    /// Starts a member that writes where this process does, with `environment` beside its own.
+    /// Starts a member that writes to this process's outputs, with `environment` in addition to its
+    /// own.
     pub(super) fn beside(
         &self,
         member: Member,
@@ -244,7 +246,7 @@ impl Spawner {
         start(member, command, Input::Nothing)
     }
 
-    /// Starts a member on another host: `shell`, a remote shell, is told to start there what waits
+    /// Starts a member on another host: `shell`, a remote shell, starts a process there that waits
     /// for `order`.
     pub(super) fn far(
         &self,
@@ -271,7 +273,7 @@ impl Spawner {
         Ok(process)
     }
 
-    /// The program, by way of the shim.
+    /// The command of the program, started by the shim.
     fn shim(&self, program: &OsString) -> Command {
         let mut command = Command::new(&self.executable);
         let pid = std::process::id().to_string();
@@ -298,7 +300,7 @@ impl Spawner {
             .env("TIDEWATER_WORKERS", told.workers.to_string())
             .env("TIDEWATER_TRANSPORT", &told.transport)
             .env("TIDEWATER_TOKEN_FILE", &self.token)
-            // What this launcher was itself told, perhaps as a worker of another job, ends here.
+            // Settings of this launcher itself, perhaps as a worker of another job, end here.
             .env_remove("TIDEWATER_COORDINATOR")
             .env_remove("TIDEWATER_READY_FD");
         if !mutants::on(Mutant::TokenFdInherited) {
@@ -364,7 +366,7 @@ fn start(member: Member, mut command: Command, input: Input) -> io::Result<Proce
             })
         }
         Err(error) => {
-            // Not watched, it cannot be a member.
+            // Without a pidfd it cannot be a member.
             child.kill()?;
             child.wait()?;
             Err(error.into())

@@ -1,8 +1,8 @@
-//! The guard: outlives the launcher by a moment, and kills what else does.
+//! The guard: outlives the launcher by a moment, and kills the job's other processes that do.
 //!
-//! Its stdin is a stream from the launcher: first the job's mark, then one process group per
-//! line. At the end of file it looks through `/proc` for members of the job and kills them until
-//! two looks in a row find none.
+//! Its stdin is a stream from the launcher: first the job's mark, then one process group per line.
+//! At the end of file it searches `/proc` for members of the job and kills them until two scans in
+//! a row find none.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -14,13 +14,13 @@ use tidewater_protocol::limits::{ENVIRONMENT_BYTES_MAX, KILL_TIMEOUT};
 use tidewater_protocol::mutants::{self, Mutant};
 use tidewater_runtime::clock::Deadline;
 
-/// The variable whose value marks the processes of a job, as `environ` holds it.
+/// Prefix of the variable in `environ` that marks the processes of a job.
 const MARK: &str = "TIDEWATER_JOB=";
 
-/// Runs the guard on `control` until the job is over and nothing of it is left.
+/// Runs the guard on `control` until the job is over and none of its processes is left.
 ///
-/// A process is a member if its environment holds the job's mark, or if it is in one of the
-/// job's process groups and in this session. Only a process that drops both escapes.
+/// A process is a member if its environment holds the job's mark. It also is one if it is in one of
+/// the job's process groups and in this session. Only a process that drops both escapes.
 ///
 /// # Errors
 /// `control` or `/proc` cannot be read, or a member survived [`KILL_TIMEOUT`].
@@ -54,7 +54,7 @@ impl Sweep {
         until_clean(|| self.kill_members(), pause)
     }
 
-    /// Sends SIGKILL to every member that is found; returns how many there were.
+    /// Sends SIGKILL to every member that it finds. Returns their number.
     fn kill_members(&self) -> io::Result<usize> {
         let me = std::process::id();
         let mut found = 0;
@@ -74,7 +74,8 @@ impl Sweep {
         Ok(found)
     }
 
-    /// The descriptor is opened before the look, so that what is killed is what was looked at.
+    /// The descriptor is opened before the check, so that the checked process is the one that is
+    /// killed.
     fn kill_if_member(&self, pid: i32) -> bool {
         let Some(Ok(process)) = Pid::from_raw(pid).map(|p| pidfd_open(p, PidfdFlags::empty()))
         else {
@@ -105,10 +106,10 @@ impl Sweep {
     }
 }
 
-/// Looks until two looks in a row find no process; `look` kills what it finds and counts it.
+/// Scans until two scans in a row find no process; `look` kills what it finds and counts it.
 fn until_clean(mut look: impl FnMut() -> io::Result<usize>, pause: Duration) -> io::Result<()> {
     let deadline = Deadline::after(KILL_TIMEOUT);
-    // A process that forks during a look can hide its child from this look, not from two.
+    // A process that forks during a scan can hide its child from this scan, not from two.
     let enough = match mutants::on(Mutant::GuardLooksOnce) {
         false => 2,
         true => 1,
@@ -134,7 +135,7 @@ fn until_clean(mut look: impl FnMut() -> io::Result<usize>, pause: Duration) -> 
 /// State, process group and session of a process, from `/proc/PID/stat`.
 fn read_stat(pid: i32) -> Option<(char, i32, i32)> {
     let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    // The name stands in parentheses and may hold any byte, so the fields begin after the last.
+    // The name is in parentheses and may hold any byte, so the fields begin after the last one.
     let name_end = text.iter().rposition(|byte| *byte == b')')?;
     let fields = std::str::from_utf8(text.get(name_end + 1..)?).ok()?;
     let mut fields = fields.split_ascii_whitespace();
@@ -151,7 +152,7 @@ fn read_stat(pid: i32) -> Option<(char, i32, i32)> {
 mod tests {
     use super::*;
 
-    /// What looks find, in order; returns how many looks there were.
+    /// Scans with these results, in order. Returns the number of scans.
     fn looks(found: &[usize]) -> usize {
         let mut left = found.iter();
         let mut looks = 0;
@@ -163,7 +164,7 @@ mod tests {
         looks
     }
 
-    /// A child that a fork hid from the first look is found by the second, and killed.
+    /// A child that a fork hid from the first scan is found by the second, and killed.
     #[test]
     fn guard_ends_after_two_clean_looks() {
         assert_eq!(looks(&[0, 0]), 2);

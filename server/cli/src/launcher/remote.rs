@@ -1,5 +1,5 @@
-//! Processes on other hosts: the launcher's remote shell starts `tidewater __remote` there, which is
-//! told over its stdin what to run, and runs it.
+//! Processes on other hosts: the launcher's remote shell starts `tidewater __remote` there, which
+//! reads its order from stdin, and runs it.
 //!
 //! ```text
 //! launcher                      ssh HOST tidewater __remote
@@ -9,10 +9,10 @@
 //!   end of file ->                          kill everything
 //!           <- output of the program, and its exit code
 //! ```
-//! The token goes over stdin, and only to who has said the first line: never on a command line, nor to
-//! a shell. The program runs as it would at the launcher's own host: tied to its parent's life by the
-//! shim, with a guard that sweeps up after it. So nothing is left when the connection ends, whichever end
-//! of it has died.
+//! The token goes over stdin, and only after the first line has come: never on a command line, nor
+//! to a shell. The program runs as it would at the launcher's own host: tied to its parent's life
+//! by the shim, with a guard that sweeps up after it. So no process is left when the connection
+//! ends, whichever end of it has died.
 
 use std::ffi::OsString;
 use std::io::{self, Read, Write as _};
@@ -35,15 +35,15 @@ use super::error::{Exit, Member};
 use super::process::{Local, Process, Spawner, Told};
 use super::token::TokenFile;
 
-/// What the first line begins with; the number is that of the order's form.
+/// Start of the first line; the number is the version of the order's format.
 const GREETING: &str = "tidewater-remote 1 ";
 
-/// What a process on another host is to do. Not to be printed: it has the token in it.
+/// The work of a process on another host. Must not be printed: it holds the token.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Order {
     /// The job's secret, as hex digits.
     pub(super) token: String,
-    /// The job's mark, which is this process's alone: a guard of one ends nobody else.
+    /// The job's mark, for this process alone: its guard kills no other processes.
     pub(super) mark: String,
     pub(super) is_server: bool,
     pub(super) number: u32,
@@ -51,7 +51,7 @@ pub(super) struct Order {
     pub(super) local: Local,
     /// Addresses of the coordinator, likeliest first.
     pub(super) coordinators: Vec<String>,
-    /// Whether the address from which the remote shell came may be the coordinator's too.
+    /// Whether the source address of the remote shell may be the coordinator's too.
     pub(super) ask_shell: bool,
     pub(super) directory: OsString,
     pub(super) program: OsString,
@@ -61,7 +61,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// As it goes over the line; `None` if it is too long.
+    /// Encodes the order for the line; `None` if it is too long.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
         let body = postcard::to_stdvec(self).ok()?;
         let fits = body.len() <= REMOTE_ORDER_BYTES_MAX;
@@ -76,40 +76,40 @@ pub(super) fn greeted(line: &[u8]) -> Option<i32> {
     line.trim_end().strip_prefix(GREETING)?.parse().ok()
 }
 
-/// Why nothing was run, or not to its end.
+/// Why the program did not run, or not to its end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteError {
     /// A system call failed.
     #[error("on {}: cannot {operation}: {source}", hostinfo::host_name())]
     System {
-        /// What was tried.
+        /// Operation that was tried.
         operation: &'static str,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The launcher's directory is not here.
+    /// The launcher's directory does not exist on this host.
     #[error(
         "on {}: cannot enter {}: {source}; start the job in a directory that all hosts see",
         hostinfo::host_name(), directory.display()
     )]
     Directory {
-        /// Which.
+        /// Path of the directory.
         directory: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// What came is no order.
+    /// The bytes on stdin are no order.
     #[error("no order came ({0}); `tidewater __remote` is for `tidewater run`")]
     NoOrder(&'static str),
-    /// There is no way to the coordinator.
+    /// The coordinator cannot be reached from this host.
     #[error(
         "on {}: the coordinator is not reached from here: {why}. Name the network (tidewater run \
          --interface), and look at the firewall",
         hostinfo::host_name()
     )]
     NoWay {
-        /// What came of the last try.
+        /// Error of the last try.
         why: String,
     },
 }
@@ -121,14 +121,14 @@ fn system<E: Into<io::Error>>(operation: &'static str) -> impl FnOnce(E) -> Remo
     }
 }
 
-/// Runs what the launcher orders over `line`, this process's stdin, until it has ended or the line
-/// has; its exit code. `executable` is `tidewater`, for shim and guard.
+/// Runs the launcher's order from `line`, this process's stdin, until the program or the line has
+/// ended. Returns the exit code. `executable` is `tidewater`, for shim and guard.
 ///
 /// # Errors
 /// [`RemoteError`]; nothing is left behind.
 ///
 /// # Cost
-/// Two processes beside the program.
+/// Two processes in addition to the program.
 pub fn remote(line: impl Read + AsFd, executable: PathBuf) -> Result<u8, RemoteError> {
     let mut line = Line { input: line };
     let hello = format!("{GREETING}{}\n", std::process::id());
@@ -246,7 +246,7 @@ impl<T: Read + AsFd> Line<T> {
     }
 }
 
-/// Which of `fds` are ready, at the latest at the deadline.
+/// Waits until one of `fds` is ready or the deadline passes. Returns which are ready.
 fn wait(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result<Vec<bool>> {
     let mut asked: Vec<PollFd<'_>> = fds
         .iter()
@@ -260,10 +260,10 @@ fn wait(fds: &[BorrowedFd<'_>], deadline: Deadline) -> io::Result<Vec<bool>> {
     Ok(asked.iter().map(|fd| !fd.revents().is_empty()).collect())
 }
 
-/// The address of the coordinator that leads there from here.
+/// The coordinator's address that is reachable from this host.
 fn coordinator(order: &Order) -> Result<String, RemoteError> {
     let mut addresses = order.coordinators.clone();
-    // The remote shell came from the launcher's host, if not over a third one.
+    // The remote shell came from the launcher's host, unless it came over a third one.
     let shell = std::env::var("SSH_CONNECTION").unwrap_or_default();
     let port = addresses.first().and_then(|told| told.rsplit_once(':'));
     if let (true, Some(client), Some((_, port))) =

@@ -1,5 +1,5 @@
-//! What the launcher knows of other hosts: which of its processes run there, by which addresses they
-//! may reach the coordinator, and what they are told.
+//! The launcher's view of other hosts: which processes run there, by which addresses they may reach
+//! the coordinator, and their orders.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,11 +16,11 @@ use super::remote::Order;
 use super::token::TokenFile;
 use tidewater_topology::{interface_address, routable_addresses};
 
-/// Of a job with processes on other hosts; of any other it is empty.
+/// Hosts of a job with processes on other hosts; empty for any other job.
 #[derive(Debug)]
 pub(super) struct Far {
     pub(super) placement: Placement,
-    /// Of this host, the likeliest first; none if all processes are on this host.
+    /// Addresses of this host, the likeliest first; none if all processes are on this host.
     hosts: Vec<String>,
     /// Whether other addresses may lead here too.
     any: bool,
@@ -31,7 +31,7 @@ pub(super) struct Far {
 }
 
 impl Far {
-    /// Has the coordinator listen where other hosts reach it, if there are others.
+    /// Makes the coordinator listen where other hosts reach it, if there are others.
     pub(super) fn of(config: &mut RunConfig) -> Result<Self, LaunchError> {
         let mut far = Self {
             placement: config.placement()?,
@@ -80,7 +80,7 @@ impl Far {
         Ok(far)
     }
 
-    /// The coordinator has said where it listens; where this host's own processes find it.
+    /// Notes where the coordinator listens. Returns the address for this host's own processes.
     pub(super) fn listens(&mut self, told: String) -> String {
         if let Some((_, port)) = told.rsplit_once(':') {
             let all = self.hosts.iter().map(|host| format!("{host}:{port}"));
@@ -89,7 +89,7 @@ impl Far {
         self.coordinators.first().cloned().unwrap_or(told)
     }
 
-    /// What a process on another host is told.
+    /// The order for a process on another host.
     pub(super) fn order(
         &self,
         member: Member,
@@ -126,7 +126,7 @@ impl Far {
             .ok_or_else(|| io::ErrorKind::ArgumentListTooLong.into())
     }
 
-    /// Bytes of what differs much between jobs.
+    /// Bytes of the parts that differ much between jobs.
     fn length(&self, run: &ProcessCommand) -> usize {
         let pairs = self
             .environment
@@ -141,7 +141,7 @@ impl Far {
     }
 }
 
-/// Every address of this host, of both kinds where the kernel has both.
+/// Every address of this host, IPv4 and IPv6 where the kernel has both.
 fn every_address() -> IpAddr {
     let all = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
     match TcpListener::bind((all, 0)) {
@@ -150,7 +150,7 @@ fn every_address() -> IpAddr {
     }
 }
 
-/// As it stands before a port.
+/// The address as it is written before a port.
 fn bracketed(ip: IpAddr) -> String {
     match ip {
         IpAddr::V4(ip) => ip.to_string(),

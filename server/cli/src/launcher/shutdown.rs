@@ -1,4 +1,4 @@
-//! The stages of a job, from start to nothing left, each with its deadline.
+//! The stages of a job, from its start to the end of its last process, each with its deadline.
 
 use rustix::process::Signal;
 use tidewater_protocol::limits::{KILL_TIMEOUT, OUTPUT_STALL_MAX};
@@ -10,25 +10,26 @@ use super::job::Job;
 use super::output::Sink;
 use super::process::{Input, Process};
 
-/// Where a job is. From `Workers` on it is being stopped: each of those stages asks, waits for
-/// the grace period, sends SIGKILL, waits [`KILL_TIMEOUT`], and goes on whatever happened.
+/// The stage of a job. From `Workers` on it is being stopped: each of those stages asks processes
+/// to end, waits for the grace period, sends SIGKILL, waits [`KILL_TIMEOUT`], and continues in any
+/// case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Stage {
-    /// The coordinator has not said where it listens.
+    /// The coordinator has not reported where it listens.
     Starting,
-    /// Everything runs.
+    /// The processes run and are watched.
     Running,
-    /// Workers are ending.
+    /// Workers are asked to end.
     Workers,
-    /// Servers are ending.
+    /// Servers are asked to end.
     Servers,
-    /// The coordinator is ending.
+    /// The coordinator is asked to end.
     Coordinator,
     /// The guard kills what is left.
     Guard,
-    /// Everything is dead; what it wrote is passed on.
+    /// All processes are dead; their output is passed on.
     Output,
-    /// Over.
+    /// The job is over.
     Done,
 }
 
@@ -57,15 +58,15 @@ impl Stage {
 }
 
 impl Job {
-    /// Goes one stage further if it is time to; returns whether it did.
+    /// Advances one stage if it is time to. Returns whether it did.
     pub(super) fn step(&mut self) -> bool {
         if self.stage < Stage::Workers && self.timeout.is_some_and(|timeout| timeout.passed()) {
             self.time_out();
             return true;
         }
         if let Some((until, failure)) = self.suspect.take() {
-            // A process that was killed closes its connections before it can be seen to have ended:
-            // all workers may have heard of it and gone by then.
+            // A process that was killed closes its connections before its end can be seen. All
+            // workers may have noticed that and ended by then.
             if until.passed() || !self.processes.iter().any(may_be_the_cause) {
                 self.fail(failure);
                 return true;
@@ -92,13 +93,13 @@ impl Job {
         }
     }
 
-    /// Begins a stage and asks those it concerns to end, workers by `signal`.
+    /// Begins a stage and asks its processes to end, workers by `signal`.
     pub(super) fn enter(&mut self, stage: Stage, signal: Option<Signal>) {
         self.stage = stage;
         self.killed = false;
-        // Two SIGINTs: the user has no patience left for any stage.
+        // After two SIGINTs no stage waits any longer.
         let patience = match stage {
-            // The guard is quick, and only it can do what it does.
+            // The guard is quick, and only it can do its work.
             Stage::Guard => KILL_TIMEOUT * 2,
             Stage::Output => OUTPUT_STALL_MAX,
             _ if self.interrupts > 1 => std::time::Duration::ZERO,
@@ -121,13 +122,13 @@ impl Job {
             };
             if let Some(signal) = signal {
                 process.signal(signal);
-                // A stopped process does not see that it is asked.
+                // A stopped process does not notice the request.
                 process.signal(Signal::CONT);
             }
         }
     }
 
-    /// A signal of the launcher: to the workers, and the second SIGINT is SIGKILL to all.
+    /// Forwards a signal of the launcher to the workers; the second SIGINT sends SIGKILL to all.
     pub(super) fn forward(&mut self, signal: Signal, times: usize) {
         if signal == Signal::INT {
             self.interrupts += times;
@@ -155,7 +156,7 @@ impl Job {
         }
     }
 
-    /// Whether it is wrong that `member` ended like this, now.
+    /// Whether it is a failure that `member` ended like this, now.
     pub(super) fn is_failure(&self, member: Member, exit: Exit) -> bool {
         let asked = match member {
             Member::Worker(_) => return exit != Exit::Code(0),
@@ -168,7 +169,7 @@ impl Job {
         !asked || !orderly
     }
 
-    /// Output went on its way: the reader is alive.
+    /// Notes that output was written: the reader is alive.
     pub(super) fn output_moved(&mut self) {
         if self.stage == Stage::Output {
             self.deadline = Some(Deadline::after(OUTPUT_STALL_MAX));
@@ -201,7 +202,7 @@ impl Job {
         true
     }
 
-    /// Whether a process on another host should have greeted by now.
+    /// Whether a process on another host has not greeted in time.
     fn give_up_on_a_host(&mut self) -> bool {
         let late = |p: &&Process| p.greets_until().is_some_and(|until| until.passed());
         let Some(process) = self.processes.iter().find(late) else {
@@ -238,7 +239,7 @@ impl Job {
         }
     }
 
-    /// After a failure nothing more is started.
+    /// Starts a member; after a failure no more are started.
     fn launch_if_well(&mut self, member: Member, command: &ProcessCommand, input: Input) {
         if self.failure.is_none() {
             self.launch(member, command, input);
@@ -314,7 +315,7 @@ fn is_running_worker(process: &Process) -> bool {
     matches!(process.member, Member::Worker(_)) && process.exit.is_none()
 }
 
-/// Whether it could have been what made the others end.
+/// Whether it may have caused the end of the others.
 fn may_be_the_cause(process: &Process) -> bool {
     process.member != Member::Guard && process.exit.is_none()
 }

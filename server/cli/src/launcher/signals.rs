@@ -1,4 +1,4 @@
-//! Signals of the launcher, as descriptors that its loop waits for.
+//! Signals of the launcher, as descriptors that its loop polls.
 
 use std::io::{self, Read as _};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -9,7 +9,7 @@ use signal_hook::SigId;
 
 use super::error::LaunchError;
 
-/// What is passed on. SIGHUP comes first; see [`Signals::catch`].
+/// Signals that are passed on. SIGHUP comes first; see [`Signals::catch`].
 const CAUGHT: [Signal; 5] = [
     Signal::HUP,
     Signal::INT,
@@ -18,7 +18,7 @@ const CAUGHT: [Signal; 5] = [
     Signal::USR2,
 ];
 
-/// The signals caught while this value lives; afterwards they are caught and do nothing.
+/// The signals caught while this value lives; afterwards they are caught without effect.
 #[derive(Debug)]
 pub(super) struct Signals(Vec<Caught>);
 
@@ -30,7 +30,7 @@ struct Caught {
 }
 
 impl Signals {
-    /// Starts to catch. An ignored SIGHUP stays ignored: that is what `nohup` asks for.
+    /// Starts to catch. An ignored SIGHUP stays ignored: `nohup` relies on that.
     pub(super) fn catch() -> Result<Self, LaunchError> {
         let ignored = ignored_signals();
         let mut signals = Self(Vec::new());
@@ -51,7 +51,7 @@ impl Signals {
         self.0.iter().map(|caught| caught.arrived.as_fd())
     }
 
-    /// The signals that arrived since the last call, with how often.
+    /// The signals that arrived since the last call, with their counts.
     pub(super) fn take(&mut self) -> Vec<(Signal, usize)> {
         let mut bytes = [0; 64];
         let mut times = |caught: &mut Caught| caught.arrived.read(&mut bytes).unwrap_or(0);

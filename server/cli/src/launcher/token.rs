@@ -17,19 +17,19 @@ pub(super) struct TokenFile {
 }
 
 impl TokenFile {
-    /// Makes a token.
+    /// Draws a new token and stores it.
     pub(super) fn create() -> Result<Self, LaunchError> {
         let text = token::random()?.to_hex();
         Self::holding(&text).map_err(LaunchError::system("hold the job token"))
     }
 
-    /// Holds a token, as hex digits.
+    /// Stores a token, as hex digits.
     pub(super) fn holding(text: &str) -> io::Result<Self> {
         let file = sealed(text.as_bytes())?;
         Ok(Self { file })
     }
 
-    /// The token, as hex digits.
+    /// Reads the token, as hex digits.
     pub(super) fn read(&self) -> io::Result<String> {
         let mut text = String::new();
         let mut file = File::open(self.path())?;
@@ -37,14 +37,14 @@ impl TokenFile {
         Ok(text)
     }
 
-    /// Where processes of this user open it while this process lives.
+    /// Path by which processes of this user open it while this process lives.
     pub(super) fn path(&self) -> PathBuf {
         let (pid, fd) = (std::process::id(), self.file.as_raw_fd());
         PathBuf::from(format!("/proc/{pid}/fd/{fd}"))
     }
 }
 
-/// Holds `text` where nobody can change it.
+/// Stores `text` in a file that no process can change.
 fn sealed(text: &[u8]) -> io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = rustix::fs::memfd_create("tidewater-token", flags)?;

@@ -1,4 +1,4 @@
-//! How jobs end: by failures, by signals, by kill -9; and that nothing is left.
+//! Ends of jobs: by failures, by signals, by kill -9; no process is left.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tidewater_runtime::clock;
 
 use crate::harness::{AWAIT, COORDINATOR, Job, Run, SERVER, is_alive};
 
-/// A worker that would stay for ever.
+/// A worker that never ends by itself.
 const STAY: &str = "echo worker-pid $$ >&2; while :; do sleep 1; done";
 
 #[test]
@@ -33,7 +33,7 @@ fn the_first_failure_gives_the_code_and_the_others_are_told() {
     );
 }
 
-/// Code 4 says "I lost another process": that one is the failure, although it ends later.
+/// Code 4 means "lost another process": that one is the failure, although it ends later.
 #[test]
 fn who_lost_another_is_not_the_cause() {
     let script = "case $TIDEWATER_RANK in
@@ -274,7 +274,7 @@ fn servers_are_asked_to_end_after_the_workers_even_if_stopped() {
         "{}",
         ended.stderr
     );
-    // The server's own child is not waited for.
+    // The end of the server's own child is not waited for.
     assert!(start.elapsed() < Duration::from_secs(60));
 }
 

@@ -1,4 +1,4 @@
-//! Runs the built `tidewater run` with shell scripts in the place of programs, under a deadline.
+//! Runs the built `tidewater run` with shell scripts instead of programs, under a deadline.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _};
@@ -11,21 +11,21 @@ use rustix::process::{Pid, Signal};
 use tempfile::TempDir;
 use tidewater_runtime::clock::Deadline;
 
-/// Nothing in these tests takes longer, on a machine that is ten times too busy.
+/// Time limit of every step, sufficient on a host that is ten times too busy.
 const LIMIT: Duration = Duration::from_secs(30);
 
 pub(crate) const COORDINATOR: &str =
     "echo 'tidewater-coordinator ready 127.0.0.1:7' >&0; exec cat >/dev/null";
 pub(crate) const SERVER: &str = "exec cat >/dev/null";
 
-/// A shell function: scripts wait for each other through files, so that no test stands on a sleep.
+/// A shell function: scripts wait for each other through files, so that no test depends on a sleep.
 pub(crate) const AWAIT: &str =
     "await() { for f; do while [ ! -e $TEST_FOLDER/$f ]; do sleep 0.01; done; done; }; ";
 
-/// A `tidewater run` on its way. Dropping it kills the launcher, and so the job.
+/// A running `tidewater run`. Dropping it kills the launcher, and so the job.
 pub(crate) struct Run {
     launcher: Child,
-    /// In the environment of every process of this run.
+    /// Variable in the environment of every process of this run.
     pub(crate) mark: String,
     stdout: File,
     stderr: File,
@@ -39,7 +39,7 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// What to run.
+/// The job to run.
 pub(crate) struct Job<'a> {
     pub(crate) options: &'a [&'a str],
     pub(crate) worker: &'a str,
@@ -159,12 +159,12 @@ impl Run {
         }
     }
 
-    /// After an orderly end nothing is left at once.
+    /// Asserts that after an orderly end no process is left at once.
     pub(crate) fn nothing_left(&self) {
         assert_eq!(marked(&self.mark), Vec::<String>::new());
     }
 
-    /// After kill -9, nothing is left soon.
+    /// Asserts that after kill -9 no process is left soon.
     pub(crate) fn nothing_left_soon(&mut self) {
         self.wait();
         eventually(|| {
@@ -230,7 +230,7 @@ impl Drop for Run {
 pub(crate) fn marked(mark: &str) -> Vec<String> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
-        // Processes end while one looks; those that cannot be read are not of this run.
+        // Processes end during the scan; those that cannot be read are not of this run.
         let path = entry.path();
         let Ok(environ) = std::fs::read(path.join("environ")) else {
             continue;
@@ -247,7 +247,7 @@ pub(crate) fn marked(mark: &str) -> Vec<String> {
     found
 }
 
-/// Whether a process runs; a dead one may wait long for its parent to take note.
+/// Whether a process runs; a dead one may stay long until its parent reaps it.
 pub(crate) fn is_alive(pid: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
     let state = stat
@@ -264,7 +264,7 @@ fn eventually(mut attempt: impl FnMut() -> Result<(), String>) {
     }
 }
 
-/// What was written so far, through another offset than the writers'.
+/// The output so far, read through another offset than the writers'.
 fn read(file: &mut File) -> String {
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! `tidewater run` with real processes: exit codes, signals, output, and nothing left behind.
+//! `tidewater run` with real processes: exit codes, signals, output, and no process left behind.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)] // helpers of tests are tests
 
@@ -54,8 +54,8 @@ fn every_child_is_told_its_place() {
     assert_eq!(lines, expected);
 }
 
-/// A launcher that is a worker of another job passes nothing of that job on. Its servers and its
-/// coordinator have a descriptor of their own to say that they are ready.
+/// A launcher that is a worker of another job passes no setting of that job on. Its servers and its
+/// coordinator have a descriptor of their own to report that they are ready.
 #[test]
 fn nested_run_hides_the_outer_job() {
     let tell = "echo $TIDEWATER_ROLE ${TIDEWATER_TOKEN_FD-unset} ${TIDEWATER_READY_FD-unset} \

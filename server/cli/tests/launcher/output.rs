@@ -1,4 +1,4 @@
-//! What children write arrives whole, in order, and all of it.
+//! The output of children arrives complete, in order, with unbroken lines.
 
 use std::io::{Read as _, Write as _};
 use std::process::Stdio;

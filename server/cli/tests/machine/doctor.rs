@@ -1,4 +1,4 @@
-//! Each check fails, or warns, on a machine that has just its defect.
+//! Each check fails, or warns, on a host with just its defect.
 
 use tidewater_cli::doctor::{Check, Machine, Question, Report, Verdict, examine};
 
@@ -21,7 +21,7 @@ pub(crate) fn report(fake: &Fake, question: &Question) -> Report {
     examine(&Machine::read_at(fake.root()), question).unwrap()
 }
 
-/// The one check that is not well; all others are.
+/// The only check with a fault; all others are well.
 pub(crate) fn only_fault(fake: &Fake, question: &Question) -> Check {
     let report = report(fake, question);
     let mut bad: Vec<Check> = report
@@ -40,7 +40,7 @@ pub(crate) fn only_fault(fake: &Fake, question: &Question) -> Check {
     check
 }
 
-/// It is this check, with this verdict, and says these things.
+/// Asserts the check's name, verdict, finding and remedy.
 pub(crate) fn assert_fault(check: &Check, name: &str, verdict: Verdict, found: &str, remedy: &str) {
     assert_eq!((check.name, check.verdict), (name, verdict), "{check:?}");
     assert!(check.found.contains(found), "{found}: {check:?}");

@@ -1,4 +1,4 @@
-//! What `tidewater info` draws and `tidewater doctor` finds, on machines that nobody has.
+//! The output of `tidewater info` and the findings of `tidewater doctor`, on synthetic hosts.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ mod system;
 use fake::Machine as Fake;
 use tidewater_cli::doctor::{Machine, Question, choose, draw};
 
-/// A machine without a fault: two nodes of four cores with two siblings, a card on each.
+/// A host without a fault: two nodes of four cores with two siblings, a NIC on each.
 fn sound() -> Fake {
     Fake::with_caches(2, 4, 2, 2)
         .loopback()
@@ -44,7 +44,7 @@ fn sound() -> Fake {
         )
 }
 
-/// Compares with a file beside this one; `TIDEWATER_TEST_BLESS=1` writes it anew.
+/// Compares with a file in this folder; `TIDEWATER_TEST_BLESS=1` writes it again.
 fn golden(name: &str, text: &str) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/machine")

@@ -1,4 +1,4 @@
-//! The two commands as a user has them.
+//! The two commands as a user runs them.
 
 use std::process::{Command, Output};
 

@@ -114,7 +114,7 @@ fn no_gid_for_the_address() {
         "there is none at all",
         "this address",
     );
-    // Whatever is listened on.
+    // For any listening address.
     let any = Question {
         listens: "0.0.0.0".parse().ok(),
         nic: Some("mlx5_0".into()),
@@ -210,7 +210,7 @@ fn memory_that_cannot_be_locked() {
         "not known",
         "mount /proc",
     );
-    // Without RDMA nobody locks anything.
+    // Without RDMA no process locks memory.
     let welcome = Question {
         rdma: false,
         ..question()

@@ -1,4 +1,4 @@
-//! Faults of what every server needs: memory, loopback, kernel, cores, clock, files.
+//! Faults that concern every server: memory, loopback, kernel, cores, clock, files.
 
 use tidewater_cli::doctor::{Machine, Question, Verdict, examine};
 use tidewater_engine::store::Hugepages;
