@@ -299,7 +299,9 @@ impl Serving {
     fn join(&mut self) {
         let ended = self.thread.take().map(JoinHandle::join);
         if ended.is_some_and(|ended| ended.is_err()) {
-            tracing::error!("the server in this worker's process panicked: a defect, please report it");
+            tracing::error!(
+                "the server in this worker's process panicked: a defect, please report it"
+            );
         }
     }
 }

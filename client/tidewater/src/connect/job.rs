@@ -61,7 +61,8 @@ impl Job {
         let Some(env) = env else { return Ok(None) };
         if env.role != Role::Worker {
             let role = env.role.name();
-            let what = format!("TIDEWATER_ROLE is {role}; a program that links the client is a worker");
+            let what =
+                format!("TIDEWATER_ROLE is {role}; a program that links the client is a worker");
             return Err(ClientError::Environment(what));
         }
         // Parsing a worker's environment fails without a coordinator.

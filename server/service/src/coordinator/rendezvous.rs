@@ -270,7 +270,9 @@ impl Coordinator {
                      make some of its ranks servers (--servers, TIDEWATER_SERVERS), or all of them \
                      servers too (--servers-in-ranks, TIDEWATER_SERVERS_IN_RANKS=1)"
                 }
-                Part::Worker | Part::Both => "start a program that trains in the job of these servers",
+                Part::Worker | Part::Both => {
+                    "start a program that trains in the job of these servers"
+                }
             };
             let (size, part) = (gathering.size, part.name());
             let text = format!("none of the {size} processes is a {part}: {remedy}");

@@ -257,7 +257,8 @@ impl Server {
                     LISTENER => self.accept(),
                     STOP => {
                         let now = self.now();
-                        self.state.stop(now, "the coordinator received a request to end");
+                        self.state
+                            .stop(now, "the coordinator received a request to end");
                     }
                     peer => self.serve_peer(peer, flags),
                 }
