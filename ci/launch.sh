@@ -310,13 +310,13 @@ try_prrte() {
 try_hydra() {
     all_ways hydra "${HYDRA[@]}"
     # Rank 2 is there, and no part of the job.
-    run "${HYDRA[@]}" -n 2 "${SERVER[@]}" --patience 4s : -n 1 sleep 30
+    run "${HYDRA[@]}" -n 2 "${SERVER[@]}" --join-timeout 4s : -n 1 sleep 30
     local named=false
     ! grep -q "2 of 3 processes have come; missing: rank 2; on host $HERE, 2 of 3 have" log || named=true
     nothing_left || named=false
     expect "hydra: a rank that does not come is named, rc $rc" "$named"
     # After the others have left the launcher's barrier, and before they give up.
-    run "${HYDRA[@]}" -n 2 "${SERVER[@]}" --patience 8s : -n 1 sh -c 'sleep 6.5; exec "$@"' sh "${LR[@]}" --json out.json : \
+    run "${HYDRA[@]}" -n 2 "${SERVER[@]}" --join-timeout 8s : -n 1 sh -c 'sleep 6.5; exec "$@"' sh "${LR[@]}" --json out.json : \
         -n 3 "${LR[@]}" --json out.json
     trained "hydra, one late" "$HERE" "${MPMD[@]}"
     # It kills all others by itself, at once.

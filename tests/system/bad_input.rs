@@ -67,7 +67,7 @@ fn a_missing_coordinator() {
     cluster.address.clone_from(&address);
     let began = clock::now();
     let mut job = cluster.job(TransportChoice::Auto);
-    job.patience = Duration::from_millis(700);
+    job.join_timeout = Duration::from_millis(700);
     let error = job.connect().unwrap_err();
     let took = began.elapsed();
     assert!(matches!(error, ClientError::Control { .. }), "{error}");
@@ -78,7 +78,7 @@ fn a_missing_coordinator() {
     );
 
     let mut server = cluster.server(0);
-    let done = server.args(["--patience", "1s"]).output().unwrap();
+    let done = server.args(["--join-timeout", "1s"]).output().unwrap();
     check(&done, 4, &[&address, "coordinator"]);
 }
 

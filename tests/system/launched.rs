@@ -264,7 +264,7 @@ fn a_card_that_an_earlier_job_left_is_no_harm() {
 fn who_does_not_come_is_named_in_time() {
     let mut job = Started::new();
     for rank in [0, 2] {
-        job.server(rank, BY_HAND, &["--patience", "2s"]);
+        job.server(rank, BY_HAND, &["--join-timeout", "2s"]);
     }
     let (ended, _) = job.end();
     for (code, said) in ended {
@@ -275,7 +275,7 @@ fn who_does_not_come_is_named_in_time() {
         );
     }
     let mut job = Started::new();
-    job.server(2, BY_HAND, &["--patience", "1s"]);
+    job.server(2, BY_HAND, &["--join-timeout", "1s"]);
     let (ended, _) = job.end();
     let (code, said) = &ended[0];
     assert_eq!(*code, 4, "{said}");
@@ -311,7 +311,7 @@ fn who_does_not_come_to_the_launchers_barrier_is_named_too() {
         let mut job = Started::new();
         for rank in ranks {
             job.input = Some(endless_barrier());
-            job.server(rank, pmi, &["--patience", "3s"]);
+            job.server(rank, pmi, &["--join-timeout", "3s"]);
         }
         let (ended, folder) = job.end();
         assert_eq!(
@@ -452,10 +452,10 @@ fn variables(text: &str) -> Vec<(OsString, OsString)> {
         .collect()
 }
 
-/// Nothing said but a patience that a test has.
+/// No option but a join timeout for a test.
 fn patient() -> JoinOptions {
     JoinOptions {
-        patience: Some(Duration::from_secs(20)),
+        join_timeout: Some(Duration::from_secs(20)),
         ..JoinOptions::default()
     }
 }
@@ -469,7 +469,7 @@ fn bound(said: [JoinOptions; 3]) -> (Vec<Bound>, (i32, String)) {
     let mut started = Started::new();
     let meet = started.folder.path().join("meet");
     let vars = format!("{FLUX} TIDEWATER_RENDEZVOUS={}", meet.display());
-    started.server(0, &vars, &["--patience", "20s"]);
+    started.server(0, &vars, &["--join-timeout", "20s"]);
     let workers = said
         .into_iter()
         .zip(1..)

@@ -39,7 +39,7 @@ module tidewater
         integer(c_int32_t) :: has_rank = 0, rank = 0, workers = 0, transport = TW_TRANSPORT_DEFAULT
         integer(c_int32_t) :: sync = TW_ASP, staleness = 0, thread_level = TW_THREAD_SINGLE
         integer(c_int32_t) :: progress_interval_us = 0
-        real(c_double) :: timeout_s = 0, clock_timeout_s = 0, patience_s = 0
+        real(c_double) :: timeout_s = 0, clock_timeout_s = 0, join_timeout_s = 0
     end type
 
     type, bind(c) :: tw_session_info

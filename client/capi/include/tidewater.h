@@ -230,7 +230,7 @@ typedef struct {
     // Longest wait for other workers at a tick or a gated pull, in seconds. 0: 1800.
     double clock_timeout_s;
     // Longest time until all other processes are there, in seconds. 0: 60.
-    double patience_s;
+    double join_timeout_s;
 } tw_session_options;
 
 // What a session is.
@@ -401,7 +401,7 @@ const char *tw_last_error(void);
 
 // Joins a job as a worker and opens a session with every server. `options` may be null: the job
 // that the environment names, or that of the processes which mpirun, srun or their like started with
-// this one. On failure `*session` is null. Waits for processes that are starting, up to `patience_s`.
+// this one. On failure `*session` is null. Waits for processes that are starting, up to `join_timeout_s`.
 tw_status tw_session_open(const tw_session_options *options,
                           tw_session **session);
 

@@ -48,7 +48,7 @@ fn structs_only_grow() {
     assert!(size_of::<tw_pull_options>() >= 24);
     assert!(size_of::<tw_counters>() >= 176);
     assert_eq!(offset_of!(tw_session_options, has_rank), 40);
-    assert_eq!(offset_of!(tw_session_options, patience_s), 88);
+    assert_eq!(offset_of!(tw_session_options, join_timeout_s), 88);
     assert_eq!(offset_of!(tw_session_info, thread_level), 24);
     assert_eq!(offset_of!(tw_table_options, hyper), 48);
     assert_eq!(offset_of!(tw_table_options, allow_not_finite), 120);

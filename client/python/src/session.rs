@@ -28,7 +28,7 @@ struct JoinOptions {
     transport: Option<String>,
     timeout: Option<f64>,
     clock_timeout: Option<f64>,
-    patience: Option<f64>,
+    join_timeout: Option<f64>,
 }
 
 /// Session of one worker with the servers of its job.
@@ -53,7 +53,7 @@ impl JoinOptions {
             rank: self.rank,
             workers: self.workers,
             transport: transport.transpose()?,
-            patience: options::seconds("patience", self.patience)?,
+            join_timeout: options::seconds("join_timeout", self.join_timeout)?,
         })
     }
 }
@@ -104,7 +104,7 @@ fn defect() -> PyErr {
 impl Session {
     #[new]
     #[pyo3(signature = (coordinator=None, token_file=None, *, rank=None, workers=None, namespace=None,
-        sync="asp", transport=None, timeout=None, clock_timeout=None, patience=None))]
+        sync="asp", transport=None, timeout=None, clock_timeout=None, join_timeout=None))]
     #[allow(clippy::too_many_arguments, reason = "keywords of Python")]
     fn open(
         py: Python<'_>,
@@ -117,7 +117,7 @@ impl Session {
         transport: Option<String>,
         timeout: Option<f64>,
         clock_timeout: Option<f64>,
-        patience: Option<f64>,
+        join_timeout: Option<f64>,
     ) -> PyResult<Self> {
         let wanted = JoinOptions {
             coordinator,
@@ -129,7 +129,7 @@ impl Session {
             transport,
             timeout,
             clock_timeout,
-            patience,
+            join_timeout,
         };
         let told = wanted.told()?;
         let sync = options::sync(sync)?;
@@ -375,7 +375,7 @@ impl Session {
         told.set_item("transport", w.transport.as_ref())?;
         told.set_item("timeout", w.timeout)?;
         told.set_item("clock_timeout", w.clock_timeout)?;
-        told.set_item("patience", w.patience)?;
+        told.set_item("join_timeout", w.join_timeout)?;
         let restore = py.import("tidewater")?.getattr("_restore_session")?;
         Ok((restore, (told,)).into_pyobject(py)?.unbind())
     }

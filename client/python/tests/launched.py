@@ -2,7 +2,7 @@
 import numpy as np
 import tidewater
 
-with tidewater.Session(sync="bsp", patience=30) as s:
+with tidewater.Session(sync="bsp", join_timeout=30) as s:
     t = s.table("ranks", "rows", dtype=np.int64, rows=s.workers, cols=1, effect="clock_sum")
     t.push(np.array([[s.rank + 1]]), np.array([s.rank], dtype=np.uint64))
     s.tick()

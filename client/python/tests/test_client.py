@@ -339,7 +339,7 @@ def test_closed_and_unreachable_sessions_say_so():
     calls += [lambda: s.fail("why"), lambda: s.save("a"), lambda: tidewater.Walltime(s)]
     for call in calls:
         raises(tidewater.Error, "the session is closed", call)
-    raises(ConnectionError, "127.0.0.1:1", lambda: tidewater.Session("127.0.0.1:1", TOKEN, patience=0.2))
+    raises(ConnectionError, "127.0.0.1:1", lambda: tidewater.Session("127.0.0.1:1", TOKEN, join_timeout=0.2))
     raises(tidewater.Error, "token_file", lambda: tidewater.Session(COORDINATOR))
     raises(tidewater.Error, "tidewater run", tidewater.Session)
 

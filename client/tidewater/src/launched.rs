@@ -48,7 +48,7 @@ pub struct Launch {
     /// leads to rank 0.
     pub interface: Option<String>,
     /// Longest time until all processes have joined.
-    pub patience: Duration,
+    pub join_timeout: Duration,
 }
 
 impl Default for Launch {
@@ -58,7 +58,7 @@ impl Default for Launch {
             servers: None,
             servers_in_ranks: false,
             interface: None,
-            patience: GATHER_TIMEOUT,
+            join_timeout: GATHER_TIMEOUT,
         }
     }
 }
@@ -100,7 +100,7 @@ struct Serving {
 pub struct ServerSeat {
     line: String,
     seated: JobMember,
-    patience: Duration,
+    join_timeout: Duration,
 }
 
 /// The coordinator of a job that meets by a bootstrap record, on a thread of this process.
@@ -157,7 +157,7 @@ impl Launch {
     ) -> Result<LaunchRole, ClientError> {
         let card = BootstrapRecord::parse(card).map_err(environment)?;
         let place = Place::by_card(rank, size);
-        let deadline = Deadline::after(self.patience);
+        let deadline = Deadline::after(self.join_timeout);
         let interface = self.interface()?;
         let host = host.map(|host| host.0);
         let seated = join_by_record(&card, &place, part, interface.as_deref(), host, deadline);
@@ -189,7 +189,7 @@ impl Launch {
             false => Part::Worker,
         };
         let interface = self.interface()?;
-        let deadline = Deadline::after(self.patience);
+        let deadline = Deadline::after(self.join_timeout);
         let seated = join_job(place, part, interface.as_deref(), deadline).map_err(launch)?;
         self.seated(place, part, seated)
     }
@@ -205,12 +205,12 @@ impl Launch {
             return Ok(LaunchRole::Server(ServerSeat {
                 line,
                 seated,
-                patience: self.patience,
+                join_timeout: self.join_timeout,
             }));
         }
         let mut job = Job::of_seat(seated.seat())?;
-        job.patience = self.patience;
-        let serving = (part == Part::Both).then(|| Serving::start(&seated, self.patience));
+        job.join_timeout = self.join_timeout;
+        let serving = (part == Part::Both).then(|| Serving::start(&seated, self.join_timeout));
         Ok(LaunchRole::Worker(WorkerSeat {
             job,
             line,
@@ -263,7 +263,7 @@ impl ServerSeat {
     /// # Errors
     /// [`ClientError::Launch`] when the server cannot serve, or loses its coordinator.
     pub fn run(self, stop: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let server = start_server(&self.seated, self.patience)?;
+        let server = start_server(&self.seated, self.join_timeout)?;
         server.run(stop).map_err(failed)?;
         self.seated.end();
         Ok(())
@@ -271,8 +271,8 @@ impl ServerSeat {
 }
 
 impl Serving {
-    fn start(seated: &JobMember, patience: Duration) -> Result<Self, ClientError> {
-        let server = start_server(seated, patience)?;
+    fn start(seated: &JobMember, join_timeout: Duration) -> Result<Self, ClientError> {
+        let server = start_server(seated, join_timeout)?;
         let cannot = |error| {
             environment(format_args!(
                 "cannot start a server's thread: {error}; raise ulimit -u and -n"
@@ -314,7 +314,7 @@ impl Drop for Serving {
 }
 
 /// Starts a server of this membership and waits until it has joined.
-fn start_server(seated: &JobMember, patience: Duration) -> Result<ServerProcess, ClientError> {
+fn start_server(seated: &JobMember, join_timeout: Duration) -> Result<ServerProcess, ClientError> {
     let mut config = seated.server_config();
     let (appliers, _) = counts_from_env().map_err(environment)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -322,7 +322,7 @@ fn start_server(seated: &JobMember, patience: Duration) -> Result<ServerProcess,
     config.rdma_device = RdmaDevice::from_env().map_err(environment)?;
     let timeout = RdmaTimeout::from_env().map_err(environment)?;
     config.rdma_timeout = timeout.unwrap_or_default();
-    ServerProcess::start(&config, Deadline::after(patience)).map_err(failed)
+    ServerProcess::start(&config, Deadline::after(join_timeout)).map_err(failed)
 }
 
 fn failed(error: impl std::fmt::Display) -> ClientError {

@@ -14,7 +14,7 @@ pub use crate::session::tw_session;
 
 /// Joins a job as a worker and opens a session with every server. `options` may be null: the job
 /// that the environment names, or that of the processes which mpirun, srun or their like started with
-/// this one. On failure `*session` is null. Waits for processes that are starting, up to `patience_s`.
+/// this one. On failure `*session` is null. Waits for processes that are starting, up to `join_timeout_s`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tw_session_open(
     options: *const tw_session_options,
@@ -223,7 +223,7 @@ unsafe fn choices(options: *const tw_session_options) -> Result<SessionChoices, 
         rank: (options.has_rank != 0).then_some(options.rank),
         workers: (options.workers != 0).then_some(options.workers),
         transport: convert::transport(options.transport)?,
-        patience: convert::seconds("patience_s", options.patience_s)?,
+        join_timeout: convert::seconds("join_timeout_s", options.join_timeout_s)?,
     };
     // An error in the options is reported at once, not after the wait for a job's processes.
     let sync = convert::sync(options.sync, options.staleness)?;

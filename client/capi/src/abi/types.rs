@@ -236,7 +236,7 @@ pub struct tw_session_options {
     /// Longest wait for other workers at a tick or a gated pull, in seconds. 0: 1800.
     pub clock_timeout_s: f64,
     /// Longest time until all other processes are there, in seconds. 0: 60.
-    pub patience_s: f64,
+    pub join_timeout_s: f64,
 }
 
 /// What a session is.

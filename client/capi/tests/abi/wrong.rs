@@ -413,7 +413,7 @@ fn sessions_that_cannot_be_opened_say_why() {
     fails(bad, TW_ERR_REFUSED, "rank 5 of a job with 1 workers");
     let nobody = tw_session_options {
         coordinator: c"127.0.0.1:1".as_ptr(),
-        patience_s: 0.2,
+        join_timeout_s: 0.2,
         ..options
     };
     fails(opens(&nobody), TW_ERR_LOST, "127.0.0.1:1");

@@ -45,7 +45,7 @@ class Session:
         transport: Optional[str] = None,
         timeout: Optional[float] = None,
         clock_timeout: Optional[float] = None,
-        patience: Optional[float] = None,
+        join_timeout: Optional[float] = None,
     ) -> None: ...
     @property
     def rank(self) -> int: ...

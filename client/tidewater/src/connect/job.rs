@@ -17,7 +17,7 @@ use crate::link::ServerLink;
 use crate::session::{Client, Parts};
 
 /// Time for coordinator and servers to start: the processes of a job start in any order.
-const PATIENCE: Duration = Duration::from_secs(60);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A job to join, and the settings of its connections.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ pub struct Job {
     /// How far workers may drift apart.
     pub sync: SyncMode,
     /// Longest time until coordinator and servers are reachable.
-    pub patience: Duration,
+    pub join_timeout: Duration,
     /// Membership of a worker that a launcher started.
     seat: Option<Arc<Membership>>,
 }
@@ -84,7 +84,7 @@ impl Job {
             rdma_device: None,
             rdma_timeout: RdmaTimeout::USUAL,
             sync: SyncMode::Asp,
-            patience: PATIENCE,
+            join_timeout: JOIN_TIMEOUT,
             seat: None,
         }
     }
@@ -126,7 +126,7 @@ impl Job {
     /// Under BSP and SSP, [`ClientError::Environment`] for a worker that came after the first tick of a
     /// job of unknown size.
     pub fn connect(&self) -> Result<Client, ClientError> {
-        let deadline = Deadline::after(self.patience);
+        let deadline = Deadline::after(self.join_timeout);
         let (mut coordinator, joined) = NetCoordinatorLink::join(&self.join, deadline)?;
         let mut members = coordinator.wait_servers(joined.servers_expected, deadline)?;
         members.servers.sort_by_key(|server| server.id);

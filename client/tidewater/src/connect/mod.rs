@@ -3,9 +3,9 @@
 
 pub mod coordinator;
 pub mod job;
+pub mod join_options;
 pub mod server;
 mod stream;
-pub mod wanted;
 
 use tidewater_launch::{RdmaDevice, RdmaTimeout, TransportChoice};
 use tidewater_protocol::ids::ClusterId;
@@ -14,8 +14,8 @@ use tidewater_protocol::wire::handshake::JobToken;
 
 pub use coordinator::{JoinConfig, NetCoordinatorLink};
 pub use job::Job;
+pub use join_options::JoinOptions;
 pub use server::NetServerLink;
-pub use wanted::JoinOptions;
 
 /// Identity of a client thread, and settings of its connections.
 #[derive(Debug, Clone)]

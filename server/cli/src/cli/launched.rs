@@ -92,7 +92,7 @@ pub(super) fn place(launch: &LaunchArgs) -> Result<Option<Place>, ExitCode> {
 /// Runs a server of the launched job.
 pub(super) fn serve(place: &Place, args: &ServerArgs) -> Outcome {
     super::report_unknown_variables();
-    let deadline = Deadline::after(args.patience);
+    let deadline = Deadline::after(args.join_timeout);
     let variable = std::env::var("TIDEWATER_INTERFACE").ok();
     let interface = args.interface.clone().or(variable);
     let interface = interface.as_deref().filter(|name| !name.is_empty());

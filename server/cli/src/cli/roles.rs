@@ -78,7 +78,7 @@ pub(crate) struct ServerArgs {
     pub(super) interface: Option<String>,
     /// Time limit for the coordinator, or when launched all processes, to be there.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::parse_duration)]
-    pub(super) patience: Duration,
+    pub(super) join_timeout: Duration,
     /// Address to listen on; port 0 takes a free one [default: a free port of the address from
     /// which the coordinator is reached; when launched, see --interface].
     #[arg(long, value_name = "ADDRESS:PORT")]
@@ -253,7 +253,7 @@ fn run_server(args: ServerArgs) -> Outcome {
     config.local_clients = known.map_or(0, |env| env.workers);
     args.fill(&mut config, known.and_then(|env| env.appliers), known)?;
     let server =
-        ServerProcess::start(&config, Deadline::after(args.patience)).map_err(|error| {
+        ServerProcess::start(&config, Deadline::after(args.join_timeout)).map_err(|error| {
             let exit = if matches!(error, ServerProcessError::Agent(_)) {
                 4
             } else {

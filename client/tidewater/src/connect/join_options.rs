@@ -38,7 +38,7 @@ pub struct JoinOptions {
     /// Transport of the lanes.
     pub transport: Option<TransportChoice>,
     /// Longest time until all processes are reachable; `None`: a minute.
-    pub patience: Option<Duration>,
+    pub join_timeout: Option<Duration>,
 }
 
 /// Variables of an environment.
@@ -83,7 +83,7 @@ impl JoinOptions {
             job.rdma_device.clone_from(&self.rdma_device);
         }
         job.transport = self.transport.unwrap_or(job.transport);
-        job.patience = self.patience.unwrap_or(job.patience);
+        job.join_timeout = self.join_timeout.unwrap_or(job.join_timeout);
         Ok(job)
     }
 
@@ -117,7 +117,7 @@ impl JoinOptions {
             );
             return Err(ClientError::Environment(what));
         }
-        let deadline = Deadline::after(self.patience.unwrap_or(GATHER_TIMEOUT));
+        let deadline = Deadline::after(self.join_timeout.unwrap_or(GATHER_TIMEOUT));
         let seat = rendezvous::register(place, Part::Worker, deadline);
         let seat = seat.map_err(|error| ClientError::Launch(error.to_string()))?;
         let (number, workers) = (seat.numbers.number, seat.numbers.workers);
