@@ -1,4 +1,4 @@
-//! Tells the harness what it was built from: commit, compiler, profile.
+//! Passes the origin of the build to the benchmark: commit, compiler, profile.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ fn main() {
         flags.replace('\x1f', " ")
     );
     println!("cargo::rerun-if-changed=build.rs");
-    // Without a repository there is nothing to follow.
+    // Without a repository there is no file to watch.
     if let Some(log) = output("git", &["rev-parse", "--git-path", "logs/HEAD"])
         && Path::new(&log).exists()
     {
@@ -31,8 +31,8 @@ fn main() {
     }
 }
 
-/// The profile's name. Cargo tells only which built-in one it inherits from; the directory of the
-/// output is named after the profile itself.
+/// Name of the profile. Cargo passes only the built-in profile that it inherits from; the output
+/// directory is named after the profile itself.
 fn profile() -> String {
     let out = std::env::var("OUT_DIR").unwrap_or_default();
     let name = Path::new(&out).ancestors().nth(3);
@@ -43,7 +43,7 @@ fn profile() -> String {
     )
 }
 
-/// First line that a program prints, if it is there and succeeds.
+/// First line of a program's output, if the program exists and succeeds.
 fn output(program: &str, args: &[&str]) -> Option<String> {
     let out = Command::new(program).args(args).output().ok()?;
     let text = String::from_utf8(out.stdout).ok()?;

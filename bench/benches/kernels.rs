@@ -1,6 +1,6 @@
 //! Row kernels, cache resident: rows a second on one core.
 //!
-//! `cargo bench -p tidewater-bench --bench kernels`; a name after `--` chooses, as
+//! `cargo bench -p tidewater-bench --bench kernels`; a name after `--` selects, as
 //! `-- 'adagrad/F32/16'`.
 #![allow(missing_docs)] // criterion's macros make public functions
 
@@ -12,7 +12,7 @@ use tidewater_engine::apply::kernels::init::fill_row;
 use tidewater_engine::apply::kernels::{RowKernel, accumulate};
 use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
 
-/// Rows of one measurement: with state and gradients they stay in the first or second level cache.
+/// Rows of one measurement: with state and gradients they fit the first or second level cache.
 const ROWS: usize = 64;
 
 /// A small table and one frame of values for all of its rows.
@@ -32,7 +32,7 @@ impl Table {
             values: vec![0; ROWS * kernel.row_bytes()],
             kernel,
         };
-        // Not zero and not shrinking: subnormal numbers would be measured instead.
+        // Nonzero and not shrinking: otherwise subnormal numbers would be measured.
         let gradients = Init::Uniform {
             low: 0.5,
             high: 1.0,
@@ -72,7 +72,7 @@ fn kernels(criterion: &mut Criterion) {
     }
 }
 
-/// What is done to rows besides rules; f32, 16 elements, rows a second.
+/// Row operations besides rules; f32, 16 elements, rows a second.
 fn others(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("row of 16 f32");
     group.throughput(Throughput::Elements(1));

@@ -1,6 +1,6 @@
 //! An applier's work on rows in registered memory: find, apply behind the redo line, insert.
 //!
-//! `cargo bench -p tidewater-bench --bench rows`; a name after `--` chooses, as `-- 'apply/sgd'`.
+//! `cargo bench -p tidewater-bench --bench rows`; a name after `--` selects, as `-- 'apply/sgd'`.
 #![allow(missing_docs)] // criterion's macros make public functions
 
 use std::hint::black_box;
@@ -21,9 +21,9 @@ use tidewater_protocol::table::{Optimizer, PushOp};
 
 /// Elements of a row.
 const DIM: usize = 16;
-/// Rows that stay in the second level cache with their state.
+/// Number of rows that fit the second level cache with their state.
 const CACHED: u64 = 1_024;
-/// Rows that do not stay in any cache.
+/// Number of rows that exceeds every cache.
 const MANY: u64 = 1_000_000;
 const PARTITIONS: u32 = 16;
 const MEMORY: usize = 2 << 30;
@@ -74,7 +74,7 @@ impl Shard {
         }
     }
 
-    /// One row of a push whose location is known.
+    /// Applies one row of a push with a known location.
     fn apply(&mut self, row: u64, values: &[u8]) {
         self.lsn += 1;
         let progress = Progress {
@@ -95,7 +95,7 @@ impl Shard {
     }
 }
 
-/// Rows in an order that no prefetcher follows.
+/// Next row in an order that no prefetcher follows.
 fn scattered(n: &mut u64, rows: u64) -> u64 {
     *n += 1;
     mix64(*n) % rows
@@ -118,7 +118,7 @@ fn apply(criterion: &mut Criterion) {
                 b.iter(|| shard.apply(scattered(&mut n, rows), black_box(&values)));
             });
         }
-        // Without looking the row up: kernel, hash, redo line and stores.
+        // Without a lookup of the row: kernel, checksum, redo line and stores.
         let mut shard = Shard::new(rule, 1);
         let place = shard.place(0);
         let Shard { redo, shard, .. } = &mut shard;
@@ -159,7 +159,7 @@ fn find(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// A thousand keys into an empty index, growth included.
+/// Inserts a thousand keys into an empty index, growth included.
 fn insert(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("index");
     group.throughput(Throughput::Elements(CACHED));

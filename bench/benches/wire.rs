@@ -1,6 +1,6 @@
-//! What every pull passes through: row hash, copy out of shared memory. Frames are in `parts`.
+//! The path of every pull: row checksum, copy out of shared memory. Frames are in `parts`.
 //!
-//! `cargo bench -p tidewater-bench --bench wire`; a name after `--` chooses, as `-- 'verify/256'`.
+//! `cargo bench -p tidewater-bench --bench wire`; a name after `--` selects, as `-- 'verify/256'`.
 #![allow(missing_docs)] // criterion's macros make public functions
 
 use std::hint::black_box;

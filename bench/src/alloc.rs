@@ -1,7 +1,7 @@
-//! A counting allocator: what an operation allocates, at either end.
+//! Counting allocator: the allocations of an operation, at client and servers.
 //!
-//! The program installs it; each thread counts its own allocations, and the process those of the
-//! threads that carry the work. Cost: two additions an allocation, nothing else.
+//! The program installs it. Each thread counts its own allocations; a process counter sums the threads
+//! that carry the load. Cost: two additions an allocation.
 #![allow(
     unsafe_code,
     reason = "the allocator's trait is unsafe; this is all of it in the crate"
@@ -12,7 +12,7 @@ use std::cell::Cell;
 
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-/// The system's allocator, counted.
+/// The system allocator with counters.
 #[derive(Debug)]
 pub struct Counting;
 
@@ -23,18 +23,18 @@ thread_local! {
 
 static PROCESS: AtomicU64 = AtomicU64::new(0);
 
-/// Allocations of this thread so far; 0 where [`Counting`] is not the program's allocator.
+/// Allocations of this thread so far; 0 unless [`Counting`] is the program's allocator.
 #[inline]
 pub fn of_thread() -> u64 {
     HERE.get()
 }
 
-/// Allocations of this process so far, without those of threads that stepped [`aside`].
+/// Allocations of this process so far, without those of threads that called [`aside`].
 pub fn of_process() -> u64 {
     PROCESS.load(Ordering::Relaxed)
 }
 
-/// Takes this thread out of [`of_process`]: it asks and answers about the measurement.
+/// Excludes this thread from [`of_process`], because it only serves the measurement.
 pub fn aside() {
     ASIDE.set(true);
 }
@@ -47,29 +47,29 @@ fn count() {
     }
 }
 
-// SAFETY: every call goes to the system's allocator as it is; the counters are an atomic and
-// constant-initialised thread-locals without destructors, so looking at them allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system allocator. The counters are an atomic and
+// constant-initialised thread-locals without destructors, so reading them allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.dealloc(memory, layout) }
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller's guarantees are passed on.
         unsafe { System.realloc(memory, layout, size) }
     }
 }

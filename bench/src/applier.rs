@@ -1,5 +1,5 @@
-//! An applier's work without a server around it: frames of pushes, looked up, checked and applied,
-//! as an applier does with each that it takes out of a ring.
+//! An applier without a server: looks up, checks and applies push frames, as an applier does with
+//! each frame from a ring.
 
 use std::sync::Arc;
 
@@ -21,33 +21,33 @@ use tidewater_protocol::table::{DType, Optimizer, PushOp};
 use crate::error::BenchError;
 use crate::measure::Work;
 
-/// Rows that stay in the second level cache with their state.
+/// Number of rows that fit the second-level cache with their state.
 pub const ROWS_CACHED: u64 = 1_024;
-/// Rows that do not stay in any cache.
+/// Number of rows that exceeds every cache.
 pub const ROWS_MANY: u64 = 1_000_000;
-/// Rows of a frame.
+/// Rows in a frame.
 const FRAME_ROWS: usize = 1_024;
-/// Different frames, taken in turn.
+/// Distinct frames, used in rotation.
 const FRAMES: usize = 64;
 const PARTITIONS: u32 = 64;
 const TABLE: TableId = TableId(1);
-/// Address space of its memory; only what is used costs memory.
+/// Address space of the store, bytes; only touched pages cost memory.
 const MEMORY: usize = 4 << 30;
-/// What every element of every gradient is: exact in f32, and no rule makes it subnormal.
+/// Value of every gradient element: exact in f32, and no rule makes it subnormal.
 const GRADIENT: f32 = 0.5;
 
-/// A rule by name: what is pushed, and the table's optimizer.
+/// An update rule by name: the push operation and the table's optimizer.
 #[derive(Debug, Clone, Copy)]
 pub struct Rule {
-    /// Its name.
+    /// Name of the rule in the results.
     pub name: &'static str,
-    /// What is pushed.
+    /// Operation of every pushed row.
     pub op: PushOp,
-    /// The table's rule.
+    /// Optimizer of the table.
     pub optimizer: Optimizer,
 }
 
-/// Every rule that a row can be pushed by.
+/// Returns every rule that a row can be pushed by.
 pub fn rules() -> Vec<Rule> {
     let momentum = |nesterov| Optimizer::Momentum {
         lr: 1e-3,
@@ -86,7 +86,7 @@ pub fn rules() -> Vec<Rule> {
     .to_vec()
 }
 
-/// One applier, one table, frames for random rows of it. A call is a row; a sample is a frame.
+/// One applier with one table and frames for random rows of it. A call is a row, a sample a frame.
 #[derive(Debug)]
 pub struct Applier {
     engine: Engine,
@@ -96,14 +96,14 @@ pub struct Applier {
     frames: Vec<(FrameHeader, Vec<u8>, Vec<u32>)>,
     next: usize,
     applied: bool,
-    /// Pushes that each row has had.
+    /// Number of pushes to each row.
     pushes: Vec<u32>,
     oracle: Oracle,
     row: Vec<u8>,
 }
 
-/// What an element is after each number of pushes, by the kernel on a row of its own: what the
-/// applier adds is to find the row, and to store it whole.
+/// Expected element after each number of pushes, computed by the kernel on a separate row. The applier
+/// adds the lookup of the row and the store of a complete row.
 #[derive(Debug)]
 struct Oracle {
     kernel: RowKernel,
@@ -127,10 +127,10 @@ impl Oracle {
 }
 
 impl Applier {
-    /// With a table of `rows` rows of `dim` f32, all of them there.
+    /// Creates a table with all `rows` rows of `dim` f32.
     ///
     /// # Errors
-    /// [`BenchError::Store`] without memory.
+    /// [`BenchError::Store`] if memory cannot be allocated.
     pub fn new(rule: Rule, dim: usize, rows: u64, seed: u64) -> Result<Self, BenchError> {
         let memory = ServerMemory::new(MEMORY, Incarnation(1)).map_err(store)?;
         let memory = Arc::new(memory);
@@ -168,7 +168,7 @@ impl Applier {
         applier.create(rows)?;
         for frame in 0..FRAMES as u64 {
             let row = |n: usize| (mix64((frame << 32 | n as u64) ^ seed) % rows) as u32;
-            // As a client sends them: each key once, ascending.
+            // Like a client: each key once, ascending.
             let mut numbers: Vec<u32> = (0..FRAME_ROWS).map(row).collect();
             numbers.sort_unstable_by_key(|&n| key_of(n));
             numbers.dedup();
@@ -177,12 +177,12 @@ impl Applier {
         Ok(applier)
     }
 
-    /// Rows of the next frame.
+    /// Number of rows in the next frame.
     fn frame_rows(&self) -> usize {
         self.frames[self.next].2.len()
     }
 
-    /// Makes every row, by pushes of nothing: zeros are taken off zeros.
+    /// Creates every row by neutral pushes: zeros subtracted from zeros.
     fn create(&mut self, rows: u64) -> Result<(), BenchError> {
         let all: Vec<u32> = (0..rows as u32).collect();
         for numbers in all.chunks(FRAME_ROWS) {
@@ -239,7 +239,7 @@ impl Work for Applier {
             .map_err(|refusal| BenchError::Store(format!("a frame was refused: {refusal:?}")))
     }
 
-    /// One row in sixteen of the frame: looking at all of them takes longer than applying them.
+    /// Checks one row in sixteen of the frame; checking all of them takes longer than applying them.
     fn check(&mut self) -> u64 {
         let (_, _, numbers) = &self.frames[self.next];
         let extra = u32::from(self.applied);
@@ -269,7 +269,7 @@ const fn key_of(row: u32) -> u64 {
     mix64(row as u64 + 1)
 }
 
-/// A frame that pushes `value` to every element of some rows.
+/// Builds a frame that pushes `value` to every element of some rows.
 fn frame(
     keys: &[u64],
     locs: Option<Vec<RowLocation>>,
@@ -327,7 +327,7 @@ mod tests {
                 applier.sample().unwrap();
                 assert_eq!(applier.check(), 0, "{}", rule.name);
             }
-            // A push that nobody counted.
+            // A push that is missing in the counts.
             let row = applier.frames[applier.next].2[0];
             let (header, payload) = frame(&[key_of(row)], None, PushOp::Sum, 4, 8.0);
             applier.push(&header, &payload).unwrap();

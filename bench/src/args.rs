@@ -1,4 +1,4 @@
-//! The command line: subcommands, and what all of them take.
+//! The command line: subcommands, and the options that all of them share.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::cmd::ssp::SspArgs;
 use crate::cmd::tables::{BandwidthArgs, LatencyArgs, RateArgs};
 use crate::{bed, ceiling};
 
-/// Examples of every subcommand's help.
+/// Examples at the end of every subcommand's help.
 pub const EXAMPLES: &str = "\
 Examples:
   tidewater-bench latency
@@ -35,103 +35,103 @@ Examples:
 Exit codes: 0 measured and every value right, 1 a wrong value or a limit missed, 2 usage,
 3 environment, 4 peer.";
 
-/// Latency, bandwidth and rates of pulls, pushes and clocks; values checked while measuring.
+/// Latency, bandwidth and rates of pulls, pushes and clocks; values are checked while measuring.
 #[derive(Debug, Parser)]
 #[command(name = "tidewater-bench", version, after_help = EXAMPLES)]
 pub struct Cli {
-    /// What to measure.
+    /// Subcommand: the measurement to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to measure.
+/// The measurement to run.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Time of a call: a pull until it returns, a push until it is applied
     #[command(after_help = EXAMPLES)]
     Latency(LatencyArgs),
-    /// Bytes a second: a window of calls
+    /// Bytes a second with a window of calls
     #[command(after_help = EXAMPLES)]
     Bandwidth(BandwidthArgs),
-    /// Calls a second with many under way, and what they cost both sides
+    /// Calls a second with many in flight, and their cost at both ends
     #[command(after_help = EXAMPLES)]
     Rate(RateArgs),
     /// Many rows of a large table in one call
     #[command(after_help = EXAMPLES)]
     Sparse(SparseArgs),
-    /// Clocks: from a tick until all see it, and barriers
+    /// Clocks: from a tick until every worker sees it, and barriers
     #[command(after_help = EXAMPLES)]
     Ssp(SspArgs),
     /// Rows a second that one applier applies
     #[command(after_help = EXAMPLES)]
     Apply(ApplyArgs),
-    /// Many workers, several servers
+    /// Many workers and several servers
     #[command(after_help = EXAMPLES)]
     Scale(ScaleArgs),
     /// A long mixed load: values, memory, allocations
     #[command(after_help = EXAMPLES)]
     Soak(SoakArgs),
-    /// Against the machine's own limits and other systems, in the same minute
+    /// Comparison with the machine's limits and with other systems, in the same minute
     #[command(after_help = EXAMPLES)]
     Compare(CompareArgs),
-    /// One page with pictures, from the JSON of one or several runs
+    /// One page with charts from the JSON of one or several runs
     #[command(after_help = EXAMPLES)]
     Report(ReportArgs),
-    /// A server process of a run
+    /// Server process of a run
     #[command(name = bed::server::ROLE, hide = true)]
     Server,
-    /// A worker process of a run
+    /// Worker process of a run
     #[command(name = bed::worker::ROLE, hide = true)]
     Worker,
-    /// The other end of a plain socket
+    /// Remote end of a plain socket
     #[command(name = ceiling::ROLE, hide = true)]
     Wire,
-    /// Man pages and completions, for whoever installs
+    /// Man pages and shell completions for an installation
     #[command(name = "__pages", hide = true)]
     Pages {
-        /// Below which share/man and the folders of shells are
+        /// Prefix of share/man and of the completion folders
         prefix: PathBuf,
     },
 }
 
-/// Which calls.
+/// Call directions to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OpChoice {
-    /// Pulls.
+    /// Only pulls are measured.
     Pull,
-    /// Pushes.
+    /// Only pushes are measured.
     Push,
-    /// Both.
+    /// Pulls and pushes are measured.
     All,
 }
 
-/// Which tables.
+/// Kinds of tables to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TableChoice {
-    /// A dense table by ranges.
+    /// Dense table addressed by ranges.
     Dense,
-    /// A dense table by rows.
+    /// Dense table addressed by rows.
     Rows,
-    /// Rows by key.
+    /// Sparse table addressed by keys.
     Sparse,
-    /// All three.
+    /// All three kinds of tables.
     All,
 }
 
-/// How pulls read.
+/// Read mode of pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
-    /// Read one-sidedly and verified.
+    /// One-sided read, checksums verified.
     Consistent,
-    /// Read one-sidedly, unverified.
+    /// One-sided read, not verified.
     Hogwild,
-    /// Copied together by the server.
+    /// Gathered and copied by the server.
     Gather,
 }
 
 impl Mode {
-    /// The client's word for it.
+    /// The client's [`PullMode`] of this mode.
     pub const fn pull_mode(self) -> PullMode {
         match self {
             Self::Consistent => PullMode::Consistent,
@@ -140,7 +140,7 @@ impl Mode {
         }
     }
 
-    /// Its name on the command line.
+    /// Name of this mode on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Consistent => "consistent",
@@ -150,21 +150,21 @@ impl Mode {
     }
 }
 
-/// What carries the lanes.
+/// Transport that carries the lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Transport {
-    /// Shared memory.
+    /// Shared memory of one host.
     Shm,
-    /// TCP over loopback.
+    /// TCP over the loopback interface.
     Tcp,
-    /// RDMA, through the NIC and back. Needs a build with the cargo feature verbs-dlopen or verbs,
-    /// and a device
+    /// RDMA through the NIC and back; needs a device and a build with the cargo feature verbs-dlopen or
+    /// verbs
     Verbs,
 }
 
 impl Transport {
-    /// The contract's word for it.
+    /// The protocol's [`TransportKind`] of this transport.
     pub const fn kind(self) -> TransportKind {
         match self {
             Self::Shm => TransportKind::Shm,
@@ -173,7 +173,7 @@ impl Transport {
         }
     }
 
-    /// The job's word for it.
+    /// The launcher's [`TransportChoice`] of this transport.
     pub const fn choice(self) -> TransportChoice {
         match self {
             Self::Shm => TransportChoice::Shm,
@@ -182,33 +182,33 @@ impl Transport {
         }
     }
 
-    /// Which raw ceilings it is measured against; `None` where this program has none.
+    /// Kind of raw ceilings for this transport; `None` if this program has none.
     pub const fn wire(self) -> Option<Wire> {
         match self {
             Self::Shm => Some(Wire::Memory),
             Self::Tcp => Some(Wire::Socket),
-            // perftest is a program of its own; `compare` runs it.
+            // perftest is a separate program; `compare` runs it.
             Self::Verbs => None,
         }
     }
 }
 
-/// What a transport is made of.
+/// Medium of a transport, which selects its raw ceilings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     /// Memory of one host: copies, gathers, pings.
     Memory,
-    /// A socket over loopback: echoes and streams.
+    /// A loopback socket: echoes and streams.
     Socket,
 }
 
-/// What every measurement takes.
+/// Options that every measurement takes.
 #[derive(Debug, Clone, Args)]
 pub struct Common {
-    /// What carries the bytes
+    /// Transport that carries the bytes
     #[arg(long, value_enum, default_value = "shm")]
     pub transport: Transport,
-    /// RDMA device of servers and client [default: the one that has the address 127.0.0.1]
+    /// RDMA device of servers and client [default: the one with the address 127.0.0.1]
     #[arg(long, value_name = "NAME[:PORT]")]
     pub rdma_device: Option<RdmaDevice>,
     /// Applier threads of each server
@@ -220,44 +220,43 @@ pub struct Common {
     /// Longest time for each size, checks of values included
     #[arg(long, value_parser = parse_duration, default_value = "250ms", value_name = "TIME")]
     pub duration: Duration,
-    /// Samples before measuring begins
+    /// Warm-up samples before the measurement
     #[arg(long, default_value_t = 20, value_name = "N")]
     pub warmup: u64,
-    /// Pins the client's thread to a core
+    /// Pin the client's thread to this core
     #[arg(long, value_name = "CORE")]
     pub pin: Option<usize>,
-    /// Pins all servers (and the other ends of ceilings) to a core
+    /// Pin all servers (and the remote ends of ceilings) to this core
     #[arg(long, value_name = "CORE")]
     pub pin_servers: Option<usize>,
     /// Seed of keys and values
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Does not measure the raw ceiling of each size, of which eff% is a part
+    /// Skip the raw ceiling of each size, the base of eff%
     #[arg(long)]
     pub no_ceiling: bool,
-    /// Fails (exit 1) when a 99th percentile is above this many microseconds
+    /// Fail (exit 1) if a 99th percentile exceeds this many microseconds
     #[arg(long, value_name = "US", value_parser = parse_limit)]
     pub max_p99: Option<f64>,
-    /// Fails (exit 1) when a row moves fewer megabytes (10^6) a second
+    /// Fail (exit 1) if a row moves fewer megabytes (10^6) a second
     #[arg(long, value_name = "MB/S", value_parser = parse_limit)]
     pub min_bw: Option<f64>,
-    /// Writes the results as JSON
+    /// Write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Writes the results as CSV
+    /// Write the results as CSV to this file
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// Stores one wrong value in each table, to show that the check notices it
+    /// Store one wrong value in each table, to show that the check detects it
     #[arg(long, hide = true)]
     pub plant_wrong: bool,
-    /// Stops a server once for this long in the middle of each size, to show that an open loop
-    /// notices it
+    /// Stop a server once for this long in the middle of each size, to show that an open loop detects it
     #[arg(long, hide = true, value_parser = parse_duration, value_name = "TIME")]
     pub plant_pause: Option<Duration>,
 }
 
 impl Common {
-    /// The defaults, for a subcommand that has options of its own.
+    /// Default options, for a subcommand with options of its own.
     pub const fn plain(transport: Transport, seed: u64) -> Self {
         Self {
             transport,
@@ -280,10 +279,10 @@ impl Common {
     }
 }
 
-/// `250ms`, `2s`, `500us`; a bare number is seconds.
+/// Parses a duration: `250ms`, `2s`, `500us`; a bare number is in seconds.
 ///
 /// # Errors
-/// What would be right.
+/// A text that names the accepted forms.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let bad = || format!("\"{text}\" is no time: use 250ms, 2s or 500us");
     let (number, unit) = if let Some(n) = text.strip_suffix("ms") {
@@ -300,10 +299,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// A number above zero.
+/// Parses a number above zero.
 ///
 /// # Errors
-/// What would be right.
+/// A text that names the accepted form.
 pub fn parse_limit(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok();
     let number = number.filter(|n| n.is_finite() && *n > 0.0);

@@ -1,4 +1,4 @@
-//! What workers that tick together do: ticks alone, barriers, and whole dense steps.
+//! Loads of workers that tick together: ticks alone, barriers, and complete dense steps.
 
 use tidewater::{Client, PullOptions, Table, TableBuilder};
 use tidewater_protocol::limits::DATA_DEADLINE;
@@ -8,13 +8,13 @@ use crate::error::BenchError;
 use crate::measure::Work;
 use crate::values::Values;
 
-/// Name of the barrier.
+/// Name of the measured barrier.
 const BARRIER: &str = "bench";
-/// Elements after which a gradient repeats.
+/// Period of a gradient, elements.
 const CHUNK: usize = 1024;
 
-/// Ticks of some workers of one thread, under BSP. A sample is the last one's tick, until it sees
-/// that all have ticked; the others' ticks come before it and are not timed.
+/// Ticks of several workers on one thread under BSP. A sample is the last worker's tick until it sees
+/// that all have ticked. The other workers tick before it, untimed.
 #[derive(Debug)]
 pub struct Ticks<'c> {
     clients: Vec<(&'c mut Client, Table<f32>)>,
@@ -22,12 +22,12 @@ pub struct Ticks<'c> {
 }
 
 impl<'c> Ticks<'c> {
-    /// Of these workers; no other of the job may be behind.
+    /// Takes these workers; no other worker of the job may be behind.
     ///
     /// # Errors
-    /// What creating a table fails with.
+    /// Errors of the table's creation.
     pub fn new(clients: impl IntoIterator<Item = &'c mut Client>) -> Result<Self, BenchError> {
-        // An empty pull is how a program waits for a clock: it belongs to a table.
+        // A program waits for a clock by an empty pull, which belongs to a table.
         let table = TableBuilder::sparse::<f32>("bench-ticks", 2);
         let mut all = Vec::new();
         for client in clients {
@@ -45,7 +45,7 @@ impl<'c> Ticks<'c> {
         for (client, _) in &mut self.clients[..others] {
             client.tick()?;
         }
-        // Their frames are applied before the last one's is timed.
+        // Their frames are applied before the last worker's frame is timed.
         for (client, _) in &mut self.clients[..others] {
             client.flush()?;
         }
@@ -77,7 +77,7 @@ impl Work for Ticks<'_> {
         Ok(())
     }
 
-    /// The last worker sees its own tick, and nobody sees one that has not been made.
+    /// Checks that the last worker sees its own tick, and no worker sees a tick that was not made.
     fn audit(&mut self) -> Result<u64, BenchError> {
         let Some((client, _)) = self.clients.last_mut() else {
             return Ok(0);
@@ -87,14 +87,14 @@ impl Work for Ticks<'_> {
     }
 }
 
-/// Barriers of the coordinator: all workers of the job come.
+/// Coordinator barriers that all workers of the job enter.
 #[derive(Debug)]
 pub struct Barrier<'c> {
     client: &'c mut Client,
 }
 
 impl<'c> Barrier<'c> {
-    /// Of one worker.
+    /// Takes the client of one worker.
     pub const fn new(client: &'c mut Client) -> Self {
         Self { client }
     }
@@ -114,11 +114,11 @@ impl Work for Barrier<'_> {
     }
 }
 
-/// A step of bulk-synchronous training on a whole dense table: pull all of it, push a gradient for
-/// all of it, tick, and wait until all have ticked. Gradients are summed at the clock and taken off
-/// with rate 1, so that after `n` ticks an element holds `-n x workers x step`. Workers compare
-/// what they pulled between steps and begin the next one together, so no step is timed in which
-/// somebody's processor compares.
+/// A BSP training step on a complete dense table: pull, push a gradient for all of it, tick, and
+/// wait until all workers have ticked. Gradients are summed at the tick and subtracted with rate 1: after
+/// `n` ticks an element holds `-n x workers x step`. Workers compare the pulled values between steps
+/// and begin the next step together. A comparison therefore never takes processor time from a timed
+/// step.
 #[derive(Debug)]
 pub struct BspStep<'c> {
     client: &'c mut Client,
@@ -126,16 +126,16 @@ pub struct BspStep<'c> {
     workers: u32,
     gradient: Vec<f32>,
     out: Vec<f32>,
-    /// Clock at which the last pull was made.
+    /// Clock of the last pull.
     pulled_at: u64,
     failed: Option<BenchError>,
 }
 
 impl<'c> BspStep<'c> {
-    /// On a table of `bytes`; all workers of the job make the same number of steps.
+    /// Creates a table of `bytes`; all workers of the job make the same number of steps.
     ///
     /// # Errors
-    /// What creating the table fails with.
+    /// Errors of the table's creation.
     pub fn new(client: &'c mut Client, bytes: u64, workers: u32) -> Result<Self, BenchError> {
         let elements = (bytes / 4) as usize;
         let spec = TableBuilder::blocks::<f32>("bench-bsp", bytes / 8, 2)
@@ -181,9 +181,9 @@ impl Work for BspStep<'_> {
             .client
             .push_dense(&self.table, 0, &self.gradient, PushOp::Gradient)?;
         self.client.tick()?;
-        // Held back frames count as applied; this finds a refused one.
+        // Held frames count as applied; this detects a rejected frame.
         self.client.wait_applied(&ticket)?;
-        // Of no element: waits until all have ticked, and what they pushed has taken effect.
+        // A pull of no elements: waits until all have ticked and their pushes have taken effect.
         Ok(self.client.pull_dense(&self.table, 0, &mut [], options)?)
     }
 

@@ -1,4 +1,4 @@
-//! Pulls and pushes of a table as works of the measuring core.
+//! Pulls and pushes of a table as [`Work`] of the measuring core.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,18 +11,18 @@ use crate::error::BenchError;
 use crate::measure::Work;
 use crate::subject::{Subject, poison};
 
-/// A direction.
+/// Direction of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
-    /// From the servers.
+    /// Reads from the servers.
     Pull,
-    /// To the servers.
+    /// Writes to the servers.
     Push,
 }
 
 impl Op {
-    /// Its name on the command line.
+    /// Name of this direction on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pull => "pull",
@@ -31,24 +31,22 @@ impl Op {
     }
 }
 
-/// How the calls of a sample follow each other.
+/// How the calls of a sample overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// Each is over before the next begins: a pull when its values are there, a push when it is
-    /// applied.
+    /// Each call ends before the next begins: a pull with its values, a push when it is applied.
     Alone,
-    /// As many as this are under way at a time; the sample is over when the last is. Pulls of a
-    /// table by ranges go one after the other: the client has no pull of ranges that is finished
-    /// later.
+    /// This many calls are in flight; the sample ends with the last one. Range pulls run one after the
+    /// other, because the client has no asynchronous pull of ranges.
     Window(usize),
 }
 
-/// Where the values of a pull go.
+/// Destination memory of a pull.
 trait Memory: DerefMut<Target = [f32]> + fmt::Debug {}
 
 impl<M: DerefMut<Target = [f32]> + fmt::Debug> Memory for M {}
 
-/// Calls on a table.
+/// Calls on a table under measurement.
 #[derive(Debug)]
 pub struct Calls<'s, 'c> {
     subject: &'s mut Subject<'c>,
@@ -56,20 +54,20 @@ pub struct Calls<'s, 'c> {
     options: PullOptions,
     style: Style,
     calls: u64,
-    /// Landings of pulls and the batch that landed in each, as many as are under way at a time.
+    /// Destinations of pulls and the last batch read into each; one for each call in flight.
     landings: Vec<(Box<dyn Memory>, Option<usize>)>,
     pulls: VecDeque<(PullTicket, usize)>,
     pushes: VecDeque<Ticket>,
-    /// Calls made so far.
+    /// Number of calls so far.
     turn: usize,
-    /// The batch of the next call: `turn` modulo their number, without the division.
+    /// Batch of the next call: `turn` modulo the number of batches, without the division.
     next: usize,
-    /// Calls that the subject has not been told of.
+    /// Calls that the subject has not counted yet.
     untold: std::ops::Range<usize>,
 }
 
 impl<'s, 'c> Calls<'s, 'c> {
-    /// Samples of `calls` calls.
+    /// Creates samples of `calls` calls each.
     pub fn new(
         subject: &'s mut Subject<'c>,
         op: Op,
@@ -105,10 +103,10 @@ impl<'s, 'c> Calls<'s, 'c> {
         }
     }
 
-    /// Lets all pulls land in memory that a network card may write.
+    /// Makes all pulls use registered memory, which a NIC may write.
     ///
     /// # Errors
-    /// The client's.
+    /// If the client cannot register memory.
     pub fn land_in_buffers(mut self) -> Result<Self, BenchError> {
         for (memory, _) in &mut self.landings {
             *memory = Box::new(self.subject.registered_landing()?);
@@ -148,7 +146,7 @@ impl<'s, 'c> Calls<'s, 'c> {
             }
             let batch = self.next_batch();
             let ticket = self.subject.start_pull(batch, self.options)?;
-            // The oldest was finished: its landing is free.
+            // The oldest pull has finished: its destination is free.
             self.landings[n % depth].1 = Some(batch);
             self.pulls.push_back((ticket, n % depth));
         }
@@ -212,7 +210,7 @@ impl Work for Calls<'_, '_> {
         Ok(())
     }
 
-    /// The pulls that landed last in each landing; pushes are counted, for the next audit.
+    /// Checks the last pull of each destination; pushes are counted for the next audit.
     fn check(&mut self) -> u64 {
         if self.op == Op::Push {
             let batches = self.subject.batches();

@@ -1,51 +1,51 @@
-//! What a run can fail with, and the exit code of each.
+//! Errors of a run, and their exit codes.
 
 use std::io;
 use std::path::PathBuf;
 
 use tidewater::ClientError;
 
-/// Why a run ended early.
+/// Cause of a run's early end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
     /// Options that contradict each other.
     #[error("{0}; see --help")]
     Usage(String),
-    /// The machine does not give what the run needs.
+    /// The system denies a resource that the run needs.
     #[error("{what}: {source}")]
     System {
-        /// What was attempted.
+        /// Description of the attempted operation.
         what: String,
-        /// The system's words.
+        /// Error of the system.
         source: io::Error,
     },
     /// A file cannot be read or written.
     #[error("{}: {why}; choose another file", path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's words, or what is wrong with its content.
+        /// Error of the system, or the defect of the content.
         why: String,
     },
-    /// A process of the run ended, or said something else than it should.
+    /// A process of the run ended, or sent an unexpected answer.
     #[error("{name} failed: {why}; its own message may be above")]
     Process {
-        /// Which.
+        /// Name of the process.
         name: String,
-        /// What happened.
+        /// Description of the failure.
         why: String,
     },
     /// A call failed while it was measured.
     #[error("{0}")]
     Client(#[from] ClientError),
-    /// The memory of an applier without a server cannot be had, or it refused a row.
+    /// The store of an applier without a server cannot be created, or it rejected a row.
     #[error("{0}")]
     Store(String),
 }
 
 impl BenchError {
-    /// Exit code: 2 usage, 3 environment, 4 peer.
+    /// Exit code: 2 for usage, 3 for the environment, 4 for a peer.
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Usage(_) => 2,

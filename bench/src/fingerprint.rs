@@ -1,4 +1,4 @@
-//! Where figures come from: what was built, on which machine it ran, with which options.
+//! Fingerprint of the figures: the build, the machine, and the options of a run.
 
 use std::time::Duration;
 
@@ -12,58 +12,58 @@ use crate::args::{Common, Wire};
 pub struct Fingerprint {
     /// Version of the program.
     pub version: String,
-    /// Commit it was built from, if it was in a repository.
+    /// Commit of the build, if it was made in a repository.
     pub commit: String,
-    /// Compiler.
+    /// Version of the compiler.
     pub rustc: String,
-    /// Cargo profile, and what slows it down.
+    /// Cargo profile, and the build settings that slow it down.
     pub profile: String,
-    /// Additional compiler flags.
+    /// Additional flags of the compiler.
     pub rustflags: String,
-    /// Processor.
+    /// Model name of the processor.
     pub cpu: String,
-    /// Cores this process may use.
+    /// Number of cores this process may use.
     pub cores: usize,
-    /// NUMA nodes of the machine.
+    /// Number of the machine's NUMA nodes.
     pub numa_nodes: usize,
-    /// Kernel.
+    /// Version of the kernel.
     pub kernel: String,
-    /// Frequency governor.
+    /// Frequency governor of the CPU.
     pub governor: String,
-    /// Source of the kernel's clock.
+    /// Clock source of the kernel.
     pub clocksource: String,
-    /// Transparent huge pages of shared memory.
+    /// Setting of transparent huge pages for shared memory.
     pub huge_pages: String,
-    /// Runnable threads of the machine over 1, 5 and 15 minutes, before the run.
+    /// Load average of the machine over 1, 5 and 15 minutes, before the run.
     pub load: String,
-    /// What carried the bytes.
+    /// Transport that carried the bytes.
     pub transport: String,
-    /// Network interface.
+    /// Network interface of the transport.
     pub nic: String,
-    /// Its largest packet, bytes; 0 without one.
+    /// MTU of the interface, bytes; 0 without one.
     pub mtu: u64,
-    /// Server processes; the most of a run that varies them.
+    /// Number of server processes; the maximum if a run varies them.
     pub servers: u32,
-    /// Applier threads of each.
+    /// Applier threads of each server.
     pub appliers: u16,
-    /// Workers; the most of a run that varies them.
+    /// Number of workers; the maximum if a run varies them.
     pub workers: u32,
     /// Bytes of each lane's ring.
     pub ring_bytes: usize,
-    /// Cores of the client's thread and of the servers.
+    /// Cores that the client's thread and the servers are pinned to.
     pub pinned: String,
     /// Seed of keys and values.
     pub seed: u64,
-    /// Nanoseconds of a look at the clock, taken off each sample.
+    /// Cost of a clock reading, nanoseconds; subtracted from each sample.
     pub timer_ns: f64,
-    /// Command line.
+    /// Command line of the run.
     pub command: String,
-    /// What was measured.
+    /// Description of the measurement.
     pub what: String,
 }
 
 impl Fingerprint {
-    /// Of this process.
+    /// Collects the fingerprint of this process.
     pub fn take(
         what: &str,
         common: &Common,
@@ -119,7 +119,7 @@ impl Fingerprint {
         }
     }
 
-    /// As name and value, in the order they are printed.
+    /// Returns name and value pairs, in the order they are printed.
     pub fn lines(&self) -> Vec<(&'static str, String)> {
         vec![
             ("command", self.command.clone()),
@@ -185,7 +185,7 @@ fn line_of(path: &str) -> String {
     text.map_or_else(|_| "unreadable".into(), |t| t.trim().to_owned())
 }
 
-/// Of a list like `always [never] advise`, the one in brackets.
+/// The item in brackets in a list like `always [never] advise`.
 fn chosen(list: &str) -> String {
     let inside = list
         .split_once('[')

@@ -1,10 +1,10 @@
-//! Tidewater's harness: latency, bandwidth and rates, values checked while measuring.
+//! Benchmark of Tidewater: latency, bandwidth and rates, with values checked while measuring.
 //!
-//! Servers and workers are processes of their own ([`bed`]), reached by the doors that every user
-//! has. A subcommand ([`cmd`]) plans works: [`calls`] on a [`subject`] whose [`values`] are known,
-//! steps of [`bsp`], an [`applier`], raw ceilings ([`ceiling`]). The core ([`measure`]) runs each
-//! and counts what both ends used; a [`row`] of the [`sheet`] tells it, under a header that says
-//! where the figures come from ([`fingerprint`]).
+//! Servers and workers are separate processes ([`bed`]), connected as any user's are. A subcommand
+//! ([`cmd`]) plans works: [`calls`] on a [`subject`] with known [`values`], steps of [`bsp`], an
+//! [`applier`], raw ceilings ([`ceiling`]). The core ([`measure`]) runs each work and counts the usage
+//! of both ends. Each result is a [`row`] of the [`sheet`]; a header gives the origin of the figures
+//! ([`fingerprint`]).
 #![deny(unsafe_code)]
 
 pub mod alloc;

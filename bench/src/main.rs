@@ -1,4 +1,4 @@
-//! `tidewater-bench`: latency, bandwidth and rates, values checked while measuring.
+//! `tidewater-bench`: latency, bandwidth and rates, with values checked while measuring.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -9,7 +9,7 @@ use tidewater_bench::sheet::Failures;
 use tidewater_bench::{BenchError, alloc, bed, ceiling, cmd};
 use tidewater_cli::manpages;
 
-/// Counts what operations allocate.
+/// Counts the allocations of operations.
 #[global_allocator]
 static ALLOCATOR: alloc::Counting = alloc::Counting;
 
@@ -56,6 +56,6 @@ fn run(command: &Command) -> Result<Failures, BenchError> {
 }
 
 fn complain(text: &str) {
-    // Nobody is left to be told when stderr is gone.
+    // Without stderr there is no place for the report.
     let _ = writeln!(io::stderr(), "tidewater-bench: {text}");
 }

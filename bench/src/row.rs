@@ -1,4 +1,4 @@
-//! A row of the results: what was called, how long it took, what it used, what was wrong.
+//! A row of the results: the call, its times, its usage, its wrong values.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,76 +7,76 @@ use crate::measure::{Figures, Measured, Pace};
 /// One line of a table, and one object of the JSON.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Row {
-    /// Subcommand.
+    /// Name of the subcommand.
     pub test: String,
-    /// What was called: `pull`, `push`, `tick`, a rule of an applier.
+    /// Name of the call: `pull`, `push`, `tick`, or a rule of an applier.
     pub op: String,
-    /// On what: a kind of table, or what else distinguishes the row.
+    /// Kind of table, or another attribute that distinguishes the row.
     pub table: String,
-    /// How pulls read; none for everything else.
+    /// Read mode of pulls; `None` for other calls.
     pub mode: Option<String>,
-    /// Whether samples followed each other, or came due at a rate.
+    /// Pace of the samples: back to back, or at a rate.
     pub pace: String,
     /// Bytes of a message; for `scale` and `ssp` the number of workers.
     pub size: u64,
     /// Payload bytes of a call.
     pub bytes_per_call: u64,
-    /// Calls timed together.
+    /// Number of calls timed together.
     pub calls_per_sample: u64,
-    /// Times and rates.
+    /// Times and rates of a call.
     #[serde(flatten)]
     pub figures: Figures,
-    /// Processor time of the client's thread for a call, microseconds; none in an open loop, which
-    /// burns it waiting.
+    /// Processor time of the client's thread per call, microseconds; `None` in an open loop, which
+    /// polls the clock.
     pub cpu_client_us: Option<f64>,
-    /// Processor time of all servers for a call, microseconds.
+    /// Processor time of all servers per call, microseconds.
     pub cpu_server_us: Option<f64>,
-    /// Allocations of the client for a call.
+    /// Allocations of the client per call.
     pub allocs_client: Option<f64>,
-    /// Allocations of all servers for a call.
+    /// Allocations of all servers per call.
     pub allocs_server: Option<f64>,
-    /// What the machine does without us: the raw ceiling of this row.
+    /// Raw ceiling of this row: the machine's limit without Tidewater.
     pub ceiling: Option<Ceiling>,
-    /// Our part of it: its time by ours for latency, our bytes by its bytes for the rest.
+    /// Percent of the ceiling: its time by ours for latency, our bytes by its bytes otherwise.
     pub eff_percent: Option<f64>,
-    /// Reads repeated.
+    /// Number of repeated reads.
     pub retries: u64,
-    /// Pulls that the server had to finish.
+    /// Number of pulls that the server had to finish.
     pub fallbacks: u64,
-    /// Samples whose values were compared.
+    /// Number of samples with compared values.
     pub checked: u64,
-    /// Values that were not what they must be.
+    /// Number of wrong values.
     pub wrong: u64,
 }
 
-/// A raw ceiling.
+/// Figures of a raw ceiling.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ceiling {
-    /// What it is.
+    /// Name of the ceiling.
     pub name: String,
-    /// Its median, microseconds.
+    /// Median time of the ceiling, microseconds.
     pub p50_us: f64,
-    /// Its megabytes (10^6) a second.
+    /// Bandwidth of the ceiling, megabytes (10^6) a second.
     pub mb_per_s: f64,
 }
 
-/// What a row is called.
+/// Attributes that identify a row.
 #[derive(Debug, Clone)]
 pub struct Label {
-    /// Subcommand.
+    /// Name of the subcommand.
     pub test: &'static str,
-    /// What was called.
+    /// Name of the call.
     pub op: String,
-    /// On what.
+    /// Kind of table, or another attribute.
     pub table: String,
-    /// How pulls read.
+    /// Read mode of pulls; `None` otherwise.
     pub mode: Option<String>,
     /// Bytes of a message.
     pub size: u64,
 }
 
 impl Row {
-    /// Of a measurement.
+    /// Builds the row of a measurement.
     pub fn new(label: Label, measured: &Measured, calls_per_sample: u64, pace: Pace) -> Self {
         let us = |ns: u64| measured.per_call(ns) / 1e3;
         Self {
@@ -105,7 +105,7 @@ impl Row {
         }
     }
 
-    /// With its raw ceiling.
+    /// Adds the raw ceiling to the row.
     #[must_use]
     pub fn under(mut self, ceiling: Option<Ceiling>) -> Self {
         self.eff_percent = ceiling.as_ref().map(|ceiling| {

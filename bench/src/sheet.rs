@@ -1,4 +1,4 @@
-//! The results of a run: a table while it goes on, JSON and CSV at its end, and what failed it.
+//! The results of a run: a table while it runs, JSON and CSV at its end, and the failures.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::error::BenchError;
 use crate::fingerprint::Fingerprint;
 use crate::row::Row;
 
-/// Name and version of the JSON layout; the number changes when a key goes or changes its meaning.
+/// Name and version of the JSON layout; the number changes if a key is removed or changes its meaning.
 pub const SCHEMA: &str = "tidewater-bench/1";
 
 const COLUMNS: [&str; 15] = [
@@ -32,27 +32,27 @@ const COLUMNS: [&str; 15] = [
     "#wrong",
 ];
 
-/// A file of results.
+/// Content of a file of results.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Document {
-    /// [`SCHEMA`].
+    /// Layout of the file: [`SCHEMA`].
     pub schema: String,
-    /// Where the figures come from.
+    /// Origin of the figures.
     pub fingerprint: Fingerprint,
-    /// The rows.
+    /// Rows in the order they were measured.
     pub rows: Vec<Row>,
-    /// What `compare` found; nothing otherwise.
+    /// Results of `compare`; empty otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ratios: Vec<Ratio>,
-    /// What `compare` could not measure, and why.
+    /// Measurements that `compare` could not make, with the causes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub absent: Vec<Absent>,
 }
 
-/// What failed a run that was measured to its end; exit code 1.
+/// Reasons to fail a run that was measured to its end; exit code 1.
 pub type Failures = Vec<String>;
 
-/// A run's results.
+/// Results of a run under way.
 #[derive(Debug)]
 pub struct Sheet<'a> {
     common: &'a Common,
@@ -60,10 +60,10 @@ pub struct Sheet<'a> {
 }
 
 impl<'a> Sheet<'a> {
-    /// Prints the header: everything about the run, each line behind a `#`.
+    /// Prints the header: the run's fingerprint, each line after a `#`.
     ///
     /// # Errors
-    /// When nobody reads it.
+    /// If standard output is closed.
     pub fn new(common: &'a Common, fingerprint: Fingerprint) -> Result<Self, BenchError> {
         let mut text = format!("# Tidewater {} test\n", fingerprint.what);
         for (name, value) in fingerprint.lines() {
@@ -85,7 +85,7 @@ impl<'a> Sheet<'a> {
     /// Prints the title and the columns of a section; `first` names the first column.
     ///
     /// # Errors
-    /// When nobody reads it.
+    /// If standard output is closed.
     pub fn section(&self, title: &str, first: &str) -> Result<(), BenchError> {
         let mut text = format!("#\n# {title}\n#{first:>9}");
         for column in &COLUMNS[1..] {
@@ -94,28 +94,28 @@ impl<'a> Sheet<'a> {
         print(&(text + "\n"))
     }
 
-    /// Prints a row and keeps it.
+    /// Prints a row and keeps it for the files.
     ///
     /// # Errors
-    /// When nobody reads it.
+    /// If standard output is closed.
     pub fn row(&mut self, row: Row) -> Result<(), BenchError> {
         print(&line(&row))?;
         self.document.rows.push(row);
         Ok(())
     }
 
-    /// Prints a remark behind a `#`.
+    /// Prints a remark after a `#`.
     ///
     /// # Errors
-    /// When nobody reads it.
+    /// If standard output is closed.
     pub fn remark(&self, text: &str) -> Result<(), BenchError> {
         print(&format!("# {text}\n"))
     }
 
-    /// Writes the files; what failed the run.
+    /// Writes the files; returns the failures of the run.
     ///
     /// # Errors
-    /// [`BenchError::File`].
+    /// [`BenchError::File`] if a file cannot be written.
     pub fn finish(self) -> Result<Failures, BenchError> {
         if let Some(path) = &self.common.json {
             write_json(path, &self.document)?;
@@ -150,10 +150,10 @@ impl<'a> Sheet<'a> {
     }
 }
 
-/// Prints to standard output.
+/// Prints text to standard output.
 ///
 /// # Errors
-/// When nobody reads it.
+/// If standard output is closed.
 pub fn print(text: &str) -> Result<(), BenchError> {
     let out = &mut io::stdout().lock();
     let done = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -188,7 +188,7 @@ fn line(row: &Row) -> String {
 /// Writes a file of results.
 ///
 /// # Errors
-/// [`BenchError::File`].
+/// [`BenchError::File`] if the file cannot be written.
 pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
     let text = serde_json::to_vec_pretty(document);
     let mut text = text.map_err(|e| failed(path, &e))?;
@@ -199,7 +199,7 @@ pub fn write_json(path: &Path, document: &Document) -> Result<(), BenchError> {
 /// Reads a file of results.
 ///
 /// # Errors
-/// [`BenchError::File`].
+/// [`BenchError::File`] if the file cannot be read or parsed.
 pub fn read_json(path: &Path) -> Result<Document, BenchError> {
     let text = std::fs::read(path).map_err(|e| failed(path, &e))?;
     let document: Document = serde_json::from_slice(&text).map_err(|e| failed(path, &e))?;
@@ -217,7 +217,7 @@ fn failed(path: &Path, why: &dyn std::fmt::Display) -> BenchError {
     }
 }
 
-/// Columns of the CSV: the keys of a row of the JSON; `ceiling` is its name.
+/// Columns of the CSV: the keys of a JSON row; `ceiling` is the ceiling's name.
 const CSV_HEADER: &str = "test,op,table,mode,pace,size,bytes_per_call,calls_per_sample,ops,samples,\
 p50_us,p90_us,p99_us,p999_us,max_us,avg_us,mb_per_s,mops_per_s,cpu_client_us,cpu_server_us,\
 allocs_client,allocs_server,ceiling,eff_percent,retries,fallbacks,checked,wrong";

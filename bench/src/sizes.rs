@@ -1,22 +1,22 @@
-//! Sizes of messages as an option gives them: `64`, `8,64,4K`, `8:16M:x2`, `1K:64K:+1K`.
+//! Message sizes as option texts: `64`, `8,64,4K`, `8:16M:x2`, `1K:64K:+1K`.
 
 use std::str::FromStr;
 
-/// Bytes of the smallest message: two elements. Sizes are multiples of it.
+/// Size of the smallest message, bytes: two elements. Sizes are multiples of it.
 pub const STEP_BYTES: u64 = 8;
-/// Bytes of the largest message: what the harness keeps three copies of.
+/// Size of the largest message, bytes: the benchmark keeps three copies of it.
 pub const BYTES_MAX: u64 = 1 << 30;
-/// Most sizes of a list: a range with a small step would run for days.
+/// Maximum sizes in a list: a range with a small step would run for days.
 pub const SIZES_MAX: usize = 1_000;
 
 /// Message sizes in bytes, in the order given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sizes(pub Vec<u64>);
 
-/// A number of bytes: digits and `K`, `M` or `G` for powers of 1024.
+/// Parses a number of bytes: digits and `K`, `M` or `G` for powers of 1024.
 ///
 /// # Errors
-/// What is wrong with the text and what would be right.
+/// A text with the defect and the accepted form.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let bad = || format!("\"{text}\" is no size: use a number of bytes like 64, 4K or 16M");
     let (digits, shift) = match text.as_bytes().last() {
@@ -25,7 +25,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
         Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
         _ => (text, 0),
     };
-    // `u64::from_str` would take a sign.
+    // `u64::from_str` would accept a sign.
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return Err(bad());
     }
@@ -43,7 +43,7 @@ fn message_bytes(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// `first:last:xF` or `first:last:+S`.
+/// Expands `first:last:xF` or `first:last:+S`.
 fn range(text: &str, into: &mut Vec<u64>) -> Result<(), String> {
     let bad =
         || format!("\"{text}\" is no range: use first:last:xF or first:last:+S, like 8:16M:x2");

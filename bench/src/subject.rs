@@ -8,32 +8,32 @@ use tidewater_protocol::table::{Optimizer, PushOp, TableSpec};
 use crate::error::BenchError;
 use crate::values::{PUSHES_MAX, Values};
 
-/// Longest row: longer messages are several rows. The largest power of two whose rows every mode
-/// pulls: the reply to a gather holds less than 128 KiB.
+/// Bytes of the longest row: longer messages are several rows. The largest power of two that every
+/// mode pulls, because the reply to a gather holds less than 128 KiB.
 pub const ROW_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of an element.
 const ELEMENT: u64 = 4;
-/// Elements of a row of a table by ranges, which has none: what the known values call one.
+/// Elements of a virtual row in a range table, for the known values.
 const CHUNK: usize = 1024;
-/// Rows of one call while a table is filled or looked through.
+/// Rows of one call while a table is filled or audited.
 const FILL_ROWS: usize = 4096;
-/// Words between two that are overwritten before a pull: one in each cache line.
+/// Distance in words of overwrites before a pull: one in each cache line.
 const POISON_STRIDE: usize = 16;
 
-/// A kind of table.
+/// Kind of table, by its addressing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// Dense, by ranges.
+    /// Dense table addressed by ranges.
     Dense,
-    /// Dense, by rows.
+    /// Dense table addressed by rows.
     Rows,
-    /// By key.
+    /// Sparse table addressed by keys.
     Sparse,
 }
 
 impl Kind {
-    /// Its name on the command line and in reports.
+    /// Name of this kind on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Dense => "dense",
@@ -43,24 +43,24 @@ impl Kind {
     }
 }
 
-/// A table and the calls on it.
+/// Shape of a table and of the calls on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plot {
-    /// Name of the table. Equal plots of one name are one table.
+    /// Name of the table. Clients with equal plots of one name share the table.
     pub name: String,
-    /// Kind.
+    /// Kind of the table.
     pub kind: Kind,
-    /// Elements of a row; of a table by ranges, all of its elements.
+    /// Elements of a row; of a range table, all of its elements.
     pub dim: usize,
-    /// Rows that this client uses; of a table by ranges, 1.
+    /// Number of rows that this client uses; 1 for a range table.
     pub rows: u64,
-    /// The first of them: clients that push use rows of their own.
+    /// First row of this client: clients that push use separate rows.
     pub first: u64,
-    /// Rows of all clients together.
+    /// Number of rows of all clients together.
     pub all_rows: u64,
-    /// Rows of a call.
+    /// Number of rows in a call.
     pub call_rows: usize,
-    /// Different calls, taken in turn. With one, a call takes the rows in order; with more, each
+    /// Number of distinct calls, used in rotation. A single one takes the rows in order; otherwise each
     /// takes rows at random.
     pub batches: usize,
     /// Seed of keys and values.
@@ -68,10 +68,10 @@ pub struct Plot {
 }
 
 impl Plot {
-    /// A table that every call pulls or pushes whole: messages of `size` bytes, `batch` of them.
+    /// Plans a table that every call pulls or pushes complete: `batch` messages of `size` bytes.
     ///
     /// # Errors
-    /// A size that no rows have.
+    /// A size that is not possible for rows.
     pub fn whole(kind: Kind, size: u64, batch: u64, seed: u64) -> Result<Self, BenchError> {
         let bytes = size * batch;
         let row = size.min(ROW_BYTES_MAX);
@@ -97,7 +97,7 @@ impl Plot {
         })
     }
 
-    /// A table of `rows` rows of which each call takes `call_rows` at random.
+    /// Plans a table of `rows` rows of which each call takes `call_rows` at random.
     pub fn scattered(kind: Kind, dim: usize, rows: u64, call_rows: usize, seed: u64) -> Self {
         Self {
             name: format!("bench-{}-{rows}x{dim}-{call_rows}", kind.name()),
@@ -135,7 +135,7 @@ impl Plot {
     }
 }
 
-/// The rows of one call.
+/// Rows of one call.
 #[derive(Debug)]
 struct Batch {
     rows: Vec<u64>,
@@ -150,19 +150,19 @@ pub struct Subject<'a> {
     plot: Plot,
     values: Values,
     batches: Vec<Batch>,
-    /// What a call pushes: the steps of each of its rows.
+    /// Pushed values of a call: the steps of each of its rows.
     steps: Vec<f32>,
-    /// Pushes that each row has had since the values were set.
+    /// Number of pushes to each row since the values were set.
     pushes: Vec<u32>,
     most_pushes: u32,
 }
 
 impl<'a> Subject<'a> {
-    /// Creates the table and sets the values of this client's rows; with `plant_wrong`, one of
-    /// them to another value than it should have.
+    /// Creates the table and sets the values of this client's rows; `plant_wrong` sets one of them to a
+    /// wrong value.
     ///
     /// # Errors
-    /// What creating and pushing fail with.
+    /// Errors of the creation and of the pushes.
     pub fn new(client: &'a mut Client, plot: Plot, plant_wrong: bool) -> Result<Self, BenchError> {
         let table = client.create_table::<f32>(&plot.spec())?;
         let scattered = plot.batches > 1;
@@ -194,12 +194,12 @@ impl<'a> Subject<'a> {
         Ok(subject)
     }
 
-    /// What is measured.
+    /// Shape of the measured table.
     pub const fn plot(&self) -> &Plot {
         &self.plot
     }
 
-    /// The client.
+    /// Client that makes the calls.
     pub const fn client(&mut self) -> &mut Client {
         self.client
     }
@@ -216,7 +216,7 @@ impl<'a> Subject<'a> {
             for (row, values) in (at..).zip(values.chunks_exact_mut(self.plot.dim)) {
                 self.fill(row, 0, values);
             }
-            // Of the first call's rows, so that every measurement meets it.
+            // In a row of the first call, so that every measurement reads it.
             let meets = self.batches[0].rows[0];
             if planted && (at..at + some).contains(&meets) {
                 values[(meets - at) as usize * self.plot.dim] += 0.5;
@@ -231,10 +231,10 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
-    /// Pulls all rows once, so that their places are known.
+    /// Pulls all rows once, so that their locations are cached.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's calls.
     pub fn learn_places(&mut self) -> Result<(), BenchError> {
         let mut out = vec![0.0; FILL_ROWS * self.plot.dim];
         let rows: Vec<u64> = (self.plot.first..self.plot.first + self.plot.rows).collect();
@@ -247,29 +247,29 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
-    /// Different calls.
+    /// Number of distinct calls.
     pub const fn batches(&self) -> usize {
         self.batches.len()
     }
 
-    /// Where a call's values go.
+    /// Allocates the destination of a pull.
     pub fn landing(&self) -> Vec<f32> {
         vec![0.0; self.plot.dim * self.plot.call_rows]
     }
 
-    /// The same, and a network card may write it.
+    /// Allocates a registered destination, which a NIC may write.
     ///
     /// # Errors
-    /// The client's.
+    /// If the client cannot register memory.
     pub fn registered_landing(&mut self) -> Result<RegisteredBuffer<f32>, BenchError> {
         let len = self.plot.dim * self.plot.call_rows;
         Ok(self.client.buffer(len)?)
     }
 
-    /// One pull of the rows of a call.
+    /// Pulls the rows of a call.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's call.
     #[inline]
     pub fn pull(
         &mut self,
@@ -286,15 +286,15 @@ impl<'a> Subject<'a> {
         Ok(())
     }
 
-    /// Whether pulls can be started now and finished later.
+    /// Whether the table has asynchronous pulls.
     pub fn pulls_later(&self) -> bool {
         self.plot.kind != Kind::Dense
     }
 
-    /// Starts a pull of the rows of a call; not of a table by ranges.
+    /// Starts a pull of the rows of a call; not for a range table.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's call.
     #[inline]
     pub fn start_pull(
         &mut self,
@@ -305,20 +305,20 @@ impl<'a> Subject<'a> {
         Ok(self.client.start_pull_rows(&self.table, keys, options)?)
     }
 
-    /// Finishes a pull.
+    /// Waits for a started pull and places its values in `out`.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's call.
     #[inline]
     pub fn finish_pull(&mut self, ticket: PullTicket, out: &mut [f32]) -> Result<(), BenchError> {
         Ok(self.client.finish_pull(ticket, out)?)
     }
 
-    /// One push to the rows of a call, on its way when this returns. [`Self::count_push`] must be
-    /// told; not here, because it would be timed.
+    /// Pushes to the rows of a call; the push is in flight on return. The caller then calls
+    /// [`Self::count_push`], outside of the timed part.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's call.
     #[inline]
     pub fn push(&mut self, batch: usize) -> Result<Ticket, BenchError> {
         Ok(if self.plot.kind == Kind::Dense {
@@ -331,7 +331,7 @@ impl<'a> Subject<'a> {
         })
     }
 
-    /// Notes that the rows of a call were pushed `times` times.
+    /// Counts `times` pushes to the rows of a call.
     pub fn count_push(&mut self, batch: usize, times: u32) {
         for row in &self.batches[batch].rows {
             let count = &mut self.pushes[(row - self.plot.first) as usize];
@@ -343,13 +343,13 @@ impl<'a> Subject<'a> {
     /// Waits until a push is applied.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's call.
     #[inline]
     pub fn wait(&mut self, ticket: &Ticket) -> Result<(), BenchError> {
         Ok(self.client.wait_applied(ticket)?)
     }
 
-    /// Values of a call that are not what they must be, bit for bit.
+    /// Number of values of a call that are wrong, compared bit for bit.
     pub fn wrong(&self, batch: usize, out: &[f32]) -> u64 {
         let rows = &self.batches[batch].rows;
         let pairs = rows.iter().zip(out.chunks_exact(self.plot.dim));
@@ -364,11 +364,11 @@ impl<'a> Subject<'a> {
             .sum()
     }
 
-    /// Pulls the rows of all calls and counts wrong values; all pushes must be applied. Sets the
-    /// values anew before they become too large.
+    /// Pulls the rows of all calls and counts wrong values; all pushes must be applied. Resets the
+    /// values before they become too large.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's calls.
     pub fn audit(&mut self) -> Result<u64, BenchError> {
         let mut out = self.landing();
         let mut wrong = 0;
@@ -383,7 +383,7 @@ impl<'a> Subject<'a> {
         Ok(wrong)
     }
 
-    /// Reads repeated and pulls that fell back to the server, since the client was made.
+    /// Number of repeated reads and of pulls that fell back to the server, since the client was created.
     pub const fn detours(&self) -> (u64, u64) {
         let counters = self.client.counters();
         (counters.retries, counters.gather_fallbacks)
@@ -392,7 +392,7 @@ impl<'a> Subject<'a> {
     /// Releases the table.
     ///
     /// # Errors
-    /// The client's.
+    /// Errors of the client's call.
     pub fn release(self) -> Result<(), BenchError> {
         Ok(self.client.release_table(self.table)?)
     }
@@ -412,18 +412,18 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// What a push adds to a row: the known values begin anew after each chunk.
+/// Values that a push adds to a row: the known values repeat after each chunk.
 fn row_of_steps(dim: usize) -> Vec<f32> {
     let chunk = Values::steps(CHUNK);
     (0..dim).map(|c| chunk[c % CHUNK]).collect()
 }
 
-/// The known values' number of a row's first chunk.
+/// Index of a row's first chunk in the known values.
 const fn first_chunk(plot: &Plot, row: u64) -> u64 {
     row * plot.dim.div_ceil(CHUNK) as u64
 }
 
-/// Overwrites what the last pull left behind, so that one that does nothing is noticed.
+/// Overwrites the output of the last pull, so that a pull without effect is detected.
 pub fn poison(out: &mut [f32], turn: usize) {
     let from = turn % POISON_STRIDE.min(out.len().max(1));
     for value in out.iter_mut().skip(from).step_by(POISON_STRIDE) {

@@ -1,29 +1,29 @@
 //! Known values, so that every element that comes back can be compared.
 //!
-//! Column `c` of row `r` holds `base(r, c) + n x step(c)` after `n` pushes, small integers that f32
-//! adds exactly: a single lost, doubled, torn or misplaced push or row is a wrong value. Nothing is
-//! stored, so that a table of millions of rows can be checked.
+//! Column `c` of row `r` holds `base(r, c) + n x step(c)` after `n` pushes: small integers that f32
+//! adds exactly. A single lost, doubled, torn or misplaced push or row is therefore a wrong value.
+//! The values are computed, not stored, so a table of millions of rows can be checked.
 
 use tidewater_protocol::layout::hash::mix64;
 
-/// Pushes to a row after which the integers would pass 2^24, which f32 holds exactly.
+/// Pushes to a row after which the integers would pass 2^24, the limit of exact integers in f32.
 pub const PUSHES_MAX: u32 = 4_000_000;
 const BASES: u32 = 1024;
 const _: () = assert!(BASES + PUSHES_MAX * 3 < 1 << 24);
 
-/// The values of one table.
+/// Known values of one table.
 #[derive(Debug, Clone, Copy)]
 pub struct Values {
     seed: u64,
 }
 
 impl Values {
-    /// Of a seed.
+    /// Creates the values of a seed.
     pub const fn new(seed: u64) -> Self {
         Self { seed }
     }
 
-    /// Adds a push to each element.
+    /// Returns what one push adds to each element.
     pub fn steps(columns: usize) -> Vec<f32> {
         (0..columns).map(|c| step(c as u32)).collect()
     }
@@ -32,7 +32,7 @@ impl Values {
         mix64(row ^ self.seed.rotate_left(32)) as u32
     }
 
-    /// Writes what a row holds after `pushes` pushes.
+    /// Writes the values of a row after `pushes` pushes.
     pub fn fill(self, row: u64, pushes: u32, out: &mut [f32]) {
         let base = self.base(row);
         for (c, value) in out.iter_mut().enumerate() {
@@ -40,7 +40,7 @@ impl Values {
         }
     }
 
-    /// Elements of a row that are not, bit for bit, what they must be.
+    /// Number of elements of a row that are wrong, compared bit for bit.
     pub fn wrong(self, row: u64, pushes: u32, is: &[f32]) -> u64 {
         let base = self.base(row);
         let mut wrong = 0;

@@ -1,4 +1,4 @@
-//! The program itself: rows, JSON, limits and exit codes, with servers in processes of their own.
+//! The program itself: rows, JSON, limits and exit codes, with servers in separate processes.
 #![allow(clippy::unwrap_used, reason = "helpers outside of `#[test]` functions")]
 
 use std::path::Path;
@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// Rows of the table, cell by cell; what was not measured is NaN.
+/// Rows of the table, cell by cell; a missing value is NaN.
 fn rows(out: &Output) -> Vec<Vec<f64>> {
     let text = text(&out.stdout);
     let lines = text.lines().filter(|line| !line.starts_with('#'));
@@ -44,8 +44,8 @@ fn rows(out: &Output) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// Rows of a run that must have succeeded. Where a number of samples is asked for, a slow machine is
-/// given the time for it.
+/// Rows of a run that must succeed. A run with a fixed number of samples gets enough time for a slow
+/// machine.
 fn good_rows(line: &str) -> Vec<Vec<f64>> {
     let line = &match line.contains("--iters") && !line.contains("--duration") {
         true => format!("{line} --duration 60s"),
@@ -90,7 +90,7 @@ fn smoke(what: &str, transport: &str) {
     assert_eq!(told.len(), rows.len());
     for (told, row) in told.iter().zip(&rows) {
         assert_eq!(told["size"].as_f64(), Some(row[SIZE]));
-        // What was asked for is what ran.
+        // The run used the requested options.
         assert_eq!(told["fallbacks"], 0);
         assert!(told["eff_percent"].as_f64().unwrap() > 0.0);
         assert!(told["checked"].as_u64().unwrap() > 0);
@@ -189,7 +189,7 @@ fn a_soak_ends_after_its_calls() {
     }
 }
 
-/// Keys of a row that are numbers.
+/// Keys of a row with numeric values.
 const NUMBERS: [&str; 21] = [
     "size",
     "bytes_per_call",
@@ -304,8 +304,8 @@ fn a_wrong_value_is_counted_and_fails_the_run() {
     }
 }
 
-/// Coordinated omission: a server that stops for 100 ms is one slow call of a closed loop, and
-/// every call that came due meanwhile of an open one.
+/// Coordinated omission: in a closed loop, a server pause of 100 ms is one slow call. In an open loop,
+/// it is every call that came due meanwhile.
 #[test]
 fn a_pause_of_the_server_shows_in_an_open_loop() {
     let line = "latency --op pull --table rows --sizes 64 --transport tcp --duration 2s \
@@ -314,13 +314,13 @@ fn a_pause_of_the_server_shows_in_an_open_loop() {
     let open = good_rows(&format!("{line} --open-loop 1000"));
     assert!(open[0][OPS] >= 1990.0, "all that came due were made");
     assert!(closed[0][MAX] > 90_000.0 && open[0][MAX] > 90_000.0);
-    // A hundred of two thousand came due in the pause, of which the last waited least.
+    // A hundred of two thousand came due in the pause; the last of them waited least.
     assert!(open[0][P999] > 80_000.0, "{:?}", open[0]);
     assert!(open[0][P99] > 60_000.0, "{:?}", open[0]);
     assert!(closed[0][P99] < open[0][P99], "{:?}", closed[0]);
 }
 
-/// Times are checked against the clock of this test, bytes against what the kernel counted.
+/// Times agree with the clock of this test, bytes with the kernel's counters.
 #[test]
 fn units_agree_with_the_wall_and_the_wire() {
     let dir = tempfile::tempdir().unwrap();
@@ -384,7 +384,7 @@ fn a_comparison_judges_and_gates() {
         );
         bench_line(line.trim_end())
     };
-    // Nothing is faster than a copy by a thousand; idle servers stay below a core.
+    // No pull is a thousand times faster than a copy; idle servers stay below a core.
     let impossible = target("shm.row.rows.hogwild", "at_most=0.001", true);
     let met = target("shm.idle", "at_most=1.0", true);
     std::fs::write(&targets, format!("{impossible}{met}")).unwrap();

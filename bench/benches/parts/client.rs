@@ -1,7 +1,7 @@
-//! The client's parts: key combine, hint cache, its half of a ring.
+//! The client's parts: key combine, location cache, its half of a ring.
 //!
-//! They are private to the client, and so that they can stay it, their source files are compiled
-//! here a second time: what is measured is what runs.
+//! They are private to the client, and stay private: their source files are compiled here a second
+//! time. The measured code is therefore the production code.
 
 use std::hint::black_box;
 
@@ -27,9 +27,9 @@ mod hints;
 #[path = "../../../client/tidewater/src/push/ring.rs"]
 mod ring;
 
-/// Hints that are asked for in one repetition.
+/// Lookups of cached locations in one repetition.
 const HINTS: u64 = 64;
-/// Hints in the cache.
+/// Number of cached locations.
 const HINTS_KNOWN: u64 = 10_000;
 const ROW_BYTES: usize = 64;
 
@@ -46,7 +46,7 @@ pub(super) fn list() -> Vec<Micro> {
     ]
 }
 
-/// `count` keys, of which `distinct` differ.
+/// Combines `count` keys, of which `distinct` differ.
 fn keys(count: u64, distinct: u64) -> Body {
     let keys: Vec<u64> = (0..count).map(|n| mix64(n % distinct)).collect();
     let values = vec![1; count as usize * ROW_BYTES];
@@ -89,7 +89,7 @@ fn hints_put() -> Body {
     })
 }
 
-/// Builds a frame, and is told that it was applied.
+/// Builds a frame, and receives its acknowledgement.
 fn build(bytes: usize) -> Body {
     let Some(geometry) = RingGeometry::new(RING_BYTES_DEFAULT) else {
         return Box::new(|| {});
@@ -101,7 +101,7 @@ fn build(bytes: usize) -> Body {
     Box::new(move || {
         let built = ring.build(header(), bytes, |to| to.copy_from_slice(black_box(&values)));
         assert!(built.is_some(), "there is room");
-        // As the ring places it: a frame does not cross the end.
+        // Placed like in the ring: a frame does not cross the end.
         let pad = match geometry.to_wrap(head) {
             left if left < frame => left,
             _ => 0,

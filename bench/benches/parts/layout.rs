@@ -49,7 +49,7 @@ fn verify() -> Body {
     })
 }
 
-/// A row in memory that others may write.
+/// Allocates one row in memory that other threads may write.
 #[allow(
     clippy::expect_used,
     reason = "a benchmark without memory has nothing to say"
@@ -81,7 +81,7 @@ fn copy_hash() -> Body {
     })
 }
 
-/// A push of 64 rows.
+/// Frame header of a push of 64 rows.
 pub(super) fn header() -> FrameHeader {
     FrameHeader {
         kind: FrameKind::PushRows,

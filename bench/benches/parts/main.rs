@@ -1,11 +1,11 @@
-//! Micro-benchmarks of what every pull and push passes through, one list for two users: criterion
-//! measures their time, callgrind (`ci/instructions.sh`) counts their instructions, which no
-//! neighbour disturbs.
+//! Micro-benchmarks of the code paths that every pull and push passes through, one list for two
+//! tools. criterion measures their time; callgrind (`ci/instructions.sh`) counts their instructions,
+//! which other processes do not disturb.
 //!
-//! `cargo bench -p tidewater-bench --bench parts`; a name after `--` chooses, as `-- 'hints'`.
+//! `cargo bench -p tidewater-bench --bench parts`; a name after `--` selects, as `-- 'hints'`.
 //!
-//! They are a program of their own, so that what else the harness contains does not change how they
-//! are compiled.
+//! They are a separate program, so that the rest of the benchmark does not change how they are
+//! compiled.
 
 mod client;
 mod layout;
@@ -13,21 +13,21 @@ mod server;
 
 use criterion::{Criterion, Throughput};
 
-/// Repetitions before those that are counted, and those.
+/// Number of warm-up repetitions, and of counted ones.
 const WARM: u32 = 64;
 const COUNTED: u32 = 256;
 
-/// What is repeated.
+/// Repeated body of a micro-benchmark.
 type Body = Box<dyn FnMut()>;
 
-/// One micro-benchmark.
+/// One micro-benchmark of the list.
 #[derive(Clone, Copy)]
 struct Micro {
-    /// Its name: what, and the size it is done on.
+    /// Name: the operation, and the size of its input.
     name: &'static str,
-    /// Operations that one call of the body does.
+    /// Number of operations in one call of the body.
     ops: u64,
-    /// Makes the body. Setting up is neither timed nor counted.
+    /// Creates the body. The setup is neither timed nor counted.
     make: fn() -> Body,
 }
 
@@ -65,8 +65,8 @@ fn time() {
     criterion.final_summary();
 }
 
-/// Calls [`tidewater_parts_mark`] before and after the repetitions that count: a tool that counts
-/// from mark to mark has what lies between marks 2n and 2n + 1 for benchmark n.
+/// Calls [`tidewater_parts_mark`] before and after the counted repetitions. For a tool that counts
+/// from mark to mark, benchmark n lies between marks 2n and 2n + 1.
 fn between_marks(micro: Micro) {
     let mut body = (micro.make)();
     for _ in 0..WARM {
@@ -79,7 +79,7 @@ fn between_marks(micro: Micro) {
     tidewater_parts_mark();
 }
 
-/// Where a counter is read.
+/// Mark at which a tool reads its counter.
 #[inline(never)]
 fn tidewater_parts_mark() {
     std::hint::black_box(());

@@ -23,10 +23,10 @@ use tidewater_bench::measure::Work;
 
 /// Elements of a row.
 const DIM: usize = 16;
-/// Rows that a kernel's repetition works on.
+/// Number of rows in a kernel's repetition.
 const ROWS: usize = 64;
 const RING_BYTES: usize = 64 << 10;
-/// Address space of a ring's state; only what is used costs memory.
+/// Address space of a ring's state, bytes; only touched pages cost memory.
 const MEMORY: usize = 16 << 20;
 const SESSION: u64 = 9;
 
@@ -55,7 +55,7 @@ pub(super) fn list() -> Vec<Micro> {
     list
 }
 
-/// A rule on rows that stay in cache.
+/// Applies a rule to rows that stay in cache.
 fn kernel(name: &str) -> Body {
     let rule = rules().into_iter().find(|rule| rule.name == name);
     let made = rule.map(|rule| (rule, RowKernel::new(&rule.optimizer, DType::F32, DIM)));
@@ -64,7 +64,7 @@ fn kernel(name: &str) -> Body {
     };
     let mut payloads = vec![0; ROWS * kernel.row_bytes()];
     let mut states = vec![0; ROWS * kernel.state_bytes()];
-    // Not zero and not shrinking: subnormal numbers would be measured instead.
+    // Nonzero and not shrinking: otherwise subnormal numbers would be measured.
     let values: Vec<u8> = (0..DIM).flat_map(|_| 0.5_f32.to_le_bytes()).collect();
     Box::new(move || {
         let mut states = &mut states[..];
@@ -76,7 +76,7 @@ fn kernel(name: &str) -> Body {
     })
 }
 
-/// A frame written into a ring and taken out of it.
+/// Writes a frame into a ring and reads it back.
 #[allow(
     clippy::expect_used,
     reason = "a benchmark without memory has nothing to say"
@@ -124,7 +124,7 @@ fn take(bytes: usize) -> Body {
     })
 }
 
-/// A PAD frame, as a client writes it where a frame would cross the end.
+/// Writes a PAD frame, as a client does if a frame would cross the end.
 fn skip_to_wrap(
     region: &Region,
     ring: &mut Ring,
@@ -149,11 +149,11 @@ fn skip_to_wrap(
     assert!(matches!(ring.next(payload), Ok(Next::Skipped)));
 }
 
-/// Rows of the frames that one repetition applies, on average: what remains of 1,024 draws from as
-/// many rows when each row counts once.
+/// Mean number of rows in the frames that one repetition applies: the distinct rows of 1,024 draws from
+/// as many rows.
 const APPLIED: u64 = 647;
 
-/// Whole frames: rows found, checked, applied behind the redo line.
+/// Complete frames: rows found, checked, applied behind the redo line.
 #[allow(
     clippy::expect_used,
     reason = "a benchmark without memory has nothing to say"

@@ -1,7 +1,7 @@
 //! A process of a run: this program, started again with a hidden subcommand.
 //!
-//! It reads orders from its standard input and answers each on its standard output, one line of
-//! JSON each. It ends when the input ends, so that it never outlives the run, however that ends.
+//! It reads commands from standard input and answers each on standard output, one line of JSON each.
+//! It exits at the end of its input, so it never outlives the run, however the run ends.
 
 use std::io::{self, BufRead, BufReader, Lines, StdinLock, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::BenchError;
 
-/// The parent's end.
+/// The parent's end of a child process.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -23,11 +23,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a subcommand of this program, on that core if there is one. It waits for its first
-    /// order.
+    /// Starts a subcommand of this program, pinned to `core` if given. The process waits for its first
+    /// command.
     ///
     /// # Errors
-    /// When a process cannot be started or pinned.
+    /// If the process cannot be started or pinned.
     pub fn start(role: &str, name: String, core: Option<usize>) -> Result<Self, BenchError> {
         let failed = |source| BenchError::System {
             what: format!("start {name}"),
@@ -51,16 +51,16 @@ impl Process {
             answers: BufReader::new(answers),
         };
         if let Some(core) = core {
-            // Threads that it starts later stay on the core, too.
+            // Threads that it starts later inherit the core.
             pin(Some(started.pid()), core)?;
         }
         Ok(started)
     }
 
-    /// Gives an order.
+    /// Sends a command to the process.
     ///
     /// # Errors
-    /// [`BenchError::Process`] when it is gone.
+    /// [`BenchError::Process`] if the process is gone.
     pub fn tell(&mut self, order: &impl Serialize) -> Result<(), BenchError> {
         let mut line = serde_json::to_vec(order).map_err(|e| self.gone(&e))?;
         line.push(b'\n');
@@ -71,10 +71,10 @@ impl Process {
         sent.map_err(|e| self.gone(&e))
     }
 
-    /// Waits for an answer.
+    /// Waits for the next answer of the process.
     ///
     /// # Errors
-    /// [`BenchError::Process`] when it is gone, or answers something else.
+    /// [`BenchError::Process`] if the process is gone, or the answer has another type.
     pub fn hear<T: for<'a> Deserialize<'a>>(&mut self) -> Result<T, BenchError> {
         let mut answer = String::new();
         let read = self.answers.read_line(&mut answer);
@@ -82,7 +82,7 @@ impl Process {
         serde_json::from_str(&answer).map_err(|e| self.gone(&e))
     }
 
-    /// Gives an order and waits for the answer.
+    /// Sends a command and waits for the answer.
     ///
     /// # Errors
     /// As [`Self::tell`] and [`Self::hear`].
@@ -94,7 +94,7 @@ impl Process {
         self.hear()
     }
 
-    /// Its process id.
+    /// Process id of the child.
     pub fn pid(&self) -> Pid {
         Pid::from_child(&self.process)
     }
@@ -107,10 +107,10 @@ impl Process {
     }
 }
 
-/// Stops a process for a while.
+/// Stops a process by a signal and continues it after `time`.
 ///
 /// # Errors
-/// When it cannot be signalled.
+/// If the process cannot be signalled.
 pub fn pause(pid: Pid, time: Duration) -> Result<(), BenchError> {
     let send = |signal| {
         kill_process(pid, signal).map_err(|e| BenchError::System {
@@ -125,26 +125,26 @@ pub fn pause(pid: Pid, time: Duration) -> Result<(), BenchError> {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The end of its input ends it.
+        // The process exits at the end of its input.
         self.orders = None;
         let _ = self.process.wait();
     }
 }
 
-/// The child's end.
+/// The child's end: the commands on standard input.
 #[derive(Debug)]
 pub struct Orders(Lines<StdinLock<'static>>);
 
 impl Orders {
-    /// Of this process.
+    /// Locks the standard input of this process.
     pub fn new() -> Self {
         Self(io::stdin().lock().lines())
     }
 
-    /// The next order; `None` at the end.
+    /// Reads the next command; `None` at the end of the input.
     ///
     /// # Errors
-    /// When the parent talks nonsense.
+    /// If the parent sends something that is no command.
     pub fn take<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>, BenchError> {
         let Some(line) = self.0.next() else {
             return Ok(None);
@@ -154,7 +154,7 @@ impl Orders {
         order.map(Some).map_err(|e| pipe(e.into()))
     }
 
-    /// Waits until the parent goes.
+    /// Blocks until the parent closes the input.
     pub fn to_the_end(self) {
         self.0.for_each(drop);
     }
@@ -166,10 +166,10 @@ impl Default for Orders {
     }
 }
 
-/// Answers the parent.
+/// Sends an answer to the parent.
 ///
 /// # Errors
-/// When it is gone.
+/// If the parent is gone.
 pub fn answer(what: &impl Serialize) -> Result<(), BenchError> {
     let mut line = serde_json::to_vec(what).map_err(|e| pipe(e.into()))?;
     line.push(b'\n');
@@ -186,10 +186,10 @@ fn pipe(source: io::Error) -> BenchError {
     }
 }
 
-/// Keeps a process's first thread (or this thread) on one core.
+/// Pins a process's first thread (or this thread) to one core.
 ///
 /// # Errors
-/// A core that there is not.
+/// If the core does not exist.
 pub fn pin(process: Option<Pid>, core: usize) -> Result<(), BenchError> {
     if core >= CpuSet::MAX_CPU {
         return Err(BenchError::Usage(format!("there is no core {core}")));

@@ -1,6 +1,5 @@
-//! The cluster that is measured: server processes, and clients that reach them by the doors that
-//! every user has. The coordinator is a thread of this process; it does nothing while calls are
-//! measured.
+//! The measured cluster: server processes, and clients that connect as any user's client does. The
+//! coordinator is a thread of this process; it is idle while calls are measured.
 
 pub mod child;
 pub mod server;
@@ -26,20 +25,20 @@ use crate::error::BenchError;
 use crate::measure::{Meter, Usage};
 use child::Process;
 
-/// What a cluster is made of.
+/// Configuration of a cluster.
 #[derive(Debug, Clone)]
 pub struct BedConfig {
-    /// What carries the bytes.
+    /// Transport of all lanes.
     pub transport: Transport,
-    /// The RDMA device of servers and clients.
+    /// RDMA device of servers and clients.
     pub rdma_device: Option<RdmaDevice>,
-    /// Server processes.
+    /// Number of server processes.
     pub servers: u32,
-    /// Applier threads of each.
+    /// Applier threads of each server.
     pub appliers: u16,
-    /// Workers: clocks wait for all of them.
+    /// Number of workers; clocks wait for all of them.
     pub workers: u32,
-    /// Core of all servers.
+    /// Core that all servers are pinned to.
     pub pin: Option<usize>,
 }
 
@@ -57,35 +56,35 @@ impl BedConfig {
     }
 }
 
-/// The device that an order names.
+/// Parses the device name of a command.
 fn device(name: Option<&str>) -> Result<Option<RdmaDevice>, String> {
     let device = name.map(str::parse::<RdmaDevice>).transpose();
     device.map_err(str::to_owned)
 }
 
-/// What the environment says of lost packets.
+/// Reads the timeout for lost packets from the environment.
 fn rdma_timeout() -> Result<RdmaTimeout, String> {
     let said = RdmaTimeout::from_env().map_err(|e| e.to_string())?;
     Ok(said.unwrap_or_default())
 }
 
-/// A running cluster. It ends when it is dropped; drop its clients first.
+/// A running cluster. Dropping it ends it; its clients must be dropped first.
 #[derive(Debug)]
 pub struct Bed {
     config: BedConfig,
     coordinator: String,
     token: JobToken,
     servers: Vec<Process>,
-    /// Its end of file tells the coordinator to end.
+    /// End of file here makes the coordinator exit.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Bed {
-    /// Starts it; when this returns, every server has joined.
+    /// Starts the cluster; returns when every server has joined.
     ///
     /// # Errors
-    /// When a process cannot be started, or does not come up.
+    /// If a process cannot be started or does not join.
     pub fn start(config: BedConfig) -> Result<Self, BenchError> {
         let failed = |why: &dyn std::fmt::Display| BenchError::Process {
             name: "the coordinator".into(),
@@ -111,7 +110,7 @@ impl Bed {
         let thread = std::thread::Builder::new().name("tw-coordinator".into());
         let run = move || {
             crate::alloc::aside();
-            // Whoever waits for it then says that it is gone.
+            // If this fails, the processes that wait for the coordinator report that it is gone.
             let _ = serve(listening, &[told.as_fd()]);
         };
         let thread = thread.spawn(run).map_err(|e| failed(&e))?;
@@ -148,10 +147,10 @@ impl Bed {
         Ok(())
     }
 
-    /// The client of worker `rank`, for this thread.
+    /// Connects the client of worker `rank` for this thread.
     ///
     /// # Errors
-    /// When a server cannot be reached over the transport that was asked for.
+    /// If a server cannot be reached over the requested transport.
     pub fn client(&self, rank: u32, sync: SyncMode) -> Result<Client, BenchError> {
         let mut join = JoinConfig::new(self.coordinator.clone(), self.token.clone());
         join.rank = Some(rank);
@@ -164,7 +163,7 @@ impl Bed {
         Ok(job.connect()?)
     }
 
-    /// What a worker in a process of its own needs.
+    /// Parameters of a worker that runs in its own process.
     pub fn invitation(&self, rank: u32, sync: SyncMode) -> worker::Start {
         worker::Start {
             coordinator: self.coordinator.clone(),
@@ -176,22 +175,22 @@ impl Bed {
         }
     }
 
-    /// What it is made of.
+    /// Configuration that the cluster was started with.
     pub const fn config(&self) -> &BedConfig {
         &self.config
     }
 
-    /// The server processes.
+    /// Process ids of the servers.
     pub fn pids(&self) -> Vec<Pid> {
         self.servers.iter().map(Process::pid).collect()
     }
 
-    /// Stops server 0 for `time`, `after` from now, as a debugger or a full machine would.
+    /// Stops server 0 for `time`, `after` from now, like a debugger or an overloaded machine.
     pub fn pause_later(&self, after: Duration, time: Duration) -> Option<JoinHandle<()>> {
         let pid = self.servers.first()?.pid();
         let pause = move || {
             std::thread::sleep(after);
-            // A server that is gone is noticed by its client.
+            // The client reports a server that is gone.
             let _ = child::pause(pid, time);
         };
         std::thread::Builder::new().spawn(pause).ok()
@@ -210,7 +209,7 @@ impl Meter for Bed {
 
 impl Drop for Bed {
     fn drop(&mut self) {
-        // The coordinator orders the servers to end; then their input ends, and they with it.
+        // The coordinator ends the servers; then their input ends, and the processes exit.
         self.stop = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,5 +1,5 @@
-//! The server process of a run: a server as `tidewater server` starts it, that also tells what it
-//! has used.
+//! The server process of a run: a server as `tidewater server` starts it, which also reports its
+//! usage.
 
 use std::io;
 use std::net::Shutdown;
@@ -21,33 +21,33 @@ use crate::measure::Usage;
 /// Name of the hidden subcommand.
 pub const ROLE: &str = "__server";
 
-/// Who a server is. Secret: it holds the run's token, and goes through a pipe only.
+/// Start parameters of a server. Secret: they hold the run's token, and pass through a pipe only.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Start {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
-    /// The token, 64 hexadecimal digits.
+    /// Token of the run, 64 hexadecimal digits.
     pub token: String,
-    /// This server's number.
+    /// Number of this server, from 0.
     pub number: u32,
-    /// Servers of the run.
+    /// Number of servers in the run.
     pub servers: u32,
-    /// Applier threads of each.
+    /// Applier threads of each server.
     pub appliers: u16,
-    /// Client threads of the run, 0 where that is not to be known.
+    /// Client threads of the run; 0 hides the number from the server.
     pub clients: u32,
-    /// The RDMA device to serve through.
+    /// RDMA device that the server uses.
     pub rdma_device: Option<String>,
 }
 
-/// What a running server is asked: what it has used. Answer: [`Usage`].
+/// Command to a running server: report the usage. The answer is a [`Usage`].
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report;
 
 /// Runs a server until its input ends.
 ///
 /// # Errors
-/// When it cannot start, or the parent talks nonsense.
+/// If it cannot start, or the parent sends something that is no command.
 pub fn run() -> Result<(), BenchError> {
     let mut orders = Orders::new();
     let Some(start) = orders.take::<Start>()? else {
@@ -87,11 +87,11 @@ pub fn run() -> Result<(), BenchError> {
     answer(&())?;
     let ended = server.run(&[told.as_fd()]);
     ended.map_err(|e| failed(e.to_string()))?;
-    // A server that the coordinator ended leaves the desk waiting for the parent: it will end too.
+    // After the coordinator has ended the server, the desk still waits for the parent, which exits too.
     desk.join().unwrap_or(Ok(()))
 }
 
-/// Answers the parent until it goes.
+/// Answers the parent's commands until its input ends.
 fn tell() -> Result<(), BenchError> {
     let mut orders = Orders::new();
     while orders.take::<Report>()?.is_some() {

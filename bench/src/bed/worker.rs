@@ -1,7 +1,7 @@
-//! Worker processes: what many clients do at the same time.
+//! Worker processes: the load of many concurrent clients.
 //!
-//! A worker joins, makes its table, and then works in slices: each order starts one, each answer
-//! says what it measured. Between slices it sleeps.
+//! A worker joins, creates its table, and then works in slices. Each command starts a slice; each
+//! answer holds the slice's measurements. Between slices the worker sleeps.
 
 use std::time::Duration;
 
@@ -21,90 +21,90 @@ use crate::subject::{Kind, Plot, Subject, poison};
 /// Name of the hidden subcommand.
 pub const ROLE: &str = "__worker";
 
-/// Who a worker is. Secret: it holds the run's token, and goes through a pipe only.
+/// Start parameters of a worker. Secret: they hold the run's token, and pass through a pipe only.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Start {
     /// `HOST:PORT` of the coordinator.
     pub coordinator: String,
-    /// The token, 64 hexadecimal digits.
+    /// Token of the run, 64 hexadecimal digits.
     pub token: String,
-    /// Its rank.
+    /// Rank of this worker.
     pub rank: u32,
-    /// What carries the bytes.
+    /// Transport of the lanes.
     pub transport: Transport,
-    /// The RDMA device to reach servers through.
+    /// RDMA device for the lanes to the servers.
     pub rdma_device: Option<String>,
-    /// BSP, SSP or ASP.
+    /// Sync mode: BSP, SSP or ASP.
     pub sync: String,
 }
 
-/// What a worker does in its slices.
+/// Load of a worker in its slices.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub enum Task {
-    /// Pulls random rows of its own part of a sparse table, pushes to them, waits until that is
+    /// Pulls random rows of its part of a sparse table, pushes to them, and waits until the push is
     /// applied.
     Rows {
         /// Elements of a row.
         dim: usize,
-        /// Rows of its part.
+        /// Rows in the worker's part.
         rows: u64,
         /// Rows of a call.
         call_rows: usize,
-        /// Workers of the run.
+        /// Number of workers in the run.
         workers: u32,
         /// Seed of keys and values.
         seed: u64,
     },
-    /// Ticks, and waits until all others have.
+    /// Ticks, and waits until all other workers have ticked.
     Ticks,
-    /// Comes to a barrier of the coordinator's.
+    /// Enters a barrier of the coordinator.
     Barrier,
-    /// Pulls a whole dense table, pushes a gradient to all of it, and ticks.
+    /// Pulls a complete dense table, pushes a gradient to all of it, and ticks.
     Dense {
-        /// Bytes of the table.
+        /// Size of the table, bytes.
         bytes: u64,
-        /// Workers of the run.
+        /// Number of workers in the run.
         workers: u32,
     },
 }
 
-/// One slice. Workers that wait for each other get a number of samples, others a time.
+/// Limits of one slice. Workers that wait for each other get a sample count, others a time.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct Slice {
-    /// Most samples.
+    /// Maximum number of samples.
     pub iters: u64,
-    /// Longest time, milliseconds.
+    /// Longest time of a slice, milliseconds.
     pub millis: u64,
 }
 
-/// What a worker measured in a slice.
+/// Measurements of a worker in one slice.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Report {
-    /// Values of the histogram.
+    /// Buckets of the histogram: value and count.
     pub buckets: Vec<(u64, u64)>,
-    /// Calls.
+    /// Number of calls made.
     pub calls: u64,
     /// Payload bytes of a call.
     pub bytes: u64,
-    /// Time of the samples, nanoseconds.
+    /// Sum of the sample times, nanoseconds.
     pub time_ns: u64,
-    /// Time from the first to the last, checks included, nanoseconds.
+    /// Time from the first sample to the last, checks included, nanoseconds.
     pub wall_ns: u64,
-    /// Wrong values.
+    /// Number of wrong values.
     pub wrong: u64,
-    /// What its thread used.
+    /// Usage of the worker's thread.
     pub used: Usage,
 }
 
-/// Workers of a bed, each a process.
+/// Worker processes of a cluster.
 #[derive(Debug)]
 pub struct Crew(Vec<Process>);
 
 impl Crew {
-    /// Starts `bed`'s workers from rank `first` on; returns when all have joined.
+    /// Starts workers of `bed` from rank `first` on; returns when all have joined.
     ///
     /// # Errors
-    /// When a process cannot be started or does not come up.
+    /// If a process cannot be started or does not join.
     pub fn start(bed: &Bed, first: u32, task: Task, sync: SyncMode) -> Result<Self, BenchError> {
         let mut crew = Vec::new();
         for rank in first..bed.config().workers {
@@ -119,20 +119,20 @@ impl Crew {
         Ok(Self(crew))
     }
 
-    /// Workers.
+    /// Number of worker processes.
     pub const fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no workers.
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Has the first `count` workers do a slice at the same time.
+    /// Runs a slice on the first `count` workers concurrently.
     ///
     /// # Errors
-    /// When one has failed.
+    /// If a worker fails.
     pub fn work(&mut self, count: usize, slice: Slice) -> Result<Vec<Report>, BenchError> {
         let some = &mut self.0[..count];
         for process in &mut *some {
@@ -142,25 +142,25 @@ impl Crew {
     }
 }
 
-/// What several workers measured at the same time, as one.
+/// Combined measurements of several concurrent workers.
 #[derive(Debug)]
 pub struct Together {
-    /// All samples.
+    /// Samples of all workers.
     pub samples: Samples,
-    /// Calls a second, all workers together: each by its own time.
+    /// Calls a second: the sum of the workers' rates, each over its own time.
     pub calls_per_s: f64,
     /// Payload bytes of a call.
     pub bytes: u64,
-    /// Wrong values.
+    /// Number of wrong values.
     pub wrong: u64,
-    /// What their threads used.
+    /// Usage of the workers' threads.
     pub used: Usage,
-    /// Slowest worker's calls a second by the fastest's.
+    /// Calls a second of the slowest worker divided by those of the fastest.
     pub evenness: f64,
 }
 
 impl Together {
-    /// Of reports.
+    /// Combines the reports of several workers.
     pub fn of(reports: &[Report]) -> Self {
         let mut all = Self {
             samples: Samples::new(Duration::ZERO),
@@ -190,7 +190,7 @@ impl Together {
 /// Runs a worker until its input ends.
 ///
 /// # Errors
-/// When it cannot join, or the parent talks nonsense.
+/// If it cannot join, or the parent sends something that is no command.
 pub fn run() -> Result<(), BenchError> {
     let mut orders = Orders::new();
     let Some(start) = orders.take::<Start>()? else {
@@ -267,13 +267,13 @@ fn obey(orders: &mut Orders, work: &mut dyn Work) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// A step as a training program makes it.
+/// One training step: pull, push, wait.
 #[derive(Debug)]
 struct RowStep<'c> {
     subject: Subject<'c>,
     out: Vec<f32>,
     batch: usize,
-    /// Whether the subject has not been told of this step's push.
+    /// Whether this step's push is still missing in the subject's counts.
     pushed: bool,
 }
 
@@ -308,7 +308,7 @@ impl Work for RowStep<'_> {
         self.subject.wait(&ticket)
     }
 
-    /// What was pulled is what was there before this step's push.
+    /// The pulled values are those before this step's push.
     fn check(&mut self) -> u64 {
         self.subject.wrong(self.batch, &self.out)
     }

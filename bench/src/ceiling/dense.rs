@@ -1,4 +1,4 @@
-//! The passes of a dense BSP step over memory, and nothing else: no lane, clock, version or wait.
+//! The memory passes of a dense BSP step alone: no lane, clock, version or wait.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use tidewater_runtime::clock;
 
 use crate::error::BenchError;
 
-/// Bytes of a lane's ring, and of its staging.
+/// Bytes of a lane's ring, and of its staging area.
 const RING: usize = 1 << 20;
 /// Bytes that a tick reduces at a time.
 const TICK: usize = 16 << 10;
-/// Elements of a row of the kernel that checks them.
+/// Elements of a row in the kernel that checks gradients.
 const DIM: usize = 1024;
 
-/// What one thread holds: its part of the table, and what every worker has of that part.
+/// Memory of one thread: its part of the table, and every worker's copy of that part.
 #[derive(Debug)]
 struct Part {
     parameters: Vec<f32>,
     workers: Vec<Worker>,
     payload: Vec<u8>,
     kernel: RowKernel,
-    /// Bytes that go through all passes of a push before the next.
+    /// Bytes that go through all passes of a push before the next piece.
     piece: usize,
 }
 
@@ -59,7 +59,7 @@ impl Part {
         })
     }
 
-    /// One step; whether all gradients were finite.
+    /// Runs one step; returns whether all gradients were finite.
     fn step(&mut self) -> bool {
         for worker in &mut self.workers {
             worker.pulled.copy_from_slice(&self.parameters);
@@ -104,18 +104,18 @@ impl Part {
     }
 }
 
-/// Threads that share a table, each its part of every worker's pull, push and tick.
+/// Threads that share a table; each handles its part of every worker's pull, push and tick.
 #[derive(Debug)]
 pub struct Passes {
     parts: Vec<Part>,
 }
 
 impl Passes {
-    /// Of a table of `bytes`; a push takes `piece` bytes, a part of 1 MiB, through all its passes
-    /// before it begins with the next.
+    /// Creates a table of `bytes`. A push takes `piece` bytes, a divisor of 1 MiB, through all its passes
+    /// before the next piece.
     ///
     /// # Errors
-    /// Never, but the kernel's.
+    /// Only errors of the kernel's creation.
     pub fn new(
         bytes: usize,
         workers: usize,
@@ -130,7 +130,7 @@ impl Passes {
         Ok(passes)
     }
 
-    /// Steps a second of some, and parts whose gradients were taken for infinite.
+    /// Runs `steps` steps; returns steps a second and the parts with non-finite gradients.
     pub fn steps(&mut self, steps: u32) -> (f64, u64) {
         let mut took = Duration::ZERO;
         let mut wrong = 0;
@@ -158,7 +158,7 @@ mod tests {
         let (_, wrong) = passes.steps(1);
         assert_eq!(wrong, 0);
         for part in &mut passes.parts {
-            // Two steps of three gradients of 1 were taken off.
+            // Two steps of three gradients of 1 were subtracted.
             assert!(part.parameters.iter().all(|p| *p == 1.0 - 6.0));
             let pulled = |w: &Worker| w.pulled.iter().all(|p| *p == 1.0 - 3.0);
             assert!(part.workers.iter().all(pulled));

@@ -1,4 +1,4 @@
-//! Memory: a copy, and a bare gather of rows.
+//! Memory ceilings: a copy, and a bare gather of rows.
 
 use std::sync::Barrier;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tidewater_runtime::mem::Region;
 use crate::error::BenchError;
 use crate::measure::Work;
 
-/// `memcpy` of one buffer to another.
+/// `memcpy` from one buffer to another.
 #[derive(Debug)]
 pub struct Memcpy {
     from: Vec<u8>,
@@ -21,7 +21,7 @@ pub struct Memcpy {
 }
 
 impl Memcpy {
-    /// Of `bytes` a call.
+    /// Creates copies of `bytes` a call.
     pub fn new(bytes: u64, calls: u64) -> Self {
         Self {
             from: vec![1; bytes as usize],
@@ -65,7 +65,7 @@ impl Work for Memcpy {
     }
 }
 
-/// Rows taken from random places, copied and hashed, and nothing else: no key, no index, no call.
+/// Random rows, copied and hashed: no key, no index, no call.
 #[derive(Debug)]
 pub struct Gather {
     memory: Region,
@@ -73,20 +73,19 @@ pub struct Gather {
     batches: Vec<Vec<u64>>,
     out: Vec<u8>,
     turn: usize,
-    /// Keeps the hashes from being left out.
+    /// Keeps the compiler from removing the hashes.
     sum: u64,
 }
 
-/// Rows whose lines are touched together before they are copied: as many as the core can wait for
-/// at a time.
+/// Rows touched together before they are copied: as many cache misses as the core can keep in flight.
 const AHEAD: usize = 16;
 const LINE: usize = 64;
 
 impl Gather {
-    /// From `rows` rows of `payload` bytes, `call_rows` a call.
+    /// Gathers from `rows` rows of `payload` bytes, `call_rows` a call.
     ///
     /// # Errors
-    /// Without memory for them.
+    /// If memory for the rows cannot be allocated.
     pub fn new(payload: usize, rows: u64, call_rows: usize, seed: u64) -> Result<Self, BenchError> {
         let layout = RowLayout::new(payload);
         let bytes = rows as usize * layout.stride;
@@ -94,7 +93,7 @@ impl Gather {
             what: "take memory for a ceiling".into(),
             source: std::io::Error::other(e),
         };
-        // As a server's: one memfd, mapped.
+        // Like a server's memory: one memfd, mapped.
         let (memory, _) = Region::memfd("bench-gather", bytes).map_err(failed)?;
         let words = memory.words_mut(0, bytes).map_err(failed)?;
         let mut content = vec![0; payload];
@@ -144,7 +143,7 @@ impl Work for Gather {
         let rows = self.batches[self.turn].chunks(AHEAD);
         let outs = self.out.chunks_mut(AHEAD * payload_bytes);
         for (rows, outs) in rows.zip(outs) {
-            // Loads that do not wait for each other: what a prefetch does, in safe Rust.
+            // Independent loads: a prefetch in safe Rust.
             for row in rows {
                 let at = *row as usize * stride;
                 for line in (at..at + read).step_by(LINE) {
@@ -170,20 +169,20 @@ impl Work for Gather {
     }
 }
 
-/// Random rows, `call_rows` for a call.
+/// Random row numbers, `call_rows` for each call.
 pub(super) fn random_batches(rows: u64, call_rows: usize, seed: u64) -> Vec<Vec<u64>> {
     let row = |b: u64, n: u64| mix64((b << 32 | n) ^ seed) % rows;
     let batch = |b| (0..call_rows as u64).map(|n| row(b, n)).collect();
     (0..64).map(batch).collect()
 }
 
-/// What all bytes of a row are.
+/// Value of all bytes of a row.
 pub(super) fn byte_of(row: u64) -> u8 {
     mix64(row) as u8
 }
 
 /// Bytes a second that `threads` threads copy together, each its own `bytes` from memory to memory:
-/// the machine's memory traffic, in bytes copied.
+/// the machine's memory bandwidth, in bytes copied.
 pub fn copy_speed(bytes: usize, threads: usize, time: Duration) -> f64 {
     let start = Barrier::new(threads);
     let one = || {

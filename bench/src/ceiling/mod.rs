@@ -1,4 +1,4 @@
-//! Raw ceilings: what the machine does without us, measured by the same core in the same minute.
+//! Raw ceilings: the machine's limits without Tidewater, measured by the same core in the same minute.
 //!
 //! | ceiling | is the limit of |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! A shared-memory ping: bytes there and back between two threads that watch a cache line each.
+//! A shared-memory ping-pong: bytes there and back between two threads that poll a cache line each.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -14,12 +14,12 @@ use crate::measure::Work;
 const ASK: usize = 0;
 const ANSWER: usize = 128;
 const BODY: usize = 256;
-/// What the asker writes to send the other thread to sleep.
+/// Word that the asker writes to make the other thread sleep.
 const REST: u64 = u64::MAX;
-/// Looks between two yield_backoff of the core: the two may share one.
+/// Polls between two yields of the core, which both threads may share.
 const YIELD_EVERY: u32 = 256;
 
-/// `to` bytes there, `back` bytes back.
+/// A ping of `to` bytes with an answer of `back` bytes.
 #[derive(Debug)]
 pub struct Ping {
     memory: Arc<Region>,
@@ -35,7 +35,7 @@ impl Ping {
     /// Starts the other thread.
     ///
     /// # Errors
-    /// Without memory or a thread.
+    /// If memory or a thread cannot be allocated.
     pub fn new(to: usize, back: usize, calls: u64) -> Result<Self, BenchError> {
         let failed = |source| BenchError::System {
             what: "start a ping".into(),
@@ -62,8 +62,8 @@ impl Ping {
     }
 }
 
-/// Waits until a word holds something else than `old`; gives the core away now and then. Who waits
-/// too long is told to rest.
+/// Waits until a word differs from `old`, and yields the core now and then. Returns [`REST`] after
+/// [`DATA_DEADLINE`].
 fn watch(memory: &Region, at: usize, old: u64) -> u64 {
     let Ok(words) = memory.words(at, 8) else {
         return REST;
@@ -122,7 +122,7 @@ impl Work for Ping {
         if let (Ok(words), Some(wake)) = (self.memory.words_mut(0, BODY), &self.wake) {
             words.store_release(ANSWER, self.count);
             words.store_release(ASK, self.count);
-            // A thread that is gone answers nothing, and `sample` says so.
+            // A thread that is gone answers nothing; `sample` reports that.
             let _ = wake.send(());
         }
     }

@@ -1,5 +1,5 @@
-//! Rows from random places of another process, through a blocking socket: what a pull of many rows
-//! over TCP has to do, without key, index, table and call.
+//! Random rows of another process through a blocking socket, without key, index, table and call. This
+//! is the minimum work of a pull of many rows over TCP.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -14,17 +14,17 @@ use super::socket::{Job, MESSAGE_MAX, Wire, wire};
 use crate::error::BenchError;
 use crate::measure::Work;
 
-/// What asks for a row: where it is, and its length.
+/// Bytes of a row request: location and length.
 const ASK: usize = 16;
-/// Rows that are asked of memory ahead of the one that is copied.
+/// Rows prefetched ahead of the one that is copied.
 const AHEAD: usize = 32;
-/// Bytes that are sent before the rest is copied, where the receiver has a core of its own.
+/// Bytes sent before the rest is copied, if the receiver has its own core.
 const PIECE: usize = 32 << 10;
-/// Bytes of a receive.
+/// Bytes of one receive call.
 const RECEIVE: usize = 64 << 10;
 const SALT: u64 = 1;
 
-/// A table, and how many of its rows make a call.
+/// Shape of a table and of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {
     rows: u64,
@@ -38,7 +38,7 @@ impl Shape {
         [self.rows, call]
     }
 
-    /// `None` for one that takes too much memory, or has no rows.
+    /// `None` if the shape takes too much memory, or has no rows.
     pub(super) fn from_words([rows, call]: [u64; 2]) -> Option<Self> {
         let shape = Self {
             rows,
@@ -54,7 +54,7 @@ impl Shape {
         RowLayout::new(self.payload as usize)
     }
 
-    /// The table, as a server's: one memfd, mapped.
+    /// Allocates the table like a server's memory: one memfd, mapped.
     fn memory(&self) -> io::Result<Region> {
         let layout = self.layout();
         let bytes = self.rows as usize * layout.stride;
@@ -72,7 +72,7 @@ impl Shape {
     }
 }
 
-/// The other end: copies what is asked for behind each other, and sends it.
+/// The remote end: copies the requested rows into a buffer and sends it.
 pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
     let (memory, layout) = (shape.memory()?, shape.layout());
     let (calls, read) = (shape.call_rows as usize, layout.read_bytes());
@@ -102,7 +102,7 @@ pub(super) fn answer(peer: &mut TcpStream, shape: Shape) -> io::Result<()> {
     }
 }
 
-/// Calls for random rows, so many under way; each row is verified as it comes, and copied.
+/// Calls for random rows, several in flight; each row is verified on arrival, and copied.
 #[derive(Debug)]
 pub struct FarRows {
     wire: Wire,
@@ -118,11 +118,11 @@ pub struct FarRows {
 }
 
 impl FarRows {
-    /// From `rows` rows of `payload` bytes, `call_rows` a call, `depth` calls under way; on one core
-    /// if `pin` says so.
+    /// Reads from `rows` rows of `payload` bytes, `call_rows` a call, `depth` calls in flight; on core
+    /// `pin` if given.
     ///
     /// # Errors
-    /// Without a process or a connection.
+    /// If a process or a connection cannot be created.
     pub fn new(
         (rows, payload, call_rows): (u64, usize, usize),
         (depth, calls): (u64, u64),

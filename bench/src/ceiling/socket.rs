@@ -1,4 +1,4 @@
-//! Plain TCP over loopback, blocking, between two processes: an echo, a stream, and the other end of
+//! Plain blocking TCP over loopback between two processes: an echo, a stream, and the remote end of
 //! `rows`.
 
 use std::io::{self, Read, Write};
@@ -15,21 +15,21 @@ use crate::measure::Work;
 pub const ROLE: &str = "__wire";
 /// Bytes of one read or write of a stream.
 const STREAM_BYTES: usize = 1 << 20;
-/// The request for a stream's bytes, or the receipt for them.
+/// Bytes of a stream's request or receipt.
 const NOTE: usize = 8;
-/// Largest message that the other end makes room for.
+/// Largest message that the remote end accepts, bytes.
 pub(super) const MESSAGE_MAX: u64 = 1 << 30;
 
-/// What the other end of a connection does.
+/// Job of the remote end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Job {
-    /// Reads `to` bytes and answers `back`, again and again.
+    /// Reads `to` bytes and answers `back` bytes, repeatedly.
     Echo { to: u64, back: u64 },
-    /// Reads `bytes` and answers a note.
+    /// Reads `bytes` bytes and answers a note.
     Sink { bytes: u64 },
-    /// Reads a note and answers `bytes`.
+    /// Reads a note and answers `bytes` bytes.
     Source { bytes: u64 },
-    /// Reads a list of rows and answers them, again and again.
+    /// Reads a list of rows and answers with the rows, repeatedly.
     Rows(Shape),
 }
 
@@ -58,17 +58,17 @@ impl Job {
     }
 }
 
-/// The other process: serves one connection after the other, until its input ends.
+/// The remote process: serves one connection after the other, until its input ends.
 ///
 /// # Errors
-/// When it cannot listen.
+/// If it cannot listen.
 pub fn serve() -> Result<(), BenchError> {
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let listener = listener.map_err(wire)?;
     answer(&listener.local_addr().map_err(wire)?.port())?;
     std::thread::spawn(move || {
         for connection in listener.incoming() {
-            // A connection that ends ends its job; the next one begins another.
+            // The end of a connection ends its job; the next connection begins another.
             let _ = connection.and_then(register);
         }
     });
@@ -135,7 +135,7 @@ fn give(peer: &mut TcpStream, bytes: u64, block: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// The other process and a connection to it.
+/// A remote process and a connection to it.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) peer: TcpStream,
@@ -166,7 +166,7 @@ impl Wire {
     }
 }
 
-/// `to` bytes there, `back` bytes back, one after the other.
+/// Echoes one after the other: `to` bytes there, `back` bytes back.
 #[derive(Debug)]
 pub struct Echo {
     wire: Wire,
@@ -176,10 +176,10 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// Starts the other process, on one core if `pin` says so.
+    /// Starts the remote process, on core `pin` if given.
     ///
     /// # Errors
-    /// Without a process or a connection.
+    /// If a process or a connection cannot be created.
     pub fn new(to: u64, back: u64, calls: u64, pin: Option<usize>) -> Result<Self, BenchError> {
         Ok(Self {
             wire: Wire::open(Job::Echo { to, back }, pin)?,
@@ -214,17 +214,17 @@ impl Work for Echo {
     }
 }
 
-/// Which way a stream flows.
+/// Direction of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
-    /// From this process.
+    /// From this process to the remote one.
     There,
-    /// To this process.
+    /// From the remote process to this one.
     Back,
 }
 
-/// Messages of one size in one direction, as fast as the socket takes them; a sample is over when
-/// the receiver has all of it.
+/// Messages of one size in one direction at the socket's full rate; a sample ends when the receiver
+/// has all of it.
 #[derive(Debug)]
 pub struct Stream {
     wire: Wire,
@@ -235,10 +235,10 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Starts the other process, on one core if `pin` says so.
+    /// Starts the remote process, on core `pin` if given.
     ///
     /// # Errors
-    /// Without a process or a connection.
+    /// If a process or a connection cannot be created.
     pub fn new(flow: Flow, bytes: u64, calls: u64, pin: Option<usize>) -> Result<Self, BenchError> {
         let all = bytes * calls;
         let job = match flow {

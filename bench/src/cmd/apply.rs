@@ -1,4 +1,4 @@
-//! `apply`: rows a second that one applier applies, by rule.
+//! `apply`: rows a second that one applier applies, for each rule.
 
 use clap::Args;
 
@@ -12,7 +12,7 @@ use crate::measure::{self, NoPeer, Pace, Work, timer_cost};
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 
-/// `apply`.
+/// Options of the subcommand `apply`.
 #[derive(Debug, Clone, Args)]
 pub struct ApplyArgs {
     /// Rules: a list of sum, assign, sgd, momentum, nesterov, adagrad, adam, ftrl [default: all]
@@ -21,15 +21,15 @@ pub struct ApplyArgs {
     /// Elements (f32) of a row: a list
     #[arg(long, default_value = "16,64", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub dims: Vec<u32>,
-    /// What every measurement takes.
+    /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// `apply`.
+/// Runs `apply`.
 ///
 /// # Errors
-/// An unknown rule; without memory.
+/// An unknown rule, or no memory.
 pub fn run(args: &ApplyArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     let all = rules();

@@ -1,4 +1,4 @@
-//! The subcommands: each plans its works, has the core measure them, and prints the rows.
+//! The subcommands: each plans works, runs them in the measuring core, and prints the rows.
 
 pub mod apply;
 pub mod compare;
@@ -22,7 +22,7 @@ const AUDIT_EVERY: u64 = 4096;
 /// Calls between two audits at most: known values end after some millions of pushes to a row.
 const AUDIT_CALLS_MAX: u64 = 1 << 20;
 
-/// The plan that options give, for samples of `calls` calls.
+/// The plan that the options give, for samples of `calls` calls.
 pub(crate) fn plan(
     common: &Common,
     (op, calls): (Op, u64),
@@ -37,15 +37,15 @@ pub(crate) fn plan(
         timer_cost,
         audit_every: match (pace, op) {
             (Pace::Closed, Op::Push) => AUDIT_EVERY.min(AUDIT_CALLS_MAX / calls).max(1),
-            // An audit among samples that come due would be counted as the server's pause.
+            // An audit between samples of an open loop would be counted as a pause of the server.
             (Pace::Open(_), Op::Push) => 0,
-            // What a pull brings is checked sample by sample.
+            // The values of a pull are checked sample by sample.
             (_, Op::Pull) => 0,
         },
     }
 }
 
-/// Keeps this thread on the core that the options name.
+/// Pins this thread to the core that the options name.
 pub(crate) fn pin_client(common: &Common) -> Result<(), BenchError> {
     common.pin.map_or(Ok(()), |core| pin(None, core))
 }

@@ -1,4 +1,4 @@
-//! `scale`: many workers, several servers; what all of them do together.
+//! `scale`: the combined rate of many workers on several servers.
 
 use std::time::Duration;
 
@@ -14,16 +14,16 @@ use crate::measure::{Measured, Meter, Pace, Usage, timer_cost};
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 
-/// Rows of each worker's part of the table.
+/// Rows in each worker's part of the table.
 pub(crate) const PART_ROWS: u64 = 4096;
 
-/// `scale`.
+/// Options of the subcommand `scale`.
 #[derive(Debug, Clone, Args)]
 pub struct ScaleArgs {
-    /// Workers, each a process: a list
+    /// Worker processes: a list
     #[arg(long, default_value = "1,2,4,8,16,32,64", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: Vec<u32>,
-    /// Servers, each a process: a list
+    /// Server processes: a list
     #[arg(long, default_value = "1,2,4,8", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=64))]
     pub servers: Vec<u32>,
     /// Elements (f32) of a row
@@ -32,18 +32,18 @@ pub struct ScaleArgs {
     /// Rows that a step pulls, and pushes to
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub batch: u32,
-    /// Rows of each worker's part of the table
+    /// Rows in each worker's part of the table
     #[arg(long, default_value_t = PART_ROWS, value_name = "N", value_parser = clap::value_parser!(u64).range(256..=65536))]
     pub part: u64,
-    /// What every measurement takes.
+    /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// `scale`.
+/// Runs `scale`.
 ///
 /// # Errors
-/// What the first worker that fails fails with.
+/// The error of the first worker that fails.
 pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     let most = args.workers.iter().copied().max().unwrap_or(1);
@@ -90,7 +90,7 @@ pub fn run(args: &ScaleArgs) -> Result<Failures, BenchError> {
     sheet.finish()
 }
 
-/// A row, steps a second of all workers, and the slowest worker's part of the fastest's.
+/// Measures a row: steps a second of all workers, and the slowest worker's rate by the fastest's.
 fn measure(
     args: &ScaleArgs,
     servers: u32,
@@ -119,7 +119,7 @@ fn measure(
     Ok((together(label, all, server), told))
 }
 
-/// The row of several workers: rates are of all together.
+/// Builds the row of several workers; rates are the sum of all.
 pub(crate) fn together(label: Label, all: Together, server: Usage) -> Row {
     let wall = Duration::from_secs_f64(all.samples.calls() as f64 / all.calls_per_s.max(1e-9));
     let measured = Measured {

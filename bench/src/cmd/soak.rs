@@ -1,4 +1,4 @@
-//! `soak`: a long mixed load; values, memory and allocations.
+//! `soak`: a long mixed load; checks values, memory and allocations.
 
 use std::time::Duration;
 
@@ -18,53 +18,53 @@ use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
 use crate::subject::{Kind, Plot, Subject};
 
-/// Rows of the table, and elements of each.
+/// Rows in the table, and elements of each.
 const ROWS: u64 = 100_000;
 const DIM: usize = 16;
 /// Calls of a sample.
 const CALLS: u64 = 1024;
-/// Calls under way at a time.
+/// Number of calls in flight.
 const WINDOW: usize = 64;
-/// Intervals after which memory is expected to stay: pools have grown to what the load needs.
+/// Intervals after which memory should be constant: pools have grown to the size of the load.
 const SETTLED: usize = 2;
 
-/// `soak`.
+/// Options of the subcommand `soak`.
 #[derive(Debug, Clone, Args)]
 pub struct SoakArgs {
-    /// How long it lasts
+    /// Duration of the load
     #[arg(long = "for", value_parser = parse_duration, default_value = "60s", value_name = "TIME")]
     pub lasts: Duration,
-    /// Ends it after this many calls, too
+    /// Stop after this many calls at the latest
     #[arg(long, value_name = "N", value_parser = parse_bytes)]
     pub ops: Option<u64>,
-    /// Time between two looks at memory; half of it pulls, half pushes
+    /// Time between two memory checks; half of it pulls, half pushes
     #[arg(long, value_parser = parse_duration, default_value = "2s", value_name = "TIME")]
     pub interval: Duration,
-    /// Fails (exit 1) when client and servers together grow by more than this many bytes after the
-    /// second interval
+    /// Fail (exit 1) if client and servers together grow by more than this many bytes after the second
+    /// interval
     #[arg(long, default_value = "4M", value_name = "BYTES", value_parser = parse_bytes)]
     pub max_growth: u64,
-    /// Server processes
+    /// Number of server processes
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub servers: u32,
-    /// What every measurement takes.
+    /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// What a soak found.
+/// Result of a soak.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Soaked {
-    /// Calls made.
+    /// Number of calls made.
     pub(crate) calls: u64,
-    /// Bytes that client and servers grew by after they had settled.
+    /// Growth of client and servers after they had settled, bytes.
     pub(crate) growth: u64,
 }
 
-/// `soak`.
+/// Runs `soak`.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     let mut bed = Bed::start(BedConfig {
@@ -102,11 +102,11 @@ pub fn run(args: &SoakArgs) -> Result<Failures, BenchError> {
     Ok(failures)
 }
 
-/// Pulls and pushes in turn until time or calls are over; tells each row, and what is resident at
-/// the client and at the servers.
+/// Alternates pulls and pushes until the time or the calls are used up. Passes each row and the
+/// resident memory of client and servers to `tell`.
 ///
 /// # Errors
-/// What the first call that fails fails with, or `tell`.
+/// The error of the first call that fails, or of `tell`.
 pub(crate) fn soak(
     args: &SoakArgs,
     bed: &mut Bed,

@@ -18,64 +18,63 @@ use crate::sheet::{Failures, Sheet};
 use crate::sizes::parse_bytes;
 use crate::subject::{Kind, Plot, Subject};
 
-/// A raw ceiling is measured for this long.
+/// Measuring time of a raw ceiling.
 const CEILING_TIME: Duration = Duration::from_millis(200);
-/// Bytes that a push or a request sends for a row beside its values: key and location.
+/// Bytes of a row in a push or a request besides its values: key and location.
 const ROW_NOTE_BYTES: u64 = 16;
-/// Elements of a row at most.
+/// Maximum number of elements in a row.
 const DIM_MAX: i64 = 16_384;
 
 /// Kinds of tables that have rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum RowTable {
-    /// A dense table by rows.
+    /// Dense table addressed by rows.
     Rows,
-    /// Rows by key.
+    /// Sparse table addressed by keys.
     Sparse,
-    /// Both.
+    /// Both kinds of tables.
     All,
 }
 
-/// `sparse`.
+/// Options of the subcommand `sparse`.
 #[derive(Debug, Clone, Args)]
 pub struct SparseArgs {
-    /// Rows of the table
+    /// Rows in the table
     #[arg(long, default_value = "1M", value_name = "N", value_parser = parse_bytes)]
     pub rows: u64,
     /// Elements (f32) of a row
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=DIM_MAX))]
     pub dim: u32,
-    /// Rows of a call, at random
+    /// Random rows of a call
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub batch: u32,
-    /// Calls under way at a time (not for pulls over shared memory, where a call is over when it
-    /// returns)
+    /// Calls in flight (not for pulls over shared memory, where a call ends when it returns)
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=256))]
     pub window: u32,
-    /// Calls to measure
+    /// Direction of the measured calls
     #[arg(long, value_enum, default_value = "all")]
     pub op: OpChoice,
     /// Tables to measure them on
     #[arg(long, value_enum, default_value = "sparse")]
     pub table: RowTable,
-    /// How pulls read
+    /// Read mode of pulls
     #[arg(long, value_enum, default_value = "consistent")]
     pub mode: Mode,
-    /// Server processes
+    /// Number of server processes
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub servers: u32,
-    /// Calls come due at this rate a second, whatever happens; latency from when a call was due
+    /// Start calls at this fixed rate a second; latency counts from the due time
     #[arg(long, value_name = "RATE", value_parser = parse_limit, conflicts_with = "window")]
     pub open_loop: Option<f64>,
-    /// What every measurement takes.
+    /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// `sparse`.
+/// Runs `sparse`.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn run(args: &SparseArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     if args.rows == 0 || args.rows.saturating_mul(u64::from(args.dim)) > 1 << 32 {
@@ -190,8 +189,8 @@ fn measure_one(
     Ok(Row::new(label, &measured, calls, pace))
 }
 
-/// Over shared memory a bare gather of as many rows (or a ping with the bytes of a push); over TCP
-/// an echo with the bytes that a request or an acknowledgement needs.
+/// Ceiling over shared memory: a bare gather of as many rows, or a ping with the bytes of a push. Over
+/// TCP: an echo with the bytes of a request or an acknowledgement.
 fn ceiling(args: &SparseArgs, op: Op, timer: Duration) -> Result<Option<Ceiling>, BenchError> {
     let common = &args.common;
     let Some(wire) = common.transport.wire().filter(|_| !common.no_ceiling) else {

@@ -1,4 +1,4 @@
-//! `ssp`: from a tick until all see it, and barriers.
+//! `ssp`: from a tick until every worker sees it, and barriers.
 
 use std::time::Duration;
 
@@ -18,39 +18,38 @@ use crate::measure::{self, Meter, Pace, timer_cost};
 use crate::row::{Label, Row};
 use crate::sheet::{Failures, Sheet};
 
-/// Ticks or barriers of one slice of workers that wait for each other.
+/// Ticks or barriers in one slice of workers that wait for each other.
 const SLICE_TICKS: u64 = 200;
-/// A worker that is not done by then has lost its others.
+/// Time after which a worker has lost the others.
 const SLICE_LIMIT: Duration = Duration::from_secs(120);
 
-/// `ssp`.
+/// Options of the subcommand `ssp`.
 #[derive(Debug, Clone, Args)]
 pub struct SspArgs {
-    /// Workers: a list
+    /// Number of workers: a list
     #[arg(long, default_value = "1,2,4,8", value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=256))]
     pub workers: Vec<u32>,
-    /// Server processes
+    /// Number of server processes
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub servers: u32,
-    /// What every measurement takes.
+    /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// Sections: who the workers are, and what they do.
+/// Sections: where the workers run, and their load.
 #[derive(Debug, Clone, Copy)]
 enum Who {
-    /// Sessions of one thread: the last one's tick until it sees it, which is the way of a tick and
-    /// nothing else.
+    /// Sessions of one thread: the last one's tick until it sees it, the pure path of a tick.
     Thread,
-    /// Processes that tick and wait for each other, as BSP does.
+    /// Processes that tick and wait for each other, as in BSP.
     Processes(Task),
 }
 
-/// `ssp`.
+/// Runs `ssp`.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn run(args: &SspArgs) -> Result<Failures, BenchError> {
     let common = &args.common;
     pin_client(common)?;

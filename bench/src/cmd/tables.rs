@@ -1,4 +1,4 @@
-//! `latency`, `bandwidth` and `rate`: tables of sizes.
+//! `latency`, `bandwidth` and `rate`: tables by message size.
 
 use std::time::Duration;
 
@@ -18,76 +18,74 @@ use crate::sheet::{Failures, Sheet};
 use crate::sizes::Sizes;
 use crate::subject::{Kind, Plot, Subject};
 
-/// Bytes of a window: more would measure how fast the machine makes room.
+/// Maximum bytes of a window: more would measure the machine's page allocation.
 const WINDOW_BYTES_MAX: u64 = 64 << 20;
-/// Calls of a sample by those under way at a time: so many that filling and draining the window
-/// count little.
+/// Windows in a sample: so many that filling and draining the window count little.
 const WINDOWS_A_SAMPLE: u64 = 16;
-/// A raw ceiling is measured for this long.
+/// Measuring time of a raw ceiling.
 const CEILING_TIME: Duration = Duration::from_millis(40);
-/// Bytes of a request or of an acknowledgement: what an echo sends where we send a header.
+/// Bytes of a request or an acknowledgement: an echo sends them in place of our header.
 const NOTE_BYTES: u64 = 64;
 
-/// What tables of sizes take.
+/// Options of tables by message size.
 #[derive(Debug, Clone, Args)]
 pub struct TableArgs {
-    /// Bytes of a message: a list of sizes and ranges first:last:xF or first:last:+S. Of tables by
-    /// rows it is the row; what is longer than 64K is several rows
+    /// Bytes of a message: a list of sizes and ranges first:last:xF or first:last:+S. In tables by rows
+    /// it is the row; a message longer than 64K is several rows
     #[arg(long, default_value = "8:16M:x2", value_name = "LIST")]
     pub sizes: Sizes,
-    /// Calls to measure
+    /// Direction of the measured calls
     #[arg(long, value_enum, default_value = "all")]
     pub op: OpChoice,
     /// Tables to measure them on
     #[arg(long, value_enum, default_value = "all")]
     pub table: TableChoice,
-    /// How pulls read
+    /// Read mode of pulls
     #[arg(long, value_enum, default_value = "consistent")]
     pub mode: Mode,
-    /// Messages of one call: rows by key or index, or a range as many times as long
+    /// Messages of one call: rows by key or index, or a range that is as many times longer
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub batch: u64,
-    /// Server processes
+    /// Number of server processes
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub servers: u32,
-    /// What every measurement takes.
+    /// Options that every measurement takes.
     #[command(flatten)]
     pub common: Common,
 }
 
-/// `latency`.
+/// Options of the subcommand `latency`.
 #[derive(Debug, Clone, Args)]
 pub struct LatencyArgs {
-    /// Tables and sizes.
+    /// Tables, sizes and common options.
     #[command(flatten)]
     pub tables: TableArgs,
-    /// Calls timed together: a call shorter than the timer's own cost needs it
+    /// Calls timed together, for calls shorter than the timer's own cost
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65536))]
     pub group: u64,
-    /// Calls come due at this rate a second, whatever happens; latency from when a call was due
+    /// Start calls at this fixed rate a second; latency counts from the due time
     #[arg(long, value_name = "RATE", value_parser = parse_limit, conflicts_with = "group")]
     pub open_loop: Option<f64>,
 }
 
-/// `bandwidth`.
+/// Options of the subcommand `bandwidth`.
 #[derive(Debug, Clone, Args)]
 pub struct BandwidthArgs {
-    /// Tables and sizes.
+    /// Tables, sizes and common options.
     #[command(flatten)]
     pub tables: TableArgs,
-    /// Calls under way or, for pulls over shared memory, back to back; fewer when they are more
-    /// than 64 MiB
+    /// Calls in flight or, for pulls over shared memory, back to back; fewer if they exceed 64 MiB
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pub window: u64,
 }
 
-/// `rate`.
+/// Options of the subcommand `rate`.
 #[derive(Debug, Clone, Args)]
 pub struct RateArgs {
-    /// Tables and sizes.
+    /// Tables, sizes and common options.
     #[command(flatten)]
     pub tables: TableArgs,
-    /// Calls under way at a time; the next begins when the oldest has ended
+    /// Calls in flight; the next begins when the oldest has ended
     #[arg(long, default_value_t = 64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=256))]
     pub window: u64,
 }
@@ -102,10 +100,10 @@ struct Shape {
     pace: Pace,
 }
 
-/// `latency`.
+/// Runs `latency`.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn latency(args: &LatencyArgs) -> Result<Failures, BenchError> {
     let shape = Shape {
         test: "latency",
@@ -117,10 +115,10 @@ pub fn latency(args: &LatencyArgs) -> Result<Failures, BenchError> {
     run(&args.tables, shape)
 }
 
-/// `bandwidth`.
+/// Runs `bandwidth`.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn bandwidth(args: &BandwidthArgs) -> Result<Failures, BenchError> {
     let shape = Shape {
         test: "bandwidth",
@@ -132,10 +130,10 @@ pub fn bandwidth(args: &BandwidthArgs) -> Result<Failures, BenchError> {
     run(&args.tables, shape)
 }
 
-/// `rate`.
+/// Runs `rate`.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn rate(args: &RateArgs) -> Result<Failures, BenchError> {
     let shape = Shape {
         test: "rate",
@@ -182,7 +180,7 @@ fn run(args: &TableArgs, shape: Shape) -> Result<Failures, BenchError> {
     sheet.finish()
 }
 
-/// The sections that the options ask for.
+/// The sections that the options select.
 fn sections(args: &TableArgs) -> Vec<(Op, Kind)> {
     let kinds: &[Kind] = match args.table {
         TableChoice::Dense => &[Kind::Dense],
@@ -220,8 +218,8 @@ fn title(args: &TableArgs, shape: Shape, op: Op, kind: Kind) -> String {
     )
 }
 
-/// Whether several calls of a window are under way at a time. A pull over shared memory is over
-/// when it returns, and ranges have no pull that is finished later.
+/// Whether several calls of a window are in flight together. A pull over shared memory ends when it
+/// returns, and ranges have no asynchronous pull.
 fn outstanding(op: Op, kind: Kind, transport: Transport) -> bool {
     op == Op::Push || (kind != Kind::Dense && transport.wire() != Some(Wire::Memory))
 }
@@ -241,7 +239,7 @@ impl Case<'_> {
         self.size * self.args.batch
     }
 
-    /// Calls under way, and calls of a sample.
+    /// Number of calls in flight, and calls of a sample.
     fn style(&self) -> (Style, u64) {
         let Some(window) = self.shape.window else {
             return (Style::Alone, self.shape.group);
@@ -313,7 +311,7 @@ impl Case<'_> {
         let mut plan = Plan::lasting(CEILING_TIME, self.timer);
         plan.warmup = 3;
         let figures = measure::run(&plan, &mut *work, &mut NoPeer)?.figures(Pace::Closed);
-        // A ping counts the larger of its two ways; payload is what the row counts.
+        // A ping counts the larger of its two directions; the row counts payload.
         let mb_per_s = figures.mops_per_s * bytes as f64;
         Ok(Some(Ceiling {
             name: name.into(),

@@ -1,32 +1,32 @@
-//! How long a measurement lasts and how its samples follow each other.
+//! Duration of a measurement, and the pace of its samples.
 
 use std::time::Duration;
 
-/// When the next sample begins.
+/// Start time of the next sample.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
-    /// When the one before has ended: a pause of the server delays the next call, and is one slow
-    /// sample.
+    /// At the end of the previous one: a pause of the server delays the next call, and counts as one
+    /// slow sample.
     Closed,
-    /// At a fixed rate whatever happens, in samples a second. A sample's time runs from when it was
-    /// due, so that a pause is counted for all that came due meanwhile.
+    /// At a fixed rate, in samples a second. The time of a sample runs from when it was due, so a
+    /// pause counts for all samples that came due meanwhile.
     Open(f64),
 }
 
-/// One measurement.
+/// Limits and pace of one measurement.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Samples before it begins.
+    /// Number of warm-up samples.
     pub warmup: u64,
-    /// Most samples.
+    /// Maximum number of samples.
     pub iters: u64,
     /// Longest time, checks of values included.
     pub duration: Duration,
-    /// How samples follow each other.
+    /// Pace of the samples.
     pub pace: Pace,
-    /// What one look at the clock costs; taken off each sample.
+    /// Cost of one clock reading, subtracted from each sample.
     pub timer_cost: Duration,
-    /// Samples between two audits; 0 for one at the end only.
+    /// Samples between two audits; 0 for a single one at the end.
     pub audit_every: u64,
 }
 

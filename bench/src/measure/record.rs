@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// Values of the histogram per nanosecond: calls that are timed in groups take fractions.
+/// Histogram units per nanosecond: calls that are timed in groups take fractions.
 const PER_NS: f64 = 10.0;
-/// Samples of one case.
+/// Recorded samples of one case.
 #[derive(Debug)]
 pub struct Samples {
     histogram: Histogram<u64>,
@@ -15,24 +15,24 @@ pub struct Samples {
     time: Duration,
 }
 
-/// What came out, times in microseconds for one call.
+/// Figures of a case, times in microseconds for one call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Figures {
-    /// Calls measured.
+    /// Number of measured calls.
     pub ops: u64,
-    /// Samples: groups of calls that were timed together.
+    /// Number of samples: groups of calls timed together.
     pub samples: u64,
-    /// Median.
+    /// Median time of a call.
     pub p50_us: f64,
-    /// 90 of 100 samples took at most this.
+    /// 90th percentile of a call.
     pub p90_us: f64,
-    /// 99 of 100.
+    /// 99th percentile of a call.
     pub p99_us: f64,
-    /// 999 of 1,000; the maximum when there are fewer samples.
+    /// 99.9th percentile; the maximum below 1,000 samples.
     pub p999_us: f64,
-    /// Largest.
+    /// Largest time of a call.
     pub max_us: f64,
-    /// Time of all calls by their number.
+    /// Mean: time of all calls divided by their number.
     pub avg_us: f64,
     /// Payload megabytes (10^6) a second.
     pub mb_per_s: f64,
@@ -41,7 +41,7 @@ pub struct Figures {
 }
 
 impl Samples {
-    /// None yet. `timer_cost` is taken off each sample.
+    /// Creates an empty histogram. `timer_cost` is subtracted from each sample.
     #[allow(
         clippy::missing_panics_doc,
         reason = "the bounds of the histogram are constants"
@@ -58,7 +58,7 @@ impl Samples {
         }
     }
 
-    /// Adds a sample: `calls` calls between two looks at the clock.
+    /// Adds a sample: `calls` calls between two clock readings.
     pub fn record(&mut self, from: Instant, to: Instant, calls: u64) {
         let time = (to - from).saturating_sub(self.timer_cost);
         let each = time.as_secs_f64() * 1e9 * PER_NS / calls as f64;
@@ -68,27 +68,27 @@ impl Samples {
         self.time += time;
     }
 
-    /// Calls so far.
+    /// Number of calls so far.
     pub const fn calls(&self) -> u64 {
         self.calls
     }
 
-    /// Adds what another thread or process measured.
+    /// Adds the samples of another thread or process.
     pub fn merge(&mut self, other: &Self) {
-        // Both have the same bounds.
+        // Both histograms have the same bounds.
         let _ = self.histogram.add(&other.histogram);
         self.calls += other.calls;
         self.time += other.time;
     }
 
-    /// Values and how often each was seen, for another process to [`add`](Self::add).
+    /// Histogram values with their counts, for another process to [`add`](Self::add).
     pub fn buckets(&self) -> Vec<(u64, u64)> {
         let all = self.histogram.iter_recorded();
         all.map(|v| (v.value_iterated_to(), v.count_at_value()))
             .collect()
     }
 
-    /// Adds the buckets of another process, `calls` calls that took `time`.
+    /// Adds the buckets of another process with `calls` calls that took `time`.
     pub fn add(&mut self, buckets: &[(u64, u64)], calls: u64, time: Duration) {
         for &(value, count) in buckets {
             self.histogram.saturating_record_n(value.max(1), count);
@@ -97,18 +97,17 @@ impl Samples {
         self.time += time;
     }
 
-    /// Time of all samples.
+    /// Sum of the sample times.
     pub const fn time(&self) -> Duration {
         self.time
     }
 
-    /// The figures, for calls that each move `bytes` of payload, rates by the time in samples.
+    /// Figures for calls that each move `bytes` of payload; rates are over the time in samples.
     pub fn figures(&self, bytes: u64) -> Figures {
         self.figures_over(bytes, self.time)
     }
 
-    /// The figures, rates by a time that was measured otherwise: that of an open loop, or of
-    /// several threads.
+    /// Figures with rates over another time: the wall time of an open loop, or of several threads.
     pub fn figures_over(&self, bytes: u64, time: Duration) -> Figures {
         let us = |tenths: u64| tenths as f64 / PER_NS / 1e3;
         let at = |quantile| us(self.histogram.value_at_quantile(quantile));
@@ -139,7 +138,7 @@ mod tests {
         let mut samples = Samples::new(Duration::from_nanos(20));
         let start = clock::now();
         for n in 1..=1000 {
-            // 100 calls of n microseconds, and the timer.
+            // 100 calls of n microseconds each, plus the timer.
             let took = Duration::from_micros(100 * n) + Duration::from_nanos(20);
             samples.record(start, start + took, 100);
         }

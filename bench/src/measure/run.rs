@@ -1,4 +1,4 @@
-//! The loop that measures.
+//! The measuring loop: samples, checks, audits and usage.
 
 use std::time::{Duration, Instant};
 
@@ -10,40 +10,40 @@ use super::{Figures, Pace, Plan, Samples, Work};
 use crate::alloc;
 use crate::error::BenchError;
 
-/// Looks of which the timer's cost is the median.
+/// Clock readings for the timer's cost, which is their median.
 const TIMER_LOOKS: usize = 2_001;
-/// Checks of which the processor time of one is the mean; fewer where they are long.
+/// Checks for the processor time of one, which is their mean; fewer if they are long.
 const CHECK_LOOKS: u64 = 16;
 const CHECK_TIME_NS: u64 = 1_000_000;
-/// An open loop sleeps until this long before a sample is due, and then watches the clock: longer
-/// than a parker of the kernel oversleeps on a quiet machine.
+/// An open loop sleeps until this long before a sample is due, and then polls the clock. The kernel's
+/// oversleep on a quiet machine is shorter.
 const WATCH: Duration = Duration::from_micros(150);
 
-/// What came out of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Measured {
     /// Times of the samples.
     pub samples: Samples,
     /// Payload bytes of a call.
     pub bytes: u64,
-    /// Values that were not what they must be.
+    /// Number of wrong values.
     pub wrong: u64,
-    /// Samples whose values were compared. All of them in a closed loop; in an open loop those
-    /// that left time for it before the next was due.
+    /// Number of samples with compared values. A closed loop compares all; an open loop those that
+    /// leave time before the next is due.
     pub checked: u64,
-    /// What this thread used for the calls alone. Its processor time is none in an open loop,
-    /// which burns it waiting.
+    /// Usage of this thread for the calls alone. Its processor time is zero in an open loop, which
+    /// polls the clock.
     pub client: Usage,
-    /// What the other end used meanwhile.
+    /// Usage of the other end in the same time.
     pub server: Usage,
     /// Time from the first sample to the end of the last, audits excluded.
     pub wall: Duration,
-    /// Reads repeated, pulls that a server finished.
+    /// Number of repeated reads, and of pulls that a server finished.
     pub detours: (u64, u64),
 }
 
 impl Measured {
-    /// The figures; an open loop's rates are by the clock on the wall.
+    /// Figures of the run; an open loop's rates are over the wall time.
     pub fn figures(&self, pace: Pace) -> Figures {
         match pace {
             Pace::Closed => self.samples.figures(self.bytes),
@@ -51,16 +51,16 @@ impl Measured {
         }
     }
 
-    /// Something by the number of calls.
+    /// Divides a total by the number of calls.
     pub fn per_call(&self, total: u64) -> f64 {
         total as f64 / self.samples.calls().max(1) as f64
     }
 }
 
-/// Measures `work`.
+/// Measures `work` by a plan.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub fn run(
     plan: &Plan,
     work: &mut dyn Work,
@@ -113,10 +113,10 @@ fn measure(
     Ok(state.finish(plan, work))
 }
 
-/// A run under way.
+/// State of a run.
 struct Run {
     out: Measured,
-    /// Processor time of one check.
+    /// Processor time of one check, ns.
     check_cpu_ns: u64,
     detours: (u64, u64),
     done: u64,
@@ -124,7 +124,7 @@ struct Run {
 }
 
 impl Run {
-    /// Samples without an audit among them, at least one; what both ends used is read around them.
+    /// Runs at least one sample up to the next audit; reads the usage of both ends around them.
     fn stretch(
         &mut self,
         plan: &Plan,
@@ -184,7 +184,7 @@ impl Run {
             if end <= Deadline::at(next) {
                 break;
             }
-            // A late loop has no time for checks: they would be counted as the server's.
+            // A late loop skips checks: their time would be counted as the server's.
             if to + 2 * check_time < next {
                 self.check(work);
                 work.prepare();
@@ -195,7 +195,7 @@ impl Run {
         Ok(())
     }
 
-    /// Makes and records one sample; when it ended.
+    /// Makes and records one sample; returns its end.
     #[inline]
     fn one(&mut self, work: &mut dyn Work, from: Instant) -> Result<Instant, BenchError> {
         let allocations = alloc::of_thread();
@@ -223,9 +223,9 @@ impl Run {
     }
 }
 
-/// Processor time of a check.
+/// Processor time of a check, ns.
 fn check_cost(work: &mut dyn Work) -> u64 {
-    // The first brings what it compares into the cache.
+    // The first check warms the cache.
     work.check();
     let before = of_this_thread();
     for n in 1..=CHECK_LOOKS {
@@ -248,7 +248,7 @@ fn wait_until(due: Instant) {
     }
 }
 
-/// Time that lies between two looks at the clock with nothing between them; the median.
+/// Time between two successive clock readings; the median.
 pub fn timer_cost() -> Duration {
     let mut gaps: Vec<Duration> = (0..TIMER_LOOKS)
         .map(|_| {

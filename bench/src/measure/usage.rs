@@ -1,4 +1,4 @@
-//! What the two ends used: processor time, allocations, memory.
+//! Usage of both ends: processor time, allocations, memory.
 
 use std::time::Duration;
 
@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 use crate::alloc;
 use crate::error::BenchError;
 
-/// Used so far by a thread or by some processes.
+/// Usage so far of a thread or of some processes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
-    /// Processor time, nanoseconds.
+    /// Processor time so far, nanoseconds.
     pub cpu_ns: u64,
-    /// Allocations.
+    /// Number of allocations so far.
     pub allocations: u64,
     /// Resident memory now, bytes; 0 for a thread.
     pub resident: u64,
 }
 
 impl Usage {
-    /// Of this process. Cost: three system calls.
+    /// Usage of this process. Cost: three system calls.
     pub fn of_this_process() -> Self {
         Self {
             cpu_ns: cpu_ns(ClockId::ProcessCPUTime),
@@ -29,8 +29,8 @@ impl Usage {
         }
     }
 
-    /// Of this process without this thread's processor time: of one that only tells the others'.
-    /// What it costs to be woken and to read is not theirs. Cost: four system calls.
+    /// Usage of this process without this thread's processor time, for a thread that only reports the
+    /// others' usage. Its own wake-up and reading are excluded. Cost: four system calls.
     pub fn beside_this_thread() -> Self {
         let own = cpu_ns(ClockId::ThreadCPUTime);
         let all = Self::of_this_process();
@@ -40,7 +40,7 @@ impl Usage {
         }
     }
 
-    /// Of both.
+    /// Sum of both usages.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Usage {
         }
     }
 
-    /// Since `earlier`; memory is what there is now.
+    /// Usage since `earlier`; the memory is the current value.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {
         Self {
@@ -61,7 +61,7 @@ impl Usage {
     }
 }
 
-/// Of this thread. Cost: a system call.
+/// Usage of this thread. Cost: a system call.
 pub fn of_this_thread() -> Usage {
     Usage {
         cpu_ns: cpu_ns(ClockId::ThreadCPUTime),
@@ -70,16 +70,16 @@ pub fn of_this_thread() -> Usage {
     }
 }
 
-/// Tells what the other end has used.
+/// Reports the usage of the other end.
 pub trait Meter {
-    /// Used so far by all processes of the other end. Not called while anything is timed.
+    /// Usage so far of all processes at the other end. Not called while anything is timed.
     ///
     /// # Errors
-    /// When a process is gone.
+    /// If a process is gone.
     fn peer(&mut self) -> Result<Usage, BenchError>;
 }
 
-/// The meter of a work that has no other end.
+/// The meter of a work without another end.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoPeer;
 
@@ -98,7 +98,7 @@ fn cpu_ns(clock: ClockId) -> u64 {
     time.as_nanos() as u64
 }
 
-/// Resident bytes of this process; 0 where the kernel does not tell.
+/// Resident bytes of this process; 0 if the kernel does not report them.
 fn resident() -> u64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = text.split_whitespace().nth(1).and_then(|p| p.parse().ok());
@@ -122,7 +122,7 @@ mod tests {
         let thread = of_this_thread().since(thread);
         let wall = wall.elapsed().as_nanos() as u64;
         let after = Usage::of_this_process();
-        // Other tests run beside this one; its own thread is in the process's sum.
+        // Other tests run in parallel; this thread is part of the process's sum.
         assert!(thread.cpu_ns > 100_000 && thread.cpu_ns <= wall + 1_000_000);
         assert!(after.since(before).cpu_ns >= thread.cpu_ns);
         assert!(after.resident >= 64 << 20);
@@ -136,7 +136,7 @@ mod tests {
         while of_this_thread().since(thread).cpu_ns < 50_000_000 {}
         let beside = Usage::beside_this_thread().since(before).cpu_ns;
         let all = Usage::of_this_process().since(all).cpu_ns;
-        // Other tests run beside this one, as long in both.
+        // Other tests run in parallel, for the same time in both.
         assert!(all >= beside + 40_000_000, "{all} and {beside} ns");
     }
 }

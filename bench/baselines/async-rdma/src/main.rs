@@ -1,4 +1,4 @@
-//! Measures async-rdma's READ, WRITE and compare-and-swap between two processes, as a peer to
+//! Measures async-rdma's READ, WRITE and compare-and-swap between two processes, as a baseline to
 //! compare with.
 //!
 //! ```text
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! `measure` prints one JSON object. Per operation and size: the latency of one at a time (median
-//! and 99th percentile, microseconds) and the rate with several in flight. What was written is read
-//! back and compared; the count of what differed is `wrong`.
+//! and 99th percentile, microseconds) and the rate with several in flight. Written data is read
+//! back and compared; `wrong` counts the differences.
 //!
-//! It gets what helps it and its interface yield_backoff: packets of 4096 bytes, 16 READs outstanding, long
-//! completion queues. Memory is registered, and connections made, before the clock runs. One thread a
-//! process: with several, an operation that follows another on the same memory fails at times with
-//! "locked by other ops", since the library wakes the caller before it releases the memory.
+//! The library gets favourable settings that its interface offers: packets of 4096 bytes, 16 READs
+//! outstanding, long completion queues. Registration and connection precede the timed part. One thread
+//! a process: the library wakes the caller before it releases the memory. With several threads, a
+//! following operation on the same memory fails at times with "locked by other ops".
 
 use std::alloc::Layout;
 use std::io;
@@ -29,13 +29,13 @@ const SIZES: [usize; 4] = [8, 272, 64 << 10, 1 << 20];
 /// Operations in flight when the rate is measured: of small ones, and of those of a block or more.
 const DEPTH_SMALL: usize = 16;
 const DEPTH_LARGE: usize = 4;
-/// How long each measurement runs, unless told otherwise.
+/// Default time of each measurement, ms.
 const DEFAULT_MILLISECONDS: u64 = 1500;
-/// Operations before the clock runs.
+/// Operations before the timed part.
 const WARM_UP: usize = 20;
-/// Fewer samples have no percentiles.
+/// Minimum number of samples for percentiles.
 const SAMPLES_MIN: usize = 5;
-/// Memory of the other side is lent for so long.
+/// Lease time of the remote side's memory.
 const LEASE: Duration = Duration::from_secs(600);
 
 #[tokio::main(flavor = "current_thread")]
@@ -79,14 +79,14 @@ fn builder(device: &str, gid: &str) -> io::Result<RdmaBuilder> {
         .set_timeout(14))
 }
 
-/// Lends memory to whoever connects, until told that it was enough.
+/// Lends memory to the peer that connects, until the peer ends the session.
 async fn serve(address: &str, builder: RdmaBuilder) -> io::Result<()> {
     let rdma = builder.listen(address).await?;
     rdma.receive().await?;
     Ok(())
 }
 
-/// What is done, of what size, and what came of it.
+/// Operation, size, and result of a measurement.
 struct Row {
     operation: &'static str,
     bytes: usize,
@@ -98,7 +98,7 @@ struct Row {
     wrong: usize,
 }
 
-/// One place of an operation in flight.
+/// Memory of one operation in flight, at both sides.
 struct ClientLane {
     local: LocalMr,
     remote: RemoteMr,
@@ -124,7 +124,7 @@ async fn measure(address: &str, builder: RdmaBuilder, milliseconds: u64) -> io::
     rdma.send(&end).await
 }
 
-/// `depth` pairs of memory, ours filled with a byte that tells the lane.
+/// Allocates `depth` pairs of memory, ours filled with a byte that identifies the lane.
 async fn lanes(rdma: &Rdma, bytes: usize, depth: usize) -> io::Result<Vec<ClientLane>> {
     let layout = Layout::from_size_align(bytes, 8).map_err(|e| invalid(&e.to_string()))?;
     let mut lanes = Vec::with_capacity(depth);
@@ -172,7 +172,7 @@ async fn write_row(
     ))
 }
 
-/// Reads back what [`write_row`] wrote, and looks at it.
+/// Reads back the data of [`write_row`], and compares it.
 async fn read_row(
     rdma: &Rdma,
     lanes: &mut [ClientLane],
@@ -218,8 +218,8 @@ async fn read_row(
     ))
 }
 
-/// Its compare-and-swap does not say what was there before: one word is counted up, and read back at
-/// the end.
+/// Measures compare-and-swap. It does not return the previous value: one word is incremented, and read
+/// back at the end.
 async fn swap_row(rdma: &Rdma, time: Duration) -> io::Result<Row> {
     let mut lanes = lanes(rdma, 8, DEPTH_SMALL).await?;
     for lane in &mut lanes {
@@ -320,7 +320,7 @@ impl Samples {
     }
 }
 
-/// Operations of several lanes in one time.
+/// Operations of several lanes in one time span.
 #[derive(Clone, Copy)]
 struct Rate {
     began: Instant,
@@ -344,7 +344,7 @@ impl Rate {
     }
 }
 
-/// Written by hand: one object, no text that would need escaping.
+/// Prints one object by hand; no text in it needs escaping.
 fn print_json(rows: &[Row], milliseconds: u64) {
     println!("{{\"program\": \"async-rdma 0.5.0\", \"milliseconds\": {milliseconds}, \"rows\": [");
     for (i, row) in rows.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Where contests are held: rounds in turn, medians, targets.
+//! Contests: alternating rounds, medians, targets.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use crate::error::BenchError;
 use crate::measure::{self, Measured, Meter, NoPeer, Pace, Plan, Work};
 use crate::sheet::print;
 
-/// The number that a contest compares.
+/// Figure that a contest compares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Metric {
     /// Median time of a call, microseconds.
     P50Us,
     /// Median time of a call, nanoseconds.
     P50Ns,
-    /// Calls a second at the median time of a call, by 10^6, each call counted so many times.
+    /// Calls a second at the median time of a call, by 10^6; each call counts as this many.
     MCallsAtP50(u32),
-    /// Calls a second.
+    /// Calls a second, over the whole slice.
     CallsPerS,
     /// Payload gigabytes (10^9) a second at the median time of a call.
     GbPerSAtP50,
     /// Payload gigabytes (10^9) a second.
     GbPerS,
-    /// Processor time of both ends for a call, microseconds.
+    /// Processor time of both ends per call, microseconds.
     CpuUs,
 }
 
@@ -38,7 +38,7 @@ impl Metric {
         }
     }
 
-    /// Of a measurement.
+    /// Takes the figure from a measurement.
     pub(super) fn of(self, measured: &Measured) -> f64 {
         let f = measured.figures(Pace::Closed);
         match self {
@@ -53,7 +53,7 @@ impl Metric {
     }
 }
 
-/// What a contest is called and about.
+/// Name and subject of a contest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Title<'a> {
     pub(super) id: &'a str,
@@ -61,7 +61,7 @@ pub(super) struct Title<'a> {
     pub(super) unit: &'a str,
 }
 
-/// One side of a contest: its number for a round, and its wrong values.
+/// One side of a contest: returns its figure for a round, and its wrong values.
 pub(super) type Side<'a> = &'a mut dyn FnMut() -> Result<(f64, u64), BenchError>;
 
 /// All contests of a run.
@@ -84,8 +84,8 @@ impl<'a> Arena<'a> {
         }
     }
 
-    /// Whether one of these contests was asked for; a name that ends in a dot is all that begin
-    /// with it. What is costly to set up asks first.
+    /// Whether one of these contests was requested; a name that ends in a dot matches as a prefix.
+    /// Expensive setups check this first.
     pub(super) fn wants(&self, ids: &[&str]) -> bool {
         let only = &self.args.only;
         ids.iter().any(|id| {
@@ -108,7 +108,7 @@ impl<'a> Arena<'a> {
         measure::run(&plan, work, meter)
     }
 
-    /// A work against a rival, both by the measuring core.
+    /// Runs a work against a rival, both through the measuring core.
     pub(super) fn duel(
         &mut self,
         (id, what): (&str, &str),
@@ -127,7 +127,7 @@ impl<'a> Arena<'a> {
         let mut wrong = 0;
         let mut rival = rival;
         for round in 0..self.args.rounds {
-            // Who comes first changes: the second may find a warmer machine, or a fuller one.
+            // The order alternates: the second side may find a warmer or a busier machine.
             for side in [round % 2, (round + 1) % 2] {
                 let (measured, into) = match (side, &mut rival) {
                     (0, _) => (self.slice(ours, meter)?, &mut left),
@@ -142,7 +142,7 @@ impl<'a> Arena<'a> {
         self.record(title, (left, right), name, wrong)
     }
 
-    /// Two sides that measure themselves, in turn.
+    /// Runs two self-measuring sides in turn.
     pub(super) fn contest(
         &mut self,
         title: Title<'_>,
@@ -169,7 +169,7 @@ impl<'a> Arena<'a> {
         self.record(title, (left, right), name, wrong)
     }
 
-    /// Judges and prints what was measured elsewhere; rounds pair up.
+    /// Judges and prints figures that were measured elsewhere; rounds are paired.
     pub(super) fn record(
         &mut self,
         title: Title<'_>,
@@ -186,7 +186,7 @@ impl<'a> Arena<'a> {
             ours.iter().zip(&theirs).map(|(o, t)| o / t).collect()
         };
         let target = self.targets.find(title.id);
-        // Some targets are absolute although a rival is printed beside them.
+        // Some targets are absolute although a rival's figure is printed with them.
         let compared = match target {
             Some(target) if target.absolute => &ours,
             _ => &values,
@@ -218,7 +218,7 @@ impl<'a> Arena<'a> {
         Ok(())
     }
 
-    /// Notes and prints what could not be measured.
+    /// Records and prints a measurement that is not possible.
     pub(super) fn absent(&mut self, what: &str, reason: &str) -> Result<(), BenchError> {
         print(&format!("# {what}: not measured: {reason}\n"))?;
         self.absent.push(Absent {
@@ -233,7 +233,7 @@ impl<'a> Arena<'a> {
     }
 }
 
-/// The middle of some numbers; the mean of the two in the middle.
+/// Median of some numbers; the mean of the middle two for an even count.
 pub(super) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What must not happen in the steady state: allocations, system calls, idle work, growth.
+//! Steady-state audits: allocations, system calls, idle work, memory growth.
 
 use std::time::Duration;
 
@@ -17,22 +17,22 @@ use crate::error::BenchError;
 use crate::measure::{self, Meter, Plan, Work};
 use crate::subject::{Kind, Plot, Subject};
 
-/// Calls before anything is counted: pools and windows have their size then.
+/// Warm-up calls before counting: pools and windows reach their size in them.
 const WARM: u64 = 2_000;
-/// Calls whose system calls are counted: of the fewer, what beginning and ending cost is learned.
+/// Calls of the two runs with compared system calls: the smaller run reveals the cost of start and end.
 const COUNTED: [u64; 2] = [2_000, 20_000];
-/// Calls that take longer than this are fewer.
+/// Time limit of a count; slower calls are fewer.
 const COUNTING: Duration = Duration::from_secs(10);
-/// An idle cluster is watched for this long in each round.
+/// Time that an idle cluster is watched in each round.
 const IDLE: Duration = Duration::from_millis(300);
-/// The soak: calls, and the longest time for them.
+/// The soak: number of calls, and the longest time for them.
 const SOAK_CALLS: u64 = 10_000_000;
 const SOAK_TIME: Duration = Duration::from_secs(25);
 
-/// All of them.
+/// Runs all audits.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
     let ids = ["allocs.", "syscalls.", "idle", "soak"].map(|what| format!("{name}.{what}"));
     let ids: Vec<&str> = ids.iter().map(|id| &**id).collect();
@@ -44,8 +44,8 @@ pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchErr
     grows(arena, name, &mut bed(arena, 1)?)
 }
 
-/// A server, and the workers whose ranks are used: for more than there are cores left its applier
-/// would not stay awake between two calls.
+/// Starts one server for `workers` workers, the used ranks only. With more workers than cores left, the
+/// server's applier would not stay awake between two calls.
 fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
     Bed::start(BedConfig {
         transport: arena.args.transport,
@@ -57,7 +57,7 @@ fn bed(arena: &Arena<'_>, workers: u32) -> Result<Bed, BenchError> {
     })
 }
 
-/// Processor seconds a second of servers that nobody uses, with a session open.
+/// Processor seconds a second of unused servers with an open session.
 fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
     let id = format!("{name}.idle");
     if !arena.wants(&[&id]) {
@@ -82,7 +82,7 @@ fn idle(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchErr
     Ok(client.finish()?)
 }
 
-/// Allocations and system calls of calls in their steady state.
+/// Allocations and system calls of steady-state calls.
 fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
     let remote = arena.args.transport.wire() != Some(Wire::Memory);
     let apart = OneCore::enter()?;
@@ -96,7 +96,7 @@ fn calls(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchEr
     ] {
         for style in [Style::Alone, Style::Window(16)] {
             let windowed = matches!(style, Style::Window(_));
-            // Pulls over shared memory are over when they return.
+            // Pulls over shared memory end when they return.
             if windowed && op == Op::Pull && !remote {
                 continue;
             }
@@ -156,7 +156,7 @@ fn count_allocations(
     arena.contest(title, &mut ours, None)
 }
 
-/// Makes so many calls, or fewer if they take long, and no other; how many, and the wrong values.
+/// Makes exactly `calls` calls, or fewer if they are slow; returns their number and the wrong values.
 fn steadily(calls: u64, work: &mut dyn Work) -> Result<(u64, u64), BenchError> {
     let end = Deadline::after(COUNTING);
     let (mut made, mut wrong) = (0, 0);
@@ -181,7 +181,7 @@ fn count_system_calls(
     let mut pids = vec![rustix::process::getpid()];
     pids.extend(bed.pids());
     let (mut each, mut wrong) = (Vec::new(), 0);
-    // Whoever else wants a core for a moment puts an end to sleep in one round or the other.
+    // A process that briefly needs a core ends a sleep in one round or the other.
     for _ in 0..arena.args.rounds {
         let (mut counts, mut calls) = ([0; 2], [0; 2]);
         for (n, counted) in COUNTED.into_iter().enumerate() {
@@ -195,7 +195,7 @@ fn count_system_calls(
                 Ok(count) => count,
                 Err(reason) => return arena.absent(id, &reason),
             };
-            // Not counted: it pulls all that was pushed, and pushes other values now and then.
+            // Not counted: the audit pulls all pushed rows, and now and then pushes other values.
             wrong += bad + work.audit()?;
         }
         let more = counts[1].saturating_sub(counts[0]) as f64;
@@ -209,7 +209,7 @@ fn count_system_calls(
     arena.record(title, (each, Vec::new()), None, wrong)
 }
 
-/// Memory over ten million calls.
+/// Memory growth over ten million calls.
 fn grows(arena: &mut Arena<'_>, name: &str, bed: &mut Bed) -> Result<(), BenchError> {
     let id = format!("{name}.soak");
     if !arena.wants(&[&id]) {

@@ -11,31 +11,31 @@ use crate::ceiling::{Passes, copy_speed};
 use crate::cmd::scale::PART_ROWS;
 use crate::error::BenchError;
 
-/// Worker counts of which one is the best, and the one that is compared with it.
+/// Worker counts to find the best one, and the count that is compared with it.
 const COUNTS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 const CROWD: u32 = 32;
 /// Time of each count in a round.
 const CROWD_TIME: Duration = Duration::from_millis(200);
-/// Rows of a part so small that those of all workers fit a core's cache; keys and values of their calls do
-/// not. A step draws 256 of them, 162 of which are distinct: compare its rows a second with each other only.
+/// Rows of a part so small that the parts of all workers fit a core's cache; keys and values of their calls
+/// do not. A step draws 256 rows, 162 of them distinct: compare such rows a second only with each other.
 const CACHED_ROWS: u64 = 256;
-/// Processes that tick together, and their ticks in a round.
+/// Number of processes that tick together, and their ticks in a round.
 const TICKERS: u32 = 8;
 const TICKS: u64 = 100;
 /// The dense table of a BSP step, its workers, and their steps in a round.
 const DENSE_BYTES: u64 = 64 << 20;
 const DENSE_WORKERS: u32 = 4;
 const DENSE_STEPS: u64 = 3;
-/// What a bare step takes through all passes of a push at a time: the largest frame of a ring of 1 MiB,
-/// and what stays in a core's nearest cache.
+/// Piece that a bare step takes through all passes of a push. The largest frame of a 1 MiB ring, and a block
+/// that stays in a core's nearest cache.
 const PIECES: [(&str, usize); 2] = [("frames", 256 << 10), ("blocks", 16 << 10)];
-/// A slice of workers that wait for each other is given up after this.
+/// Time limit of a slice of workers that wait for each other, ms.
 const PATIENCE_MS: u64 = 60_000;
 
-/// All of them.
+/// Runs all contests.
 ///
 /// # Errors
-/// What the first worker that fails fails with.
+/// The error of the first worker that fails.
 pub(super) fn contests(arena: &mut Arena<'_>, name: &str) -> Result<(), BenchError> {
     processes_tick(arena, &format!("{name}.clock.processes"))?;
     scale(arena, &format!("{name}.scale"), PART_ROWS)?;
@@ -79,8 +79,8 @@ fn processes_tick(arena: &mut Arena<'_>, id: &str) -> Result<(), BenchError> {
     arena.contest(title, &mut ours, None)
 }
 
-/// Throughput of many workers by that of the best number of workers, in each round; each has `part`
-/// rows of its own.
+/// Throughput of many workers divided by that of the best worker count, per round. Each worker has
+/// `part` rows of its own.
 fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
@@ -121,10 +121,10 @@ fn scale(arena: &mut Arena<'_>, id: &str, part: u64) -> Result<(), BenchError> {
     arena.record(title, (ours, best), Some(rival), wrong)
 }
 
-/// Steps a second by what memory traffic alone allows. In copies of the table: W pulls, W pushes
-/// into the place where they are held until the tick, and the tick, which reads W gradients and
-/// reads and writes the parameters, (W + 2) / 2; by the speed at which as many threads as there are
-/// cores copy memory together. Before it, bare steps by the same bound.
+/// Steps a second divided by the memory-bandwidth bound. In copies of the table: W pulls, W pushes
+/// into the hold area, and the tick. The tick reads W gradients and reads and writes the parameters:
+/// (W + 2) / 2 copies. The speed is that of as many copying threads as there are cores. Bare steps by
+/// the same bound run first.
 fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     let id = "shm.bsp";
     let threads = dense_threads();
@@ -134,7 +134,7 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&[id]) {
         return Ok(());
     }
-    // The tick is the appliers' work alone: with one, all other cores would wait for it.
+    // The tick is the work of the appliers: with one applier, all other cores would wait for it.
     let bed = bed(arena, DENSE_WORKERS, threads as u16)?;
     let task = Task::Dense {
         bytes: DENSE_BYTES,
@@ -159,8 +159,8 @@ fn dense_step(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
 }
 
-/// The same passes over the same memory in one process, by the same bound: what is left of it when
-/// nothing is waited for, and nobody is told anything.
+/// The same passes over the same memory in one process, by the same bound: the part of it that
+/// remains without waits and messages.
 fn bare_step(
     arena: &mut Arena<'_>,
     id: &str,
@@ -181,19 +181,19 @@ fn bare_step(
     arena.contest(title, &mut ours, Some((TRAFFIC, &mut bound)))
 }
 
-/// The name of [`dense_bound`].
+/// Name of [`dense_bound`] as a rival.
 const TRAFFIC: &str = "memory traffic: 11 copies of the table, a thread a core";
-/// Of W workers: W pulls, W pushes, and a tick that is (W + 2) / 2 copies.
+/// Copies of a step with W workers: W pulls, W pushes, and a tick of (W + 2) / 2 copies.
 const DENSE_COPIES: u32 = 2 * DENSE_WORKERS + (DENSE_WORKERS + 2) / 2;
 const _: () = assert!(DENSE_COPIES == 11);
 
-/// Threads that copy, and appliers: a core each.
+/// Number of copying threads and of appliers: one for each core.
 fn dense_threads() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     cores.min(DENSE_WORKERS as usize)
 }
 
-/// Steps a second that memory traffic allows.
+/// Steps a second that the memory bandwidth allows.
 fn dense_bound(threads: usize) -> f64 {
     let speed = copy_speed(DENSE_BYTES as usize, threads, Duration::from_millis(150));
     speed / (f64::from(DENSE_COPIES) * DENSE_BYTES as f64)

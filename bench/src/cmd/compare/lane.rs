@@ -1,7 +1,7 @@
-//! A verbs lane alone: reads, atomics, and pushes until they have landed, without a server.
+//! A verbs lane alone: reads, atomics, and pushes until they have arrived, without a server.
 //!
-//! A client is told when a push is applied, not when it has landed. So this has both ends of a lane
-//! in one process, and looks at the ring's tail as an applier would.
+//! A client's ticket reports that a push is applied, not that it has arrived. Therefore this module
+//! holds both ends of a lane in one process, and reads the ring's tail like an applier.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -25,16 +25,16 @@ use tidewater_verbs::{
 use crate::error::BenchError;
 use crate::measure::Work;
 
-/// As sessions have it by default.
+/// Default ring size of a session, bytes.
 const RING: usize = 1 << 20;
-/// The largest frame of such a ring.
+/// The largest frame of such a ring, bytes.
 const FRAME: usize = RING / 4;
 const SALT: u64 = 5;
-/// Makes the keys of exports.
+/// Seed of the keys of registered regions.
 const KEYS: u8 = 5;
-/// Pairs that pull, as clients have them.
+/// Queue pairs that pull, as many as clients have.
 const PULLS: usize = 4;
-/// Memory that is read.
+/// Size of the memory that is read, bytes.
 const DATA: usize = 1 << 20;
 const COUNTERS: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -48,16 +48,16 @@ pub(super) struct Ends {
     view: RegionTableView,
     data: RemoteAddr,
     counter: RemoteAddr,
-    /// Of the two ends' threads; kept as long as they may be woken.
+    /// Parkers of the two ends' threads; kept as long as wake-ups may arrive.
     _sleepers: [OsParker; 2],
     tail: u64,
 }
 
 impl Ends {
-    /// Over the device that has the loopback's address.
+    /// Connects both ends over the device with the loopback address.
     ///
     /// # Errors
-    /// When there is no such device, or it refuses something.
+    /// If there is no such device, or it rejects an operation.
     pub(super) fn new() -> Result<Self, BenchError> {
         let failed = |e: VerbsError| other(&e);
         let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None);
@@ -86,7 +86,7 @@ impl Ends {
         })
     }
 
-    /// One frame of a push, and the tail that shows it.
+    /// Posts one push frame, and the tail that announces it.
     fn push(&mut self, frame: &[u8]) -> Result<(), LaneError> {
         let inbox = |addr: u64| RemoteAddr {
             key: INBOX_KEY,
@@ -104,12 +104,12 @@ impl Ends {
         cell[..8].copy_from_slice(&value.to_le_bytes());
         cell[8..].copy_from_slice(&chk.to_le_bytes());
         self.lane.write_signal(inbox(INBOX_TAIL_AT as u64), &cell)?;
-        // Gives the signals' receives back, as the applier would.
+        // Reposts the receives of the signals, like the applier.
         self.port.poll(&mut self.view, &self.inbox)?;
         Ok(())
     }
 
-    /// Waits until the last push has landed.
+    /// Waits until the last push has arrived.
     fn wait(&mut self) -> Result<(), LaneError> {
         let deadline = Deadline::after(PATIENCE);
         while self.inbox.tail() != Some(self.tail) {
@@ -127,7 +127,7 @@ impl Ends {
     }
 }
 
-/// Memory of `bytes` bytes for the lane's peer; where it begins.
+/// Registers memory of `bytes` bytes for the lane's peer; returns its start address.
 fn export(
     exports: &RegionTable,
     bytes: usize,
@@ -148,7 +148,7 @@ fn export(
     Ok(RemoteAddr { key, addr: 0 })
 }
 
-/// Pushes of whole frames, several to a call, until they landed.
+/// Pushes of complete frames, several to a call, until they have arrived.
 pub(super) struct Landed {
     ends: Ends,
     frame: Vec<u8>,
@@ -158,8 +158,8 @@ pub(super) struct Landed {
 }
 
 impl Landed {
-    /// `calls` calls of `bytes` bytes each, in frames as large as they may be; a row's frame is
-    /// whole lines.
+    /// `calls` calls of `bytes` bytes each, in frames of the largest allowed size; a row's frame is a
+    /// whole number of lines.
     pub(super) fn new(ends: Ends, bytes: usize, calls: u64) -> Self {
         let frame = bytes.next_multiple_of(64).min(FRAME);
         Self {
@@ -181,7 +181,7 @@ impl Work for Landed {
         self.frames * self.frame.len() as u64
     }
 
-    /// Other bytes than those that the ring has from before.
+    /// Fills in bytes that differ from the ring's previous content.
     fn prepare(&mut self) {
         self.round += 1;
         self.frame = noise(self.round, self.frame.len());
@@ -194,7 +194,7 @@ impl Work for Landed {
         done.and_then(|()| ends.wait()).map_err(|e| other(&e))
     }
 
-    /// Elements of the last frame that are not what was written.
+    /// Elements of the last frame that differ from the written ones.
     fn check(&mut self) -> u64 {
         let mut landed = vec![0; self.frame.len()];
         let at = self.ends.tail.saturating_sub(self.frame.len() as u64);
@@ -206,7 +206,7 @@ impl Work for Landed {
     }
 }
 
-/// Reads of one place, into memory that the device may write.
+/// Reads of one location, into memory that the device may write.
 pub(super) struct Read {
     ends: Ends,
     landed: Buffer,
@@ -214,10 +214,10 @@ pub(super) struct Read {
 }
 
 impl Read {
-    /// Of `bytes` bytes.
+    /// Creates reads of `bytes` bytes.
     ///
     /// # Errors
-    /// When there is no memory, or the device refuses it.
+    /// If there is no memory, or the device rejects it.
     pub(super) fn new(ends: Ends, bytes: usize) -> Result<Self, BenchError> {
         let mut landed = Buffer::new(bytes).map_err(|e| other(&e))?;
         ends.client.register(&mut landed).map_err(|e| other(&e))?;
@@ -264,7 +264,7 @@ impl Work for Read {
     }
 }
 
-/// Compare-and-swaps of one word, each with what the last one left.
+/// Compare-and-swaps of one word, each expecting the value of the previous one.
 pub(super) struct Swap {
     ends: Ends,
     is: u64,
@@ -272,7 +272,7 @@ pub(super) struct Swap {
 }
 
 impl Swap {
-    /// Of a word that nobody else changes.
+    /// Uses a word that no other component changes.
     pub(super) fn new(ends: Ends) -> Self {
         Self {
             ends,
@@ -309,13 +309,13 @@ impl Work for Swap {
     }
 }
 
-/// Bytes of a round: words that differ.
+/// Bytes of a round: words that differ from each other.
 fn noise(round: u64, len: usize) -> Vec<u8> {
     let words = (0..len.div_ceil(8) as u64).flat_map(|n| mix64(round << 32 | n).to_le_bytes());
     words.take(len).collect()
 }
 
-/// Elements of four bytes that differ.
+/// Number of four-byte elements that differ.
 fn different(is: &[u8], must: &[u8]) -> u64 {
     let pairs = is.chunks(4).zip(must.chunks(4));
     pairs.filter(|(is, must)| is != must).count() as u64

@@ -1,4 +1,4 @@
-//! Contests over shared memory: against a copy, a bare gather, a ping.
+//! Contests over shared memory: against a copy, a bare gather, a ping-pong.
 
 use tidewater::{Client, PullOptions, SyncMode};
 
@@ -12,21 +12,21 @@ use crate::error::BenchError;
 use crate::measure::NoPeer;
 use crate::subject::{Kind, Plot, Subject};
 
-/// Calls timed together where one is shorter than the timer.
+/// Calls timed together if one is shorter than the timer.
 const GROUP: u64 = 64;
-/// A row of 64 f32.
+/// Bytes of a row of 64 f32.
 const ROW_BYTES: u64 = 256;
 const DIM: usize = 64;
-/// Rows of the large table.
+/// Rows in the large table.
 const ROWS: u64 = 1_000_000;
 /// Rows of a call.
 pub(super) const CALL_ROWS: usize = 1024;
 const DENSE_BYTES: u64 = 64 << 20;
 
-/// All of them.
+/// Runs all contests.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if arena.wants(&["shm.row.", "shm.rows.", "shm.dense.", "shm.push."]) {
         let mut bed = Bed::start(BedConfig::single(arena.args.transport))?;
@@ -126,7 +126,7 @@ fn push(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(),
     subject.release()
 }
 
-/// Applying alone, without a ring: the same on every transport, so it is measured here only.
+/// An applier without a ring: equal on every transport, so it is measured here only.
 fn appliers(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     for name in ["sgd", "adagrad"] {
         for (where_, rows) in [("cached", ROWS_CACHED), ("memory", ROWS_MANY)] {

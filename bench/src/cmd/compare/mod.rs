@@ -1,8 +1,8 @@
 //! `compare`: against the machine's own limits and other systems, in the same minute.
 //!
-//! A contest measures us and a rival in turn, round after round, so that both meet the same noise;
-//! what is compared with its target is the median of the rounds' ratios, or of our own numbers
-//! where the target is absolute. Targets are data: `bench/targets.toml`.
+//! A contest measures Tidewater and a rival in turn, round after round, so that both meet the same noise.
+//! The median of the rounds' ratios is compared with the target, or the median of our own figures if
+//! the target is absolute. Targets are data: `bench/targets.toml`.
 
 mod arena;
 mod audits;
@@ -35,19 +35,19 @@ use crate::sheet::{self, Document, Failures, SCHEMA, print};
 use arena::Arena;
 pub use targets::{Target, Targets};
 
-/// `compare`.
+/// Options of the subcommand `compare`.
 #[derive(Debug, Clone, Args)]
 pub struct CompareArgs {
-    /// What carries the bytes
+    /// Transport that carries the bytes
     #[arg(long, value_enum, default_value = "shm")]
     pub transport: Transport,
-    /// Fails (exit 1) when a steady target that was met before is missed
+    /// Fail (exit 1) if a steady target that was met before is missed
     #[arg(long)]
     pub gate: bool,
-    /// Only what a steady target is about
+    /// Run only contests with a steady target
     #[arg(long)]
     pub steady: bool,
-    /// Only contests whose names begin with one of these: a list
+    /// Run only contests with a name that begins with one of these: a list
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
     /// Rounds of each contest
@@ -59,77 +59,77 @@ pub struct CompareArgs {
     /// Seed of keys and values
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub seed: u64,
-    /// Other targets than those built in
+    /// File of targets to use instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     pub targets: Option<PathBuf>,
-    /// Folder with the public training set a9a; without it a set of its shape is generated
+    /// Folder with the public training set a9a; without it a set of the same shape is generated
     #[arg(long, value_name = "DIR")]
     pub data: Option<PathBuf>,
-    /// Does not run other systems' programs
+    /// Skip the programs of other systems
     #[arg(long)]
     pub no_peers: bool,
-    /// Writes the results as JSON
+    /// Write the results as JSON to this file
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Writes them as a page
+    /// Write the results as a page to this file
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,
 }
 
-/// What came out of a contest.
+/// Result of a contest.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Ratio {
-    /// Its name, as targets know it.
+    /// Name of the contest, as in the targets.
     pub id: String,
-    /// What was measured.
+    /// Description of the measurement.
     pub what: String,
     /// Unit of `ours` and `theirs`.
     pub unit: String,
-    /// Our numbers, one a round.
+    /// Figures of Tidewater, one per round.
     pub ours: Vec<f64>,
-    /// The rival's name.
+    /// Name of the rival.
     pub rival: Option<String>,
-    /// The rival's numbers, one a round.
+    /// Figures of the rival, one per round.
     pub theirs: Vec<f64>,
-    /// What is compared: the median ratio of a round, or of our numbers without a rival.
+    /// Compared value: the median of the rounds' ratios, or of our figures without a rival.
     pub value: f64,
-    /// Smallest and largest of the rounds.
+    /// Smallest and largest value of the rounds.
     pub spread: [f64; 2],
     /// The target, and whether it was met.
     pub target: Option<Outcome>,
-    /// Values that were wrong.
+    /// Number of wrong values.
     pub wrong: u64,
 }
 
-/// How a target was met.
+/// Verdict on a target.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    /// The bound, as `<= 60` or `>= 0.85`.
+    /// Bound of the target, as `<= 60` or `>= 0.85`.
     pub bound: String,
-    /// Whether it was met.
+    /// Whether the value meets the bound.
     pub met: bool,
-    /// Whether it repeats on a busy machine.
+    /// Whether the value repeats on a busy machine.
     pub steady: bool,
-    /// Whether it was met before, so that missing it fails `--gate`.
+    /// Whether the target was met before, so that missing it fails `--gate`.
     pub gate: bool,
-    /// Whether it is a count, and no time.
+    /// Whether the value is a count, not a time.
     #[serde(default)]
     pub counted: bool,
 }
 
-/// What could not be measured.
+/// A measurement that was not possible.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Absent {
-    /// What.
+    /// Description of the missing measurement.
     pub what: String,
-    /// Why, and what to do about it.
+    /// Cause, and remedy if there is one.
     pub reason: String,
 }
 
-/// `compare`.
+/// Runs `compare`.
 ///
 /// # Errors
-/// What the first call that fails fails with. A rival that is not there is no error.
+/// The error of the first call that fails. A missing rival is not an error.
 pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     let began = clock::now();
     let targets = Targets::load(args.targets.as_deref())?;
@@ -176,7 +176,7 @@ pub fn run(args: &CompareArgs) -> Result<Failures, BenchError> {
     Ok(failures)
 }
 
-/// What fails the run: wrong values always; with `--gate` a steady target that was met before.
+/// Reasons to fail the run: wrong values always; with `--gate` a steady target that was met before.
 fn failures(args: &CompareArgs, ratios: &[Ratio]) -> Failures {
     let mut failures = Failures::new();
     for ratio in ratios {
@@ -186,7 +186,7 @@ fn failures(args: &CompareArgs, ratios: &[Ratio]) -> Failures {
         let Some(target) = &ratio.target else {
             continue;
         };
-        // With checks in the build only counts are what they are in a release.
+        // In a build with debug assertions only counts equal those of a release.
         let judged = target.counted || !cfg!(debug_assertions);
         if args.gate && target.gate && target.steady && judged && !target.met {
             failures.push(format!(
@@ -205,7 +205,7 @@ fn heading() -> String {
     )
 }
 
-/// A line of the table.
+/// Formats a line of the table.
 fn line(ratio: &Ratio) -> String {
     let median = |values: &[f64]| match arena::median(values) {
         Some(value) => number(value),
@@ -240,7 +240,7 @@ fn line(ratio: &Ratio) -> String {
     )
 }
 
-/// With about four digits.
+/// Formats a value with about four digits.
 fn number(value: f64) -> String {
     let size = value.abs();
     if size >= 1e6 {

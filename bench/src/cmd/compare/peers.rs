@@ -1,4 +1,4 @@
-//! Other systems, where they are installed, in the same rounds as our own.
+//! Other systems, if installed, in the same rounds as Tidewater.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -19,19 +19,19 @@ use crate::error::BenchError;
 use crate::measure::{Meter, Work};
 use crate::subject::{Kind, Plot, Subject};
 
-/// A program that takes longer hangs.
+/// Time after which a program counts as hung.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A server of somebody else's listens by then.
+/// Time for another system's server to listen.
 const START: Duration = Duration::from_secs(5);
 const ROW_BYTES: u64 = 256;
-/// Rows of the table that MPI gathers from.
+/// Rows in the table that MPI gathers from.
 const ROWS: u64 = 1_000_000;
 const MPI_SOURCE: &str = include_str!("../../../baselines/mpi-rma/mpi_rma.c");
 
-/// All of them.
+/// Runs all contests.
 ///
 /// # Errors
-/// What our own side fails with.
+/// Errors of our own side.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&["peer."]) {
         return Ok(());
@@ -58,7 +58,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
         Some(Wire::Socket) => {
             redis(arena, &mut bed, &mut client)?;
             iperf3(arena, &mut bed, &mut client)?;
-            // It tells the time of one way.
+            // `tag_lat` prints the one-way time.
             ucx(arena, &mut bed, &mut client, ("tcp,self", "tag_lat", 2.0))?;
         }
         None => {}
@@ -87,7 +87,7 @@ fn one_row_subject<'c>(
     Subject::new(client, plot, false)
 }
 
-/// Open MPI one-sided: a small program of ours, compiled here.
+/// Open MPI one-sided: our own small program, compiled here.
 fn mpi(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     if !arena.wants(&["peer.mpi."]) {
         return Ok(());
@@ -217,8 +217,8 @@ fn ucx(
     subject.release()
 }
 
-/// `ucx_perftest` takes the port when it is ready, and one connection only: so this looks at the
-/// kernel's list instead of connecting.
+/// Waits until `ucx_perftest` listens. It accepts one connection only, so this reads the kernel's list
+/// of sockets instead of connecting.
 pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
     let port: u16 = port.parse().map_err(|_| "no port".to_owned())?;
     let deadline = Deadline::after(START);
@@ -226,7 +226,7 @@ pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
     while !deadline.passed() {
         for list in ["/proc/net/tcp", "/proc/net/tcp6"] {
             let text = std::fs::read_to_string(list).unwrap_or_default();
-            // The second column is the local address, the fourth the state: 0A listens.
+            // The second column is the local address, the fourth the state: 0A is LISTEN.
             let listens = text.lines().any(|line| {
                 let mut words = line.split_whitespace().skip(1);
                 let local = words.next().is_some_and(|w| w.ends_with(&wanted));
@@ -241,7 +241,7 @@ pub(super) fn wait_for_port(port: &str) -> Result<(), String> {
     Err(format!("no process listens on port {port}"))
 }
 
-/// The median of `ucx_perftest -f -v`: the second line's second cell.
+/// Median of `ucx_perftest -f -v`: the second cell of the second line.
 fn ucx_median(text: &str) -> Result<f64, String> {
     let mut lines = text
         .lines()
@@ -254,8 +254,8 @@ fn ucx_median(text: &str) -> Result<f64, String> {
     value.ok_or_else(|| "ucx_perftest printed no median".into())
 }
 
-/// A contest of a work of ours and a number that another program gives. A program that fails ends
-/// the contest, not the run.
+/// A contest between our work and the figure of another program. A failing program ends the contest,
+/// not the run.
 pub(super) fn pair(
     arena: &mut Arena<'_>,
     (id, what, unit, rival): (&str, &str, &str, &str),
@@ -309,7 +309,7 @@ fn iperf3(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(
     subject.release()
 }
 
-/// A key-value store of a general kind: GET of 256 B, alone and 64 in a pipeline.
+/// A general key-value store: GET of 256 B, alone and 64 in a pipeline.
 fn redis(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     let ids = ["peer.redis.get", "peer.redis.pipeline"];
     if !arena.wants(&ids) {
@@ -347,7 +347,7 @@ fn redis(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
     subject.release()
 }
 
-/// A Redis server of our own on a free port.
+/// Our own Redis server on a free port.
 struct Redis {
     port: u16,
     _server: Killed,
@@ -368,7 +368,7 @@ impl Redis {
         })
     }
 
-    /// GETs on a connection of their own.
+    /// Opens a connection for GETs of the given depth.
     fn gets(&self, depth: u64) -> Result<Gets, String> {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let open = || {
@@ -391,7 +391,7 @@ impl Redis {
     }
 }
 
-/// `$256\r\n` before a value, `\r\n` behind it.
+/// Bytes of `$256\r\n` before a value and `\r\n` after it.
 const ANSWER_FRAME: usize = 8;
 
 struct Gets {
@@ -430,7 +430,7 @@ impl Work for Gets {
     }
 }
 
-/// The raw card: `ib_read_lat`, where there is one.
+/// The raw NIC: `ib_read_lat`, if installed.
 fn perftest(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     let id = "peer.perftest.read";
     if !arena.wants(&[id]) {

@@ -1,4 +1,4 @@
-//! perftest's programs, which ask an RDMA device by the plainest means: both ends on this host.
+//! perftest's programs, the plainest users of an RDMA device: both ends on this host.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,24 +6,24 @@ use std::time::Duration;
 
 use super::programs::{self, Killed};
 
-/// A program that takes longer hangs.
+/// Time after which a program counts as hung.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// It tells no figure when its look at the processor's clock was disturbed.
+/// Attempts of a run: perftest prints no figure if its clock calibration was disturbed.
 const ATTEMPTS: usize = 4;
-/// Where the kernel shows RDMA devices.
+/// Folder in which the kernel lists RDMA devices.
 const DEVICES: &str = "/sys/class/infiniband";
-/// What both ends connect through, and its GID.
+/// Address that both ends connect through, and that selects the GID.
 const ADDRESS: &str = "127.0.0.1";
 const GID: &str = "0000:0000:0000:0000:0000:ffff:7f00:0001";
 
-/// What a program's table is asked for.
+/// Figure taken from a program's table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Figure {
-    /// The median time of an operation, microseconds.
+    /// Median time of an operation, microseconds.
     MedianUs,
     /// Gigabytes (10^9) a second, on average.
     GbPerS,
-    /// Operations a second by 10^6, on average.
+    /// Million operations a second, on average.
     MOpsPerS,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Perftest {
     figure: Figure,
 }
 
-/// An entry of a port's table of addresses.
+/// Entry of a port's GID table.
 #[derive(Debug, PartialEq, Eq)]
 struct Gid {
     device: String,
@@ -46,10 +46,10 @@ struct Gid {
 }
 
 impl Perftest {
-    /// Of messages of `size` bytes.
+    /// Prepares a run with messages of `size` bytes.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason if the program or the device is missing.
     pub(super) fn new(
         program: &str,
         size: u32,
@@ -68,10 +68,10 @@ impl Perftest {
         })
     }
 
-    /// Runs both ends; the figure.
+    /// Runs both ends; returns the figure.
     ///
     /// # Errors
-    /// What the last of some attempts failed with.
+    /// The error of the last attempt.
     pub(super) fn measure(&self) -> Result<f64, String> {
         let mut last = Err("it was not run".into());
         for _ in 0..ATTEMPTS {
@@ -96,7 +96,7 @@ impl Perftest {
                 .args(["-d", device, "-i", of_device, "-x", index, "-p", &port])
                 .arg("-F")
                 .args(self.options);
-            // Atomics have one size, and its program no option for it.
+            // Atomics have a fixed size, and their program has no option for it.
             if !self.options.contains(&"-A") {
                 command.args(["-s", &self.size.to_string()]);
             }
@@ -106,21 +106,21 @@ impl Perftest {
         let mut server = Killed::start(&mut command(None))?;
         super::peers::wait_for_port(&port)?;
         let said = programs::run(&mut command(Some(ADDRESS)), PATIENCE)?;
-        // It has to be gone before the next one measures.
+        // The server has to exit before the next measurement.
         let _ = server.wait(PATIENCE);
         figure_of(&said, self.size, self.figure)
             .ok_or_else(|| "perftest printed no figure".to_owned())
     }
 }
 
-/// Of the row of that size in a table of perftest.
+/// Figure in the row of that size in a perftest table.
 fn figure_of(text: &str, size: u32, figure: Figure) -> Option<f64> {
     let size = size.to_string();
     let rows = text.lines().map(|l| l.split_whitespace());
     let mut rows = rows.filter(|cells| cells.clone().next() == Some(&size));
     let (column, unit) = match figure {
         Figure::MedianUs => (4, 1.0),
-        // What it calls a megabyte has 2^20 bytes.
+        // perftest's megabyte is 2^20 bytes.
         Figure::GbPerS => (3, f64::from(1u32 << 20) / 1e9),
         Figure::MOpsPerS => (4, 1.0),
     };
@@ -128,7 +128,7 @@ fn figure_of(text: &str, size: u32, figure: Figure) -> Option<f64> {
     (value.is_finite() && value > 0.0).then_some(value * unit)
 }
 
-/// The entry of an address in the ports' tables; RoCE v2 where it is there in several forms.
+/// Entry of an address in the ports' GID tables; RoCE v2 if it has several forms.
 fn gid_of(devices: &Path, address: &str) -> Option<Gid> {
     let mut all = Vec::new();
     for device in names(devices) {
@@ -155,7 +155,7 @@ fn gid_of(devices: &Path, address: &str) -> Option<Gid> {
     best.map(|(_, entry)| entry)
 }
 
-/// What is in a folder, sorted; nothing in one that is not there.
+/// Names in a folder, sorted; empty if the folder is missing.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries

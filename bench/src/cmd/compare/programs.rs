@@ -1,6 +1,6 @@
-//! Other programs: found on the path, run for a bounded time, and heard.
+//! Other programs: found on the path, run for a bounded time, their output read.
 //!
-//! A program that is not there or fails is a reason that is printed, never an error of the run.
+//! A missing or failing program gives a printed reason, never an error of the run.
 
 use std::io::Read;
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,14 +11,14 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use tidewater_runtime::clock::Deadline;
 
-/// Between two looks whether a program has ended.
+/// Interval between two polls for a program's exit.
 const LOOK: Duration = Duration::from_millis(2);
 /// Time that a counter needs to attach to its processes.
 const ATTACH: Duration = Duration::from_millis(500);
-/// Bytes of a program's output that are read.
+/// Limit of the output read from a program, bytes.
 const OUTPUT_MAX: u64 = 1 << 20;
 
-/// Where a program is.
+/// Finds a program on the path.
 pub(super) fn find(name: &str) -> Result<PathBuf, String> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|dir| dir.join(name));
@@ -28,7 +28,7 @@ pub(super) fn find(name: &str) -> Result<PathBuf, String> {
         .ok_or_else(|| format!("{name} is not installed"))
 }
 
-/// A program of this project: beside this one.
+/// Finds a program of this project in the folder of this one.
 pub(super) fn beside(name: &str) -> Result<PathBuf, String> {
     let here = std::env::current_exe().map_err(|e| e.to_string())?;
     let file = here.parent().unwrap_or(Path::new(".")).join(name);
@@ -40,13 +40,13 @@ pub(super) fn beside(name: &str) -> Result<PathBuf, String> {
     ))
 }
 
-/// A port of the loopback that nobody uses now.
+/// Finds an unused port on the loopback interface.
 pub(super) fn free_port() -> Result<u16, String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(|e| e.to_string())?;
     Ok(listener.local_addr().map_err(|e| e.to_string())?.port())
 }
 
-/// Runs a program to its end; what it printed.
+/// Runs a program to its end; returns its output.
 pub(super) fn run(command: &mut Command, longest: Duration) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let child = command
@@ -55,7 +55,7 @@ pub(super) fn run(command: &mut Command, longest: Duration) -> Result<String, St
         .stderr(Stdio::piped())
         .spawn();
     let mut child = Killed(child.map_err(|e| format!("{name}: {e}"))?);
-    // Both pipes are drained while it runs: it must not wait for us.
+    // Both pipes are drained while it runs, so that it never blocks on output.
     let out = child.0.stdout.take().map(drain);
     let err = child.0.stderr.take().map(drain);
     let status = child
@@ -81,7 +81,7 @@ pub(super) fn run(command: &mut Command, longest: Duration) -> Result<String, St
 fn drain(pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What cannot be read is not there; the exit code tells.
+        // Unreadable output counts as missing; the exit code decides.
         let _ = pipe.take(OUTPUT_MAX).read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })
@@ -92,7 +92,7 @@ fn drain(pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<String> {
 pub(super) struct Killed(Child);
 
 impl Killed {
-    /// Starts one whose output nobody reads.
+    /// Starts a program; discards its output.
     pub(super) fn start(command: &mut Command) -> Result<Self, String> {
         let name = command.get_program().to_string_lossy().into_owned();
         let child = command
@@ -103,7 +103,7 @@ impl Killed {
         child.map(Self).map_err(|e| format!("{name}: {e}"))
     }
 
-    /// Whether it succeeded; `None` when it still runs after that time.
+    /// Whether the program succeeded; `None` if it still runs after `longest`.
     pub(super) fn wait(&mut self, longest: Duration) -> Option<bool> {
         let deadline = Deadline::after(longest);
         loop {
@@ -119,7 +119,7 @@ impl Killed {
 
 impl Drop for Killed {
     fn drop(&mut self) {
-        // One that has ended cannot be killed, and is only reaped.
+        // A program that has exited cannot be killed, and is only reaped.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -133,7 +133,7 @@ pub(super) struct SyscallCounter {
 }
 
 impl SyscallCounter {
-    /// Begins to count.
+    /// Attaches to the processes and starts to count.
     pub(super) fn start(pids: &[Pid]) -> Result<Self, String> {
         let perf = find("perf")?;
         let file = scratch().join("syscalls.csv");
@@ -147,7 +147,7 @@ impl SyscallCounter {
                 .arg(&file)
                 .args(["-p", &pids.join(",")]),
         )?;
-        // Asleep: looking at it would be counted.
+        // Sleeps: polling would be counted.
         std::thread::sleep(ATTACH);
         if perf.wait(Duration::ZERO).is_some() {
             return Err(
@@ -159,7 +159,7 @@ impl SyscallCounter {
         Ok(Self { perf, file })
     }
 
-    /// Calls since the start.
+    /// Number of system calls since the start.
     pub(super) fn stop(mut self) -> Result<u64, String> {
         let pid = Pid::from_child(&self.perf.0);
         kill_process(pid, Signal::INT).map_err(|e| e.to_string())?;
@@ -172,7 +172,7 @@ impl SyscallCounter {
     }
 }
 
-/// The count in `perf stat -x ,`.
+/// Extracts the count from the output of `perf stat -x ,`.
 fn count_of(text: &str) -> Option<u64> {
     let line = text
         .lines()
@@ -180,15 +180,15 @@ fn count_of(text: &str) -> Option<u64> {
     line.split(',').next()?.trim().parse().ok()
 }
 
-/// A folder of this process for small files.
+/// Creates and returns a folder of this process for small files.
 pub(super) fn scratch() -> PathBuf {
     let dir = std::env::temp_dir().join(format!("tidewater-bench-{}", std::process::id()));
-    // What cannot be made here cannot be written there, which is noticed.
+    // If the folder cannot be created, the later write fails and reports it.
     let _ = std::fs::create_dir_all(&dir);
     dir
 }
 
-/// Removes that folder.
+/// Removes the folder of [`scratch`].
 pub(super) fn sweep() {
     let _ = std::fs::remove_dir_all(scratch());
 }

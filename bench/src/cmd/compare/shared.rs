@@ -1,4 +1,4 @@
-//! Contests that every transport has: clocks, many workers, dense steps, and what must not happen.
+//! Contests of every transport: clocks, many workers, dense steps, steady-state audits.
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -13,13 +13,13 @@ use crate::bsp::Ticks;
 use crate::error::BenchError;
 use crate::measure::Work;
 
-/// Sessions of one thread whose clocks are measured.
+/// Number of sessions of one thread with measured clocks.
 const SESSIONS: u32 = 8;
 
-/// All of them.
+/// Runs all contests.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     let name = name(arena.args.transport);
     if arena.args.transport.wire() != Some(Wire::Socket) {
@@ -33,7 +33,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// How the transport is called in names of contests.
+/// Name of the transport in names of contests.
 fn name(transport: Transport) -> &'static str {
     match transport.wire() {
         Some(Wire::Memory) => "shm",
@@ -42,10 +42,10 @@ fn name(transport: Transport) -> &'static str {
     }
 }
 
-/// From a tick to the minimum that it moves, of sessions of one thread.
+/// Measures the time from a tick to the minimum that it moves, for sessions of one thread.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub(super) fn clock_of_a_thread(
     arena: &mut Arena<'_>,
     id: &str,
@@ -74,7 +74,7 @@ pub(super) fn clock_of_a_thread(
     Ok(())
 }
 
-/// This thread, and all that it starts, on one core until it is dropped.
+/// Keeps this thread, and all threads that it starts, on one core until it is dropped.
 #[derive(Debug)]
 pub(super) struct OneCore {
     before: CpuSet,
@@ -82,10 +82,10 @@ pub(super) struct OneCore {
 }
 
 impl OneCore {
-    /// On the last core that this process may use: interrupts like the first.
+    /// Moves to the last core that this process may use, because interrupts prefer the first.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub(super) fn enter() -> Result<Self, BenchError> {
         let before = sched_getaffinity(None).map_err(|e| BenchError::System {
             what: "look at this thread's cores".into(),
@@ -101,12 +101,12 @@ impl OneCore {
         self.core
     }
 
-    /// Puts all threads that a bed's servers have now on the first core that this process could
-    /// use before: who shares a core has to give it away in each call. False when there is one
-    /// core only.
+    /// Moves all current threads of a cluster's servers to the first core that this process could use
+    /// before. Threads that share a core would have to yield it in each call. Returns false if there is
+    /// only one core.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub(super) fn keep_off(&self, bed: &Bed) -> Result<bool, BenchError> {
         let first = (0..CpuSet::MAX_CPU).find(|&core| self.before.is_set(core));
         let Some(there) = first.filter(|&core| core != self.core) else {
@@ -132,7 +132,7 @@ impl OneCore {
 
 impl Drop for OneCore {
     fn drop(&mut self) {
-        // What was allowed before is allowed again.
+        // Restores the cores that were allowed before.
         let _ = sched_setaffinity(None, &self.before);
     }
 }

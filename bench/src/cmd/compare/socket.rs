@@ -11,20 +11,20 @@ use crate::ceiling::{Echo, FarRows, Flow, Stream};
 use crate::error::BenchError;
 use crate::subject::{Kind, Plot, Subject};
 
-/// What an echo sends where we send a header.
+/// Bytes that an echo sends in place of our header.
 const NOTE: u64 = 64;
-/// Calls under way of small rows, and of large ones.
+/// Calls in flight for small rows, and for large ones.
 const WINDOW_SMALL: usize = 64;
 const WINDOW_LARGE: usize = 16;
 const MIB: u64 = 1 << 20;
 const DIM: usize = 64;
-/// Rows of the table that batches are taken from.
+/// Rows in the table that batches are drawn from.
 const ROWS: u64 = 100_000;
 
-/// All of them.
+/// Runs all contests.
 ///
 /// # Errors
-/// What the first call that fails fails with.
+/// The error of the first call that fails.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     free(arena)?;
     one_core(arena)
@@ -41,7 +41,7 @@ fn bed(arena: &Arena<'_>, pin: Option<usize>) -> Result<Bed, BenchError> {
     })
 }
 
-/// Where the kernel puts client and server.
+/// Contests with client and server on the cores that the kernel chooses.
 fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&["tcp.free.", "tcp.rate.", "tcp.stream.", "tcp.rows."]) {
         return Ok(());
@@ -59,7 +59,7 @@ fn free(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Client and server on one core: a round trip is the work of both and two switches, and repeats.
+/// Client and server on one core: a round trip is both ends' work plus two switches, and repeats.
 fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&["tcp.core."]) {
         return Ok(());
@@ -86,7 +86,7 @@ fn one_core(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// One call after the other.
+/// Contests of one call after the other.
 fn small(
     arena: &mut Arena<'_>,
     bed: &mut Bed,

@@ -1,4 +1,4 @@
-//! The table of targets.
+//! The table of targets: bounds that `compare` judges contests by.
 
 use std::path::Path;
 
@@ -8,33 +8,33 @@ use crate::error::BenchError;
 
 const BUILT_IN: &str = include_str!("../../../targets.toml");
 
-/// One target.
+/// Target of one contest.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Target {
-    /// The contest.
+    /// Name of the contest.
     pub id: String,
-    /// What is promised, for people.
+    /// Description of the promise for readers.
     pub what: String,
-    /// The unit of the bound, or `ratio`.
+    /// Unit of the bound, or `ratio`.
     pub metric: String,
-    /// Largest value that meets it.
+    /// Largest value that meets the target.
     pub at_most: Option<f64>,
-    /// Smallest value that meets it.
+    /// Smallest value that meets the target.
     pub at_least: Option<f64>,
-    /// Our own number is compared, although a rival's is measured.
+    /// Whether our own figure is compared, although a rival is measured.
     #[serde(default)]
     pub absolute: bool,
-    /// Whether it is a count and no time: then it is judged in builds with debug assertions, too.
+    /// Whether the value is a count, not a time; builds with debug assertions judge counts too.
     #[serde(default)]
     pub counted: bool,
-    /// Whether it repeats on a busy machine.
+    /// Whether the value repeats on a busy machine.
     pub steady: bool,
-    /// Whether it was met, so that missing it is a step back.
+    /// Whether the target was met, so that missing it is a regression.
     pub gate: bool,
 }
 
-/// All targets.
+/// All targets of a file.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Targets {
@@ -42,10 +42,10 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// From a file, or those built in.
+    /// Loads the targets from a file, or the built-in ones.
     ///
     /// # Errors
-    /// A file that cannot be read or is no table of targets.
+    /// If the file cannot be read or is not a table of targets.
     pub fn load(path: Option<&Path>) -> Result<Self, BenchError> {
         let Some(path) = path else {
             return Self::parse(BUILT_IN).map_err(BenchError::Usage);
@@ -74,19 +74,19 @@ impl Targets {
         Ok(targets)
     }
 
-    /// The target of a contest.
+    /// Finds the target of a contest.
     pub fn find(&self, id: &str) -> Option<&Target> {
         self.target.iter().find(|target| target.id == id)
     }
 
-    /// All of them.
+    /// All targets in the order of the file.
     pub fn all(&self) -> &[Target] {
         &self.target
     }
 }
 
 impl Target {
-    /// As `<= 60` or `>= 0.85`.
+    /// Formats the bound as `<= 60` or `>= 0.85`.
     pub fn bound(&self) -> String {
         match (self.at_most, self.at_least) {
             (Some(most), _) => format!("<= {most}"),
@@ -94,7 +94,7 @@ impl Target {
         }
     }
 
-    /// Whether a value meets it. What is no number meets nothing.
+    /// Whether a value meets the bound. NaN meets no bound.
     pub fn is_met(&self, value: f64) -> bool {
         self.at_most.is_none_or(|most| value <= most)
             && self.at_least.is_none_or(|least| value >= least)

@@ -1,4 +1,4 @@
-//! A whole training program against the same loop on a local array.
+//! A complete training program against the same loop on a local array.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use super::programs;
 use crate::error::BenchError;
 use crate::measure::of_this_thread;
 
-/// Rows of a mini-batch.
+/// Rows in a mini-batch.
 const BATCH: usize = 1024;
-/// Epochs of the short and of the long run: their difference leaves start and end out.
+/// Epochs of the short and the long run: their difference excludes start and end.
 const EPOCHS: (u64, u64) = (4, 24);
-/// Rows of a generated set: as many as a9a has.
+/// Rows in a generated set: as many as a9a has.
 const ROWS: &str = "32561";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Rules of AdaGrad as the trainer has them.
+/// AdaGrad parameters of the trainer.
 const LR: f32 = 0.1;
 const EPS: f32 = 1e-8;
 
-/// `tidewater-train lr`, two workers and a server, against one thread without any.
+/// `tidewater-train lr`, two workers and a server, against one thread without a server.
 ///
 /// # Errors
-/// A training file that cannot be read.
+/// If the training file cannot be read.
 pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     let id = "train.lr";
     if !arena.wants(&[id]) {
@@ -78,7 +78,7 @@ pub(super) fn contest(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     )
 }
 
-/// The public set where it is; else one of its size is made.
+/// The public set if it is present; otherwise a generated one of its size.
 fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static str), String> {
     if let Some(dir) = &arena.args.data {
         let file = dir.join("a9a.train.libsvm");
@@ -94,7 +94,7 @@ fn training_file(arena: &Arena<'_>, train: &Path) -> Result<(PathBuf, &'static s
     Ok((file, "a generated set (--data names a folder with a9a)"))
 }
 
-/// Processor seconds of a whole job.
+/// Processor seconds of a complete job.
 fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String> {
     let before = children_cpu().ok_or("the kernel does not report processor times")?;
     let mut command = Command::new(run);
@@ -119,10 +119,10 @@ fn job(run: &Path, train: &Path, file: &Path, epochs: u64) -> Result<f64, String
     Ok(after - before)
 }
 
-/// Processor seconds of this process's children that have ended, and of theirs.
+/// Processor seconds of this process's ended children and their descendants.
 fn children_cpu() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name in parentheses may hold anything; the fields after it are numbers.
+    // The name in parentheses may hold any byte; the fields after it are numbers.
     let (_, fields) = stat.rsplit_once(')')?;
     let mut fields = fields.split_whitespace().skip(13);
     let user: u64 = fields.next()?.parse().ok()?;
@@ -130,13 +130,13 @@ fn children_cpu() -> Option<f64> {
     Some((user + system) as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Processor seconds of an epoch: the trainer's own mathematics, weights and AdaGrad's sums in
+/// Processor seconds of an epoch: the trainer's own mathematics with weights and AdaGrad sums in
 /// arrays.
 fn local_epoch(data: &Dataset) -> Result<f64, BenchError> {
     let batch = NonZeroUsize::new(BATCH).unwrap_or(NonZeroUsize::MIN);
     let model = defaults::logistic(batch);
     let features = data.max_key().unwrap_or(0) as usize + 1;
-    // The bias has the last place.
+    // The bias is the last element.
     let place = |key: u64| (key as usize).min(features);
     let (mut weights, mut sums) = (vec![0.0_f32; features + 1], vec![0.0_f32; features + 1]);
     let mut step = LogisticStep::new(model);

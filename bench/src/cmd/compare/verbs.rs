@@ -1,7 +1,7 @@
 //! Contests over RDMA: against perftest on the same device, in turn.
 //!
-//! The rival moves as many bytes by the plainest means: no server behind the memory, nothing
-//! checked. A row of 256 bytes is one of 272 on the wire, as its header comes with it.
+//! The rival moves the same bytes by the plainest means: no server behind the memory, no checks. A
+//! row of 256 bytes is 272 bytes on the wire, because its header comes with it.
 
 use tidewater::{Client, PullOptions, SyncMode};
 
@@ -14,19 +14,19 @@ use crate::error::BenchError;
 use crate::measure::{Meter, Work};
 use crate::subject::{Kind, Plot, Subject};
 
-/// Bytes before a row on the wire.
+/// Header bytes before a row on the wire.
 const HEADER: u32 = 16;
-/// A row of 64 f32.
+/// Bytes of a row of 64 f32.
 const ROW_BYTES: u64 = 256;
 const DIM: usize = 64;
-/// Rows of the table that batches are taken from, and of a call.
+/// Rows in the table that batches are drawn from, and rows of a call.
 const ROWS: u64 = 20_000;
 const CALL_ROWS: usize = 1024;
 const MIB: u32 = 1 << 20;
-/// Pushes of a mebibyte that are under way.
+/// Pushes of one mebibyte in flight.
 const WINDOW: usize = 4;
 
-/// A contest: id, what is measured, and the rival's program with its arguments.
+/// A contest: id, description, and the rival's program with its arguments.
 struct Match<'a> {
     id: &'a str,
     what: &'a str,
@@ -39,13 +39,13 @@ const LATENCY: &[&str] = &["-n", "2000"];
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 const SWAPS: &[&str] = &["-n", "2000", "-A", "CMP_AND_SWAP"];
 const BANDWIDTH: &[&str] = &["-n", "60"];
-/// As many pairs as a lane has for pulls.
+/// As many queue pairs as a lane has for pulls.
 const RATE: &[&str] = &["-n", "2500", "-q", "4"];
 
-/// All of them.
+/// Runs all contests.
 ///
 /// # Errors
-/// What our own side fails with.
+/// Errors of our own side.
 pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if arena.wants(&[
         "verbs.pull.",
@@ -63,7 +63,7 @@ pub(super) fn contests(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     lane(arena)
 }
 
-/// One row after the other, its place known.
+/// One row after the other, with a cached location.
 fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     for (id, what, size) in [
         ("verbs.pull.8", "pull of a row of 8 B", 8),
@@ -90,7 +90,7 @@ fn one_row(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<
     Ok(())
 }
 
-/// Random rows, their places known, many in a call.
+/// Random rows with cached locations, many in a call.
 fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     let id = "verbs.rows";
     if !arena.wants(&[id]) {
@@ -108,13 +108,13 @@ fn many_rows(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Resul
         size: ROW_BYTES as u32 + HEADER,
         options: RATE,
     };
-    // Ours are calls a second.
+    // Our figure is in calls a second.
     let rival = (Figure::MOpsPerS, 1e6 / CALL_ROWS as f64);
     against(arena, contest, (&mut work, Metric::CallsPerS, bed), rival)?;
     subject.release()
 }
 
-/// A table of a mebibyte by ranges: pulled whole, into memory that the card writes, and pushed to.
+/// A range table of one mebibyte: pulled complete into memory that the NIC writes, and pushed to.
 fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<(), BenchError> {
     for (id, what, op, program) in [
         (
@@ -155,7 +155,7 @@ fn dense(arena: &mut Arena<'_>, bed: &mut Bed, client: &mut Client) -> Result<()
     Ok(())
 }
 
-/// A lane alone: what async-rdma's program measures too, and pushes until they landed.
+/// A lane alone: the operations of async-rdma's program too, and pushes until they have arrived.
 fn lane(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     if !arena.wants(&["verbs.lane.", "verbs.push.landed"]) {
         return Ok(());
@@ -204,7 +204,7 @@ fn lanes(arena: &mut Arena<'_>) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// A work of a lane against the program of that name, for latency or bandwidth as its options are.
+/// A lane's work against the named program; the options select latency or bandwidth.
 #[cfg(any(feature = "verbs", feature = "verbs-dlopen"))]
 fn alone(
     arena: &mut Arena<'_>,
@@ -233,7 +233,7 @@ fn alone(
     against(arena, contest, ours, (figure, 1.0))
 }
 
-/// Ours and the program's figure, times `scale`, in turn.
+/// Runs our work and the program in turn; the program's figure is multiplied by `scale`.
 fn against(
     arena: &mut Arena<'_>,
     contest: Match<'_>,

@@ -10,27 +10,27 @@ const LEFT: f64 = 66.0;
 const RIGHT: f64 = 118.0;
 const TOP: f64 = 34.0;
 const BOTTOM: f64 = 44.0;
-/// Pixels between two names at the right.
+/// Minimum distance between two names at the right, pixels.
 const NAME_GAP: f64 = 15.0;
-/// Names of ticks on the lower axis at most.
+/// Maximum number of named ticks on the lower axis.
 const TICKS_MAX: usize = 9;
 
-/// A line.
+/// A line of a chart.
 #[derive(Debug, Clone)]
 pub(super) struct Series {
-    /// Its name, at its right end.
+    /// Name at the right end of the line.
     pub(super) name: String,
-    /// Which of the page's colors; `None` for what we are measured against.
+    /// Index into the page's colors; `None` for the reference that is compared with.
     pub(super) color: Option<usize>,
-    /// Whether it is dashed: another run of the same thing.
+    /// Whether the line is dashed: another run of the same measurement.
     pub(super) dashed: bool,
-    /// Where it goes, with what is told about each point.
+    /// Points with their tooltip texts.
     pub(super) points: Vec<(f64, f64, String)>,
-    /// Upper edge of a band above it, at the same places; empty for none.
+    /// Upper edge of a band above the line, at the same places; empty for none.
     pub(super) upper: Vec<f64>,
 }
 
-/// A chart.
+/// A chart with its lines.
 #[derive(Debug, Clone)]
 pub(super) struct Chart {
     pub(super) title: String,
@@ -39,12 +39,12 @@ pub(super) struct Chart {
     pub(super) series: Vec<Series>,
 }
 
-/// A logarithmic axis.
+/// A logarithmic axis of a chart.
 #[derive(Debug, Clone, Copy)]
 struct Axis {
     from: f64,
     to: f64,
-    /// Where `from` and `to` are drawn.
+    /// Pixel positions of `from` and `to`.
     at: (f64, f64),
 }
 
@@ -56,7 +56,7 @@ impl Axis {
 }
 
 impl Chart {
-    /// The chart, or nothing without two points.
+    /// Draws the chart; empty with fewer than two points.
     pub(super) fn svg(&self) -> String {
         let points = self.series.iter().flat_map(|s| &s.points);
         let xs: Vec<f64> = points.clone().map(|p| p.0).collect();
@@ -118,7 +118,7 @@ impl Chart {
         );
     }
 
-    /// Names at the right ends of their lines, moved apart where they would cover each other.
+    /// Draws names at the right ends of the lines, moved apart if they overlap.
     fn names(&self, svg: &mut String, y: Axis) {
         let ends = self.series.iter().filter_map(|s| {
             let end = s.points.last()?;
@@ -131,7 +131,7 @@ impl Chart {
             *at = at.max(free + NAME_GAP);
             free = *at;
         }
-        // What was moved past the bottom goes up again.
+        // Names that were moved past the bottom move up again.
         let mut free = HEIGHT - BOTTOM + NAME_GAP;
         for (at, _) in ends.iter_mut().rev() {
             *at = at.min(free - NAME_GAP);
@@ -206,7 +206,7 @@ fn line(svg: &mut String, series: &Series, x: Axis, y: Axis) {
 
 fn x_axis(xs: &[f64]) -> Option<Axis> {
     let (from, to) = ends(xs)?;
-    // One place alone is drawn in the middle.
+    // A single value is drawn in the middle.
     let (from, to) = if from == to {
         (from / 2.0, to * 2.0)
     } else {
@@ -234,7 +234,7 @@ fn ends(values: &[f64]) -> Option<(f64, f64)> {
     Some((from, values.reduce(f64::max)?))
 }
 
-/// Places with lines; those with names are 1, 10, 100, and 2 and 5 between them where there are few.
+/// Positions of grid lines; named are 1, 10, 100, and 2 and 5 between them on a short axis.
 fn y_ticks(axis: Axis) -> Vec<(f64, bool)> {
     let decades = (axis.to / axis.from).log10();
     let first = axis.from.log10().floor() as i32;
@@ -252,7 +252,7 @@ fn y_ticks(axis: Axis) -> Vec<(f64, bool)> {
     ticks
 }
 
-/// Of the values on the lower axis, those that are named: every one, or every second, third, ...
+/// Values named on the lower axis: every one, or every second, third, ...
 fn x_ticks(xs: &[f64]) -> Vec<f64> {
     let mut all: Vec<f64> = xs.to_vec();
     all.sort_by(f64::total_cmp);
@@ -284,7 +284,7 @@ mod tests {
     #[test]
     fn points_are_where_they_belong() {
         let svg = chart(&[(8.0, 1.0), (64.0, 10.0), (512.0, 100.0)]).svg();
-        // In the middle of both logarithmic axes.
+        // The middle of both logarithmic axes.
         let (x, y) = (
             f64::midpoint(LEFT, WIDTH - RIGHT),
             f64::midpoint(TOP, HEIGHT - BOTTOM),

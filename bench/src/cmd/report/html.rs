@@ -1,6 +1,6 @@
-//! Text of a page: escapes, and numbers as people read them.
+//! Text of a page: escapes, and readable numbers.
 
-/// As text between tags or inside a quoted attribute.
+/// Escapes text for use between tags or inside a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -19,20 +19,20 @@ pub(super) fn escape(text: &str) -> String {
 /// Unit of an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unit {
-    /// Bytes, powers of 1024.
+    /// Bytes, in powers of 1024.
     Bytes,
-    /// A plain count.
+    /// A plain count without unit.
     Count,
-    /// Microseconds.
+    /// Times, shown in microseconds.
     Micros,
     /// Megabytes (10^6) a second.
     MegabytesPerS,
-    /// Millions a second.
+    /// Millions of calls a second.
     MillionsPerS,
 }
 
 impl Unit {
-    /// A tick of an axis, or a value: short, with its unit.
+    /// Formats a tick of an axis, or a value: short, with its unit.
     pub(super) fn text(self, value: f64) -> String {
         match self {
             Self::Bytes => bytes(value),
@@ -60,7 +60,7 @@ fn bytes(value: f64) -> String {
     digits(value)
 }
 
-/// Three digits that matter, without zeros behind a point.
+/// Formats three significant digits, without zeros after the point.
 pub(super) fn digits(value: f64) -> String {
     if !value.is_finite() {
         return "-".into();

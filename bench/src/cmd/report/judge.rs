@@ -1,4 +1,4 @@
-//! The table of a comparison: what was measured, against whom, and whether the target was met.
+//! The table of a comparison: the measurement, the rival, and the verdict.
 
 use std::fmt::Write;
 
@@ -6,12 +6,12 @@ use super::html::{digits, escape};
 use crate::cmd::compare::Ratio;
 use crate::sheet::Document;
 
-/// Width and height of the drawing of a verdict, and how many times the bound it reaches.
+/// Width and height of a verdict's drawing in pixels, and its reach in multiples of the bound.
 const WIDTH: f64 = 150.0;
 const HEIGHT: f64 = 18.0;
 const REACH: f64 = 16.0;
 
-/// The tables of a comparison; nothing for another run.
+/// The tables of a comparison; empty for another run.
 pub(super) fn tables(document: &Document) -> String {
     if document.ratios.is_empty() && document.absent.is_empty() {
         return String::new();
@@ -111,7 +111,7 @@ fn median(values: &[f64]) -> String {
         .map_or_else(|| "-".into(), |value| long(*value))
 }
 
-/// Large numbers by thousands.
+/// Formats a large number with thousands separators.
 fn long(value: f64) -> String {
     let size = value.abs();
     if size >= 1e6 {
@@ -123,8 +123,8 @@ fn long(value: f64) -> String {
     }
 }
 
-/// Where the rounds lie beside the bound, on a logarithmic scale with the bound in the middle; the
-/// shaded half is the good one.
+/// Draws the rounds relative to the bound, on a logarithmic scale with the bound in the middle. The
+/// shaded half meets the bound.
 fn drawing(ratio: &Ratio, bound: &str) -> String {
     let number = bound
         .trim_start_matches(['<', '>', '=', ' '])
@@ -136,7 +136,7 @@ fn drawing(ratio: &Ratio, bound: &str) -> String {
     let middle = WIDTH / 2.0;
     let place = |value: f64| {
         let part = if limit <= 0.0 || value <= 0.0 {
-            // A count that should be none.
+            // A count with the target 0.
             f64::from(u8::from(value > limit)) - 0.5
         } else {
             (value / limit).ln() / REACH.ln()

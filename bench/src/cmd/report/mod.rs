@@ -1,5 +1,5 @@
-//! `report`: one page with pictures, from the JSON of one or several runs. The page is whole in
-//! itself: drawings are inline SVG, and nothing is fetched or run.
+//! `report`: one page with charts from the JSON of one or several runs. The page is self-contained:
+//! drawings are inline SVG, and it loads and runs nothing.
 
 mod chart;
 mod html;
@@ -14,30 +14,30 @@ use clap::Args;
 use crate::error::BenchError;
 use crate::sheet::{Document, Failures, read_json};
 
-/// `report`.
+/// Options of the subcommand `report`.
 #[derive(Debug, Clone, Args)]
 pub struct ReportArgs {
     /// Files that --json wrote
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The page
+    /// File to write the page to
     #[arg(long, value_name = "FILE", default_value = "report.html")]
     pub html: PathBuf,
 }
 
-/// A run and what the page calls it.
+/// A run and its name on the page.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Its file's name without the ending.
+    /// File name of the results without the extension.
     pub(crate) name: String,
-    /// Its results.
+    /// Results of the run.
     pub(crate) document: Document,
 }
 
-/// `report`.
+/// Runs `report`.
 ///
 /// # Errors
-/// A file that cannot be read, is no result of this program, or cannot be written.
+/// If a file cannot be read, is not a result of this program, or cannot be written.
 pub fn run(args: &ReportArgs) -> Result<Failures, BenchError> {
     let read = |path: &PathBuf| {
         Ok(Run {
@@ -57,7 +57,7 @@ pub fn run(args: &ReportArgs) -> Result<Failures, BenchError> {
 /// Writes the page of some runs.
 ///
 /// # Errors
-/// [`BenchError::File`].
+/// [`BenchError::File`] if the page cannot be written.
 pub(crate) fn write(path: &Path, runs: &[Run]) -> Result<(), BenchError> {
     std::fs::write(path, page::page(runs)).map_err(|e| BenchError::File {
         path: path.to_owned(),

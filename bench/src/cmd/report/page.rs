@@ -1,4 +1,4 @@
-//! The page: where the figures come from, verdicts, pictures, and the rows themselves.
+//! The page: the fingerprint of the figures, verdicts, charts, and the rows.
 
 use std::fmt::Write;
 
@@ -7,10 +7,10 @@ use super::{Run, judge, pictures};
 use crate::row::Row;
 
 const STYLE: &str = include_str!("page.css");
-/// Runnable threads a core before a run, from which its figures are doubtful.
+/// Runnable threads per core before a run, from which its figures are doubtful.
 const BUSY: f64 = 0.5;
 
-/// Everything about some runs.
+/// Builds the page of some runs.
 pub(super) fn page(runs: &[Run]) -> String {
     let mut out = format!(
         "<!doctype html><html lang=en><head><meta charset=utf-8>\

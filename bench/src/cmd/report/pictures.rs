@@ -1,4 +1,4 @@
-//! Which charts a set of runs gives.
+//! Selection of the charts for a set of runs.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::chart::{Chart, Series};
 use super::html::Unit;
 use crate::row::Row;
 
-/// What a chart shows of a row.
+/// Figure of a row that a chart shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shown {
     Median,
@@ -33,7 +33,7 @@ impl Shown {
     }
 }
 
-/// The section of a subcommand: its name on the page, a word on how to read it, and its charts.
+/// The section of a subcommand: name on the page, a hint for the reader, and its charts.
 #[derive(Debug)]
 pub(super) struct Section {
     pub(super) title: &'static str,
@@ -41,14 +41,14 @@ pub(super) struct Section {
     pub(super) charts: Vec<Chart>,
 }
 
-/// A subcommand's charts.
+/// Charts of one subcommand.
 struct Kind {
     test: &'static str,
     title: &'static str,
     note: &'static str,
     x: (&'static str, Unit),
     shown: Shown,
-    /// Whether each operation has a chart of its own; else operations are lines of one.
+    /// Whether each operation has its own chart; otherwise operations are lines of one.
     split: bool,
 }
 
@@ -113,14 +113,14 @@ const KINDS: [Kind; 7] = [
     },
 ];
 
-/// Rows of one run that are one line.
+/// Rows of one run that form one line.
 struct Line<'a> {
     name: String,
     run: usize,
     rows: Vec<&'a Row>,
 }
 
-/// All sections that the runs have rows for.
+/// Returns all sections that the runs have rows for.
 pub(super) fn sections(runs: &[Run]) -> Vec<Section> {
     KINDS
         .iter()
@@ -135,7 +135,7 @@ pub(super) fn sections(runs: &[Run]) -> Vec<Section> {
         .collect()
 }
 
-/// Charts by transport (and operation), lines by table and mode (and run).
+/// Builds charts by transport (and operation), with lines by table and mode (and run).
 fn charts(kind: &Kind, runs: &[Run]) -> Vec<Chart> {
     let mut charts: BTreeMap<String, Vec<Line<'_>>> = BTreeMap::new();
     for (number, run) in runs.iter().enumerate() {
