@@ -1,5 +1,5 @@
-//! Clocks: who reads at clock c with staleness s sees every update of the iterations before c - s,
-//! workers drift apart by s + 1 ticks and no more, and nobody waits for who has left.
+//! Clocks. A read at clock c with staleness s sees every update of the iterations before c - s. Workers
+//! drift apart by at most s + 1 ticks. No worker waits for one that has left.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 
 const WORKERS: u32 = 4;
-/// A row for each worker in each of this many partitions: on every applier.
+/// Number of partitions with a row for each worker, so that every applier has some.
 const COPIES: u64 = 8;
 const ROWS: u64 = WORKERS as u64 * COPIES;
 const PULLS: u64 = 4;
@@ -49,7 +49,7 @@ fn pull(client: &mut Client, table: &Table<i64>) -> Vec<i64> {
     out
 }
 
-/// What all workers of a run know of each other.
+/// State that all workers of a run share outside of Tidewater.
 struct Watched {
     /// Ticks that each worker has begun: an upper bound of its clock.
     begun: Vec<AtomicU64>,
@@ -73,7 +73,7 @@ impl Drift {
                 all.reads.fetch_add(ROWS, Ordering::Relaxed);
             }
             push(client, table, rank);
-            // Each worker is the slow one for a while; that one lets the others run into the wall.
+            // Each worker is slow for a while; then the others run into the staleness bound.
             let slow = clock / 16 % u64::from(WORKERS) == u64::from(rank);
             if slow && rng.below(4) == 0 {
                 std::thread::sleep(Duration::from_micros(1_000 + rng.below(3_000)));
@@ -91,8 +91,8 @@ impl Drift {
         }
     }
 
-    /// Worker 0 stays at its clock until another one is as far ahead as it may be: the bound is reached in each
-    /// run, however the machine schedules the workers.
+    /// Holds worker 0 at its clock until another worker's lead is at the bound. Each run thus reaches the
+    /// bound, however the machine schedules the workers.
     fn hold_until_wall(&self, all: &Watched) {
         let deadline = Deadline::after(Duration::from_secs(60));
         while all.lead.load(Ordering::Relaxed) <= self.staleness {
@@ -101,7 +101,7 @@ impl Drift {
         }
     }
 
-    /// A read at `clock`.
+    /// Checks a read at `clock`.
     fn check(&self, seen: &[i64], clock: u64, rank: u32) {
         let due = clock.saturating_sub(self.staleness) as i64;
         for (row, &updates) in seen.iter().enumerate() {
@@ -119,7 +119,7 @@ impl Drift {
                      iteration that it has not ended itself"
                 );
             } else if whose == rank {
-                // Its own pushes may be on their way, but come in order and once.
+                // Its own pushes may be in flight, but arrive in order and once.
                 assert!(updates <= clock as i64);
             } else {
                 // Pushed in the iteration after the lead.
@@ -225,7 +225,7 @@ fn a_snapshot_is_of_one_clock_on_verbs() {
     snapshots_are_of_one_clock(&[Verbs]);
 }
 
-/// Every element of a snapshot is of one clock, also while the clock moves on.
+/// Every element of a snapshot is of one clock, also while the clock advances.
 fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
     const ELEMENTS: usize = 20_000;
     const CLOCKS: u64 = 150;
@@ -246,7 +246,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
                 made.wait();
                 let deadline = Deadline::after(Duration::from_secs(60));
                 for clock in 0u64.. {
-                    // The clock moves while the reader reads, however slow it is.
+                    // The clock advances while the reader reads, however slow the reader is.
                     if clock >= CLOCKS && reads.load(Ordering::Relaxed) > READS {
                         break;
                     }
@@ -254,7 +254,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
                         !deadline.passed(),
                         "the reader is too slow: {reads:?} reads"
                     );
-                    // In every second iteration only a part is pushed: the rest is copied forward.
+                    // Every second iteration pushes only a part: the rest is copied forward.
                     let half = if clock % 2 == 0 { ELEMENTS } else { 600 };
                     let ones = vec![1; half];
                     let ticket = writer.push_dense(&table, 0, &ones, PushOp::Sum).unwrap();
@@ -262,7 +262,7 @@ fn snapshots_are_of_one_clock(transports: &[TransportKind]) {
                     writer.tick().unwrap();
                     std::thread::sleep(Duration::from_micros(300));
                 }
-                // A client that goes as it is may take its last tick along, to some appliers: then
+                // A client that leaves without finish may deliver its last tick to some appliers only: then
                 // the partitions stay a clock apart.
                 writer.finish().unwrap();
                 done.store(true, Ordering::Release);
@@ -352,7 +352,7 @@ fn who_leaves_is_waited_for_no_more_and_who_is_missing_is_named() {
         clients[0].tick().unwrap();
         let error = clients[0].tick().unwrap_err().to_string();
         assert!(error.contains("worker 1, at clock 2"), "{error}");
-        // It ends in order: the others go on, the call that failed is repeated.
+        // Worker 1 finishes in order: the others continue, the failed call is repeated.
         clients[1].finish().unwrap();
         clients[0].tick().unwrap();
         clients[0].tick().unwrap();

@@ -1,6 +1,6 @@
 //! long: the cluster of sockets is built once for all of its tests.
 //!
-//! A whole cluster: coordinator, servers and clients over real sockets, in one process.
+//! A complete cluster: coordinator, servers and clients over real sockets, in one process.
 
 #![allow(clippy::unwrap_used)]
 
@@ -35,7 +35,7 @@ use tidewater_service::coordinator::{
 };
 use tidewater_service::embedded::{Cluster, ClusterConfig};
 
-/// Time enough for a busy machine; no test measures it.
+/// Deadline that a busy machine meets; no test measures it.
 fn long() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
@@ -114,7 +114,7 @@ fn tables() -> [TableBuilder; 2] {
     [sparse, blocks.optimizer(adagrad)]
 }
 
-/// One gradient step on both tables; all values after it.
+/// Makes one gradient step on both tables; returns all values after it.
 fn step(client: &mut Client) -> Vec<f32> {
     let [sparse, blocks] = tables();
     let sparse = client.create_table::<f32>(sparse.spec()).unwrap();
@@ -167,7 +167,7 @@ fn training_goes_on_from_a_saved_model_on_other_servers_as_if_nothing_had_been()
             .zip(&found)
             .all(|(a, b)| a.to_bits() == b.to_bits())
     );
-    // Over a table that exists nothing is loaded.
+    // An existing table is not overwritten by a load.
     let error = two
         .load(dir, Duration::from_secs(60))
         .unwrap_err()
@@ -211,7 +211,7 @@ fn a_barrier_names_the_missing_and_a_lost_worker_fails_the_others() {
 fn strangers_and_silent_peers_disturb_nobody() {
     let cluster = start(1, 1, 2);
     let address = &cluster.environment().coordinator;
-    // Slots are held by those who say nothing; garbage is shown the door.
+    // Silent connections hold slots; garbage is closed.
     let silent: Vec<TcpStream> = (0..20)
         .map(|_| TcpStream::connect(address).unwrap())
         .collect();
@@ -274,7 +274,7 @@ fn a_worker_that_waits_for_a_clock_is_told_who_will_never_tick() {
         waiting.tick().unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The wait is on its way by then, or else begins with the news.
+                // By then the wait is in flight, or it begins with the notice.
                 std::thread::sleep(Duration::from_millis(300));
                 drop(lost);
             });
@@ -292,8 +292,8 @@ fn a_worker_that_waits_for_a_clock_is_told_who_will_never_tick() {
     }
 }
 
-/// A coordinator of one job, as a launcher of others starts it, with a server that does not end: the
-/// cluster stays in its shutdown for the whole grace period.
+/// A coordinator of one job, as another launcher starts it, with a server that does not end. The
+/// cluster stays in its shutdown for the complete grace period.
 struct OneJob {
     coordinator: String,
     token: JobToken,
@@ -337,8 +337,8 @@ impl OneJob {
     }
 }
 
-/// A member that joins, and then does nothing by itself: a server neither answers orders nor ends, a worker sees
-/// answers as they come.
+/// A member that joins and is then passive: a server neither answers commands nor ends, a worker reads
+/// answers as they arrive.
 fn raw(coordinator: &str, token: &JobToken, role: Role, rank: u32) -> ControlConn<TcpStream> {
     let claims = Claims {
         ids: Ids::default(),
@@ -384,8 +384,8 @@ fn refusal_of(error: &ClientError) -> &Refusal {
     }
 }
 
-/// Every survivor learns which worker was lost, also one that asks for something only after the loss has ended
-/// the cluster. A worker that joins then learns why the cluster ends.
+/// Every survivor learns the lost worker's rank, also with a request after the loss has ended the
+/// cluster. A worker that joins then learns why the cluster ends.
 #[test]
 fn request_after_loss_names_lost_worker() {
     let job = OneJob::start(4);
@@ -396,7 +396,7 @@ fn request_after_loss_names_lost_worker() {
         drop(lost);
         told.join().unwrap().unwrap_err()
     });
-    // The coordinator has failed the job and stopped the cluster before it answered that.
+    // The coordinator failed the job and stopped the cluster before it answered that.
     let later = asks_later.barrier("epoch", 4, long()).unwrap_err();
     let barrier = CoordinatorRequest::Barrier {
         name: "epoch".into(),
@@ -420,7 +420,7 @@ fn request_after_loss_names_lost_worker() {
     assert!(error.contains("shutting down: worker 2"), "{error}");
 }
 
-/// What a coordinator by hand lets in: processes of these roles.
+/// Admission policy of a scripted coordinator: processes of these roles.
 fn policy(token: JobToken, roles: &[Role]) -> ServerPolicy {
     ServerPolicy {
         token,
@@ -439,7 +439,7 @@ fn policy(token: JobToken, roles: &[Role]) -> ServerPolicy {
     }
 }
 
-/// A coordinator by hand: lets one worker join, then answers each request with a notice and a refusal.
+/// A scripted coordinator: admits one worker, then answers each request with a notice and a refusal.
 fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &Refusal) {
     let policy = policy(token, &[Role::Worker]);
     let (mut stream, _) = listener.accept().unwrap();
@@ -484,8 +484,8 @@ fn scripted(listener: &TcpListener, token: JobToken, notice: &Notice, refusal: &
     }
 }
 
-/// The other end of [`server_without_descriptors_waits_and_serves_again`]: a cluster in a process that uses up
-/// its descriptors at a line on its input, and frees them at the next.
+/// The child of [`server_without_descriptors_waits_and_serves_again`]. A cluster in a process that uses
+/// up its descriptors at a line on its input, and frees them at the next.
 #[test]
 #[ignore = "started by server_without_descriptors_waits_and_serves_again"]
 fn cluster_of_few_descriptors_in_this_process() {
@@ -543,8 +543,8 @@ fn join_as(address: &str, rank: u32, deadline: Deadline) -> Result<(Client, Stri
     Ok((client, members.servers[0].endpoints.tcp.clone()))
 }
 
-/// A server that has no descriptors left serves those that it has, lets others wait, and takes them on when
-/// there are descriptors again.
+/// A server without free descriptors serves its connections and lets new ones wait. It accepts those
+/// when descriptors are free again.
 #[test]
 fn server_without_descriptors_waits_and_serves_again() {
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
@@ -585,13 +585,13 @@ fn server_without_descriptors_waits_and_serves_again() {
     input.write_all(b"use them up\n").unwrap();
     said("full");
     add(&mut first);
-    // The server, too, has a connection that it cannot take.
+    // The server, too, has a pending connection that it cannot accept.
     let _waits = TcpStream::connect(server).unwrap();
     let soon = Deadline::after(Duration::from_millis(300));
     let error = join_as(&address, 1, soon).unwrap_err();
     assert!(error.to_string().contains(&address), "{error}");
     add(&mut first);
-    // One that waits, and is taken on as soon as there are descriptors.
+    // A waiting client is accepted as soon as descriptors are free.
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| join_as(&address, 1, Deadline::after(Duration::from_secs(40))));
         input.write_all(b"free them\n").unwrap();
@@ -606,7 +606,7 @@ fn server_without_descriptors_waits_and_serves_again() {
     assert!(child.wait().unwrap().success());
 }
 
-/// A refusal in the handshake is a refusal to the caller, as one of the request to join is.
+/// A refusal in the handshake reaches the caller as a refusal, like one of the join request.
 #[test]
 fn refusal_in_handshake_is_typed() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
@@ -640,8 +640,8 @@ fn refusal_in_handshake_is_typed() {
     });
 }
 
-/// The failure that a notice has brought stands in the error of a request that is refused because the cluster
-/// ends; another refusal is the answer to the request, and stays.
+/// If a request is refused because the cluster ends, its error is the failure from the notice. Another
+/// refusal is the answer to the request, and stays.
 #[test]
 fn shutdown_refusal_yields_to_failure_notice() {
     let failure = Refusal::new(RefusalCode::PeerFailed, [4, 0, 0, 0]).with_text("worker 4: killed");

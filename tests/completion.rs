@@ -1,5 +1,5 @@
-//! Completion calls (flush, tick, barrier, finish): none succeeds after a push was refused that no
-//! ticket has claimed, a tick ends an iteration on every lane or on none, and a call that failed can be
+//! Completion calls: flush, tick, barrier, finish. None succeeds after the refusal of a push that no
+//! ticket has claimed. A tick ends an iteration on every lane or on none. A failed call can be
 //! repeated.
 
 #![allow(
@@ -30,7 +30,7 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 
-/// Keeps the applier of a server busy for so long; what it finds afterwards it serves.
+/// Keeps the applier of a server busy for `time`; afterwards it serves the pending frames.
 fn stall(cluster: &Cluster, server: usize, time: Duration) {
     let (begun, begins) = std::sync::mpsc::channel();
     let nap = Command::With(Box::new(move |_| {
@@ -58,7 +58,7 @@ fn pull(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Vec<f32> {
     out
 }
 
-/// Which key a server refused.
+/// Key of the push that a server refused.
 fn refused_key(done: Result<(), ClientError>) -> u64 {
     match done {
         Err(ClientError::Rejected { table, reject, .. }) => {
@@ -105,7 +105,7 @@ fn completion_calls_return_unclaimed_refusals() {
         assert_eq!(refused_key(client.barrier("b", Duration::from_secs(20))), 6);
         client.barrier("b", Duration::from_secs(20)).unwrap();
 
-        // Under ASP a tick returns what is known when it is called.
+        // Under ASP a tick returns the refusals known at the call.
         let before = client.counters().rejects;
         drop(push(&mut client, &table, 7, f32::NAN));
         let deadline = Deadline::after(Duration::from_secs(60));
@@ -131,7 +131,7 @@ fn completion_calls_return_unclaimed_refusals() {
     }
 }
 
-/// Frames of one push on every lane: it is refused once.
+/// A push with frames on every lane is refused once.
 #[test]
 fn a_push_of_many_frames_is_refused_once() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
@@ -159,7 +159,7 @@ fn a_push_of_many_frames_is_refused_once() {
     assert!(of_frames > 6, "{of_frames} frames");
 }
 
-/// A refused push leaves the iteration open on every lane; with the push repaired it is complete.
+/// A refused push leaves the iteration open on every lane; a repaired push completes it.
 #[test]
 fn a_refused_push_keeps_the_iteration_open() {
     for transport in [Shm, Tcp] {
@@ -185,7 +185,7 @@ fn a_refused_push_keeps_the_iteration_open() {
     }
 }
 
-/// The answer of one server is late: no server receives a CLOCK before it has come.
+/// One server answers late: no server receives a CLOCK before that answer.
 #[test]
 fn a_tick_waits_for_every_answer() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
@@ -198,7 +198,7 @@ fn a_tick_waits_for_every_answer() {
     drop(push(&mut client, &table, 0, 1.0));
     drop(push(&mut client, &table, 1, f32::NAN));
     client.set_clock_timeout(Duration::from_millis(200));
-    // A deadline, or the refusal on a host that was busy for two seconds.
+    // A deadline, or the refusal if the host was busy for two seconds.
     let ticked = client.tick();
     assert!(ticked.is_err(), "it did not wait for server 1");
     assert_eq!(client.clock(), 0);
@@ -239,11 +239,11 @@ fn an_asynchronous_tick_waits_for_nothing() {
     assert_eq!(pull(&mut client, &table, &[1]), [10.0]);
 }
 
-/// Which lanes cannot be written to: those of server 1 while the flag is set.
+/// Lanes that reject writes: those of server 1 while the flag is set.
 struct Cut {
     lane: Box<dyn ClientLane>,
     cut: Arc<AtomicBool>,
-    /// What the client sees in place of the mailbox.
+    /// Mailbox that the client sees in place of the real one.
     old_mailbox: Option<Mailbox>,
 }
 
@@ -371,8 +371,8 @@ impl ClientLane for Cut {
     }
 }
 
-/// The CLOCK of a tick reaches one server, the lane to the other is cut until the deadline. The tick
-/// goes on where it was, and what was pushed meanwhile belongs to the next iteration on every lane.
+/// The CLOCK of a tick reaches one server; the lane to the other is cut until the deadline. The
+/// repeated tick resumes there, and pushes made meanwhile belong to the next iteration on every lane.
 #[test]
 fn a_tick_goes_on_where_it_was() {
     for sync in [SyncMode::Asp, SyncMode::Bsp] {
@@ -428,8 +428,8 @@ fn a_tick_goes_on_where_it_was() {
     }
 }
 
-/// A push of a range meets its deadline at one server when frames for another are built: they are sent
-/// by the next completion call.
+/// A range push meets its deadline at one server after frames for another are built: the next
+/// completion call sends them.
 #[test]
 fn a_flush_sends_what_a_failed_push_left() {
     let cluster = Cluster::start(Shm, 2, 1, 1);
@@ -461,8 +461,8 @@ fn a_flush_sends_what_a_failed_push_left() {
     assert_eq!(out, [1.0; 100]);
 }
 
-/// A connection swallows everything from some moment on, without an end: the path of one flow fails. The
-/// next connection works.
+/// A connection swallows all bytes from some moment on, without an end, like a failed path of one flow.
+/// The next connection works.
 #[test]
 fn a_lane_that_swallows_is_replaced() {
     use std::io::{Read as _, Write as _};
@@ -509,7 +509,7 @@ fn a_lane_that_swallows_is_replaced() {
     client.set_timeout(Duration::from_secs(1));
     client.set_clock_timeout(Duration::from_secs(1));
     let lost = push(&mut client, &table, 0, 1.0);
-    // Calls with short deadlines find it as one with a long deadline does.
+    // Calls with short deadlines detect the failure like one with a long deadline.
     let soon = Deadline::after(Duration::from_secs(60));
     while client.wait_applied(&lost).is_err() && !soon.passed() {}
     client.wait_applied(&lost).unwrap();
@@ -519,7 +519,7 @@ fn a_lane_that_swallows_is_replaced() {
     assert_eq!(pull(&mut client, &table, &[0]), [2.0]);
 }
 
-/// A lane whose mailbox stays as it was at the begin: no status reaches it.
+/// Wraps a lane so that its mailbox keeps the initial content: no status reaches it.
 fn with_old_mailbox(lane: Box<dyn ClientLane>) -> Box<dyn ClientLane> {
     let region = Arc::new(Region::anonymous(MAILBOX_BYTES).unwrap());
     Box::new(Cut {
@@ -529,7 +529,7 @@ fn with_old_mailbox(lane: Box<dyn ClientLane>) -> Box<dyn ClientLane> {
     })
 }
 
-/// Completion calls end within their deadline by the public copy of the status, without a recovery.
+/// Completion calls end within their deadline through the public copy of the status, without a recovery.
 fn completes_without_mailbox(transport: TransportKind) {
     let cluster = Cluster::start(transport, 2, 1, 2);
     let mut client = cluster.client_with(0, SyncMode::Asp, with_old_mailbox);

@@ -1,5 +1,5 @@
-//! Promises that only a defect would break: each test here is the one that notices a planted
-//! defect (the table in docs/TESTING.md), and passes without it.
+//! Guarantees that only a defect would break. Each test here detects one mutant (the table in
+//! docs/TESTING.md), and passes without it.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ fn pull(client: &mut Client, table: &Table<i64>, keys: &[u64]) -> Vec<i64> {
     out
 }
 
-/// A frame that comes again, at a later place in the ring, is skipped and not applied.
+/// A repeated frame at a later position in the ring is skipped and not applied.
 #[test]
 fn a_frame_that_comes_twice_is_applied_once() {
     for transport in [Shm, Tcp] {
@@ -39,7 +39,7 @@ fn a_frame_that_comes_twice_is_applied_once() {
         tail = raw.send(tail, &first);
         assert_eq!(raw.wait_consumed(tail).applied_seq, 1, "{transport}");
         assert_eq!(pull(&mut client, &table, &[7]), [1, 10], "{transport}");
-        // Both in one batch, and a new one behind: the ring goes on in step.
+        // Both in one batch, and a new frame after them: the ring stays in step.
         tail = raw.send(tail, &[first, second.clone(), second].concat());
         let state = raw.wait_consumed(tail);
         assert_eq!((state.applied_seq, state.rejected), (2, 0), "{transport}");
@@ -47,7 +47,7 @@ fn a_frame_that_comes_twice_is_applied_once() {
     }
 }
 
-/// A reply that lies in the slot from an earlier request does not answer the next one.
+/// A reply of an earlier request in the same slot does not answer the next request.
 #[test]
 fn an_old_reply_in_the_slot_answers_nothing() {
     for transport in [Shm, Tcp] {
@@ -70,8 +70,8 @@ fn an_old_reply_in_the_slot_answers_nothing() {
     }
 }
 
-/// Rows are removed, their slots hold other keys; a push with the old locations reaches its own
-/// keys and leaves the others alone.
+/// Rows are removed and their slots hold other keys. A push with the old locations reaches its own
+/// keys and leaves the other keys unchanged.
 #[test]
 fn a_push_by_a_stale_location_reaches_its_own_key() {
     const ROWS: u64 = 2_000;
@@ -108,10 +108,10 @@ fn a_push_by_a_stale_location_reaches_its_own_key() {
     }
 }
 
-/// Whoever sees the new clock sees the pushes that it closes: also the last row of many.
+/// A reader that sees the new clock sees the pushes that it closes, including the last row of many.
 #[test]
 fn the_clock_moves_after_its_pushes_took_effect() {
-    // So many that applying them takes longer than hearing of the clock.
+    // So many that applying them takes longer than the notice of the clock.
     const ELEMENTS: usize = 1 << 20;
     const LOOKED_AT: usize = 256;
     let cluster = Cluster::start(Shm, 1, 1, 1);

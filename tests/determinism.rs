@@ -1,5 +1,5 @@
-//! With BSP, application at the clock and one seed, the parameters do not depend, to the last bit,
-//! on timing, transport, or how many servers and appliers share the work.
+//! With BSP, application at the tick and one seed, the parameters are bit-identical for any timing,
+//! transport, and number of servers and appliers.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ const INIT: Init = Init::Uniform {
     high: 0.5,
 };
 
-/// One of everything that gradients can be pushed to.
+/// One table of every kind that takes gradients.
 struct Model {
     keyed: [Table<f32>; 3],
     ranges: [Table<f32>; 2],
@@ -57,7 +57,7 @@ impl Model {
         }
     }
 
-    /// The bits of every parameter.
+    /// Returns the bits of every parameter.
     fn bits(&self, client: &mut Client) -> Vec<u32> {
         let keys: Vec<u64> = (0..KEYS).collect();
         let mut bits = Vec::new();
@@ -78,7 +78,7 @@ impl Model {
         bits
     }
 
-    /// One iteration: gradients of what was pulled, of magnitudes whose sum depends on the order.
+    /// Makes one iteration of gradients from pulled values; their sum depends on the order.
     fn step(&self, client: &mut Client, rank: u32, iteration: u64) {
         let noise = |n: usize| {
             let bits = mix64(u64::from(rank) << 48 ^ iteration << 32 ^ n as u64);
@@ -115,7 +115,7 @@ impl Model {
     }
 }
 
-/// Trains; one worker after the other is late, as the seed says.
+/// Trains a model; `delays` is the seed of the delays, which hit one worker after the other.
 fn train(transport: TransportKind, servers: u32, appliers: u16, delays: u64) -> Vec<u32> {
     let iterations = if full() { 200 } else { 12 };
     let cluster = Cluster::start(transport, servers, appliers, WORKERS);
@@ -154,7 +154,7 @@ fn bsp_gives_the_same_bits_on_verbs() {
     same_bits(&[(Shm, &[1]), (Verbs, &[1, 2])]);
 }
 
-/// Over each transport, on each number of servers.
+/// Compares the bits over each transport, on each number of servers.
 fn same_bits(runs: &[(TransportKind, &[u32])]) {
     let mut rng = Rng(seed());
     let mut first: Option<Vec<u32>> = None;

@@ -1,5 +1,5 @@
-//! Exactly once: whatever breaks, the final values are the sum of the acknowledged pushes, and a
-//! push that was not acknowledged counts 0 or 1 times.
+//! Exactly once: under any failure, the final values are the sum of the acknowledged pushes, and an
+//! unacknowledged push counts 0 or 1 times.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,7 +31,7 @@ const DIM: usize = 4;
 const SHARED: u64 = 256;
 /// Each worker's own row is `OWN + rank`: a difference there names the worker.
 const OWN: u64 = 1_000;
-/// A row that every push adds to: a difference here and in no other row is a fault of the test.
+/// A row that every push adds to: a difference in this row alone is a defect of the test.
 const CHECKSUM: u64 = 2_000;
 /// Rows that only unacknowledged pushes of one worker touch, a worker's first at `TAIL + 100 rank`.
 const TAIL: u64 = 10_000;
@@ -62,7 +62,7 @@ impl Tables {
     }
 }
 
-/// What was acknowledged: the sums that the tables must hold.
+/// Acknowledged sums that the tables must hold.
 #[derive(Clone, PartialEq, Debug)]
 struct Ledger {
     sparse: Vec<i64>,
@@ -100,7 +100,7 @@ impl Ledger {
         floats.for_each(|(a, b)| *a += b);
     }
 
-    /// What the tables hold.
+    /// Reads the sums that the tables hold.
     fn read(client: &mut Client, tables: &Tables) -> Self {
         let mut seen = Self::new();
         let all: Vec<u64> = (0..ROWS).collect();
@@ -130,7 +130,7 @@ struct Pusher<'a> {
     rank: u32,
     /// Rows of one push.
     width: usize,
-    /// Rows pushed so far; those of one push that are of one key count once.
+    /// Rows pushed so far; rows of one push with the same key count once.
     rows: u64,
     booked: Ledger,
     flying: VecDeque<(Ticket, bool)>,
@@ -203,7 +203,7 @@ impl Pusher<'_> {
         pushed.unwrap()
     }
 
-    /// One row; half of these pushes are refused, and must be, whatever happens to the lane.
+    /// Pushes one row; half of these pushes are invalid, and must be refused whatever the lane does.
     fn push_floats(&mut self) -> (Ticket, bool) {
         let key = self.rng.below(SHARED);
         self.rows += 1;
@@ -232,8 +232,8 @@ impl Pusher<'_> {
     }
 }
 
-/// Pushes that nobody waits for, the client gone at once: push n adds 2^n, so that the sum tells
-/// which ones were applied, and how often.
+/// Makes pushes without a wait and drops the client at once. Push n adds 2^n, so the sum reveals the
+/// applied pushes and how often each was applied.
 fn push_and_leave(client: &mut Client, tables: &Tables, rank: u32) {
     let keys: Vec<u64> = (0..TAIL_ROWS)
         .map(|k| TAIL + 100 * u64::from(rank) + k)
@@ -246,7 +246,7 @@ fn push_and_leave(client: &mut Client, tables: &Tables, rank: u32) {
     }
 }
 
-/// Of every worker a prefix of its unacknowledged pushes was applied, each once, in every row.
+/// A prefix of every worker's unacknowledged pushes was applied, each once, in every row.
 fn check_tails(client: &mut Client, tables: &Tables) {
     for rank in 0..u64::from(WORKERS) {
         let keys: Vec<u64> = (0..TAIL_ROWS).map(|k| TAIL + 100 * rank + k).collect();
@@ -266,17 +266,17 @@ fn check_tails(client: &mut Client, tables: &Tables) {
     }
 }
 
-/// What was counted of `frames` frames, some of which were no pushes: never more than there were.
+/// Arrival counts for `frames` frames, some of which were no pushes, never exceed `frames`.
 fn check_arrivals(client: &mut Client, frames: u64, transport: TransportKind) {
     let arrived: u64 = client.arrivals().unwrap().iter().sum();
     println!("{transport}: {arrived} of {frames} frames were counted as pushes");
     assert!(arrived <= frames, "{arrived} of {frames} frames");
 }
 
-/// Pushes of each worker, rows of each push, and of how many operations one breaks its lane.
+/// Pushes of each worker, rows of each push, and the mean number of operations between lane failures.
 fn load(transport: TransportKind) -> (u64, usize, u64) {
     match (transport, full()) {
-        // Fewer and wider: each recovery makes queue pairs and registers memory anew.
+        // Fewer and wider: each recovery creates queue pairs and registers memory again.
         (Verbs, false) => (330, 128, 60),
         (Verbs, true) => (1_650, 128, 60),
         (_, false) => (1_000, 8, 60),
@@ -373,7 +373,7 @@ fn integer_pushes_are_exact_under_disconnects_on_verbs() {
     exact_under_disconnects(Verbs);
 }
 
-/// A short session; returns when all it pushed is acknowledged. Adds 111 to keys 1 to 3.
+/// A short session; returns when all its pushes are acknowledged. Adds 111 to keys 1 to 3.
 fn script(client: &mut Client) {
     let table = client.open_table::<i64>("t").unwrap();
     let push = |client: &mut Client, by: i64| {
@@ -400,7 +400,7 @@ fn script(client: &mut Client) {
     assert!(out.iter().all(|&v| v == seen + 100), "{out:?} after {seen}");
 }
 
-/// Runs the script once, its connections cut as told, and checks what it left.
+/// Runs the script once with the proxy's cuts, and checks its effects.
 fn cut_once(cluster: &Cluster, watcher: &mut Client, runs: &mut i64, proxy: Proxy) -> Arc<Proxy> {
     let proxy = Arc::new(proxy);
     let passes = Arc::clone(&proxy);
@@ -436,7 +436,7 @@ fn a_tcp_session_cut_after_any_byte_is_exact() {
         assert!(bytes > 500, "the script moved {bytes} bytes");
         let (mut recovered, mut twice) = (0, 0);
         for at in 0..=bytes {
-            // What comes after the recovery is cut as well, at a random byte.
+            // The traffic after the recovery is cut as well, at a random byte.
             let cuts = vec![at, rng.below(bytes)];
             let proxy = Proxy::new(direction, cuts);
             let proxy = cut_once(&cluster, &mut watcher, &mut runs, proxy);

@@ -1,4 +1,4 @@
-//! Handles and tickets name the client that made them: no call takes those of another one.
+//! Handles and tickets carry their client's identity: no call accepts those of another client.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -42,7 +42,7 @@ fn handles_of_another_client_are_refused() {
         let one_a = a.create_table::<f32>(one.spec()).unwrap();
         let two_a = a.create_table::<f64>(two.spec()).unwrap();
         let range_a = a.create_table::<f32>(range.spec()).unwrap();
-        // Nothing is open there; then another table is in that place, of another type.
+        // The slot is empty there; then it holds another table of another type.
         for opened in [false, true] {
             if opened {
                 b.open_table::<f64>("two").unwrap();
@@ -66,7 +66,7 @@ fn handles_of_another_client_are_refused() {
             assert_eq!(b.spec(&one_a), None);
             assert_eq!(out, [42.0; 2]);
         }
-        // Nothing has reached any table.
+        // No call has reached any table.
         let mut out = [1f32; 2];
         a.pull_rows(&one_a, &[7], &mut out, PullOptions::default())
             .unwrap();
@@ -100,7 +100,7 @@ fn tickets_of_another_client_are_refused() {
             assert!(text.contains(&number(&b)), "{text}");
             assert!(text.contains("\"t\""), "{text}");
         }
-        // Merged, they are no client's.
+        // Merged, they belong to no client.
         let mut both = Ticket::default();
         b.wait_applied(&both).unwrap();
         both.merge(&pushed);
@@ -124,7 +124,7 @@ fn tickets_of_another_client_are_refused() {
     }
 }
 
-/// A client that makes and releases tables keeps nothing of them, also when another one released them.
+/// A client that creates and releases tables keeps no state of them, also after another client's release.
 #[test]
 fn released_tables_leave_nothing_behind() {
     let tables = |client: &Client| {

@@ -1,8 +1,8 @@
-//! Memories of hugepages: whole tables in them over shared memory and TCP, their seals, and what
-//! happens where the pool does not hold them.
+//! Memories of hugepages: complete tables in them over shared memory and TCP, their seals, and the
+//! behaviour if the pool is too small.
 //!
-//! The tests set pages aside for as long as they run, which only root may, on a machine that has
-//! them. Where they cannot, they say so, and hold that a server which asks for hugepages is refused.
+//! The tests reserve pages while they run, which needs root and a machine with hugepages. Without
+//! them, the tests print the cause and check that a server which requests hugepages is refused.
 
 #![allow(
     clippy::unwrap_used,
@@ -33,15 +33,15 @@ const CAPACITY: usize = 32 << 20;
 const PAGES: u64 = 2 * (CAPACITY as u64 >> 21);
 const SETTING: &str = "/proc/sys/vm/nr_hugepages";
 
-/// Pages set aside. A guard process gives them back when its input ends: at the drop, and also when this process is
-/// killed. It holds the turn until then: one test of one process at a time.
+/// Reserved pages. A guard process returns them when its input ends: at the drop, and also when this process
+/// is killed. It holds the lock until then: one test of one process at a time.
 struct Pool {
     _turn: File,
     guard: Child,
 }
 
 impl Pool {
-    /// A pool with `pages` free pages, or why there is none.
+    /// Reserves a pool with `pages` free pages; the error is the cause of a failure.
     fn with(pages: u64) -> Result<Self, String> {
         let turn = File::open(SETTING).map_err(|e| format!("{SETTING}: {e}"))?;
         flock(&turn, FlockOperation::LockExclusive).map_err(|e| format!("{SETTING}: {e}"))?;
@@ -69,7 +69,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // Its input ends. Where the setting could not be written there is nothing to give back.
+        // Its input ends. If the setting could not be written, there are no pages to return.
         drop(self.guard.stdin.take());
         assert!(self.guard.wait().is_ok() || std::thread::panicking());
     }
@@ -94,7 +94,7 @@ fn backing(hugepages: Hugepages) -> Backing {
 
 const HUGE: Hugepages = Hugepages::Of(Pages::Huge2M);
 
-/// The pool; or `None`, when it has been shown that hugepages are refused with the remedy.
+/// The pool, or `None` after a check that hugepages are refused with the remedy.
 fn pool(pages: u64) -> Option<Pool> {
     match Pool::with(pages) {
         Ok(pool) => Some(pool),
@@ -136,7 +136,7 @@ fn tables_live_in_hugepages_over_each_transport() {
         assert!(out == values, "{transport:?}");
         client.finish().unwrap();
         drop((client, cluster));
-        // The last of them goes with the last thread that held a memory.
+        // The last page is freed with the last thread that held a memory.
         let patience = Deadline::after(Duration::from_secs(10));
         while available() != before && !patience.passed() {
             std::thread::sleep(Duration::from_millis(10));
@@ -195,7 +195,7 @@ fn a_memory_of_hugepages_is_whole_sealed_and_passed_on_for_reading() {
     assert_eq!(available(), before);
 }
 
-/// What the pool tells and what it has may differ: another process was quicker, or a cgroup forbids.
+/// The pool's count and its real pages may differ: another process was quicker, or a cgroup forbids them.
 #[test]
 fn a_pool_that_lied_is_an_error_or_ordinary_pages_and_never_a_signal() {
     let told = [
@@ -205,7 +205,7 @@ fn a_pool_that_lied_is_an_error_or_ordinary_pages_and_never_a_signal() {
     let with = |hugepages| {
         let mut backing = backing(hugepages);
         backing.pools = told.to_vec();
-        // More than any machine has.
+        // More pages than any machine has.
         ServerMemory::with(1 << 44, Incarnation(7), &backing)
     };
     for pages in [Pages::Huge2M, Pages::Huge1G] {

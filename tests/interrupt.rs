@@ -1,4 +1,4 @@
-//! A call that waits ends when the program's hook asks for it, and the client stays usable.
+//! A waiting call ends when the program's hook requests it, and the client stays usable.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -15,7 +15,7 @@ use tidewater_runtime::clock::Deadline;
 
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// Calls `wait`, asks for its end once it waits, and expects it long before its own deadline.
+/// Calls `wait`, requests its end while it waits, and expects the return long before its deadline.
 fn interrupted(client: &mut Client, wait: impl FnOnce(&mut Client) -> Result<(), ClientError>) {
     let asks = std::thread::spawn(|| {
         std::thread::sleep(Duration::from_millis(200));
@@ -28,7 +28,7 @@ fn interrupted(client: &mut Client, wait: impl FnOnce(&mut Client) -> Result<(),
     assert!(error.to_string().contains("interrupted"), "{error}");
 }
 
-/// Catches `TIDEWATER_MUTANT=interrupt-ignored`.
+/// Waits end on request. Catches `TIDEWATER_MUTANT=interrupt-ignored`.
 #[test]
 fn waits_end_on_request_and_client_goes_on() {
     interrupt::install(|| STOP.load(Ordering::Acquire)).unwrap();

@@ -1,5 +1,5 @@
-//! Iterations of tables that take effect at the clock: what is held, what is refused, and how a
-//! server ends that cannot carry out what it has acknowledged.
+//! Iterations of tables that apply at the tick: held pushes, refusals, and the end of a server that
+//! cannot apply what it has acknowledged.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,15 +22,15 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::sync::{AtomicBool, AtomicU64, Ordering};
 use tidewater_service::embedded::{Cluster, ClusterConfig};
 
-/// Elements of a row of the tables that fill a memory.
+/// Elements of a row in the tables that fill a memory.
 const DIM: usize = 256;
 
-/// Time enough for a busy machine; no test measures it.
+/// Deadline that a busy machine meets; no test measures it.
 fn long() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// A client of a job that has as many workers as the cluster says.
+/// Connects a client of a job with as many workers as the cluster is configured for.
 fn client(cluster: &Cluster, rank: u32, job: &str, sync: SyncMode) -> Client {
     client_over(cluster, TransportChoice::Auto, (rank, job), sync)
 }
@@ -66,7 +66,7 @@ fn client_over(
     .unwrap()
 }
 
-/// A small memory for jobs that come and go.
+/// A cluster with a small memory for successive jobs.
 fn small(servers: u32, workers: u32) -> Cluster {
     Cluster::start(&ClusterConfig {
         servers,
@@ -78,7 +78,7 @@ fn small(servers: u32, workers: u32) -> Cluster {
     .unwrap()
 }
 
-/// Rows of one partition, so that a full memory leaves no slot.
+/// Creates a table of rows in one partition, so that a full memory leaves no slot.
 fn rows(client: &mut Client) -> Table<f32> {
     let spec = TableBuilder::sparse::<f32>("rows", DIM as u32)
         .partitions(1)
@@ -93,13 +93,13 @@ fn push_ones(client: &mut Client, table: &Table<f32>, keys: &[u64]) -> Result<()
     client.wait_applied(&ticket)
 }
 
-/// Pushes new rows until the memory for rows is full, and ticks now and then so that what is held
-/// stays small: how many rows were pushed.
+/// Pushes new rows until the row memory is full, and ticks now and then to keep the held data small.
+/// Returns the number of pushed rows.
 fn fill(client: &mut Client, table: &Table<f32>, from: u64) -> u64 {
     fill_by(client, table, from, 64)
 }
 
-/// As [`fill`], so many rows a push: a refused push of several leaves the room of fewer.
+/// As [`fill`], with `batch` rows a push: a refused push of several leaves room for fewer.
 fn fill_by(client: &mut Client, table: &Table<f32>, from: u64, batch: u64) -> u64 {
     for first in (from..from + 100_000).step_by(batch as usize) {
         let keys: Vec<u64> = (first..first + batch).collect();
@@ -124,8 +124,8 @@ fn value(client: &mut Client, table: &Table<f32>, key: u64) -> f32 {
     out[0]
 }
 
-/// The push that finds no room fails, in its own job; what was acknowledged takes effect, and the
-/// next job goes on.
+/// The push that finds no room fails, in its own job. Acknowledged pushes take effect, and the next job
+/// continues.
 #[test]
 fn full_memory_refuses_the_push_not_the_tick() {
     let cluster = small(1, 1);
@@ -140,7 +140,7 @@ fn full_memory_refuses_the_push_not_the_tick() {
     for key in [0, held / 2, held - 1] {
         assert_eq!(value(&mut one, &table, key), 1.0, "key {key}");
     }
-    // Rows that exist are pushed on, whatever the memory; the other job has lost nothing.
+    // Existing rows take pushes in a full memory; the other job has lost nothing.
     push_ones(&mut one, &table, &[0]).unwrap();
     one.tick().unwrap();
     assert_eq!(value(&mut one, &table, 0), 2.0);
@@ -149,14 +149,14 @@ fn full_memory_refuses_the_push_not_the_tick() {
     assert_eq!(cluster.failure(), None);
 }
 
-/// Waits until a server of the cluster has ended, and checks who hears of it, and what.
+/// Waits until a server has ended; checks `reason` in each client's error and in the cluster's failure.
 fn everybody_hears(cluster: &Cluster, clients: Vec<Client>, reason: &[&str]) {
     let hears = |said: &str| {
         for part in reason {
             assert!(said.contains(part), "\"{part}\" is not in: {said}");
         }
     };
-    // A worker of several waits for a tick that never comes; one that is alone ticks until its server ends.
+    // One worker of several waits for a tick that never comes; a single one ticks until its server ends.
     let waits = clients.into_iter().map(|mut client| {
         std::thread::spawn(move || {
             client.set_clock_timeout(Duration::from_secs(20));
@@ -183,7 +183,7 @@ fn everybody_hears(cluster: &Cluster, clients: Vec<Client>, reason: &[&str]) {
 #[test]
 fn applier_panic_ends_its_server_with_reason() {
     let cluster = small(2, 3);
-    // Some worker of each job never comes, so that a second tick waits.
+    // One worker of each job is missing, so that a second tick waits.
     let clients: Vec<Client> = ["one", "one", "other"]
         .iter()
         .zip([0, 1, 0])
@@ -199,7 +199,7 @@ fn applier_panic_ends_its_server_with_reason() {
     );
 }
 
-/// A row of an acknowledged push is removed, and at the tick there is no room to make it again.
+/// A row of an acknowledged push is removed, and the tick has no room to create it again.
 #[test]
 fn lost_acknowledged_push_ends_the_server() {
     let cluster = small(1, 1);
@@ -215,13 +215,13 @@ fn lost_acknowledged_push_ends_the_server() {
         .unwrap()
         .with_engine(ApplierId(0), move |engine| engine.remove_row(id, u64::MAX));
     assert_eq!(removed.unwrap(), Ok(true));
-    // Other rows take what room is left, so that the tick finds none for the removed row.
+    // Other rows take the remaining room, so that the tick finds none for the removed row.
     fill_by(&mut one, &table, held + 1_000_001, 1);
     let reason = ["server 0", "applier 0", "acknowledged pushes", "--capacity"];
     everybody_hears(&cluster, vec![one, other], &reason);
 }
 
-/// A job whose appliers hold so many bytes for ranks that are early.
+/// A job with appliers that hold at most `pending_bytes` for early ranks.
 fn job(workers: u32, pending_bytes: usize) -> Cluster {
     Cluster::start(&ClusterConfig {
         workers,
@@ -231,7 +231,7 @@ fn job(workers: u32, pending_bytes: usize) -> Cluster {
     .unwrap()
 }
 
-/// A vector of so many elements that takes pushes at the clock.
+/// Creates a vector of `elements` elements that applies pushes at the tick.
 fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f32> {
     let spec = TableBuilder::blocks::<f32>(name, elements, 1)
         .domain(DomainId(domain))
@@ -239,7 +239,7 @@ fn vector(client: &mut Client, name: &str, elements: u64, domain: u8) -> Table<f
     client.create_table::<f32>(spec.spec()).unwrap()
 }
 
-/// A push before its rank's turn stays in its ring when there is no budget, and is taken in turn.
+/// Without a budget, a push before its rank's turn stays in its ring, and is read in turn.
 #[test]
 fn early_push_waits_for_its_turn() {
     let cluster = job(2, 0);
@@ -265,7 +265,7 @@ fn early_push_waits_for_its_turn() {
         let held = cluster.server(0).unwrap();
         let held = held.with_engine(ApplierId(0), |engine| engine.held_bytes());
         assert_eq!(held.unwrap(), 0, "clock {clock}");
-        // Nor does the tick go ahead of it: its deadline names the rank that is awaited.
+        // The tick does not overtake it: its deadline names the awaited rank.
         early.set_clock_timeout(Duration::from_millis(200));
         let ticked = early.tick().unwrap_err().to_string();
         let awaited = format!("worker 0, at clock {}", clock - 1);
@@ -295,7 +295,7 @@ fn early_push_waits_for_its_turn() {
     }
 }
 
-/// Flush, wait and push that meet their deadline since it is another rank's turn say so.
+/// Flush, wait and push name the awaited rank if they meet their deadline before their rank's turn.
 #[test]
 fn deadlines_of_held_pushes_name_awaited_rank() {
     // More than a ring.
@@ -323,8 +323,8 @@ fn deadlines_of_held_pushes_name_awaited_rank() {
     names_turn("push", all.unwrap_err());
 }
 
-/// With a second domain a frame that waited would hold back that domain's clock: it is refused, and
-/// the error says how many bytes it takes.
+/// With a second domain, a waiting frame would hold back that domain's clock: it is refused, and
+/// the error gives the bytes that it takes.
 #[test]
 fn two_domains_are_refused_what_is_needed() {
     let cluster = job(2, 0);
@@ -349,8 +349,8 @@ fn two_domains_are_refused_what_is_needed() {
     }
 }
 
-/// A program that lets no rank tick before all have pushed, without the budget for it: the push that
-/// cannot be taken ends at its deadline.
+/// A program lets no rank tick before all have pushed, and has no budget for it: the push without room
+/// ends at its deadline.
 #[test]
 fn push_that_others_wait_for_ends_at_its_deadline() {
     // More than a ring.
@@ -379,7 +379,7 @@ fn push_that_others_wait_for_ends_at_its_deadline() {
     });
 }
 
-/// Bytes of this process in memory, and how many of them are shared.
+/// Resident bytes of this process, shared ones included.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
@@ -390,7 +390,7 @@ fn resident() -> u64 {
 const RANKS: u32 = 8;
 const GRADIENT_VARIABLE: &str = "TIDEWATER_TEST_GRADIENT_MIB";
 
-/// One iteration in which every rank pushes one gradient: the bytes that it takes at most.
+/// Peak bytes of one iteration in which every rank pushes one gradient.
 fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u64 {
     let cluster = job(RANKS, pending);
     let ones = vec![1.0; elements];
@@ -432,7 +432,7 @@ fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u6
             .map(|(client, table)| scope.spawn(move || push(client, table)))
             .collect();
         if !zero_first {
-            // Until the others are held up: a frame more is over the budget.
+            // Until the other ranks are blocked: one more frame exceeds the budget.
             let deadline = Deadline::after(Duration::from_secs(300));
             let server = cluster.server(0).unwrap();
             let held = || server.with_engine(ApplierId(0), |engine| engine.held_bytes());
@@ -456,18 +456,18 @@ fn peak_of_an_iteration(elements: usize, pending: usize, zero_first: bool) -> u6
     peak.into_inner()
 }
 
-/// Runs in a process of its own, see [`an_iteration_takes_two_gradients_and_the_budget`].
+/// Runs in a child process, see [`an_iteration_takes_two_gradients_and_the_budget`].
 #[test]
 #[ignore = "its memory is measured by an_iteration_takes_two_gradients_and_the_budget"]
 fn peak_of_an_iteration_in_this_process() {
     let mib = std::env::var(GRADIENT_VARIABLE).map_or(24, |mib| mib.parse().unwrap());
     let gradient: usize = mib << 20;
-    // As 512 MiB are to a gradient of 600 MiB.
+    // The ratio of 512 MiB to a gradient of 600 MiB.
     let pending = gradient / 600 * 512;
     let mut within = true;
     for zero_first in [false, true] {
         let peak = peak_of_an_iteration(gradient / 4, pending, zero_first);
-        // Of each rank: staging of its client, ring and buffers of its connection.
+        // For each rank: staging of its client, ring and buffers of its connection.
         let rings = u64::from(RANKS) * (4 << 20);
         let most = (2 * gradient + pending) as u64 + rings;
         println!(

@@ -1,5 +1,5 @@
-//! Pulls that are started now and finished later, on the carriers that a host has: over sound lanes with
-//! servers that pause, and over lanes that break.
+//! Asynchronous pulls on the transports of the host: over sound lanes with servers that pause, and over
+//! lanes that fail.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_secs(60);
 const KEYS: u64 = 200;
 const HURRY_US: u64 = 600;
 
-/// Stops an applier for a while; returns when it has stopped.
+/// Stops an applier for `time`; returns when it has stopped.
 fn pause(cluster: &Cluster, server: usize, time: Duration) {
     let (tx, stopped) = std::sync::mpsc::channel();
     let nap = Command::With(Box::new(move |_| {
@@ -36,7 +36,7 @@ fn pause(cluster: &Cluster, server: usize, time: Duration) {
     stopped.recv().unwrap();
 }
 
-/// Two clients in a storm, while appliers pause; `one_in` operations break their lane, unless it is 0.
+/// Two clients in a storm while appliers pause. One in `one_in` operations fails its lane; 0 for none.
 fn storm(transport: TransportKind, seed: u64, one_in: u64) -> Seen {
     let cluster = Cluster::start(transport, 2, 1, 2);
     let faults = Faults::new(seed, one_in.max(1));
@@ -90,7 +90,7 @@ fn storm(transport: TransportKind, seed: u64, one_in: u64) -> Seen {
 fn late_pulls_finish_into_another_buffer() {
     for transport in transports() {
         let seen = storm(transport, seed(), 0);
-        // Over shared memory a read is done when it is posted.
+        // Over shared memory a read completes when it is submitted.
         assert!(transport == Shm || seen.finished_again > 20, "{seen:?}");
     }
 }
@@ -110,7 +110,7 @@ fn late_pulls_finish_into_another_buffer_on_verbs() {
     storm(Verbs, seed(), 60);
 }
 
-/// Stops an applier until what is returned is dropped.
+/// Stops an applier until the returned sender is dropped.
 fn hold(cluster: &Cluster, server: usize) -> std::sync::mpsc::Sender<()> {
     let (holds, released) = std::sync::mpsc::channel::<()>();
     let (tx, stopped) = std::sync::mpsc::channel();
@@ -123,7 +123,7 @@ fn hold(cluster: &Cluster, server: usize) -> std::sync::mpsc::Sender<()> {
     holds
 }
 
-/// A client whose hints know `keys`, each with the row `(k, -k)`.
+/// A client with cached locations of `keys`, each with the row `(k, -k)`.
 fn warm(cluster: &Cluster, keys: &[u64]) -> (Client, Table<f64>) {
     let mut client = cluster.client(0, SyncMode::Asp);
     client.set_timeout(LONG);
@@ -145,8 +145,8 @@ fn rows(keys: &[u64]) -> Vec<f64> {
     keys.iter().flat_map(row).collect()
 }
 
-/// One server answers, the other does not before the deadline: what the first has brought is in the
-/// buffer of that call, and the next call has another one.
+/// One server answers, the other does not before the deadline. The first server's data is in the
+/// buffer of that call, and the next call has another buffer.
 #[test]
 fn late_pull_moves_to_next_buffer() {
     let cluster = Cluster::start(Tcp, 2, 1, 1);
@@ -169,8 +169,8 @@ fn late_pull_moves_to_next_buffer() {
     assert_eq!(second, rows(&keys));
 }
 
-/// The rows whose place was not known are read when the others are there; a deadline then does not
-/// lose the pull, and nothing is counted twice.
+/// Rows without a cached location are read after the others. A deadline at that point does not lose
+/// the pull, and nothing is counted twice.
 #[test]
 fn pull_survives_deadline_of_its_rest() {
     for transport in [Shm, Tcp] {
@@ -182,7 +182,7 @@ fn pull_survives_deadline_of_its_rest() {
         let pull = client
             .start_pull_rows(&table, &keys, PullOptions::default())
             .unwrap();
-        // The rows that are known have come.
+        // The rows with cached locations have arrived.
         while !client.try_pull(pull).unwrap() {
             std::thread::yield_now();
         }
@@ -206,8 +206,8 @@ fn pull_survives_deadline_of_its_rest() {
     }
 }
 
-/// A pull whose deadline passes is a timeout; the answer that comes later goes nowhere, and the lane
-/// that brings it is the same.
+/// A pull that passes its deadline is a timeout. Its later answer is dropped, and the lane that carries
+/// it stays in use.
 #[test]
 fn late_pull_is_timeout_and_lane_lives() {
     let cluster = Cluster::start(Tcp, 2, 1, 1);
@@ -236,7 +236,7 @@ fn late_pull_is_timeout_and_lane_lives() {
     assert_eq!(client.counters().recoveries, 0, "lanes that were replaced");
 }
 
-/// More than 4 GiB of one partition, in every mode.
+/// Ranges of more than 4 GiB in one partition are complete in every mode.
 #[test]
 #[ignore = "needs 14 GiB of memory and a minute"]
 fn ranges_of_more_than_4_gib_are_whole() {

@@ -1,6 +1,6 @@
-//! The whole of Tidewater under the adversary: appliers and clients of this repository, in a
-//! deterministic world that delays, reorders, tears, stalls and breaks whatever its contract lets
-//! it. Each test sweeps fixed seeds; a failing seed prints the command that repeats it.
+//! All of Tidewater under the adversary: appliers and clients of this repository in a deterministic
+//! world. The adversary delays, reorders, tears, stalls and fails whatever its contract allows. Each
+//! test sweeps fixed seeds; a failing seed prints the command that repeats it.
 //! `TIDEWATER_SEEDS=n` sweeps more of them.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]

@@ -1,5 +1,5 @@
-//! Options of the sockets of a whole cluster over TCP inside this process. One test alone, so that all
-//! connections of the process are those of its cluster.
+//! Socket options of a complete cluster over TCP inside this process. The only test of its program, so
+//! that all connections of the process belong to its cluster.
 
 #![allow(
     unsafe_code,
@@ -15,15 +15,15 @@ use tidewater_launch::TransportChoice;
 use tidewater_protocol::table::PushOp;
 use tidewater_service::embedded::ClusterConfig;
 
-/// Whether Nagle's algorithm is off, for each TCP connection that this process has open.
+/// Whether Nagle's algorithm is off, for each open TCP connection of this process.
 fn no_delay() -> Vec<bool> {
     let mut of = Vec::new();
     for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
         let Ok(fd) = entry.unwrap().file_name().to_str().unwrap().parse() else {
             continue;
         };
-        // SAFETY: the descriptor is used before this function returns, for questions that change
-        // nothing; one that was closed meanwhile answers with an error.
+        // SAFETY: the descriptor is used before this function returns, for queries that change
+        // nothing; a descriptor closed meanwhile answers with an error.
         let fd = unsafe { BorrowedFd::borrow_raw(fd) };
         let is_tcp = matches!(
             sockopt::socket_domain(fd),
@@ -36,7 +36,7 @@ fn no_delay() -> Vec<bool> {
     of
 }
 
-/// Every connection sends small messages at once: of lanes and of control, at both ends.
+/// Every connection sends small messages at once: lanes and control, at both ends.
 #[test]
 fn tcp_connections_send_at_once() {
     let config = ClusterConfig {

@@ -1,5 +1,5 @@
-//! What must not happen in the long run: lost wake-ups, idle threads that work, memory that grows,
-//! readers that a growing or released table holds up.
+//! Long-run defects: lost wake-ups, idle threads that work, growing memory, readers that a growing
+//! or released table delays.
 
 #![allow(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ use tidewater_protocol::table::{PushOp, Reduce};
 use tidewater_runtime::clock::{self, Deadline};
 use tidewater_runtime::delays;
 
-/// These tests measure: one at a time.
+/// Lock of these tests, which measure: one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -36,7 +36,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// The slowest of `pushes`, each after an idle gap of less than `gap_max`.
+/// Time of the slowest of `pushes`, each after an idle gap of less than `gap_max`.
 fn slowest_of_pushes(
     transport: TransportKind,
     pushes: u32,
@@ -69,9 +69,9 @@ fn no_wake_up_is_lost_on_verbs() {
     wake_ups_are_not_lost(&[Verbs]);
 }
 
-/// A wake-up that a server loses costs the push's deadline, which fails; one that a client loses
-/// costs 500 ms, until its look at the coordinator. A busy machine can cost tenths now and then, but
-/// not each time; an emulator on it more.
+/// A wake-up lost by a server costs the push's deadline, which fails. A wake-up lost by a client costs
+/// 500 ms, until its check of the coordinator. A busy machine can cost tenths of a second now and then,
+/// but not each time; an emulator on it more.
 fn wake_ups_are_not_lost(transports: &[TransportKind]) {
     let _alone = alone();
     let mut rng = Rng(seed());
@@ -89,8 +89,9 @@ fn wake_ups_are_not_lost(transports: &[TransportKind]) {
     }
 }
 
-/// The window between the last look and the announcement takes 1 ms here, not 20 ns. (A pause of the producer
-/// between its store and its look at the parked flag would hide a lost wake-up: the flag is set by then.) Catches `TIDEWATER_MUTANT=sleep-without-second-look`.
+/// The window between the last poll and the announcement takes 1 ms here, not 20 ns. (A pause of the
+/// producer between its store and its check of the parked flag would hide a lost wake-up. The flag is set
+/// by then.) Catches `TIDEWATER_MUTANT=sleep-without-second-look`.
 #[test]
 fn no_wake_up_is_lost_in_widened_windows() {
     const WINDOW: Duration = Duration::from_millis(1);
@@ -143,7 +144,7 @@ fn an_idle_applier_sleeps_on_verbs() {
     idle_appliers_sleep(&[Verbs]);
 }
 
-/// After work, all lanes open. (An idle applier looks around every 5 s: outside the window.)
+/// Idle appliers after work, with all lanes open. (One polls every 5 s: outside the window.)
 fn idle_appliers_sleep(transports: &[TransportKind]) {
     let _alone = alone();
     for &transport in transports {
@@ -211,7 +212,7 @@ fn memory_does_not_grow_with_pushes() {
             let first = n * 64 % 4_096;
             let keys: Vec<u64> = (first..first + 8).collect();
             let ticket = match n % 16 {
-                // One in 16 is refused, and nobody asks why.
+                // One in 16 is refused, and no call waits for it.
                 0 => client.push_rows(&sparse, &keys[..1], &[f32::NAN; 8], PushOp::Sum),
                 1 => client.push_dense(&blocks, first, &[0.5; 64], PushOp::Gradient),
                 _ => client.push_rows(&sparse, &keys, &[0.5; 64], PushOp::Gradient),
@@ -224,7 +225,7 @@ fn memory_does_not_grow_with_pushes() {
                     .unwrap();
             }
         }
-        // Each call returns the refusal of one push, the forgotten ones by runs.
+        // Each call returns the refusal of one push, the forgotten ones in runs.
         while client.counters().rejects > 0 {
             match client.flush() {
                 Ok(()) => break,
@@ -244,7 +245,7 @@ fn memory_does_not_grow_with_pushes() {
 
 const LEN: usize = 3_000;
 
-/// What a reader streams from: whole pulls of one table until the server says it is gone.
+/// Pulls a complete table repeatedly until the server reports it released; returns that error.
 fn stream(client: &mut Client, kind: u32) -> ClientError {
     let keys: Vec<u64> = (0..LEN as u64).collect();
     let mut out = vec![0i64; LEN];
@@ -269,7 +270,7 @@ fn stream(client: &mut Client, kind: u32) -> ClientError {
         if let Err(e) = pulled {
             return e;
         }
-        // An unverified read may end while its memory is being given back.
+        // An unverified read may end while its memory is being freed.
         if mode != PullMode::Hogwild {
             let odd = out.iter().filter(|&&v| v != 5).count();
             assert_eq!(odd, 0, "{name}, {mode:?}: values of nobody");
@@ -281,8 +282,7 @@ fn is_released(error: &ClientError) -> bool {
     matches!(error, ClientError::Rejected { reject, .. } if reject.code() == RejectCode::TableReleased)
 }
 
-/// After a release: another table works over the same lanes, a push to the released one is
-/// refused.
+/// After a release: another table works over the same lanes, and a push to the released one is refused.
 fn go_on(client: &mut Client) {
     let push = |client: &mut Client, name| {
         let table = client.open_table::<i64>(name).unwrap();
@@ -301,8 +301,8 @@ fn go_on(client: &mut Client) {
     assert_eq!(client.counters().recoveries, 0, "a lane broke");
 }
 
-/// 8 readers stream from tables that are released; each is told so, soon, and goes on with
-/// another table over the same lanes; so do pushes.
+/// 8 readers stream from tables that are released. Each gets an error soon, and continues with another
+/// table over the same lanes; so do pushes.
 #[test]
 fn a_released_table_says_so_and_the_lanes_live() {
     const READERS: u32 = 8;
@@ -338,8 +338,8 @@ fn a_released_table_says_so_and_the_lanes_live() {
                     let error = stream(&mut client, kind);
                     assert!(is_released(&error), "reader {kind}: {error}");
                     told.fetch_add(1, Ordering::Release);
-                    // One applier told the reader; another may still have its part of the table, and
-                    // take a push, until the call that releases it returns.
+                    // One applier has reported the release; until the releasing call returns, another may
+                    // still have its part of the table and accept a push.
                     let deadline = Deadline::after(Duration::from_secs(10));
                     while !released.load(Ordering::Acquire) {
                         assert!(!deadline.passed(), "the tables are not released");
@@ -355,7 +355,7 @@ fn a_released_table_says_so_and_the_lanes_live() {
                 owner.release_table(table).unwrap();
             }
             released.store(true, Ordering::Release);
-            // Tables of the same sizes take the memory over at once.
+            // Tables of the same sizes reuse the memory at once.
             for (n, spec) in specs.iter().enumerate() {
                 let mut spec = spec.spec().clone();
                 spec.name = format!("next-{n}");

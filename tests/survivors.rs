@@ -1,5 +1,5 @@
-//! What is left of a job goes on: workers that were lost or have finished are waited for nowhere. And who
-//! comes too late to be one of them is refused.
+//! The rest of a job continues: no call waits for lost or finished workers. A worker that joins too
+//! late is refused.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,10 +15,10 @@ use tidewater_runtime::clock::{self, Deadline};
 use tidewater_service::coordinator::LostWorker;
 use tidewater_service::embedded::ClusterConfig;
 
-/// Longer than any of this takes on a busy machine.
+/// Longer than any operation here takes on a busy machine.
 const LONG: Duration = Duration::from_secs(40);
 const WORKERS: u32 = 3;
-/// More steps than a run takes to hear of a signal.
+/// More steps than a run makes before it handles a signal.
 const STEPS: u64 = 2_000;
 
 fn cluster(on_lost: LostWorker) -> Embedded {
@@ -47,7 +47,7 @@ fn clients(cluster: &Embedded, sync: SyncMode) -> Vec<Client> {
         .collect()
 }
 
-/// A finished worker is not waited for, and a lost one neither where the others are to go on.
+/// No barrier waits for a finished worker, nor for a lost one if the others are to continue.
 #[test]
 fn barriers_open_for_those_that_are_left() {
     for is_lost in [false, true] {
@@ -71,7 +71,7 @@ fn barriers_open_for_those_that_are_left() {
     }
 }
 
-/// What a lost worker pushed counts up to the last iteration that it ended, whether its turn in the next
+/// Pushes of a lost worker count up to the last iteration that it ended, whether its turn in the next
 /// one had come or not.
 #[test]
 fn pushes_of_a_lost_iteration_are_dropped() {
@@ -92,7 +92,7 @@ fn pushes_of_a_lost_iteration_are_dropped() {
             let pushed = client.push_rows(&rows, &[5], &[value], PushOp::Sum);
             client.wait_applied(&pushed.unwrap()).unwrap();
         };
-        // The first iteration is ended by all; the second is begun by the one that is lost.
+        // All workers end the first iteration; the lost one begins the second.
         for client in &mut all {
             client.set_clock_timeout(LONG);
             push(client, 1.0);
@@ -162,7 +162,7 @@ fn survivors_end_together_on_sigterm() {
     assert!((10..STEPS).contains(&steps), "{steps} steps");
 }
 
-/// A service is not told of how many workers a job is made; the job has ticked when another one comes.
+/// A service does not know the number of a job's workers; the job has ticked when another one joins.
 #[test]
 fn a_latecomer_of_a_service_is_refused() {
     let config = ClusterConfig {
@@ -190,7 +190,7 @@ fn a_latecomer_of_a_service_is_refused() {
         "{text}"
     );
     assert!(text.contains("workers=N"), "{text}");
-    // It may push and pull as it likes.
+    // It may push and pull freely.
     let mut late = cluster.client(3, SyncMode::Asp).unwrap();
     let table_of = late.open_table::<f32>("t").unwrap();
     let ticket = late

@@ -1,5 +1,5 @@
-//! Tables end to end, over shared memory and TCP, and over verbs where that is asked for: what is
-//! pushed is what is pulled.
+//! Tables end to end, over shared memory and TCP, and over verbs if requested: pulled values equal the
+//! pushed ones.
 
 mod common;
 
@@ -193,7 +193,7 @@ fn a_push_that_was_refused_long_ago_is_not_taken_for_applied() {
         let between = push(&mut client, 1.0);
         let second = push(&mut client, f32::NAN);
         for _ in 0..REJECTS_KEPT_MAX + 10 {
-            // Nobody asks.
+            // No call waits for it.
             let _ = push(&mut client, f32::NAN);
         }
         let last = push(&mut client, f32::NAN);

@@ -1,5 +1,5 @@
-//! Values after a tick, against values by hand: the mean, the order of operations and of ranks, and
-//! clock domains. One thread drives all workers, so that the schedule is fixed.
+//! Values after a tick compared with hand-computed values: the mean, the order of operations and of
+//! ranks, and clock domains. One thread drives all workers, so that the schedule is fixed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
@@ -15,11 +15,11 @@ use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
 /// Rate 1, so that a step subtracts the reduced gradient without a rounding of its own.
 const SGD: Optimizer = Optimizer::Sgd { lr: 1.0 };
-/// Longest wait for a clock; a test that fails ends by it.
+/// Longest wait for a clock; it bounds a failing test.
 const CLOCK_WAIT: Duration = Duration::from_secs(20);
 /// Elements of a block of 4 KiB of f32.
 const BLOCK: u64 = 1024;
-/// f32 keeps no 1 next to it: 2^24 + 1 rounds to 2^24.
+/// f32 cannot add 1 to it: 2^24 + 1 rounds to 2^24.
 const BIG: f32 = 16_777_216.0;
 
 fn clients(cluster: &Cluster, workers: u32) -> Vec<Client> {
@@ -37,14 +37,14 @@ fn tick_all(clients: &mut [Client], domain: DomainId) {
     }
 }
 
-/// A table of single values, by keys or by ranges.
+/// A table of single values, addressed by keys or by ranges.
 struct One<T> {
     table: Table<T>,
     blocks: bool,
 }
 
 impl<T: Element + Default> One<T> {
-    /// A sparse table, one by rows and one by ranges, each with `change`.
+    /// Creates a sparse table, one by rows and one by ranges, each with `change`.
     fn each(client: &mut Client, change: impl Fn(TableBuilder) -> TableBuilder) -> [Self; 3] {
         let of = |table: TableBuilder| change(table).partitions(4);
         let blocks = TableBuilder::blocks::<T>("blocks", 4 * BLOCK, 1).block_bytes(4096);
@@ -78,8 +78,8 @@ impl<T: Element + Default> One<T> {
     }
 }
 
-/// The mean is the sum, in one division, by the number of workers that pushed: not by the number of
-/// pushes, not by the number of workers of the job, and not times a rounded 1/n.
+/// The mean is the sum, in one division, by the number of workers that pushed. It is not by the number
+/// of pushes, not by the number of workers of the job, and not times a rounded 1/n.
 #[test]
 fn mean_divides_by_the_workers_that_pushed() {
     // Workers, sum of their gradients, bits of the mean in f32.
@@ -156,7 +156,7 @@ fn mean_of_doubles_is_one_division() {
 
 /// A tick applies the last assign, then the sum, then one step, whatever the order of the pushes.
 ///
-/// 1 + 2^24 rounds to 2^24, less 2^24 is 0. With the step before the sum the value is 1, with the
+/// 1 + 2^24 rounds to 2^24, less 2^24 is 0. With the step before the sum the value is 1. With the
 /// assign last 1, with the assign between them 2^24 + 1 or 1 - 2^24.
 #[test]
 fn tick_assigns_then_sums_then_steps() {
@@ -179,7 +179,7 @@ fn tick_assigns_then_sums_then_steps() {
                     table.push(&mut clients[0], at * BLOCK, value, op);
                 }
             }
-            // Of two assigns that of the higher rank stands, though it was pushed first.
+            // Of two assigns the higher rank's stands, though it was pushed first.
             let at = 4 * BLOCK - 1;
             of_other.push(&mut clients[1], at, 30.0, PushOp::Assign);
             table.push(&mut clients[0], at, 20.0, PushOp::Assign);
@@ -197,8 +197,8 @@ fn tick_assigns_then_sums_then_steps() {
     }
 }
 
-/// Gradients are added in rank order, though the highest rank pushes first: 2^24 + 1 - 2^24 is 0 in
-/// f32, in the order of arrival it is 1.
+/// Gradients are added in rank order, though the highest rank pushes first. In rank order
+/// 2^24 + 1 - 2^24 is 0 in f32; in the order of arrival it is 1.
 #[test]
 fn gradients_are_added_in_rank_order() {
     for transport in transports() {
@@ -272,7 +272,7 @@ fn pull_one(client: &mut Client, table: &Table<i64>) -> i64 {
     out[0]
 }
 
-/// A worker that has finished is awaited in no domain, also in one in which it never ticked.
+/// No domain waits for a finished worker, not even one in which it never ticked.
 #[test]
 fn finished_worker_leaves_every_domain() {
     let domains = [DomainId(0), DomainId(3), DomainId(9)];
@@ -286,7 +286,7 @@ fn finished_worker_leaves_every_domain() {
                 .domain(domain);
             clients[0].create_table::<i64>(table.spec()).unwrap()
         });
-        // Both tick domain 3 once; of the others the second worker never hears.
+        // Both tick domain 3 once; the second worker never uses the other domains.
         tick_all(&mut clients, domains[1]);
         let mut second = clients.pop().unwrap();
         second.finish().unwrap();

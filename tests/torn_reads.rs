@@ -1,5 +1,5 @@
-//! Torn rows: every push adds the same number to all elements of a row, so that a row whose
-//! elements differ is two versions mixed. Under writers at full speed none is ever accepted.
+//! Torn rows. Every push adds the same number to all elements of a row, so a row with different
+//! elements mixes two versions. Under writers at full speed none is ever accepted.
 
 #![allow(
     clippy::unwrap_used,
@@ -22,12 +22,12 @@ use tidewater_protocol::table::PushOp;
 
 const WRITERS: u32 = 1;
 const READERS: u32 = 2;
-/// Hot enough to be caught in the middle of a write.
+/// Number of rows: few enough that reads meet writes in progress.
 const ROWS: u64 = 64;
-/// Rows of one pull: every hot row many times, so that a call costs little against its rows.
+/// Rows of one pull: every hot row many times, so that a call costs little per row.
 const BATCH: usize = 1_024;
 
-/// What readers of one width saw.
+/// Counts of the readers of one width.
 #[derive(Debug, Default)]
 struct Seen {
     reads: u64,
@@ -43,7 +43,7 @@ impl Seen {
     }
 }
 
-/// Adds ones to random rows until told to stop.
+/// Adds ones to random rows until `until` is set.
 fn write(cluster: &Cluster, rank: u32, table: &TableBuilder, until: &AtomicU32, ready: &Barrier) {
     let mut client = cluster.client(rank, SyncMode::Asp);
     let table = client.create_table::<f32>(table.spec()).unwrap();
@@ -71,7 +71,7 @@ fn read(cluster: &Cluster, rank: u32, reads: u64) -> Counters {
     let mut rng = Rng(seed() ^ u64::from(rank) << 20);
     let dim = table.dim();
     let batch = BATCH.min((4 << 20) / (dim * 4));
-    // Half of the readers have their rows written by the card, where there is one.
+    // Half of the readers have their rows written by the NIC, if there is one.
     let mut plain = vec![0f32; batch * dim];
     let mut registered = client.buffer::<f32>(batch * dim).unwrap();
     let out = match rank % 2 {
@@ -102,7 +102,7 @@ fn read(cluster: &Cluster, rank: u32, reads: u64) -> Counters {
     *client.counters()
 }
 
-/// `reads` rows in all, by every reader its share.
+/// Reads `reads` rows in total, divided among the readers.
 fn rows(transport: TransportKind, table: &TableBuilder, reads: u64) -> Seen {
     let cluster = Cluster::start(transport, 1, 2, WRITERS + READERS);
     let (reading, ready) = (
@@ -119,7 +119,7 @@ fn rows(transport: TransportKind, table: &TableBuilder, reads: u64) -> Seen {
             let (cluster, reading, ready) = (&cluster, &reading, &ready);
             scope.spawn(move || {
                 ready.wait();
-                // Also when a row was torn: the writer must end, or the test hangs.
+                // Also after a torn row: the writer must end, or the test hangs.
                 let _last = OnDrop(reading);
                 read(cluster, WRITERS + rank, reads / u64::from(READERS))
             })
@@ -141,7 +141,7 @@ impl Drop for OnDrop<'_> {
     }
 }
 
-/// The rows of each width, sparse and dense: each width must have met writes in progress. A write pauses in its
+/// Runs all widths, sparse and dense: each width must meet writes in progress. A write pauses in its
 /// middle, so that half of the reads of a hot row meet it.
 fn widths(transport: TransportKind, millions: [u64; 3]) -> Seen {
     delays::set_write_pause(Duration::from_micros(5));
@@ -154,7 +154,7 @@ fn widths(transport: TransportKind, millions: [u64; 3]) -> Seen {
         ] {
             let seen = rows(transport, &table, reads / 2);
             println!("{transport}, dim {dim}: {seen:?}, accepted torn: 0");
-            // Reads that the server answered in the reader's place test nothing: at most a tenth.
+            // Reads that the server answers in the reader's place test nothing: at most a tenth.
             assert!(
                 seen.gathered <= seen.reads / 10,
                 "{transport}, dim {dim}: the server gathered too many: {seen:?}"
@@ -180,9 +180,9 @@ fn no_torn_row_is_accepted_on_shm() {
     assert!(seen.reads >= 10_000_000, "{seen:?}");
 }
 
-/// The applier that answers is the one that writes, and does one thing at a time: only rows that
-/// the kernel sends from registered memory in pieces can be torn on their way. (10^7 rows take
-/// minutes on two cores beside a writer at full speed: these counts are for the larger run.)
+/// The applier that answers also writes, and does one thing at a time. Only rows that the kernel sends
+/// from registered memory in pieces can be torn on their way. (10^7 rows take minutes on two cores with
+/// a writer at full speed: these counts are for the larger run.)
 #[test]
 fn no_torn_row_is_accepted_on_tcp() {
     let seen = widths(Tcp, [400_000, 100_000, 50_000]);
@@ -208,7 +208,7 @@ fn no_torn_block_is_accepted_on_verbs() {
     no_block_is_torn(&[Verbs]);
 }
 
-/// The same for ranges: within a block all elements are of one version.
+/// The same for ranges: all elements within a block are of one version.
 fn no_block_is_torn(transports: &[TransportKind]) {
     const BLOCK: usize = 1_024;
     const BLOCKS: usize = 40;

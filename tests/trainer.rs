@@ -1,5 +1,5 @@
-//! The trainer against clusters over shared memory and TCP: the reference trainer's bits under BSP,
-//! its quality otherwise, and an end together whatever happens.
+//! The trainer on clusters over shared memory and TCP: under BSP the reference trainer's bits, otherwise
+//! its quality, and a common end in every case.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,7 +29,7 @@ use tidewater_train::{
 
 const TRAIN_ROWS: u64 = 4_000;
 
-/// A small set: 4,000 rows to train on, 1,000 to test.
+/// Writes a small set: 4,000 rows to train on, 1,000 to test.
 fn files() -> (TempDir, Config) {
     let dir = tempfile::tempdir().unwrap();
     let spec = SyntheticSpec {
@@ -52,7 +52,7 @@ fn files() -> (TempDir, Config) {
     (dir, config)
 }
 
-/// A program around the loop: counts epochs, and gets a signal at the `n`th question.
+/// A program around the loop: counts epochs, and gets a signal at the `n`th query.
 #[derive(Default)]
 struct Program {
     epochs: Vec<EpochReport>,
@@ -62,8 +62,8 @@ struct Program {
 }
 
 impl Host for Program {
-    /// The signal comes late in the question: without a bound on staleness the others have gone on
-    /// to the end of the epoch by then.
+    /// The signal comes late in the query: without a staleness bound the other workers have reached the end
+    /// of the epoch by then.
     fn signal(&mut self) -> Option<i32> {
         self.asked += 1;
         self.signal_at.filter(|&at| self.asked >= at)?;
@@ -80,7 +80,7 @@ impl Host for Program {
     }
 }
 
-/// What one worker had at the end.
+/// State of one worker at the end.
 struct End {
     outcome: Result<Outcome, TrainError>,
     weights: Vec<f32>,
@@ -88,7 +88,7 @@ struct End {
     program: Program,
 }
 
-/// Runs all workers; each pulls the weights of `keys` afterwards. `signal` = (worker, question).
+/// Runs all workers; each pulls the weights of `keys` afterwards. `signal` = (worker, query).
 fn train(
     cluster: &Cluster,
     workers: u32,
@@ -103,7 +103,7 @@ fn train(
     )
 }
 
-/// The same with these clients.
+/// As [`train`], with these clients.
 fn train_with(
     connect: impl Fn(u32) -> Client + Sync,
     workers: u32,
@@ -144,7 +144,7 @@ fn train_with(
     })
 }
 
-/// The figures of a run that must have succeeded.
+/// Report of a run that must have succeeded.
 fn report(ends: &[End]) -> &Report {
     for (rank, end) in ends.iter().enumerate().skip(1) {
         assert!(
@@ -159,7 +159,7 @@ fn report(ends: &[End]) -> &Report {
     }
 }
 
-/// The same run on local arrays.
+/// Runs the same training on local arrays.
 fn reference(config: &Config, workers: u32) -> Reference {
     let mut model = Reference::new(config.model(), config.optimizer, defaults::REDUCE);
     let part = |w| read_part(&config.train, w, workers, &config.read).unwrap();
@@ -260,7 +260,7 @@ fn stale_and_asynchronous_runs_reach_the_references_quality() {
     }
 }
 
-/// A file of which one part of four has all rows but one, and two have none.
+/// Writes a file in which one of four parts has all rows but one, and two have none.
 fn lopsided(dir: &Path) -> PathBuf {
     let path = dir.join("lopsided");
     let mut text = "1 1:1\n-1 2:1\n".repeat(20);
@@ -316,7 +316,7 @@ fn a_signal_stops_all_workers_at_one_step() {
                 "{sync}"
             );
         }
-        // Without a bound on staleness the others may be behind it.
+        // Without a staleness bound the other workers may be behind it.
         let clock = ends[signalled as usize].clock;
         assert!((6 * 8..200).contains(&clock), "{sync}: {clock}");
     }
@@ -352,7 +352,7 @@ fn bad_files_are_told_with_name_and_line() {
 fn a_model_that_diverges_is_an_error() {
     let (dir, mut config) = files();
     config.optimizer = Optimizer::Sgd { lr: 1e38 };
-    // One weight becomes infinite, another minus infinite, their sum no number.
+    // One weight becomes infinite, another minus infinite, their sum NaN.
     config.train = dir.path().join("steep");
     std::fs::write(&config.train, "1 1:99\n-1 2:99\n1 1:99 2:99\n".repeat(99)).unwrap();
     config.sync = SyncMode::Asp;
@@ -410,7 +410,7 @@ fn the_figures_are_written_whole() {
     );
 }
 
-/// A run on a cluster of its own that can save and load.
+/// Runs a training on a separate cluster that can save and load.
 fn run_of(
     servers: u32,
     workers: u32,
@@ -422,14 +422,14 @@ fn run_of(
     train_with(connect, workers, config, asked)
 }
 
-/// Ticks of a model in the domain of training.
+/// Clock of a model's training domain.
 fn clock(manifest: &Manifest) -> u64 {
     let clocks = manifest.clocks();
     let mut of_training = clocks.iter().filter(|clock| clock.domain.0 == 0);
     of_training.next().map_or(0, |clock| clock.clock)
 }
 
-/// Four epochs, and the same four with two saves and loads between: at an epoch's end, and by a signal
+/// Four epochs, and the same four with two saves and loads: at an epoch's end, and by a signal
 /// in the middle of an epoch. Weights, clocks and position are those of one run, bit for bit.
 #[test]
 fn resumed_run_has_the_bits_of_one_run() {
@@ -448,7 +448,7 @@ fn resumed_run_has_the_bits_of_one_run() {
     let steps = straight[0].clock / 4;
     assert!(steps > 32, "{steps} steps an epoch");
 
-    // Two epochs; the third, stopped in it; the rest of the third, and the fourth.
+    // Two epochs; the third, stopped within; the rest of the third, and the fourth.
     (config.epochs, config.save) = (2, model("two"));
     report(&run_of(1, WORKERS, &config, (&[], None)));
     assert_eq!(clock(&saved("two")), 2 * steps);
@@ -475,8 +475,8 @@ fn resumed_run_has_the_bits_of_one_run() {
     assert_eq!(saved("end").rows(), saved("straight").rows());
 }
 
-/// Another number of workers shares the rows otherwise: a step of the saved run means nothing then. The
-/// epoch begins again, and the program is told what differs.
+/// Another number of workers divides the rows differently, so a step of the saved run is meaningless.
+/// The epoch restarts, and the program gets the difference.
 #[test]
 fn resumed_run_of_other_workers_begins_the_epoch_again() {
     let (dir, mut config) = files();

@@ -1,12 +1,12 @@
-//! Where the workers of a cluster in a test meet.
+//! The barrier of the workers in a test's cluster.
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use tidewater::ClientError;
 
-/// The one barrier of a cluster: who waits, and how often it opened. A worker that comes under
-/// another name than those who wait there would, in a job, wait for them elsewhere.
+/// The only barrier of a cluster: its waiting workers, and the count of openings. A worker that enters
+/// under another name is an error, because in a job it would wait at another barrier.
 #[derive(Default)]
 pub(super) struct Barrier {
     waiting: Mutex<(u32, u64)>,
@@ -15,7 +15,7 @@ pub(super) struct Barrier {
 }
 
 impl Barrier {
-    /// A test in which somebody does not come fails, and does not hang.
+    /// Timeout of a wait: a test with a missing worker fails instead of hanging.
     const PATIENCE: Duration = Duration::from_secs(20);
 
     pub(super) fn meet(&self, name: &str, count: u32) -> Result<(), ClientError> {

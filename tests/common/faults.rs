@@ -1,5 +1,5 @@
-//! Lanes that break at random: before an operation, after it, or in its middle. Some are cut by
-//! pretence; others break themselves by a forbidden access, so that both ends see it.
+//! Lanes that fail at random: before an operation, after it, or in its middle. Some failures are
+//! simulated at one end; others are forbidden accesses, which both ends see.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use tidewater_lanes::fabric::{
 use tidewater_protocol::layout::hash::mix64;
 use tidewater_runtime::clock::Deadline;
 
-/// A small generator: the tests need no better one, and each of them its own seed.
+/// A small random generator, sufficient for tests; each test has its own seed.
 #[derive(Debug, Clone)]
 pub struct Rng(pub u64);
 
@@ -22,7 +22,7 @@ impl Rng {
         mix64(self.0)
     }
 
-    /// Below `n`.
+    /// Returns a random number below `n`.
     pub const fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
@@ -34,12 +34,12 @@ pub fn seed() -> u64 {
     given.map_or(20_260, |s| s.parse().expect("TIDEWATER_SEED is a number"))
 }
 
-/// Whether the larger counts were asked for.
+/// Whether the larger counts were requested.
 pub fn full() -> bool {
     std::env::var("TIDEWATER_TEST_FULL").is_ok_and(|v| v == "1")
 }
 
-/// The transports of tests that are for each: those that every host has, or the one that
+/// Transports of tests that run on each: those that every host has, or the one that
 /// `TIDEWATER_TEST_TRANSPORT` names.
 pub fn transports() -> Vec<TransportKind> {
     let all = [TransportKind::Shm, TransportKind::Tcp, TransportKind::Verbs];
@@ -52,7 +52,7 @@ pub fn transports() -> Vec<TransportKind> {
     }
 }
 
-/// Makes lanes that break once in about `one_in` reads or writes.
+/// Creates lanes that fail once in about `one_in` reads or writes.
 #[derive(Clone)]
 pub struct Faults {
     pub one_in: u64,
@@ -73,22 +73,22 @@ impl Faults {
         }
     }
 
-    /// Lanes that broke.
+    /// Number of lanes that failed.
     pub fn broken(&self) -> u64 {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Those of them that broke by a forbidden access: on verbs, queue pairs in error.
+    /// Number of lanes that failed by a forbidden access: on verbs, queue pairs in error.
     pub fn offended(&self) -> u64 {
         self.offended.load(Ordering::Relaxed)
     }
 
-    /// Those that broke while what was in flight was being sent again.
+    /// Number of lanes that failed while in-flight frames were sent again.
     pub fn recovering(&self) -> u64 {
         self.recovering.load(Ordering::Relaxed)
     }
 
-    /// A lane that will break; whether it comes in the place of one that did.
+    /// Wraps a lane so that it will fail; `again` marks the replacement of a failed lane.
     pub fn wrap(&self, lane: Box<dyn ClientLane>, again: bool) -> Box<dyn ClientLane> {
         let mut rng = Rng(self.seed.fetch_add(1, Ordering::Relaxed));
         let mapped = rng.below(2) == 0;
@@ -108,9 +108,9 @@ struct FaultyLane {
     rng: Rng,
     faults: Faults,
     broken: bool,
-    /// Whether pulls may look at mapped memory. Of half of the lanes they read, so that breaks are met.
+    /// Whether pulls may use mapped memory. On half of the lanes they read, so that failures occur.
     mapped: bool,
-    /// It was not polled yet: a client does that when it has sent again what was in flight.
+    /// No poll yet: a client polls after it has sent the in-flight frames again.
     recovering: bool,
 }
 
@@ -133,7 +133,7 @@ impl FaultyLane {
         }
     }
 
-    /// Reads what nobody may read. On verbs it puts the queue pairs of both ends into error.
+    /// Reads memory without access rights. On verbs this puts the queue pairs of both ends into error.
     fn offend(&mut self) {
         let from = RemoteAddr {
             key: INBOX_KEY,
@@ -329,7 +329,7 @@ impl ClientLane for FaultyLane {
 
     fn poll(&mut self) -> Result<bool, LaneError> {
         self.recovering = false;
-        // Polls are many: a wait spins on them.
+        // Polls are frequent: a wait spins on them.
         let when = self.draw("poll", self.faults.one_in * 256)?;
         let moved = self.lane.poll()?;
         self.ended("poll", when, moved)

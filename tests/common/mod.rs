@@ -1,5 +1,5 @@
-//! A cluster without a control plane: appliers on threads, clients wired to them by hand. What is
-//! under test is everything from the client's calls down to the words in memory.
+//! A cluster without a control plane: appliers on threads, clients wired to them by hand. It tests
+//! everything from the client's calls down to the words in memory.
 
 #![allow(unreachable_pub, reason = "shared by the test binaries of this folder")]
 #![allow(
@@ -53,7 +53,7 @@ use tidewater_runtime::mem::{Buffer, Region};
 
 pub const RING_BYTES: usize = 256 << 10;
 
-/// One applier as others see it.
+/// One applier, as other components see it.
 #[derive(Clone)]
 struct ApplierSeat {
     handle: ApplierHandle,
@@ -62,7 +62,7 @@ struct ApplierSeat {
     arms: Arms,
 }
 
-/// One server.
+/// One server of the cluster.
 pub struct Server {
     pub memory: Arc<ServerMemory>,
     shm: Arc<tidewater_lanes::shm::ServerMemory>,
@@ -71,17 +71,17 @@ pub struct Server {
     verbs: Option<verbs::Serving>,
 }
 
-/// Puts a lane into another one.
+/// Wraps a lane into another one.
 pub type Wrap = Arc<dyn Fn(Box<dyn ClientLane>) -> Box<dyn ClientLane> + Send + Sync>;
-/// Takes a connection to a server, returns the client's end of one that leads there.
+/// Takes a connection to a server; returns the client's end of a connection through an intermediary.
 pub type Through = Arc<dyn Fn(TcpStream) -> TcpStream + Send + Sync>;
 
-/// What lies between a client and its servers.
+/// Components between a client and its servers.
 #[derive(Clone)]
 pub struct Wiring {
-    /// Every lane goes through it, now and after each recovery.
+    /// Applied to every lane, now and after each recovery.
     pub wrap: Wrap,
-    /// Every connection of a tcp lane goes through it.
+    /// Applied to every connection of a tcp lane.
     pub through: Through,
 }
 
@@ -94,11 +94,11 @@ impl Default for Wiring {
     }
 }
 
-/// Both ends of a lane and what lies between.
+/// Both ends of a lane and the inbox between them.
 type Wired = (Box<dyn ClientLane>, Box<dyn ServerLane>, Inbox);
 type Catalogue = Arc<Mutex<Vec<TableInfo>>>;
 
-/// The cluster.
+/// A cluster of servers with a shared table catalogue.
 pub struct Cluster {
     pub transport: TransportKind,
     pub servers: Arc<Vec<Server>>,
@@ -125,12 +125,12 @@ impl Cluster {
         }
     }
 
-    /// A client of worker `rank`.
+    /// Connects a client of worker `rank`.
     pub fn client(&self, rank: u32, sync: SyncMode) -> Client {
         self.client_with(rank, sync, |lane| lane)
     }
 
-    /// A client whose lanes go through `wrap`, now and after each recovery.
+    /// Connects a client with lanes wrapped by `wrap`, now and after each recovery.
     pub fn client_with(
         &self,
         rank: u32,
@@ -145,7 +145,7 @@ impl Cluster {
         self.client_over(rank, sync, &wiring)
     }
 
-    /// A link to server `s`, with a session of its own.
+    /// Creates a link to server `s`, with its own session.
     fn link(&self, s: usize, rank: u32, parker: &OsParker, wiring: &Wiring) -> Link {
         let n = self
             .sessions
@@ -166,7 +166,7 @@ impl Cluster {
         }
     }
 
-    /// A client of worker `rank`, wired like this.
+    /// Connects a client of worker `rank` through `wiring`.
     pub fn client_over(&self, rank: u32, sync: SyncMode, wiring: &Wiring) -> Client {
         let mut parker = OsParker::new(Duration::from_micros(20)).unwrap();
         let mut parts = Vec::new();
@@ -242,7 +242,7 @@ impl Server {
         }
     }
 
-    /// The applier, for looking at its engine.
+    /// The applier's handle, for access to its engine.
     pub fn applier(&self, n: usize) -> &ApplierHandle {
         &self.appliers[n].handle
     }
@@ -271,12 +271,12 @@ struct Link {
     shm: Option<SessionMemory>,
     verbs: Option<verbs::Asking>,
     inboxes: Vec<Inbox>,
-    /// Of each lane the public copy of its status.
+    /// Public copy of the status of each lane.
     statuses: Vec<RemoteAddr>,
     wiring: Wiring,
 }
 
-/// The place of a piece of registered memory.
+/// Address of a piece of registered memory.
 pub const fn address(remote: &Remote) -> RemoteAddr {
     RemoteAddr {
         key: remote.key,
@@ -284,9 +284,9 @@ pub const fn address(remote: &Remote) -> RemoteAddr {
     }
 }
 
-/// A connection, both ends. One listener serves the whole process: a port each for thousands of
-/// connections that end within a minute would be more ports than a host has, since the kernel
-/// keeps those of ended connections for that long.
+/// Creates a connection; returns both ends. One listener serves the whole process. With one port each,
+/// thousands of connections within a minute would exhaust the host's ports. The kernel keeps the
+/// ports of ended connections for that long.
 pub fn connection() -> (TcpStream, TcpStream) {
     static LISTENER: LazyLock<Mutex<TcpListener>> =
         LazyLock::new(|| Mutex::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap()));
@@ -314,7 +314,7 @@ impl Link {
         &self.servers[self.server]
     }
 
-    /// Both ends of a lane over tcp or verbs.
+    /// Creates both ends of a lane over tcp or verbs.
     fn remote_lane(&self, a: usize, inbox: &Inbox) -> (Box<dyn ClientLane>, Box<dyn ServerLane>) {
         let server = self.server();
         if let (Some(asking), Some(serving)) = (&self.verbs, &server.verbs) {
@@ -484,7 +484,7 @@ impl Drop for Link {
     }
 }
 
-/// What a server's appliers tell of a table.
+/// Table description of a server's appliers.
 pub fn describe<'a>(
     appliers: impl Iterator<Item = &'a ApplierHandle>,
     id: TableId,
@@ -506,7 +506,7 @@ pub fn describe<'a>(
     }
 }
 
-/// The table catalogue.
+/// The table catalogue of the cluster.
 struct Coordinator {
     servers: Arc<Vec<Server>>,
     tables: Catalogue,

@@ -1,11 +1,11 @@
-//! Stands for `verbs` in a build without it: tests that need a device say what to build.
+//! Stand-in for `verbs` in a build without it: tests that need a device name the missing feature.
 
 use tidewater_engine::store::ServerMemory;
 use tidewater_lanes::fabric::{ClientLane, Inbox, ServerLane};
 use tidewater_lanes::wake::{Arms, OsParker, Reactor};
 use tidewater_runtime::mem::Buffer;
 
-/// There is none.
+/// Server side; it cannot be constructed.
 pub enum Serving {}
 
 impl Serving {
@@ -14,7 +14,7 @@ impl Serving {
     }
 }
 
-/// There is none.
+/// Client side; it cannot be constructed.
 pub enum Asking {}
 
 impl Asking {

@@ -1,11 +1,11 @@
-//! Connections that are cut after a given byte.
+//! A proxy that cuts connections after a given byte.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex};
 use tidewater_runtime::sync::{AtomicU64, AtomicUsize, Ordering};
 
-/// Which way the bytes that are counted go.
+/// Direction of the counted bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     /// From client to server.
@@ -14,8 +14,8 @@ pub enum Direction {
     Down,
 }
 
-/// Where a client's connections are cut: the n-th one after `cuts[n]` bytes in `direction`; those
-/// behind the last entry are left alone.
+/// Cut positions of a client's connections: the n-th one after `cuts[n]` bytes in `direction`.
+/// Connections after the last entry are not cut.
 pub struct Proxy {
     direction: Direction,
     cuts: Vec<u64>,
@@ -35,17 +35,17 @@ impl Proxy {
         }
     }
 
-    /// Bytes forwarded so far.
+    /// Number of bytes forwarded so far.
     pub fn moved(&self, direction: Direction) -> u64 {
         self.moved[direction as usize].load(Ordering::Acquire)
     }
 
-    /// Connections made so far.
+    /// Number of connections so far.
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Acquire)
     }
 
-    /// The client's end of a connection that leads to `server` through this proxy.
+    /// Returns the client's end of a connection to `server` through this proxy.
     pub fn through(&self, server: TcpStream) -> TcpStream {
         let n = self.connections.fetch_add(1, Ordering::AcqRel);
         let (here, client) = super::connection();

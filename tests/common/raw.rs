@@ -1,4 +1,4 @@
-//! A session without a client: frames written by hand, for what no client of ours would send.
+//! A session without a client: handwritten frames that no Tidewater client would send.
 
 use tidewater::link::{OpenLane, ServerLink};
 use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, RemoteAddr};
@@ -16,7 +16,7 @@ use tidewater_runtime::wait::wait_until;
 
 use super::{Cluster, Wiring};
 
-/// One session with server 0; its lane to applier 0 is used.
+/// One session with server 0; only its lane to applier 0 is used.
 pub struct RawSession {
     pub session: SessionId,
     pub lane: Box<dyn ClientLane>,
@@ -41,7 +41,7 @@ impl Cluster {
 }
 
 impl RawSession {
-    /// A push that adds `values` (one row of i64 each) to `keys`, as frame `seq`.
+    /// Builds a push that adds `values` (one row of i64 each) to `keys`, as frame `seq`.
     pub fn push(&self, table: u32, seq: u64, keys: &[u64], values: &[i64]) -> Vec<u8> {
         let row_bytes = values.len() / keys.len() * 8;
         let parts = RowsPayload::new(keys.len(), row_bytes, false);
@@ -76,7 +76,7 @@ impl RawSession {
         frame
     }
 
-    /// Writes bytes into the ring and moves the tail behind them.
+    /// Writes bytes into the ring and moves the tail past them.
     pub fn send(&mut self, at: u64, bytes: &[u8]) -> u64 {
         let to = |addr: u64| RemoteAddr {
             key: INBOX_KEY,
@@ -96,7 +96,7 @@ impl RawSession {
         tail
     }
 
-    /// Waits until the server has consumed the ring up to `head`; what it then tells.
+    /// Waits until the server has consumed the ring up to `head`; returns the status at that point.
     pub fn wait_consumed(&mut self, head: u64) -> StateLine {
         let deadline = Deadline::after(std::time::Duration::from_secs(10));
         let found = wait_until(&mut self.parker, deadline, || {

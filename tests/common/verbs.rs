@@ -1,4 +1,4 @@
-//! Lanes over verbs for the rig: both ends on the device that has the address 127.0.0.1.
+//! Lanes over verbs for tests: both ends on the device with the address 127.0.0.1.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tidewater_verbs::{
     Adapter, ClientDomain, Domain, LaneOffer, Notifier, RetryTimeout, VerbsServerLane,
 };
 
-/// Queue pairs of a lane that pull.
+/// Number of a lane's queue pairs that pull.
 const PULLS: usize = 2;
 
 fn adapter() -> Arc<Adapter> {
@@ -22,7 +22,7 @@ fn adapter() -> Arc<Adapter> {
     Adapter::for_address(here, None).expect("these tests need an RDMA device: ci/softroce.sh")
 }
 
-/// A server's side.
+/// The server's side of verbs lanes.
 pub struct Serving {
     domain: Arc<Domain>,
     notifiers: Vec<Arc<Notifier>>,
@@ -42,7 +42,7 @@ impl Serving {
     }
 }
 
-/// A client thread's side.
+/// The client thread's side of verbs lanes.
 pub struct Asking {
     domain: Arc<ClientDomain>,
     notifier: Arc<Notifier>,
@@ -61,7 +61,7 @@ impl Asking {
         self.domain.register(buffer).map_err(|e| e.to_string())
     }
 
-    /// Both ends of a lane to an applier. The port is to be attached before the lane is used.
+    /// Creates both ends of a lane to an applier. The server end must be attached before the lane is used.
     pub fn lane(
         &self,
         server: &Serving,

@@ -1,4 +1,4 @@
-//! Sessions whose control connection is cut while nothing is asked over it.
+//! Sessions with a control connection that is cut while it is idle.
 
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,7 @@ use tidewater_runtime::clock::{self, Deadline};
 
 use crate::rig::{CLUSTER, Proxy, Rig, config, soon, token};
 
-/// What a client does while its control connection is cut.
+/// Activity of a client while its control connection is cut.
 type Habit = fn(&mut Client, &Table<i64>);
 
 fn pushes(client: &mut Client, table: &Table<i64>) {
@@ -29,7 +29,7 @@ fn pulls(client: &mut Client, table: &Table<i64>) {
         .unwrap();
 }
 
-/// Waits for workers that do not come, as long as it takes.
+/// Waits for workers that never join, without a limit.
 fn waits(client: &mut Client, _: &Table<i64>) {
     match client.tick() {
         Ok(()) | Err(ClientError::Deadline { .. }) => {}
@@ -96,7 +96,7 @@ fn a_client_whose_session_has_ended_is_told_so() {
             let mut client = rig.client_with(&member, &config, SyncMode::Ssp(1)).unwrap();
             let spec = TableBuilder::sparse::<i64>(&format!("{transport:?}-{habit}"), 1);
             let table = client.create_table::<i64>(spec.spec()).unwrap();
-            // Lanes live on until the server closes them.
+            // Lanes stay open until the server closes them.
             if transport != TransportChoice::Shm {
                 tcp.cut(control);
             }
@@ -130,7 +130,7 @@ fn pull_until_told(client: &mut Client, table: &Table<i64>) -> Result<(), Client
     client.pull_rows(table, &[1], &mut [0], PullOptions::default())
 }
 
-/// Passes on bytes and descriptors of unix sockets.
+/// Forwards bytes and descriptors of unix sockets.
 struct UnixProxy {
     name: String,
     ends: Arc<Mutex<Vec<UnixStream>>>,
@@ -143,7 +143,7 @@ impl UnixProxy {
         listener.set_nonblocking(false).unwrap();
         let ends: Arc<Mutex<Vec<UnixStream>>> = Arc::default();
         let (target, kept) = (target.to_owned(), Arc::clone(&ends));
-        // Ends with the test's process: nobody waits for it.
+        // Ends with the test's process: no thread joins it.
         std::thread::spawn(move || {
             while let Ok((near, _)) = listener.accept() {
                 let Ok(far) = pass::connect(&target, soon()) else {
@@ -157,7 +157,7 @@ impl UnixProxy {
         Self { name, ends }
     }
 
-    /// Cuts all connections.
+    /// Cuts all connections so far.
     fn cut(&self) {
         for end in self.ends.lock().unwrap().drain(..) {
             let _ = end.shutdown(std::net::Shutdown::Both);

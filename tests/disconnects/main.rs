@@ -1,8 +1,8 @@
 //! A scripted TCP session against a real server, cut after each of its bytes, whatever that byte
-//! belongs to: handshakes, Attach, Describe, lanes, Resume, Recover. Every push that was
-//! acknowledged counts once, the one that must be refused is refused, ticks count once.
+//! belongs to: handshakes, Attach, Describe, lanes, Resume, Recover. Every acknowledged push counts
+//! once, the invalid push is refused, ticks count once.
 //!
-//! And sessions whose control connection is cut while nothing is asked over it.
+//! A second set of sessions has a control connection that is cut while it is idle.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,16 +30,16 @@ use tidewater_protocol::layout::lines::RejectCode;
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::sync::{AtomicUsize, Ordering};
 
-/// Sessions of one server, each of a rank of its own: clocks of one worker come from one session.
-/// Ticks and polls cost what all its workers and sessions cost, so one server does not have all.
+/// Sessions of one server, each with its own rank, because a worker's clocks come from one session.
+/// The cost of ticks and polls grows with all workers and sessions, so the sessions are split.
 const SESSIONS: usize = 300;
-/// Sessions at a time: they wait for each other's ends more than they compute.
+/// Concurrent sessions: they mostly wait for each other's ends.
 const THREADS: usize = 6;
 /// Keys of a session: its first is `KEYS * rank`.
 const KEYS: u64 = 4;
 const TICKS: u64 = 2;
 
-/// The session's work; what it pushes adds 111 to each of its keys, and 3 in the table of floats.
+/// Runs the session's work; it adds 111 to each of its keys, and 3 in the table of floats.
 fn script(client: &mut Client, rank: u32) -> Result<(), ClientError> {
     let counts = client.open_table::<i64>("counts")?;
     let floats = client.open_table::<f32>("floats")?;
@@ -78,23 +78,23 @@ fn keys(rank: u32) -> [u64; KEYS as usize] {
     std::array::from_fn(|k| KEYS * u64::from(rank) + k as u64)
 }
 
-/// How a session went.
+/// Result of a session.
 #[derive(Debug, Clone, Copy)]
 struct Session {
     rank: u32,
-    /// Whether it came into being; else it did nothing.
+    /// Whether the session was opened; otherwise it had no effect.
     opened: bool,
     recoveries: u64,
     seen: Seen,
 }
 
-/// Runs a session for each plan, several at a time, and checks what they leave; in the order of
-/// the plans.
+/// Runs a session for each plan, several at a time, and checks their effects. The results are in the
+/// order of the plans.
 fn run(plans: &[Plan]) -> Vec<Session> {
     plans.chunks(SESSIONS).flat_map(run_on_one).collect()
 }
 
-/// The same on one server.
+/// Runs the sessions of some plans on one server.
 fn run_on_one(plans: &[Plan]) -> Vec<Session> {
     let mut config = config();
     // The watcher is worker 0.
@@ -127,7 +127,7 @@ fn run_on_one(plans: &[Plan]) -> Vec<Session> {
     done
 }
 
-/// What is there is what the sessions have pushed: 111 and 3 and the ticks of each.
+/// Checks that the tables hold the sessions' pushes: 111 and 3 and the ticks of each.
 fn check(rig: &Rig, watcher: &mut Client, sessions: &[Session]) {
     let counts = watcher.open_table::<i64>("counts").unwrap();
     let floats = watcher.open_table::<f32>("floats").unwrap();
@@ -160,7 +160,7 @@ fn check(rig: &Rig, watcher: &mut Client, sessions: &[Session]) {
     }
 }
 
-/// One session, through a proxy of its own.
+/// Runs one session through its own proxy.
 fn one(rig: &Rig, plan: &Plan, rank: u32) -> Session {
     let mut member = rig.member();
     let proxy = Proxy::start(&member.endpoints.tcp, plan.clone());
@@ -176,7 +176,7 @@ fn one(rig: &Rig, plan: &Plan, rank: u32) -> Session {
             done.unwrap_or_else(|e| panic!("rank {rank}, {plan:?}: {e}"));
             true
         }
-        // Nothing was pushed; who starts a job starts it again.
+        // No push was made; a job's launcher would start it again.
         Err(ClientError::ServerLost { .. } | ClientError::Control { .. }) => false,
         Err(e) => panic!("rank {rank}, {plan:?}: {e}"),
     };
@@ -201,8 +201,7 @@ fn plan(direction: Direction, reach: Reach, cuts: &[u64]) -> Plan {
     }
 }
 
-/// Bytes that a session moves when nothing is cut: a little more or less each time, as answers
-/// come together or apart.
+/// Bytes that an uncut session moves. The number varies, because answers are combined or separate.
 fn whole(direction: Direction) -> std::ops::RangeInclusive<u64> {
     let plans = vec![plan(direction, Reach::One, &[]); 8];
     let moved = run(&plans).into_iter().map(|session| {
@@ -234,7 +233,7 @@ fn a_session_cut_after_any_of_its_bytes_is_exact() {
             let sessions = run(&cuts.collect::<Vec<_>>());
             let what = format!("{direction:?}, {reach:?}, after byte 0..={}", bytes.end());
             tell(&what, &sessions);
-            // The last bytes are not sent by every session.
+            // Not every session sends the last bytes.
             let sure = &sessions[..*bytes.start() as usize * 3 / 4];
             assert!(sure.iter().all(|s| s.seen.cuts == 1));
             let recovered = sessions.iter().filter(|s| s.recoveries > 0).count();

@@ -1,5 +1,4 @@
-//! A proxy that counts the bytes of a whole session, all its connections together, and cuts after
-//! given ones.
+//! A proxy that counts the bytes of a session over all its connections, and cuts after given ones.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -11,7 +10,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::sockopt;
 
-/// Which way the bytes that are counted go.
+/// Direction of the counted bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// From client to server.
@@ -20,40 +19,40 @@ pub(crate) enum Direction {
     Down,
 }
 
-/// What a cut ends.
+/// Scope of a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reach {
     /// Every connection of the session.
     All,
-    /// The one whose byte it was.
+    /// Only the connection that carried the byte.
     One,
 }
 
-/// Where a session is cut.
+/// Plan of a session's cuts.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) direction: Direction,
     pub(crate) reach: Reach,
-    /// Whether peers see an end of file. Else they see a reset: ports are free at once then, of
-    /// which there are fewer than all these sessions would hold on to.
+    /// Whether peers see an end of file. Otherwise they see a reset, which frees the ports at once: the
+    /// host has fewer ports than all these sessions would keep in use.
     pub(crate) gentle: bool,
-    /// The first cut is after so many bytes in `direction`, each other one so many after the one
-    /// before. After the last, nothing is cut.
+    /// The first cut comes after this many bytes in `direction`; each other entry counts from the cut
+    /// before. After the last entry, the connections stay open.
     pub(crate) cuts: VecDeque<u64>,
 }
 
-/// What went through.
+/// Traffic of a session.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Seen {
-    /// Bytes that were passed on, by direction.
+    /// Number of forwarded bytes, by direction.
     pub(crate) moved: [u64; 2],
-    /// Those of them, in the plan's direction, that came after the first cut.
+    /// Number of bytes in the plan's direction after the first cut.
     pub(crate) after_cut: u64,
     pub(crate) cuts: usize,
     pub(crate) connections: usize,
 }
 
-/// One session's proxy: one thread, so that bytes have one order.
+/// Proxy of one session: a single thread, so that bytes have one order.
 pub(crate) struct Proxy {
     pub(crate) address: String,
     stop: UnixStream,
@@ -82,7 +81,7 @@ impl Proxy {
         }
     }
 
-    /// Ends it, when the session is over.
+    /// Stops the proxy after the session; returns its traffic.
     pub(crate) fn finish(self) -> Seen {
         drop(self.stop);
         self.thread.join().unwrap()
@@ -98,7 +97,7 @@ struct Wires {
     pairs: Vec<Pair>,
 }
 
-/// What became of a connection.
+/// State of a connection after a forward.
 #[derive(PartialEq, Eq)]
 enum End {
     Lives,
@@ -158,7 +157,7 @@ impl Wires {
         }
     }
 
-    /// Passes on what one end has, as far as the plan lets it.
+    /// Forwards the pending bytes of one end, as far as the plan allows.
     fn pass(&mut self, n: usize, direction: Direction) -> End {
         let [near, far] = &mut self.pairs[n];
         let (from, to) = match direction {

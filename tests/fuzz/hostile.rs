@@ -1,4 +1,4 @@
-//! A cluster that tells whatever the fuzzer says: links and lanes over plain memory.
+//! A cluster with answers from the fuzzer: links and lanes over plain memory.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::fuzzing::Random;
 pub(crate) const SESSION: SessionId = SessionId(0x5e55);
 pub(crate) const RING_BYTES: usize = 16 << 10;
 
-/// What the fuzzer has the cluster do.
+/// Behaviour that the fuzzer gives the cluster.
 pub(crate) struct Script {
     pub(crate) random: Random,
     pub(crate) info: Option<TableInfo>,
@@ -32,7 +32,7 @@ pub(crate) struct Script {
     pub(crate) poll: fn(&mut Random, &Mailbox, &[u8]),
     /// Called for each read.
     pub(crate) read: fn(&mut Random, &ReadOp, &mut [u8], &mut [u8]),
-    /// One operation in so many breaks its lane; 0: none.
+    /// Mean number of operations between lane failures; 0 for none.
     pub(crate) breaks: usize,
     pub(crate) state: StateLine,
 }
@@ -84,7 +84,7 @@ impl HostileLane {
         let mut script = self.script.lock().unwrap();
         let read = script.read;
         for op in ops {
-            // What a real lane checks, checked here: addresses are whole words and do not wrap.
+            // The checks of a real lane: addresses are whole words and do not wrap.
             assert!(op.from.addr.is_multiple_of(8), "{op:?}");
             assert!(
                 op.from.addr.checked_add(u64::from(op.len)).is_some(),
@@ -106,7 +106,7 @@ impl HostileLane {
 }
 
 impl HostileLane {
-    /// Fills, and yield_backoff half of the reads.
+    /// Fills all reads, and passes half of them to `taker`.
     fn fill_taking(
         &self,
         ops: &[ReadOp],
@@ -198,7 +198,7 @@ impl ClientLane for HostileLane {
             "{to:?} {}",
             bytes.len()
         );
-        // A ring that was granted larger than the one kept here is of no interest.
+        // A granted ring may be larger than the one kept here; the rest is ignored.
         if let Some(there) = self.written.get_mut(at..at + bytes.len()) {
             there.copy_from_slice(bytes);
         }
@@ -253,7 +253,7 @@ impl ClientLane for HostileLane {
         &self.mailbox
     }
 
-    /// Mapped memory is the transport's own: there is none to be hostile with.
+    /// No mapping: mapped memory is the transport's own and cannot be hostile.
     fn mapping(&self) -> Option<Mapping> {
         None
     }
@@ -336,7 +336,7 @@ impl CoordinatorLink for Link {
     }
 }
 
-/// Never sleeps: what the lane tells changes at each poll.
+/// Never sleeps: the lane's mailbox changes at each poll.
 struct Awake;
 
 impl Parker for Awake {

@@ -1,8 +1,8 @@
-//! Fuzzes what a client takes in: lines of training files, tables as they are described to it,
-//! mailboxes and memory of a hostile server.
+//! Fuzzes the inputs of a client: lines of training files, descriptions of tables, mailboxes and
+//! memory of a hostile server.
 //!
-//! Executions of a target: `TIDEWATER_FUZZ_EXECS` (default 20,000), a fiftieth of it where one is
-//! a whole client call. Each is a function of `TIDEWATER_SEED` (default 1) and its number.
+//! Executions of a target: `TIDEWATER_FUZZ_EXECS` (default 20,000), a fiftieth of it if one is a
+//! complete client call. Each is a function of `TIDEWATER_SEED` (default 1) and its number.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a test's helpers")]
 
 #[path = "../../transport/lanes/tests/support/fuzzing.rs"]
@@ -21,7 +21,7 @@ fn execs() -> u64 {
     number("TIDEWATER_FUZZ_EXECS", 20_000)
 }
 
-/// Runs `one` that often; a panic is passed on with what repeats it.
+/// Runs `one` `execs` times; a panic is passed on with the command that repeats it.
 fn run(target: &str, execs: u64, mut one: impl FnMut(&mut Random)) {
     let seed = number("TIDEWATER_SEED", 1);
     let began = tidewater_runtime::clock::now();

@@ -1,5 +1,5 @@
-//! A client whose server writes anything into the mailbox and answers reads with anything: calls
-//! end in time, and nothing is believed that does not prove itself.
+//! A client with a server that writes arbitrary mailboxes and read data: calls end in time, and only
+//! data with a matching checksum is accepted.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn any(random: &mut Random) -> u64 {
     }
 }
 
-/// The newest request in what the client has written: its tag, kind and count.
+/// The newest request in the client's frames: its tag, kind and count.
 fn request(random: &mut Random, written: &[u8]) -> Option<FrameHeader> {
     let lines = written.get(INBOX_RING_AT..)?.chunks_exact(64);
     let asks = lines.filter_map(|raw| {
@@ -49,7 +49,7 @@ fn put(mailbox: &Mailbox, at: usize, line: &Line) {
     region.words_mut(base + at, 64).unwrap().store_line(0, line);
 }
 
-/// Writes something into the mailbox: sealed by the server that it claims to be from, or not.
+/// Writes arbitrary data into the mailbox, with or without the seal of the claimed server.
 fn scribble(random: &mut Random, mailbox: &Mailbox, written: &[u8]) {
     let salt = if random.under(8) == 0 {
         random.next()
@@ -128,7 +128,7 @@ fn reply(random: &mut Random, mailbox: &Mailbox, written: &[u8], salt: u64) {
     let len = (payload_len as usize).min(4096);
     let mut payload = Vec::with_capacity(len);
     while payload.len() < len {
-        // Locations near the extents there are, or any.
+        // Locations near the existing extents, or anywhere.
         let extent = random.under(4) as u64;
         let loc = if random.under(4) == 0 {
             random.next()
@@ -149,7 +149,7 @@ fn reply(random: &mut Random, mailbox: &Mailbox, written: &[u8], salt: u64) {
     put(mailbox, at, &header.to_line(chk));
 }
 
-/// Bytes for a read: of a line mostly one that proves itself, else noise.
+/// Bytes for a read: for a line mostly data with a matching checksum, otherwise noise.
 fn land(random: &mut Random, len: u32, head: &mut [u8], body: &mut [u8]) {
     for word in head.chunks_mut(8).chain(body.chunks_mut(8)) {
         let bytes = any(random).to_le_bytes();
@@ -214,7 +214,7 @@ fn any_mailbox_and_any_memory_end_in_time() {
     assert!(good > execs / 20, "{good}");
 }
 
-/// Noise proves nothing: no row of it is taken, however often it is read.
+/// No checksum matches noise: no row of it is accepted, however often it is read.
 #[test]
 fn no_row_of_noise_is_believed() {
     let execs = crate::execs() / 50;
@@ -244,8 +244,8 @@ fn no_row_of_noise_is_believed() {
     });
 }
 
-/// A status that counts a refused frame whose record has not arrived is not believed: the push is
-/// neither applied nor refused, and the wait ends by its deadline.
+/// A status that counts a refused frame before its record has arrived is ignored. The push is neither
+/// applied nor refused, and the wait ends by its deadline.
 #[test]
 fn a_refusal_without_its_cell_leaves_the_outcome_unknown() {
     let mut random = Random::of(1, "rejects", 0);
@@ -281,7 +281,7 @@ fn a_refusal_without_its_cell_leaves_the_outcome_unknown() {
     }
 }
 
-/// The status of a ring whose only frame was refused.
+/// Status of a ring with a single frame, which was refused.
 fn one_refused() -> StateLine {
     StateLine {
         applied_seq: 1,

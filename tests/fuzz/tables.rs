@@ -1,5 +1,5 @@
-//! Tables as a hostile cluster describes them: what is adopted is read without overflow, anything
-//! else is an error of its own kind.
+//! Table descriptions of a hostile cluster: an adopted one is read without overflow, any other is a
+//! typed error.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) fn spec(shape: Shape, effect: Apply) -> TableSpec {
     }
 }
 
-/// One table of each kind, all of it on the one applier.
+/// One table of each kind, each complete on the only applier.
 pub(crate) fn shapes() -> [(Shape, Apply); 4] {
     let blocks = |snapshot| DenseLayout::Blocks {
         block_bytes: 4096,
@@ -63,7 +63,7 @@ fn remote(address: u64, len: u64) -> Remote {
     }
 }
 
-/// What an honest cluster tells of a table.
+/// Description of a table by an honest cluster.
 pub(crate) fn honest(spec: TableSpec) -> (TableInfo, TableDescriptor) {
     let owner = Owner {
         server: ServerId(0),
@@ -176,7 +176,7 @@ fn part(random: &mut Random, n: u64, told: &mut TableDescriptor) {
     }
 }
 
-/// Every call of a table; how many succeeded. What they answer is of no interest here.
+/// Makes every call of a table; returns the number of successes. Their results are ignored here.
 pub(crate) fn use_table(client: &mut Client, table: &Table<f32>, random: &mut Random) -> u32 {
     let modes = [
         PullMode::Consistent,
@@ -219,7 +219,7 @@ pub(crate) fn use_table(client: &mut Client, table: &Table<f32>, random: &mut Ra
     good
 }
 
-/// A fresh script of a table, told honestly.
+/// A fresh script with an honest table description.
 pub(crate) fn script(random: &mut Random) -> Script {
     let shapes = shapes();
     let (shape, effect) = shapes[random.under(shapes.len())];

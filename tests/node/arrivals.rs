@@ -1,4 +1,4 @@
-//! Pushes as the servers' ticket lines count them: by whom, how often, and what a lost lane costs.
+//! Arrival counts of pushes in the servers' ticket lines: by processor or NIC, and after a lost lane.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn counting() -> ServerConfig {
     }
 }
 
-/// The words of each applier: what processors counted, and what NICs did.
+/// The words of each applier: counts by processors, and by NICs.
 fn words(rig: &Rig) -> Vec<[u64; 2]> {
     let counters = Arc::clone(&rig.handle().memory().counters);
     let line = |applier| {
@@ -27,7 +27,7 @@ fn words(rig: &Rig) -> Vec<[u64; 2]> {
     (0..rig.handle().appliers()).map(line).collect()
 }
 
-/// Pushes one row `pushes` times, each a frame, and waits until all are applied.
+/// Pushes one row `pushes` times, each in its own frame, and waits until all are applied.
 fn push(client: &mut Client, pushes: u64) {
     let spec = TableBuilder::rows::<i64>("counted", 1_000, 1);
     let table = client.create_table::<i64>(spec.spec());
@@ -40,7 +40,7 @@ fn push(client: &mut Client, pushes: u64) {
     }
 }
 
-/// Each client is told of the pushes of all, and each word of those of its own kind.
+/// Each client reads the count of all pushes, and each word counts the pushes of its own kind.
 fn all_are_counted(kinds: &[TransportChoice]) {
     let rig = Rig::with(counting());
     let mut due = [0, 0];
@@ -53,7 +53,7 @@ fn all_are_counted(kinds: &[TransportChoice]) {
         clients.push(client);
     }
     let sum = |word: usize| words(&rig).iter().map(|line| line[word]).sum::<u64>();
-    // A NIC may count a push a moment after its tail has come, and the push was applied.
+    // A NIC may count a push a moment after its tail has arrived and the push was applied.
     wait(|| [sum(0), sum(1)] == due, "pushes are not counted");
     for client in &mut clients {
         let told = client.arrivals().unwrap();
@@ -66,7 +66,7 @@ fn all_are_counted(kinds: &[TransportChoice]) {
                 .eq(lines.iter().map(of).collect::<Vec<_>>().iter())
         );
     }
-    // What is no push is not counted.
+    // Frames that are no pushes are not counted.
     let table = clients[0].open_table::<i64>("counted").unwrap();
     let gather = tidewater::PullOptions::default().mode(tidewater::PullMode::Gather);
     let mut out = [0; 1];
@@ -128,6 +128,6 @@ fn a_push_is_counted_at_most_once_however_often_its_lane_is_cut() {
     let told: u64 = client.arrivals().unwrap().iter().sum();
     println!("{told} of {ROUNDS} pushes counted, {cut} recoveries");
     assert!(cut > 0, "nothing was recovered");
-    // One was under way each time.
+    // One push was in flight at each cut.
     assert!(told <= ROUNDS && told + cut >= ROUNDS, "{told}, {cut}");
 }

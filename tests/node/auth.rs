@@ -1,4 +1,4 @@
-//! Who is let in, and what the others are told.
+//! Authentication: admitted connections, and the refusals of all others.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -34,7 +34,7 @@ fn hello(rig: &Rig) -> Hello {
     }
 }
 
-/// Everything that comes until the server closes or is silent for a while.
+/// Reads all bytes until the server closes or is silent for a while.
 fn drain(stream: &mut TcpStream) -> Vec<u8> {
     stream
         .set_read_timeout(Some(Duration::from_millis(300)))
@@ -88,7 +88,7 @@ fn each_wrong_claim_has_its_own_error() {
             .detach(crate::rig::soon())
             .unwrap();
     }
-    // The epoch moves on with the membership.
+    // The epoch advances with the membership.
     rig.handle().set_epoch(7);
     let mut config = ConnectConfig::new(token(), CLUSTER, 1);
     config.epoch = 7;

@@ -7,7 +7,7 @@ use tidewater_protocol::table::PushOp;
 
 use crate::rig::{BOTH, Rig};
 
-/// More than a round of a pull.
+/// Length in elements: more than one round of a pull.
 const LEN: usize = (1 << 20) / 4 + 5_000;
 
 fn range_of_numbers(client: &mut Client) -> (Table<f32>, Vec<f32>) {
@@ -19,7 +19,7 @@ fn range_of_numbers(client: &mut Client) -> (Table<f32>, Vec<f32>) {
     (table, values)
 }
 
-/// Whole, and parts that begin anywhere, in every mode.
+/// Complete buffers, and parts with arbitrary starts, in every mode.
 fn pulls_are_right(rig: &Rig, transport: TransportChoice) {
     let mut client = rig.client(transport, 0);
     let (table, values) = range_of_numbers(&mut client);
@@ -54,7 +54,7 @@ fn pulls_are_right(rig: &Rig, transport: TransportChoice) {
     let options = PullOptions::default();
     client.pull_rows(&table, &keys, &mut rows, options).unwrap();
     assert_eq!(rows[..], values);
-    // Of another thread's client it is ordinary memory.
+    // For another thread's client it is ordinary memory.
     let mut other = rig.client(transport, 1);
     std::thread::scope(|scope| {
         scope.spawn(|| {

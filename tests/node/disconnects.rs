@@ -1,4 +1,4 @@
-//! Connections that are cut: lanes, control connections, for good.
+//! Cut connections: lanes, control connections, and permanent cuts.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tidewater_protocol::wire::refusal::RefusalCode;
 
 use crate::rig::{BOTH, CLUSTER, Proxy, Rig, alone, config, info, soon, token, wait};
 
-/// Pushes ones while `cut` cuts; every push counts once.
+/// Pushes ones while `cut` cuts connections; every push counts once.
 fn ledger(cut: impl Fn(&Proxy, u32)) {
     let rig = Rig::start();
     let mut member = rig.member();
@@ -124,9 +124,9 @@ fn a_session_whose_linger_is_over_is_gone_and_its_number_free() {
         drop(rig.link(&config).unwrap());
         rig.wait_for_sessions(0);
     }
-    // Two at once would lock out, and be locked out by, the test that counts descriptors.
+    // Two servers at once would exclude the test that counts descriptors, and be excluded by it.
     drop(rig);
-    // Within the linger a client that starts again takes the place of the one before.
+    // Within the linger a restarted client takes the place of its predecessor.
     let mut node = config();
     node.linger = Duration::from_secs(60);
     let rig = Rig::with(node);
@@ -170,7 +170,7 @@ fn sessions_leave_neither_descriptors_nor_memory() {
                 }
             }
         };
-        // The first round makes what stays.
+        // The first round allocates the lasting state.
         round();
         wait(
             || rig.handle().status().unwrap().connections == 0,
@@ -186,7 +186,7 @@ fn sessions_leave_neither_descriptors_nor_memory() {
             maps.contains("tidewater-inbox") || maps.contains("tidewater-mailbox")
         };
         wait(|| !mapped(), "sessions' memory stays mapped");
-        // A session may come while the state lines of the one before are being given back.
+        // A session may start while the status records of its predecessor are being freed.
         let grown = rig.handle().status().unwrap().public_bytes.0 - used;
         assert!(grown <= 2 * 2 * 64, "{grown} bytes leak in 30 sessions");
     });

@@ -1,4 +1,4 @@
-//! Peers that hold the token and behave badly all the same: the others notice nothing.
+//! Authenticated peers that misbehave: other clients stay unaffected.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -64,7 +64,7 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     }
 }
 
-/// A client's end of a lane over verbs, as it could be.
+/// A valid-looking client end of a lane over verbs.
 fn verbs_lane() -> VerbsConnect {
     let pair = |qpn| PairAddr { qpn, psn: 1 };
     VerbsConnect {
@@ -96,7 +96,7 @@ fn lane(attached: &Attached, applier: u16) -> Purpose {
     }
 }
 
-/// A client that works before and after.
+/// Runs a client that works before and after `harm`.
 pub(crate) fn unharmed(rig: &Rig, harm: impl FnOnce()) {
     let mut clients = [(0, BOTH[0]), (1, BOTH[1])].map(|(rank, t)| rig.client(t, rank));
     let mut tables = Vec::new();
@@ -201,7 +201,7 @@ fn nonsense_after_the_proof_ends_the_speaker_only() {
             } else {
                 let _ = conn.stream_mut().write_all(&noise);
             }
-            // The session's place is free again when its connection is seen to be gone.
+            // The session's slot is free again when the server sees its connection closed.
             let _ = conn.call(&ServerRequest::Detach, left);
             drop(conn);
             crate::rig::wait(
@@ -243,7 +243,7 @@ fn requests_out_of_place_are_refused_and_the_connection_lives() {
         );
         assert_eq!(refused(attach(Transport::Shm)), RefusalCode::BadRequest);
         assert_eq!(refused(attach(Transport::Sim)), RefusalCode::BadTransport);
-        // Queue pairs for a lane that is not there, and for one that is another connection's.
+        // Queue pairs for a missing lane, and for a lane of another connection.
         let queue_pairs = || ServerRequest::ConnectVerbs(verbs_lane());
         assert_eq!(refused(queue_pairs()), RefusalCode::BadRequest);
         assert!(conn.call(&attach(Transport::Tcp), left).is_ok());
@@ -264,7 +264,7 @@ fn a_session_is_not_resumed_by_another_rank() {
         Err(ConnError::Refused(no)) => assert_eq!(no.code, RefusalCode::UnknownSession),
         other => panic!("{other:?}"),
     }
-    // Its own client takes it over, and the connection before is closed.
+    // Its own client takes it over, and the previous connection is closed.
     let mut own = connect(&rig, 0, Purpose::Control).unwrap();
     own.call(&ServerRequest::Resume { session }, left).unwrap();
     crate::rig::wait(
@@ -329,7 +329,7 @@ fn a_frame_of_nonsense_ends_one_lane_and_recovery_is_told_where_it_stands() {
     });
 }
 
-/// The place that a grant names holds the state line of its session: on a new lane and on a recovered one.
+/// The address in a grant holds the status record of its session: on a new lane and on a recovered one.
 #[test]
 fn granted_status_is_the_sessions_state_line() {
     use tidewater::link::{OpenLane, ServerLink};

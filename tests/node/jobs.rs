@@ -1,4 +1,4 @@
-//! Two jobs on one server: the same ranks, the same names of tables, and nothing in common.
+//! Two jobs on one server: equal ranks and table names, but no shared state.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ use crate::rig::{BOTH, CLUSTER, Rig, config, token, wait};
 
 const D: DomainId = DomainId(0);
 
-/// A server that any job may use, with one applier.
+/// A server open to any job, with one applier.
 fn service() -> Rig {
     let (workers, appliers) = (0, 1);
     Rig::with(ServerConfig {
@@ -42,7 +42,7 @@ fn of_job(job: &str, rank: u32, workers: u32, transport: TransportChoice) -> Con
     config
 }
 
-/// A worker of a job of two.
+/// Connects a worker of a job with two workers.
 fn worker(rig: &Rig, job: &str, rank: u32, transport: TransportChoice) -> Client {
     let config = of_job(job, rank, 2, transport);
     let client = rig.client_with(&rig.member(), &config, SyncMode::Bsp);
@@ -62,7 +62,7 @@ fn add(client: &mut Client, table: &Table<i64>, value: i64) {
     client.wait_applied(&ticket.unwrap()).unwrap();
 }
 
-/// Minimum, and who counts, of a job.
+/// Minimum clock of a job, and its counted workers with their clocks.
 fn clocks(rig: &Rig, job: &str) -> (u64, Vec<(u32, u64)>) {
     let job = rig.handle().namespace(job).unwrap();
     let look = move |e: &mut Engine| {
@@ -100,7 +100,7 @@ fn row(key: u64, value: u64) -> Vec<u64> {
     words
 }
 
-/// A lane whose frames are written by hand.
+/// A lane with handwritten frames.
 struct Raw {
     link: NetServerLink,
     lane: OpenLane,
@@ -120,7 +120,7 @@ impl Raw {
         }
     }
 
-    /// Sends a frame of one element or row: what the server says of it, `None` if it is applied.
+    /// Sends a frame of one element or row; returns its rejection, or `None` if it is applied.
     fn frame(&mut self, kind: FrameKind, table: TableId, words: &[u64]) -> Option<RejectCode> {
         self.seq += 1;
         let push = matches!(kind, FrameKind::PushRows | FrameKind::PushDense);
@@ -143,7 +143,7 @@ impl Raw {
             chk: 0,
         };
         let payload: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
-        // Looked at on verbs only.
+        // Checked on verbs only.
         header.chk = header.hasher().finish_bytes(&payload);
         let mut bytes = line_bytes(&header.to_line()).to_vec();
         bytes.extend(payload);
@@ -211,7 +211,7 @@ fn a_guessed_table_of_another_job_is_refused_like_an_unknown_one() {
             assert_eq!(said, Some(RejectCode::UnknownTable), "{kind:?}");
             assert_eq!(said, unknown);
         }
-        // Nor is a stranger told that there was one.
+        // The reply does not reveal to another job that the row existed.
         let said = stranger.frame(FrameKind::PushRows, id, &row(7, 3));
         assert_eq!(said, Some(RejectCode::UnknownTable));
         // Nothing has changed, no row was made.
@@ -223,7 +223,7 @@ fn a_guessed_table_of_another_job_is_refused_like_an_unknown_one() {
         let id_of_rows = rows.id();
         let made = move |e: &mut Engine| e.table(id_of_rows).unwrap().place(8).is_some();
         assert!(!rig.handle().with_engine(ApplierId(0), made).unwrap());
-        // The same frames of the job itself are good.
+        // The same frames are valid from the job itself.
         let mut own = Raw::new(&rig, &{
             let mut config = of_job("a", n, 2, transport);
             config.thread = 1;
@@ -247,7 +247,7 @@ fn clocks_of_two_jobs_tick_apart() {
         let [mut a0, mut b0] = ["a", "b"].map(|job| worker(&rig, job, 0, transport));
         let at = a0.create_table::<i64>(spec.spec()).unwrap();
         let bt = b0.create_table::<i64>(spec.spec()).unwrap();
-        // Both are waited for although neither's worker 1 has come.
+        // Each job waits for its worker 1, although neither has joined.
         add(&mut a0, &at, 10);
         a0.tick().unwrap();
         b0.tick().unwrap();
@@ -260,13 +260,13 @@ fn clocks_of_two_jobs_tick_apart() {
             add(client, table, value);
             client.tick().unwrap();
         }
-        // Job a has neither held b back nor been let go by it.
+        // Job a has neither held b back nor been released by it.
         assert_eq!(pull(&mut b0, &bt).unwrap(), 3);
         assert_eq!(clocks(&rig, "b"), (2, vec![(0, 2), (1, 2)]));
         assert_eq!(clocks(&rig, "a"), (0, vec![(0, 1), (1, 0)]));
         let error = pull(&mut a0, &at).unwrap_err().to_string();
         assert!(error.contains("worker 1, at clock 0"), "{error}");
-        // What a holds back takes effect at a's tick.
+        // The pushes that job a holds take effect at a's tick.
         let at1 = a1.open_table::<i64>("w").unwrap();
         assert_eq!(pull(&mut a1, &at1).unwrap(), 0);
         a1.tick().unwrap();
@@ -303,8 +303,8 @@ fn a_worker_that_is_gone_is_gone_from_its_job_only() {
     }
 }
 
-/// Nobody said how many workers the job has. One that comes after the first tick is no member of the
-/// domain: under BSP its tick is refused, with what to do, and under ASP it only pushes and pulls.
+/// The number of the job's workers is unknown. A worker that joins after the first tick is no member of
+/// the domain. Under BSP its tick is refused with the remedy; under ASP it may only push and pull.
 #[test]
 fn a_latecomer_is_refused_with_the_remedy() {
     for transport in *BOTH {
@@ -346,7 +346,7 @@ fn the_first_session_says_how_many_workers_a_job_has_and_the_end_forgets_it() {
         }
         other => panic!("{other:?}"),
     }
-    // Who does not know it is believed.
+    // A client that does not know the number is accepted.
     rig.link(&of_job("a", 1, 0, BOTH[1])).unwrap();
     assert_eq!(clocks(&rig, "a"), (0, vec![(0, 0), (1, 0)]));
     client.tick().unwrap();
@@ -362,7 +362,7 @@ fn the_first_session_says_how_many_workers_a_job_has_and_the_end_forgets_it() {
     assert_eq!(handle.namespace("a"), None);
     drop(client);
     rig.wait_for_sessions(0);
-    // The next one of its name has other workers, and clocks of its own.
+    // The next job of the same name has other workers, and its own clocks.
     let mut config = of_job("a", 0, 1, BOTH[0]);
     config.thread = 0;
     let mut next = rig.client_at(&rig.member(), &config).unwrap();

@@ -1,5 +1,5 @@
-//! A real server process's insides in this process, clients that come to it over sockets, and a
-//! proxy that cuts them off.
+//! A server inside this process, clients that connect over sockets, and a proxy that cuts their
+//! connections.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -22,7 +22,7 @@ use tidewater_service::server::{Server, ServerConfig, ServerHandle};
 
 pub(crate) const CLUSTER: ClusterId = ClusterId(0xc1);
 
-/// Shared memory, and what goes between hosts: TCP, or verbs with `TIDEWATER_TEST_TRANSPORT=verbs`.
+/// Shared memory, and a network transport: TCP, or verbs with `TIDEWATER_TEST_TRANSPORT=verbs`.
 pub(crate) static BOTH: LazyLock<[TransportChoice; 2]> = LazyLock::new(|| {
     let verbs = std::env::var("TIDEWATER_TEST_TRANSPORT").is_ok_and(|name| name == "verbs");
     let between = if verbs {
@@ -54,7 +54,7 @@ pub(crate) fn config() -> ServerConfig {
 /// Tables by job, in the order of their numbers.
 type Tables = Arc<Mutex<Vec<(String, TableInfo)>>>;
 
-/// A server.
+/// A server and its table catalogue.
 pub(crate) struct Rig {
     pub(crate) node: Server,
     tables: Tables,
@@ -72,7 +72,7 @@ impl Rig {
         rig
     }
 
-    /// For a test that holds [`ALONE`].
+    /// Starts a server for a test that holds [`ALONE`].
     fn alone(config: ServerConfig) -> Self {
         Self {
             node: Server::start(config).unwrap(),
@@ -89,7 +89,7 @@ impl Rig {
         self.handle().member()
     }
 
-    /// The session of a client thread, not yet a client.
+    /// Opens the session of a client thread, without a client.
     pub(crate) fn link(
         &self,
         config: &ConnectConfig,
@@ -98,7 +98,7 @@ impl Rig {
         NetServerLink::open(&self.member(), config, &mut parker, soon())
     }
 
-    /// A client of a rank.
+    /// Connects a client of a rank.
     pub(crate) fn client(&self, transport: TransportChoice, rank: u32) -> Client {
         let mut config = ConnectConfig::new(token(), CLUSTER, rank);
         config.transport = transport;
@@ -136,7 +136,7 @@ impl Rig {
         })
     }
 
-    /// Waits until nobody is left.
+    /// Waits until `count` sessions are left.
     pub(crate) fn wait_for_sessions(&self, count: usize) {
         wait(
             || self.handle().status().unwrap().sessions == count,
@@ -145,7 +145,7 @@ impl Rig {
     }
 }
 
-/// Runs alone in this process.
+/// Runs `test` alone in this process.
 pub(crate) fn alone(config: ServerConfig, test: impl FnOnce(Rig)) {
     let _guard = ALONE.write().unwrap_or_else(|e| e.into_inner());
     test(Rig::alone(config));
@@ -226,7 +226,7 @@ impl CoordinatorLink for Catalogue {
     }
 }
 
-/// Passes TCP on, connection by connection, until told to cut.
+/// Forwards TCP, connection by connection, until a cut.
 pub(crate) struct Proxy {
     pub(crate) address: String,
     pairs: Arc<Mutex<Vec<(TcpStream, TcpStream)>>>,
@@ -238,7 +238,7 @@ impl Proxy {
         let address = listener.local_addr().unwrap().to_string();
         let pairs: Arc<Mutex<Vec<(TcpStream, TcpStream)>>> = Arc::default();
         let (target, kept) = (target.to_owned(), Arc::clone(&pairs));
-        // Ends with the test's process: nobody waits for it.
+        // Ends with the test's process: no thread joins it.
         std::thread::spawn(move || {
             while let Ok((near, _)) = listener.accept() {
                 let Ok(far) = TcpStream::connect(&target) else {
@@ -248,7 +248,7 @@ impl Proxy {
                     s.set_nodelay(true).unwrap();
                 }
                 let ends = (near.try_clone().unwrap(), far.try_clone().unwrap());
-                // Counted before its first byte: who got an answer finds it among those so far.
+                // Counted before its first byte: a client with an answer finds its connection in the count.
                 kept.lock().unwrap().push(ends);
                 pass(near.try_clone().unwrap(), far.try_clone().unwrap());
                 pass(far, near);
@@ -257,7 +257,7 @@ impl Proxy {
         Self { address, pairs }
     }
 
-    /// Connections so far.
+    /// Number of connections so far.
     pub(crate) fn count(&self) -> usize {
         self.pairs.lock().unwrap().len()
     }

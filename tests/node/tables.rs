@@ -1,4 +1,4 @@
-//! Tables of a server: made, used, released, kept apart.
+//! Tables of a server: created, used, released, separated by job.
 
 use tidewater::connect::ConnectConfig;
 use tidewater::link::ServerLink;
@@ -31,7 +31,7 @@ fn what_is_pushed_is_what_is_pulled() {
             .pull_rows(&table, &keys, &mut out, PullOptions::default())
             .unwrap();
         assert_eq!(out, values, "{transport:?}");
-        // Both appliers had their share.
+        // Both appliers own a part.
         for a in 0..2 {
             let frames = rig.handle().with_engine(ApplierId(a), |e| e.lsn()).unwrap();
             assert!(frames > 0, "applier {a} applied nothing");
@@ -82,7 +82,7 @@ fn a_table_is_made_once_and_released_once() {
         handle.create_table("default", &told),
         Err(ServerError::Released(_))
     ));
-    // Memory is used again.
+    // Memory is reused.
     for id in 20..40 {
         let again = info(&handle, id, spec.spec());
         handle.create_table("default", &again).unwrap();
@@ -104,7 +104,7 @@ fn a_released_table_is_refused_by_name_and_the_others_live() {
             .push_rows(&gone, &[5], &[1.0, 2.0], PushOp::Sum)
             .unwrap();
         client.wait_applied(&ticket).unwrap();
-        // A client that has not released the table itself learns it from the server.
+        // A client that has not released the table itself learns of the release from the server.
         let mut other = rig.client(transport, 2 + rank);
         let still = other.open_table::<f32>(&name).unwrap();
         client.release_table(gone).unwrap();

@@ -1,8 +1,8 @@
-//! Which transport a session takes, what it says of the others, and what it says when the chosen one
-//! cannot be had.
+//! Selection of a session's transport: the log line about the others, and the error if the requested
+//! one is missing.
 //!
-//! Hosts with RDMA and hosts without run these tests: where it matters, the device that is asked for
-//! is one that no host has. Those that need a device are ignored where there may be none.
+//! Hosts with RDMA and hosts without run these tests. If it matters, the requested device is one that
+//! no host has. Tests that need a device are ignored on hosts that may have none.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ fn no_such_device() -> Option<RdmaDevice> {
     Some("nosuch0".parse().unwrap())
 }
 
-/// As a client on another host sees the server.
+/// The server's record as a client on another host sees it.
 fn elsewhere(rig: &Rig) -> ServerMember {
     let mut member = rig.member();
     member.host_id = "another".into();
@@ -37,7 +37,7 @@ fn wants(transport: TransportChoice) -> ConnectConfig {
     }
 }
 
-/// Opens a session and ends it; what carried it.
+/// Opens and ends a session; returns its transport.
 fn open(at: &ServerMember, config: &ConnectConfig) -> Result<TransportKind, ClientError> {
     let mut parker = OsParker::new(Duration::ZERO).unwrap();
     let (link, lanes) = NetServerLink::open(at, config, &mut parker, soon())?;
@@ -47,7 +47,7 @@ fn open(at: &ServerMember, config: &ConnectConfig) -> Result<TransportKind, Clie
     Ok(kind)
 }
 
-/// What is logged at level info while `act` runs on this thread.
+/// Runs `act` on this thread; returns its log at level info.
 fn logged<T>(act: impl FnOnce() -> T) -> (T, String) {
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<Vec<u8>>>);
@@ -72,7 +72,7 @@ fn logged<T>(act: impl FnOnce() -> T) -> (T, String) {
     (done, String::from_utf8(bytes).unwrap())
 }
 
-/// One line about the lanes, which holds all of `parts`.
+/// Checks for one line about the lanes that holds all of `parts`.
 fn one_line(log: &str, parts: &[&str]) {
     let lines: Vec<&str> = log.lines().filter(|l| l.contains("lanes over")).collect();
     assert_eq!(lines.len(), 1, "{log}");
@@ -81,7 +81,7 @@ fn one_line(log: &str, parts: &[&str]) {
     }
 }
 
-/// Why there is no RDMA, in this build on this host: not built in, no device, or none of that name.
+/// Cause of missing RDMA in this build on this host: not built in, no device, or none of that name.
 fn says_why_no_rdma(text: &str) -> bool {
     let reasons = [
         "without the cargo feature",
@@ -137,7 +137,7 @@ fn rdma_that_cannot_be_had_is_refused_with_what_is_missing() {
     let rig = Rig::start();
     let mut config = wants(TransportChoice::Verbs);
     config.rdma_device = no_such_device();
-    // Also on one host, where shared memory would do.
+    // Also on one host, although shared memory is available there.
     for member in [rig.member(), elsewhere(&rig)] {
         let (error, log) = logged(|| open(&member, &config).unwrap_err());
         assert!(matches!(error, ClientError::Environment(_)), "{error}");
@@ -166,7 +166,7 @@ fn a_server_that_does_not_listen_on_tcp_is_named() {
     }
 }
 
-/// Pushes and pulls; the transport it went over.
+/// Pushes and pulls; returns the transport.
 fn works(mut client: Client) -> TransportKind {
     let spec = TableBuilder::sparse::<i64>("t", 4);
     let table = client.create_table::<i64>(spec.spec()).unwrap();

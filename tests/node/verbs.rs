@@ -1,4 +1,4 @@
-//! Sessions over verbs: how their lanes are connected and recovered, and what bad yield_backoff get.
+//! Sessions over verbs: connection and recovery of their lanes, and refusals of bad offers.
 
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn attach(rig: &Rig, rank: u32) -> (ControlConn<TcpStream>, Attached) {
     }
 }
 
-/// A client thread's RDMA side, by hand.
+/// A client thread's RDMA side, with handwritten requests.
 struct Hand {
     domain: Arc<ClientDomain>,
     notifier: Arc<Notifier>,
@@ -111,7 +111,7 @@ fn a_lane_is_connected_once_and_by_its_own_session() {
     });
 }
 
-/// YieldBackoff that a device could have made, and that lead nowhere.
+/// Well-formed offers with unreachable ends.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn offers_that_lead_nowhere_harm_nobody() {
@@ -125,11 +125,11 @@ fn offers_that_lead_nowhere_harm_nobody() {
             let offer = hand.offer();
             let mut connect = offer.connect(lane.applier, lane.nonce);
             match n % 6 {
-                // Pairs that nobody has; of somebody else; that have gone meanwhile.
+                // Pairs that do not exist; of another client; that were destroyed meanwhile.
                 0 => connect.end.pairs[0].qpn ^= 1 << 23,
                 1 => connect.end.pairs.swap(0, 1),
                 2 => drop(offer),
-                // A GID of another network, or of nobody; memory that is not there.
+                // A GID of another network, or of no host; memory that does not exist.
                 3 => connect.end.gid = [0x20; 16],
                 4 => connect.end.gid[15] ^= 0x55,
                 _ => connect.mailbox.key.0 ^= 0xffff,
@@ -146,13 +146,13 @@ fn offers_that_lead_nowhere_harm_nobody() {
     });
 }
 
-/// Clients that tell addresses which nobody has make the kernel look for them, for seconds. The others
-/// come and go meanwhile.
+/// Clients with unused addresses make the kernel search for them, for seconds. The other clients
+/// connect and leave meanwhile.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn who_waits_for_an_address_that_nobody_has_waits_alone() {
     const HOSTILE: u32 = 2;
-    // The guest's card that leads nowhere: neighbours that are looked for do not answer.
+    // The guest's isolated NIC: neighbours do not answer.
     let here = Ipv4Addr::new(10, 9, 0, 1);
     let nobody = |n: u32| Ipv4Addr::new(10, 9, 0, 200 + n as u8).to_ipv6_mapped();
     let mut config = config();
@@ -178,11 +178,11 @@ fn who_waits_for_an_address_that_nobody_has_waits_alone() {
     let is_over = |w: &std::thread::JoinHandle<_>| w.is_finished();
     let mut rounds = 0;
     while !waiting.iter().all(is_over) {
-        // A new client, with lanes of its own.
+        // A new client with its own lanes.
         let (link, mut lanes) = rig.link(&wants_verbs(0)).unwrap();
         lanes[0].lane.poll().unwrap();
         link.detach(soon()).unwrap();
-        // Only what ended while somebody waited counts.
+        // Only rounds that ended during a wait count.
         rounds += u32::from(!waiting.iter().any(is_over));
     }
     let mut longest = Duration::ZERO;
@@ -204,7 +204,7 @@ fn wants_verbs(rank: u32) -> ConnectConfig {
     }
 }
 
-/// Queue pairs are destroyed in the order that costs no time: another one blocks for a minute.
+/// Queue pairs are destroyed in the fast order: another order blocks for a minute.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_broken_lane_is_recovered_within_a_second() {
@@ -243,7 +243,7 @@ fn a_broken_lane_is_recovered_within_a_second() {
     link.detach(soon()).unwrap();
 }
 
-/// Jobs come and go on one server; each has a protection domain of its own.
+/// Jobs come and go on one server; each has a protection domain that ends with it.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn each_job_has_its_own_domain_and_takes_it_along() {
@@ -264,8 +264,8 @@ fn each_job_has_its_own_domain_and_takes_it_along() {
     }
 }
 
-/// Packets that the device with this address has sent so far, both ends' together. The kernel keeps
-/// what it read for some 10 ms.
+/// Packets that the device with this address has sent so far, sum of both ends. The kernel caches the
+/// count for about 10 ms.
 fn sent_packets() -> Option<u64> {
     std::thread::sleep(Duration::from_millis(30));
     let adapter = Adapter::for_address(IpAddr::V4(Ipv4Addr::LOCALHOST), None).unwrap();
@@ -275,7 +275,7 @@ fn sent_packets() -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// A table of 64 partitions is pulled by few READs: what lies side by side is read at once.
+/// A table of 64 partitions is pulled by few READs: adjacent data is read at once.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
@@ -315,7 +315,7 @@ fn a_mebibyte_of_64_partitions_costs_its_packets_and_few_more() {
     client.finish().unwrap();
 }
 
-/// Pushes 300 times, and pulls what it comes to.
+/// Pushes 300 times, and pulls the result.
 fn push_and_pull(client: &mut Client) {
     let table = TableBuilder::sparse::<i64>("pushed", 4);
     let table = client.create_table::<i64>(table.spec()).unwrap();
@@ -335,8 +335,8 @@ fn push_and_pull(client: &mut Client) {
     assert_eq!(out, [300; 256]);
 }
 
-/// Where the device does not promise order, who insists is refused by name, and others are served with
-/// tails that are signalled.
+/// If the device does not promise order, a client that insists on verbs is refused by name. Others are
+/// served with signalled tails.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn tails_are_polled_where_the_device_places_data_in_order_and_else_refused() {
@@ -354,7 +354,7 @@ fn tails_are_polled_where_the_device_places_data_in_order_and_else_refused() {
             ] {
                 assert!(error.contains(part), "no {part:?} in: {error}");
             }
-            // Who may take another transport does.
+            // A client that may use another transport does so.
             let mut client = rig.client(TransportChoice::Tcp, 1);
             push_and_pull(&mut client);
             client.finish().unwrap();

@@ -1,9 +1,9 @@
-//! Clocks: what a read at clock `c` must see, what it must not, and how far workers drift.
+//! Clocks: required and forbidden results of a read at clock `c`, and the drift of workers.
 //!
-//! In iteration `i` worker `r` adds 1 to row `r` of three tables, so a row says how many of its
-//! worker's iterations a reader sees, and to some elements of the table with snapshots: blocks that
-//! an iteration leaves alone have to be carried forward. Two of the tables are of a clock domain of
-//! their own, which is ticked apart.
+//! In iteration `i` worker `r` adds 1 to row `r` of three tables. A row thus counts the iterations of
+//! its worker that a reader sees. It also adds to some elements of the table with snapshots: blocks
+//! without a push in an iteration have to be carried forward. Two of the tables are in a separate
+//! clock domain, which is ticked separately.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,24 +23,24 @@ const WORKERS: u32 = 3;
 const ITERATIONS: u64 = 14;
 /// Four blocks of 4 KiB over two appliers.
 const ELEMENTS: usize = 2048;
-/// The elements in parts of half a block, of which an iteration pushes [`PUSHED`] side by side.
+/// The elements in parts of half a block, of which an iteration pushes [`PUSHED`] adjacent ones.
 const PARTS: usize = 8;
 const PART: usize = ELEMENTS / PARTS;
 const PUSHED: usize = 3;
 /// Clock domains, the second one of the tables `DOMAIN_ROWS` and `ranges`.
 const DOMAINS: [DomainId; 2] = [DomainId(0), DomainId(5)];
 const DOMAIN_ROWS: &str = "at clock, of a domain";
-/// Largest slack swept.
+/// Number of swept slacks, from 0 on.
 const SLACKS: u64 = 4;
 const NEVER: u64 = u64::MAX;
 
-/// What workers tell each other, outside of Tidewater.
+/// State that workers share outside of Tidewater.
 struct Board {
     /// Ticks that a worker has begun: at least as many as any server knows.
     begun: [AtomicU64; WORKERS as usize],
     /// Ticks after which a worker finished or was removed.
     ended: [AtomicU64; WORKERS as usize],
-    /// Ticks that a worker is going to do.
+    /// Ticks that a worker plans to make.
     planned: [AtomicU64; WORKERS as usize],
 }
 
@@ -49,7 +49,7 @@ fn first_part(i: u64) -> usize {
     i as usize % (PARTS - PUSHED + 1)
 }
 
-/// How often the first `n` iterations push to a part.
+/// Number of pushes to a part in the first `n` iterations.
 fn pushes_to(part: usize, n: u64) -> u64 {
     let hits = |&i: &u64| (first_part(i)..first_part(i) + PUSHED).contains(&part);
     (0..n).filter(hits).count() as u64
@@ -76,7 +76,7 @@ impl Board {
     }
 }
 
-/// How a worker's part in the run ends.
+/// How a worker ends in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Finishes,
@@ -92,7 +92,7 @@ struct Worker {
     of_domain: Table<i64>,
     ranges: Table<i64>,
     board: Arc<Board>,
-    /// Ticks of each domain.
+    /// Number of ticks in each domain.
     ticks: [u64; DOMAINS.len()],
     global: u64,
     lead: u64,
@@ -234,7 +234,7 @@ impl Worker {
         }
         self.push();
         // Reads between the ticks are of two iterations. All workers tick the domains of an iteration
-        // in one order: with two orders two of them would wait for each other's second tick.
+        // in one order: with different orders two workers would wait for each other's second tick.
         let first = self.ticks[0] as usize % 2;
         self.tick(first);
         if rng.below(4) == 0 {
@@ -245,7 +245,7 @@ impl Worker {
     }
 }
 
-/// A worker's life: some are slow, some end early, and then the others must not wait for them.
+/// A worker's run: some are slow, some end early, and then the others must not wait for them.
 fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64 {
     let slow = w.rank == 0;
     let last = end.map_or(ITERATIONS, |(_, at)| at);
@@ -263,7 +263,7 @@ fn work(rig: &Rig, mut w: Worker, rng: &mut Rng, end: Option<(End, u64)>) -> u64
         let rank = WorkerId(w.rank as u32);
         let lead = w.lead;
         drop(w);
-        // What the coordinator does when it notices.
+        // The coordinator does this when it detects the end.
         rig.world.pause(Duration::from_millis(5));
         for seat in rig.seats() {
             seat.ask(|tx| Command::RemoveWorker(NamespaceId::default(), rank, tx));
@@ -298,7 +298,7 @@ fn world(seed: u64, leads: &Arc<[AtomicU64; SLACKS as usize]>) -> Outcome {
         ranges.spec(),
     ];
     let rig = Rig::new(seed, faults(seed), shape, &tables);
-    // Not a function of seed % 4, which chooses the faults.
+    // Independent of seed % 4, which selects the faults.
     let slack = seed / 4 % SLACKS;
     let board = Arc::new(Board::new());
     for rank in 0..WORKERS {

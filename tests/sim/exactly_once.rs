@@ -1,4 +1,4 @@
-//! Exactly once: what every row holds in the end is what was acknowledged.
+//! Exactly once: in the end every row holds the sum of the acknowledged pushes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,13 @@ use crate::simrig::{LONG, Rig, Shape, faults, open};
 
 const WORKERS: u32 = 3;
 const PUSHES: u64 = 100;
-/// Rows that everybody pushes to.
+/// Rows that all workers push to.
 const KEYS: u64 = 10;
-/// Longer than a line, so that rows and frames are torn.
+/// Elements of a row: longer than a line, so that rows and frames are torn.
 const DIM: usize = 11;
 /// Elements of the dense table, over two partitions of blocks of 4 KiB.
 const ELEMENTS: u64 = 3 * 1024;
-/// The worker whose second session speaks frames by hand.
+/// Rank of the worker with a second session of handwritten frames.
 const RAW_RANK: u32 = 0;
 
 #[derive(Default)]
@@ -33,7 +33,7 @@ struct Seen {
     recoveries: AtomicU64,
 }
 
-/// A worker's open tables and the pushes it has not waited for.
+/// A worker's open tables, and its pushes without a wait so far.
 struct Worker {
     client: Client,
     sparse: Table<f64>,
@@ -89,7 +89,7 @@ impl Worker {
                 ("rows", sent)
             }
             _ => {
-                // Over the partitions' border too, but not if it is to be refused as a whole.
+                // Over the partitions' border too, except for a push that must be refused as a whole.
                 let border = if poisoned { 1024 } else { ELEMENTS };
                 let first = rng.below(border - 8);
                 rows = (first..first + 1 + rng.below(8)).collect();
@@ -115,14 +115,14 @@ impl Worker {
         self.open.swap_remove(n)
     }
 
-    /// Waits for a push, whichever, and enters what became of it.
+    /// Waits for a random push, and records its fate in the ledger.
     fn settle(&mut self, rng: &mut Rng, ledger: &Ledger, seen: &Seen) {
         if self.open.is_empty() {
             return;
         }
         let mut push = self.take(rng);
         if rng.below(3) == 0 && !push.poisoned {
-            // One wait for two pushes must not take in what lies between them.
+            // One wait for two pushes must not include the pushes between them.
             if let Some(n) = self.open.iter().position(|p| !p.poisoned) {
                 let other = self.open.swap_remove(n);
                 push.ticket.merge(&other.ticket);
@@ -147,7 +147,7 @@ impl Worker {
         ledger.enter(push.table, &push.rows, push.amount, fate);
     }
 
-    /// Goes away without waiting: nobody is told what becomes of the open pushes.
+    /// Drops the client without a wait: the fate of the open pushes stays unknown.
     fn vanish(self, ledger: &Ledger, seen: &Seen) {
         for push in self.open.iter().filter(|p| !p.poisoned) {
             seen.unknown.fetch_add(1, Ordering::Relaxed);
@@ -158,7 +158,7 @@ impl Worker {
 
 fn work(rig: &Rig, rank: u32, rng: &mut Rng, ledger: &Ledger, seen: &Seen) {
     let mut worker = Worker::new(rig, rank, 0);
-    // Some keep a few pushes open, some fill their rings.
+    // Some workers keep a few pushes open, some fill their rings.
     let most = [4, PUSHES as usize][rng.below(2) as usize];
     let death = (rng.below(3) == 0).then(|| rng.below(PUSHES));
     for n in 0..PUSHES {
@@ -179,7 +179,7 @@ fn work(rig: &Rig, rank: u32, rng: &mut Rng, ledger: &Ledger, seen: &Seen) {
     seen.recoveries.fetch_add(c.recoveries, Ordering::Relaxed);
 }
 
-/// Reads everything in both ways that must agree, and compares.
+/// Reads all rows in two ways that must agree, and compares them with the ledger.
 fn audit(rig: &Rig, ledger: &Ledger) {
     let mut w = Worker::new(rig, 1, 50);
     for mode in [PullMode::Consistent, PullMode::Gather] {
@@ -254,7 +254,7 @@ fn world(seed: u64, seen: &Arc<Seen>) -> Outcome {
         while done.load(Ordering::Relaxed) <= u64::from(WORKERS) {
             rig.world.pause(Duration::from_millis(1));
         }
-        // What vanished clients have sent lands, or does not, in this time.
+        // The frames of vanished clients arrive, or are lost, in this time.
         rig.world.pause(Duration::from_secs(60));
         audit(rig, &ledger);
     });

@@ -1,5 +1,5 @@
-//! The storm of pulls in the simulator: reads land in the caller's memory there too, and other parts of
-//! the same pull are late.
+//! The storm of pulls in the simulator: reads are placed in the caller's memory there too, while other
+//! parts of the same pull are late.
 
 use std::sync::{Arc, Mutex};
 

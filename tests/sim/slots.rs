@@ -1,8 +1,8 @@
-//! Slots that are used again: of rows that were removed while readers hold hints to them and
-//! pushes carry their locations, and of replies whose request was abandoned.
+//! Reused slots: of rows that were removed while readers hold cached locations and pushes carry them,
+//! and of replies to abandoned requests.
 //!
-//! Row `k` is pushed to with `(k, 1)` only, so whatever it holds is `(n k, n)`: a row, push or
-//! reply that belongs to another key breaks that.
+//! Row `k` is pushed to with `(k, 1)` only, so it always holds `(n k, n)`. A row, push or reply that
+//! belongs to another key violates that.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -25,11 +25,11 @@ const TABLE: TableId = TableId(1);
 const KEYS: u64 = 12;
 const WORKERS: u32 = 3;
 const ROUNDS: u64 = 80;
-/// Removed before anything begins, so that slots leave their quarantine at once.
+/// Rows removed before the start, so that slots leave their quarantine at once.
 const REMOVED_FIRST: u64 = 400;
 /// Rows removed in quick succession.
 const REMOVALS: u64 = 150;
-/// Columns: `n k`, `n`, and enough to be more than a line.
+/// Columns: `n k`, `n`, and enough to exceed a line.
 const DIM: usize = 10;
 
 fn key(n: u64) -> u64 {
@@ -50,7 +50,7 @@ struct Seen {
     recoveries: AtomicU64,
 }
 
-/// Pushes by key: acknowledged, and found in rows that were removed.
+/// Pushes by key: acknowledged, and found in removed rows.
 #[derive(Default)]
 struct Books {
     acknowledged: BTreeMap<u64, i64>,
@@ -59,7 +59,7 @@ struct Books {
 
 type Shared = Arc<Mutex<Books>>;
 
-/// Makes rows and removes them again: their slots are vacant and past their quarantine.
+/// Creates rows and removes them: their slots are free and past their quarantine.
 fn churn(engine: &mut Engine) {
     for key in 1 << 40..(1 << 40) + REMOVED_FIRST {
         let header = FrameHeader {
@@ -78,7 +78,7 @@ fn churn(engine: &mut Engine) {
             user_tag: 0,
             chk: 0,
         };
-        // Of the keys only those that this applier owns.
+        // Only the keys that this applier owns.
         let _ = engine.frame(
             FrameSender::clocked(WorkerId(0)),
             &header,
@@ -99,7 +99,7 @@ fn times(key: u64, row: &[i64]) -> i64 {
     row[1]
 }
 
-/// Removes a row on its applier, between two frames; how often it had been pushed to.
+/// Removes a row on its applier, between two frames; returns the count of its pushes.
 fn remove(rig: &Rig, key: u64) -> Option<i64> {
     rig.seat_of(TABLE, key).with(move |engine| {
         let mut bytes = [0; DIM * 8];
@@ -146,7 +146,7 @@ impl Worker {
         }
     }
 
-    /// A pull of a few rows; some of them give up before the answer can be there.
+    /// Pulls a few rows; some pulls time out before the answer can arrive.
     fn pull(&mut self, rng: &mut Rng, seen: &Seen) {
         let first = rng.below(KEYS);
         let keys: Vec<u64> = (0..1 + rng.below(4))
@@ -201,11 +201,11 @@ fn work(rig: &Rig, rank: u32, mut rng: Rng, books: &Shared, seen: &Seen) {
     seen.recoveries.fetch_add(c.recoveries, Ordering::Relaxed);
 }
 
-/// Removes rows until the workers are done, then removes all that are left and compares.
+/// Removes rows until the workers are done, then removes the remaining rows and compares.
 fn janitor(rig: &Rig, mut rng: Rng, books: &Shared, done: &AtomicU64, seen: &Seen) {
     let mut taken = 0;
     while done.load(Ordering::Relaxed) < u64::from(WORKERS) {
-        // Workers that wait out a silent break take seconds.
+        // Workers that wait for a silent failure take seconds.
         let longest = if taken < REMOVALS { 300 } else { 100_000 };
         take_out(rig, key(rng.below(KEYS)), books, seen);
         taken += 1;

@@ -13,11 +13,11 @@ use crate::simrig::ledger::{Fate, Ledger};
 use crate::simrig::stale::LostStatuses;
 use crate::simrig::{Rig, Shape, open};
 
-/// Far more than a read of a public copy takes; far less than a lane without progress is given.
+/// Far more than a read of a public copy takes; far less than the stall limit of a lane.
 const DEADLINE: Duration = Duration::from_secs(2);
 const ROUNDS: u64 = 24;
 const KEYS: u64 = 8;
-/// Three rows of a frame and its header fill a part of the ring that several pushes in a row exceed.
+/// Elements of a row: three rows and a header fill a part of the ring that successive pushes exceed.
 const DIM: usize = 128;
 
 fn cluster(seed: u64, faults: Faults) -> Rig {
@@ -31,7 +31,7 @@ fn cluster(seed: u64, faults: Faults) -> Rig {
     Rig::new(seed, faults, shape, &[sparse.spec()])
 }
 
-/// One push of three rows, or one that is refused for its last value.
+/// Pushes three rows, or an invalid push with a bad last value.
 fn push(
     client: &mut Client,
     table: &Table<f64>,
@@ -49,7 +49,7 @@ fn push(
         *values.last_mut().unwrap() = f64::NAN;
     }
     let ticket = client.push_rows(table, &rows, &values, PushOp::Sum)?;
-    // Half of the pushes are left for a flush, a tick, or a wait for room.
+    // Half of the pushes are left to a flush, a tick, or a wait for room.
     if !refused && rng.below(2) == 0 {
         ledger.enter("sparse", &rows, 1, Fate::Acknowledged);
         return Ok(());
@@ -64,7 +64,7 @@ fn push(
     Ok(())
 }
 
-/// A client whose mailbox receives one of `one_in` statuses; the recoveries of its lanes.
+/// Runs a client with a mailbox that receives one of `one_in` statuses; counts lane recoveries.
 fn run(seed: u64, faults: Faults, one_in: u64, lost: &Arc<AtomicU64>) -> (Outcome, u64) {
     let rig = cluster(seed, faults);
     let statuses = Arc::new(LostStatuses::but_one_in(one_in));
@@ -100,8 +100,8 @@ fn run(seed: u64, faults: Faults, one_in: u64, lost: &Arc<AtomicU64>) -> (Outcom
     (outcome, recoveries.load(Ordering::Relaxed))
 }
 
-/// Tickets, credit, flush and ticks end within their deadline and without a recovery although the mailbox
-/// keeps an old status: all but the first are lost, or one of two.
+/// The mailbox keeps an old status: all but the first are lost, or one of two. Tickets, credit, flush
+/// and ticks still end within their deadline and without a recovery.
 #[test]
 fn lost_status_is_read_from_public_copy() {
     let lost = Arc::new(AtomicU64::new(0));

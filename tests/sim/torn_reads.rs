@@ -1,4 +1,4 @@
-//! Torn reads: a row or block that was half one version and half another is never accepted.
+//! Torn reads: a row or block with parts of two versions is never accepted.
 
 use std::sync::Arc;
 use std::time::Duration;

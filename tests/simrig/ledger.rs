@@ -1,16 +1,16 @@
-//! Who pushed what, and what became of it: what every row must be in the end.
+//! The pushes of all workers and their fates: the expected final value of every row.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
-/// What is known of a push.
+/// Known outcome of a push.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Its ticket said applied: counts once.
+    /// The ticket returned applied: counts once.
     Acknowledged,
-    /// Its ticket said refused: does not count.
+    /// The ticket returned refused: does not count.
     Refused,
-    /// Nobody was told: counts once or not at all.
+    /// The ticket was dropped: counts once or not at all.
     Unknown,
 }
 
@@ -20,7 +20,7 @@ struct Account {
     unknown: Vec<i64>,
 }
 
-/// Every account by table and row. Locked for moments only, never over a yield point.
+/// Accounts by table and row. Locked for moments only, never over a yield point.
 #[derive(Debug, Default)]
 pub struct Ledger(Mutex<BTreeMap<(&'static str, u64), Account>>);
 
@@ -29,7 +29,7 @@ impl Ledger {
         self.0.lock().unwrap()
     }
 
-    /// Enters a push of `amount` to each of `rows`.
+    /// Records a push of `amount` to each of `rows`.
     pub fn enter(&self, table: &'static str, rows: &[u64], amount: i64, fate: Fate) {
         let mut accounts = self.accounts();
         for &row in rows {
@@ -42,7 +42,7 @@ impl Ledger {
         }
     }
 
-    /// Panics unless `found` is what was acknowledged and some of what is unknown.
+    /// Panics unless `found` is the acknowledged sum plus some of the unknown pushes.
     pub fn check(&self, table: &'static str, row: u64, found: i64) {
         let accounts = self.accounts();
         let Some(account) = accounts.get(&(table, row)) else {

@@ -1,8 +1,8 @@
-//! A cluster in the simulator: whole appliers and whole clients, every one a task of one
-//! deterministic world, over lanes that the adversary delays, tears and breaks.
+//! A cluster in the simulator: complete appliers and clients, each a task of one deterministic world,
+//! over lanes that the adversary delays, tears and fails.
 //!
-//! What stands in for the control plane is a queue to each applier (`SimQueue`), because a task
-//! may block on nothing that the world does not know: an answer is polled for between pauses.
+//! A queue to each applier (`SimQueue`) replaces the control plane, because a task may block only on
+//! objects that the world knows. An answer is polled for between pauses.
 
 #![allow(unreachable_pub, reason = "a module of one test binary")]
 
@@ -41,13 +41,13 @@ use tidewater_runtime::clock::Deadline;
 use tidewater_runtime::mem::Region;
 use tidewater_runtime::wait::wait_until;
 
-/// A deadline that no run without a defect comes near, whatever lanes do.
+/// A deadline far beyond every run without a defect, whatever lanes do.
 pub const LONG: Duration = Duration::from_secs(600);
-/// How often an answer is looked for: at first, and later.
+/// Poll interval for an answer: at first, and later.
 const FIRST_LOOK: Duration = Duration::from_micros(40);
 const LAST_LOOK: Duration = Duration::from_millis(20);
 
-/// What a cluster is made of.
+/// Shape of a cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
     pub servers: u32,
@@ -56,7 +56,7 @@ pub struct Shape {
     pub ring_bytes: usize,
 }
 
-/// One applier as the others reach it.
+/// One applier, as other tasks reach it.
 #[derive(Clone)]
 pub struct Membership {
     world: World,
@@ -75,7 +75,7 @@ impl Membership {
                 return value;
             }
             self.world.pause(pause);
-            // Whoever asks may wait for seconds, when a break is silent.
+            // A silent failure may delay the answer for seconds.
             pause = (2 * pause).min(LAST_LOOK);
         }
     }
@@ -90,13 +90,13 @@ impl Membership {
     }
 }
 
-/// One server.
+/// One server of the cluster.
 pub struct Server {
     memory: Arc<ServerMemory>,
     pub seats: Vec<Membership>,
 }
 
-/// The cluster. Clones share it.
+/// A simulated cluster. Clones share it.
 #[derive(Clone)]
 pub struct Rig {
     pub world: World,
@@ -106,7 +106,7 @@ pub struct Rig {
     seed: u64,
 }
 
-/// Makes the tables' shares before anything runs; `prepare` may fill them.
+/// Creates the tables' shares before the first task runs; `prepare` may fill them.
 fn start_server(
     world: &World,
     number: u32,
@@ -160,12 +160,12 @@ fn start_server(
 }
 
 impl Rig {
-    /// A cluster with these tables.
+    /// Creates a cluster with these tables.
     pub fn new(seed: u64, faults: Faults, shape: Shape, tables: &[&TableSpec]) -> Self {
         Self::prepared(seed, faults, shape, tables, &|_| {})
     }
 
-    /// A cluster whose engines `prepare` has seen before the first frame.
+    /// Creates a cluster; `prepare` gets its engines before the first frame.
     pub fn prepared(
         seed: u64,
         faults: Faults,
@@ -174,7 +174,7 @@ impl Rig {
         prepare: &dyn Fn(&mut Engine),
     ) -> Self {
         let world = World::new(seed, faults);
-        // Ten times what a long run takes.
+        // Ten times the steps of a long run.
         world.limit_steps(1_000_000);
         let appliers = vec![shape.appliers; shape.servers as usize];
         let info = |(n, spec): (usize, &&TableSpec)| {
@@ -198,7 +198,7 @@ impl Rig {
         }
     }
 
-    /// Server and applier of a key of a sparse table.
+    /// Server and applier that own a key of a sparse table.
     pub fn owner(&self, table: TableId, key: u64) -> (usize, usize) {
         let info = self.tables.iter().find(|t| t.id == table).unwrap();
         let part = partition_of_key(key, info.spec.partitions);
@@ -206,18 +206,18 @@ impl Rig {
         (owner.server.0 as usize, owner.applier.0 as usize)
     }
 
-    /// The applier of a key of a sparse table.
+    /// The applier that owns a key of a sparse table.
     pub fn seat_of(&self, table: TableId, key: u64) -> &Membership {
         let (server, applier) = self.owner(table, key);
         &self.servers[server].seats[applier]
     }
 
-    /// Every applier.
+    /// Iterates over every applier.
     pub fn seats(&self) -> impl Iterator<Item = &Membership> {
         self.servers.iter().flat_map(|s| &s.seats)
     }
 
-    /// Adds a task.
+    /// Adds a task to the world.
     pub fn spawn(&self, name: &str, task: impl FnOnce(&Self, Rng) + Send + 'static) {
         let rig = self.clone();
         let rng = self.world.rng();
@@ -241,13 +241,13 @@ impl Rig {
         }
     }
 
-    /// A client of worker `rank`; to be called from a task. `life` tells its sessions from those
-    /// of the worker's earlier and later clients.
+    /// Connects a client of worker `rank`; must be called from a task. `life` distinguishes its sessions
+    /// from those of the worker's earlier and later clients.
     pub fn client(&self, rank: u32, life: u32, sync: SyncMode) -> Client {
         self.client_losing(rank, life, sync, &Arc::default())
     }
 
-    /// The same over a device that leaves old statuses standing as `lost` says.
+    /// As [`Self::client`], over a device that loses statuses as `lost` specifies.
     pub fn client_losing(
         &self,
         rank: u32,
@@ -277,7 +277,7 @@ impl Rig {
     }
 }
 
-/// Opens a table that the rig was made with.
+/// Opens a table that the rig was created with.
 pub fn open<T: Element>(client: &mut Client, name: &str) -> ClientTable<T> {
     client.open_table(name).unwrap()
 }
@@ -290,15 +290,15 @@ struct Link {
     rank: WorkerId,
     near: SimWaker,
     boxes: Vec<(Inbox, Mailbox)>,
-    /// Of each lane the public copy of its status.
+    /// Public copy of the status of each lane.
     statuses: Vec<RemoteAddr>,
-    /// Status posts that its ports lose.
+    /// Status posts that its server lanes lose.
     lost: Arc<LostStatuses>,
-    /// A lane comes back with its mailbox, as on shared memory, or with a new one, as on TCP.
+    /// A recovered lane keeps its mailbox, as on shared memory, or gets a new one, as on TCP.
     keeps_mailbox: bool,
-    /// Whether frames prove themselves, as those of the client do in the simulator.
+    /// Whether frames carry a checksum, as those of the client do in the simulator.
     check_frames: bool,
-    /// WRITEs of its lanes are placed one after the other.
+    /// Whether the WRITEs of its lanes are placed in order.
     in_order: bool,
 }
 
@@ -342,7 +342,7 @@ impl Link {
         }
     }
 
-    /// Connects a lane; `None` when it broke before the applier had it.
+    /// Connects a lane; `None` if it failed before the applier attached it.
     fn attach(&mut self, a: usize) -> Option<SimClientLane> {
         let seat = self.seat(a);
         if !self.keeps_mailbox {
@@ -437,7 +437,7 @@ impl ServerLink for Link {
 }
 
 impl Drop for Link {
-    /// Says that the session is over, and does not wait: a world that ends answers nobody.
+    /// Reports the end of the session without a wait: a world that ends does not answer.
     fn drop(&mut self) {
         if std::thread::panicking() {
             return;
@@ -449,7 +449,7 @@ impl Drop for Link {
     }
 }
 
-/// The table catalogue.
+/// The table catalogue of the cluster.
 struct Catalogue(Arc<Vec<TableInfo>>);
 
 impl CoordinatorLink for Catalogue {
@@ -486,7 +486,7 @@ impl CoordinatorLink for Catalogue {
     }
 }
 
-/// Calm in one half of the seeds' faults, hostile in the other: the presets that tests sweep.
+/// Fault presets that tests sweep: calm for one half of the seeds, hostile for the other.
 pub fn faults(seed: u64) -> Faults {
     if seed % 4 < 2 {
         Faults::rough()

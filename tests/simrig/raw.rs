@@ -1,6 +1,6 @@
-//! A session that speaks frames by hand and sends more often than it must: frames that the server
-//! has applied come again, at other places of the ring. (Tidewater's own client never does that
-//! while its server lives; one that has lost its place does.)
+//! A session of handwritten frames with more repetitions than necessary: applied frames come again, at
+//! other positions of the ring. (Tidewater's own client never repeats them while its server lives; a
+//! client that has lost its position does.)
 
 use tidewater_lanes::fabric::{ClientLane, INBOX_KEY, LaneError, Parker, RemoteAddr};
 use tidewater_lanes::sim::{Rng, SimParker};
@@ -29,7 +29,7 @@ pub struct RawPusher {
     dim: usize,
     /// Amounts by sequence number, from 1.
     amounts: Vec<i64>,
-    /// Where the next frame goes.
+    /// Ring position of the next frame.
     at: u64,
     state: StateLine,
 }
@@ -41,9 +41,9 @@ impl RawPusher {
         let (server, applier) = rig.owner(table, key);
         assert_eq!(applier, 0, "it opens the server's first lane only");
         let mut link = rig.link(server, rank, 99, parker.waker());
-        // Where frames prove themselves, one that was applied before passes for a leftover of an
-        // earlier lap that is yet to be overwritten. Where they do not, it is a duplicate.
-        // Frames without a check need a carrier that keeps WRITEs in order.
+        // If frames carry a checksum, a previously applied one passes for a leftover of an earlier lap
+        // that will be overwritten. Without a checksum it is a duplicate.
+        // Frames without a checksum need a transport that keeps WRITEs in order.
         (link.check_frames, link.in_order) = (false, true);
         let OpenLane { lane, .. } = link.open_lane(0);
         let ring = RingGeometry::new(rig.shape.ring_bytes).unwrap();
@@ -62,7 +62,7 @@ impl RawPusher {
         }
     }
 
-    /// Pushes `amount` to every column of its row and returns when that is applied.
+    /// Pushes `amount` to every column of its row; returns when that is applied.
     pub fn push(&mut self, amount: i64) {
         self.amounts.push(amount);
         let seq = self.amounts.len() as u64;
@@ -73,7 +73,7 @@ impl RawPusher {
             self.lane = open.lane;
             self.at = open.state.head_bytes;
             self.state = open.state;
-            // It does not trust what it was told and goes back further than it must.
+            // It ignores the reported position and goes back further than necessary.
             from = (open.state.applied_seq + 1).saturating_sub(self.rng.below(4));
             from = from.clamp(1, seq);
         }

@@ -1,5 +1,5 @@
-//! A device that leaves the older of two overlapping writes standing: a state line that is posted into
-//! the mailbox does not replace the one before it.
+//! A device that leaves the older of two overlapping writes standing: a status record posted into the
+//! mailbox does not replace its predecessor.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use tidewater_lanes::sim::SimServerLane;
 use tidewater_protocol::layout::session::MAILBOX_STATE_AT;
 use tidewater_runtime::sync::{AtomicU64, Ordering};
 
-/// Which state lines of a client's lanes arrive, and how many did not. By default all of them do.
+/// Selects the arriving status records of a client's lanes, and counts the lost ones. Default: all arrive.
 #[derive(Debug, Default)]
 pub struct LostStatuses {
-    /// Of so many state lines one arrives, the first of them; 0: all.
+    /// One in `one_in` status records arrives, the first of them; 0: all.
     one_in: u64,
-    /// State lines posted.
+    /// Number of posted status records.
     posted: AtomicU64,
     lost: AtomicU64,
 }
 
 impl LostStatuses {
-    /// Of `one_in` state lines in a row the first arrives.
+    /// Only the first of `one_in` successive status records arrives.
     pub fn but_one_in(one_in: u64) -> Self {
         Self {
             one_in,
@@ -27,7 +27,7 @@ impl LostStatuses {
         }
     }
 
-    /// State lines that did not arrive.
+    /// Number of status records that did not arrive.
     pub fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -40,7 +40,7 @@ impl LostStatuses {
     }
 }
 
-/// A port over such a device.
+/// A server lane over such a device.
 pub struct StalePort {
     pub port: SimServerLane,
     pub lost: std::sync::Arc<LostStatuses>,

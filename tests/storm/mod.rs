@@ -1,8 +1,8 @@
-//! A storm of pulls: many under way at once, finished in any order, with deadlines too short to meet,
-//! and again with another buffer. The same on every carrier.
+//! A storm of pulls: many in flight, finished in any order, with deadlines too short to meet, and again
+//! with another buffer. The same on every transport.
 //!
-//! Row `k` is pushed to with `(k, 1, 1, ..)` only, so whatever a pull returns is `(n k, n, n, ..)`, with
-//! `n` at least the pushes that were acknowledged before the pull began. The buffers hold neither.
+//! Row `k` is pushed to with `(k, 1, 1, ..)` only, so a pull always returns `(n k, n, n, ..)`. `n` is at
+//! least the count of pushes acknowledged before the pull began. The buffers hold neither.
 
 #![allow(unreachable_pub, reason = "a module of two test binaries")]
 
@@ -11,28 +11,28 @@ use std::time::Duration;
 use tidewater::{Client, ClientError, Missing, PullMode, PullOptions, PullTicket, Table, Ticket};
 use tidewater_protocol::table::PushOp;
 
-/// Columns: more than a line.
+/// Columns of a row: more than a line.
 pub const DIM: usize = 9;
-/// What a buffer holds before a pull: no row.
+/// Content of a buffer before a pull: no row holds it.
 const OLD: i64 = i64::MIN / 3;
-/// Pulls under way at once.
+/// Maximum number of pulls in flight.
 const OPEN_MAX: usize = 6;
 
-/// What a storm met.
+/// Counts of the events in a storm.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Seen {
-    /// Pulls that were finished.
+    /// Number of finished pulls.
     pub finished: u64,
-    /// Of them, those that had missed a deadline before, with another buffer.
+    /// Finished pulls that had missed a deadline before, with another buffer.
     pub finished_again: u64,
-    /// Deadlines that were missed.
+    /// Number of missed deadlines.
     pub late: u64,
-    /// Pulls that were given up.
+    /// Number of cancelled pulls.
     pub cancelled: u64,
 }
 
 impl Seen {
-    /// Both.
+    /// Sum of two counts.
     pub const fn add(&mut self, other: Self) {
         self.finished += other.finished;
         self.finished_again += other.finished_again;
@@ -41,10 +41,10 @@ impl Seen {
     }
 }
 
-/// A pull under way.
+/// A pull in flight.
 struct Open {
     ticket: PullTicket,
-    /// Keys, and the pushes to them that it is sure to see.
+    /// Keys, and the pushes to them that the pull must see.
     keys: Vec<(u64, i64)>,
     late: bool,
 }
@@ -54,10 +54,10 @@ pub struct Storm<'r> {
     pub client: Client,
     table: Table<i64>,
     keys: u64,
-    /// A number below another one.
+    /// Returns a random number below its argument.
     below: &'r mut dyn FnMut(u64) -> u64,
     long: Duration,
-    /// Longest of the deadlines that are too short, in microseconds.
+    /// Longest of the deadlines that are too short, microseconds.
     hurry_us: u64,
     open: Vec<Open>,
     pushed: Vec<(Vec<u64>, Ticket)>,
@@ -65,7 +65,7 @@ pub struct Storm<'r> {
     pub seen: Seen,
 }
 
-/// The key of a number below the count of keys.
+/// The key with number `n`, below the count of keys.
 fn key(n: u64) -> u64 {
     1_000 + n * 77
 }
@@ -92,7 +92,7 @@ impl<'r> Storm<'r> {
         }
     }
 
-    /// Does so many things at random, then finishes what is under way.
+    /// Makes `rounds` random operations, then finishes the pulls in flight.
     pub fn run(&mut self, rounds: u64) {
         for _ in 0..rounds {
             match (self.below)(16) {
@@ -145,7 +145,7 @@ impl<'r> Storm<'r> {
         });
     }
 
-    /// Finishes a pull, into memory that no earlier call has seen.
+    /// Finishes a pull into memory that no earlier call has used.
     fn finish(&mut self, hurry: bool) {
         let at = (self.below)(self.open.len() as u64) as usize;
         let mut pull = self.open.swap_remove(at);
@@ -177,7 +177,7 @@ impl<'r> Storm<'r> {
         self.seen.cancelled += 1;
     }
 
-    /// A pull in one call, some of them with a deadline too short.
+    /// Makes a synchronous pull, sometimes with a deadline too short to meet.
     fn pull_now(&mut self) {
         let numbers = self.some_keys();
         let keys = self.floors(&numbers);
@@ -217,7 +217,7 @@ impl<'r> Storm<'r> {
         }
     }
 
-    /// Asks after a pull, or lets the lanes move.
+    /// Polls a pull, or lets the lanes progress.
     fn look(&mut self) {
         match self.open.last() {
             Some(pull) => {

@@ -1,4 +1,4 @@
-//! What is wrong is said once, by name, with what to do, and with the right exit code.
+//! An error is reported once, with the input's name, the remedy and the right exit code.
 
 use std::fs;
 use std::net::TcpListener;
@@ -16,7 +16,7 @@ use crate::by_hand::Cluster;
 use crate::proc::Process;
 use crate::rig::{Run, command, new_mark, output, tidewater, trainer};
 
-/// That a program ended with `code` and said all of `parts`.
+/// Checks that a program ended with `code` and that its output has all of `parts`.
 fn check(done: &Output, code: i32, parts: &[&str]) {
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(code), "{said}");
@@ -59,7 +59,7 @@ fn a_taken_port() {
 
 #[test]
 fn a_missing_coordinator() {
-    // Bound and let go: nobody listens there.
+    // Bound and closed: no process listens there.
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
@@ -90,14 +90,14 @@ fn a_wrong_token() {
     let done = command(&tidewater(), &mark).args(arguments).output();
     check(&done.unwrap(), 4, &["coordinator", "token"]);
 
-    // Nor is a secret taken that everybody could read.
+    // A secret that every user could read is rejected.
     let file = cluster.token_file();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
     let done = cluster.server(0).output().unwrap();
     check(&done, 3, &["token", "chmod 600"]);
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
 
-    // Nothing else is disturbed.
+    // No other process is disturbed.
     let server = cluster.server(0).spawn().unwrap();
     cluster.servers.push(server);
     cluster.client(TransportChoice::Auto).finish().unwrap();
@@ -158,7 +158,7 @@ fn stop_and_kill_a_server(transports: &[TransportChoice]) {
         let took = began.elapsed();
         println!("{transport:?}, {signal:?}: {error}, after {took:?}");
         assert!(error.to_string().contains("server 1"), "{error}");
-        // The deadline, and time for a busy machine.
+        // The deadline, plus time for a busy machine.
         assert!(took < Duration::from_secs(12), "{took:?}");
         if signal == Signal::STOP {
             cluster.server_processes()[1].signal(Signal::CONT);
@@ -168,14 +168,14 @@ fn stop_and_kill_a_server(transports: &[TransportChoice]) {
             let mut out = [0.0; 100];
             let options = PullOptions::default();
             client.pull_rows(&table, &keys, &mut out, options).unwrap();
-            // What was under way when the deadline passed was not lost.
+            // The push in flight at the deadline was not lost.
             assert_eq!(out, [2.0; 100]);
         }
     }
 }
 
-/// A job ends when one of its servers dies. A client that only waits for another one hears which it
-/// was, also in a call that is too short to ask now and then.
+/// A job ends when one of its servers dies. A client that only waits for another server gets the dead
+/// one's name, also in a call that is too short for a periodic check.
 #[test]
 fn the_server_that_died_is_named_and_not_the_one_that_is_waited_for() {
     let cluster = Cluster::start(2);
@@ -188,7 +188,7 @@ fn the_server_that_died_is_named_and_not_the_one_that_is_waited_for() {
     waited_for.signal(Signal::STOP);
     dies.signal(Signal::KILL);
     client.set_timeout(Duration::from_millis(200));
-    // Until the coordinator has seen it.
+    // Until the coordinator has noticed it.
     let deadline = Deadline::after(Duration::from_secs(20));
     loop {
         let pushed = client.push_rows(&table, &[0], &[1.0], PushOp::Sum);
@@ -202,7 +202,7 @@ fn the_server_that_died_is_named_and_not_the_one_that_is_waited_for() {
     }
 }
 
-/// Each program says it, and a launcher once for all its children.
+/// Each program reports it, and a launcher once for all its children.
 #[test]
 fn a_misspelt_variable() {
     let (mark, _) = new_mark();
@@ -225,7 +225,7 @@ fn a_misspelt_variable() {
     }
 }
 
-/// What may be locked in memory is less than what `--mlock` needs.
+/// The limit of locked memory is lower than `--mlock` needs.
 #[test]
 fn a_low_limit_of_locked_memory() {
     let cluster = Cluster::coordinator(1);
@@ -233,7 +233,7 @@ fn a_low_limit_of_locked_memory() {
     let mut limited = command("prlimit".as_ref(), &mark);
     limited.arg("--memlock=65536:65536");
     if rustix::process::geteuid().is_root() {
-        // Who has this capability has no limit.
+        // A process with this capability has no limit.
         limited.args(["setpriv", "--bounding-set=-ipc_lock"]);
     }
     let arguments = cluster.server_arguments(0, &cluster.token_file());
@@ -254,7 +254,7 @@ fn hugepages_that_are_not_there() {
         let asked = format!("--hugepages {size}: --capacity twice takes");
         let done = server.output().unwrap();
         check(&done, 3, &[&asked, "can be had", "--hugepages auto"]);
-        // What to type, where the kernel has such pages.
+        // The command to type, if the kernel has such pages.
         if fs::exists(format!("/sys/kernel/mm/hugepages/{pool}")).unwrap() {
             check(
                 &done,
@@ -265,8 +265,8 @@ fn hugepages_that_are_not_there() {
     }
 }
 
-/// A user that asks for hugepages where there are none learns once why there are none, and what to do. A user
-/// that has said nothing of pages sees no warning.
+/// A user that requests hugepages on a host without them gets the cause and the remedy once. A user
+/// without a page setting gets no warning.
 #[test]
 fn ordinary_pages_warned_of_only_when_chosen() {
     use std::io::{BufRead as _, BufReader};
@@ -304,7 +304,7 @@ fn ordinary_pages_warned_of_only_when_chosen() {
     assert_eq!(said(&["--hugepages", "off"]), "");
 }
 
-/// A job whose user chose no setting: no component has anything to say.
+/// A job without user settings: no component prints a message.
 #[test]
 fn default_run_prints_nothing() {
     let done = Run::start(&["--servers", "2", "--workers", "4"], &["true"]).end();
@@ -327,8 +327,8 @@ fn a_network_card_that_is_not_there() {
     );
 }
 
-/// What one worker is told and the others are not ends the run at all of them at once, by its flag and
-/// both ranks, instead of leaving them to wait for each other.
+/// Different settings of one worker end the run on all workers at once, by the flag's name and both
+/// ranks. Otherwise the workers would wait for each other.
 #[test]
 fn workers_that_were_told_something_else() {
     let scratch = tempfile::tempdir().unwrap();

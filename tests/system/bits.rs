@@ -1,10 +1,10 @@
-//! Bulk synchronous training gives the same bits on any number of servers, over any transport,
-//! between real processes.
+//! Bulk synchronous training gives the same bits on any number of servers, over any transport, between
+//! real processes.
 
 use crate::model::rows;
 use crate::rig::{Run, data};
 
-/// A whole training: the saved model, with optimizer state, and the figures on the test file.
+/// Runs a training: returns the saved model with optimizer state, and the test figures.
 fn train(optimizer: &str, servers: u32, transport: &str) -> (crate::model::Rows, Vec<String>) {
     let (_, test) = data();
     let scratch = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Appliers that never sleep: nobody rings them and they never wait in the kernel, for a core each.
+//! Appliers that never sleep: no client wakes them and they never wait in the kernel, for a core each.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,11 +10,11 @@ use crate::proc::Process;
 use crate::rig::{Run, output, tidewater};
 
 const WATCHED: Duration = Duration::from_secs(2);
-/// Locks of the kernel (a page that is touched first) may make a thread wait that does not want to.
+/// Context switches by kernel locks (on the first touch of a page), which may block any thread.
 const SWITCHES_MAX: u64 = 3;
 /// Far less than an applier that sleeps between the pushes of a training.
 const SLEEPS_MIN: u64 = 100;
-/// Doorbells that count so much are silenced by nobody: other threads take back each ring.
+/// Count at which a waker counts as never drained: other threads take back each wake.
 const NEVER_SILENCED: u64 = 3;
 
 /// How often the only applier has gone to sleep.
@@ -24,8 +24,7 @@ fn sleeps(server: &Process) -> u64 {
     applier.expect("it has an applier").2
 }
 
-/// Doorbells of a process, by their number in the kernel, and how often each was rung since it was
-/// silenced.
+/// Wakers of a process, by their eventfd id, and how often each was written since its last drain.
 fn wakers(server: &Process) -> BTreeMap<String, u64> {
     let infos = fs::read_dir(format!("/proc/{}/fdinfo", server.pid)).unwrap();
     let texts = infos
@@ -39,7 +38,7 @@ fn wakers(server: &Process) -> BTreeMap<String, u64> {
     texts.filter_map(one).collect()
 }
 
-/// Sleeps of the applier while a job trains, and its waker before and after, if it is never silenced.
+/// Sleeps of the applier while a job trains, and its waker before and after, if it is never drained.
 fn while_training(options: &[&str]) -> (u64, Vec<(u64, u64)>) {
     let mut run = Run::train(options, &["--epochs", "100000"]);
     run.until_training();
@@ -77,7 +76,7 @@ fn never_sleep(transport: &str, busy: &str) {
         "it has not slept {slept} times by itself"
     );
     assert!(busy_slept <= SWITCHES_MAX, "it slept {busy_slept} times");
-    // The waker of the applier, which the control thread rang when the workers came.
+    // The applier's waker, which the control thread woke when the workers joined.
     assert!(!rung.is_empty(), "no waker is left ringing");
     for (before, after) in rung {
         assert_eq!(before, after, "somebody rang who need not");
@@ -97,7 +96,7 @@ fn appliers_that_never_sleep_are_never_rung_over_verbs() {
     never_sleep("verbs", "--busy-poll");
 }
 
-/// Every one would wait for time slices.
+/// Each of them would wait for time slices.
 #[test]
 fn more_appliers_that_never_sleep_than_cores_are_refused() {
     let cores = std::thread::available_parallelism().unwrap().get();

@@ -18,28 +18,28 @@ use tidewater_protocol::wire::handshake::JobToken;
 use crate::proc::Process;
 use crate::rig::{command, limited, new_mark, tidewater, turn};
 
-/// The job's token in the file.
+/// Byte that the job's token in the file consists of.
 pub(crate) const TOKEN: u8 = 0x5a;
 
-/// Its processes. Dropping it kills them.
+/// Processes of the cluster. Dropping it kills them.
 pub(crate) struct Cluster {
     coordinator: Child,
     pub(crate) address: String,
     pub(crate) servers: Vec<Child>,
     folder: TempDir,
-    /// Where its processes run.
+    /// Working directory of the processes.
     pub(crate) directory: PathBuf,
     mark: String,
     _turn: MutexGuard<'static, ()>,
 }
 
 impl Cluster {
-    /// A coordinator of `servers` servers and one worker, and no server yet.
+    /// Starts a coordinator of `servers` servers and one worker, and no server yet.
     pub(crate) fn coordinator(servers: u32) -> Self {
         Self::coordinator_by(servers, |mark| command(&tidewater(), mark))
     }
 
-    /// The same with a limit of open files.
+    /// As [`Self::coordinator`], with a limit of open files.
     pub(crate) fn limited(servers: u32, files: usize) -> Self {
         Self::coordinator_by(servers, |mark| limited(&tidewater(), mark, files))
     }
@@ -48,7 +48,7 @@ impl Cluster {
         let turn = turn();
         let folder = tempfile::tempdir().unwrap();
         let token = write_token(&folder, "token", TOKEN);
-        // Deeper than this process's: a relative path leads elsewhere from there, one of "../" too.
+        // Deeper than this process's: a relative path resolves differently there, one of "../" too.
         let depth = std::env::current_dir().unwrap().components().count();
         let directory = folder.path().join("d/".repeat(depth));
         fs::create_dir_all(&directory).unwrap();
@@ -77,7 +77,7 @@ impl Cluster {
         }
     }
 
-    /// With its servers.
+    /// Starts a coordinator and its servers.
     pub(crate) fn start(servers: u32) -> Self {
         let mut cluster = Self::coordinator(servers);
         for number in 0..servers {
@@ -95,7 +95,7 @@ impl Cluster {
         command
     }
 
-    /// The arguments of a server that has this token.
+    /// The arguments of a server with this token.
     pub(crate) fn server_arguments(&self, number: u32, token: &Path) -> Vec<String> {
         let (number, token) = (number.to_string(), token.to_str().unwrap());
         let coordinator = ["server", "--coordinator", &self.address];
@@ -108,12 +108,12 @@ impl Cluster {
         self.folder.path().join("token")
     }
 
-    /// A file with a token that is not the job's.
+    /// Writes a file with a token of another job.
     pub(crate) fn other_token_file(&self) -> PathBuf {
         write_token(&self.folder, "other", TOKEN + 1)
     }
 
-    /// How the worker joins.
+    /// The worker's parameters for the join.
     pub(crate) fn job(&self, transport: TransportChoice) -> Job {
         let mut join = JoinConfig::new(&self.address, JobToken::new([TOKEN; 32]));
         join.rank = Some(0);
@@ -130,7 +130,7 @@ impl Cluster {
         self.servers.iter().map(Process::of).collect()
     }
 
-    /// Coordinator and servers.
+    /// The processes of coordinator and servers.
     pub(crate) fn processes(&self) -> Vec<Process> {
         let mut all = self.server_processes();
         all.push(Process::of(&self.coordinator));
@@ -141,7 +141,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         for process in self.processes() {
-            // It may have ended.
+            // It may have exited.
             if process.state().is_some() {
                 process.signal(Signal::KILL);
             }

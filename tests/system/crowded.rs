@@ -1,4 +1,4 @@
-//! A coordinator that has no descriptor left for another connection.
+//! A coordinator without a free descriptor for another connection.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -12,15 +12,15 @@ use crate::by_hand::Cluster;
 use crate::proc::Process;
 use crate::rig::LIMIT;
 
-/// Open files that the process under test may have.
+/// Limit of open files for the process under test.
 const FILES: usize = 64;
 
-/// Connections that say nothing, more than the process has descriptors for: it has none left.
+/// Opens silent connections until the process has no descriptor left.
 fn crowd(process: &Process, address: &str) -> Vec<TcpStream> {
     let stranger = |_| TcpStream::connect(address).unwrap();
     let strangers = (0..2 * FILES).map(stranger).collect();
     let limit = Deadline::after(LIMIT);
-    // One that closes a stranger in vain has one descriptor again.
+    // A process that fails to accept and closes a stranger has one free descriptor again.
     while process.open_files() < FILES - 1 {
         assert!(!limit.passed(), "{} files", process.open_files());
         std::thread::sleep(Duration::from_millis(1));
@@ -40,15 +40,15 @@ fn check(client: &mut Client) {
     assert_eq!(out, [1.0; 4]);
 }
 
-/// It leaves new connections in the backlog, looks at them only now and then, and serves again as soon as
-/// there are descriptors.
+/// It leaves new connections in the backlog, retries only now and then, and serves again as soon as
+/// descriptors are free.
 #[test]
 fn coordinator_without_descriptors_waits_for_some() {
     const WHILE: Duration = Duration::from_secs(1);
     let mut cluster = Cluster::limited(1, FILES);
     let coordinator = cluster.processes().pop().unwrap();
     let strangers = crowd(&coordinator, &cluster.address);
-    // A loop that accepts in vain takes all of a core.
+    // A loop of failing accepts would use a complete core.
     let (began, before) = (clock::now(), coordinator.cpu_ms());
     std::thread::sleep(WHILE);
     let used = coordinator.cpu_ms() - before;

@@ -1,5 +1,5 @@
-//! `kill -9` of any process of a training job ends the job: soon, with its name, and with nothing
-//! left.
+//! `kill -9` of any process of a training job ends the job: soon, with the process's name, and without
+//! leftovers.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn check(ended: &Ended, name: &str, pid: i32) {
     assert!(said.contains(&verdict), "no {verdict:?}: {said}");
     assert!(said.contains("was killed by signal 9 (SIGKILL)"), "{said}");
     assert_eq!(ended.code, 128 + 9, "{said}");
-    // The others heard of it, and ended by themselves.
+    // The other processes got the notice, and exited by themselves.
     assert!(!said.contains("did not end within"), "{said}");
     assert!(!said.contains("panicked"), "{said}");
 }
@@ -51,8 +51,8 @@ fn of_a_server() {
     }
 }
 
-/// A server's connections close before it can be seen to have ended, so that all workers may be gone
-/// first, each because another process has failed (code 4).
+/// A server's connections close before its exit can be observed. All workers may exit before that, each
+/// because another process has failed (code 4).
 #[test]
 fn of_a_server_that_is_seen_after_all_workers() {
     let workers = ["sh", "-c", "sleep 0.5; exit 4"];
@@ -91,13 +91,13 @@ fn of_the_launcher() {
         let mut run = Run::train(&options, &["--epochs", "100000"]);
         run.until_training();
         run.launcher().signal(Signal::KILL);
-        // `end` waits until nobody is left.
+        // `end` waits until no process is left.
         let ended = run.end();
         assert_eq!(ended.code, -9, "{}", ended.stderr);
     }
 }
 
-/// The search by mark, which the tests above stand on, finds what is there.
+/// The search by mark, on which the tests above rely, finds running processes.
 #[test]
 fn a_running_job_is_found_by_its_mark() {
     let run = Run::start(&["--servers", "2", "--workers", "2"], &["sleep", "1000"]);

@@ -1,6 +1,6 @@
-//! `tidewater run --hostfile`, with a stand-in for ssh: what it starts is in a session of its own and
-//! hears of the launcher's end by its stdin only, as on another host. Hosts with networks of their own
-//! are `ci/launch.sh`'s.
+//! `tidewater run --hostfile`, with a stand-in for ssh. Its processes run in a separate session and
+//! learn of the launcher's end only by their stdin, as on another host. `ci/launch.sh` tests hosts with
+//! separate networks.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 use crate::proc::Process;
 use crate::rig::{Ended, Run, trainer};
 
-/// Called with a host's name and a command line, as ssh is.
+/// Script called like ssh with a host's name and a command line.
 const STAND_IN: &str = r#"#!/bin/sh
 here=${0%/*} host=$1
 echo "$@" >>"$here/calls"
@@ -29,7 +29,7 @@ exec 3<&-
 wait $!
 "#;
 
-/// A hostfile, and the stand-in.
+/// A hostfile and the stand-in script.
 struct Hosts {
     folder: TempDir,
 }
@@ -74,7 +74,7 @@ impl Hosts {
     }
 }
 
-/// It has ended with 4, has said so, and nothing is left.
+/// Checks for the end with code 4, the message, and no leftovers.
 fn ended_with(run: Run, what: &str) -> Ended {
     run.until_nothing_is_left();
     let ended = run.end();
@@ -83,7 +83,7 @@ fn ended_with(run: Run, what: &str) -> Ended {
     ended
 }
 
-/// The fingerprint in a report.
+/// Reads the fingerprint in a report.
 fn fingerprint(path: &PathBuf) -> String {
     let report: serde_json::Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     report["fingerprint"].as_str().unwrap().to_owned()
@@ -138,7 +138,7 @@ fn a_host_that_is_not_reached_or_silent_is_named_and_the_others_end() {
         "host silent cannot be used, server 1 was to run there: nothing came",
     );
 
-    // Who does not greet is not told the token.
+    // A host that does not greet does not get the token.
     let hosts = Hosts::new("n1 slots=3\ngreedy\n");
     let run = hosts.train(&["--start-timeout", "2s", "--grace", "1s"], &[]);
     ended_with(run, "host greedy cannot be used");
@@ -253,7 +253,7 @@ fn what_cannot_be_is_refused_before_anything_is_started() {
     );
     let said = refused("n1 slots=4\n", &["--interface", "no0"]);
     assert!(said.contains("no0: no such interface"), "{said}");
-    // By hand it is of no use, and says so.
+    // Started by hand it is useless, and reports that.
     let alone = crate::rig::output(&trainer().with_file_name("tidewater"), &["__remote"]);
     let said = String::from_utf8_lossy(&alone.stderr).into_owned();
     assert!(

@@ -1,4 +1,4 @@
-//! What a job costs that has nothing to do: its lanes are open, its threads asleep.
+//! The cost of an idle job: its lanes are open, its threads asleep.
 
 use std::time::Duration;
 
@@ -8,17 +8,17 @@ use crate::proc::Process;
 use crate::rig::Run;
 
 const WATCHED: Duration = Duration::from_secs(5);
-/// What a thread that is no applier may wake up a second: a worker asks once a second whether each of
+/// Limit of wake-ups a second for a non-applier thread. A worker checks once a second whether each of
 /// its servers is there, a control thread answers.
 const WAKES_PER_SECOND: u64 = 10;
-/// 2 % of one core, and what a thread that polls takes fifty times.
+/// CPU limit: 2 % of one core, a fiftieth of what a polling thread uses.
 const CPU_MS_MAX: u64 = 100;
-/// In an emulated machine a thread that has woken is charged for what its host does meanwhile: 130 to
-/// 660 ms were seen for the same 40 wakes when the host was busy, 20 when it was not. A thread that
-/// polls takes 5,000.
+/// CPU limit in an emulated machine, which charges a woken thread for its host's work meanwhile. The
+/// same 40 wakes cost 130 to 660 ms when the host was busy, 20 when it was not. A polling thread uses
+/// 5,000.
 const CPU_MS_MAX_EMULATED: u64 = 2_000;
 
-/// A thread of a job, and how often it has gone to sleep by itself.
+/// A thread of a job, and the count of its voluntary sleeps.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Thread {
     of: Process,
@@ -63,8 +63,8 @@ fn a_job_over_verbs_that_waits_uses_no_processor() {
     waiting_uses_no_processor("verbs", CPU_MS_MAX_EMULATED);
 }
 
-/// In a bulk synchronous job all wait for a worker that does not go on: with every lane open and in
-/// the middle of the training.
+/// In a bulk synchronous job all processes wait for a stopped worker: with every lane open and in the
+/// middle of the training.
 fn waiting_uses_no_processor(transport: &str, cpu_ms_max: u64) {
     let options = ["--servers", "2", "--workers", "3", "--transport", transport];
     let mut run = Run::train(&options, &["--epochs", "100000"]);
@@ -72,7 +72,7 @@ fn waiting_uses_no_processor(transport: &str, cpu_ms_max: u64) {
     let (servers, workers) = (run.of("server"), run.of("worker"));
     assert_eq!((servers.len(), workers.len()), (2, 3));
     workers[2].signal(Signal::STOP);
-    // The others come to where they wait.
+    // The other processes reach their wait.
     std::thread::sleep(Duration::from_secs(2));
 
     let all = [&servers[..], &workers, &run.of("coordinator")].concat();
@@ -106,7 +106,7 @@ fn waiting_uses_no_processor(transport: &str, cpu_ms_max: u64) {
     }
     assert!(cpu_used < cpu_ms_max, "{transport}: {cpu_used} ms");
 
-    // And it was waiting, not dead.
+    // The worker was waiting, not dead.
     workers[2].signal(Signal::CONT);
     let epoch = |said: &str| said.matches("epoch ").count();
     let seen = epoch(&run.said());

@@ -1,4 +1,4 @@
-//! A server that is killed is known to clients over shared memory, also to those that only read.
+//! Clients over shared memory detect a killed server, including clients that only read.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tidewater_runtime::clock::{self, Deadline};
 use crate::by_hand::Cluster;
 use crate::proc::Process;
 
-/// It takes milliseconds; a pull that never fails shall fail its test within two minutes.
+/// Detection takes milliseconds; a pull that never fails must fail its test within two minutes.
 const KNOWN_WITHIN: Duration = Duration::from_secs(40);
 
 struct Reader {
@@ -21,7 +21,7 @@ struct Reader {
 }
 
 impl Reader {
-    /// Over shared memory, with rows on every lane, each of which it has pulled once.
+    /// Connects over shared memory, with rows on every lane, each pulled once.
     fn of(cluster: &Cluster) -> Self {
         let mut client = cluster.client(TransportChoice::Shm);
         let spec = TableBuilder::sparse::<f32>("rows", 4);
@@ -54,7 +54,7 @@ impl Reader {
 
 type Call = fn(&mut Reader) -> Result<(), ClientError>;
 
-/// The error of the first call that fails after all of `killed` were.
+/// The error of the first call that fails after all of `killed` were killed.
 fn error_after_kill(reader: &mut Reader, killed: &[Process], call: Call) -> ClientError {
     for process in killed {
         process.signal(Signal::KILL);
@@ -74,7 +74,7 @@ fn error_after_kill(reader: &mut Reader, killed: &[Process], call: Call) -> Clie
 
 #[test]
 fn pull_from_a_killed_server_fails_and_names_it() {
-    // One server: another would end in order with the job, and close its lanes.
+    // One server: a second one would end in order with the job, and close its lanes.
     let cluster = Cluster::start(1);
     let mut reader = Reader::of(&cluster);
     let killed = cluster.server_processes();
@@ -92,8 +92,8 @@ fn progress_without_its_server_fails() {
     assert!(error.to_string().contains("server 0"), "{error}");
 }
 
-/// As `tidewater serve` has it, whose coordinator is in the process that is killed; killed while it
-/// is stopped, when its memory can still be read.
+/// As in `tidewater serve`, where the coordinator is in the killed process. It is killed while it is
+/// stopped, when its memory can still be read.
 #[test]
 fn stopped_server_is_read_until_it_is_killed() {
     let cluster = Cluster::start(1);

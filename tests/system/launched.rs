@@ -1,5 +1,5 @@
-//! Processes that a launcher started, the launcher being the test: its variables, and processes that
-//! come late, twice or never. Real launchers are `ci/launch.sh`'s.
+//! Processes of a launcher, which is the test: its variables, and processes that start late, twice or
+//! never. `ci/launch.sh` tests real launchers.
 
 use std::ffi::OsString;
 use std::fs;
@@ -25,13 +25,13 @@ use tidewater_runtime::clock::Deadline;
 use crate::proc::marked;
 use crate::rig::{LIMIT, command, data, new_mark, tidewater, trainer, turn};
 
-/// Processes started as by a launcher, in a folder of their own. Dropping it kills them.
+/// Processes as a launcher starts them, in a separate folder. Dropping it kills them.
 struct Started {
     processes: Vec<(u32, Child)>,
     folder: TempDir,
     mark: String,
     variable: String,
-    /// Stdin of the next process.
+    /// Standard input of the next process.
     input: Option<OwnedFd>,
     _turn: MutexGuard<'static, ()>,
 }
@@ -50,7 +50,7 @@ impl Started {
         }
     }
 
-    /// One process; `vars` are lines `NAME=value` in which `%` stands for its rank.
+    /// Starts a process; `vars` are lines `NAME=value` in which `%` stands for its rank.
     fn start(&mut self, rank: u32, program: &Path, arguments: &[&str], vars: &str) {
         let log = self
             .folder
@@ -84,7 +84,7 @@ impl Started {
         self.start(rank, trainer(), &[&arguments, more].concat(), vars);
     }
 
-    /// Waits for all; the exit code and the words of each, as they were started.
+    /// Waits for all processes; returns exit code and output of each, in start order.
     fn end(mut self) -> (Vec<(i32, String)>, TempDir) {
         let deadline = Deadline::after(LIMIT);
         let mut ended = Vec::new();
@@ -110,7 +110,7 @@ impl Started {
         (ended, folder)
     }
 
-    /// All have ended well, and left nothing but `files` in the folder; their words.
+    /// Checks that all succeeded and left only `files` in the folder; returns their outputs.
     fn succeed(self, files: &[&str]) -> Vec<String> {
         let (ended, folder) = self.end();
         for (code, said) in &ended {
@@ -141,7 +141,7 @@ const SRUN: &str = "SLURM_JOB_ID=12 SLURM_STEP_ID=0 SLURM_PROCID=% SLURM_STEP_NU
                     SLURM_LOCALID=% SLURM_NODEID=0 SLURM_STEP_TASKS_PER_NODE=4 \
                     SLURM_STEP_NODELIST=localhost";
 
-/// The fingerprint of the model that rank 0 of the workers has written.
+/// Fingerprint of the model that rank 0 of the workers has written.
 fn fingerprint(folder: &Path) -> String {
     let text = fs::read_to_string(folder.join("out.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -154,7 +154,7 @@ fn launchers_that_are_not_at_hand_by_their_variables() {
     let mut models = Vec::new();
     for (vars, name) in [(FLUX, "Flux"), (TORCH, "torchrun"), (SRUN, "Slurm")] {
         let mut job = Started::new();
-        // Workers first: rank 0, a worker, keeps the coordinator.
+        // Workers first: rank 0, a worker, runs the coordinator.
         for rank in [2, 0, 1] {
             job.train(rank, vars, &["--json", "out.json"]);
         }
@@ -254,7 +254,7 @@ fn a_card_that_an_earlier_job_left_is_no_harm() {
     for rank in [1, 2] {
         job.train(rank, BY_HAND, &[]);
     }
-    // They have found the old card by now, and nobody at its address.
+    // By now they have found the old bootstrap record, and no listener at its address.
     std::thread::sleep(Duration::from_millis(300));
     job.server(0, BY_HAND, &[]);
     job.succeed(&[]);
@@ -285,8 +285,8 @@ fn who_does_not_come_is_named_in_time() {
     );
 }
 
-/// A launcher that speaks PMI-1 and waits for one process more than come: everybody's words are
-/// taken, and nobody leaves the barrier.
+/// A PMI-1 launcher that waits for one process more than exist: it reads every process's commands, and
+/// no process leaves the barrier.
 fn endless_barrier() -> OwnedFd {
     let (theirs, ours) = UnixStream::pair().unwrap();
     std::thread::spawn(move || {
@@ -297,7 +297,7 @@ fn endless_barrier() -> OwnedFd {
                 Some("cmd=put") => "cmd=put_result rc=0",
                 _ => continue,
             };
-            // Who has ended hears nothing.
+            // An exited process reads no answer.
             let _ = (&ours).write_all(format!("{answer}\n").as_bytes());
         }
     });
@@ -368,7 +368,7 @@ fn two_processes_with_one_rank_both_end_and_so_does_a_second_job_in_one_place() 
         said.contains("another job meets in") && said.contains("pid"),
         "{said}"
     );
-    // The first one is not disturbed.
+    // The first job is not disturbed.
     for rank in [1, 2] {
         job.train(rank, BY_HAND, &[]);
     }
@@ -399,7 +399,7 @@ fn at_an_address_with_a_token_that_all_have_over_ipv6_too() {
             "TIDEWATER_RANK=% TIDEWATER_SIZE=2 TIDEWATER_RENDEZVOUS={host}:{port} \
              TIDEWATER_TOKEN_FILE=token SLURM_JOB_ID=3"
         );
-        // The interface is loopback's, whose first address is IPv4; the address says what is meant.
+        // The interface is loopback with IPv4 as its first address; the address selects the family.
         let local = if host == "[::1]" {
             ""
         } else {
@@ -442,7 +442,7 @@ fn alone_without_servers_or_without_a_way_to_meet_is_said_and_never_a_silent_job
     assert_eq!(ended[1].0, 0, "one process is a job of one: {}", ended[1].1);
 }
 
-/// Variables as lines `NAME=value`.
+/// Parses variables from lines `NAME=value`.
 fn variables(text: &str) -> Vec<(OsString, OsString)> {
     let pairs = text
         .split_whitespace()
@@ -452,7 +452,7 @@ fn variables(text: &str) -> Vec<(OsString, OsString)> {
         .collect()
 }
 
-/// No option but a join timeout for a test.
+/// Default options with a timeout for tests.
 fn patient() -> JoinOptions {
     JoinOptions {
         join_timeout: Some(Duration::from_secs(20)),
@@ -460,11 +460,11 @@ fn patient() -> JoinOptions {
     }
 }
 
-/// Which worker it is, and of how many.
+/// Rank and number of workers.
 type Bound = Result<(u32, u32), ClientError>;
 
-/// Four processes of Flux: a server that keeps the coordinator, and three workers by `JoinOptions`; what
-/// became of these, and how the server ended.
+/// Runs four processes of Flux: a server that runs the coordinator, and three workers by
+/// `JoinOptions`. Returns the workers' results, and the server's exit code and output.
 fn bound(said: [JoinOptions; 3]) -> (Vec<Bound>, (i32, String)) {
     let mut started = Started::new();
     let meet = started.folder.path().join("meet");
@@ -514,7 +514,7 @@ fn a_binding_finds_the_job_of_its_launcher() {
 
 #[test]
 fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
-    // As an MPI library says that does not know this launcher.
+    // Like an MPI library that does not know this launcher.
     let singleton = JoinOptions {
         rank: Some(0),
         workers: Some(1),
@@ -527,7 +527,7 @@ fn a_binding_tells_of_a_launcher_that_counts_otherwise() {
         said.contains(expected) && said.contains("own MPI"),
         "{said}"
     );
-    // Beside a service, each would have been a job of one.
+    // With a service, each would have been a job of one.
     let told = |wanted: &JoinOptions, text: &str| {
         let job = wanted.job_from_vars(variables(text));
         job.unwrap_err().to_string()

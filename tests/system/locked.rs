@@ -1,4 +1,4 @@
-//! `--mlock`: what a server uses of its memories is locked, and stays so as it grows.
+//! `--mlock`: used server memory is locked, and stays locked as it grows.
 
 use std::fs;
 
@@ -10,13 +10,13 @@ use tidewater_runtime::mem::Region;
 use crate::by_hand::Cluster;
 use crate::proc::Process;
 
-/// More than the server below comes to use.
+/// Bytes that the test must be able to lock: more than the server below uses.
 const ENOUGH: usize = 128 << 20;
 const DIM: usize = 8;
 const ROWS: [u64; 2] = [5_000, 200_000];
 
-/// KiB of a memory that are present, and that are locked, as the kernel tells. (Of pages that
-/// several processes map it tells the share; here nobody else does.)
+/// KiB of a memory that are present, and that are locked, from the kernel's counts. (For pages mapped
+/// by several processes the kernel counts a share; here only one process maps them.)
 fn held(server: &Process, memory: &str) -> (u64, u64) {
     let maps = fs::read_to_string(format!("/proc/{}/smaps", server.pid)).unwrap();
     let (mut is_it, mut sums) = (false, [0, 0]);
@@ -34,12 +34,12 @@ fn held(server: &Process, memory: &str) -> (u64, u64) {
     sums.into()
 }
 
-/// Both memories of a server.
+/// Figures of both memories of a server.
 fn both(server: &Process) -> [(u64, u64); 2] {
     ["tidewater-public", "tidewater-private"].map(|memory| held(server, memory))
 }
 
-/// A server with rows in it, and more of them: its memories both times.
+/// Starts a server with rows, adds rows; returns the figures of its memories both times.
 fn grows(arguments: &[&str]) -> [[(u64, u64); 2]; 2] {
     let mut cluster = Cluster::coordinator(1);
     let server = cluster.server(0).args(arguments).spawn().unwrap();
@@ -64,7 +64,7 @@ fn grows(arguments: &[&str]) -> [[(u64, u64); 2]; 2] {
 fn what_is_in_use_is_locked_where_that_is_allowed() {
     let region = Region::anonymous(ENOUGH).unwrap();
     if region.lock(0, ENOUGH).is_err() {
-        // Then the server says so; what else it does is the business of `a_low_limit`.
+        // Then the server reports it; `a_low_limit` tests its other behaviour.
         let cluster = Cluster::coordinator(1);
         let output = cluster.server(0).arg("--mlock").output().unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,5 @@
-//! Jobs of real processes, started, disturbed and watched from outside, as a user or an operator
-//! would: what one-sided means, what idle costs, who is left after a death, what bad input gets.
+//! Jobs of real processes, started, disturbed and observed from outside, like a user or an operator.
+//! Subjects: one-sided pulls, idle cost, survivors of a death, errors of bad input.
 
 #![allow(
     clippy::unwrap_used,

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use tidewater_service::checkpoint::{PartReader, read_manifest};
 
-/// By table and key: the bytes of the row and of its optimizer state.
+/// Bytes of the row and of its optimizer state, by table and key.
 pub(crate) type Rows = BTreeMap<(String, u64), Vec<u8>>;
 
-/// Every record of every file of a model.
+/// Reads every record of every file of a model.
 pub(crate) fn rows(dir: &Path) -> Rows {
     let manifest = read_manifest(dir).unwrap();
     let mut rows = Rows::new();
@@ -32,7 +32,7 @@ pub(crate) fn rows(dir: &Path) -> Rows {
     rows
 }
 
-/// Files of a model.
+/// Number of a model's files.
 pub(crate) fn files(dir: &Path) -> usize {
     read_manifest(dir).unwrap().files.len()
 }

@@ -1,4 +1,4 @@
-//! What one-sided means: a pull needs no server process.
+//! One-sided pulls: a pull involves no server process.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::rig::LIMIT;
 
 const KEYS: u64 = 4_096;
 const DIM: usize = 4;
-/// Keys of one pull.
+/// Number of keys in one pull.
 const BATCH: usize = 4;
 const ELEMENTS: usize = 10_000;
 
@@ -23,7 +23,7 @@ fn key(n: u64) -> u64 {
     mix64(n + 1)
 }
 
-/// The row of key number `n` after `round` pushes.
+/// Values of the row with key number `n` after `round` pushes.
 fn row(n: u64, round: u32) -> [f32; DIM] {
     std::array::from_fn(|column| (n as f32 + column as f32 / 8.0) * (round + 1) as f32)
 }
@@ -57,7 +57,7 @@ impl Model {
         client.wait_applied(&ticket).unwrap();
     }
 
-    /// One pull of a few rows, checked.
+    /// Pulls a few rows and checks them.
     fn check_rows(&self, client: &mut Client, pull: u64, round: u32) {
         let numbers: [u64; BATCH] =
             std::array::from_fn(|n| mix64(pull * BATCH as u64 + n as u64) % KEYS);
@@ -83,7 +83,7 @@ impl Model {
         assert!(out.iter().all(|&value| value == round as f32));
     }
 
-    /// Every key once, so that the client knows where each is.
+    /// Pulls every key once, so that the client caches all locations.
     fn learn(&self, client: &mut Client) {
         let keys: Vec<u64> = (0..KEYS).map(key).collect();
         let mut out = vec![0.0; keys.len() * DIM];
@@ -113,7 +113,7 @@ fn pulls_of_known_rows_need_no_server_process() {
     pull_from_stopped_servers(TransportChoice::Shm, 100_000);
 }
 
-/// The NIC answers. (An emulated one of the kernel, and slowly, where there is no other.)
+/// The NIC serves the reads. (Elsewhere the kernel's emulated NIC does, slowly.)
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn pulls_over_verbs_need_no_server_process() {
@@ -127,7 +127,7 @@ fn pull_from_stopped_servers(transport: TransportChoice, pulls: u64) {
     model.assign(&mut client, 0);
     model.learn(&mut client);
 
-    // The coordinator too: nothing of this asks anybody.
+    // The coordinator too: no request goes to any of them.
     let processes = cluster.processes();
     stop(&processes);
     let before = *client.counters();
@@ -143,7 +143,7 @@ fn pull_from_stopped_servers(transport: TransportChoice, pulls: u64) {
     check_counters(pulls, &before, client.counters());
     println!("{transport:?}: {pulls} pulls of {BATCH} rows from stopped servers: {took:?}");
 
-    // Who needs a server waits for it, no longer than told, and says which.
+    // A call that needs a server waits for it until the deadline, and names it.
     let absent = (KEYS..).map(key).next().unwrap();
     let patience = PullOptions {
         timeout: Duration::from_millis(300),
@@ -168,7 +168,7 @@ fn pull_from_stopped_servers(transport: TransportChoice, pulls: u64) {
     client.finish().unwrap();
 }
 
-/// Every row proved itself; none came from a server's hand.
+/// Every row's checksum matched; no row was read by a server.
 fn check_counters(pulls: u64, before: &Counters, after: &Counters) {
     let delta = |field: fn(&Counters) -> u64| field(after) - field(before);
     assert_eq!(delta(|c| c.pulls), pulls + 100);

@@ -1,4 +1,4 @@
-//! Man pages and completions say what the programs' own help says.
+//! Man pages and completions agree with the programs' own help.
 
 use std::fs;
 use std::path::Path;

@@ -5,17 +5,17 @@ use std::fs;
 
 use rustix::process::{Pid, Signal};
 
-/// Another process.
+/// A process with its role.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
-    /// `server`, `worker`, `coordinator`, or `other` (the launcher, its guard, the test's own).
+    /// `server`, `worker`, `coordinator`, or `other` (the launcher, its reaper, the test's own).
     pub(crate) role: String,
     pub(crate) rank: u32,
 }
 
 impl Process {
-    /// One that the test started itself.
+    /// Takes a process that the test started itself.
     pub(crate) fn of(child: &std::process::Child) -> Self {
         Self {
             pid: i32::try_from(child.id()).unwrap(),
@@ -29,19 +29,19 @@ impl Process {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// Fields of `/proc/PID/stat` from the third, the state, on; `None` when it is gone.
+    /// Fields of `/proc/PID/stat` from the third, the state, on; `None` after its end.
     fn stat(&self) -> Option<Vec<String>> {
         let text = fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
         let (_, fields) = text.rsplit_once(") ")?;
         Some(fields.split_whitespace().map(str::to_owned).collect())
     }
 
-    /// R, S, T, Z ...; `None` when it is gone.
+    /// State letter R, S, T, Z ...; `None` after its end.
     pub(crate) fn state(&self) -> Option<char> {
         self.stat()?.first()?.chars().next()
     }
 
-    /// Files that it has open.
+    /// Number of its open files.
     pub(crate) fn open_files(&self) -> usize {
         let files = fs::read_dir(format!("/proc/{}/fd", self.pid));
         files.unwrap().count()
@@ -72,7 +72,7 @@ impl Process {
             .collect()
     }
 
-    /// Nanoseconds that its threads could run and had no core.
+    /// Nanoseconds in which its threads were runnable without a core.
     pub(crate) fn starved_ns(&self) -> u64 {
         self.threads()
             .iter()
@@ -80,7 +80,7 @@ impl Process {
             .sum()
     }
 
-    /// Names of the abstract sockets on which it listens or talks.
+    /// Names of the abstract sockets on which it listens or communicates.
     pub(crate) fn abstract_sockets(&self) -> BTreeSet<String> {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.pid)).unwrap();
         let links = fds.flatten().filter_map(|fd| fs::read_link(fd.path()).ok());
@@ -105,7 +105,7 @@ impl Process {
     }
 }
 
-/// Nanoseconds that a thread could run and had no core.
+/// Nanoseconds in which a thread was runnable without a core.
 pub(crate) fn starved_ns(pid: i32, tid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/schedstat")).unwrap_or_default();
     let waited = text.split_whitespace().nth(1);
@@ -127,7 +127,7 @@ pub(crate) fn marked(mark: &str) -> Vec<Process> {
     found
 }
 
-/// Processes end while one looks; those that cannot be read are not of this job.
+/// Processes may end during the search; unreadable ones are not of this job.
 fn member(pid: i32, mark: &str) -> Option<Process> {
     let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
     let environ = String::from_utf8_lossy(&environ).into_owned();
@@ -141,7 +141,7 @@ fn member(pid: i32, mark: &str) -> Option<Process> {
             .iter()
             .find_map(|variable| variable.strip_prefix(name))
     };
-    // The launcher's shim has the environment of what it is about to become.
+    // The launcher's shim has the environment of the program that it will exec.
     let shim = String::from_utf8_lossy(&line).contains("\0__");
     let role = value("TIDEWATER_ROLE=").filter(|_| !shim);
     Some(Process {

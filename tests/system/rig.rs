@@ -1,4 +1,4 @@
-//! A `tidewater run` on its way, under a deadline.
+//! A running `tidewater run`, under a deadline.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -14,26 +14,26 @@ use tidewater_runtime::sync::{AtomicU32, Ordering};
 
 use crate::proc::{Process, marked, socket_exists};
 
-/// Nothing in these tests takes longer, on a machine that is ten times too busy.
+/// Longer than any wait in these tests, on a machine that is ten times too busy.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 const MARK: &str = "SYSTEM_TEST_MARK";
-/// Enough rows that an epoch takes a while, few enough to read at once.
+/// Training rows: enough that an epoch takes a while, few enough to read at once.
 const TRAIN_ROWS: u32 = 3_000;
 
-/// The program `tidewater-train`.
+/// Path of the program `tidewater-train`.
 pub(crate) fn trainer() -> &'static Path {
     static PATH: LazyLock<PathBuf> = LazyLock::new(|| program("tidewater-train"));
     &PATH
 }
 
-/// The program `tidewater`.
+/// Path of the program `tidewater`.
 pub(crate) fn tidewater() -> PathBuf {
     program("tidewater")
 }
 
-/// A program of the same build: it lies in the folder above the one of test programs. Cargo builds
-/// programs of other crates only when the whole workspace is built.
+/// Path of a program of the same build: the folder above the test programs. Cargo builds programs of
+/// other crates only when the whole workspace is built.
 fn program(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let path = own.parent().unwrap().with_file_name(name);
@@ -45,12 +45,12 @@ fn program(name: &str) -> PathBuf {
     path
 }
 
-/// A program with nothing of this process's job, if it is in one, and with `mark`.
+/// A command without the variables of this process's job, if it is in one, and with `mark`.
 pub(crate) fn command(program: &Path, mark: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let is_of_a_job = name.as_encoded_bytes().starts_with(b"TIDEWATER_");
-        // A planted defect is of the test: its programs shall have it too.
+        // A mutant belongs to the test: its programs need it too.
         if is_of_a_job && name != "TIDEWATER_MUTANT" {
             command.env_remove(name);
         }
@@ -59,7 +59,7 @@ pub(crate) fn command(program: &Path, mark: &str) -> Command {
     command
 }
 
-/// The same with a limit of open files, which it cannot raise.
+/// As [`command`], with a limit of open files, which the program cannot raise.
 pub(crate) fn limited(program: &Path, mark: &str, files: usize) -> Command {
     let mut shell = command(Path::new("/bin/sh"), mark);
     let line = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
@@ -67,7 +67,7 @@ pub(crate) fn limited(program: &Path, mark: &str, files: usize) -> Command {
     shell
 }
 
-/// A mark that no other test has, and the variable that holds it.
+/// A unique mark, and the variable that holds it.
 pub(crate) fn new_mark() -> (String, String) {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -76,13 +76,13 @@ pub(crate) fn new_mark() -> (String, String) {
     (mark, variable)
 }
 
-/// What the program wrote and how it ended.
+/// Runs a program; returns its output and exit code.
 pub(crate) fn output(program: &Path, arguments: &[&str]) -> Output {
     let (mark, _) = new_mark();
     command(program, &mark).args(arguments).output().unwrap()
 }
 
-/// Training and test file, made once for all tests, with equal bytes on every machine.
+/// Training and test file, generated once for all tests, with equal bytes on every machine.
 pub(crate) fn data() -> (String, String) {
     static FILES: LazyLock<(String, String)> = LazyLock::new(|| {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
@@ -94,7 +94,7 @@ pub(crate) fn data() -> (String, String) {
     FILES.clone()
 }
 
-/// Another run of these tests may be reading the file: it is replaced as a whole.
+/// Replaces the file atomically, because another run of these tests may be reading it.
 fn generate(path: &Path, rows: u32, first: u32) -> String {
     let (rows, first) = (rows.to_string(), first.to_string());
     let new = path.with_extension(std::process::id().to_string());
@@ -106,7 +106,7 @@ fn generate(path: &Path, rows: u32, first: u32) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// Jobs take all cores there are: one at a time.
+/// Lock of the jobs, which use all cores: one at a time.
 pub(crate) fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     match TURN.lock() {
@@ -124,17 +124,17 @@ pub(crate) struct Run {
     _turn: MutexGuard<'static, ()>,
 }
 
-/// How a run ended.
+/// Result of an ended run.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// -n for a launcher killed by signal n.
+    /// Exit code; -n for a launcher killed by signal n.
     pub(crate) code: i32,
     pub(crate) stderr: String,
     pub(crate) took: Duration,
 }
 
 impl Run {
-    /// `tidewater run OPTIONS -- PROGRAM`, in a folder of its own.
+    /// Starts `tidewater run OPTIONS -- PROGRAM` in a separate folder.
     pub(crate) fn start(options: &[&str], program: &[&str]) -> Self {
         let turn = turn();
         let folder = tempfile::tempdir().unwrap();
@@ -161,7 +161,7 @@ impl Run {
         }
     }
 
-    /// Logistic regression on the generated data.
+    /// Starts logistic regression on the generated data.
     pub(crate) fn train(options: &[&str], arguments: &[&str]) -> Self {
         let (train, _) = data();
         let program = [trainer().to_str().unwrap(), "lr", "--train", &train];
@@ -173,7 +173,7 @@ impl Run {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Waits until it said `text`.
+    /// Waits until the output holds `text`.
     pub(crate) fn until(&mut self, text: &str) {
         let deadline = Deadline::after(LIMIT);
         while !self.said().contains(text) {
@@ -184,7 +184,7 @@ impl Run {
         }
     }
 
-    /// Waits until the second epoch is over: everybody pulls and pushes. Notes its sockets.
+    /// Waits until the second epoch is over: every worker pulls and pushes. Notes its sockets.
     pub(crate) fn until_training(&mut self) {
         self.until("epoch 2/");
         for server in self.of("server") {
@@ -193,8 +193,8 @@ impl Run {
         assert!(!self.sockets.is_empty(), "servers listen on sockets");
     }
 
-    /// Waits until no process of it is left, the launcher neither. One look is not enough: of a process
-    /// that ends after it has started another, a look that takes its time may see neither.
+    /// Waits until no process of the run is left, including the launcher. One scan is not enough: a process
+    /// may end after it has started another, and a slow scan may miss both.
     pub(crate) fn until_nothing_is_left(&self) {
         const LOOKS: u32 = 4;
         let deadline = Deadline::after(LIMIT);
@@ -207,12 +207,12 @@ impl Run {
         }
     }
 
-    /// The launcher.
+    /// The process of the launcher.
     pub(crate) fn launcher(&self) -> Process {
         Process::of(&self.launcher)
     }
 
-    /// Its processes of one role, in order of their rank.
+    /// The run's processes of one role, in order of their rank.
     pub(crate) fn of(&self, role: &str) -> Vec<Process> {
         let mut found = marked(&self.variable);
         found.retain(|process| process.role == role);
@@ -220,13 +220,13 @@ impl Run {
         found
     }
 
-    /// Waits for the end. Then no process is left, no socket, no file but what the test made.
+    /// Waits for the end. Then no process is left, no socket, and only the test's own files.
     pub(crate) fn end(mut self) -> Ended {
         let began = tidewater_runtime::clock::now();
         let status = self.wait();
         let took = began.elapsed();
         let code = status.code().unwrap_or_else(|| -status.signal().unwrap());
-        // Whoever was killed may be on its way out; the launcher's guard sweeps up after it.
+        // Killed processes may be exiting; the launcher's reaper removes their leftovers.
         if code < 0 {
             let deadline = Deadline::after(LIMIT);
             while !marked(&self.variable).is_empty() && !deadline.passed() {
@@ -236,7 +236,7 @@ impl Run {
         let stderr = self.said();
         let left = marked(&self.variable);
         assert!(left.is_empty(), "left {left:?}: {stderr}");
-        // The kernel closes what a process held when its last thread is gone: a moment after it is.
+        // The kernel closes a process's resources with its last thread: a moment after its end.
         let deadline = Deadline::after(LIMIT);
         let is_left = |socket: &&String| socket_exists(socket);
         while self.sockets.iter().any(|socket| is_left(&socket)) && !deadline.passed() {
@@ -254,7 +254,7 @@ impl Run {
         ended
     }
 
-    /// Waits for the end, which must be a success; what it said.
+    /// Waits for the end, which must be a success; returns the output.
     pub(crate) fn succeeds(self) -> String {
         let ended = self.end();
         assert_eq!(ended.code, 0, "{}", ended.stderr);
@@ -275,7 +275,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        // It may have ended; then there is nothing to kill.
+        // It may have exited; then the kill has no effect.
         let _ = self.launcher.kill();
         let _ = self.launcher.wait();
     }

@@ -1,4 +1,4 @@
-//! Saves and loads of servers in processes of their own.
+//! Saves and loads of servers in separate processes.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,14 +18,14 @@ use crate::by_hand::Cluster;
 use crate::model::rows;
 use crate::rig::LIMIT;
 
-/// `path` from this process's working directory.
+/// `path` relative to this process's working directory.
 fn relative(path: &Path) -> PathBuf {
     let here = std::env::current_dir().unwrap();
     let up: PathBuf = here.components().skip(1).map(|_| "..").collect();
     up.join(path.strip_prefix("/").unwrap())
 }
 
-/// A table of 64 rows, all values `value`, applied.
+/// Creates a table of 64 rows, all values `value`, applied.
 fn assign(client: &mut Client, value: f32) {
     let spec = TableBuilder::rows::<f32>("t", 64, 4);
     let table = client.create_table::<f32>(spec.spec()).unwrap();
@@ -61,7 +61,7 @@ fn relative_directory_is_the_callers() {
     assert_eq!(loaded.tables, ["t"]);
 }
 
-/// Waits for something that another process does.
+/// Waits for an effect of another process.
 fn until(what: &str, mut is: impl FnMut() -> bool) {
     let deadline = Deadline::after(LIMIT);
     while !is() {
@@ -70,7 +70,7 @@ fn until(what: &str, mut is: impl FnMut() -> bool) {
     }
 }
 
-/// Finished parts in a directory.
+/// Number of finished parts in a directory.
 fn parts(dir: &Path) -> usize {
     let names = fs::read_dir(dir).unwrap().flatten();
     names
@@ -78,8 +78,8 @@ fn parts(dir: &Path) -> usize {
         .count()
 }
 
-/// Whether a process has locked the directory. (To try the lock would hold it for a moment, and could
-/// refuse the process that is waited for.)
+/// Whether a process has locked the directory. (A lock attempt would hold it for a moment, and could
+/// block the awaited process.)
 fn is_locked(dir: &Path) -> bool {
     let inode = format!(":{}", fs::metadata(dir).unwrap().ino());
     let locks = fs::read_to_string("/proc/locks").unwrap();
@@ -103,8 +103,8 @@ fn holds(dir: &Path, value: f32) {
     assert_eq!(values, [value; 256]);
 }
 
-/// SIGKILL of a server while the other has written its part already, and while a model is loaded: the
-/// caller hears which server, and the directory holds the model that was saved before.
+/// SIGKILL of a server after the other has written its part, and during a load. The caller gets the
+/// server's name, and the directory holds the model that was saved before.
 #[test]
 fn server_killed_in_a_save_or_load_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -127,7 +127,7 @@ fn server_killed_in_a_save_or_load_is_named() {
                 true => client.load(path, LIMIT).map(|_| ()),
             });
             if loading {
-                // A load that is on its way has a lock on the directory.
+                // A load in progress has a lock on the directory.
                 until("the load begins", || is_locked(&dir));
             } else {
                 until("server 0 writes its part", || parts(&dir) == 3);
@@ -145,7 +145,7 @@ fn server_killed_in_a_save_or_load_is_named() {
 /// The directory for [`saves_to_a_full_disk`].
 const FULL: &str = "SYSTEM_TEST_FULL_DISK";
 
-/// The process that `full_disk_fails_the_save_and_keeps_the_model` starts, with a small disk.
+/// The child process of `full_disk_fails_the_save_and_keeps_the_model`, with a small disk.
 #[test]
 #[ignore = "run by full_disk_fails_the_save_and_keeps_the_model, on a disk of 512 KiB"]
 fn saves_to_a_full_disk() {
@@ -172,8 +172,8 @@ fn saves_to_a_full_disk() {
     assert!(rows(&dir) != before, "a save after the disk was full");
 }
 
-/// ENOSPC by the kernel: a model is saved to a tmpfs on which the next one has no room. Mounting it, in
-/// a mount namespace of its own, takes root; every other host runs the same with injected errors
+/// ENOSPC by the kernel: a model is saved to a tmpfs, and the next one has no room. The mount, in a
+/// separate mount namespace, needs root. Other hosts run the same with injected errors
 /// (`failing_disk_leaves_a_whole_model` of the server).
 #[test]
 fn full_disk_fails_the_save_and_keeps_the_model() {

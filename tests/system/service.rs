@@ -1,5 +1,5 @@
-//! `tidewater serve`, and jobs that come and go: one after another under one name, at a time under
-//! several, and one that dies.
+//! `tidewater serve` with changing jobs: one after another under one name, concurrently under several,
+//! and one that dies.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
@@ -20,7 +20,7 @@ use crate::rig::{LIMIT, Run, command, data, new_mark, tidewater, trainer, turn};
 
 const SERVERS: &str = "2";
 
-/// A service. Dropping it kills it.
+/// A service process. Dropping it kills it.
 struct Service {
     process: Child,
     address: String,
@@ -84,7 +84,7 @@ impl Service {
         self.starts(name, 0..workers, workers, arguments)
     }
 
-    /// A whole job, which trains to the end and saves; the model.
+    /// Runs a job to the end of training and saves; returns the model.
     fn trains(&self, workers: u32, arguments: &[&str]) -> Rows {
         let model = self.folder.path().join("model");
         let save = ["--save", model.to_str().unwrap()];
@@ -93,13 +93,13 @@ impl Service {
         rows(&model)
     }
 
-    /// Descriptors that it has open.
+    /// Number of its open descriptors.
     fn descriptors(&self) -> usize {
         let fds = format!("/proc/{}/fd", self.process.id());
         fs::read_dir(fds).unwrap().count()
     }
 
-    /// Waits until it has no more descriptors than it began with.
+    /// Waits until its open descriptors are back at the initial number.
     fn is_as_before(&self, descriptors: usize) {
         let deadline = Deadline::after(LIMIT);
         while self.descriptors() > descriptors {
@@ -112,7 +112,7 @@ impl Service {
         }
     }
 
-    /// It ends when it is told to.
+    /// Ends the service by its signal.
     fn ends(mut self) {
         Process::of(&self.process).signal(Signal::TERM);
         let status = wait(&mut self.process, Path::new("/dev/null"));
@@ -122,7 +122,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // It may have ended.
+        // It may have exited.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
@@ -141,7 +141,7 @@ impl Worker {
         fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Its exit code, and what it said.
+    /// Waits for the end of the job; returns exit code and output.
     fn ends(&mut self) -> (Option<i32>, String) {
         let code = wait(&mut self.process, &self.log).code();
         (code, self.said())
@@ -149,7 +149,7 @@ impl Worker {
 }
 
 impl Job {
-    /// All workers end well.
+    /// Checks that all workers succeed.
     fn succeeds(mut self) {
         for worker in &mut self.0 {
             let (code, said) = worker.ends();
@@ -157,7 +157,7 @@ impl Job {
         }
     }
 
-    /// Waits until the second epoch is over: everybody pulls and pushes.
+    /// Waits until the second epoch is over: every worker pulls and pushes.
     fn until_training(&mut self) {
         let deadline = Deadline::after(LIMIT);
         while !self.0[0].said().contains("epoch 2/") {
@@ -172,7 +172,7 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         for worker in &mut self.0 {
-            // It may have ended.
+            // It may have exited.
             let _ = worker.process.kill();
             let _ = worker.process.wait();
         }
@@ -193,7 +193,7 @@ fn wait(process: &mut Child, log: &Path) -> ExitStatus {
 
 const BSP: &[&str] = &["--sync", "bsp", "--epochs", "2", "--seed", "1"];
 
-/// The model of three workers under `tidewater run`.
+/// Trains the model with three workers under `tidewater run`.
 fn launched() -> Rows {
     let scratch = tempfile::tempdir().unwrap();
     let model = scratch.path().join("model");
@@ -232,7 +232,7 @@ fn jobs_of_a_service_for_so_many_workers_come_one_after_another_too() {
     for _ in 0..2 {
         assert!(service.trains(3, BSP) == due);
     }
-    // Whoever says otherwise is told.
+    // A worker with another number gets an error.
     let mut job = service.job("wrong", 2, BSP);
     for worker in &mut job.0 {
         let (code, said) = worker.ends();
@@ -283,7 +283,7 @@ fn a_job_that_dies_takes_nobody_along_and_leaves_its_name() {
     assert_eq!(code, Some(4), "{said}");
     assert!(said.contains("worker 1"), "{said}");
     drop(dying);
-    // Its table, which nobody released, is none of the next job of its name.
+    // Its table, never released, does not belong to the next job of its name.
     assert!(service.trains(3, BSP) == due);
     let worker = &mut other.0[0];
     assert!(

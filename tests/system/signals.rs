@@ -1,4 +1,4 @@
-//! A training that is told to stop finishes its step, saves, and says so; what it saved goes on
+//! A training that gets a stop signal finishes its step, saves, and reports it. The saved run continues
 //! with another number of servers.
 
 use std::path::Path;
@@ -8,12 +8,12 @@ use rustix::process::Signal;
 use crate::model::{Rows, files, rows};
 use crate::rig::{Run, data};
 
-/// What `--json` wrote.
+/// Parses the output of `--json`.
 fn figures(json: &Path) -> serde_json::Value {
     serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap()
 }
 
-/// The figures of a saved model on the test file.
+/// Evaluates a saved model on the test file; returns the figures.
 fn evaluate(model: &Path, sync: &str, servers: &str, transport: &str) -> Vec<serde_json::Value> {
     let (_, test) = data();
     let scratch = tempfile::tempdir().unwrap();

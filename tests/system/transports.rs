@@ -1,4 +1,4 @@
-//! The transport that a job gets, and what it is told when it cannot have the one it asked for.
+//! The transport that a job gets, and the error if the requested one is not available.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tidewater_runtime::clock::Deadline;
 use crate::by_hand::Cluster;
 use crate::rig::{Run, command, data, new_mark, output, tidewater, trainer};
 
-/// A device that no host has, so that hosts with RDMA say what hosts without do.
+/// A device that no host has, so that hosts with and without RDMA give the same error.
 const NO_SUCH: &str = "nosuch0";
 
 #[test]
@@ -117,7 +117,7 @@ fn a_worker_takes_its_timeout_from_the_environment_whoever_names_its_job() {
     }
 }
 
-/// What a session with server 0 goes over, for a client that takes itself to be on another host.
+/// Transport of a session with server 0, for a client that acts as if on another host.
 fn between_hosts(cluster: &Cluster, rdma_device: Option<&str>) -> TransportKind {
     let deadline = Deadline::after(Duration::from_secs(60));
     let mut join = cluster.job(TransportChoice::Auto).join;

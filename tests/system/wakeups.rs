@@ -1,5 +1,5 @@
-//! Nobody sleeps through a push: not the server whose applier went to sleep while it was written,
-//! not the client whose answer came while it did.
+//! No wake-up is lost. This holds for a server with an applier that falls asleep during a push, and for a
+//! client that falls asleep when the answer arrives.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::proc::{Process, starved_ns};
 
 const PUSHES: u64 = 1_000;
 const WAIT_MAX: Duration = Duration::from_millis(100);
-/// In an emulator, which stands still while its own host is busy and cannot tell. A server that
-/// sleeps through a push does so until the push's deadline, a client until it looks at its
-/// coordinator: longer.
+/// Limit in an emulator, which stands still while its own host is busy and cannot detect that. A server
+/// that loses a wake-up sleeps until the push's deadline, a client until it checks the coordinator:
+/// longer.
 const EMULATED_WAIT_MAX: Duration = Duration::from_millis(400);
 const EMULATED_ROUNDS: usize = 3;
 
-/// The longest of some pushes, each after a gap around the time after which both ends sleep, and
-/// that gap.
+/// Time of the slowest push, each after a gap around the time after which both ends sleep, and that
+/// gap.
 fn longest_after_idle_gaps(transport: TransportChoice, wait_max: Duration) -> (Duration, Duration) {
     let cluster = Cluster::start(1);
     let mut client = cluster.client(transport);
@@ -31,13 +31,13 @@ fn longest_after_idle_gaps(transport: TransportChoice, wait_max: Duration) -> (D
     let server: Process = cluster.server_processes().remove(0);
     let pid = i32::try_from(std::process::id()).unwrap();
     let tid = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
-    // A busy machine makes a thread wait for a core that was woken in time. The kernel knows.
+    // On a busy machine a thread that was woken in time waits for a core. The kernel counts that.
     let starved = || Duration::from_nanos(server.starved_ns() + starved_ns(pid, tid));
 
     let (mut longest, mut longest_gap) = (Duration::ZERO, Duration::ZERO);
     let mut starved_before = starved();
     for push in 0..PUSHES {
-        // Asking takes longer than the gaps: seldom, and after a push that took long.
+        // The query takes longer than the gaps: seldom, and after a slow push.
         if push % 50 == 0 {
             starved_before = starved();
         }

@@ -1,5 +1,5 @@
-//! A table grows from nothing to millions of rows while others read those that are there: what their
-//! pulls take, beside what they take when nothing grows.
+//! A table grows from nothing to millions of rows while clients read existing rows: the time of their
+//! pulls, compared with pulls when nothing grows.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,7 +24,7 @@ use tidewater_lanes::fabric::TransportKind::{self, Shm, Tcp};
 use tidewater_protocol::table::PushOp;
 use tidewater_runtime::clock;
 
-/// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once; `after` gets the time each push
+/// Pushes `times * [key, 1]` to rows `0..rows`, a thousand at once. `after` gets the time each push
 /// took until it was applied, and its first row.
 fn push_thousands(
     client: &mut Client,
@@ -48,28 +48,28 @@ fn push_thousands(
     }
 }
 
-/// One pull, in microseconds.
+/// Measurements of one pull, times in microseconds.
 #[derive(Clone, Copy)]
 struct Pulled {
     start: Instant,
     took: u32,
-    /// In it, the reader waited for a core.
+    /// Time in it that the reader waited for a core.
     reader: u32,
-    /// In it, appliers did; the pull may have waited for them or not.
+    /// Time in it that appliers waited for a core; the pull may have waited for them or not.
     appliers: u32,
 }
 
-/// Memory that a row of this table takes: itself, its key, and its part of all the tables that its
-/// partition's index has grown through.
+/// Memory of a row in this table, bytes: itself, its key, and its share of all index tables that its
+/// partition has grown through.
 const BYTES_PER_ROW: u64 = 150;
-/// What happens beside the pulls, one after the other; each time the same rows are pushed to.
+/// Activities during the pulls, one after the other; each pushes to the same rows.
 const PHASES: [&str; 3] = [
     "rows being made",
     "as many pushes, no growth",
     "as many pushes, no growth, a stranger takes as much memory",
 ];
 
-/// Pulls 64 of the rows that are known, again and again; the pulls of each phase.
+/// Pulls 64 of the known rows repeatedly; returns the pulls of each phase.
 fn read_while(
     client: &mut Client,
     rng: &mut Rng,
@@ -112,7 +112,7 @@ fn read_while(
     pulls
 }
 
-/// Readers go on until it is dropped: also when a push failed.
+/// Readers continue until it is dropped: also after a failed push.
 struct Pushing<'a>(&'a AtomicU64);
 
 impl Drop for Pushing<'_> {
@@ -121,8 +121,8 @@ impl Drop for Pushing<'_> {
     }
 }
 
-/// Prints how long pulls took, in all and without what was not Tidewater's, and what the slowest
-/// waited for.
+/// Prints the times of pulls, total and without delays outside of Tidewater, and the waits of the
+/// slowest.
 fn tell(what: &str, pulls: &[Pulled], stops: &Stops) {
     let stopped = |p: &Pulled| {
         let end = p.start + Duration::from_micros(u64::from(p.took));
@@ -157,13 +157,12 @@ fn tell(what: &str, pulls: &[Pulled], stops: &Stops) {
     }
 }
 
-/// Rows are made by the hundred thousand while others read those that are there. Afterwards the
-/// same rows are pushed to without making any: what a pull usually takes, for comparison; and once more
-/// while a stranger, a process that has nothing to do with Tidewater, takes as much memory in as much
-/// time. Each pull has its right rows within its deadline; how long it took is printed, because on a
-/// busy machine it is the neighbours who decide, and on a virtual one its host: it finds the pages,
-/// whoever wants them, and a core may wait meanwhile. What can be held against Tidewater is counted:
-/// pages that appliers had to wait for.
+/// Rows are created by the hundred thousand while clients read existing rows. Two phases follow for
+/// comparison, which push to the same rows without new ones. In the second a stranger, an unrelated
+/// process, takes as much memory in as much time. Each pull gets its right rows within its deadline.
+/// Pull times are only printed: on a busy machine other processes dominate them, on a virtual one its
+/// host. The host provides the pages for any process, and a core may wait meanwhile. The test counts
+/// Tidewater's own part: pages that appliers had to wait for.
 #[test]
 fn a_growing_table_holds_no_reader_up() {
     let rows: u64 = if full() { 10_000_000 } else { 1_000_000 };
@@ -197,8 +196,8 @@ fn a_growing_table_holds_no_reader_up() {
             });
             let took = clock::now() - start;
             println!("{transport}: slowest push of 1,000 rows and where: {slow:?}");
-            // A wait for the system each; without the helper they are 16 of a thousand rows. Some are
-            // the appliers' own business: indexes of a few pages, and what a helper was late with.
+            // Each is a wait for the system; without the helper they are 16 of a thousand rows. Some are
+            // the appliers' own: indexes of a few pages, and pages that a helper provided late.
             let fresh = pages() - before;
             println!("{transport}: appliers met {fresh} fresh pages");
             assert!(fresh < 2_000 + rows / 250, "{fresh} fresh pages: no helper");

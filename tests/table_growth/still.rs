@@ -1,4 +1,4 @@
-//! Whose fault a slow pull is: threads that waited for a core, and cores that stood still.
+//! Causes of a slow pull outside of Tidewater: threads that waited for a core, and stalled cores.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tidewater_runtime::clock;
 use tidewater_runtime::sync::{AtomicBool, Ordering};
 
-/// Time that threads of this process waited for a core: nobody's fault but the machine's.
+/// Time that threads of this process waited for a core, caused by the machine.
 pub(crate) struct Queue(Vec<std::fs::File>);
 
 impl Queue {
@@ -24,14 +24,14 @@ impl Queue {
         Self(files)
     }
 
-    /// Of this thread.
+    /// Opens the counter of this thread.
     pub(crate) fn mine() -> Self {
         Self(vec![
             std::fs::File::open("/proc/thread-self/schedstat").unwrap(),
         ])
     }
 
-    /// Microseconds so far, of all threads together.
+    /// Microseconds so far, sum of all threads.
     pub(crate) fn waited(&self) -> u32 {
         let mut text = [0; 64];
         let each = self.0.iter().map(|file| {
@@ -44,8 +44,8 @@ impl Queue {
     }
 }
 
-/// Pages that threads of this name were the first to touch, so far: each a wait for the system, and on
-/// a virtual machine perhaps for its host.
+/// Pages first touched by threads of this name so far. Each is a wait for the system, and on a virtual
+/// machine perhaps for its host.
 pub(crate) fn fresh_pages(threads: impl Fn(&str) -> bool) -> u64 {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let pages = tasks.map(|task| {
@@ -59,16 +59,16 @@ pub(crate) fn fresh_pages(threads: impl Fn(&str) -> bool) -> u64 {
     pages.sum()
 }
 
-/// How long a bystander sleeps at a time.
+/// Time that a bystander sleeps at once.
 const NAP: Duration = Duration::from_millis(1);
-/// Shorter delays of its timer are nothing to speak of.
+/// Minimum delay of its timer that counts.
 const NOTABLE: Duration = Duration::from_micros(500);
 
-/// Times in which cores stood still, of all cores.
+/// Times in which cores stalled, of all cores.
 pub(crate) struct Stops(Vec<(Instant, Instant)>);
 
 impl Stops {
-    /// How long a core stood still in this time; of several, the one that did longest.
+    /// Longest stall of a single core in this time.
     pub(crate) fn within(&self, start: Instant, end: Instant) -> Duration {
         let shared = |&(from, to): &(Instant, Instant)| {
             to.min(end).saturating_duration_since(from.max(start))
@@ -76,16 +76,16 @@ impl Stops {
         self.0.iter().map(shared).max().unwrap_or_default()
     }
 
-    /// The longest.
+    /// Longest stall of any core.
     pub(crate) fn longest(&self) -> Duration {
         let lengths = self.0.iter().map(|(from, to)| *to - *from);
         lengths.max().unwrap_or_default()
     }
 }
 
-/// A thread on each core that sleeps and wakes up, and has nothing to do with anybody: no lock, no
-/// memory that is not there. When its timer is late, and not because other threads had the core, the
-/// core stood still: a virtual machine's host took it away, or had to find memory.
+/// A thread on each core that sleeps and wakes up without any dependency: no lock, no untouched
+/// memory. If its timer is late, but other threads did not have the core, the core stalled. A virtual
+/// machine's host took it away, or had to find memory.
 pub(crate) struct Bystanders {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Vec<(Instant, Instant)>>>,
@@ -133,7 +133,7 @@ fn watch(stop: &AtomicBool) -> Vec<(Instant, Instant)> {
         let queued = Duration::from_micros(u64::from(waited.wrapping_sub(before)));
         let late = (end - start).saturating_sub(NAP + queued);
         if late >= NOTABLE {
-            // The timer was due after the nap; then the core stood still; then others had it.
+            // The timer was due after the nap; then the core stalled; then other threads had it.
             stops.push((start + NAP, start + NAP + late));
         }
     }

@@ -1,20 +1,20 @@
-//! A process that takes memory and has nothing to do with anybody.
+//! An unrelated process that takes memory.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use tidewater_runtime::clock;
 
-/// Bytes and milliseconds.
+/// Variable with bytes and milliseconds.
 const WHAT: &str = "TIDEWATER_TEST_STRANGER";
-/// Touched at a time.
+/// Bytes touched at a time.
 const STEP_BYTES: usize = 64 << 10;
 
-/// The process. It ends with the value.
+/// The process. It ends when the value is dropped.
 pub(crate) struct Stranger(Child);
 
 impl Stranger {
-    /// One that takes so many bytes, evenly over that time.
+    /// Starts a process that takes `bytes` bytes, evenly over `time`.
     pub(crate) fn start(bytes: u64, time: Duration) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["stranger::takes_memory", "--exact", "--ignored"])
