@@ -86,7 +86,7 @@ fn memory_for_reading_cannot_be_written_through_proc() {
     assert_eq!(words.unwrap().load(0), 4712);
 }
 
-/// A seal against writing on the counters or on an inbox would keep later clients, or a recovery, out.
+/// A seal against writing on the counters or on an inbox would exclude later clients, or a recovery.
 #[test]
 fn one_client_cannot_seal_what_others_map() {
     let server = server();
@@ -136,7 +136,7 @@ fn successor_writes_by_an_inherited_mapping_only() {
         rustix::process::waitpid(Some(pid), WaitOptions::empty()).unwrap();
     }
     assert_eq!(count(), RUNS);
-    // A program that is passed the descriptor, the very one that created the memory, maps nothing.
+    // A program that is passed the descriptor that created the memory cannot map it writable.
     let passed = Region::from_peer(fd, 8192, true);
     assert!(passed.is_err(), "{passed:?}");
 }

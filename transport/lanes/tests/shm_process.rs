@@ -37,7 +37,7 @@ const PUBLIC_BYTES: usize = 64 << 10;
 const DOZE_AT: usize = 4096;
 const ROLE: &str = "TIDEWATER_TEST_ROLE";
 
-/// Tests of this file count descriptors, so they run one at a time.
+/// Lock of the tests in this file, which count descriptors: one at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock()

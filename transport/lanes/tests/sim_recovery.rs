@@ -80,7 +80,7 @@ impl Applier {
             mailbox: self.mailbox.clone(),
             client_waker: self.client.clone(),
             owner_waker: self.parker.waker(),
-            // Frames of this ring carry no check.
+            // Frames of this ring carry no checksum.
             in_order: true,
         });
         self.port = Some(Box::new(port));
@@ -220,7 +220,7 @@ fn take_ack(lane: &mut SimClientLane, acknowledged: &mut u64) -> Result<bool, La
     Ok(*acknowledged > before)
 }
 
-/// One world; returns the frames that were wrong and the lanes that broke.
+/// Runs one world; returns its outcome and adds the wrong frames to `wrong`.
 fn ledger(seed: u64, destroys: bool, wrong: &Arc<AtomicU64>) -> tidewater_lanes::sim::Outcome {
     let world = World::new(
         seed,

@@ -68,7 +68,7 @@ const WRONG: &[(&str, Wrong)] = &[
     }),
 ];
 
-/// Each wrong access breaks its own lane with `Access`, and changes nothing.
+/// Each forbidden access fails its own lane with `Access`, and changes nothing.
 pub(crate) fn access(rig: &dyn Rig) {
     let clients = WRONG.iter().map(|(what, wrong)| -> ClientTask {
         Box::new(move |mut client| {

@@ -181,7 +181,7 @@ impl ClientLane for BadLane {
         self.change(done)
     }
 
-    /// Each defect of a read is one of this too.
+    /// Each defect of a read applies here too.
     fn read_unpack(
         &mut self,
         ops: &[ReadOp],

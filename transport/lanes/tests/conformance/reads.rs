@@ -203,7 +203,7 @@ fn proven(bytes: &[u8]) -> Option<u64> {
     CheckedU64([word(0), word(8)]).value(SALT)
 }
 
-/// With a server that does not poll, a wait still ends: done (one-sided) or with the deadline.
+/// With a server that does not poll, a wait still ends: done (one-sided) or by the deadline.
 pub(crate) fn deadline(rig: &dyn Rig) {
     rig.run(
         Box::new(|server| {

@@ -27,7 +27,7 @@ pub(crate) const MAIL_AT: usize = MAILBOX_REPLIES_AT;
 pub(crate) trait Rig {
     fn kind(&self) -> TransportKind;
 
-    /// Seed and faults, or nothing.
+    /// Seed and faults of the run, or empty.
     fn label(&self) -> String;
 
     /// Command that runs it again, if a repetition gives the same run.
@@ -38,7 +38,7 @@ pub(crate) trait Rig {
     /// Number of rounds in a test: threads are fast, worlds are many.
     fn rounds(&self) -> u64;
 
-    /// Whether WRITEs are placed in the order of their posts, which is more than F04 and F15 promise.
+    /// Whether WRITEs are placed in the order of their posts, which exceeds F04 and F15.
     fn in_order(&self) -> bool {
         true
     }
@@ -125,7 +125,7 @@ impl Memory {
     }
 }
 
-/// Counts the clients that are not done; a panic counts as done.
+/// Counts the unfinished clients; a panic counts as finished.
 #[derive(Clone)]
 pub(crate) struct Alive(Arc<AtomicUsize>);
 
@@ -193,7 +193,7 @@ pub(crate) fn at(key: RegionKey, addr: usize) -> RemoteAddr {
 }
 
 impl Server {
-    /// Polls every open lane; destroys those that broke.
+    /// Polls every open lane; destroys failed ones.
     pub(crate) fn poll(&mut self) -> bool {
         let mut moved = false;
         for lane in self.lanes.iter_mut().filter(|l| l.open) {
@@ -255,7 +255,7 @@ pub(crate) fn checked(value: u64) -> [u8; 16] {
 }
 
 impl Client {
-    /// Reads `len` bytes of the server's data, at once.
+    /// Reads `len` bytes of the server's data synchronously.
     pub(crate) fn read(&mut self, addr: usize, len: usize) -> Result<Vec<u8>, LaneError> {
         let mut body = vec![0; len];
         let op = op_at(self.keys.data, addr, len);
@@ -304,7 +304,7 @@ impl Client {
         }
     }
 
-    /// Polls until the lane reports that it is broken.
+    /// Polls until the lane reports its failure.
     pub(crate) fn wait_for_the_break(&mut self) -> LaneError {
         let deadline = late();
         loop {
@@ -317,7 +317,7 @@ impl Client {
     }
 }
 
-/// A read of server data into the body.
+/// Builds a read of server data into the body.
 pub(crate) fn op_at(key: RegionKey, addr: usize, len: usize) -> ReadOp {
     ReadOp {
         from: at(key, addr),

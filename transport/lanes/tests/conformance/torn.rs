@@ -23,7 +23,7 @@ pub(crate) struct Seen {
     pub(crate) torn: u64,
 }
 
-/// All elements of a row are the low half of its update counter.
+/// Writes a row in which all elements are the low half of its update counter.
 fn write_row(public: &Region, machine: &dyn Machine, row: usize, counter: u64) {
     let ver = RowVersion::new(1, counter);
     let payload = (counter as u32)
@@ -108,7 +108,7 @@ pub(crate) fn rows(rig: &dyn Rig, reads: u64) -> Seen {
     *total.lock().unwrap()
 }
 
-/// Stops the writer, also when the reader panics.
+/// Stops the writer, also if the reader panics.
 struct StopAtEnd(Arc<AtomicBool>);
 
 impl Drop for StopAtEnd {

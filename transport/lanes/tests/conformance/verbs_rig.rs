@@ -3,7 +3,7 @@
 
 use crate::threads::ThreadRig;
 
-/// The rig, which has to be there.
+/// The rig; panics without a device.
 pub(crate) fn here() -> ThreadRig {
     rig().unwrap_or_else(|why| panic!("no verbs here: {why}"))
 }

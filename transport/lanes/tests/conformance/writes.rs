@@ -11,7 +11,7 @@ use crate::rig::{Client, ClientTask, Rig, Server, at, late};
 
 const SLOTS: u64 = 8;
 const SLOT_BYTES: usize = 256;
-/// A sleep that ends later than this was not ended by a wake-up.
+/// Limit of a sleep: a longer one was not ended by a wake-up.
 const LOST: Duration = Duration::from_secs(5);
 
 const fn slot(n: u64) -> usize {
@@ -145,7 +145,7 @@ pub(crate) fn source_is_copied(rig: &dyn Rig) {
                 client.lane.write_signal(at(INBOX_KEY, 0), &bytes).unwrap();
                 bytes.fill(0xdd);
             }
-            // A lane that is dropped at once may take its last write along.
+            // A lane dropped at once may lose its last write.
             let done = |c: &mut Client| c.told(1) == Some(rounds);
             assert!(client.sleep_until(late(), done).unwrap());
         })],

@@ -185,7 +185,7 @@ fn named_tests(text: &str) -> impl Iterator<Item = (&str, &str)> {
         })
 }
 
-/// The documents that name tests.
+/// Paths of the documents that name tests.
 const DOCUMENTS: [&str; 5] = [
     "docs/PROTOCOL.md",
     "docs/GUARANTEES.md",

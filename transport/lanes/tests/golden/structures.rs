@@ -180,7 +180,7 @@ fn header(kind: FrameKind, seq: u64) -> FrameHeader {
     }
 }
 
-/// A frame with its check word, as sessions with checked frames have it.
+/// Builds a frame with its check word, as in sessions with checked frames.
 fn frame(mut header: FrameHeader, payload: &[u8]) -> Vec<u8> {
     header.payload_len = payload.len() as u32;
     header.chk = header.hasher().finish_bytes(payload);
@@ -249,7 +249,7 @@ fn frames() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Each array begins on a line.
+/// Builds a payload in which each array begins on a line.
 fn rows_payload(keys: &[u8], locs: &[u8], values: &[u8]) -> Vec<u8> {
     let count = keys.len() / 8;
     let parts = RowsPayload::new(count, values.len() / count, !locs.is_empty());

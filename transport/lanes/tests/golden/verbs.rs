@@ -7,7 +7,7 @@ use tidewater_protocol::wire::control::{
     VerbsConnected, VerbsEnd, VerbsLink, VerbsTails, encode,
 };
 
-/// Name and bytes of each: whole control frames, request 7.
+/// Name and bytes of each message: complete control frames, request 7.
 pub(crate) fn all() -> Vec<(&'static str, Vec<u8>)> {
     let (mut asked, mut told) = (Vec::new(), Vec::new());
     encode(7, &ServerRequest::ConnectVerbs(client()), &mut asked).unwrap();
@@ -15,7 +15,7 @@ pub(crate) fn all() -> Vec<(&'static str, Vec<u8>)> {
     vec![("verbs-connect", asked), ("verbs-connected", told)]
 }
 
-/// A port at an IPv4 address, as RoCE has it in its GID.
+/// A port at an IPv4 address, as in a RoCE GID.
 fn end(last: u8, first_pair: u32) -> VerbsEnd {
     let pair = |n: u32| PairAddr {
         qpn: first_pair + n,

@@ -68,7 +68,7 @@ pub(crate) fn mutate(input: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut Rando
             input.splice(at..at, again);
         }
         6 => {
-            // The end of another seed behind the start of this one.
+            // The end of another seed after the start of this one.
             let other = &corpus[random.under(corpus.len())];
             let from = random.under(other.len());
             input.truncate(at);

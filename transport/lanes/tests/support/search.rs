@@ -18,7 +18,7 @@ pub(crate) fn decoders_below(folders: &[PathBuf]) -> BTreeSet<String> {
     files.iter().flat_map(of_file).collect()
 }
 
-/// Source files below a folder, without those of tests.
+/// Collects the source files below a folder, without those of tests.
 fn sources(dir: &Path, out: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();

@@ -19,7 +19,7 @@ pub(crate) const RING: usize = 1 << 20;
 pub(crate) const SALT: u64 = 7;
 pub(crate) const DATA_BYTES: usize = 4 << 20;
 
-/// A server's memory: data to be read, filled with noise, and a page of counters.
+/// A server's memory: readable data, filled with noise, and a page of counters.
 pub(crate) struct Memory {
     pub(crate) data: Arc<Region>,
     pub(crate) data_key: RegionKey,
@@ -33,7 +33,7 @@ impl Memory {
         Self::of(DATA_BYTES)
     }
 
-    /// With little data, for tests that make many.
+    /// Creates a memory with little data, for tests that create many.
     pub(crate) fn new_small() -> Self {
         Self::of(8192)
     }
@@ -79,7 +79,7 @@ impl Memory {
     }
 }
 
-/// The bytes of fresh data memory.
+/// Content of fresh data memory.
 pub(crate) fn noise(len: usize) -> Vec<u8> {
     (0..len.div_ceil(8) as u64)
         .flat_map(|i| mix64(i).to_le_bytes())
@@ -117,7 +117,7 @@ impl Served {
         Self { thread, port }
     }
 
-    /// Waits until the lane broke, as it does when its client is dropped.
+    /// Waits until the lane fails, as it does when its client is dropped.
     pub(crate) fn broken(self) -> LaneError {
         self.thread.join().unwrap()
     }
@@ -146,7 +146,7 @@ pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// A read into the body only.
+/// Builds a read into the body only.
 pub(crate) fn plain(from: RemoteAddr, len: u32, body_at: usize) -> ReadOp {
     ReadOp {
         from,
@@ -158,7 +158,7 @@ pub(crate) fn plain(from: RemoteAddr, len: u32, body_at: usize) -> ReadOp {
     }
 }
 
-/// A seeded source of numbers.
+/// A seeded random source.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {

@@ -9,7 +9,7 @@ use tidewater_lanes::tcp::op::{Entry, Reply, Request};
 use crate::faults::{lane_over, port_over, sockets};
 use crate::harness::{Dice, Memory, noise, plain, soon};
 
-/// Bytes that begin as the protocol does and go wrong somewhere.
+/// Builds bytes with a valid start and a corruption somewhere.
 fn corrupt(dice: &mut Dice, valid: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..=dice.below(6) {

@@ -7,7 +7,7 @@ use tidewater_runtime::clock::Deadline;
 
 use crate::harness::{DATA_BYTES, Dice, Memory, noise, plain, served, soon, unserved};
 
-/// Random reads, one behind the other in the body.
+/// Builds random reads, one after the other in the body.
 fn random_batch(memory: &Memory, dice: &mut Dice, tag: u64) -> ReadBatch {
     let mut batch = ReadBatch {
         tag,
@@ -68,7 +68,7 @@ fn f13_f14_posted_reads_land_in_borrowed_memory_and_behind_them_nothing_is_lost(
     let mut under_way = std::collections::VecDeque::new();
     let (mut posted, mut lent) = (0, 0);
     for round in 0..400 {
-        // Up to eight under way, so that answers to several come together.
+        // Up to eight in flight, so that answers to several come together.
         while under_way.len() < 1 + dice.below(8) as usize {
             let batch = random_batch(&memory, dice, posted);
             under_way.push_back((posted, batch.ops.clone()));
@@ -144,7 +144,7 @@ fn f12_a_lent_batch_that_is_late_goes_on_in_its_own_memory() {
             body.fill(0xee);
             lane.poll().unwrap();
             if let Some(batch) = lane.poll_read() {
-                // The last of it came between the two, on a busy machine.
+                // The last part arrived between the two, on a busy machine.
                 check(&own, &batch.head, &batch.body, &data);
                 assert!(late > 3, "late {late} times: nothing tested");
                 return;

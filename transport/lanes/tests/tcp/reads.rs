@@ -182,7 +182,7 @@ fn a_read_that_does_not_fit_its_landing_is_a_fault_of_the_caller_only() {
     assert_eq!(body[..], noise(64)[..]);
 }
 
-/// Ends the writer when the reader is done, in panic too.
+/// Ends the writer when the reader is done, also on a panic.
 struct Stops<'a>(&'a AtomicBool);
 
 impl Drop for Stops<'_> {

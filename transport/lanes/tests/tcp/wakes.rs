@@ -81,7 +81,7 @@ fn f17_a_port_whose_answers_are_not_read_sleeps_and_goes_on_later() {
     }
     lane.write(inbox_at(4096), &[1; 5000]).unwrap();
     lane.flush().unwrap();
-    // The system may have found a little more room, but there is an end to it.
+    // The system may have found a little more buffer space, but it is bounded.
     while port.poll(&mut view, &inbox).unwrap() {
         assert!(!until.passed(), "the port never stops");
     }

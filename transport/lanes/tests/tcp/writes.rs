@@ -249,7 +249,7 @@ fn two_full_ends_do_not_wait_for_each_other() {
     let memory = Memory::new();
     let (mut lane, _near, _server, inbox) = served(&memory);
     let frame = vec![3; RING / 4];
-    // Answers of 64 MiB wait to be read while 32 MiB are written.
+    // Answers of 64 MiB are unread while 32 MiB are written.
     for tag in 0..64 {
         let ops = vec![plain(memory.at(0), 1 << 20, 0)];
         let body = vec![0; 1 << 20];
