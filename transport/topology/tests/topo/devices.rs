@@ -1,4 +1,4 @@
-//! Network and RDMA devices as machines have them.
+//! Network and RDMA devices of simulated machines.
 
 use tidewater_topology::{GidKind, LinkLayer, PortState, roce_mtu_of};
 

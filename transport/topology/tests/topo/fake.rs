@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidewater_topology::{Topology, format_list};
 
-/// A machine in a folder.
+/// A fake machine in a folder.
 pub(crate) struct Machine {
     folder: TempDir,
     nodes: u32,
@@ -27,7 +27,7 @@ impl Machine {
         Self::with_caches(nodes, cores, smt, cores)
     }
 
-    /// The same with an L3 cache for every `per_cache` cores.
+    /// As [`Self::of`], with an L3 cache for every `per_cache` cores.
     pub(crate) fn with_caches(nodes: u32, cores: u32, smt: u32, per_cache: u32) -> Self {
         let all = nodes * cores * smt;
         let mut machine = Self::empty();
@@ -295,7 +295,7 @@ fn parse(list: &str) -> Vec<usize> {
     list.split(',').flat_map(part).collect()
 }
 
-/// A list as the kernel's masks: groups of 32 bits in hexadecimal, the highest first.
+/// Formats a list as a kernel mask: groups of 32 bits in hexadecimal, the highest first.
 fn mask(list: &str) -> String {
     let mut groups = [0_u32; 8];
     for cpu in parse(list) {

@@ -6,7 +6,7 @@ use tidewater_topology::{Cpu, NumaNode, Source, Topology};
 
 use super::fake::Machine;
 
-/// Set for a child that is to read this machine by hwloc.
+/// Variable for a child that must read this machine by hwloc.
 const ROOT: &str = "HWLOC_FSROOT";
 
 /// Values that must agree: not the free memory, which changes.
@@ -34,14 +34,14 @@ fn on_this_machine() {
     let (ours, theirs) = (Topology::read_at("/..".as_ref()), Topology::read());
     assert_eq!((ours.source, theirs.source), (Source::Sysfs, Source::Hwloc));
     let (mut ours, mut theirs) = (shape(&ours), shape(&theirs));
-    // The memory of this machine may grow between the two.
+    // The memory of this machine may grow between the two reads.
     for node in ours.0.iter_mut().chain(&mut theirs.0) {
         node.memory_bytes = 0;
     }
     assert_eq!(ours, theirs);
 }
 
-/// hwloc takes the root from the environment, which is a child's own.
+/// hwloc takes the root from the environment, so each machine needs a child process.
 #[test]
 fn on_machines_that_nobody_has() {
     let machines = [
