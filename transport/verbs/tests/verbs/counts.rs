@@ -168,7 +168,7 @@ fn a_counted_push_is_one_doorbell_and_a_fetch_add_more() {
     assert_eq!(word(), 3 * 199);
 }
 
-/// Version words, payload, version words for each window of 256 KiB, as dense pulls read them.
+/// Version words, payload, version words for each window of 256 KiB, as range pulls read them.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn a_mebibyte_costs_its_packets_and_few_more() {

@@ -49,7 +49,7 @@ fn a_client_that_does_not_look_is_told_all_the_same() {
     ends.parker.prepare_park();
     ends.lane.poll().unwrap();
     assert_eq!(ends.lane.counters().received, received);
-    // The credit wakes the server, which pays what it owes; and that wakes the client.
+    // The credit wakes the server, which sends the owed signal; and that wakes the client.
     sleep_until_woken(&mut host.owner);
     assert!(ends.poll_port().unwrap());
     sleep_until_woken(&mut ends.parker);

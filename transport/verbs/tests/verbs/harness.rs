@@ -179,7 +179,7 @@ impl Ends {
         }
     }
 
-    /// Reads into fresh memory: heads, then bodies.
+    /// Reads into fresh memory; returns heads, then bodies.
     pub(crate) fn read(&mut self, ops: &[ReadOp]) -> Result<(Vec<u8>, Vec<u8>), LaneError> {
         let end = |at: fn(&ReadOp) -> usize| ops.iter().map(at).max().unwrap_or(0);
         let mut head = vec![0; end(|o| o.head_at + o.head_len as usize)];
@@ -204,7 +204,7 @@ pub(crate) fn noise(len: usize) -> Vec<u8> {
     words.take(len).collect()
 }
 
-/// A row of `len` bytes with a head of 16, as pulls read it.
+/// Builds a read of a row of `len` bytes with a head of 16, as pulls do.
 pub(crate) fn row(from: RemoteAddr, len: usize, number: usize) -> ReadOp {
     ReadOp {
         from,

@@ -100,7 +100,7 @@ fn keys_are_good_for_their_own_right_only() {
     assert!(matches!(error, LaneError::Access { .. }), "{error}");
 }
 
-/// A range that is exported while lanes are open can be read through them at once.
+/// A range registered while lanes are open can be read through them at once.
 #[test]
 #[ignore = "needs an RDMA device: ci/softroce.sh"]
 fn ranges_that_come_later_are_registered_before_their_keys() {

@@ -11,14 +11,14 @@ use crate::harness::{Ends, Host, late, noise, row};
 
 const MIB: usize = 1 << 20;
 
-/// A buffer that the lanes of the host's client may have written.
+/// A buffer registered for writes of the lanes of the host's client.
 fn registered(host: &Host, bytes: usize) -> Buffer {
     let mut buffer = Buffer::new(bytes).unwrap();
     host.client.register(&mut buffer).unwrap();
     buffer
 }
 
-/// A read of a payload alone.
+/// Builds a read of a payload alone.
 fn payload(host: &Host, from: usize, bytes: usize) -> ReadOp {
     ReadOp {
         from: host.at(from),

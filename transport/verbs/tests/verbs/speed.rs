@@ -22,7 +22,7 @@ fn times(n: usize, mut call: impl FnMut()) -> Vec<Duration> {
     times
 }
 
-/// Median time of reading `ops` again and again.
+/// Median time of `n` reads of `ops`.
 fn reads(ends: &mut Ends, ops: &[ReadOp], n: usize) -> Duration {
     let mut head = vec![0; ops.len() * 16];
     let mut body = vec![0; ops.iter().map(|o| o.len as usize).sum()];

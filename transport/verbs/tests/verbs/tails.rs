@@ -21,7 +21,7 @@ fn cell(tail: u64) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// A frame of 4,096 bytes and its tail.
+/// Writes a frame of 4,096 bytes and its tail.
 fn push(ends: &mut Ends, tail: u64) {
     let frame = RemoteAddr {
         addr: INBOX_RING_AT as u64,

@@ -68,7 +68,7 @@ fn end_with_a_bound_window() -> Duration {
     }
     chain.post(&mut rig.near.pair).unwrap();
     let Memory { region, mr } = inbox;
-    // The window keeps the region's registration: this is not its end.
+    // The window keeps the region's registration: this does not end it.
     drop(mr);
     let began = clock::now();
     drop(rig.far);

@@ -422,7 +422,7 @@ fn too_little_locked_memory_is_told_with_the_remedy() {
     let adapter = adapter();
     let pd = ProtectionDomain::new(adapter.device()).unwrap();
     let region = Arc::new(Region::anonymous(16 << 20).unwrap());
-    // The limit is the process's and soft; the right to ignore it is this thread's alone.
+    // The limit is the process's and soft; the capability to ignore it is this thread's alone.
     let before = getrlimit(Resource::Memlock);
     let mut caps = capabilities(None).unwrap();
     caps.effective.remove(CapabilitySet::IPC_LOCK);

@@ -12,12 +12,12 @@ use tidewater_verbs::{
 };
 
 pub(crate) const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Bytes of a test's memory.
+/// Size of a test's memory, bytes.
 pub(crate) const BYTES: usize = 64 << 10;
-/// Work requests of a pair.
+/// Work requests in a pair's send queue.
 pub(crate) const SENDS: u32 = 64;
 
-/// The adapter of 127.0.0.1. A host without one fails the test: such tests are ignored unless asked for.
+/// The adapter of 127.0.0.1. A host without one fails the test: such tests are ignored unless requested.
 pub(crate) fn adapter() -> Arc<Adapter> {
     Adapter::for_address(HERE, None).expect("an RDMA device that answers to 127.0.0.1")
 }

@@ -14,7 +14,7 @@ use tidewater_verbs::{
 
 use crate::rig::{Rig, adapter, options};
 
-/// Whether the channel's descriptor becomes readable.
+/// Whether the channel's descriptor becomes readable within `within`.
 fn wakes(channel: &CompletionChannel, within: Duration) -> bool {
     is_readable(channel.as_fd(), within)
 }
