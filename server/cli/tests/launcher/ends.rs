@@ -135,7 +135,7 @@ fn interrupted_while_starting() {
 
 #[test]
 fn grandchildren_are_killed_at_the_end_wherever_they_went() {
-    // In the group; in a session of its own; in the group but without the mark.
+    // In the group; in a separate session; in the group but without the mark.
     let script = "sleep 1000 & setsid sleep 1000 & env -i sleep 1000 & echo grandchild $!";
     let mut run = Job::of(&[], script).start();
     let bare = run.pid_of("grandchild");

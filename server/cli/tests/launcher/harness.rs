@@ -32,7 +32,7 @@ pub(crate) struct Run {
     _folder: TempDir,
 }
 
-/// How a run ended.
+/// Result of an ended run.
 pub(crate) struct Ended {
     pub(crate) code: i32,
     pub(crate) stdout: String,
@@ -54,7 +54,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// Workers that run `worker` as a shell script.
+    /// A job with workers that run `worker` as a shell script.
     pub(crate) fn of(options: &'a [&'a str], worker: &'a str) -> Self {
         let (server, coordinator) = (SERVER, COORDINATOR);
         Self {
@@ -130,7 +130,7 @@ impl Run {
         });
     }
 
-    /// Waits for the end, and that no process of the run is left.
+    /// Waits for the end, and until no process of the run is left.
     pub(crate) fn end(mut self) -> Ended {
         let status = self.wait();
         let code = status.code().unwrap_or_else(|| -status.signal().unwrap());
@@ -177,7 +177,7 @@ impl Run {
         });
     }
 
-    /// The guard of this run: a child of the launcher.
+    /// The reaper of this run: a child of the launcher.
     pub(crate) fn guard(&self) -> Pid {
         let launcher = self.launcher.id();
         let children = format!("/proc/{launcher}/task/{launcher}/children");
@@ -201,7 +201,7 @@ impl Run {
         });
     }
 
-    /// Process ids on lines `NAME PID` of the output.
+    /// The process id in a line `NAME PID` of the output.
     pub(crate) fn pid_of(&mut self, name: &str) -> Pid {
         let name = format!("{name} ");
         let mut found = None;

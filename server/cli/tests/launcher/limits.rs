@@ -19,7 +19,7 @@ fn many_workers_start_under_a_low_soft_limit() {
     assert_eq!(told.count(), 40, "{}", ended.stdout);
 }
 
-/// The number is right: with one file less the job is refused, with that many it runs.
+/// The number is exact: with one file less the job is refused, with that many it runs.
 #[test]
 fn job_beyond_the_hard_limit_names_what_it_needs() {
     let run = |limit: u64| {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::harness::Job;
 
-/// 10,000 numbered lines with a tail that shows a cut, written in odd pieces.
+/// 10,000 numbered lines with a tail that reveals a cut, written in odd pieces.
 const MANY_LINES: &str = "awk -v r=$TIDEWATER_RANK 'BEGIN {
     for (i = 0; i < 10000; i++) {
         printf \"%d %d \", r, i; if (i % 7 == 0) fflush(); printf \"%0*d end\\n\", 1 + i % 90, 0
@@ -115,7 +115,7 @@ fn worker_0_reads_the_launchers_stdin_and_the_others_nothing() {
 #[test]
 fn what_dead_children_left_in_their_pipes_is_passed_on() {
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // Fills the launcher's own pipe (64 KiB) and queue (1 MiB, and at most one read more); the
+    // Fills the launcher's own pipe (64 KiB) and queue (1 MiB, and at most one read more). The
     // rest fits into the worker's pipe and stays there, so that the worker ends.
     let bytes = (1 << 20) + (124 << 10);
     let script = format!("head -c {bytes} /dev/zero; echo written >&2");

@@ -5,7 +5,7 @@ use tidewater_cli::doctor::{Check, Machine, Question, Report, Verdict, examine};
 use super::fake::Machine as Fake;
 use super::{golden, sound};
 
-/// A server of a cluster that is reached by RDMA.
+/// Question for a server of a cluster that uses RDMA.
 pub(crate) fn question() -> Question {
     Question {
         appliers: Some(2),

@@ -133,7 +133,7 @@ fn this_machine_can_be_drawn_and_checked() {
     assert_eq!(code, Some(i32::from(failures > 0)), "{told}");
 }
 
-/// A reader that has gone, as with `| head -1`.
+/// The reader of the pipe has closed it, as with `| head -1`.
 #[test]
 fn a_closed_pipe_is_no_failure() {
     let fake = sound();

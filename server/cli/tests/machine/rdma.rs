@@ -105,7 +105,7 @@ fn no_gid_for_the_address() {
         found,
         "listen on the address of",
     );
-    // The GID is there, but of the version that stays on its link.
+    // The GID is there, but of the version that is not routed.
     let old = sound().put(&format!("{PORT}/gid_attrs/types/3"), "IB/RoCE v1");
     fault(
         &old,
