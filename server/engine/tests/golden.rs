@@ -1,5 +1,5 @@
-//! The blocks ```` ```golden-server NAME ```` of `docs/PROTOCOL.md` are what this crate writes into
-//! its memories.
+//! The blocks ```` ```golden-server NAME ```` of `docs/PROTOCOL.md` equal the bytes that this crate
+//! writes into its memories.
 
 #![allow(
     clippy::unwrap_used,

@@ -6,7 +6,7 @@ use tidewater_protocol::table::{DType, Init, Optimizer, PushOp};
 
 use crate::{Line, bytes32, bytes64, f32s, f64s};
 
-/// `w` after each gradient, from `w = start`, in both float types and in each lane of nine.
+/// Checks `w` after each gradient, from `w = start`, in both float types and in each lane of nine.
 fn steps(rule: Optimizer, start: f64, gradients: [f64; 3], want: [f64; 3]) {
     let mut wide = Line::new(RowKernel::new(&rule, DType::F64, 9).unwrap());
     let mut line = Line::new(RowKernel::new(&rule, DType::F32, 9).unwrap());
@@ -146,7 +146,7 @@ fn ftrl_keeps_what_is_written() {
         (w[0] - 0.75).abs() < 1e-15 && (w[1] + 0.1).abs() < 1e-15 && w[2] == 0.0,
         "{w:?}"
     );
-    // A sum of nothing changes nothing, not even below the rounding of z.
+    // A zero sum changes nothing, not even below the rounding of z.
     let before = (line.payload().to_vec(), line.state().to_vec());
     line.apply(PushOp::Sum, &bytes64(&[0.0; 3]));
     assert_eq!(before, (line.payload().to_vec(), line.state().to_vec()));

@@ -87,7 +87,7 @@ const NORMAL_BITS: [u64; 8] = [
     0xc002_ff05_7848_fb68,
 ];
 
-/// 100,000 draws of each kind folded into a word: a change of one bit of one of them shows.
+/// 100,000 draws of each kind folded into a word: a change of one bit of any draw is detected.
 #[test]
 fn golden_digests() {
     let digest = |init, dtype| {

@@ -1,5 +1,5 @@
-//! Row kernels against a scalar oracle, against values worked out by hand, and against bits that
-//! may never change.
+//! Row kernels against a scalar oracle, against hand-computed values, and against bits that must never
+//! change.
 #![allow(clippy::unwrap_used)] // helpers outside of `#[test]` functions
 
 mod by_hand;
@@ -20,7 +20,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// A row of zeros.
+    /// Creates a row of zeros.
     pub(crate) fn new(kernel: RowKernel) -> Self {
         let mut line = Self {
             payload: vec![0; kernel.row_bytes() + 1],

@@ -125,7 +125,7 @@ macro_rules! oracle {
                 }
             }
 
-            /// The state as a kernel lays it out.
+            /// The state in the kernel's layout.
             pub(crate) fn state(&self) -> Vec<u8> {
                 let slots = [&self.first, &self.second];
                 let slots = slots.into_iter().take(self.rule.state_slots()).flatten();

@@ -86,7 +86,7 @@ fn integer_mean_rounds_ties_to_even() {
     assert_eq!(i32s(&acc), [2, 2, -2, 536_870_912]);
 }
 
-/// Bits by hand; but for the first and the last row the product with the rounded 1/n differs.
+/// Bits by hand; except for the first and the last row the product with the rounded 1/n differs.
 #[test]
 fn float_mean_is_one_division() {
     for (sum, by, mean) in [

@@ -44,7 +44,7 @@ impl Values {
     }
 }
 
-/// Runs `steps` pushes of each type on both; the kind of NaN is not compared, IEEE leaves it open.
+/// Runs `steps` pushes of each type on both; the kind of NaN is not compared: IEEE leaves it open.
 fn compare(rule: Optimizer, dim: usize, steps: usize, seed: u64, wild: bool) {
     let mut line = Line::new(RowKernel::new(&rule, DType::F32, dim).unwrap());
     let mut wide_line = Line::new(RowKernel::new(&rule, DType::F64, dim).unwrap());
