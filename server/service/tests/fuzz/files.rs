@@ -1,4 +1,4 @@
-//! Files of saved models: damaged ones are never taken for a model, hostile ones do no harm.
+//! Files of saved models: damaged ones are never accepted as a model, hostile ones do no harm.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -36,7 +36,7 @@ const EXECS_PER_LOAD: u64 = 50;
 /// Peak resident memory of all targets of this binary, in KiB.
 const PEAK_KIB_MAX: u64 = 512 << 10;
 
-/// The file system, without waiting for the disk.
+/// The file system without waits for the disk.
 #[derive(Clone, Copy)]
 struct Fast;
 
@@ -66,7 +66,7 @@ impl Disk for Fast {
     }
 }
 
-/// The one applier of a server, without a thread.
+/// The only applier of a server, without a thread.
 struct Server(RefCell<Engine>);
 
 impl Appliers for Server {
@@ -80,7 +80,7 @@ impl Appliers for Server {
     }
 }
 
-/// The tables of [`specs`], all of one applier.
+/// Returns the tables of [`specs`], all of one applier.
 fn tables() -> Vec<TableInfo> {
     let owner = Owner {
         server: ServerId(0),
@@ -313,7 +313,7 @@ fn no_damaged_file_is_taken_for_a_model() {
         |input, seed, exec| {
             let mut random = Random::of(seed, "manifests", exec);
             let text = mutated(input, &corpus.manifests, &mut random);
-            // Blanks may differ; nothing that has a meaning may.
+            // Blanks may differ, but nothing with a meaning.
             if let Ok(model) = Manifest::from_text(text, path) {
                 assert!(models.contains(&model), "{model:?}");
             }
@@ -404,7 +404,7 @@ impl Hostile {
     }
 }
 
-/// Bytes of a row and of its state.
+/// Bytes of a row and its state in a record.
 fn record_bytes(spec: &TableSpec) -> usize {
     let elements = spec.dim();
     elements * spec.dtype.size() + spec.optimizer.state_bytes(elements, spec.dtype)

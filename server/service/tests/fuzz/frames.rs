@@ -1,4 +1,4 @@
-//! Frames against an engine: a refused one changes nothing, an applied one only what it names.
+//! Frames against an engine: a refused one changes nothing, an applied one only the rows it names.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -100,7 +100,7 @@ pub(crate) fn specs() -> Vec<(u32, TableSpec)> {
     ]
 }
 
-/// A server's memory and an engine with every table.
+/// Creates a server's memory and an engine with every table.
 pub(crate) fn engine() -> (Arc<ServerMemory>, Engine) {
     let memory = Arc::new(ServerMemory::new(CAPACITY, Incarnation(9)).unwrap());
     let mut engine = Engine::new(Arc::clone(&memory), 0, (0..WORKERS).map(WorkerId)).unwrap();
@@ -193,7 +193,7 @@ fn ask(kind: FrameKind, table: u32, create: bool, words: &[u64], count: usize) -
     }
 }
 
-/// Valid frames of every kind, for every kind of table.
+/// Builds valid frames of every kind, for every kind of table.
 pub(crate) fn corpus() -> Vec<Frame> {
     use FrameKind::{Clock, Gather, Pad, Resolve};
     let mine = |key: &u64| partition_of_key(*key, PARTITIONS).0 + 1 < PARTITIONS;

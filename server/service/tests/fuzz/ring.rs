@@ -189,7 +189,7 @@ impl Fuzz {
                 }
             }
         }
-        // A ring that checks its frames waits for bytes that never come.
+        // A ring that checks its frames waits for bytes that never arrive.
         if ring.state() == state {
             ring.release(&self.memory).unwrap();
         } else {
