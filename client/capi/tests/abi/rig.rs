@@ -20,7 +20,7 @@ pub(crate) const F64: i32 = tw_dtype::TW_F64 as i32;
 pub(crate) const I64: i32 = tw_dtype::TW_I64 as i32;
 pub(crate) const SUM: i32 = tw_op::TW_SUM as i32;
 
-/// A cluster, its address and its token's file.
+/// A cluster, its address and its token file.
 pub(crate) struct Rig {
     pub(crate) cluster: Cluster,
     coordinator: CString,
@@ -56,7 +56,7 @@ impl Rig {
     }
 
     pub(crate) fn options(&self) -> tw_session_options {
-        // SAFETY: numbers and pointers, which may be zero.
+        // SAFETY: the struct has numbers and pointers only, which may be zero.
         let zero: tw_session_options = unsafe { std::mem::zeroed() };
         tw_session_options {
             size: size_of::<tw_session_options>(),
@@ -77,7 +77,7 @@ impl Rig {
 
 pub(crate) fn last_error() -> String {
     let text = tw_last_error();
-    // SAFETY: it is never null, and lives until this thread's next failure.
+    // SAFETY: the pointer is never null, and valid until this thread's next failure.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn table_options(
     rows: u64,
     cols: u32,
 ) -> tw_table_options {
-    // SAFETY: numbers and pointers, which may be zero.
+    // SAFETY: the struct has numbers and pointers only, which may be zero.
     let zero: tw_table_options = unsafe { std::mem::zeroed() };
     tw_table_options {
         size: size_of::<tw_table_options>(),
@@ -123,7 +123,7 @@ pub(crate) fn create(session: *mut tw_session, options: &tw_table_options) -> tw
 }
 
 pub(crate) fn free(mut session: *mut tw_session) {
-    // SAFETY: it was opened and not freed.
+    // SAFETY: the session was opened and not freed.
     ok(unsafe { tw_session_free(&raw mut session) });
     assert!(session.is_null());
     // SAFETY: null is allowed.

@@ -228,7 +228,7 @@ fn a_snapshot_is_of_one_tick_and_clocks_tell_it() {
 }
 
 fn tw_counters_of(session: *mut tw_session) -> tw_counters {
-    // SAFETY: numbers, which may be zero.
+    // SAFETY: the struct has numbers only, which may be zero.
     let mut counters: tw_counters = unsafe { std::mem::zeroed() };
     counters.size = size_of::<tw_counters>();
     // SAFETY: the session is open.
@@ -286,7 +286,7 @@ fn infos_and_names() {
         ..rig.options()
     });
     let table = create(session, &table_options(c"t", I64, tw_kind::TW_RANGES, 5, 7));
-    // SAFETY: numbers, which may be zero.
+    // SAFETY: the structs have numbers only, which may be zero.
     let (mut me, mut it): (tw_session_info, tw_table_info) = unsafe { std::mem::zeroed() };
     me.size = size_of::<tw_session_info>();
     it.size = size_of::<tw_table_info>();
@@ -306,7 +306,7 @@ fn infos_and_names() {
         (14, c"unknown"),
         (-1, c"unknown"),
     ] {
-        // SAFETY: names are literals.
+        // SAFETY: status names are string literals.
         assert_eq!(unsafe { CStr::from_ptr(tw_status_name(status)) }, name);
     }
     let mut released = table;

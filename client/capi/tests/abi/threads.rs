@@ -10,7 +10,7 @@ use tidewater_capi::abi::types::*;
 
 use crate::rig::*;
 
-/// A pointer that threads of a test share, as C threads do.
+/// A session pointer that threads of a test share, as C threads do.
 #[derive(Clone, Copy)]
 struct Shared(*mut tw_session);
 // SAFETY: the session checks its threads by itself; the tests are about that.
@@ -20,7 +20,7 @@ unsafe impl Sync for Shared {}
 
 impl Shared {
     fn tick(&self) -> tw_status {
-        // SAFETY: the session lives as long as the threads.
+        // SAFETY: the session outlives the threads.
         unsafe { tw_tick(self.0, 0) }
     }
 }

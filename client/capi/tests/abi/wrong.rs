@@ -55,7 +55,7 @@ fn null_closed_freed_and_foreign_sessions_are_statuses() {
         TW_ERR_HANDLE,
         "no session",
     );
-    // SAFETY: open sessions.
+    // SAFETY: both sessions are open.
     unsafe {
         ok(tw_session_close(one));
         fails(
@@ -284,7 +284,7 @@ fn unclaimed_push(session: *mut tw_session, table: tw_table, values: &[f64]) {
         // SAFETY: three values exist, and no ticket is requested.
         ok(unsafe { tw_push_rows(session, table, &1, 1, v, 3, F64, SUM, no) });
     };
-    // SAFETY: the session lives, and the name ends with zero.
+    // SAFETY: the session is open, and the name ends with zero.
     unsafe {
         ok(tw_flush(session));
         push();
