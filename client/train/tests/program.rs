@@ -11,7 +11,7 @@ use std::process::{Command, Output, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The program, outside of any job.
+/// A command of the program, outside of any job.
 fn program(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tidewater-train"));
     for (name, _) in std::env::vars_os() {

@@ -1,4 +1,4 @@
-//! The default settings reach the quality they are chosen for.
+//! The default settings reach the quality that they were chosen for.
 
 use std::path::Path;
 
@@ -165,7 +165,7 @@ fn the_generated_set_is_learnt_as_promised() {
         println!("generated, {workers} workers: AUC {:.4}", outcome.auc);
         assert!((0.85..0.9).contains(&outcome.auc), "{}", outcome.auc);
 
-        // The model found the hidden weights of popular features, not some other way to score.
+        // The model found the hidden weights of popular features, not another way to score.
         let found = (0..20).map(|key| f64::from(outcome.model.weight(key)));
         let right = found.zip(set.truth()).filter(|(w, t)| w * **t > 0.0);
         assert!(right.count() >= 17);
