@@ -1,5 +1,5 @@
-//! long: the cluster of sockets is built once for all of its tests.
-//!
+// long: the cluster of sockets is built once for all of its tests.
+
 //! A complete cluster: coordinator, servers and clients over real sockets, in one process.
 
 #![allow(clippy::unwrap_used)]

@@ -1,5 +1,5 @@
-//! long: sending, recovery and waiting share the state of a lane.
-//!
+// long: sending, recovery and waiting share the state of a lane.
+
 //! All lanes of one client thread, and the waits on them.
 //!
 //! A lane that breaks is marked. The call that was using it recovers it (see [`Lanes::mend`]) and

@@ -1,5 +1,5 @@
-//! long: the contract of a lane is read as one.
-//!
+// long: the contract of a lane is read as one.
+
 //! The lane contract: guarantees that hold on every transport. Code above cannot distinguish transports.
 //!
 //! A *lane* connects one client thread with one applier. The client's end is a [`ClientLane`]: it reads
@@ -94,7 +94,7 @@ impl core::fmt::Display for TransportKind {
 pub enum AccessFlags {
     /// Read only: parameters and META.
     Read,
-    /// Write: the inbox of the session itself.
+    /// The peer may write. Only the inbox of its own session allows it.
     Write,
     /// Read and atomics: advisory counters.
     Atomic,

@@ -344,8 +344,8 @@ impl Ring {
         }
     }
 
-    /// Publishes the ring's state to the client and to all readers of the public copy, if it
-    /// changed.
+    /// Writes the ring's state to its public copy and to the client's mailbox, and returns whether it
+    /// had changed. The client reads the public copy when its mailbox shows no progress.
     ///
     /// # Errors
     /// [`LaneError`] from the lane.
@@ -396,7 +396,8 @@ impl Ring {
         self.post(MAILBOX_STATE_AT, &line_bytes(&line))
     }
 
-    /// Ends the lane; with [`Ring::release`], the ring.
+    /// Destroys the lane, if there is one. The ring stays and continues on the next lane;
+    /// [`Ring::release`] ends both.
     pub fn destroy_port(&mut self) {
         if let Some(mut port) = self.port.take() {
             port.destroy();

@@ -1,5 +1,5 @@
-//! long: one account of both memories, and the units of it.
-//!
+// long: one account of both memories, and the units of it.
+
 //! The server's memories and the allocation of their blocks.
 //!
 //! ```text

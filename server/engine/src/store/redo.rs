@@ -123,7 +123,8 @@ pub struct Redo {
 }
 
 impl Redo {
-    /// A new area for rows or blocks of at most `row_bytes` payload and `state_bytes` state.
+    /// Allocates an area for one result: a row or block of at most `row_bytes` payload and
+    /// `state_bytes` state.
     ///
     /// # Errors
     /// [`StoreError`] when memory is used up.

@@ -15,7 +15,7 @@ use tidewater_protocol::wire::refusal::{Refusal, RefusalCode};
 
 use super::state::{Asker, Coordinator, PeerId, Phase, bad};
 
-/// Most ranks and hosts that a message names; more are counted.
+/// Most ranks, and most hosts, that a message names. It counts further ranks and leaves out further hosts.
 const NAMED_MAX: usize = 16;
 
 /// A process that has registered.

@@ -1,5 +1,5 @@
-//! long: one state machine, from connecting to recovery.
-//!
+// long: one state machine, from connecting to recovery.
+
 //! The client end of a TCP lane.
 
 use std::collections::VecDeque;

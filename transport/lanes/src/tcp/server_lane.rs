@@ -45,7 +45,8 @@ pub struct TcpServerLane {
     blocked: bool,
     /// Writes are long runs: the next one is probably long too.
     bulk: bool,
-    /// Long answers are sent in pieces.
+    /// Whether a long answer is sent piece by piece while it is put together. On one core a piece would
+    /// only wake the client early.
     eager: bool,
     task: Task,
 }

@@ -102,7 +102,7 @@ pub struct RangeIndex {
 }
 
 impl RangeIndex {
-    /// Maximum number of ranges between a guess and the right one.
+    /// Most ranges by which the guessed range is below the right one. It is never above it.
     pub const GUESS_OFF_MAX: u32 = 2;
 
     /// Precomputes the division of `ranges`. If there are no items, each guess is range 0.

@@ -223,7 +223,8 @@ pub struct SavedPart {
 pub enum CommandReply {
     /// The command is done.
     Done,
-    /// Answer to `HoldClocks`: the furthest tick consumed in each domain.
+    /// A server's answer to [`Command::HoldClocks`]: the furthest tick that it consumed in each clock
+    /// domain.
     Clocks(Vec<DomainClock>),
     /// Answer to the command [`Command::Save`].
     Saved(SavedPart),
