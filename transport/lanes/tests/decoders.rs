@@ -108,7 +108,7 @@ const COVERED: &[(&str, &[&str])] = &[
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("mod::decode", "decode_body of a frame, and nothing else"),
     (
-        "lane::TcpClientLane::early",
+        "client_lane::TcpClientLane::early",
         "keeps bytes that came with the handshake for the lane's own parser",
     ),
     ("plan::fits", "checks the caller's own landing"),
