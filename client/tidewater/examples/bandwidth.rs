@@ -11,9 +11,8 @@ use std::error::Error;
 use std::path::Path;
 
 use tidewater::connect::JoinConfig;
-use tidewater::{Client, ClientError, Job, PullOptions, TableBuilder};
-use tidewater_launch::{TransportChoice, token};
-use tidewater_protocol::table::PushOp;
+use tidewater::{Client, ClientError, Job, PullOptions, PushOp, TableBuilder, TransportChoice};
+use tidewater_launch::token;
 use tidewater_runtime::clock::now;
 
 const BYTES: usize = 1 << 20;

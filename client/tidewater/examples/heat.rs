@@ -17,9 +17,9 @@
 use std::time::Duration;
 
 use tidewater::{
-    Client, ClientError, Job, Launch, LaunchRole, PullOptions, SyncMode, Table, TableBuilder,
+    Client, ClientError, Job, Launch, LaunchRole, Optimizer, PullOptions, PushOp, Reduce, SyncMode,
+    Table, TableBuilder,
 };
-use tidewater_protocol::table::{Optimizer, PushOp, Reduce};
 
 const N: usize = 64; // cells of an edge of the plate
 const WIDE: usize = N + 2; // with a rim that stays cold

@@ -5,8 +5,7 @@
 //! by default) runs a cluster inside the program. Either gives a [`Client`].
 //!
 //! ```no_run
-//! use tidewater::{Client, ClientError, Job, PullOptions, SyncMode, TableBuilder};
-//! use tidewater_protocol::table::PushOp;
+//! use tidewater::{Client, ClientError, Job, PullOptions, PushOp, SyncMode, TableBuilder};
 //!
 //! fn count(keys: &[u64]) -> Result<(), ClientError> {
 //!     let job = Job::from_env()?.ok_or_else(|| {
@@ -84,6 +83,10 @@ pub use pull::{Missing, PullMode, PullOptions, PullTicket};
 pub use push::Ticket;
 pub use session::{Client, Parts};
 pub use table::{AnyTable, Element, Table, TableBuilder};
+pub use tidewater_launch::TransportChoice;
+pub use tidewater_protocol::table::{
+    Apply, DType, Init, Optimizer, PushOp, Reduce, Shape, TableSpec,
+};
 
 /// Compiles the example of the README.
 #[cfg(all(doctest, feature = "embedded"))]
