@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidewater_service::checkpoint;
-use tidewater_protocol::{layout, wire};
 use tidewater_lanes::tcp;
+use tidewater_protocol::{layout, wire};
+use tidewater_service::checkpoint;
 
 fuzz_target!(|input: &[u8]| {
     let Some((&index, bytes)) = input.split_first() else {

@@ -6,10 +6,10 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater::{Missing, PullMode, PullOptions, SyncMode};
-use tidewater_protocol::ids::DomainId;
 use tidewater_launch::TransportChoice;
+use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DOMAINS_MAX;
-use tidewater_protocol::table::{DType, Apply, Init, Optimizer, PushOp, Reduce};
+use tidewater_protocol::table::{Apply, DType, Init, Optimizer, PushOp, Reduce};
 
 use crate::arrays::numpy_name;
 

@@ -8,8 +8,8 @@ use pyo3::types::{PyDict, PyTuple};
 use tidewater::{AnyTable, Client, ClientError, connect};
 use tidewater_protocol::ids::DomainId;
 use tidewater_protocol::limits::DATA_DEADLINE;
-use tidewater_runtime::mem::ForkGuard;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_runtime::mem::ForkGuard;
 
 use crate::failure::{Error, ForkedError, raised};
 use crate::options;

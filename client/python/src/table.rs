@@ -6,8 +6,8 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use tidewater::{self as client, AnyTable};
-use tidewater_runtime::clock::Deadline;
 use tidewater_protocol::table::{DenseLayout, Shape, TableSpec};
+use tidewater_runtime::clock::Deadline;
 
 use crate::arrays::{self, Keys, Read, Written};
 use crate::options;
