@@ -186,7 +186,7 @@ fn around(heat: &[f64], at: usize) -> [f64; WEIGHTS] {
     std::array::from_fn(|n| heat[at + n / 3 * WIDE + n % 3 - WIDE - 1])
 }
 
-/// One step of the solver for a cell.
+/// Heat of a cell after one step of the solver; `x` is the cell and its surroundings.
 fn conduct(x: &[f64; WEIGHTS]) -> f64 {
     x[4] + CONDUCTIVITY * (x[1] + x[3] + x[5] + x[7] - 4.0 * x[4])
 }

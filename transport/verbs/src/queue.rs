@@ -99,7 +99,7 @@ impl fmt::Debug for CompletionChannel {
     }
 }
 
-/// Operation of a work request.
+/// Kind of a completed work request, as its completion reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[doc(alias = "ibv_wc_opcode")]
 pub enum Operation {

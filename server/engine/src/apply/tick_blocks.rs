@@ -278,8 +278,8 @@ impl Engine {
         self.tick.fold(pushes, sums, layout, Rules::of(table));
     }
 
-    /// Reserves memory for the sums of an operation on a range table, and for one rank's pushes of
-    /// it.
+    /// Reserves memory for the sums of a range table's pushes of kind `op`, and for one rank's pushes. Once
+    /// for each kind; nothing for other tables.
     pub(super) fn reserve_sums(&mut self, id: u32, op: PushOp) -> Result<(), Refusal> {
         let Some(Table {
             store: Store::Blocks(blocks),

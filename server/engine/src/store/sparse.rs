@@ -68,7 +68,7 @@ pub enum ShardError {
     /// The optimizer does not fit the table's type.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// A shape that this kind of shard cannot hold.
+    /// The table's shape, layout or block settings do not suit this kind of dense shard (rows or blocks).
     #[error("table {table}: {what} = {have}; {remedy}")]
     Shape {
         /// Name of the table.

@@ -111,7 +111,7 @@ pub(super) struct Peer {
     pub(super) rank: u32,
     pub(super) namespace: String,
     pub(super) joined: bool,
-    /// The worker's end is no loss.
+    /// Whether the end of this worker or server is expected or already reported, and so is no new loss.
     pub(super) leaving: bool,
 }
 

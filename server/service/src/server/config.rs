@@ -94,7 +94,8 @@ pub struct ServerConfig {
     pub rdma_device: Option<RdmaDevice>,
     /// Acknowledgement timeout of its queue pairs, after which they resend a packet.
     pub rdma_timeout: RdmaTimeout,
-    /// Whether clients count their pushes in a word of each applier.
+    /// Whether clients count their pushes to each applier, so that programs can measure how stale pulled
+    /// rows are. The counter is a word in server memory.
     pub count_pushes: bool,
     /// Bytes of pushes that an applier holds for ranks that are early in an iteration.
     pub pending_bytes: usize,

@@ -74,7 +74,8 @@ impl Socket {
         self.told.set(true);
     }
 
-    /// Whether this poll can be skipped: the socket was empty, and no sleep reported input since.
+    /// Decides whether to skip this poll, and counts it: a few in a row while the socket was empty and no
+    /// sleep reported input since.
     fn may_skip(&self) -> bool {
         let sleeps = self.watch.sleeps();
         let skipped = match self.sleeps.replace(sleeps) == sleeps {

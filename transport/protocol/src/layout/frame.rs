@@ -230,7 +230,8 @@ impl FrameHeader {
     }
 }
 
-/// Offsets within a `PushRows` payload: keys, locations, values; each padded to a line.
+/// Offsets within a `PushRows` payload: keys, locations if there are any, values. Keys and locations
+/// are each padded to a line; the values are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowsPayload {
     /// Offset of the locations; equals `values_at` when there are none.

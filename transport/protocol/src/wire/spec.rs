@@ -64,7 +64,7 @@ pub enum SpecError {
     /// A number of the optimizer or the initialiser is out of its range.
     #[error("{name} is {value}: must be {range}")]
     Parameter {
-        /// Name of the parameter.
+        /// Name of the parameter that is out of range.
         name: &'static str,
         /// Value of the parameter.
         value: f64,
