@@ -191,6 +191,7 @@ pub enum Apply {
     /// On arrival at the applier.
     Immediate,
     /// At the tick that closes its iteration: reduced in rank order, one optimizer step per row.
+    #[serde(rename = "AtClock")] // the word of manifests, docs/FORMAT.md
     AtTick(Reduce),
 }
 

@@ -121,3 +121,23 @@ fn model_of_version_one_is_loaded() {
         assert_eq!(second.model(), expected);
     }
 }
+
+/// The words of a definition in a manifest are part of the format: a renamed variant would make every saved
+/// model unreadable.
+#[test]
+fn definition_in_manifest_keeps_its_words() {
+    let shape = Shape::Sparse { dim: 4 };
+    let spec = spec(
+        "v",
+        shape,
+        DType::F64,
+        Optimizer::None,
+        Apply::AtTick(Reduce::Mean),
+    );
+    let text = serde_json::to_string(&spec).unwrap();
+    let expected = r#"{"name":"v","shape":{"Sparse":{"dim":4}},"dtype":"F64","optimizer":"None",
+        "init":{"Uniform":{"low":-1.0,"high":1.0}},"seed":18446744073709551613,
+        "effect":{"AtClock":"Mean"},"finite_check":true,"domain":3,"partitions":13}"#;
+    assert_eq!(text, expected.split_whitespace().collect::<String>());
+    assert_eq!(serde_json::from_str::<TableSpec>(&text).unwrap(), spec);
+}
