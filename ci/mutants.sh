@@ -16,7 +16,7 @@ run_one() {
         </dev/null >"$log" 2>&1
 }
 
-# verdict PLANT CRATE TARGET TEST: says "caught" or why not.
+# verdict MUTANT CRATE TARGET TEST: says "caught" or why not.
 verdict() {
     local exe folder code=0
     read -r folder exe < <(awk -F '\t' -v c="$2" -v t="$3" \

@@ -242,7 +242,7 @@ SH
     mutant_case at-clock-off at-clock-off unknown 'no test of that name' 1
 }
 
-# mutant_case PLANT CATCHES TEST TEXT CODE
+# mutant_case MUTANT CATCHES TEST TEXT CODE
 mutant_case() {
     local code=0
     printf '\n| mutant | crate | target | test |\n|---|---|---|---|\n| `%s` | tidewater-service | lib | %s |\n' \

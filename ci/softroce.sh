@@ -29,10 +29,11 @@ FULL=${TIDEWATER_TEST_FULL:-0} # ci/all.sh --full says it so
 MODE=groups
 RUN=
 ONLY=()
-ALL=0
+RECORD=0
 PASSED=$REPO_ROOT/ci/softroce-passed.tsv # group, sources on which it passed
 # What a group of `when = "changed"` depends on.
-SOURCES=(transport server/engine server/service ci/softroce ci/softroce.sh ci/softroce-two.sh)
+SOURCES=(transport server client/tidewater client/train tests Cargo.toml Cargo.lock rust-toolchain.toml
+    ci/lib.sh ci/softroce ci/softroce.sh ci/softroce-two.sh)
 declare -A CFG # "group.fabric.command" -> ...
 GROUPS_=()
 declare -A RESULT SECONDS_OF TESTS
@@ -50,8 +51,8 @@ load_groups() {
 parse_arguments() {
     while (($# > 0)); do
         case $1 in
-        --full) FULL=1 ALL=1 ;;
-        --all) ALL=1 ;;
+        --full) FULL=1 ;;
+        --all) RECORD=1 ;;
         --list) MODE=list ;;
         --shell) MODE=shell ;;
         --run) MODE=run RUN=${2:?--run needs a command} && shift ;;
@@ -65,6 +66,7 @@ parse_arguments() {
         esac
         shift
     done
+    ((RECORD == 0 || ${#ONLY[@]} == 0)) || die "--all and --only exclude each other"
     ((${#ONLY[@]} == 0)) || GROUPS_=("${ONLY[@]}")
 }
 
@@ -107,20 +109,18 @@ sources() {
 
 # is_due GROUP: whether it runs now. A group of `when = "changed"` does only if its sources have changed.
 is_due() {
-    ((ALL == 0 && ${#ONLY[@]} == 0)) || return 0
+    ((RECORD == 0 && FULL == 0 && ${#ONLY[@]} == 0)) || return 0
     [[ ${CFG[group.$1.when]:-} == changed ]] || return 0
     ! grep -qsxF -- "$1"$'\t'"$NOW" "$PASSED"
 }
 
-# record: writes the groups that passed beside those that passed before, for the sources of now.
+# record: writes which groups passed on the sources of now.
 record() {
-    local group kept
-    [[ $NOW != changed ]] || return 0
-    kept=$(for group in "${GROUPS_[@]}"; do
-        [[ ${CFG[group.$group.when]:-} == changed && ${RESULT[$group]} == @(ok|unchanged) ]] || continue
-        printf '%s\t%s\n' "$group" "$NOW"
-    done)
-    printf '%s\n' "$kept" >"$PASSED"
+    local group
+    [[ $NOW != changed ]] || { warn "not recorded: the sources differ from the commit" && return; }
+    for group in "${GROUPS_[@]}"; do
+        [[ ${CFG[group.$group.when]:-} != changed || ${RESULT[$group]} != ok ]] || printf '%s\t%s\n' "$group" "$NOW"
+    done >"$PASSED"
 }
 
 run_group() {
@@ -185,7 +185,7 @@ run_groups() {
         passed=$((passed + TESTS[$group]))
     done
     print_table
-    ((ALL == 0)) || record
+    ((RECORD == 0)) || record
     note "$passed tests in ${#GROUPS_[@]} groups, kernel $(cut -d' ' -f1 "$SOFTROCE_DIR/version")"
     ((failed == 0)) || die "$failed of ${#GROUPS_[@]} groups"
 }

@@ -27,7 +27,7 @@ if ! [[ -d /sys/class/infiniband ]]; then
 fi
 
 if can_link_verbs; then
-    cargo clippy --locked --profile ci -p tidewater-verbs --all-targets --features mutants,verbs \
+    cargo clippy --locked --profile ci -p tidewater-verbs -p tidewater-lanes --all-targets --features mutants,verbs \
         -- -D warnings
     note "$checked programs do not link libibverbs; feature verbs builds"
 else

@@ -6,7 +6,7 @@ mutants() {
     sed -n '/^mutants! {/,/^}/s/.* = "\([a-z0-9-]*\)";$/\1/p' transport/protocol/src/mutants.rs
 }
 
-# mutant_rows: the table's rows as plant, crate, target, test.
+# mutant_rows: the table's rows as mutant, crate, target, test.
 mutant_rows() {
     awk -F '|' '
         function cell(n,    s) { s = $n; gsub(/[ \t`]/, "", s); return s }
