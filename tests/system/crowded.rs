@@ -48,7 +48,7 @@ fn coordinator_without_descriptors_waits_for_some() {
     let mut cluster = Cluster::limited(1, FILES);
     let coordinator = cluster.processes().pop().unwrap();
     let strangers = crowd(&coordinator, &cluster.address);
-    // A loop of failing accepts would use a complete core.
+    // A loop of failing accepts would use a whole core.
     let (began, before) = (clock::now(), coordinator.cpu_ms());
     std::thread::sleep(WHILE);
     let used = coordinator.cpu_ms() - before;

@@ -190,7 +190,7 @@ impl Cluster {
             coordinator: Some(coordinator),
             servers: Vec::new(),
             nodes: Vec::new(),
-            failure: Failure::new().map_err(system("make a doorbell"))?,
+            failure: Failure::new().map_err(system("make a waker"))?,
         };
         // On an error the drop of `cluster` ends what has been started.
         for number in 0..config.servers {

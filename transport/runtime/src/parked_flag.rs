@@ -29,7 +29,7 @@ pub fn clear(word: WordsMut<'_>) {
 /// Producer's half, after the data was stored: whether the consumer has to be woken.
 #[inline]
 pub fn must_wake(word: Words<'_>) -> bool {
-    // SYNC: parked flag. Pairs with the fence in [`set`].
+    // SYNC: parked flag. Pairs with the fence in `set`.
     fence(Ordering::SeqCst);
     word.load(0) != 0
 }

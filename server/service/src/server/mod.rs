@@ -104,9 +104,9 @@ impl Server {
         }
         let memory = Arc::new(memory);
         let preparer = Preparer::start().map_err(system("start a thread"))?;
-        let waker = Waker::new().map_err(system("make a doorbell"))?;
+        let waker = Waker::new().map_err(system("make a waker"))?;
         let (control, orders) = unbounded();
-        let failure = Failure::new().map_err(system("make a doorbell"))?;
+        let failure = Failure::new().map_err(system("make a waker"))?;
         let (crews, appliers) = threads::start(&config, &memory, &placement, &failure)?;
         let shared = Arc::new(Shared {
             memory,

@@ -198,7 +198,7 @@ impl Sessions {
                 Ok(Carrier::Verbs(session))
             }
             (Transport::Shm | Transport::Tcp | Transport::Verbs, ..) => Err(bad(
-                "shm comes with one doorbell, over the unix socket; tcp with none; verbs with none, \
+                "shm comes with one waker, over the unix socket; tcp with none; verbs with none, \
                  over TCP",
             )),
             (Transport::Sim, ..) => {

@@ -73,7 +73,7 @@ fn start_one(
         true => OsParker::new(spin(placement.room)).map(OsParker::patient),
         false => OsParker::awake(),
     };
-    let mut parker = parker.map_err(system("make a doorbell"))?;
+    let mut parker = parker.map_err(system("make a waker"))?;
     parker.add_parked_flag(Arc::clone(memory.public.region()), parked_flag_at(a));
     let (watch, waker) = (parker.reactor().clone(), parker.waker().clone());
     let arms = parker.arms().clone();

@@ -71,7 +71,7 @@ pub enum ShmError {
         must: &'static str,
     },
     /// A waker descriptor that is not an eventfd.
-    #[error("doorbell: {0}; mount /proc and run the same version of Tidewater at both ends")]
+    #[error("waker: {0}; mount /proc and run the same version of Tidewater at both ends")]
     Waker(#[source] std::io::Error),
 }
 

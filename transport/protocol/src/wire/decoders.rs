@@ -1,4 +1,4 @@
-//! Every decoder of bytes from outside, by name. The fuzzers (`tests/fuzz.rs`, `fuzz/`) run exactly
+//! Every decoder of bytes from outside, by name. The fuzzers (`transport/lanes/tests/fuzz.rs`, `fuzz/`) run exactly
 //! this list.
 //!
 //! An entry takes any bytes. It must return, without a panic and without holding more memory than the

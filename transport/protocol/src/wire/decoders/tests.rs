@@ -1,4 +1,4 @@
-//! Tests of the corpus in `tests/corpus`, which holds one seed of each message, made here. The encoding
+//! Tests of the corpus in `transport/lanes/tests/corpus`, which holds one seed of each message, made here. The encoding
 //! of a protocol version must not drift, so the files are golden: a test compares them.
 //! `TIDEWATER_WRITE_CORPUS=1` writes them after an intended change.
 
