@@ -143,6 +143,7 @@ fn start_server(
         world.spawn_service(&format!("applier {number}.{a}"), move || {
             loop {
                 let idle = Deadline::after(Duration::from_secs(5));
+                // A deadline without work is no error: the loop begins again.
                 let _ = wait_until(&mut parker, idle, || {
                     while let Some(command) = commands.try_recv() {
                         handle.send(command).unwrap();

@@ -59,7 +59,7 @@ impl Waker {
         let _ = rustix::io::write(&*self.0, &1u64.to_le_bytes());
     }
 
-    /// Consumes all wake-ups so far.
+    /// Consumes all wake-ups so far. An empty counter means that there were none.
     pub fn drain(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&*self.0, &mut count);
@@ -190,6 +190,7 @@ impl Reactor {
 
     /// Removes a descriptor that was added with a [`Readiness`].
     pub(crate) fn remove(&self, fd: impl AsFd, told: &Readiness) {
+        // The kernel has already removed a descriptor that was closed.
         let _ = epoll::delete(&self.0.epoll, fd);
         if let Some(place) = self.told().get_mut(told.token as usize) {
             *place = None;

@@ -74,6 +74,7 @@ impl Gathering {
         let silent = self.silent_hosts();
         if !silent.is_empty() {
             let named: Vec<&str> = silent.iter().copied().take(NAMED_MAX).collect();
+            // A write to a String does not fail.
             let _ = write!(text, "; no process has come from {}", named.join(", "));
             return text;
         }

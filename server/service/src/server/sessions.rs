@@ -246,7 +246,7 @@ impl Sessions {
             job.workers = workers;
             for crew in &self.shared.appliers {
                 // Commands are handled in order: this one is done before the session's ring is
-                // there.
+                // there. An applier that has ended needs none: its end stops the server.
                 let _ = crew
                     .handle
                     .send(Command::Expect(job.id, workers, bounded(1).0));
