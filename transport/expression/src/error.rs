@@ -46,7 +46,7 @@ pub enum ExpressionError {
     UnknownName {
         /// Offset of the name.
         position: usize,
-        /// Name as written.
+        /// Name as the text has it.
         name: String,
     },
     /// A function has another number of arguments.
@@ -78,7 +78,7 @@ pub enum ExpressionError {
     Number {
         /// Offset of the number.
         position: usize,
-        /// Number as written.
+        /// Number as the text has it.
         text: String,
         /// Element type of the table.
         dtype: DType,
@@ -177,7 +177,7 @@ pub enum ProgramError {
         what: &'static str,
         /// Number in the bytes.
         found: usize,
-        /// Largest number allowed.
+        /// Largest number that is allowed.
         limit: usize,
     },
     /// The code of an operation is unknown.

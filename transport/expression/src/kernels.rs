@@ -41,7 +41,7 @@ pub(crate) fn binary<T: Arithmetic>(operation: Operation) -> Option<Binary<T>> {
 /// Operation of three operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Triple {
-    /// `if(a, b, c)`.
+    /// `if(a, b, c)`: b where a is true, else c.
     Select,
     /// `a * b + c`, each operation rounded.
     MultiplyAdd,

@@ -57,7 +57,7 @@ impl Infix {
     }
 }
 
-/// Parsed subexpression.
+/// Subexpression that the program computes.
 #[derive(Debug, Clone, Copy)]
 struct Node {
     operand: Operand,
