@@ -28,9 +28,9 @@ impl<T: Arithmetic> Element for T {
 pub trait Arithmetic: Copy + Default + PartialOrd + Debug + Send + Sync + 'static {
     /// Element type of the tables.
     const TYPE: DType;
-    /// Number 0; false as an element.
+    /// Number 0; false in registers and results.
     const ZERO: Self;
-    /// Number 1; true as an element.
+    /// Number 1; true in results.
     const ONE: Self;
     /// Neutral element of `larger`.
     const LEAST: Self;
@@ -62,14 +62,22 @@ pub trait Arithmetic: Copy + Default + PartialOrd + Debug + Send + Sync + 'stati
     /// Widens to the type of results.
     fn widened(self) -> Scalar;
 
-    /// Returns the element of a truth value.
-    fn truth(value: bool) -> Self {
-        if value { Self::ONE } else { Self::ZERO }
+    /// Returns a truth value as registers hold it: all bits set or none, as vector comparisons give it.
+    fn truth(value: bool) -> Self;
+    /// Whether a truth value is true.
+    fn is_true(self) -> bool;
+    fn and(self, other: Self) -> Self;
+    fn or(self, other: Self) -> Self;
+    fn not(self) -> Self;
+
+    /// Chooses by a truth value.
+    fn select(self, then: Self, otherwise: Self) -> Self {
+        self.and(then).or(self.not().and(otherwise))
     }
 
-    /// Whether the element counts as true: NaN does.
-    fn is_true(self) -> bool {
-        self != Self::ZERO
+    /// Returns a truth value as results have it: 1 or 0.
+    fn counted(self) -> Self {
+        self.and(Self::ONE)
     }
 }
 
@@ -210,15 +218,37 @@ macro_rules! float {
             }
 
             fn canonicalize(values: &mut [Self]) {
-                // NaN is rare: the first loop only reads, and has no branch.
-                if values
-                    .iter()
-                    .fold(false, |found, value| found | value.is_nan())
-                {
+                // NaN is rare: the first loop only reads, and compiles to three vector operations. The
+                // difference is negative for bits above those of infinity.
+                const INFINITE: $bits = <$type>::INFINITY.to_bits();
+                let differences = values.iter().fold(0, |all, value| {
+                    all | INFINITE.wrapping_sub(value.to_bits() & <$bits>::MAX >> 1)
+                });
+                if differences >> (<$bits>::BITS - 1) != 0 {
                     for value in values {
                         *value = if value.is_nan() { $nan } else { *value };
                     }
                 }
+            }
+
+            fn truth(value: bool) -> Self {
+                Self::from_bits((value as $bits).wrapping_neg())
+            }
+
+            fn is_true(self) -> bool {
+                self.to_bits() != 0
+            }
+
+            fn and(self, other: Self) -> Self {
+                Self::from_bits(self.to_bits() & other.to_bits())
+            }
+
+            fn or(self, other: Self) -> Self {
+                Self::from_bits(self.to_bits() | other.to_bits())
+            }
+
+            fn not(self) -> Self {
+                Self::from_bits(!self.to_bits())
             }
 
             fn from_constant(bits: u64) -> Self {
@@ -301,11 +331,11 @@ macro_rules! integer {
             }
 
             fn smaller(self, other: Self) -> Self {
-                self.min(other)
+                if self < other { self } else { other }
             }
 
             fn larger(self, other: Self) -> Self {
-                self.max(other)
+                if self > other { self } else { other }
             }
 
             fn negated(self) -> Self {
@@ -317,7 +347,7 @@ macro_rules! integer {
             }
 
             fn sign(self) -> Self {
-                self.signum()
+                Self::from(self > 0) - Self::from(self < 0)
             }
 
             fn float_unary(_: Operation) -> Option<Unary<Self>> {
@@ -329,6 +359,26 @@ macro_rules! integer {
             }
 
             fn canonicalize(_: &mut [Self]) {}
+
+            fn truth(value: bool) -> Self {
+                (value as Self).wrapping_neg()
+            }
+
+            fn is_true(self) -> bool {
+                self != 0
+            }
+
+            fn and(self, other: Self) -> Self {
+                self & other
+            }
+
+            fn or(self, other: Self) -> Self {
+                self | other
+            }
+
+            fn not(self) -> Self {
+                !self
+            }
 
             fn from_constant(bits: u64) -> Self {
                 bits as Self

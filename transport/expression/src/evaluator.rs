@@ -194,7 +194,9 @@ impl<T: Element> Evaluator<T> {
                 let mut all = true;
                 for chunk in chunks {
                     let values = self.values(&chunk);
-                    all &= values.iter().fold(true, |all, value| all & value.is_true());
+                    all &= values
+                        .iter()
+                        .fold(true, |all, value| all & (*value != T::ZERO));
                 }
                 into.add_all(all);
             }
@@ -303,11 +305,16 @@ impl<T: Element> Evaluator<T> {
         let mut lanes = [neutral; LANES];
         for chunk in chunks {
             let (blocks, rest) = self.values(&chunk).as_chunks::<LANES>();
-            for block in blocks.iter().map(<[T; LANES]>::as_slice).chain([rest]) {
-                for (lane, &value) in lanes.iter_mut().zip(block) {
+            let mut current = lanes;
+            for block in blocks {
+                for (lane, &value) in current.iter_mut().zip(block) {
                     *lane = better(*lane, value);
                 }
             }
+            for (lane, &value) in current.iter_mut().zip(rest) {
+                *lane = better(*lane, value);
+            }
+            lanes = current;
         }
         lanes.into_iter().fold(neutral, better)
     }

@@ -13,7 +13,7 @@ pub(crate) fn unary<T: Arithmetic>(operation: Operation) -> Option<Unary<T>> {
         Operation::Negate => |out, a| each(out, a, T::negated),
         Operation::Absolute => |out, a| each(out, a, T::magnitude),
         Operation::Sign => |out, a| each(out, a, T::sign),
-        Operation::Not => |out, a| each(out, a, |a| T::truth(!a.is_true())),
+        Operation::Not => |out, a| each(out, a, T::not),
         _ => return T::float_unary(operation),
     };
     Some(kernel)
@@ -32,7 +32,7 @@ pub(crate) fn binary<T: Arithmetic>(operation: Operation) -> Option<Binary<T>> {
         Operation::Equal => |out, a, b| pairs(out, a, b, |a, b| T::truth(a == b)),
         Operation::NotEqual => |out, a, b| pairs(out, a, b, |a, b| T::truth(a != b)),
         Operation::And => |out, a, b| pairs(out, a, b, |a, b| T::truth(a.is_true() & b.is_true())),
-        Operation::Or => |out, a, b| pairs(out, a, b, |a, b| T::truth(a.is_true() | b.is_true())),
+        Operation::Or => |out, a, b| pairs(out, a, b, T::or),
         _ => return T::float_binary(operation),
     };
     Some(kernel)
@@ -54,9 +54,7 @@ pub(crate) enum Triple {
 /// Returns the kernel of an operation of three operands.
 pub(crate) fn ternary<T: Arithmetic>(operation: Triple) -> Ternary<T> {
     match operation {
-        Triple::Select => {
-            |out, a, b, c| triples(out, a, b, c, |a, b, c| if a.is_true() { b } else { c })
-        }
+        Triple::Select => |out, a, b, c| triples(out, a, b, c, T::select),
         Triple::MultiplyAdd => |out, a, b, c| triples(out, a, b, c, |a, b, c| a.times(b).plus(c)),
         Triple::MultiplySubtract => {
             |out, a, b, c| triples(out, a, b, c, |a, b, c| a.times(b).minus(c))
@@ -65,4 +63,9 @@ pub(crate) fn ternary<T: Arithmetic>(operation: Triple) -> Ternary<T> {
             |out, a, b, c| triples(out, a, b, c, |a, b, c| c.minus(a.times(b)))
         }
     }
+}
+
+/// Returns the kernel that makes elements of truth values.
+pub(crate) fn counted<T: Arithmetic>() -> Unary<T> {
+    |out, a| each(out, a, T::counted)
 }

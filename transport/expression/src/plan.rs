@@ -5,7 +5,7 @@
 
 use crate::element::Arithmetic;
 use crate::error::ProgramError;
-use crate::kernels::{Triple, binary, ternary, unary};
+use crate::kernels::{Triple, binary, counted, ternary, unary};
 use crate::loops::{Binary, Source, Ternary, Unary};
 use crate::operation::{Kind, Operand, Operation};
 use crate::program::Program;
@@ -49,7 +49,7 @@ pub(crate) struct Plan<T> {
     pub(crate) result: Stream,
     /// Factors of the last step, if that is a product of two streams.
     pub(crate) product: Option<(Stream, Stream)>,
-    /// Whether results are numbers, which can be NaN.
+    /// Whether results are numbers, which can be NaN; truth values end as 1 and 0.
     pub(crate) numbers: bool,
 }
 
@@ -335,7 +335,7 @@ impl<'a, T: Arithmetic> Layout<'a, T> {
                 }
             }
         }
-        let result = match self.result {
+        let mut result = match self.result {
             Value::Scalar(scalar) => {
                 let register = self.take_register();
                 steps.push(Step {
@@ -346,6 +346,14 @@ impl<'a, T: Arithmetic> Layout<'a, T> {
             }
             value => self.stream(value),
         };
+        if !numbers {
+            let register = self.take_register();
+            steps.push(Step {
+                kernel: Kernel::Unary(counted(), result),
+                register,
+            });
+            result = Stream::Register(register);
+        }
         Ok(Plan {
             steps,
             registers: self.registers,

@@ -83,36 +83,41 @@ pub struct CompensatedSums {
 }
 
 impl CompensatedSums {
-    fn add_block(sums: &mut [f64], errors: &mut [f64], values: impl Iterator<Item = f64>) {
-        for ((sum, error), value) in sums.iter_mut().zip(errors).zip(values) {
+    fn add_each(&mut self, values: impl Iterator<Item = f64>) {
+        for ((sum, error), value) in self.sums.iter_mut().zip(&mut self.errors).zip(values) {
             let (rounded, lost) = two_sum(*sum, value);
             *sum = rounded;
             *error += lost;
         }
     }
+
+    fn add_blocks(&mut self, blocks: impl Iterator<Item = [f64; COMPENSATED_LANES]>) {
+        // Local arrays stay in registers.
+        let (mut sums, mut errors) = (self.sums, self.errors);
+        for block in blocks {
+            for lane in 0..COMPENSATED_LANES {
+                let (rounded, lost) = two_sum(sums[lane], block[lane]);
+                sums[lane] = rounded;
+                errors[lane] += lost;
+            }
+        }
+        (self.sums, self.errors) = (sums, errors);
+    }
 }
 
 impl Sums<f64> for CompensatedSums {
     fn add(&mut self, values: &[f64]) {
-        let (blocks, rest) = values.as_chunks::<COMPENSATED_LANES>();
-        let (mut sums, mut errors) = (self.sums, self.errors);
-        for block in blocks {
-            Self::add_block(&mut sums, &mut errors, block.iter().copied());
-        }
-        Self::add_block(&mut sums, &mut errors, rest.iter().copied());
-        (self.sums, self.errors) = (sums, errors);
+        let (blocks, rest) = values.as_chunks();
+        self.add_blocks(blocks.iter().copied());
+        self.add_each(rest.iter().copied());
     }
 
     fn add_products(&mut self, a: &[f64], b: &[f64]) {
         let (a_blocks, a_rest) = a.as_chunks::<COMPENSATED_LANES>();
         let (b_blocks, b_rest) = b.as_chunks::<COMPENSATED_LANES>();
-        let (mut sums, mut errors) = (self.sums, self.errors);
-        for (a, b) in a_blocks.iter().zip(b_blocks) {
-            Self::add_block(&mut sums, &mut errors, a.iter().zip(b).map(|(a, b)| a * b));
-        }
-        let rest = a_rest.iter().zip(b_rest).map(|(a, b)| a * b);
-        Self::add_block(&mut sums, &mut errors, rest);
-        (self.sums, self.errors) = (sums, errors);
+        let blocks = a_blocks.iter().zip(b_blocks);
+        self.add_blocks(blocks.map(|(a, b)| std::array::from_fn(|lane| a[lane] * b[lane])));
+        self.add_each(a_rest.iter().zip(b_rest).map(|(a, b)| a * b));
     }
 
     fn total(&self) -> Total {
