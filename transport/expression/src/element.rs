@@ -1,6 +1,7 @@
 //! Arithmetic of the four element types.
 //!
-//! Every operation is a function of its operands' bits: no operation depends on the host.
+//! Every operation is a function of its operands' bits: no operation depends on the host. Functions are inline
+//! because kernels in other codegen units vectorize them.
 
 use std::fmt::Debug;
 
@@ -71,11 +72,13 @@ pub trait Arithmetic: Copy + Default + PartialOrd + Debug + Send + Sync + 'stati
     fn not(self) -> Self;
 
     /// Chooses by a truth value.
+    #[inline]
     fn select(self, then: Self, otherwise: Self) -> Self {
         self.and(then).or(self.not().and(otherwise))
     }
 
     /// Returns a truth value as results have it: 1 or 0.
+    #[inline]
     fn counted(self) -> Self {
         self.and(Self::ONE)
     }
@@ -86,6 +89,7 @@ macro_rules! float {
     ($type:ident, $bits:ident, $dtype:expr, $nan:expr, $whole:expr, $sums:ty, $math:ident) => {
         mod $math {
             /// Rounds towards zero. Adding and subtracting `$whole` rounds to the nearest integer.
+            #[inline]
             pub(super) fn trunc(x: $type) -> $type {
                 let magnitude = x.abs();
                 let nearest = (magnitude + $whole) - $whole;
@@ -101,6 +105,7 @@ macro_rules! float {
                 }
             }
 
+            #[inline]
             pub(super) fn floor(x: $type) -> $type {
                 let towards_zero = trunc(x);
                 if towards_zero > x {
@@ -110,10 +115,12 @@ macro_rules! float {
                 }
             }
 
+            #[inline]
             pub(super) fn ceil(x: $type) -> $type {
                 -floor(-x)
             }
 
+            #[inline]
             pub(super) fn round(x: $type) -> $type {
                 let towards_zero = trunc(x);
                 let fraction = (x - towards_zero).abs();
@@ -121,6 +128,7 @@ macro_rules! float {
                 if fraction >= 0.5 { away } else { towards_zero }
             }
 
+            #[inline]
             pub(super) fn signum(x: $type) -> $type {
                 if x.is_nan() {
                     x
@@ -130,6 +138,7 @@ macro_rules! float {
             }
 
             /// The sign of a NaN differs between processors, so that it counts as plus.
+            #[inline]
             pub(super) fn copysign(x: $type, sign: $type) -> $type {
                 if sign.is_nan() {
                     x.abs()
@@ -147,18 +156,22 @@ macro_rules! float {
             const GREATEST: Self = Self::INFINITY;
             type Sums = $sums;
 
+            #[inline]
             fn plus(self, other: Self) -> Self {
                 self + other
             }
 
+            #[inline]
             fn minus(self, other: Self) -> Self {
                 self - other
             }
 
+            #[inline]
             fn times(self, other: Self) -> Self {
                 self * other
             }
 
+            #[inline]
             fn smaller(self, other: Self) -> Self {
                 // Equal numbers with different bits are the two zeros.
                 let zero = Self::from_bits(self.to_bits() | other.to_bits());
@@ -167,6 +180,7 @@ macro_rules! float {
                 if self.is_nan() { self } else { number }
             }
 
+            #[inline]
             fn larger(self, other: Self) -> Self {
                 let zero = Self::from_bits(self.to_bits() & other.to_bits());
                 let more = if self > other { self } else { other };
@@ -174,14 +188,17 @@ macro_rules! float {
                 if self.is_nan() { self } else { number }
             }
 
+            #[inline]
             fn negated(self) -> Self {
                 -self
             }
 
+            #[inline]
             fn magnitude(self) -> Self {
                 self.abs()
             }
 
+            #[inline]
             fn sign(self) -> Self {
                 let positive = if self > 0.0 { 1.0 } else { 0.0 };
                 let number = if self < 0.0 { -1.0 } else { positive };
@@ -231,39 +248,48 @@ macro_rules! float {
                 }
             }
 
+            #[inline]
             fn truth(value: bool) -> Self {
                 Self::from_bits((value as $bits).wrapping_neg())
             }
 
+            #[inline]
             fn is_true(self) -> bool {
                 self.to_bits() != 0
             }
 
+            #[inline]
             fn and(self, other: Self) -> Self {
                 Self::from_bits(self.to_bits() & other.to_bits())
             }
 
+            #[inline]
             fn or(self, other: Self) -> Self {
                 Self::from_bits(self.to_bits() | other.to_bits())
             }
 
+            #[inline]
             fn not(self) -> Self {
                 Self::from_bits(!self.to_bits())
             }
 
+            #[inline]
             fn from_constant(bits: u64) -> Self {
                 Self::from_bits(bits as $bits)
             }
 
+            #[inline]
             fn from_parameter(value: f64) -> Option<Self> {
                 let converted = value as Self;
                 (converted.is_infinite() == value.is_infinite()).then_some(converted)
             }
 
+            #[inline]
             fn from_index(index: u64) -> Self {
                 index as Self
             }
 
+            #[inline]
             fn widened(self) -> Scalar {
                 Scalar::Float(if self.is_nan() {
                     crate::NAN_F64
@@ -318,34 +344,42 @@ macro_rules! integer {
             const GREATEST: Self = Self::MAX;
             type Sums = IntegerSums;
 
+            #[inline]
             fn plus(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
 
+            #[inline]
             fn minus(self, other: Self) -> Self {
                 self.wrapping_sub(other)
             }
 
+            #[inline]
             fn times(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
 
+            #[inline]
             fn smaller(self, other: Self) -> Self {
                 if self < other { self } else { other }
             }
 
+            #[inline]
             fn larger(self, other: Self) -> Self {
                 if self > other { self } else { other }
             }
 
+            #[inline]
             fn negated(self) -> Self {
                 self.wrapping_neg()
             }
 
+            #[inline]
             fn magnitude(self) -> Self {
                 self.wrapping_abs()
             }
 
+            #[inline]
             fn sign(self) -> Self {
                 Self::from(self > 0) - Self::from(self < 0)
             }
@@ -360,30 +394,37 @@ macro_rules! integer {
 
             fn canonicalize(_: &mut [Self]) {}
 
+            #[inline]
             fn truth(value: bool) -> Self {
                 (value as Self).wrapping_neg()
             }
 
+            #[inline]
             fn is_true(self) -> bool {
                 self != 0
             }
 
+            #[inline]
             fn and(self, other: Self) -> Self {
                 self & other
             }
 
+            #[inline]
             fn or(self, other: Self) -> Self {
                 self | other
             }
 
+            #[inline]
             fn not(self) -> Self {
                 !self
             }
 
+            #[inline]
             fn from_constant(bits: u64) -> Self {
                 bits as Self
             }
 
+            #[inline]
             fn from_parameter(value: f64) -> Option<Self> {
                 // The bounds are powers of two, exact in f64.
                 let least = Self::MIN as f64;
@@ -391,10 +432,12 @@ macro_rules! integer {
                 integer.then_some(value as Self)
             }
 
+            #[inline]
             fn from_index(index: u64) -> Self {
                 index as Self
             }
 
+            #[inline]
             fn widened(self) -> Scalar {
                 Scalar::Integer(self.into())
             }

@@ -5,7 +5,7 @@
 
 use std::mem;
 
-use crate::element::Element;
+use crate::element::{Arithmetic, Element};
 use crate::error::ProgramError;
 use crate::loops::Source;
 use crate::partial::Partial;
@@ -17,15 +17,17 @@ use crate::{INPUTS_MAX, OPERATIONS_MAX};
 
 /// Bytes of a register.
 const CHUNK_BYTES: usize = 4096;
+/// Bytes after a register that are not used.
+const PADDING_BYTES: usize = 1088;
 /// Independent extremes of a reduction: a number of vectors of every processor.
 const LANES: usize = 16;
 
-// A register for each operation, the index and the result: the memory of the worst program.
-const _: () = assert!((OPERATIONS_MAX + 2) * CHUNK_BYTES < 2 << 20);
+// A register for each operation, the index, a scalar and truth values: the memory of the worst program.
+const _: () = assert!((OPERATIONS_MAX + 3) * (CHUNK_BYTES + PADDING_BYTES) < 2 << 20);
 
 /// Computes a program over slices. Owns its registers, so that calls do not allocate.
 ///
-/// Its memory is 4 KiB for each intermediate result that is needed at the same time, at most about 1 MiB.
+/// Its memory is 5 KiB for each intermediate result that is needed at the same time, at most about 1.3 MiB.
 ///
 /// ```
 /// use tidewater_expression::{Evaluator, Program};
@@ -73,6 +75,14 @@ impl<'a, T> Chunk<'a, T> {
     }
 }
 
+/// Allocates a register. Allocators put registers of 4 KiB one after the other, where a load from one waits
+/// for stores to the next at the same offset into a page ("4K aliasing"); the padding separates them.
+fn register<T: Arithmetic>() -> Vec<T> {
+    let mut register = Vec::with_capacity((CHUNK_BYTES + PADDING_BYTES) / size_of::<T>());
+    register.resize(chunk_elements::<T>(), T::ZERO);
+    register
+}
+
 const fn chunk_elements<T>() -> usize {
     CHUNK_BYTES / size_of::<T>()
 }
@@ -105,7 +115,7 @@ impl<T: Element> Evaluator<T> {
         });
         let plan = Plan::new(program, &converted.collect::<Result<Vec<T>, _>>()?)?;
         Ok(Self {
-            registers: vec![vec![T::ZERO; chunk_elements::<T>()]; plan.registers],
+            registers: (0..plan.registers).map(|_| register()).collect(),
             plan,
             inputs: program.inputs(),
             target: Vec::new(),

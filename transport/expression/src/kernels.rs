@@ -31,7 +31,7 @@ pub(crate) fn binary<T: Arithmetic>(operation: Operation) -> Option<Binary<T>> {
         Operation::LessOrEqual => |out, a, b| pairs(out, a, b, |a, b| T::truth(a <= b)),
         Operation::Equal => |out, a, b| pairs(out, a, b, |a, b| T::truth(a == b)),
         Operation::NotEqual => |out, a, b| pairs(out, a, b, |a, b| T::truth(a != b)),
-        Operation::And => |out, a, b| pairs(out, a, b, |a, b| T::truth(a.is_true() & b.is_true())),
+        Operation::And => |out, a, b| pairs(out, a, b, T::and),
         Operation::Or => |out, a, b| pairs(out, a, b, T::or),
         _ => return T::float_binary(operation),
     };

@@ -28,7 +28,7 @@
 //! | `min(a, b)`, `max(a, b)` | NaN if one is NaN; -0 is less than +0 |
 //! | `abs(a)`, `sign(a)` | magnitude; -1, 0 or 1 (0 for both zeros, NaN for NaN) |
 //! | `signum(a)`, `copysign(a, b)` * | 1 with the sign of a, zeros included; a with the sign of b, plus for NaN |
-//! | `sqrt`, `exp`, `expm1`, `log`, `log1p`, `log10`, `pow(a, b)` * | as in C; `a ^ b` is `pow(a, b)` |
+//! | `sqrt`, `exp`, `expm1`, `log`, `log1p`, `log10`, `pow(a, b)` * | as in C; `a ^ b` is `pow(a, b)`, but `a ^ 2` is `a * a` |
 //! | `floor`, `ceil`, `round`, `trunc` * | to an integer; `round` takes halves away from zero |
 //! | `is_nan(a)` * | whether a is NaN |
 //!
@@ -37,7 +37,7 @@
 //! Numbers have the element type of the table and booleans are a type of their own; a boolean where a number
 //! is needed is an error, and the reverse. A boolean result becomes the element 1 or 0.
 //!
-//! - Functions marked `*`, `/`, `^`, `inf` and `nan` exist for F32 and F64 only.
+//! - Functions marked `*`, `/`, `^` (but for `^ 2`), `inf` and `nan` exist for F32 and F64 only.
 //! - I32 and I64: `+`, `-`, `*` and `abs` wrap. Division is refused, because no element can express x / 0.
 //! - `index` exists for F64 and I64 only, where every index is exact.
 //! - Numbers in the text are rounded once to the element type; a number out of range is an error.

@@ -28,6 +28,7 @@ pub trait Sums<T>: Default {
 }
 
 /// Adds without loss: returns the rounded sum and its error (Knuth's `TwoSum`).
+#[inline]
 pub(crate) fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let added = sum - a;

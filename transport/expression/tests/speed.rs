@@ -202,6 +202,7 @@ fn each_operation() {
         "x == 1",
         "x < 2 and y < 3",
         "not (x < 2)",
+        "x < 2 or y < 3 and z < 1",
         "if(x < 2, x, y)",
         "if(x < 2, 1, 2)",
         "x * y + z",

@@ -83,6 +83,10 @@ impl Tree {
             Self::Unary(name, a) => Value::Number(T::unary(name, walk(a).number())),
             Self::Binary("and", a, b) => Value::Boolean(walk(a).truth() & walk(b).truth()),
             Self::Binary("or", a, b) => Value::Boolean(walk(a).truth() | walk(b).truth()),
+            Self::Binary("^", a, b) if matches!(&**b, Self::Literal(text) if text == "2") => {
+                let a = walk(a).number();
+                Value::Number(T::binary("*", a, a))
+            }
             Self::Binary(name, a, b) => {
                 let (a, b) = (walk(a).number(), walk(b).number());
                 match *name {
