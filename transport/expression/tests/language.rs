@@ -310,6 +310,15 @@ fn limits_refuse_with_position() {
         error.to_string().contains("more than 256 operations"),
         "{error}"
     );
+    let numbers: Vec<String> = (0..=256).map(|number| number.to_string()).collect();
+    let error = parse(&numbers.join("+")).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("more than 256 different numbers"),
+        "{error}"
+    );
+    assert!(parse(&numbers[1..].join("+")).is_ok());
 
     let long = format!("{}x", " ".repeat(TEXT_BYTES_MAX));
     assert_eq!(parse(&long).unwrap_err().position(), TEXT_BYTES_MAX);

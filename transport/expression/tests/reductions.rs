@@ -7,7 +7,7 @@ use tidewater_protocol::table::DType;
 
 const TYPES: [DType; 4] = [DType::F32, DType::F64, DType::I32, DType::I64];
 
-/// Reduces `x`.
+/// Reduces the expression over the elements of x.
 fn partial<T: Element>(text: &str, reduction: Reduction, x: &[T]) -> Partial {
     let program = Program::parse(text, T::DTYPE).unwrap();
     let mut evaluator = Evaluator::new(&program, &[]).unwrap();
@@ -126,7 +126,7 @@ fn compensated_sums_keep_small_terms() {
     }
     assert_eq!(sum.value(), Some(Scalar::Float(10.0)));
     // Sums of F32 are not rounded to F32.
-    let sum = reduced(Reduction::Sum, &vec![16_777_216.0_f32; 3]);
+    let sum = reduced(Reduction::Sum, &[16_777_216.0_f32; 3]);
     assert_eq!(sum, Some(Scalar::Float(50_331_648.0)));
     assert_eq!(
         reduced(Reduction::Sum, &[16_777_216.0_f32, 1.0]),

@@ -67,7 +67,7 @@ impl<T: Number> Case<T> {
     }
 }
 
-/// Cases whose lengths lie around those of lanes and chunks.
+/// Cases with lengths around those of lanes and chunks.
 pub(crate) fn cases<T: Number>() -> impl Strategy<Value = Case<T>> {
     let count = proptest::sample::select(vec![0, 1, 7, 15, 16, 17, 33, 511, 513, 1024, 1025, 2100]);
     let inputs = count.prop_flat_map(|count| {
@@ -86,6 +86,12 @@ pub(crate) fn cases<T: Number>() -> impl Strategy<Value = Case<T>> {
             cuts,
         },
     )
+}
+
+/// Cases of each test: `PROPTEST_CASES`, or few enough for unoptimized builds.
+fn cases_wanted() -> u32 {
+    let variable = std::env::var("PROPTEST_CASES");
+    variable.map_or(200, |cases| cases.parse().unwrap())
 }
 
 fn bits<T: Number>(values: &[T]) -> Vec<u64> {
@@ -142,7 +148,7 @@ macro_rules! tests {
             use super::*;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+                #![proptest_config(ProptestConfig::with_cases(cases_wanted()))]
 
                 #[test]
                 fn map_agrees_with_oracle(case in cases::<$type>()) {

@@ -100,7 +100,8 @@ macro_rules! float {
 
             fn unary(name: &str, a: Self) -> Self {
                 match name {
-                    "-" => a * -1.0,
+                    "-" if a.is_sign_negative() => a.abs(),
+                    "-" => a.copysign(-1.0),
                     "abs" => a.abs(),
                     "sign" if a > 0.0 => 1.0,
                     "sign" if a < 0.0 => -1.0,
@@ -157,8 +158,7 @@ macro_rules! float {
                     2 => proptest::sample::select(vec![
                         0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, Self::NAN, -Self::NAN,
                         Self::INFINITY, Self::NEG_INFINITY, Self::MIN_POSITIVE, Self::MIN_POSITIVE / 4.0,
-                        -Self::from_bits(1), Self::MAX, Self::MIN, Self::EPSILON, 8388607.5, 8388608.0,
-                        4503599627370495.5, 4503599627370496.0, 0.49999997, 0.49999999999999994,
+                        -Self::from_bits(1), Self::MAX, Self::MIN, Self::EPSILON, 0.5 / Self::EPSILON, 0.5 / Self::EPSILON - 0.5, 1.0 / Self::EPSILON, 1.0 / Self::EPSILON - 1.0, 1.5, 0.5 - Self::EPSILON / 4.0,
                     ]),
                 ]
                 .boxed()

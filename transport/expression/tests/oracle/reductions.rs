@@ -39,7 +39,7 @@ fn expected<T: Number>(values: &[T], reduction: Reduction) -> Option<Scalar> {
     }
 }
 
-/// Reduces a whole case in one call, and cut into calls whose results travel encoded.
+/// Reduces a whole case in one call, and cut into calls with results that travel encoded.
 pub(crate) fn check<T: Number>(case: &Case<T>) -> Result<(), TestCaseError> {
     let program = case.program();
     let mut evaluator = case.evaluator(&program);
