@@ -97,6 +97,10 @@ pub const RING_BYTES_MIN: usize = 16 << 10;
 pub const RING_BYTES_MAX: usize = 16 << 20;
 /// Frames in flight on a ring. Each has one reject record.
 pub const FRAMES_IN_FLIGHT_MAX: u64 = 1_024;
+/// Bytes of elements that one frame of a function covers: the largest block. An applier finishes a frame
+/// before it serves other lanes. It is also the unit of a reduction: each frame gives one partial
+/// result, so that the result does not depend on the number of servers.
+pub const FUNCTION_BYTES_MAX: usize = BLOCK_BYTES_MAX as usize;
 /// Refused frames of a lane for which the client keeps the reason: as many as can be in flight.
 pub const REJECTS_KEPT_MAX: usize = FRAMES_IN_FLIGHT_MAX as usize;
 /// Older runs of refused frames that a client distinguishes on a lane. They take 24 KiB.

@@ -179,6 +179,12 @@ mutants! {
     StepCountPerBlock = "step-count-per-block";
     /// At a tick all elements of a block take a step, even those without a gradient.
     TickStepsWholeBlocks = "tick-steps-whole-blocks";
+    /// Functions combine tables whose elements do not lie together.
+    FunctionInputsUnlike = "function-inputs-unlike";
+    /// A reduction combines its pieces in the order of their replies.
+    ReductionByArrival = "reduction-by-arrival";
+    /// A function's result is stored before all of it is checked.
+    FunctionStoresUnchecked = "function-stores-unchecked";
 }
 
 /// Whether RDMA devices count as placing data in order, whatever they report. Soft-RoCE promises no

@@ -40,12 +40,16 @@ pub enum FrameKind {
     Clock = 5,
     /// Fills the ring up to the wrap point.
     Pad = 6,
+    /// A function that changes elements: see [`super::function`].
+    Update = 7,
+    /// A function that reads elements; its result goes into the reply slot.
+    Reduce = 9,
 }
 
 impl FrameKind {
     /// Whether the frame changes values.
     pub const fn is_push(self) -> bool {
-        matches!(self, Self::PushRows | Self::PushDense)
+        matches!(self, Self::PushRows | Self::PushDense | Self::Update)
     }
 
     /// Returns the kind of a wire code; `None` for an unknown code.
@@ -57,6 +61,8 @@ impl FrameKind {
             4 => Self::Resolve,
             5 => Self::Clock,
             6 => Self::Pad,
+            7 => Self::Update,
+            9 => Self::Reduce,
             _ => return None,
         })
     }

@@ -188,6 +188,8 @@ pub enum RejectCode {
     ReplyTooLarge = 11,
     /// The clock goes back, skips, or is of an unknown domain.
     BadClock = 12,
+    /// A function could not be run on these elements.
+    Function = 13,
 }
 
 impl RejectCode {
@@ -206,6 +208,7 @@ impl RejectCode {
             10 => Self::PendingFull,
             11 => Self::ReplyTooLarge,
             12 => Self::BadClock,
+            13 => Self::Function,
             _ => return None,
         })
     }

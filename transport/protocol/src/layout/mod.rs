@@ -11,6 +11,7 @@ pub mod dense;
 pub mod directory;
 pub mod extent;
 pub mod frame;
+pub mod function;
 pub mod hash;
 pub mod lines;
 pub mod reject;

@@ -89,6 +89,13 @@ pub enum RejectReason {
         /// Expected clock; `u64::MAX` if the sender has no clock in the domain.
         expected: u64,
     },
+    /// A function could not be run on these elements.
+    Function {
+        /// Code of a [`FunctionProblem`](super::function::FunctionProblem).
+        problem: u64,
+        /// Number that belongs to the problem, as it documents.
+        number: u64,
+    },
 }
 
 impl RejectReason {
@@ -107,6 +114,7 @@ impl RejectReason {
             Self::PendingFull { .. } => RejectCode::PendingFull,
             Self::ReplyTooLarge { .. } => RejectCode::ReplyTooLarge,
             Self::BadClock { .. } => RejectCode::BadClock,
+            Self::Function { .. } => RejectCode::Function,
         }
     }
 
@@ -124,6 +132,7 @@ impl RejectReason {
             Self::PendingFull { needed, limit } => [needed, limit],
             Self::ReplyTooLarge { bytes, slot } => [bytes, slot],
             Self::BadClock { clock, expected } => [clock, expected],
+            Self::Function { problem, number } => [problem, number],
         }
     }
 
@@ -155,6 +164,10 @@ impl RejectReason {
                 clock: a,
                 expected: b,
             },
+            RejectCode::Function => Self::Function {
+                problem: a,
+                number: b,
+            },
         };
         // Refuses a table of more than 32 bits, or a number that the reason does not have.
         (reason.numbers() == numbers).then_some(reason)
@@ -169,7 +182,7 @@ mod tests {
     #[test]
     fn reasons_keep_code_and_numbers() {
         let codes: Vec<_> = (0..64).filter_map(RejectCode::from_code).collect();
-        assert_eq!(codes.len(), 12);
+        assert_eq!(codes.len(), 13);
         for code in codes {
             let numbers = match code {
                 RejectCode::UnknownTable | RejectCode::TableReleased => [7, 0],
